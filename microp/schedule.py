@@ -1,0 +1,253 @@
+"""What a pipeline does, in which order, on which rank: a value that knows no time.
+
+::
+
+    rank 0   0F0 0F1 0B0 0B1        an action is <stage><op><microbatch>
+    rank 1   1F0 1F1 1B0 1B1        a rank runs its row from left to right
+
+    0F0 ──► 1F0        the dependency rule, `Schedule.parents`, stated here and nowhere else:
+     │       │           F(s,m) needs F(s-1,m)
+     ▼       ▼           B(s,m) needs F(s,m) and B(s+1,m)
+    0B0 ◄── 1B0          W(s,m) needs B(s,m)
+
+B is the full backward, unless the same (stage, microbatch) also has a W: then B is the
+gradient of the input alone and W the gradient of the weights.
+
+Communication is derived: a parent on another rank is a receive, a child on another rank
+is a send.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple
+
+
+class Op(StrEnum):
+    """The three things a stage does with a microbatch."""
+
+    F = "F"  # forward: activation in, activation (on the last stage the loss) out
+    B = "B"  # backward: gradient in, gradient out; the weights' too, unless there is a W
+    W = "W"  # weight gradient, for schedules that put it off
+
+
+class Action(NamedTuple):
+    """One op on one (stage, microbatch); `str(action)` is `"1F0"`, as torch's CSV spells it."""
+
+    op: Op
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.op}{self.microbatch}"
+
+    @classmethod
+    def parse(cls, text: str) -> Action:
+        """Read `"1F0"`.
+
+        Raises:
+            ValueError: the text is not an action.
+        """
+        match = re.fullmatch(r"(\d+)([FBW])(\d+)", text)
+        if match is None:
+            raise ValueError(f"{text!r} is not an action: write <stage><F|B|W><microbatch>, as 1F0")
+        return cls(Op(match[2]), int(match[1]), int(match[3]))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """An order for every rank.
+
+    Attributes:
+        name: what the table and the run folder call it.
+        chunks: M, the number of microbatches of a step.
+        ranks: for each rank its actions in the order in which it runs them.
+
+    Raises:
+        ValueError: there is no rank, or `chunks` is below 1.
+    """
+
+    name: str
+    chunks: int
+    ranks: tuple[tuple[Action, ...], ...]
+
+    def __post_init__(self) -> None:
+        if self.chunks < 1 or not self.ranks:
+            raise ValueError(
+                f"schedule {self.name!r} has chunks={self.chunks} and ranks={len(self.ranks)}: "
+                "both must be at least 1"
+            )
+
+    def __iter__(self) -> Iterator[tuple[int, Action]]:
+        """All (rank, action) pairs, rank by rank."""
+        return ((rank, action) for rank, row in enumerate(self.ranks) for action in row)
+
+    @cached_property
+    def placement(self) -> dict[int, int]:
+        """stage -> the rank that holds it (the first that names it)."""
+        places: dict[int, int] = {}
+        for rank, action in self:
+            places.setdefault(action.stage, rank)
+        return dict(sorted(places.items()))
+
+    @cached_property
+    def stages(self) -> int:
+        """The number of stages, the highest index plus one."""
+        return max(self.placement, default=-1) + 1
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that `rank` holds, in the model's order."""
+        return tuple(stage for stage, place in self.placement.items() if place == rank)
+
+    def parents(self, action: Action) -> tuple[Action, ...]:
+        """What must have ended before `action` can start: the one dependency rule."""
+        op, stage, microbatch = action
+        if op is Op.F:
+            return (Action(Op.F, stage - 1, microbatch),) if stage > 0 else ()
+        if op is Op.W:
+            return (Action(Op.B, stage, microbatch),)
+        forward = Action(Op.F, stage, microbatch)
+        if stage == self.stages - 1:
+            return (forward,)
+        return (forward, Action(Op.B, stage + 1, microbatch))
+
+    def source(self, action: Action) -> Action | None:
+        """The parent that hands `action` a tensor: the one on another stage, if there is one.
+
+        A parent on the same stage hands over nothing: what it left is kept in the stage.
+        """
+        for parent in self.parents(action):
+            if parent.stage != action.stage:
+                return parent
+        return None
+
+    @cached_property
+    def consumers(self) -> dict[Action, Action]:
+        """action -> the one that takes the tensor it makes; the inverse of `source`."""
+        pairs = ((self.source(action), action) for _, action in self)
+        return {source: action for source, action in pairs if source is not None}
+
+
+def validate(schedule: Schedule) -> Schedule:
+    """Return the schedule if ranks that run it will all come to their end.
+
+    Raises:
+        ValueError: what is missing, repeated or misplaced; or the actions that wait for
+            each other in a circle.
+    """
+    found = _miscounted(schedule) + _misplaced(schedule)
+    if not found and (cycle := find_cycle(schedule)):
+        found = ["it deadlocks: " + " waits for ".join(map(str, cycle))]
+    if found:
+        more = f" (and {len(found) - 5} more)" if len(found) > 5 else ""
+        raise ValueError(f"schedule {schedule.name!r}: " + "; ".join(found[:5]) + more)
+    return schedule
+
+
+def _miscounted(schedule: Schedule) -> list[str]:
+    """Each (stage, microbatch) has one F, one B and at most one W; none is out of range."""
+    counts = Counter(action for _, action in schedule)
+    found = []
+    for stage in range(schedule.stages):
+        for microbatch in range(schedule.chunks):
+            for op in Op:
+                count = counts.pop(action := Action(op, stage, microbatch), 0)
+                if count > 1:
+                    found.append(f"{action} stands there {count} times")
+                if count == 0 and op is not Op.W:
+                    found.append(f"{action} is missing")
+    return found + [f"{a}: microbatches go from 0 to {schedule.chunks - 1}" for a in counts]
+
+
+def _misplaced(schedule: Schedule) -> list[str]:
+    """All actions of a stage are on the rank that holds it; every rank has some."""
+    found = [
+        f"{action} is on rank {rank}, but rank {schedule.placement[action.stage]} holds stage {action.stage}"
+        for rank, action in schedule
+        if schedule.placement[action.stage] != rank
+    ]
+    return found + [f"rank {r} has nothing to do" for r, row in enumerate(schedule.ranks) if not row]
+
+
+def find_cycle(schedule: Schedule) -> list[Action]:
+    """The actions that wait for each other in a circle (first = last), or an empty list.
+
+    An action waits for its parents and for the action before it on its rank. Time and
+    memory are linear in the number of actions (Kahn's algorithm).
+    """
+    waits: dict[Action, list[Action]] = {}
+    for row in schedule.ranks:
+        for previous, action in zip((None, *row), row, strict=False):
+            waits[action] = [*([previous] if previous else []), *schedule.parents(action)]
+    followers: dict[Action, list[Action]] = {action: [] for action in waits}
+    for action, needs in waits.items():
+        for need in needs:
+            followers[need].append(action)
+    open_needs = {action: len(needs) for action, needs in waits.items()}
+    free = deque(action for action, count in open_needs.items() if count == 0)
+    while free:
+        done = free.popleft()
+        del open_needs[done]
+        for follower in followers[done]:
+            open_needs[follower] -= 1
+            if open_needs[follower] == 0:
+                free.append(follower)
+    if not open_needs:
+        return []
+    path = [next(iter(open_needs))]
+    while path[-1] not in path[:-1]:
+        path.append(next(need for need in waits[path[-1]] if need in open_needs))
+    return path[path.index(path[-1]) :]
+
+
+_HEADER = re.compile(r"# microp schedule (?P<name>\S+) chunks=(?P<chunks>\d+) ranks=(?P<ranks>\d+)")
+
+
+def to_text(schedule: Schedule) -> str:
+    """The text form: a header, then one line a rank, its actions separated by spaces.
+
+    ::
+
+        # microp schedule gpipe chunks=2 ranks=2
+        0F0 0F1 0B0 0B1
+        1F0 1F1 1B0 1B1
+    """
+    header = f"# microp schedule {schedule.name} chunks={schedule.chunks} ranks={len(schedule.ranks)}"
+    rows = (" ".join(str(action) for action in row) for row in schedule.ranks)
+    return "\n".join((header, *rows)) + "\n"
+
+
+def from_text(text: str) -> Schedule:
+    """Read what `to_text` wrote. The schedule is not yet validated.
+
+    Raises:
+        ValueError: what is wrong, with line and column (both from 1).
+    """
+    lines = text.splitlines()
+    header = _HEADER.fullmatch(lines[0].strip()) if lines else None
+    if header is None:
+        raise ValueError("line 1: expected '# microp schedule <name> chunks=<M> ranks=<K>'")
+    rows = tuple(_parse_row(line, number) for number, line in enumerate(lines[1:], start=2) if line.strip())
+    if len(rows) != int(header["ranks"]):
+        raise ValueError(f"line 1: ranks={header['ranks']}, but {len(rows)} rows of actions follow")
+    return Schedule(header["name"], int(header["chunks"]), rows)
+
+
+def _parse_row(line: str, number: int) -> tuple[Action, ...]:
+    actions = []
+    for word in re.finditer(r"\S+", line):
+        try:
+            actions.append(Action.parse(word.group()))
+        except ValueError as error:
+            raise ValueError(f"line {number}, column {word.start() + 1}: {error}") from None
+    return tuple(actions)
+
+
+def rows(ranks: Iterable[Iterable[Action]]) -> tuple[tuple[Action, ...], ...]:
+    """Freeze a builder's rows."""
+    return tuple(tuple(row) for row in ranks)

@@ -1,0 +1,32 @@
+"""One forward, one backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from microp.schedule import Action, Op, Schedule, rows
+
+
+def one_f_one_b(ranks: int, chunks: int) -> Schedule:
+    """Warm up with forwards, then alternate, then cool down with backwards.
+
+    ::
+
+        rank 0   F0 F1  .  B0 F2 B1 F3 B2  . B3        warmup 1
+        rank 1    . F0 B0  F1 B1 F2 B2 F3 B3  .        warmup 0
+
+    As fast as GPipe with transfers that cost nothing, but at most K - r microbatches in
+    flight on rank r (PipeDream-Flush: Narayanan et al., arXiv 2006.09503, section 3.3).
+    """
+
+    def row(rank: int) -> Iterator[Action]:
+        warmup = min(chunks, ranks - 1 - rank)
+        for microbatch in range(warmup):
+            yield Action(Op.F, rank, microbatch)
+        for microbatch in range(chunks - warmup):
+            yield Action(Op.F, rank, warmup + microbatch)
+            yield Action(Op.B, rank, microbatch)
+        for microbatch in range(chunks - warmup, chunks):
+            yield Action(Op.B, rank, microbatch)
+
+    return Schedule("1f1b", chunks, rows(row(rank) for rank in range(ranks)))
