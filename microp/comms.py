@@ -181,20 +181,21 @@ class GroupComms(Comms):
 class _Canary:
     """Tells a message that was shorter than its buffer, which gloo completes without a word.
 
-    The buffer's last bytes hold a pattern before the transfer, which the last bytes of a
-    whole message replace. (A message that ends in just these 64 bits would be refused.)
+    The buffer's last 8 bytes hold a pattern before the transfer, which the end of a whole
+    message replaces. (A message that ends in just these 64 bits would be refused; one of
+    less than 8 bytes is not checked.)
     """
 
-    PATTERN = 0x7FF4_6D69_6372_6F70  # a signalling NaN that ends in "microp"
+    PATTERN = torch.frombuffer(bytearray(b"\xf4\x7fmicrop"), dtype=torch.uint8)
 
     def __init__(self, buffer: Tensor) -> None:
         self._tail = None
-        if buffer.nbytes >= 8:
-            self._tail = buffer.view(-1).view(torch.uint8)[buffer.nbytes // 8 * 8 - 8 :][:8].view(torch.int64)
-            self._tail.fill_(self.PATTERN)
+        if buffer.nbytes >= len(self.PATTERN):
+            self._tail = buffer.view(-1).view(torch.uint8)[-len(self.PATTERN) :]
+            self._tail.copy_(self.PATTERN)
 
     def sings(self) -> bool:
-        return self._tail is not None and self._tail.item() == self.PATTERN
+        return self._tail is not None and torch.equal(self._tail, self.PATTERN)
 
 
 class _Transfer:

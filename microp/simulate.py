@@ -9,6 +9,7 @@ integers and Fractions stay exact.
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 from microp.costs import Costs
 from microp.schedule import Action, Schedule
@@ -24,10 +25,10 @@ def simulate(schedule: Schedule, costs: Costs) -> list[Span]:
     """
     if len(costs.forward) != schedule.stages:
         raise ValueError(f"costs of {len(costs.forward)} stages for a schedule of {schedule.stages}")
-    ends: dict[Action, object] = {}
+    ends: dict[Action, Any] = {}
     waiting: dict[Action, list[int]] = defaultdict(list)  # missing parent -> ranks that stand before it
     position = [0] * len(schedule.ranks)
-    clock = [0] * len(schedule.ranks)
+    clock: list[Any] = [0] * len(schedule.ranks)
     spans = []
     runnable = list(range(len(schedule.ranks)))
     while runnable:
@@ -40,7 +41,8 @@ def simulate(schedule: Schedule, costs: Costs) -> list[Span]:
             if missing is not None:
                 waiting[missing].append(rank)
                 break
-            ready = max((_arrival(schedule, costs, ends, rank, p) for p in parents), default=0)
+            hops = (0 if schedule.placement[p.stage] == rank else costs.latency for p in parents)
+            ready = max((ends[p] + hop for p, hop in zip(parents, hops, strict=True)), default=0)
             start = max(clock[rank], ready)
             clock[rank] = ends[action] = start + costs.of(action)
             spans.append(Span(rank, *action, start, clock[rank], ready))
@@ -50,7 +52,3 @@ def simulate(schedule: Schedule, costs: Costs) -> list[Span]:
         raise ValueError(f"schedule {schedule.name!r} deadlocks: validate() names the cycle")
     return spans
 
-
-def _arrival(schedule: Schedule, costs: Costs, ends: dict, rank: int, parent: Action):  # type: ignore[no-untyped-def, type-arg]
-    hop = costs.latency if schedule.placement[parent.stage] != rank else 0
-    return ends[parent] + hop

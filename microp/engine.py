@@ -1,0 +1,227 @@
+"""Runs one rank's part of any schedule and gives its spans.
+
+::
+
+    for each action of this rank's row:
+        post the receives that come up        ── early: bytes move while this rank computes
+        wait for the input                    ── another rank's tensor, or this rank's own
+        F: stage.forward   B: stage.backward
+        send the output                       ── not waited for until the end, or until the
+                                                 receiver's answer shows that it has arrived
+
+The engine knows no schedule by name and no rank by number. What is received and what is
+sent follows from the schedule's one dependency rule (`Schedule.source`, `consumers`); the
+shapes follow by arithmetic from the number of rows, and are checked before a tensor leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, dtype
+
+from microp.comms import Comms, Pending
+from microp.device import Device
+from microp.schedule import Action, Op, Schedule
+from microp.stage import Stage
+from microp.trace import Span
+
+AHEAD = 2  # so many receives are posted before the one that is waited for
+
+
+class ActionError(RuntimeError):
+    """An action failed; the message names the rank, the action and the step."""
+
+
+class Boundary(NamedTuple):
+    """What travels between stages.
+
+    Attributes:
+        shape: rows -> the shape of one microbatch's tensor (its gradient has the same).
+        dtype: the type of both.
+    """
+
+    shape: Callable[[int], tuple[int, ...]]
+    dtype: dtype
+
+
+class _Bound(NamedTuple):
+    """One action with all that can be known before the step."""
+
+    action: Action
+    run: Callable[[int, Tensor | None], Tensor | None]
+    source: Action | None  # whose tensor it takes
+    remote: bool  # that tensor comes from another rank
+    consumer: Action | None  # who takes its tensor
+    dest: int | None  # the rank of that one, if it is another
+    posts: tuple[Action, ...]  # the tensors whose receives are posted before it
+
+
+class StepTrace(NamedTuple):
+    """What one rank's clock saw of a step; times in nanoseconds.
+
+    Attributes:
+        spans: one an action, in the order in which they ran.
+        wait_ns: all waits for inputs together.
+    """
+
+    spans: list[Span]
+    wait_ns: int
+
+
+class Engine:
+    """One rank's runner.
+
+    Args:
+        schedule: a valid schedule.
+        stages: the stages this rank holds, by index.
+        comms: this rank's comms.
+        device: this rank's clock.
+        boundary: what travels between stages.
+        rows: the number of rows of each microbatch.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        stages: Mapping[int, Stage],
+        comms: Comms,
+        device: Device,
+        boundary: Boundary,
+        rows: Sequence[int],
+    ) -> None:
+        self._schedule, self._comms, self._device = schedule, comms, device
+        self._rank, self._dtype = comms.rank, boundary.dtype
+        self._shapes = [boundary.shape(count) for count in rows]
+        self._program = self._bind(stages)
+        self.after_action: Callable[[], None] | None = None  # the activation meter's, in its step
+
+    def _bind(self, stages: Mapping[int, Stage]) -> list[_Bound]:
+        schedule = self._schedule
+        posts = post_plan(schedule, self._rank)
+        program = []
+        for action in schedule.ranks[self._rank]:
+            stage = stages[action.stage]
+            run = {Op.F: stage.forward, Op.B: stage.backward}[action.op]
+            source, consumer = schedule.source(action), schedule.consumers.get(action)
+            dest = None if consumer is None else schedule.placement[consumer.stage]
+            program.append(
+                _Bound(
+                    action,
+                    run,
+                    source,
+                    source is not None and schedule.placement[source.stage] != self._rank,
+                    consumer,
+                    None if dest == self._rank else dest,
+                    posts[action],
+                )
+            )
+        return program
+
+    def step(self, number: int) -> StepTrace:
+        """Run this rank's actions once. The stages have been loaded with the step's batch.
+
+        Args:
+            number: the step's index, for messages.
+
+        Raises:
+            ActionError: an action failed or a peer did not answer.
+        """
+        mark = self._device.mark
+        arriving: dict[Action, Pending] = {}
+        here: dict[Action, Tensor | None] = {}  # from a stage to another of the same rank
+        leaving: dict[tuple[int, int], Pending] = {}  # (stage that gets it, microbatch) -> send
+        marks: list[Any] = []
+        bound = self._program[0]
+        try:
+            for bound in self._program:
+                for source in bound.posts:
+                    arriving[source] = self._post(source)
+                marks.append(mark())
+                x = None
+                if bound.source is not None:
+                    x = arriving.pop(bound.source).wait() if bound.remote else here.pop(bound.source)
+                marks.append(mark())
+                y = bound.run(bound.action.microbatch, x)
+                marks.append(mark())
+                if bound.dest is not None:
+                    assert y is not None and bound.consumer is not None
+                    leaving[bound.consumer.stage, bound.action.microbatch] = self._send(bound, y)
+                elif bound.consumer is not None:
+                    here[bound.action] = y
+                if bound.source is not None and bound.remote:
+                    # What that stage got from here for this microbatch it has used: the send is over.
+                    answered = leaving.pop((bound.source.stage, bound.action.microbatch), None)
+                    if answered is not None:
+                        answered.wait()
+                if self.after_action is not None:
+                    self.after_action()
+            for send in leaving.values():
+                send.wait()
+        except Exception as error:
+            raise ActionError(self._describe(error, bound, number)) from error
+        return self._trace(self._device.read(marks))
+
+    def _post(self, source: Action) -> Pending:
+        shape, src = self._shapes[source.microbatch], self._schedule.placement[source.stage]
+        return self._comms.irecv_tensor(shape, src, self._tag(source), self._dtype)
+
+    def _send(self, bound: _Bound, tensor: Tensor) -> Pending:
+        expected = self._shapes[bound.action.microbatch]
+        if tensor.shape != expected or tensor.dtype != self._dtype:
+            raise ValueError(
+                f"made {tensor.dtype} {list(tensor.shape)}, {bound.consumer} takes {self._dtype} {list(expected)}"
+            )
+        assert bound.dest is not None
+        return self._comms.isend_tensor(tensor, bound.dest, self._tag(bound.action))
+
+    def _tag(self, action: Action) -> int:
+        """A number that no other tensor of the step has."""
+        return 2 * (action.stage * self._schedule.chunks + action.microbatch) + (action.op is Op.B)
+
+    def _describe(self, error: Exception, bound: _Bound, number: int) -> str:
+        if isinstance(error, TimeoutError) and bound.source is not None:
+            src = self._schedule.placement[bound.source.stage]
+            return (
+                f"rank {self._rank} waited {self._comms.timeout_s:g} s for {bound.source} from rank {src} "
+                f"(step {number})"
+            )
+        return f"rank {self._rank}, action {bound.action}, step {number}: {error or type(error).__name__}"
+
+    def _trace(self, times: list[int]) -> StepTrace:
+        spans, wait = [], 0
+        triples = zip(times[::3], times[1::3], times[2::3], strict=True)
+        for bound, (asked, start, end) in zip(self._program, triples, strict=True):
+            spans.append(Span(self._rank, *bound.action, start, end, start))
+            wait += start - asked
+        return StepTrace(spans, wait)
+
+
+def post_plan(schedule: Schedule, rank: int) -> dict[Action, tuple[Action, ...]]:
+    """For each action of `rank`, the tensors whose receives are posted just before it.
+
+    Each is posted by the time `AHEAD` receives that come before it are still to be used.
+    On one link receives are posted in the order of the peer's sends, which a transport
+    without tags relies on.
+    """
+    row = schedule.ranks[rank]
+    needs = [(place, source) for place, action in enumerate(row) if (source := _remote(schedule, rank, action))]
+    sends: dict[int, list[Action]] = {}
+    wanted = {source for _, source in needs}
+    for peer in {schedule.placement[source.stage] for source in wanted}:
+        sends[peer] = [action for action in schedule.ranks[peer] if action in wanted]
+    plan: dict[Action, tuple[Action, ...]] = dict.fromkeys(row, ())
+    for index, (_, source) in enumerate(needs):
+        link = sends[schedule.placement[source.stage]]
+        if source in link:
+            upto = link.index(source) + 1
+            before = row[needs[index - AHEAD][0]] if index >= AHEAD else row[0]
+            plan[before] += tuple(link[:upto])
+            del link[:upto]
+    return plan
+
+
+def _remote(schedule: Schedule, rank: int, action: Action) -> Action | None:
+    source = schedule.source(action)
+    return source if source is not None and schedule.placement[source.stage] != rank else None

@@ -1,0 +1,141 @@
+"""Rows out to disk, rows in as frames: the store that everything else is made from.
+
+::
+
+    outputs/runs/<run id>/attempt-<n>/
+        config.yaml  env.json  status.json      what was asked, where it ran, how it stands
+        steps.rank<r>.jsonl                     one row a step
+        spans.rank<r>.jsonl                     the trace of the last measured step
+        summary.json                            the numbers of the whole run
+        error.rank<r>.json  logs/               when something went wrong
+
+Ranks write their own files and nobody else's; a row is on disk before the next step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from microp.schedule import Op
+from microp.trace import Span
+
+if TYPE_CHECKING:  # pandas is not imported by a rank
+    import pandas as pd
+
+Row = dict[str, Any]
+
+
+class RankRecorder:
+    """One rank's files of one attempt."""
+
+    def __init__(self, attempt: Path, rank: int) -> None:
+        self._attempt, self._rank = attempt, rank
+        self._steps = (attempt / f"steps.rank{rank}.jsonl").open("w")
+
+    def step(self, row: Row) -> None:
+        """Append one row; it has left this process when this returns."""
+        self._steps.write(json.dumps(row) + "\n")
+        self._steps.flush()
+
+    def spans(self, step: int, spans: Iterable[Span]) -> None:
+        """Write the trace of one step."""
+        lines = (json.dumps({"step": step, **_span_row(span)}) for span in spans)
+        (self._attempt / f"spans.rank{self._rank}.jsonl").write_text("\n".join(lines) + "\n")
+
+    def error(self, row: Row) -> None:
+        """Say what went wrong on this rank."""
+        write_json(self._attempt / f"error.rank{self._rank}.json", row)
+
+    def close(self) -> None:
+        self._steps.close()
+
+
+def _span_row(span: Span) -> Row:
+    names = {"start": "start_ns", "end": "end_ns", "ready": "ready_ns"}
+    return {names.get(key, key): value for key, value in span._asdict().items()}
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write at once or not at all: a reader never sees half a file."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(value, indent=2) + "\n")
+    draft.replace(path)
+
+
+def new_attempt(runs: Path, run_id: str) -> Path:
+    """Make the next `attempt-<n>` folder of a run; no attempt is ever written over."""
+    number = 1
+    while True:
+        attempt = runs / run_id / f"attempt-{number}"
+        try:
+            attempt.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return attempt
+
+
+# --- reading -----------------------------------------------------------------------------------
+
+
+def read_rows(attempt: Path, rank: int) -> list[Row]:
+    """The rows of a rank's steps, without a last line that was cut short by a kill."""
+    path = attempt / f"steps.rank{rank}.jsonl"
+    return list(_json_lines(path)) if path.exists() else []
+
+
+def read_spans(attempt: Path) -> list[Span]:
+    """The trace of the last measured step, all ranks; empty if there is none."""
+    rows = [row for path in sorted(attempt.glob("spans.rank*.jsonl")) for row in _json_lines(path)]
+    return [
+        Span(r["rank"], Op(r["op"]), r["stage"], r["microbatch"], r["start_ns"], r["end_ns"], r["ready_ns"])
+        for r in rows
+    ]
+
+
+def read_errors(attempt: Path) -> list[Row]:
+    """What the ranks said went wrong, the likely cause before its victims."""
+    errors = [read_json(path) for path in attempt.glob("error.rank*.json")]
+    return sorted(errors, key=lambda error: (error["lost_peer"], error["time"]))
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    for line in path.read_text().splitlines():
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            return
+
+
+def attempts(folder: Path) -> list[Path]:
+    """All attempts below `folder` (an outputs folder, a runs folder, a run or an attempt)."""
+    found = [path.parent for path in folder.rglob("status.json")]
+    return sorted(found, key=lambda path: (path.parent.name, int(path.name.removeprefix("attempt-"))))
+
+
+def load_runs(folder: Path) -> pd.DataFrame:
+    """The summaries of all attempts below `folder`, a row each, nested keys joined by dots."""
+    import pandas as pd
+
+    summaries = [
+        {"attempt": path.name, "folder": str(path), **read_json(path / "summary.json")}
+        for path in attempts(folder)
+        if (path / "summary.json").exists()
+    ]
+    return pd.json_normalize(summaries)
+
+
+def load_steps(attempt: Path) -> pd.DataFrame:
+    """Every row of every rank of one attempt."""
+    import pandas as pd
+
+    ranks = len(list(attempt.glob("steps.rank*.jsonl")))
+    return pd.DataFrame([row for rank in range(ranks) for row in read_rows(attempt, rank)])

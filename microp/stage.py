@@ -1,0 +1,191 @@
+"""Consecutive layers run as a unit, and what they keep from a forward for its backward.
+
+::
+
+    keep everything     F  x ═ layer ═ layer ═ layer ═► y      the graph is kept
+                        B  ◄═════════════════════════ gradient
+
+    n segments          F  x ─ layer ─ layer │ x' ─ layer ─► y  only x and x' are kept
+    (here 2)            B                      x' ═ layer ═► y  run again, then
+                                             ◄═════ gradient    backward, then
+                        B  x ═ layer ═ layer ═►                 the segment before it
+
+Checkpointing is one number for each microbatch: how many segments of the stage are run
+again in the backward (0: none, everything is kept; 1: the whole stage at once).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from microp.model import Dropout
+from microp.partition import spread
+
+
+@dataclass
+class Checkpointing:
+    """Which microbatches are recomputed, and in how many segments of a stage.
+
+    Attributes:
+        name: `never`, `except_last`, `always` or `segments`.
+        segments: into how many runs of layers a stage is cut, each of which keeps only its
+            input (Chen et al., arXiv 1604.06174); 0 keeps every activation. More than the
+            stage has layers means one a layer. Unlike `torch.utils.checkpoint.checkpoint_sequential`,
+            the last segment is recomputed too: in a pipeline its activations would be kept
+            for every microbatch in flight.
+        spare_last: keep everything for the last microbatch (GPipe's except_last: the
+            backward that comes at once has nothing to save).
+    """
+
+    name: str
+    segments: int
+    spare_last: bool
+
+    def segments_of(self, microbatch: int, chunks: int) -> int:
+        """How many segments of `microbatch` are recomputed."""
+        return 0 if self.spare_last and microbatch == chunks - 1 else self.segments
+
+    def problems(self) -> list[str]:
+        """What is wrong with these numbers, a sentence each."""
+        if self.segments < 0 or (self.name == "segments" and self.segments < 1):
+            return [f"checkpointing.segments={self.segments} is below 1: use at least 1"]
+        return []
+
+
+class Batch(NamedTuple):
+    """What a stage gets from the outside for a step: a tensor a microbatch.
+
+    Attributes:
+        step: the step's index.
+        inputs: for the first stage, (rows, context) int64 each; else None.
+        targets: for the last stage, (rows, context) int64 each; else None.
+        weights: each microbatch's share of the batch's rows; its loss counts that much, so
+            that the gradients add up to the batch's.
+    """
+
+    step: int
+    inputs: Sequence[Tensor] | None
+    targets: Sequence[Tensor] | None
+    weights: Sequence[float]
+
+
+class _Held(NamedTuple):
+    """One segment of one microbatch between its forward and its backward."""
+
+    segment: int
+    input: Tensor
+    root: GradientEdge | None  # None: to be run again
+
+
+class Stage:
+    """The forward and the backward of some layers, one microbatch at a time.
+
+    Args:
+        layers: the stage's layers, in order, on their device.
+        loss: on the model's last stage, (output, targets) -> mean loss.
+        checkpointing: what is kept, and what is run again.
+        chunks: M.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        loss: Callable[[Tensor, Tensor], Tensor] | None,
+        checkpointing: Checkpointing,
+        chunks: int,
+    ) -> None:
+        self.layers = nn.ModuleList(layers)
+        self.losses: list[Tensor] = []
+        self.kept: dict[int, list[_Held]] = {}
+        self.recompute_ns = 0
+        self._loss = loss
+        self._segments = [checkpointing.segments_of(microbatch, chunks) for microbatch in range(chunks)]
+        self._cuts = {count: self._cut(max(count, 1)) for count in set(self._segments)}
+        self._dropouts = [m for m in self.layers.modules() if isinstance(m, Dropout) and m.probability]
+        self._batch = Batch(0, None, None, ())
+
+    def _cut(self, segments: int) -> list[list[nn.Module]]:
+        layers = iter(self.layers)
+        return [
+            [next(layers) for _ in range(size)]
+            for size in spread(len(self.layers), min(segments, len(self.layers)))
+        ]
+
+    def load(self, batch: Batch) -> None:
+        """Take the step's batch; forget the last one's losses."""
+        self._batch = batch
+        self.losses, self.recompute_ns = [], 0
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Weights, buffers and the loaded batch."""
+        yield from self.layers.parameters()
+        yield from self.layers.buffers()
+        yield from (*(self._batch.inputs or ()), *(self._batch.targets or ()))
+
+    def forward(self, microbatch: int, x: Tensor | None) -> Tensor:
+        """Run the layers. `x` is the activation (None on the first stage: the batch's input).
+
+        Returns:
+            The activation for the next stage; on the last one the weighted loss.
+        """
+        if x is None:
+            assert self._batch.inputs is not None
+            x = self._batch.inputs[microbatch]
+        count = self._segments[microbatch]
+        held = self.kept[microbatch] = []
+        for segment in range(len(self._cuts[count])):
+            if count:
+                held.append(_Held(segment, x, None))
+                with torch.no_grad():
+                    x = self._run(microbatch, segment, x)
+            else:
+                leaf, x = self._tape(microbatch, segment, x)
+                held.append(_Held(segment, leaf, get_gradient_edge(x)))
+        x = x.detach()
+        if self._loss is not None:
+            self.losses.append(x)
+        return x
+
+    def backward(self, microbatch: int, gradient: Tensor | None) -> Tensor | None:
+        """Add to the weights' gradients. `gradient` is the output's (None on the last stage).
+
+        Returns:
+            The gradient of the stage's input; None on the first stage.
+        """
+        kept = self.kept[microbatch]
+        while kept:
+            held = kept.pop()
+            leaf, root = held.input, held.root
+            if root is None:
+                start = perf_counter_ns()
+                leaf, output = self._tape(microbatch, held.segment, leaf)
+                root = get_gradient_edge(output)
+                del output  # not needed for the backward, and its memory is
+                self.recompute_ns += perf_counter_ns() - start
+            torch.autograd.backward(root, gradient)
+            gradient = leaf.grad
+        del self.kept[microbatch]
+        return gradient
+
+    def _tape(self, microbatch: int, segment: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Run a segment with its graph recorded, from a leaf that will hold x's gradient."""
+        leaf = x.detach().requires_grad_(x.is_floating_point())
+        return leaf, self._run(microbatch, segment, leaf)
+
+    def _run(self, microbatch: int, segment: int, x: Tensor) -> Tensor:
+        for dropout in self._dropouts:
+            dropout.at(self._batch.step, microbatch)
+        cuts = self._cuts[self._segments[microbatch]]
+        for layer in cuts[segment]:
+            x = layer(x)
+        if self._loss is not None and segment == len(cuts) - 1:
+            assert self._batch.targets is not None
+            x = self._loss(x, self._batch.targets[microbatch]) * self._batch.weights[microbatch]
+        return x
