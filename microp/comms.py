@@ -32,6 +32,35 @@ _REDUCE = {
 }
 
 
+@dataclass
+class CommsSettings:
+    """What a user chooses.
+
+    Attributes:
+        name: `auto` (NCCL on GPUs, gloo on CPUs), `gloo`, `nccl`, or `threads`: all ranks
+            in this process.
+        timeout_s: how long a rank waits for another before it gives up, in seconds.
+    """
+
+    name: str
+    timeout_s: float
+
+    def backend(self, device: str) -> str:
+        """What `auto` means on `device`; else the name."""
+        if self.name != "auto":
+            return self.name
+        return "nccl" if device == "cuda" else "gloo"
+
+    def problems(self, device: str) -> list[str]:
+        """What does not go together, a sentence each."""
+        found = []
+        if self.timeout_s <= 0:
+            found.append(f"comms.timeout_s={self.timeout_s} is not above 0: give seconds, as 60")
+        if (self.backend(device) == "nccl") != (device == "cuda"):
+            found.append(f"comms={self.name} cannot move tensors of device={device}: use comms=auto")
+        return found
+
+
 class Pending(Protocol):
     """A transfer under way."""
 
@@ -100,8 +129,8 @@ class Comms(ABC):
         return self.all_reduce(tensor).div_(self.world_size)
 
     @abstractmethod
-    def gather(self, value: Any) -> list[Any]:
-        """Every rank's picklable `value`, in rank order, on rank 0; an empty list elsewhere."""
+    def all_gather(self, value: Any) -> list[Any]:
+        """Every rank's picklable `value`, in rank order. Not for the timed path."""
 
     @abstractmethod
     def barrier(self) -> None:
@@ -166,10 +195,10 @@ class GroupComms(Comms):
         dist.all_reduce(tensor, _REDUCE[op])
         return tensor
 
-    def gather(self, value: Any) -> list[Any]:
-        gathered: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
-        dist.gather_object(value, gathered)
-        return gathered or []
+    def all_gather(self, value: Any) -> list[Any]:
+        values = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
 
     def barrier(self) -> None:
         dist.barrier()
@@ -267,7 +296,7 @@ class ThreadComms(Comms):
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         _check_op(op)
-        stacked = torch.stack(self._exchange(tensor.clone()))
+        stacked = torch.stack(self.all_gather(tensor.clone()))
         reduced = {
             "sum": stacked.sum,
             "product": stacked.prod,
@@ -276,11 +305,7 @@ class ThreadComms(Comms):
         }[op](dim=0)
         return tensor.copy_(reduced)
 
-    def gather(self, value: Any) -> list[Any]:
-        values = self._exchange(value)
-        return values if self.rank == 0 else []
-
-    def _exchange(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         self._hub.slots[self.rank] = value
         self.barrier()
         values = list(self._hub.slots)

@@ -2,14 +2,13 @@
 
 ::
 
-    uniform(16, 3)            [0 ─ 5][6 ─ 10][11 ─ 15]         sizes (6, 5, 5)
-    skewed(16, 3, 0.8, 0)     [0 ────────── 12][13 14][15]     sizes (13, 2, 1)
-    explicit(16, 3, (2,4,10)) [0 1][2 ─ 5][6 ────────── 15]    sizes (2, 4, 10)
+    uniform(16, 3)                [0 ─ 5][6 ─ 10][11 ─ 15]         sizes (6, 5, 5)
+    skewed(16, 3, 0.8, 0)         [0 ────────── 12][13 14][15]     sizes (13, 2, 1)
+    of_sizes(16, 3, [2, 4, 10])   [0 1][2 ─ 5][6 ───────── 15]    sizes (2, 4, 10)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -81,7 +80,7 @@ def skewed(layers: int, stages: int, share: float = 0.8, rank: int = 0) -> Parti
     return Partition((*others[:rank], heavy, *others[rank:]))
 
 
-def explicit(layers: int, stages: int, sizes: Sequence[int]) -> Partition:
+def of_sizes(layers: int, stages: int, sizes: list[int]) -> Partition:
     """Exactly these sizes.
 
     Raises:

@@ -186,8 +186,12 @@ class Trainer:
             **row,
             "peak_memory_mib": peak / MIB,
             "peak_activation_mib": meter.peak_bytes / MIB,
-            "in_flight_peak": meter.peak_in_flight / len(stages),
+            "in_flight_peak": _whole(meter.peak_in_flight / len(stages)),
         }
+
+
+def _whole(value: float) -> int | float:
+    return int(value) if value.is_integer() else value
 
 
 def _pipeline_times(trace: StepTrace) -> Row:

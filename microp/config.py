@@ -1,0 +1,308 @@
+"""Hydra in, a plan out: the typed schema, the rules across fields, and what follows from them.
+
+::
+
+    conf/*.yaml + command line ── Hydra ──► DictConfig ── read ──► Config
+    Config ── validate ──► all its problems at once
+    Config ── make_plan ─► a Plan, which is all that a rank gets
+
+Defaults are in `conf/` and nowhere else. The options of most groups are dataclasses of the
+room they belong to; `schedule` and `partition` name a builder, whose signature is the
+schema of their keys, so that a new one is a function and a YAML file.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, make_dataclass
+from typing import Any, get_type_hints
+
+from hydra.core.config_store import ConfigStore
+from hydra.utils import get_method
+from omegaconf import MISSING, DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from microp.comms import CommsSettings
+from microp.data import Data, Synthetic, Text
+from microp.device import DeviceSettings
+from microp.launch import LaunchSettings
+from microp.model import Gpt, Mlp, Model
+from microp.partition import Partition
+from microp.schedule import Schedule, validate as validate_schedule
+from microp.stage import Checkpointing
+from microp.tracking import TrackingSettings
+from microp.train import Plan
+
+WHERE_AND_HOW = ("tracking", "launch", "output_dir")  # not part of the question a run asks
+
+
+@dataclass
+class Config:
+    """One run, as typed. See `conf/config.yaml` for what each key means."""
+
+    ranks: int = MISSING
+    chunks: int = MISSING
+    replicas: int = MISSING
+    batch_size: int = MISSING
+    steps: int = MISSING
+    warmup_steps: int = MISSING
+    learning_rate: float = MISSING
+    seed: int = MISSING
+    repeat: int = MISSING
+    output_dir: str = MISSING
+    model: Model = MISSING
+    partition: dict[str, Any] = MISSING
+    schedule: dict[str, Any] = MISSING
+    checkpointing: Checkpointing = MISSING
+    data: Data = MISSING
+    device: DeviceSettings = MISSING
+    comms: CommsSettings = MISSING
+    tracking: TrackingSettings = MISSING
+    launch: LaunchSettings = MISSING
+
+
+SCHEMAS: dict[str, type] = {
+    "model/mlp": Mlp,
+    "model/gpt": Gpt,
+    "data/text": Text,
+    "data/synthetic": Synthetic,
+    "checkpointing": Checkpointing,
+    "device": DeviceSettings,
+    "comms": CommsSettings,
+    "tracking": TrackingSettings,
+    "launch": LaunchSettings,
+    "config": Config,
+}
+
+
+def register_schemas() -> None:
+    """Tell Hydra the types; to be called before it composes anything."""
+    store = ConfigStore.instance()
+    for path, schema in SCHEMAS.items():
+        *folders, name = path.split("/")
+        store.store(group="/".join(("schema", *folders)), name=name, node=schema)
+
+
+class BadConfig(ValueError):
+    """What a user has to change: one sentence a problem."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def read(config: DictConfig) -> Config:
+    """The composed configuration, with or without Hydra's own part, as plain dataclasses.
+
+    Raises:
+        BadConfig: a key has no value, or the wrong type.
+    """
+    config = copy.deepcopy(config)
+    with read_write(config), open_dict(config):
+        config.pop("hydra", None)
+    missing = OmegaConf.missing_keys(config)
+    if missing:
+        raise BadConfig([f"{key} has no value: give one, as {key}=..." for key in sorted(missing)])
+    try:
+        result = OmegaConf.to_object(config)
+    except OmegaConfBaseException as error:
+        raise BadConfig([str(error).splitlines()[0]]) from error
+    assert isinstance(result, Config)
+    return result
+
+
+# --- rules across fields -------------------------------------------------------------------------
+
+
+def validate(config: Config) -> list[str]:
+    """Everything that is wrong with a configuration, a sentence each: value, rule, remedy."""
+    found = _out_of_range(config)
+    for group in (config.model, config.checkpointing, config.tracking):
+        found += group.problems()
+    found += config.device.problems(config.ranks)
+    found += config.comms.problems(config.device.name)
+    found += config.launch.problems(config.ranks)
+    if not config.model.problems():
+        found += config.data.problems(config.model.row_bytes)
+    if config.chunks > config.batch_size > 0:
+        found.append(
+            f"chunks={config.chunks} is more than batch_size={config.batch_size} has rows: "
+            f"use at most {config.batch_size}"
+        )
+    if config.ranks > config.model.layers > 0:
+        found.append(
+            f"ranks={config.ranks} is more than model.layers={config.model.layers}: every rank "
+            f"needs a layer, use at most {config.model.layers}"
+        )
+    if not found:
+        found += _unbuildable(config)
+    else:
+        found += _bad_knobs(config)
+    return found
+
+
+def _out_of_range(config: Config) -> list[str]:
+    found = [
+        f"{key}={value} is below 1: use at least 1"
+        for key in ("ranks", "chunks", "batch_size", "steps")
+        if (value := getattr(config, key)) < 1
+    ]
+    if config.warmup_steps < 0:
+        found.append(f"warmup_steps={config.warmup_steps} is below 0: use 0 or more")
+    if config.learning_rate <= 0:
+        found.append(f"learning_rate={config.learning_rate} is not above 0: use one, as 0.001")
+    if config.replicas != 1:
+        found.append(f"replicas={config.replicas}: only 1 copy of the pipeline can run so far, use replicas=1")
+    return found
+
+
+def _bad_knobs(config: Config) -> list[str]:
+    """What can be said of the builders' keys where something else forbids to call them."""
+    found = []
+    for group in ("schedule", "partition"):
+        try:
+            _knobs(group, getattr(config, group))
+        except ValueError as error:
+            found.append(str(error))
+    share = config.partition.get("share")
+    if isinstance(share, int | float) and not 0 < share < 1:
+        found.append(f"partition.share={share} is not between 0 and 1: use a fraction of the layers, as 0.8")
+    return found
+
+
+def _unbuildable(config: Config) -> list[str]:
+    found = []
+    stages = config.ranks
+    try:
+        stages = validate_schedule(make_schedule(config)).stages
+    except ValueError as error:
+        found.append(str(error))
+    try:
+        make_partition(config, stages)
+    except ValueError as error:
+        found.append(str(error))
+    return found
+
+
+def warn(config: Config) -> list[str]:
+    """What a valid configuration should be told about, a sentence each."""
+    found = []
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if config.device.name == "cpu" and config.ranks * config.device.threads > cores:
+        found.append(
+            f"ranks={config.ranks} compute on {cores} cores: they take turns, so the timings measure "
+            f"the cores and not the schedule (gradients, losses and memory are exact all the same)"
+        )
+    partition = make_partition(config, make_schedule(config).stages)
+    share, rank = config.partition.get("share"), config.partition.get("rank")
+    if share is not None and rank is not None and config.ranks > 1:
+        wanted = max(1, round(share * partition.layers))
+        if wanted != partition.sizes[rank]:
+            found.append(
+                f"partition.share={share} of {partition.layers} layers is {wanted}, but the other ranks "
+                f"need one each: rank {rank} gets {partition.sizes[rank]}"
+            )
+    return found
+
+
+# --- what follows --------------------------------------------------------------------------------
+
+
+def make_schedule(config: Config) -> Schedule:
+    """The schedule that the builder of group `schedule` makes.
+
+    Raises:
+        ValueError: a key is unknown or of the wrong type, or the builder refuses the numbers.
+    """
+    return _build("schedule", config.schedule, ranks=config.ranks, chunks=config.chunks)
+
+
+def make_partition(config: Config, stages: int) -> Partition:
+    """The partition that the builder of group `partition` makes.
+
+    Raises:
+        ValueError: a key is unknown or of the wrong type, or the builder refuses the numbers.
+    """
+    return _build("partition", config.partition, layers=config.model.layers, stages=stages)
+
+
+def make_plan(config: Config) -> Plan:
+    """What a rank needs to know. The configuration is valid."""
+    schedule = make_schedule(config)
+    return Plan(
+        run_id=run_id(config),
+        schedule=schedule,
+        partition=make_partition(config, schedule.stages),
+        model=config.model,
+        checkpointing=config.checkpointing,
+        data=config.data,
+        device=config.device,
+        backend=config.comms.backend(config.device.name),
+        timeout_s=config.comms.timeout_s,
+        batch_size=config.batch_size,
+        steps=config.steps,
+        warmup_steps=config.warmup_steps,
+        learning_rate=config.learning_rate,
+        seed=config.seed,
+    )
+
+
+def run_id(config: Config) -> str:
+    """`<schedule>-m<chunks>-k<ranks>-<hash8>`: the same question has the same name.
+
+    The hash is over all keys but those that say where and how (tracking, launch, output_dir).
+    """
+    question = {key: value for key, value in asdict(config).items() if key not in WHERE_AND_HOW}
+    digest = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
+    return f"{config.schedule['name']}-m{config.chunks}-k{config.ranks}-{digest[:8]}"
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved configuration as Hydra would read it."""
+    return OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
+
+
+# --- builders ------------------------------------------------------------------------------------
+
+
+def _build(group: str, node: dict[str, Any], **given: int) -> Any:
+    knobs = _knobs(group, node)
+    try:
+        return _builder(group, node)(**given, **knobs)
+    except ValueError as error:
+        named = any(str(error).startswith(f"{key}=") for key in knobs)
+        raise ValueError(f"{group}.{error}" if named else str(error)) from error
+
+
+def _builder(group: str, node: dict[str, Any]) -> Callable[..., Any]:
+    try:
+        return get_method(node["builder"])
+    except Exception as error:  # Hydra wraps whatever the import raised
+        raise ValueError(f"{group}.builder={node['builder']} cannot be imported: {error}") from error
+
+
+def _knobs(group: str, node: dict[str, Any]) -> dict[str, Any]:
+    """The keys of an option beside `name` and `builder`, typed by the builder's signature."""
+    builder = _builder(group, node)
+    hints = get_type_hints(builder)
+    knobs = {key: value for key, value in node.items() if key not in ("name", "builder")}
+    for key in knobs:
+        if key not in inspect.signature(builder).parameters:
+            raise ValueError(f"{group}.{key} is not a key of {group}={node['name']}: leave it out")
+    schema = make_dataclass(group, [(key, hints[key], field(default=MISSING)) for key in knobs])
+    typed = OmegaConf.structured(schema)
+    for key, value in knobs.items():
+        try:
+            typed[key] = value
+        except OmegaConfBaseException as error:
+            raise ValueError(f"{group}.{key}={value}: {str(error).splitlines()[0]}") from error
+    return {key: _plain(typed[key]) for key in knobs}
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_object(value) if OmegaConf.is_config(value) else value

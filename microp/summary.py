@@ -1,0 +1,116 @@
+"""The numbers of the whole run, measured beside predicted, from its rows and spans.
+
+Three bubbles, all idle over total (GPipe's definition):
+    measured      the median over the measured steps
+    predicted     simulated with the run's own median F and B times of each stage, and its hop
+    closed_form   the formula, every layer costing the same, B = 2 F, and transfers nothing
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from microp import costs
+from microp.costs import Costs
+from microp.partition import Partition
+from microp.records import Row, read_rows, read_spans
+from microp.schedule import Schedule
+from microp.schedules import closed_forms
+from microp.simulate import simulate
+from microp.trace import Span, bubble_fraction
+from microp.train import Plan
+
+
+def summarise(plan: Plan, attempt: Path, status: str) -> dict[str, Any]:
+    """What `summary.json` holds; figures that need a step that was not reached are None."""
+    ranks = range(plan.ranks)
+    rows = [read_rows(attempt, rank) for rank in ranks]
+    steps = _complete_steps(rows, "measured")
+    memory = _complete_steps(rows, "memory")
+    last_rank = plan.schedule.placement[plan.schedule.stages - 1]
+    losses = [step[last_rank]["loss"] for step in steps]
+    step_ms = [max(row["step_ms"] for row in step) for step in steps]
+    return {
+        "run_id": plan.run_id,
+        "status": status,
+        "schedule": plan.schedule.name,
+        "chunks": plan.schedule.chunks,
+        "ranks": plan.ranks,
+        "replicas": 1,
+        "partition": list(plan.partition.sizes),
+        "checkpointing": plan.checkpointing.name,
+        "model": plan.model.name,
+        "device": plan.device.name,
+        "comms": plan.backend,
+        "batch_size": plan.batch_size,
+        "seed": plan.seed,
+        "steps": len(steps),
+        "step_ms": _spread(step_ms),
+        "samples_per_s": plan.batch_size / median(step_ms) * 1e3 if steps else None,
+        "bubble": _bubbles(plan, steps, read_spans(attempt)),
+        "peak_memory_mib": _per_rank(memory, "peak_memory_mib"),
+        "peak_activation_mib": _per_rank(memory, "peak_activation_mib"),
+        "in_flight_peak": _per_rank(memory, "in_flight_peak"),
+        "loss": {"first": losses[0], "last": losses[-1]} if losses else None,
+    }
+
+
+def _complete_steps(rows: list[list[Row]], phase: str) -> list[list[Row]]:
+    """For each step of `phase` that every rank finished, the ranks' rows."""
+    wanted = [[row for row in own if row["phase"] == phase] for own in rows]
+    return [list(step) for step in zip(*wanted, strict=False)]
+
+
+def _per_rank(steps: list[list[Row]], key: str) -> list[float] | None:
+    return [row[key] for row in steps[-1]] if steps else None
+
+
+def _spread(values: list[float]) -> dict[str, float | int] | None:
+    if not values:
+        return None
+    low, high = np.percentile(values, [10, 90])
+    return {"median": median(values), "p10": float(low), "p90": float(high), "n": len(values)}
+
+
+def _bubbles(plan: Plan, steps: list[list[Row]], spans: list[Span]) -> dict[str, float | None]:
+    predicted = None
+    if steps and spans:
+        predicted = bubble_fraction(simulate(plan.schedule, measured_costs(plan.schedule, steps, spans)))
+    return {
+        "measured": median(_bubble(step) for step in steps) if steps else None,
+        "predicted": predicted,
+        "closed_form": closed_form(plan.schedule, plan.partition),
+    }
+
+
+def _bubble(step: list[Row]) -> float:
+    """The same fraction as `trace.bubble_fraction`, from the ranks' rows of one step."""
+    total_ms = (max(row["last_end_ns"] for row in step) - min(row["first_start_ns"] for row in step)) / 1e6
+    return 1 - sum(row["compute_ms"] for row in step) / (len(step) * total_ms)
+
+
+def measured_costs(schedule: Schedule, steps: list[list[Row]], spans: list[Span]) -> Costs:
+    """Median action times over the measured steps, and the hop of the traced one; in ms."""
+
+    def times(op: str) -> tuple[float, ...]:
+        return tuple(
+            median(step[schedule.placement[stage]]["action_ms"][f"{stage}{op}"] for step in steps)
+            for stage in range(schedule.stages)
+        )
+
+    return Costs(times("F"), times("B"), latency=costs.measured(schedule, spans).latency / 1e6)
+
+
+def closed_form(schedule: Schedule, partition: Partition) -> float | None:
+    """The bubble by formula, or None where there is none for this partition."""
+    per_layer = Costs(
+        forward=tuple(Fraction(size) for size in partition.sizes),
+        backward=tuple(Fraction(2 * size) for size in partition.sizes),
+    )
+    form = closed_forms.bubble(schedule.name, schedule.chunks, per_layer)
+    return None if form is None else float(form)

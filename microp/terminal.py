@@ -1,0 +1,175 @@
+"""What a user sees: a bar while it runs, a table when it is done, and what to type next.
+
+::
+
+    2/6 1f1b-m8-k2-0c9a4b1e  ━━━━━━━━━╸━━━━  14/26 steps
+    sweep                    ━━━━╸━━━━━━━━━  40/156       0:00:21 left
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+POLL_S = 0.25  # how often the bar looks at a rank's rows; seldom, for the cores are busy
+
+out = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+err = Console(stderr=True, highlight=False)
+
+
+class Board:
+    """The progress of all points of a sweep, and of the one that runs."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("steps"),
+            TimeRemainingColumn(),
+            console=err,
+            refresh_per_second=2,
+            transient=True,
+        )
+        self._points = self._started = 0
+
+    def open(self, steps: Sequence[int]) -> None:
+        """Begin, with so many steps in each of the points to come."""
+        self.is_open = True
+        self._points = len(steps)
+        self._sweep = self._progress.add_task("all points", total=sum(steps), visible=len(steps) > 1)
+        if err.is_terminal:
+            self._progress.start()
+
+    @contextmanager
+    def point(self, name: str, steps: int, rows: Path) -> Iterator[None]:
+        """Follow one run by the lines that rank 0 adds to its `rows`."""
+        if not self.is_open:  # a launcher runs this point in a process of its own
+            yield
+            return
+        self._started += 1
+        label = f"{self._started}/{self._points} {name}" if self._points > 1 else name
+        task = self._progress.add_task(label, total=steps)
+        before = self._progress.tasks[self._sweep].completed
+        ended = threading.Event()
+
+        def follow() -> None:
+            while not ended.wait(POLL_S):
+                done = rows.read_bytes().count(b"\n") if rows.exists() else 0
+                self._progress.update(task, completed=done)
+                self._progress.update(self._sweep, completed=before + done)
+
+        thread = threading.Thread(target=follow, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            self._progress.remove_task(task)
+            self._progress.update(self._sweep, completed=before + steps)
+            if not err.is_terminal:
+                err.print(label, soft_wrap=True)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._progress.stop()
+        self.is_open = False
+
+
+VARIABLE = ("ranks", "partition", "checkpointing", "model", "device", "comms", "batch_size", "seed")
+
+
+def table(summaries: Sequence[dict[str, Any]]) -> Table:
+    """One row a point. What else differs between the points gets a column as well."""
+    varying = [key for key in VARIABLE if len({str(summary[key]) for summary in summaries}) > 1]
+    grid = Table(pad_edge=False, box=None, header_style="bold")
+    grid.add_column("schedule")
+    for name in ("chunks", *varying, "step ms", "p10 - p90", "samples/s", "bubble", "formula"):
+        grid.add_column(name, justify="right")
+    grid.add_column("peak MiB per rank", justify="right")
+    grid.add_column("loss", justify="right")
+    grid.add_column("status")
+    for summary in summaries:
+        grid.add_row(*_cells(summary, varying))
+    return grid
+
+
+def _cells(summary: dict[str, Any], varying: Sequence[str]) -> Iterator[str]:
+    step, loss, peaks = summary["step_ms"], summary["loss"], summary["peak_memory_mib"]
+    yield summary["schedule"]
+    yield str(summary["chunks"])
+    yield from (str(summary[key]) for key in varying)
+    yield _number(step and step["median"], ".1f")
+    yield f"{step['p10']:.1f} - {step['p90']:.1f}" if step else "-"
+    yield _number(summary["samples_per_s"], ",.0f")
+    yield _number(summary["bubble"]["measured"], ".3f")
+    yield _number(summary["bubble"]["closed_form"], ".3f")
+    yield " ".join(f"{peak:.1f}" for peak in peaks) if peaks else "-"
+    yield f"{loss['first']:.2f} > {loss['last']:.2f}" if loss else "-"
+    yield summary["status"]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+CAPTION = (
+    "step ms: median of the measured steps, pipeline and optimizer. bubble: idle / total over all ranks, measured.\n"
+    "formula: the same with equal layers and free transfers; - where none is known."
+)
+
+
+def show(summaries: Sequence[dict[str, Any]], output: Path, tracking: str) -> None:
+    """Print the table, what failed, and what to type next."""
+    if not summaries:
+        error("no point left a summary")
+        return
+    out.print(table(summaries))
+    out.print(CAPTION, style="dim")
+    for summary in summaries:
+        if summary["message"]:
+            error(f"{summary['folder']}: {summary['message']}")
+    out.print()
+    for what, command in _next_commands(summaries, output, tracking):
+        out.print(f"{what:5} {command}", soft_wrap=True, markup=False)
+
+
+def _next_commands(summaries: Sequence[dict[str, Any]], output: Path, tracking: str) -> list[tuple[str, str]]:
+    found = [("files", str(output / "runs"))]
+    if tracking != "disabled":
+        found.append(("look", f"{_program('wandb')} leet {output / 'wandb'}"))
+    if tracking == "offline":
+        found.append(("sync", f"{_program('wandb')} sync {output / 'wandb'}/offline-run-*"))
+    finished = [summary for summary in summaries if summary["status"] == "finished"]
+    if finished:
+        found.append(("draw", f"{_program('python')} -m analysis.timeline {finished[-1]['folder']}"))
+    return found
+
+
+def _program(name: str) -> str:
+    """How to call a program of this environment: by its name alone where that finds it."""
+    here = Path(sys.executable).parent
+    if str(here) in os.environ.get("PATH", "").split(os.pathsep):
+        return name
+    return os.path.relpath(here / name)
+
+
+def warn(text: str) -> None:
+    """A line a user should read, on standard error."""
+    err.print(f"warning: {text}", style="yellow", soft_wrap=True, markup=False)
+
+
+def error(text: str) -> None:
+    """A line a user has to act on, on standard error."""
+    err.print(f"error: {text}", style="red", soft_wrap=True, markup=False)
