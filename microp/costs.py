@@ -4,7 +4,8 @@
 
     stage        0    1    2    3
     forward     [5 ,  5 ,  5 ,  5 ]     one microbatch through one stage
-    backward    [10, 10 , 10 , 10 ]     the full backward, recomputation in it
+    backward    [10, 10 , 10 , 10 ]     its input gradient (all of the backward, if weight is 0)
+    weight      [ 0,  0 ,  0 ,  0 ]     its weight gradient
     latency      1                      one hop between two ranks
 """
 
@@ -26,8 +27,9 @@ class Costs:
 
     Attributes:
         forward: F of one microbatch, a value a stage.
-        backward: B of one microbatch, a value a stage.
-        weight: W of one microbatch, a value a stage; empty where nothing is split.
+        backward: the input gradient of one microbatch, a value a stage.
+        weight: the weight gradient of one microbatch, a value a stage; empty means 0. A B
+            that has no W of its own is the full backward and takes both.
         latency: one hop; a consumer on another rank starts no earlier than the
             producer's end plus this.
 
@@ -50,10 +52,15 @@ class Costs:
         if self.latency < 0:
             raise ValueError(f"costs.latency={self.latency}: times cannot be negative")
 
-    def of(self, action: Action) -> Any:
-        """How long `action` takes."""
-        per_stage = {Op.F: self.forward, Op.B: self.backward, Op.W: self.weight}[action.op]
-        return per_stage[action.stage]
+    def of(self, action: Action, split: bool) -> Any:
+        """How long `action` takes; `split`: its backward is divided into B and W."""
+        stage = action.stage
+        if action.op is Op.F:
+            return self.forward[stage]
+        weight = self.weight[stage] if self.weight else 0
+        if action.op is Op.W:
+            return weight
+        return self.backward[stage] if split else self.backward[stage] + weight
 
 
 def equal(stages: int, forward: Any, backward: Any, latency: Any = 0) -> Costs:

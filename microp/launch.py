@@ -29,7 +29,7 @@ from microp.comms import Comms, init_process_group, thread_comms
 from microp.records import read_errors
 from microp.train import Plan, run_rank
 
-_PRELOAD = ["microp.launch"]  # what a rank imports, loaded once in the forkserver
+_PRELOAD = ["microp.launch", "torch._dynamo"]  # what a rank imports (the latter for its optimizer), loaded once
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 

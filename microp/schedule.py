@@ -127,6 +127,11 @@ class Schedule:
         return None
 
     @cached_property
+    def split(self) -> frozenset[tuple[int, int]]:
+        """The (stage, microbatch) pairs that have a W, so that their B is the input gradient alone."""
+        return frozenset((a.stage, a.microbatch) for _, a in self if a.op is Op.W)
+
+    @cached_property
     def consumers(self) -> dict[Action, Action]:
         """action -> the one that takes the tensor it makes; the inverse of `source`."""
         pairs = ((self.source(action), action) for _, action in self)

@@ -44,7 +44,7 @@ def simulate(schedule: Schedule, costs: Costs) -> list[Span]:
             hops = (0 if schedule.placement[p.stage] == rank else costs.latency for p in parents)
             ready = max((ends[p] + hop for p, hop in zip(parents, hops, strict=True)), default=0)
             start = max(clock[rank], ready)
-            clock[rank] = ends[action] = start + costs.of(action)
+            clock[rank] = ends[action] = start + costs.of(action, action[1:] in schedule.split)
             spans.append(Span(rank, *action, start, clock[rank], ready))
             position[rank] += 1
             runnable.extend(waiting.pop(action, ()))
