@@ -12,6 +12,7 @@ and debuggers.
 
 from __future__ import annotations
 
+import functools
 import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
@@ -100,9 +101,7 @@ class Comms(ABC):
         """Send, and come back when `tensor` may be written again."""
         self.isend_tensor(tensor, dest, tag).wait()
 
-    def recv_tensor(
-        self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32
-    ) -> Tensor:
+    def recv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
         """Receive a tensor of `shape` from `src`.
 
         Raises:
@@ -115,9 +114,7 @@ class Comms(ABC):
         """Start to send; `tensor` must not be written before `wait()`."""
 
     @abstractmethod
-    def irecv_tensor(
-        self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32
-    ) -> Pending:
+    def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
         """Start to receive; `wait()` gives the tensor, which starts at a 64-byte boundary."""
 
     @abstractmethod
@@ -157,8 +154,8 @@ def init_process_group(backend: str, device: torch.device, timeout_s: float) -> 
         device: where this rank's tensors live.
         timeout_s: the longest wait for a peer, in seconds.
     """
-    options = {"device_id": device} if backend == "nccl" else {}
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **options)
+    bound_to = device if backend == "nccl" else None
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), device_id=bound_to)
     return GroupComms(backend, device, timeout_s)
 
 
@@ -182,9 +179,7 @@ class GroupComms(Comms):
         work = dist.isend(tensor, dest, group=self._group(self.rank, dest), tag=tag)
         return _Transfer(work, tensor, dest, self.timeout_s)
 
-    def irecv_tensor(
-        self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32
-    ) -> Pending:
+    def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
         tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
         canary = _Canary(tensor) if self._checks_sizes else None
         work = dist.irecv(tensor, src, group=self._group(src, self.rank), tag=tag)
@@ -230,9 +225,7 @@ class _Canary:
 class _Transfer:
     """A torch.distributed transfer; keeps its tensor alive, as gloo asks for."""
 
-    def __init__(
-        self, work: Any, tensor: Tensor, peer: int, timeout_s: float, canary: _Canary | None = None
-    ) -> None:
+    def __init__(self, work: Any, tensor: Tensor, peer: int, timeout_s: float, canary: _Canary | None = None) -> None:
         self._work, self._tensor, self._peer = work, tensor, peer
         self._timeout_s, self._canary = timeout_s, canary
 
@@ -245,8 +238,7 @@ class _Transfer:
             raise ConnectionError(f"lost rank {self._peer}: {error}") from error
         if self._canary is not None and self._canary.sings():
             raise ConnectionError(
-                f"rank {self._peer} sent fewer bytes than the {self._tensor.nbytes} "
-                f"of shape {list(self._tensor.shape)}"
+                f"rank {self._peer} sent fewer bytes than the {self._tensor.nbytes} of shape {list(self._tensor.shape)}"
             )
         return self._tensor
 
@@ -289,21 +281,13 @@ class ThreadComms(Comms):
             self._hub.changed.notify_all()
         return _Sent(tensor)
 
-    def irecv_tensor(
-        self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32
-    ) -> Pending:
+    def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
         return _Box(self._hub, (src, self.rank, tag), tuple(shape), dtype, self.timeout_s)
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         _check_op(op)
-        stacked = torch.stack(self.all_gather(tensor.clone()))
-        reduced = {
-            "sum": stacked.sum,
-            "product": stacked.prod,
-            "min": stacked.amin,
-            "max": stacked.amax,
-        }[op](dim=0)
-        return tensor.copy_(reduced)
+        combine = {"sum": torch.add, "product": torch.mul, "min": torch.minimum, "max": torch.maximum}[op]
+        return tensor.copy_(functools.reduce(combine, self.all_gather(tensor.clone())))
 
     def all_gather(self, value: Any) -> list[Any]:
         self._hub.slots[self.rank] = value
@@ -348,9 +332,7 @@ class _Box:
     def wait(self) -> Tensor:
         src = self.key[0]
         with self.hub.changed:
-            came = self.hub.changed.wait_for(
-                lambda: self.hub.boxes[self.key] or self.hub.broken, self.timeout_s
-            )
+            came = self.hub.changed.wait_for(lambda: self.hub.boxes[self.key] or self.hub.broken, self.timeout_s)
             if not came:
                 raise TimeoutError(f"waited {self.timeout_s:g} s for rank {src}")
             if not self.hub.boxes[self.key]:

@@ -33,7 +33,8 @@ from microp.device import DeviceSettings
 from microp.launch import LaunchSettings
 from microp.model import Gpt, Mlp, Model
 from microp.partition import Partition
-from microp.schedule import Schedule, validate as validate_schedule
+from microp.schedule import Schedule
+from microp.schedule import validate as validate_schedule
 from microp.stage import Checkpointing
 from microp.tracking import TrackingSettings
 from microp.train import Plan
@@ -219,7 +220,8 @@ def make_schedule(config: Config) -> Schedule:
     Raises:
         ValueError: a key is unknown or of the wrong type, or the builder refuses the numbers.
     """
-    return _build("schedule", config.schedule, ranks=config.ranks, chunks=config.chunks)
+    schedule: Schedule = _build("schedule", config.schedule, ranks=config.ranks, chunks=config.chunks)
+    return schedule
 
 
 def make_partition(config: Config, stages: int) -> Partition:
@@ -228,7 +230,8 @@ def make_partition(config: Config, stages: int) -> Partition:
     Raises:
         ValueError: a key is unknown or of the wrong type, or the builder refuses the numbers.
     """
-    return _build("partition", config.partition, layers=config.model.layers, stages=stages)
+    partition: Partition = _build("partition", config.partition, layers=config.model.layers, stages=stages)
+    return partition
 
 
 def make_plan(config: Config) -> Plan:

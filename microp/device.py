@@ -51,7 +51,9 @@ class DeviceSettings:
             if gpus == 0:
                 found.append("device=cuda, but torch sees no GPU here: use device=cpu or a CUDA/ROCm build of torch")
             elif ranks > gpus:
-                found.append(f"ranks={ranks} is more than the {gpus} GPUs here: use at most {gpus}, a rank needs its own")
+                found.append(
+                    f"ranks={ranks} is more than the {gpus} GPUs here: use at most {gpus}, a rank needs its own"
+                )
         return found
 
     def open(self, local_rank: int) -> Device:
@@ -117,7 +119,7 @@ class Cuda(Device):
         now = perf_counter_ns()
         return [now - round(mark.elapsed_time(anchor) * 1e6) for mark in marks]
 
-    def peak_memory(self, alive: Iterable[Tensor], step: Callable[[], None]) -> int:
+    def peak_memory(self, alive: Iterable[Tensor], step: Callable[[], None]) -> int:  # noqa: ARG002
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         step()

@@ -146,7 +146,8 @@ class Engine:
                 y = bound.run(bound.action.microbatch, x)
                 marks.append(mark())
                 if bound.dest is not None:
-                    assert y is not None and bound.consumer is not None
+                    assert y is not None
+                    assert bound.consumer is not None
                     leaving[bound.consumer.stage, bound.action.microbatch] = self._send(bound, y)
                 elif bound.consumer is not None:
                     here[bound.action] = y

@@ -15,10 +15,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
@@ -29,6 +30,7 @@ from microp.comms import Comms, init_process_group, thread_comms
 from microp.records import read_errors
 from microp.train import Plan, run_rank
 
+Entry = Callable[[Plan, Comms, int, Path], Any]
 _PRELOAD = ["microp.launch", "torch._dynamo"]  # what a rank imports (the latter for its optimizer), loaded once
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -73,8 +75,17 @@ def joins() -> bool:
 # --- processes -----------------------------------------------------------------------------------
 
 
-def run_elastic(plan: Plan, attempt: Path, shutdown_s: int) -> None:
+def run_elastic(plan: Plan, attempt: Path, shutdown_s: int, entry: Entry | None = None) -> dict[int, Any]:
     """Start a process a rank, and come back when all have ended.
+
+    Args:
+        plan: what to run.
+        attempt: where ranks write; elastic puts their output into `logs/`.
+        shutdown_s: how long the others may take to end after one has failed.
+        entry: what a rank runs instead of its training, (plan, comms, local rank, attempt).
+
+    Returns:
+        rank -> what its entry returned.
 
     Raises:
         RankError: a rank failed, or was killed.
@@ -98,11 +109,12 @@ def run_elastic(plan: Plan, attempt: Path, shutdown_s: int) -> None:
     )
     try:
         with _signal_handlers_kept():
-            elastic_launch(config, _process)(plan, attempt)
+            results: dict[int, Any] = elastic_launch(config, _process)(plan, attempt, entry or run_rank)
     except SignalException as stop:
         raise KeyboardInterrupt from stop
     except ChildFailedError as error:
         raise RankError(_what_failed(attempt, error)) from None
+    return results
 
 
 @contextmanager
@@ -132,14 +144,15 @@ def _what_failed(attempt: Path, error: ChildFailedError) -> str:
     return f"rank {rank} ended with exit code {failure.exitcode}: see {attempt / 'logs'}"
 
 
-def _process(plan: Plan, attempt: Path) -> None:
+def _process(plan: Plan, attempt: Path, entry: Entry) -> Any:
     """A rank that is a process."""
     end_with_parent()
     torch.set_num_threads(plan.device.threads)
     local_rank = int(os.environ["LOCAL_RANK"])
     comms = _dial_in(plan, local_rank)
-    run_rank(plan, comms, local_rank, attempt)
+    result = entry(plan, comms, local_rank, attempt)
     comms.close()
+    return result
 
 
 def _dial_in(plan: Plan, local_rank: int) -> Comms:

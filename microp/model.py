@@ -163,6 +163,7 @@ class Bits(nn.Module):
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
+        self.places: Tensor
         self.register_buffer("places", torch.arange(8), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -238,9 +239,7 @@ class Dropout(nn.Module):
         return x * torch.empty_like(x).bernoulli_(keep, generator=generator).div_(keep)
 
 
-def _linear(
-    inputs: int, outputs: int, std: float, generator: torch.Generator, dtype: torch.dtype
-) -> nn.Linear:
+def _linear(inputs: int, outputs: int, std: float, generator: torch.Generator, dtype: torch.dtype) -> nn.Linear:
     """A Linear with normal weights from `generator` and a bias of zero."""
     linear = nn.Linear(inputs, outputs, device="meta", dtype=dtype).to_empty(device="cpu")
     with torch.no_grad():

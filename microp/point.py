@@ -83,9 +83,7 @@ def _open_attempt(config: Config, plan: Plan) -> Path:
     return attempt
 
 
-def _close_attempt(
-    config: Config, plan: Plan, attempt: Path, status: _Status, state: str, message: str | None
-) -> None:
+def _close_attempt(config: Config, plan: Plan, attempt: Path, status: _Status, state: str, message: str | None) -> None:
     write_json(attempt / "summary.json", summarise(plan, attempt, state))
     status.write(state, message)
     try:

@@ -5,7 +5,6 @@ Every rank process imports this module by name, so that nothing heavy is importe
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -32,4 +31,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -79,8 +79,7 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.chunks < 1 or not self.ranks:
             raise ValueError(
-                f"schedule {self.name!r} has chunks={self.chunks} and ranks={len(self.ranks)}: "
-                "both must be at least 1"
+                f"schedule {self.name!r} has chunks={self.chunks} and ranks={len(self.ranks)}: both must be at least 1"
             )
 
     def __iter__(self) -> Iterator[tuple[int, Action]]:

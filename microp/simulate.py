@@ -51,4 +51,3 @@ def simulate(schedule: Schedule, costs: Costs) -> list[Span]:
     if any(position[rank] < len(row) for rank, row in enumerate(schedule.ranks)):
         raise ValueError(f"schedule {schedule.name!r} deadlocks: validate() names the cycle")
     return spans
-

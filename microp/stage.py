@@ -114,8 +114,7 @@ class Stage:
     def _cut(self, segments: int) -> list[list[nn.Module]]:
         layers = iter(self.layers)
         return [
-            [next(layers) for _ in range(size)]
-            for size in spread(len(self.layers), min(segments, len(self.layers)))
+            [next(layers) for _ in range(size)] for size in spread(len(self.layers), min(segments, len(self.layers)))
         ]
 
     def load(self, batch: Batch) -> None:

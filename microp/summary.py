@@ -91,7 +91,7 @@ def _bubbles(plan: Plan, steps: list[list[Row]], spans: list[Span]) -> dict[str,
 def _bubble(step: list[Row]) -> float:
     """The same fraction as `trace.bubble_fraction`, from the ranks' rows of one step."""
     total_ms = (max(row["last_end_ns"] for row in step) - min(row["first_start_ns"] for row in step)) / 1e6
-    return 1 - sum(row["compute_ms"] for row in step) / (len(step) * total_ms)
+    return float(1 - sum(row["compute_ms"] for row in step) / (len(step) * total_ms))
 
 
 def measured_costs(schedule: Schedule, steps: list[list[Row]], spans: list[Span]) -> Costs:

@@ -78,12 +78,12 @@ class SweepCallback(Callback):
         write_json(self._folder / "plan.json", {"command": sys.argv, "points": self._run_ids})
 
     @loud
-    def on_run_end(self, config: DictConfig, **_: Any) -> None:
+    def on_run_end(self, **_: Any) -> None:
         if _speaks():
             self._finish(self._summaries())
 
     @loud
-    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+    def on_multirun_end(self, **_: Any) -> None:
         summaries = self._summaries()
         pd.json_normalize(summaries).to_csv(self._folder / "table.csv", index=False)
         self._finish(summaries)

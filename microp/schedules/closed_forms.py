@@ -8,9 +8,9 @@ t_i = f_i + x_i, and c one hop (asynchronous latency):
 | naive | M (sum t_i + 2 (K-1) c) | always |
 | gpipe, gpipe_lifo | sum t_i + (M-1) (max f + max x) + 2 (K-1) c | equal stages: always; unequal: c = 0 |
 | 1f1b | (M+K-1) t + 2 c ((K-1) + floor((M-1)(K-1)/K)) | equal stages |
-| 1f1b, one heavy stage j (times rho) | j t + M rho t + max(0, k(t - rho f)) + max(0, k(t - rho x)), k = K-1-j | M >= K, c = 0 |
+| 1f1b, stage j rho times the others | j t + M rho t + max(0, k(t - rho f)) + max(0, k(t - rho x)) | M >= K, c = 0 |
 
-Bubbles are 1 - M sum t_i / (K makespan): GPipe's definition (arXiv 1811.06965, section 2.3).
+k = K-1-j. Bubbles are 1 - M sum t_i / (K makespan): GPipe's definition (arXiv 1811.06965, section 2.3).
 """
 
 from __future__ import annotations

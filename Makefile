@@ -1,0 +1,34 @@
+# make demo   set up, run a six-point sweep, draw it          make test   set up, check style and types, run all tests
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: demo test style check clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 1p Makefile
+	@echo "make style  only ruff and mypy    make check  is this machine fit, is the mathematics right?    make clean  remove .venv"
+
+$(READY): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "microp needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+demo: $(READY)
+	$(BIN)/python -m microp.run -m schedule=gpipe,1f1b chunks=4,8,16
+
+test: style
+	$(BIN)/python -m pytest
+
+style: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+check: $(READY)
+	$(BIN)/python -m microp.check
+
+clean:
+	rm -rf .venv

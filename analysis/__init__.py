@@ -1,0 +1,1 @@
+"""From recorded rows to figures. Nothing here imports torch or wandb."""

@@ -1,0 +1,59 @@
+"""The timeline of a run's last measured step, predicted above measured.
+
+    python -m analysis.timeline outputs/runs/<run>/attempt-<n>
+
+The prediction replays the schedule with the step's own median F and B times of each stage
+and its median hop: what differs from the measurement is noise and overhead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from microp import costs, render
+from microp.records import attempts, read_json, read_spans
+from microp.schedule import Schedule
+from microp.simulate import simulate
+from microp.trace import Span
+
+
+def schedule_of(spans: Sequence[Span], name: str) -> Schedule:
+    """The schedule that was run: each rank's actions in the order of their starts."""
+    ranks = range(max(span.rank for span in spans) + 1)
+    in_order = sorted(spans, key=lambda span: span.start)
+    rows = tuple(tuple(span.action for span in in_order if span.rank == rank) for rank in ranks)
+    return Schedule(name, max(span.microbatch for span in spans) + 1, rows)
+
+
+def predict(schedule: Schedule, spans: Sequence[Span]) -> list[Span]:
+    """The schedule's spans with the median times of the measured ones, in whole nanoseconds."""
+    return simulate(schedule, costs.measured(schedule, spans))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draw a run's last measured step, predicted above measured, as text and as a figure."""
+    parser = argparse.ArgumentParser(prog="python -m analysis.timeline", description=main.__doc__)
+    parser.add_argument("run", type=Path, help="a run folder or one of its attempts")
+    parser.add_argument("--report", type=Path, default=Path("outputs/report"), help="where to (outputs/report)")
+    options = parser.parse_args(arguments)
+    found = [attempt for attempt in attempts(options.run) if read_spans(attempt)]
+    if not found:
+        parser.error(f"{options.run} holds no attempt with a trace: give a folder below outputs/runs")
+    attempt = found[-1]
+    summary = read_json(attempt / "summary.json")
+    measured = read_spans(attempt)
+    panels = {"predicted": predict(schedule_of(measured, summary["schedule"]), measured), "measured": measured}
+    for name, spans in panels.items():
+        print(f"{name}\n{render.text(spans)}\n")
+    options.report.mkdir(parents=True, exist_ok=True)
+    place = options.report / f"timeline-{attempt.parent.name}-{attempt.name}"
+    for file in render.figure(panels, f"{attempt.parent.name}, {attempt.name}: last measured step", place):
+        print(file)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
