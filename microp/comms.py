@@ -12,7 +12,6 @@ and debuggers.
 
 from __future__ import annotations
 
-import functools
 import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
@@ -287,7 +286,11 @@ class ThreadComms(Comms):
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         _check_op(op)
         combine = {"sum": torch.add, "product": torch.mul, "min": torch.minimum, "max": torch.maximum}[op]
-        return tensor.copy_(functools.reduce(combine, self.all_gather(tensor.clone())))
+        first, *others = self.all_gather(tensor.clone())
+        tensor.copy_(first)
+        for other in others:  # in rank order: the same bits on every rank
+            tensor.copy_(combine(tensor, other))
+        return tensor
 
     def all_gather(self, value: Any) -> list[Any]:
         self._hub.slots[self.rank] = value

@@ -89,7 +89,7 @@ def register_schemas() -> None:
         store.store(group="/".join(("schema", *folders)), name=name, node=schema)
 
 
-class BadConfig(ValueError):
+class ConfigError(ValueError):
     """What a user has to change: one sentence a problem."""
 
     def __init__(self, problems: list[str]) -> None:
@@ -101,18 +101,18 @@ def read(config: DictConfig) -> Config:
     """The composed configuration, with or without Hydra's own part, as plain dataclasses.
 
     Raises:
-        BadConfig: a key has no value, or the wrong type.
+        ConfigError: a key has no value, or the wrong type.
     """
     config = copy.deepcopy(config)
     with read_write(config), open_dict(config):
         config.pop("hydra", None)
     missing = OmegaConf.missing_keys(config)
     if missing:
-        raise BadConfig([f"{key} has no value: give one, as {key}=..." for key in sorted(missing)])
+        raise ConfigError([f"{key} has no value: give one, as {key}=..." for key in sorted(missing)])
     try:
         result = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
-        raise BadConfig([str(error).splitlines()[0]]) from error
+        raise ConfigError([str(error).splitlines()[0]]) from error
     assert isinstance(result, Config)
     return result
 
@@ -140,11 +140,7 @@ def validate(config: Config) -> list[str]:
             f"ranks={config.ranks} is more than model.layers={config.model.layers}: every rank "
             f"needs a layer, use at most {config.model.layers}"
         )
-    if not found:
-        found += _unbuildable(config)
-    else:
-        found += _bad_knobs(config)
-    return found
+    return found + _unbuildable(config)
 
 
 def _out_of_range(config: Config) -> list[str]:
@@ -162,31 +158,19 @@ def _out_of_range(config: Config) -> list[str]:
     return found
 
 
-def _bad_knobs(config: Config) -> list[str]:
-    """What can be said of the builders' keys where something else forbids to call them."""
-    found = []
-    for group in ("schedule", "partition"):
+def _unbuildable(config: Config) -> list[str]:
+    """What the builders of schedule and partition refuse, where their numbers are in range."""
+    found, stages = [], config.ranks
+    if config.ranks >= 1 and config.chunks >= 1:
         try:
-            _knobs(group, getattr(config, group))
+            stages = validate_schedule(make_schedule(config)).stages
         except ValueError as error:
             found.append(str(error))
-    share = config.partition.get("share")
-    if isinstance(share, int | float) and not 0 < share < 1:
-        found.append(f"partition.share={share} is not between 0 and 1: use a fraction of the layers, as 0.8")
-    return found
-
-
-def _unbuildable(config: Config) -> list[str]:
-    found = []
-    stages = config.ranks
-    try:
-        stages = validate_schedule(make_schedule(config)).stages
-    except ValueError as error:
-        found.append(str(error))
-    try:
-        make_partition(config, stages)
-    except ValueError as error:
-        found.append(str(error))
+    if 1 <= config.ranks <= config.model.layers:
+        try:
+            make_partition(config, stages)
+        except ValueError as error:
+            found.append(str(error))
     return found
 
 

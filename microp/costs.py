@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -92,7 +93,7 @@ def _hops(schedule: Schedule, spans: list[Span]) -> list[Any]:
     ends = {span.action: span.end for span in spans}
     hops = []
     for row in by_rank.values():
-        for previous, span in zip(row, row[1:], strict=False):
+        for previous, span in pairwise(row):
             source = schedule.source(span.action)
             if source is None or schedule.placement[source.stage] == span.rank or source not in ends:
                 continue

@@ -119,7 +119,7 @@ class Cuda(Device):
         now = perf_counter_ns()
         return [now - round(mark.elapsed_time(anchor) * 1e6) for mark in marks]
 
-    def peak_memory(self, alive: Iterable[Tensor], step: Callable[[], None]) -> int:  # noqa: ARG002
+    def peak_memory(self, alive: Iterable[Tensor], step: Callable[[], None]) -> int:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         step()

@@ -27,7 +27,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from microp import launch, terminal
-from microp.config import BadConfig, Config, read, run_id, validate, warn
+from microp.config import Config, ConfigError, read, run_id, validate, warn
 from microp.point import run_point
 from microp.records import attempts, read_json, write_json
 
@@ -78,12 +78,12 @@ class SweepCallback(Callback):
         write_json(self._folder / "plan.json", {"command": sys.argv, "points": self._run_ids})
 
     @loud
-    def on_run_end(self, **_: Any) -> None:
+    def on_run_end(self, config: DictConfig, **_: Any) -> None:
         if _speaks():
             self._finish(self._summaries())
 
     @loud
-    def on_multirun_end(self, **_: Any) -> None:
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         summaries = self._summaries()
         pd.json_normalize(summaries).to_csv(self._folder / "table.csv", index=False)
         self._finish(summaries)
@@ -157,7 +157,7 @@ def check(points: list[DictConfig]) -> list[Config]:
         try:
             configs.append(read(point))
             problems += validate(configs[-1])
-        except BadConfig as error:
+        except ConfigError as error:
             problems += error.problems
     if problems:
         refuse(list(dict.fromkeys(problems)))

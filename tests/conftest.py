@@ -1,0 +1,62 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from microp.data import Text
+from microp.device import DeviceSettings
+from microp.model import Gpt, Mlp
+from microp.partition import uniform
+from microp.schedules import gpipe
+from microp.stage import Checkpointing
+from microp.train import Plan
+
+CHECKPOINTING = {
+    "never": Checkpointing("never", 0, False),
+    "except_last": Checkpointing("except_last", 1, True),
+    "always": Checkpointing("always", 1, False),
+    "segments": Checkpointing("segments", 2, False),
+}
+
+
+def mlp(dtype: str = "float32") -> Mlp:
+    return Mlp("mlp", 6, 32, dtype)
+
+
+def gpt(dtype: str = "float32", dropout: float = 0.1) -> Gpt:
+    return Gpt("gpt", 5, 16, dtype, heads=2, context=8, dropout=dropout)
+
+
+def make_plan(**changes) -> Plan:
+    """A small plan: 9 rows, so that most chunk counts do not divide them."""
+    plan = Plan(
+        run_id="test",
+        schedule=gpipe(2, 4),
+        partition=uniform(6, 2),
+        model=mlp(),
+        checkpointing=CHECKPOINTING["never"],
+        data=Text("text", str(Path(torch.__file__).parent / "serialization.py")),
+        device=DeviceSettings("cpu", 1),
+        backend="gloo",
+        timeout_s=20,
+        batch_size=9,
+        steps=3,
+        warmup_steps=1,
+        learning_rate=1e-2,
+        seed=7,
+    )
+    return replace(plan, **changes)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Sums in the order in which ranks sum."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
