@@ -204,21 +204,23 @@ class GroupComms(Comms):
 class _Canary:
     """Tells a message that was shorter than its buffer, which gloo completes without a word.
 
-    The buffer's last 8 bytes hold a pattern before the transfer, which the end of a whole
-    message replaces. (A message that ends in just these 64 bits would be refused; one of
-    less than 8 bytes is not checked.)
+    The buffer's last element holds a signalling NaN before the transfer, which a whole
+    message replaces. (A message that ends in just these bits would be refused; elements of
+    less than 4 bytes have too few bits to be told by, and are not checked.)
     """
 
-    PATTERN = torch.frombuffer(bytearray(b"\xf4\x7fmicrop"), dtype=torch.uint8)
+    PATTERN = torch.frombuffer(bytearray(b"microp\xf4\x7f"), dtype=torch.uint8)
 
     def __init__(self, buffer: Tensor) -> None:
-        self._tail = None
-        if buffer.nbytes >= len(self.PATTERN):
-            self._tail = buffer.view(-1).view(torch.uint8)[-len(self.PATTERN) :]
-            self._tail.copy_(self.PATTERN)
+        size = buffer.element_size()
+        self._tail: Tensor | None = None
+        if buffer.numel() and size >= 4:
+            self._tail = buffer.view(-1)[-1:].view(torch.uint8)
+            self._tail.copy_(self.PATTERN[-size:])
 
     def sings(self) -> bool:
-        return self._tail is not None and torch.equal(self._tail, self.PATTERN)
+        """Whether the last element has not been written."""
+        return self._tail is not None and torch.equal(self._tail, self.PATTERN[-len(self._tail) :])
 
 
 class _Transfer:
@@ -285,7 +287,7 @@ class ThreadComms(Comms):
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         _check_op(op)
-        combine = {"sum": torch.add, "product": torch.mul, "min": torch.minimum, "max": torch.maximum}[op]
+        combine: Any = {"sum": torch.add, "product": torch.mul, "min": torch.minimum, "max": torch.maximum}[op]
         first, *others = self.all_gather(tensor.clone())
         tensor.copy_(first)
         for other in others:  # in rank order: the same bits on every rank

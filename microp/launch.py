@@ -91,7 +91,8 @@ def run_elastic(plan: Plan, attempt: Path, shutdown_s: int, entry: Entry | None 
         RankError: a rank failed, or was killed.
         KeyboardInterrupt: Ctrl-C, or another signal to end.
     """
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in ("torch.distributed.elastic", "torchelastic-events-null", "torch.multiprocessing.spawn"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     multiprocessing.set_forkserver_preload(_PRELOAD)
     config = LaunchConfig(
         min_nodes=1,
@@ -161,16 +162,20 @@ def _dial_in(plan: Plan, local_rank: int) -> Comms:
 
 
 def end_with_parent() -> None:
-    """End this process soon after its parent has ended, however that came about.
+    """End this process soon after the one that launched it has ended, however that came about.
 
-    A forkserver ends when the process that it serves is gone, and then its children have
-    another parent.
+    A rank of `run_elastic` is the forkserver's child and not the launcher's, and keeps the
+    forkserver alive; multiprocessing hands it a pipe that closes with the launcher. A rank
+    of torchrun is torchrun's own child and gets another parent when that is gone.
     """
-    parent = os.getppid()
+    launcher, parent = multiprocessing.parent_process(), os.getppid()
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
+        if launcher is not None:
+            launcher.join()
+        else:
+            while os.getppid() == parent:
+                time.sleep(0.5)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

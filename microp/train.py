@@ -41,7 +41,11 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a rank needs to know: what the configuration says, checked and worked out."""
+    """All that a rank needs to know: what the configuration says, checked and worked out.
+
+    Raises:
+        ValueError: the partition fits neither the model nor the schedule.
+    """
 
     run_id: str
     schedule: Schedule
@@ -57,6 +61,13 @@ class Plan:
     warmup_steps: int
     learning_rate: float
     seed: int
+
+    def __post_init__(self) -> None:
+        if len(self.partition.sizes) != self.schedule.stages or self.partition.layers != self.model.layers:
+            raise ValueError(
+                f"partition {self.partition.sizes} does not cut {self.model.layers} layers "
+                f"into the schedule's {self.schedule.stages} stages"
+            )
 
     @property
     def ranks(self) -> int:

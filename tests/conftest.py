@@ -34,11 +34,12 @@ def gpt(dtype: str = "float32", dropout: float = 0.1) -> Gpt:
 
 def make_plan(**changes) -> Plan:
     """A small plan: 9 rows, so that most chunk counts do not divide them."""
+    schedule, model = changes.pop("schedule", gpipe(2, 4)), changes.pop("model", mlp())
     plan = Plan(
         run_id="test",
-        schedule=gpipe(2, 4),
-        partition=uniform(6, 2),
-        model=mlp(),
+        schedule=schedule,
+        partition=changes.pop("partition", uniform(model.layers, schedule.stages)),
+        model=model,
         checkpointing=CHECKPOINTING["never"],
         data=Text("text", str(Path(torch.__file__).parent / "serialization.py")),
         device=DeviceSettings("cpu", 1),
