@@ -86,7 +86,7 @@ def test_ranks_end_with_their_parent(how, tmp_path):
         f"launch.run_elastic(make_plan(), Path({str(tmp_path)!r}), 3, ranks.sleep_on)"
     )
     script = tmp_path / "parent.py"
-    script.write_text(f"if __name__ == '__main__':\n    " + code.replace("\n", "\n    "))
+    script.write_text("if __name__ == '__main__':\n    " + code.replace("\n", "\n    "))
     environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
     parent = subprocess.Popen([sys.executable, script], env=environment, stderr=subprocess.DEVNULL)
     files = [tmp_path / "pid0", tmp_path / "pid1"]

@@ -1,0 +1,119 @@
+"""Ranks that are processes, over a `torch.distributed` process group: gloo, NCCL, RCCL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from microp.comms.base import Comms, Pending, check_reduction
+
+_REDUCE = {
+    "sum": dist.ReduceOp.SUM,
+    "product": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+}
+
+
+def init_process_group(backend: str, device: torch.device, timeout_s: float) -> GroupComms:
+    """Dial in: join the process group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name.
+
+    Args:
+        backend: `gloo`, or `nccl` (RCCL on ROCm).
+        device: where this rank's tensors live.
+        timeout_s: the longest wait for a peer, in seconds.
+    """
+    bound_to = device if backend == "nccl" else None
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), device_id=bound_to)
+    return GroupComms(backend, device, timeout_s)
+
+
+class GroupComms(Comms):
+    """Ranks that are processes, over a `torch.distributed` process group."""
+
+    def __init__(self, backend: str, device: torch.device, timeout_s: float) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.device, self.timeout_s = device, timeout_s
+        self._checks_sizes = backend == "gloo"
+        # NCCL has no tags and runs the transfers of a group one after the other, so that
+        # the two directions need a group each.
+        ways = [dist.new_group(), dist.new_group()] if backend == "nccl" else [dist.group.WORLD] * 2
+        self._up, self._down = ways
+
+    def _group(self, src: int, dest: int) -> Any:
+        return self._up if src < dest else self._down
+
+    def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
+        tensor = tensor.contiguous()
+        work = dist.isend(tensor, dest, group=self._group(self.rank, dest), tag=tag)
+        return _Transfer(work, tensor, dest, self.timeout_s)
+
+    def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
+        tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
+        canary = _Canary(tensor) if self._checks_sizes else None
+        work = dist.irecv(tensor, src, group=self._group(src, self.rank), tag=tag)
+        return _Transfer(work, tensor, src, self.timeout_s, canary)
+
+    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        check_reduction(op)
+        dist.all_reduce(tensor, _REDUCE[op])
+        return tensor
+
+    def all_gather(self, value: Any) -> list[Any]:
+        values = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+class _Canary:
+    """Tells a message that was shorter than its buffer, which gloo completes without a word.
+
+    The buffer's last element holds a signalling NaN before the transfer, which a whole
+    message replaces. (A message that ends in just these bits would be refused; elements of
+    less than 4 bytes have too few bits to be told by, and are not checked.)
+    """
+
+    PATTERN = torch.frombuffer(bytearray(b"microp\xf4\x7f"), dtype=torch.uint8)
+
+    def __init__(self, buffer: Tensor) -> None:
+        size = buffer.element_size()
+        self._tail: Tensor | None = None
+        if buffer.numel() and size >= 4:
+            self._tail = buffer.view(-1)[-1:].view(torch.uint8)
+            self._tail.copy_(self.PATTERN[-size:])
+
+    def sings(self) -> bool:
+        """Whether the last element has not been written."""
+        return self._tail is not None and torch.equal(self._tail, self.PATTERN[-len(self._tail) :])
+
+
+class _Transfer:
+    """A torch.distributed transfer; keeps its tensor alive, as gloo asks for."""
+
+    def __init__(self, work: Any, tensor: Tensor, peer: int, timeout_s: float, canary: _Canary | None = None) -> None:
+        self._work, self._tensor, self._peer = work, tensor, peer
+        self._timeout_s, self._canary = timeout_s, canary
+
+    def wait(self) -> Tensor:
+        try:
+            self._work.wait(timedelta(seconds=self._timeout_s))
+        except RuntimeError as error:
+            if "imed out" in str(error):
+                raise TimeoutError(f"waited {self._timeout_s:g} s for rank {self._peer}") from error
+            raise ConnectionError(f"lost rank {self._peer}: {error}") from error
+        if self._canary is not None and self._canary.sings():
+            raise ConnectionError(
+                f"rank {self._peer} sent fewer bytes than the {self._tensor.nbytes} of shape {list(self._tensor.shape)}"
+            )
+        return self._tensor

@@ -1,0 +1,117 @@
+"""Ranks that are threads of one process, for tests and debuggers: a message is a copy in a box."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from microp.comms.base import Comms, Pending, check_reduction
+
+
+@dataclass
+class _Hub:
+    """What the threads of one `thread_comms` share."""
+
+    world_size: int
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    boxes: dict[tuple[int, int, int], deque[Tensor]] = field(default_factory=lambda: defaultdict(deque))
+    slots: list[Any] = field(default_factory=list)
+    broken: bool = False
+
+    def __post_init__(self) -> None:
+        self.meeting = threading.Barrier(self.world_size)
+        self.slots = [None] * self.world_size
+
+
+def thread_comms(world_size: int, timeout_s: float = 30) -> list[ThreadComms]:
+    """The comms of `world_size` ranks that are threads of this process, in rank order."""
+    hub = _Hub(world_size)
+    return [ThreadComms(hub, rank, timeout_s) for rank in range(world_size)]
+
+
+class ThreadComms(Comms):
+    """Ranks that are threads: a message is a copy, put into the receiver's box."""
+
+    def __init__(self, hub: _Hub, rank: int, timeout_s: float) -> None:
+        self.rank, self.world_size = rank, hub.world_size
+        self.device, self.timeout_s = torch.device("cpu"), timeout_s
+        self._hub = hub
+
+    def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
+        with self._hub.changed:
+            self._hub.boxes[self.rank, dest, tag].append(tensor.detach().clone())
+            self._hub.changed.notify_all()
+        return _Sent(tensor)
+
+    def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
+        return _Box(self._hub, (src, self.rank, tag), tuple(shape), dtype, self.timeout_s)
+
+    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        check_reduction(op)
+        combine: Any = {"sum": torch.add, "product": torch.mul, "min": torch.minimum, "max": torch.maximum}[op]
+        first, *others = self.all_gather(tensor.clone())
+        tensor.copy_(first)
+        for other in others:  # in rank order: the same bits on every rank
+            tensor.copy_(combine(tensor, other))
+        return tensor
+
+    def all_gather(self, value: Any) -> list[Any]:
+        self._hub.slots[self.rank] = value
+        self.barrier()
+        values = list(self._hub.slots)
+        self.barrier()
+        return values
+
+    def barrier(self) -> None:
+        try:
+            self._hub.meeting.wait(self.timeout_s)
+        except threading.BrokenBarrierError:
+            raise ConnectionError("another rank failed, or did not come to the barrier") from None
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def abort(self) -> None:
+        """Wake every waiting rank with a ConnectionError: this one failed."""
+        self._hub.meeting.abort()
+        with self._hub.changed:
+            self._hub.broken = True
+            self._hub.changed.notify_all()
+
+
+@dataclass(frozen=True)
+class _Sent:
+    tensor: Tensor
+
+    def wait(self) -> Tensor:
+        return self.tensor
+
+
+@dataclass(frozen=True)
+class _Box:
+    hub: _Hub
+    key: tuple[int, int, int]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    timeout_s: float
+
+    def wait(self) -> Tensor:
+        src = self.key[0]
+        with self.hub.changed:
+            came = self.hub.changed.wait_for(lambda: self.hub.boxes[self.key] or self.hub.broken, self.timeout_s)
+            if not came:
+                raise TimeoutError(f"waited {self.timeout_s:g} s for rank {src}")
+            if not self.hub.boxes[self.key]:
+                raise ConnectionError(f"lost rank {src}: a rank of this process failed")
+            tensor = self.hub.boxes[self.key].popleft()
+        if (tuple(tensor.shape), tensor.dtype) != (self.shape, self.dtype):
+            raise ConnectionError(
+                f"rank {src} sent {tensor.dtype} {list(tensor.shape)}, expected {self.dtype} {list(self.shape)}"
+            )
+        return tensor
