@@ -20,6 +20,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, make_dataclass
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from hydra.core.config_store import ConfigStore
@@ -39,6 +40,7 @@ from microp.stage import Checkpointing
 from microp.tracking import TrackingSettings
 from microp.train import Plan
 
+CONF = Path(__file__).resolve().parent.parent / "conf"
 WHERE_AND_HOW = ("tracking", "launch", "output_dir")  # not part of the question a run asks
 
 
@@ -87,6 +89,18 @@ def register_schemas() -> None:
     for path, schema in SCHEMAS.items():
         *folders, name = path.split("/")
         store.store(group="/".join(("schema", *folders)), name=name, node=schema)
+    OmegaConf.register_new_resolver("option_list", option_list, replace=True)
+
+
+def option_list() -> str:
+    """The groups of `conf/`, their options, and the first line of each option's file."""
+    lines = []
+    for group in sorted(path for path in CONF.iterdir() if path.is_dir()):
+        lines.append(f"  {group.name}")
+        for option in sorted(group.glob("*.yaml")):
+            comment = option.read_text().splitlines()[0].removeprefix("# ")
+            lines.append(f"    {option.stem:16} {comment}")
+    return "\n".join(lines)
 
 
 class ConfigError(ValueError):

@@ -71,9 +71,9 @@ def _run_joined(config: Config, plan: Plan) -> None:
         if status is not None:
             _close_attempt(config, plan, attempt, status, "failed", str(error))
         raise
+    comms.close()
     if status is not None:
         _close_attempt(config, plan, attempt, status, "finished", None)
-    comms.close()
 
 
 def _open_attempt(config: Config, plan: Plan) -> Path:

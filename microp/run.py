@@ -5,10 +5,6 @@ Every rank process imports this module by name, so that nothing heavy is importe
 
 from __future__ import annotations
 
-from pathlib import Path
-
-CONF = Path(__file__).resolve().parent.parent / "conf"
-
 
 def main() -> None:
     """Compose, check, run, show. Exit code 1 if a run failed, 2 for bad input, 130 after Ctrl-C."""
@@ -17,7 +13,7 @@ def main() -> None:
     from microp import config, sweep, terminal
 
     config.register_schemas()
-    task = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(sweep.run)
+    task = hydra.main(version_base="1.3", config_path=str(config.CONF), config_name="config")(sweep.run)
     try:
         task()
     except SystemExit as stop:

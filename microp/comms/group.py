@@ -73,6 +73,8 @@ class GroupComms(Comms):
         dist.barrier()
 
     def close(self) -> None:
+        dist.barrier()  # no rank takes its end of a connection away from another
+        del self._up, self._down  # the group's threads end with it, and not with the interpreter
         dist.destroy_process_group()
 
 

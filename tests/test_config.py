@@ -1,0 +1,92 @@
+"""The rules across fields, the run's name, and the builders' keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from microp.config import CONF, ConfigError, make_plan, read, register_schemas, run_id, to_yaml, validate, warn
+
+
+@pytest.fixture
+def composed():
+    register_schemas()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield lambda *overrides: read(compose("config", overrides=list(overrides)))
+
+
+def test_defaults_are_those_of_the_readme(composed):
+    config = composed()
+    plan = make_plan(config)
+    assert validate(config) == []
+    assert (plan.schedule.name, plan.ranks, plan.schedule.chunks) == ("gpipe", 2, 4)
+    assert (plan.model.name, plan.model.layers, plan.partition.sizes) == ("mlp", 16, (8, 8))
+    assert plan.rows == (64, 64, 64, 64)
+
+
+@pytest.mark.parametrize("option", sorted(CONF.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_option_composes_and_names_itself(composed, option, tmp_path):
+    group, name = option.parent.name, option.stem
+    if (group, name) == ("partition", "sizes"):
+        config = composed("partition=sizes", "partition.sizes=[1,15]")
+    elif (group, name) == ("schedule", "file"):
+        config = composed("schedule=file", "schedule.path=x")
+    else:
+        config = composed(f"{group}={name}")
+    node = getattr(config, group)
+    said = node["name"] if isinstance(node, dict) else getattr(node, "name", None) or node.mode
+    assert said == name
+
+
+def test_the_name_follows_from_the_question_alone(composed):
+    plain = run_id(composed())
+    assert plain.startswith("gpipe-m4-k2-")
+    for same in (["tracking=disabled"], ["output_dir=/elsewhere"], ["launch.shutdown_s=9"], ["chunks=4"]):
+        assert run_id(composed(*same)) == plain
+    for other in (["seed=1"], ["repeat=1"], ["model.dim=64"], ["schedule.drain=lifo"], ["checkpointing=always"]):
+        assert run_id(composed(*other)) != plain
+
+
+def test_saved_yaml_is_the_configuration(composed):
+    import yaml
+
+    saved = yaml.safe_load(to_yaml(composed("chunks=8")))
+    assert saved["chunks"] == 8
+    assert saved["model"] == {"name": "mlp", "layers": 16, "dim": 512, "dtype": "float32"}
+
+
+def test_rows_are_spread(composed):
+    assert make_plan(composed("batch_size=9", "chunks=4")).rows == (3, 2, 2, 2)
+
+
+def test_warnings(composed, monkeypatch):
+    import os
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    assert warn(composed()) == []
+    [cores] = warn(composed("ranks=3"))
+    assert "ranks=3 compute on 2 cores: they take turns" in cores
+    words = warn(composed("ranks=2", "partition=skewed", "partition.share=0.99"))
+    assert words == ["partition.share=0.99 of 16 layers is 16, but the other ranks need one each: rank 0 gets 15"]
+
+
+def test_a_builder_s_keys_are_its_signature(composed):
+    config = composed()
+    wrong = replace(config, schedule={**config.schedule, "speed": 3})
+    assert validate(wrong) == ["schedule.speed is not a key of schedule=gpipe: leave it out"]
+    lost = replace(config, schedule={"name": "mine", "builder": "microp.schedules.nothing"})
+    assert "schedule.builder=microp.schedules.nothing cannot be imported" in validate(lost)[0]
+
+
+def test_torchrun_must_start_as_many(composed, monkeypatch):
+    config = composed()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert validate(config) == ["ranks=2, but torchrun started 4 processes: say ranks=4"]
+
+
+def test_a_missing_value_is_told_by_key(composed):
+    with pytest.raises(ConfigError, match="partition.sizes has no value"):
+        composed("partition=sizes")

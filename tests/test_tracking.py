@@ -1,0 +1,129 @@
+"""The W&B mirror: what was logged is read back from the offline files and equals the rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import make_plan
+
+from microp import launch, tracking
+from microp.records import new_attempt, read_rows, write_json
+from microp.summary import summarise
+from microp.tracking import TrackingSettings, mirror
+
+OFFLINE = TrackingSettings("offline", "microp", None, ["a-tag"])
+
+
+@pytest.fixture
+def attempt(tmp_path):
+    """A finished attempt, as run_point leaves it before the mirroring."""
+    plan = make_plan()
+    folder = new_attempt(tmp_path / "runs", plan.run_id)
+    launch.run_threads(plan, folder)
+    (folder / "config.yaml").write_text(
+        "ranks: 2\nmodel: {name: mlp}\ntracking: {mode: offline, project: microp, entity: null, tags: [a-tag]}\n"
+    )
+    write_json(folder / "status.json", {"uid": "0123abcd", "status": "finished", "message": None})
+    write_json(folder / "summary.json", summarise(plan, folder, "finished"))
+    return folder
+
+
+def inspect(folder: Path, name: str) -> list[dict]:
+    """The records of one offline run, as W&B's own reader gives them."""
+    [file] = folder.glob(f"wandb/offline-run-*-{name}/*.wandb")
+    program = Path(sys.executable).parent / "wandb"
+    done = subprocess.run([program, "leet", "inspect", "--json", file], capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def test_what_was_logged_equals_the_rows(attempt, tmp_path):
+    mirror(attempt, OFFLINE, tmp_path)
+    assert sorted(path.name.split("-", 3)[3] for path in (tmp_path / "wandb").glob("offline-run-*")) == [
+        "0123abcd-rank0",
+        "0123abcd-rank1",
+        "0123abcd-summary",
+    ]
+    for rank in range(2):
+        records = inspect(tmp_path, f"0123abcd-rank{rank}")
+        logged = [record["history"]["item"] for record in records if "history" in record]
+        for row, item in zip(read_rows(attempt, rank), logged, strict=True):
+            times = {f"action_ms.{name}": value for name, value in row.pop("action_ms").items()}
+            assert {key: value for key, value in item.items() if not key.startswith("_")} == row | times
+        text = json.dumps(records)
+        for word in ("test/attempt-1", '"rank"', "a-tag"):
+            assert word in text
+
+
+def test_mirroring_again_makes_no_duplicates(attempt, tmp_path):
+    mirror(attempt, OFFLINE, tmp_path)
+    before = sorted((tmp_path / "wandb").glob("offline-run-*"))
+    mirror(attempt, OFFLINE, tmp_path)
+    assert sorted((tmp_path / "wandb").glob("offline-run-*")) == before
+
+
+def test_what_failed_half_way_is_made_whole_later(attempt, tmp_path, monkeypatch, capsys):
+    real, calls = tracking._mirror_one, []
+
+    def failing(*arguments):
+        calls.append(arguments[3])
+        if len(calls) == 2:
+            real(*arguments)  # it is on disk, but W&B says it failed
+            raise ConnectionError("W&B is away")
+        real(*arguments)
+
+    monkeypatch.setattr(tracking, "_mirror_one", failing)
+    with pytest.raises(ConnectionError):
+        mirror(attempt, OFFLINE, tmp_path)
+    monkeypatch.setattr(tracking, "_mirror_one", real)
+    assert tracking.main([str(tmp_path)]) == 0
+    assert "mirrored" in capsys.readouterr().out
+    names = sorted(path.name.rsplit("-", 1)[1] for path in (tmp_path / "wandb").glob("offline-run-*"))
+    assert names == ["rank0", "rank1", "summary"]
+
+
+def test_a_run_is_finished_though_w_and_b_fails(tmp_path, monkeypatch, capsys):
+    from microp import point
+    from microp.config import Config
+
+    config = Config(output_dir=str(tmp_path), tracking=OFFLINE)
+
+    def broken(*_):
+        raise OSError("no room for W&B")
+
+    monkeypatch.setattr(tracking, "mirror", broken)
+    plan = make_plan()
+    folder = new_attempt(tmp_path / "runs", plan.run_id)
+    launch.run_threads(plan, folder)
+    point._close_attempt(config, plan, folder, point._Status(folder), "finished", None)
+    assert json.loads((folder / "status.json").read_text())["status"] == "finished"
+    assert "python -m microp.tracking" in " ".join(capsys.readouterr().err.split())
+
+
+def test_disabled_writes_nothing(attempt, tmp_path):
+    mirror(attempt, TrackingSettings("disabled", "microp", None, []), tmp_path)
+    assert not (tmp_path / "wandb").exists()
+
+
+def test_online_needs_a_key(monkeypatch, tmp_path):
+    online = TrackingSettings("online", "microp", None, [])
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert "needs a W&B key" in online.problems()[0]
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password 0123\n")
+    (tmp_path / "netrc").chmod(0o600)
+    assert online.problems() == []
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
+    assert online.problems()
+    monkeypatch.setenv("WANDB_API_KEY", "0123")
+    assert online.problems() == []
+
+
+def test_a_folder_that_is_not_there(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        tracking.main([str(tmp_path / "nothing")])
+    assert stop.value.code == 2
+    assert "is not a folder" in capsys.readouterr().err
