@@ -36,6 +36,7 @@ from microp.model import Gpt, Mlp, Model
 from microp.partition import Partition
 from microp.schedule import Schedule
 from microp.schedule import validate as validate_schedule
+from microp.schedule_io import to_text
 from microp.stage import Checkpointing
 from microp.tracking import TrackingSettings
 from microp.train import Plan
@@ -256,9 +257,11 @@ def make_plan(config: Config) -> Plan:
 def run_id(config: Config) -> str:
     """`<schedule>-m<chunks>-k<ranks>-<hash8>`: the same question has the same name.
 
-    The hash is over all keys but those that say where and how (tracking, launch, output_dir).
+    The hash is over all keys but those that say where and how (tracking, launch, output_dir),
+    and over the order that follows from them, which may stand in a file.
     """
     question = {key: value for key, value in asdict(config).items() if key not in WHERE_AND_HOW}
+    question["order"] = to_text(make_schedule(config))
     digest = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
     return f"{config.schedule['name']}-m{config.chunks}-k{config.ranks}-{digest[:8]}"
 

@@ -155,6 +155,9 @@ def validate(schedule: Schedule) -> Schedule:
 
 def _miscounted(schedule: Schedule) -> list[str]:
     """Each (stage, microbatch) has one F, one B and at most one W; none is out of range."""
+    gap = next((stage for stage in range(schedule.stages) if stage not in schedule.placement), None)
+    if gap is not None:
+        return [f"stage {gap} has no action, but stage {schedule.stages - 1} has"]
     counts = Counter(action for _, action in schedule)
     found = []
     for stage in range(schedule.stages):
@@ -207,49 +210,6 @@ def find_cycle(schedule: Schedule) -> list[Action]:
     while path[-1] not in path[:-1]:
         path.append(next(need for need in waits[path[-1]] if need in open_needs))
     return path[path.index(path[-1]) :]
-
-
-_HEADER = re.compile(r"# microp schedule (?P<name>\S+) chunks=(?P<chunks>\d+) ranks=(?P<ranks>\d+)")
-
-
-def to_text(schedule: Schedule) -> str:
-    """The text form: a header, then one line a rank, its actions separated by spaces.
-
-    ::
-
-        # microp schedule gpipe chunks=2 ranks=2
-        0F0 0F1 0B0 0B1
-        1F0 1F1 1B0 1B1
-    """
-    header = f"# microp schedule {schedule.name} chunks={schedule.chunks} ranks={len(schedule.ranks)}"
-    rows = (" ".join(str(action) for action in row) for row in schedule.ranks)
-    return "\n".join((header, *rows)) + "\n"
-
-
-def from_text(text: str) -> Schedule:
-    """Read what `to_text` wrote. The schedule is not yet validated.
-
-    Raises:
-        ValueError: what is wrong, with line and column (both from 1).
-    """
-    lines = text.splitlines()
-    header = _HEADER.fullmatch(lines[0].strip()) if lines else None
-    if header is None:
-        raise ValueError("line 1: expected '# microp schedule <name> chunks=<M> ranks=<K>'")
-    rows = tuple(_parse_row(line, number) for number, line in enumerate(lines[1:], start=2) if line.strip())
-    if len(rows) != int(header["ranks"]):
-        raise ValueError(f"line 1: ranks={header['ranks']}, but {len(rows)} rows of actions follow")
-    return Schedule(header["name"], int(header["chunks"]), rows)
-
-
-def _parse_row(line: str, number: int) -> tuple[Action, ...]:
-    actions = []
-    for word in re.finditer(r"\S+", line):
-        try:
-            actions.append(Action.parse(word.group()))
-        except ValueError as error:
-            raise ValueError(f"line {number}, column {word.start() + 1}: {error}") from None
-    return tuple(actions)
 
 
 def rows(ranks: Iterable[Iterable[Action]]) -> tuple[tuple[Action, ...], ...]:

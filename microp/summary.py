@@ -3,7 +3,7 @@
 Three bubbles, all idle over total (GPipe's definition):
     measured      the median over the measured steps
     predicted     simulated with the run's own median F and B times of each stage, and its hop
-    closed_form   the formula, every layer costing the same, B = 2 F, and transfers nothing
+    closed_form   the formula, every layer costing the same, F = B = W, and transfers nothing
 """
 
 from __future__ import annotations
@@ -108,9 +108,6 @@ def measured_costs(schedule: Schedule, steps: list[list[Row]], spans: list[Span]
 
 def closed_form(schedule: Schedule, partition: Partition) -> float | None:
     """The bubble by formula, or None where there is none for this partition."""
-    per_layer = Costs(
-        forward=tuple(Fraction(size) for size in partition.sizes),
-        backward=tuple(Fraction(2 * size) for size in partition.sizes),
-    )
-    form = closed_forms.bubble(schedule.name, schedule.chunks, per_layer)
+    sizes = tuple(Fraction(size) for size in partition.sizes)
+    form = closed_forms.bubble(schedule, Costs(forward=sizes, backward=sizes, weight=sizes))
     return None if form is None else float(form)

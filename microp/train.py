@@ -33,7 +33,8 @@ from microp.engine import Boundary, Engine, StepTrace
 from microp.model import Model
 from microp.partition import Partition, spread
 from microp.records import RankRecorder, Row
-from microp.schedule import Schedule, to_text
+from microp.schedule import Schedule
+from microp.schedule_io import to_text
 from microp.stage import Batch, Checkpointing, Stage
 
 MIB = 2**20

@@ -32,7 +32,7 @@ def test_every_option_composes_and_names_itself(composed, option, tmp_path):
     if (group, name) == ("partition", "sizes"):
         config = composed("partition=sizes", "partition.sizes=[1,15]")
     elif (group, name) == ("schedule", "file"):
-        config = composed("schedule=file", "schedule.path=x")
+        config = composed("schedule=file", "schedule.path=x")  # a path is not opened to compose
     else:
         config = composed(f"{group}={name}")
     node = getattr(config, group)

@@ -12,14 +12,15 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 FLOORS = [
-    {"schedule", "schedules", "partition", "trace", "comms", "seeding"},
+    {"schedule", "schedule_io", "schedules", "partition", "trace", "comms", "seeding"},
     {"costs", "simulate", "render", "model", "data", "stage", "device"},
     {"engine", "records", "tracking"},
     {"train", "monolith", "summary"},
     {"config", "launch", "terminal", "point", "sweep", "run", "check"},
 ]
 SAME_FLOOR = {  # who may know a neighbour
-    "schedules": {"schedule", "costs"},  # closed forms are of costs
+    "schedules": {"schedule", "schedule_io", "costs"},  # closed forms are of costs
+    "schedule_io": {"schedule"},
     "trace": {"schedule"},
     "simulate": {"costs"},
     "model": set(),

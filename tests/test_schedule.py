@@ -7,7 +7,8 @@ from itertools import product
 
 import pytest
 
-from microp.schedule import Action, Op, Schedule, find_cycle, from_text, to_text, validate
+from microp.schedule import Action, Op, Schedule, find_cycle, validate
+from microp.schedule_io import from_text, to_text
 from microp.schedules import Drain, gpipe, naive, one_f_one_b
 
 GRID = list(product((naive, gpipe, one_f_one_b), range(1, 7), range(1, 13)))

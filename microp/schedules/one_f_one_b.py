@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from microp.schedule import Action, Op, Schedule, rows
+from microp.schedules.phases import three_phases
 
 
 def one_f_one_b(ranks: int, chunks: int) -> Schedule:
@@ -20,13 +21,8 @@ def one_f_one_b(ranks: int, chunks: int) -> Schedule:
     """
 
     def row(rank: int) -> Iterator[Action]:
-        warmup = min(chunks, ranks - 1 - rank)
-        for microbatch in range(warmup):
-            yield Action(Op.F, rank, microbatch)
-        for microbatch in range(chunks - warmup):
-            yield Action(Op.F, rank, warmup + microbatch)
-            yield Action(Op.B, rank, microbatch)
-        for microbatch in range(chunks - warmup, chunks):
-            yield Action(Op.B, rank, microbatch)
+        forwards = [Action(Op.F, rank, microbatch) for microbatch in range(chunks)]
+        backwards = [Action(Op.B, rank, microbatch) for microbatch in range(chunks)]
+        return three_phases(forwards, backwards, warmup=ranks - 1 - rank)
 
     return Schedule("1f1b", chunks, rows(row(rank) for rank in range(ranks)))
