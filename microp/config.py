@@ -15,19 +15,17 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import inspect
 import json
 import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, make_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from hydra.utils import get_method
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from microp.builder import build
 from microp.comms import CommsSettings
 from microp.data import Data, Synthetic, Text
 from microp.device import DeviceSettings
@@ -219,7 +217,7 @@ def make_schedule(config: Config) -> Schedule:
     Raises:
         ValueError: a key is unknown or of the wrong type, or the builder refuses the numbers.
     """
-    schedule: Schedule = _build("schedule", config.schedule, ranks=config.ranks, chunks=config.chunks)
+    schedule: Schedule = build("schedule", config.schedule, ranks=config.ranks, chunks=config.chunks)
     return schedule
 
 
@@ -229,7 +227,7 @@ def make_partition(config: Config, stages: int) -> Partition:
     Raises:
         ValueError: a key is unknown or of the wrong type, or the builder refuses the numbers.
     """
-    partition: Partition = _build("partition", config.partition, layers=config.model.layers, stages=stages)
+    partition: Partition = build("partition", config.partition, layers=config.model.layers, stages=stages)
     return partition
 
 
@@ -269,44 +267,3 @@ def run_id(config: Config) -> str:
 def to_yaml(config: Config) -> str:
     """The resolved configuration as Hydra would read it."""
     return OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
-
-
-# --- builders ------------------------------------------------------------------------------------
-
-
-def _build(group: str, node: dict[str, Any], **given: int) -> Any:
-    knobs = _knobs(group, node)
-    try:
-        return _builder(group, node)(**given, **knobs)
-    except ValueError as error:
-        named = any(str(error).startswith(f"{key}=") for key in knobs)
-        raise ValueError(f"{group}.{error}" if named else str(error)) from error
-
-
-def _builder(group: str, node: dict[str, Any]) -> Callable[..., Any]:
-    try:
-        return get_method(node["builder"])
-    except Exception as error:  # Hydra wraps whatever the import raised
-        raise ValueError(f"{group}.builder={node['builder']} cannot be imported: {error}") from error
-
-
-def _knobs(group: str, node: dict[str, Any]) -> dict[str, Any]:
-    """The keys of an option beside `name` and `builder`, typed by the builder's signature."""
-    builder = _builder(group, node)
-    hints = get_type_hints(builder)
-    knobs = {key: value for key, value in node.items() if key not in ("name", "builder")}
-    for key in knobs:
-        if key not in inspect.signature(builder).parameters:
-            raise ValueError(f"{group}.{key} is not a key of {group}={node['name']}: leave it out")
-    schema = make_dataclass(group, [(key, hints[key], field(default=MISSING)) for key in knobs])
-    typed = OmegaConf.structured(schema)
-    for key, value in knobs.items():
-        try:
-            typed[key] = value
-        except OmegaConfBaseException as error:
-            raise ValueError(f"{group}.{key}={value}: {str(error).splitlines()[0]}") from error
-    return {key: _plain(typed[key]) for key in knobs}
-
-
-def _plain(value: Any) -> Any:
-    return OmegaConf.to_object(value) if OmegaConf.is_config(value) else value

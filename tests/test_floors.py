@@ -16,7 +16,7 @@ FLOORS = [
     {"costs", "simulate", "render", "model", "data", "stage", "device"},
     {"engine", "records", "tracking"},
     {"train", "monolith", "summary"},
-    {"config", "launch", "terminal", "point", "sweep", "run", "check"},
+    {"builder", "config", "launch", "terminal", "point", "sweep", "run", "check"},
 ]
 SAME_FLOOR = {  # who may know a neighbour
     "schedules": {"schedule", "schedule_io", "costs"},  # closed forms are of costs
@@ -31,8 +31,8 @@ SAME_FLOOR = {  # who may know a neighbour
     "summary": {"train"},
 }
 DOORS = {
-    "hydra": {"config", "sweep", "run"},
-    "omegaconf": {"config", "sweep"},
+    "hydra": {"builder", "config", "sweep", "run"},
+    "omegaconf": {"builder", "config", "sweep"},
     "torch.distributed": {"comms", "launch"},
     "wandb": {"tracking"},
     "matplotlib": {"render"},

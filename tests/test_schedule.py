@@ -117,7 +117,7 @@ def test_every_deleted_doubled_or_misplaced_action_is_refused():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "line 1: expected '# microp schedule"),
+        ("", "line 1, column 1: expected '# microp schedule"),
         ("# microp schedule x chunks=1 ranks=2\n0F0 0B0", "ranks=2, but 1 rows"),
         ("# microp schedule x chunks=1 ranks=1\n0F0  0Q0", "line 2, column 6: '0Q0' is not an action"),
     ],
