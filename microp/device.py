@@ -166,8 +166,9 @@ class MemoryMeter(TorchDispatchMode):
 class ActivationMeter(saved_tensors_hooks):
     """Counts what is alive between forwards and backwards: bytes, and microbatches in flight.
 
-    A context for one step. Bytes are of the storages that autograd saves and of the inputs
-    that checkpointed segments keep, each once, without weights and the batch itself.
+    A context for one step. Bytes are of the storages that autograd saves, of the inputs
+    that checkpointed segments keep and of the gradients that wait for a W, each once, without
+    weights and the batch itself.
     Autograd drops what it saved when a graph is used up, and that is when it is counted off.
     """
 
@@ -181,8 +182,7 @@ class ActivationMeter(saved_tensors_hooks):
 
     def look(self) -> None:
         """Compare what is alive now with the peaks; called after every action."""
-        inputs = [held.input for stage in self._stages for kept in stage.kept.values() for held in kept]
-        held = {_key(x): x.untyped_storage().nbytes() for x in inputs}
+        held = {_key(x): x.untyped_storage().nbytes() for stage in self._stages for x in stage.held()}
         unsaved = sum(size for key, size in held.items() if key not in self._saved and key not in self._apart)
         self.peak_bytes = max(self.peak_bytes, self._saved_bytes + unsaved)
         self.peak_in_flight = max(self.peak_in_flight, sum(len(stage.kept) for stage in self._stages))

@@ -5,7 +5,7 @@
     for each action of this rank's row:
         post the receives that come up        ── early: bytes move while this rank computes
         wait for the input                    ── another rank's tensor, or this rank's own
-        F: stage.forward   B: stage.backward
+        F: stage.forward   B: stage.backward   W: stage.weight_gradient
         send the output                       ── not waited for until the end, or until the
                                                  receiver's answer shows that it has arrived
 
@@ -103,7 +103,7 @@ class Engine:
         program = []
         for action in schedule.ranks[self._rank]:
             stage = stages[action.stage]
-            run = {Op.F: stage.forward, Op.B: stage.backward}[action.op]
+            run = {Op.F: stage.forward, Op.B: stage.backward, Op.W: stage.weight_gradient}[action.op]
             source, consumer = schedule.source(action), schedule.consumers.get(action)
             dest = None if consumer is None else schedule.placement[consumer.stage]
             program.append(

@@ -16,7 +16,7 @@ again in the backward (0: none, everything is kept; 1: the whole stage at once).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from microp.model import Dropout
 from microp.partition import spread
+from microp.split import Deferred, SplitBackward
 
 
 @dataclass
@@ -92,6 +93,7 @@ class Stage:
         loss: on the model's last stage, (output, targets) -> mean loss.
         checkpointing: what is kept, and what is run again.
         chunks: M.
+        split: the microbatches whose backward is divided into B and W.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Stage:
         loss: Callable[[Tensor, Tensor], Tensor] | None,
         checkpointing: Checkpointing,
         chunks: int,
+        split: Collection[int] = (),
     ) -> None:
         self.layers = nn.ModuleList(layers)
         self.losses: list[Tensor] = []
@@ -110,6 +113,8 @@ class Stage:
         self._cuts = {count: self._cut(max(count, 1)) for count in set(self._segments)}
         self._dropouts = [m for m in self.layers.modules() if isinstance(m, Dropout) and m.probability]
         self._batch = Batch(0, None, None, ())
+        self._split = SplitBackward(self.layers) if split else None
+        self._deferred: dict[int, list[Deferred]] = {microbatch: [] for microbatch in split}
 
     def _cut(self, segments: int) -> list[list[nn.Module]]:
         layers = iter(self.layers)
@@ -153,7 +158,11 @@ class Stage:
         return x
 
     def backward(self, microbatch: int, gradient: Tensor | None) -> Tensor | None:
-        """Add to the weights' gradients. `gradient` is the output's (None on the last stage).
+        """The full backward, or for a microbatch that is split the input's gradient alone.
+
+        Args:
+            microbatch: the one whose forward has been run.
+            gradient: the output's; None on the last stage, whose output is the loss.
 
         Returns:
             The gradient of the stage's input; None on the first stage.
@@ -173,6 +182,19 @@ class Stage:
         del self.kept[microbatch]
         return gradient
 
+    def weight_gradient(self, microbatch: int, _: Tensor | None) -> None:
+        """Add what the backward of a microbatch that is split has left to the weights' gradients."""
+        deferred = self._deferred[microbatch]
+        for part in deferred:
+            part.run()
+        deferred.clear()
+
+    def held(self) -> Iterator[Tensor]:
+        """What is kept for later outside of autograd: segments' inputs, and gradients that wait for W."""
+        yield from (held.input for kept in self.kept.values() for held in kept)
+        for deferred in self._deferred.values():
+            yield from (gradient for part in deferred for gradient in part.gradients)
+
     def _tape(self, microbatch: int, segment: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """Run a segment with its graph recorded, from a leaf that will hold x's gradient."""
         leaf = x.detach().requires_grad_(x.is_floating_point())
@@ -181,6 +203,8 @@ class Stage:
     def _run(self, microbatch: int, segment: int, x: Tensor) -> Tensor:
         for dropout in self._dropouts:
             dropout.at(self._batch.step, microbatch)
+        if self._split is not None:
+            self._split.queue = self._deferred.get(microbatch)
         cuts = self._cuts[self._segments[microbatch]]
         for layer in cuts[segment]:
             x = layer(x)

@@ -130,7 +130,8 @@ class Trainer:
         layers = [plan.model.layer(index, plan.seed) for index in plan.partition.layers_of(stage)]
         loss = plan.model.loss if stage == plan.schedule.stages - 1 else None
         on_device = [layer.to(self._device.torch_device) for layer in layers]
-        return Stage(on_device, loss, plan.checkpointing, plan.schedule.chunks)
+        split = [microbatch for place, microbatch in plan.schedule.split if place == stage]
+        return Stage(on_device, loss, plan.checkpointing, plan.schedule.chunks, split)
 
     @property
     def _has_first(self) -> bool:

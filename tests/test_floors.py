@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 FLOORS = [
     {"schedule", "schedule_io", "schedules", "partition", "trace", "comms", "seeding"},
-    {"costs", "simulate", "render", "model", "data", "stage", "device"},
+    {"costs", "simulate", "render", "model", "data", "split", "stage", "device"},
     {"engine", "records", "tracking"},
     {"train", "monolith", "summary"},
     {"builder", "config", "launch", "terminal", "point", "sweep", "run", "check"},
@@ -24,7 +24,7 @@ SAME_FLOOR = {  # who may know a neighbour
     "trace": {"schedule"},
     "simulate": {"costs"},
     "model": set(),
-    "stage": {"model"},
+    "stage": {"model", "split"},
     "device": {"stage"},
     "tracking": {"records"},
     "monolith": {"train"},
