@@ -101,23 +101,25 @@ class _Call:
     ) -> None:
         self._forward, self._inputs, self._weights, self._queue = forward, inputs, weights, queue
 
-    def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Record the small graph; its results, cut off from it."""
+    def run(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+        """Record the small graph; its results, cut off from it (what is no tensor goes through)."""
         self.leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
         args, kwargs = self._inputs.with_tensors(self.leaves)
         with torch.enable_grad():
             results, self.result_form = tree_flatten(self._forward(*args, **kwargs))
-        self._roots = [get_gradient_edge(result) for result in results]
-        return tuple(result.detach() for result in results)
+        self._places = [place for place, r in enumerate(results) if isinstance(r, Tensor) and r.requires_grad]
+        self._roots = [get_gradient_edge(results[place]) for place in self._places]
+        return tuple(r.detach() if isinstance(r, Tensor) else r for r in results)
 
     def input_gradients(self, gradients: Sequence[Tensor]) -> list[Tensor | None]:
         """B: the gradients of the inputs that want one; the rest goes to the queue."""
         wanted = [leaf for leaf in self.leaves if leaf.requires_grad]
+        own = [gradients[place] for place in self._places]
         found: Sequence[Tensor | None] = ()
         if wanted:
-            found = torch.autograd.grad(self._roots, wanted, gradients, retain_graph=True, allow_unused=True)
+            found = torch.autograd.grad(self._roots, wanted, own, retain_graph=True, allow_unused=True)
         by_leaf = iter(found)
-        self._queue.append(Deferred(self._roots, list(gradients), self._weights))
+        self._queue.append(Deferred(self._roots, own, self._weights))
         return [next(by_leaf) if leaf.requires_grad else None for leaf in self.leaves]
 
 
@@ -125,7 +127,7 @@ class _Divided(torch.autograd.Function):
     """What the outer graph sees of a layer."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, _anchor: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, call: _Call, _anchor: Tensor, *tensors: Tensor) -> tuple[Any, ...]:
         ctx.call = call
         return call.run(tensors)
 
