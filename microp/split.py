@@ -75,20 +75,16 @@ def weight_owners(module: nn.Module) -> Iterator[nn.Module]:
 
 
 class _Inputs:
-    """A call's arguments, whatever their form, and the tensors among them."""
+    """A call's arguments, whatever their form, and the tensors among them, each once."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._leaves, self._form = tree_flatten((args, kwargs))
-        self._places = [place for place, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor)]
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [self._leaves[place] for place in self._places]
+        self.tensors = list({id(leaf): leaf for leaf in self._leaves if isinstance(leaf, Tensor)}.values())
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        leaves = list(self._leaves)
-        for place, tensor in zip(self._places, tensors, strict=True):
-            leaves[place] = tensor
+        """The arguments with others in the place of `self.tensors`; what was one tensor stays one."""
+        others = {id(old): new for old, new in zip(self.tensors, tensors, strict=True)}
+        leaves = [others[id(leaf)] if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
         args, kwargs = tree_unflatten(leaves, self._form)
         return args, kwargs
 
