@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from microp import launch, monolith
-from microp.comms import Comms
+from microp.comms import Comms, CommsSettings
 from microp.data import Text
 from microp.device import DeviceSettings
 from microp.model import Gpt, Mlp
@@ -46,7 +46,7 @@ PLAN = Plan(
     checkpointing=NEVER,
     data=Text("text", None),
     device=DeviceSettings("cpu", 1),
-    backend="gloo",
+    backend=CommsSettings("auto", 30).backend("cpu"),
     timeout_s=30,
     batch_size=128,
     steps=5,

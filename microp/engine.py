@@ -16,13 +16,15 @@ shapes follow by arithmetic from the number of rows, and are checked before a te
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, dtype
 
-from microp.comms import Comms, Pending
+from microp.comms import Comms, Message, Pending
 from microp.device import Device
+from microp.mailboxes import assign_slots, remote_links
 from microp.schedule import Action, Op, Schedule
 from microp.stage import Stage
 from microp.trace import Span
@@ -95,6 +97,7 @@ class Engine:
         self._rank, self._dtype = comms.rank, boundary.dtype
         self._shapes = [boundary.shape(count) for count in rows]
         self._program = self._bind(stages)
+        comms.expect(self._messages())
         self.after_action: Callable[[], None] | None = None  # the activation meter's, in its step
 
     def _bind(self, stages: Mapping[int, Stage]) -> list[_Bound]:
@@ -119,8 +122,24 @@ class Engine:
             )
         return program
 
+    def _messages(self) -> list[Message]:
+        """All tensors that travel in a step, between any two ranks."""
+        slots = assign_slots(self._schedule)
+        return [
+            Message(
+                src,
+                dest,
+                self._tag(action),
+                math.prod(self._shapes[action.microbatch]) * self._dtype.itemsize,
+                slots[action],
+            )
+            for action, (src, dest) in remote_links(self._schedule).items()
+        ]
+
     def step(self, number: int) -> StepTrace:
-        """Run this rank's actions once. The stages have been loaded with the step's batch.
+        """Run this rank's actions once, when every rank has ended the step before.
+
+        The stages have been loaded with the step's batch.
 
         Args:
             number: the step's index, for messages.

@@ -142,7 +142,7 @@ class Trainer:
         return self._plan.schedule.stages - 1 in self.stages
 
     def load(self, step: int) -> None:
-        """Make the step's batch, where it is needed, and drop the last step's gradients."""
+        """Make the step's batch, where it is needed, drop the last step's gradients, and meet."""
         self.optimizer.zero_grad()
         inputs = targets = None
         if self._windows is not None:
@@ -153,6 +153,7 @@ class Trainer:
         weights = [rows / self._plan.batch_size for rows in self._plan.rows]
         for stage in self.stages.values():
             stage.load(Batch(step, inputs, targets, weights))
+        self._comms.barrier()
 
     def step(self, step: int) -> Row:
         """Run one loaded step and the optimizer; what it took, as a row."""
@@ -231,7 +232,7 @@ def run_rank(plan: Plan, comms: Comms, local_rank: int, attempt: Path) -> None:
     try:
         device = plan.device.open(local_rank)
         trainer = Trainer(plan, comms, device)
-        _train(plan, trainer, comms, recorder)
+        _train(plan, trainer, recorder)
         comms.barrier()
     except Exception as error:
         recorder.error(_error_row(error, comms.rank))
@@ -240,13 +241,12 @@ def run_rank(plan: Plan, comms: Comms, local_rank: int, attempt: Path) -> None:
         recorder.close()
 
 
-def _train(plan: Plan, trainer: Trainer, comms: Comms, recorder: RankRecorder) -> None:
+def _train(plan: Plan, trainer: Trainer, recorder: RankRecorder) -> None:
     gc.collect()
     gc.disable()  # a collection inside a step would be measured
     try:
         for step, phase in plan.phases():
             trainer.load(step)
-            comms.barrier()
             row = trainer.memory_step(step) if phase == "memory" else trainer.step(step)
             recorder.step({"phase": phase, **row})
             if step == plan.warmup_steps + plan.steps - 1:

@@ -43,7 +43,7 @@ def make_plan(**changes) -> Plan:
         checkpointing=CHECKPOINTING["never"],
         data=Text("text", str(Path(torch.__file__).parent / "serialization.py")),
         device=DeviceSettings("cpu", 1),
-        backend="gloo",
+        backend="shm",
         timeout_s=20,
         batch_size=9,
         steps=3,

@@ -101,10 +101,10 @@ def send_short(_plan: Plan, comms: Comms, _local_rank: int, _attempt: Path) -> s
 def never_send(plan: Plan, comms: Comms, _local_rank: int, _attempt: Path) -> str:
     """Rank 1 runs a step, rank 0 does not."""
     trainer = Trainer(plan, comms, plan.device.open(0))
+    trainer.load(0)
     if comms.rank == 0:
         time.sleep(1.5)
         return ""
-    trainer.load(0)
     try:
         trainer.step(0)
     except RuntimeError as error:

@@ -30,12 +30,12 @@ def in_threads(count, work, timeout_s=20.0):
     return results
 
 
-@pytest.mark.parametrize("where", ["gloo", "threads"])
+@pytest.mark.parametrize("where", ["shm", "gloo", "threads"])
 def test_verbs(where, tmp_path):
     if where == "threads":
         results = in_threads(3, rank_code.use_verbs)
     else:
-        found = launch.run_elastic(make_plan(schedule=gpipe(3, 1)), tmp_path, 3, rank_code.verbs)
+        found = launch.run_elastic(make_plan(schedule=gpipe(3, 1), backend=where), tmp_path, 3, rank_code.verbs)
         results = [found[rank] for rank in range(3)]
     for rank, result in enumerate(results):
         before = (rank - 1) % 3
@@ -59,7 +59,7 @@ def test_unknown_reduction():
 
 
 def test_gloo_sees_a_short_message(tmp_path):
-    results = launch.run_elastic(make_plan(schedule=gpipe(2, 1)), tmp_path, 3, rank_code.send_short)
+    results = launch.run_elastic(make_plan(schedule=gpipe(2, 1), backend="gloo"), tmp_path, 3, rank_code.send_short)
     assert results[1] == "rank 0 sent fewer bytes than the 44 of shape [11]"
 
 

@@ -56,8 +56,11 @@ def test_a_tensor_of_another_shape_does_not_leave():
         def all_reduce(self, tensor, op):
             return tensor
 
-        def irecv_tensor(self, *_):
-            raise AssertionError("the send comes first")
+        def expect(self, messages):
+            pass
+
+        def barrier(self):
+            pass
 
     trainer = Trainer(plan, Alone(), plan.device.open(0))
     trainer.load(0)

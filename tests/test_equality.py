@@ -45,9 +45,9 @@ def cases(ranks: int):
         )
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_bit_for_bit(ranks, tmp_path):
-    plans = list(cases(ranks))
+@pytest.mark.parametrize(("ranks", "backend"), [(1, "shm"), (2, "shm"), (3, "shm"), (4, "shm"), (3, "gloo")])
+def test_bit_for_bit(ranks, backend, tmp_path):
+    plans = [replace(plan, backend=backend) for plan in cases(ranks)]
     entry = partial(rank_code.train_all, plans)
     results = launch.run_elastic(plans[0], tmp_path, 3, entry)
     for number, plan in enumerate(plans):

@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 FLOORS = [
-    {"schedule", "schedule_io", "schedules", "partition", "trace", "comms", "seeding"},
-    {"costs", "simulate", "render", "model", "data", "split", "stage", "device"},
+    {"schedule", "schedule_io", "schedules", "partition", "trace", "comms", "seeding", "pacing"},
+    {"costs", "simulate", "render", "model", "data", "split", "stage", "device", "mailboxes"},
     {"engine", "records", "tracking"},
     {"train", "monolith", "summary"},
     {"builder", "config", "launch", "terminal", "point", "sweep", "run", "check"},

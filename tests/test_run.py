@@ -71,7 +71,7 @@ def test_the_summary_has_what_the_design_names(one_run):
         "checkpointing": "never",
         "model": "mlp",
         "device": "cpu",
-        "comms": "gloo",
+        "comms": "shm",
         "steps": 3,
         "in_flight_peak": [3, 3],
     }

@@ -5,12 +5,18 @@
     rank 0 ── isend_tensor(y, 1, tag) ──►  irecv_tensor(shape, 0, tag) ── rank 1
            ◄─ irecv_tensor(shape, 1, tag)  isend_tensor(grad, 0, tag) ──
 
-One interface (`base`), and a module for each transport: `group` (gloo on CPU, NCCL on
-CUDA and ROCm) and `threads`.
+One interface (`base`), and a module for each transport: `shm` (shared memory, ranks of one
+host), `group` (gloo on CPU, NCCL on CUDA and ROCm) and `threads` (ranks of one process).
 """
 
-from microp.comms.base import REDUCTIONS, Comms, CommsSettings, Pending
-from microp.comms.group import GroupComms, init_process_group
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from microp.comms.base import REDUCTIONS, Comms, CommsSettings, Message, Pending
+from microp.comms.group import GroupComms
+from microp.comms.shm import ShmComms
 from microp.comms.threads import ThreadComms, thread_comms
 
 __all__ = [
@@ -18,8 +24,26 @@ __all__ = [
     "Comms",
     "CommsSettings",
     "GroupComms",
+    "Message",
     "Pending",
+    "ShmComms",
     "ThreadComms",
     "init_process_group",
     "thread_comms",
 ]
+
+
+def init_process_group(backend: str, device: torch.device, timeout_s: float) -> GroupComms:
+    """Dial in: join the process group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name.
+
+    Args:
+        backend: `shm`, `gloo`, or `nccl` (RCCL on ROCm).
+        device: where this rank's tensors live.
+        timeout_s: the longest wait for a peer, in seconds.
+    """
+    group = "gloo" if backend == "shm" else backend
+    bound_to = device if backend == "nccl" else None
+    dist.init_process_group(group, timeout=timedelta(seconds=timeout_s), device_id=bound_to)
+    if backend == "shm":
+        return ShmComms(device, timeout_s)
+    return GroupComms(group, device, timeout_s)

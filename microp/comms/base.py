@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,8 +19,8 @@ class CommsSettings:
     """What a user chooses.
 
     Attributes:
-        name: `auto` (NCCL on GPUs, gloo on CPUs), `gloo`, `nccl`, or `threads`: all ranks
-            in this process.
+        name: `auto` (NCCL on GPUs; on CPUs shared memory where all ranks are on one host,
+            else gloo), `shm`, `gloo`, `nccl`, or `threads`: all ranks in this process.
         timeout_s: how long a rank waits for another before it gives up, in seconds.
     """
 
@@ -30,7 +31,9 @@ class CommsSettings:
         """What `auto` means on `device`; else the name."""
         if self.name != "auto":
             return self.name
-        return "nccl" if device == "cuda" else "gloo"
+        if device == "cuda":
+            return "nccl"
+        return "shm" if not _why_no_shm() else "gloo"
 
     def problems(self, device: str) -> list[str]:
         """What does not go together, a sentence each."""
@@ -39,7 +42,18 @@ class CommsSettings:
             found.append(f"comms.timeout_s={self.timeout_s} is not above 0: give seconds, as 60")
         if (self.backend(device) == "nccl") != (device == "cuda"):
             found.append(f"comms={self.name} cannot move tensors of device={device}: use comms=auto")
+        if self.name == "shm" and (why := _why_no_shm()):
+            found.append(f"comms=shm {why}: use comms=gloo")
         return found
+
+
+def _why_no_shm() -> str:
+    """What keeps these ranks from sharing memory; empty if nothing does."""
+    if not hasattr(os, "memfd_create"):
+        return "needs Linux"
+    if os.environ.get("LOCAL_WORLD_SIZE", "1") != os.environ.get("WORLD_SIZE", "1"):
+        return "needs all ranks on one host"
+    return ""
 
 
 class Pending(Protocol):
@@ -52,6 +66,24 @@ class Pending(Protocol):
             TimeoutError: the peer did not do its part in time.
             ConnectionError: the peer is gone, or sent another number of bytes.
         """
+
+
+class Message(NamedTuple):
+    """A tensor that travels in every step.
+
+    Attributes:
+        src, dest: the ranks.
+        tag: what no other tensor of the step has on this link.
+        nbytes: its size.
+        slot: the mailbox it goes through; where two share one, the schedule sees to it that
+            the first has been used when the second is sent.
+    """
+
+    src: int
+    dest: int
+    tag: int
+    nbytes: int
+    slot: int
 
 
 class Comms(ABC):
@@ -88,6 +120,10 @@ class Comms(ABC):
             ConnectionError: what came has another size.
         """
         return self.irecv_tensor(shape, src, tag, dtype).wait()
+
+    def expect(self, messages: Iterable[Message]) -> None:
+        """Get ready for a step's messages; every rank names all of them, its own or not."""
+        del messages  # a transport that needs no preparation
 
     @abstractmethod
     def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:

@@ -20,19 +20,6 @@ _REDUCE = {
 }
 
 
-def init_process_group(backend: str, device: torch.device, timeout_s: float) -> GroupComms:
-    """Dial in: join the process group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name.
-
-    Args:
-        backend: `gloo`, or `nccl` (RCCL on ROCm).
-        device: where this rank's tensors live.
-        timeout_s: the longest wait for a peer, in seconds.
-    """
-    bound_to = device if backend == "nccl" else None
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), device_id=bound_to)
-    return GroupComms(backend, device, timeout_s)
-
-
 class GroupComms(Comms):
     """Ranks that are processes, over a `torch.distributed` process group."""
 

@@ -1,0 +1,188 @@
+"""Ranks of one host: tensors go through mailboxes in shared memory.
+
+::
+
+    sender                 mailbox                      receiver
+    copy the tensor ─────► │ semaphore │ stamp │ data │
+    post ────────────────►                              wait: spin briefly, then block
+                                                        use the data where it lies
+
+One segment holds the mailboxes of all links. It has no name in any file system (rank 0
+makes it, the others open it through rank 0's descriptor), so nothing can be left behind,
+whatever kills a rank. POSIX semaphores order the memory on every processor, Arm included.
+What is not a step's message (set-up, barriers, reductions) goes through gloo.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from microp.comms.base import Message, Pending
+from microp.comms.group import GroupComms
+
+LINE = 64  # bytes: a cache line, and the alignment at which matrix products give the same bits
+STAMP = 32  # where in the first line the stamp lies, after the semaphore
+SPIN_NS = 50_000  # a wait that ends within this never sleeps; only where every rank has a core
+LOOK_S = 1.0  # how often a blocked wait looks whether its peer is alive
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Box(NamedTuple):
+    """One mailbox as one rank sees it."""
+
+    semaphore: int  # its address
+    stamp: Any  # a ctypes integer in the segment: when the tensor was sent
+    offset: int  # of the data, in the segment
+    nbytes: int
+
+
+class ShmComms(GroupComms):
+    """`GroupComms` whose step messages go through shared memory."""
+
+    def __init__(self, device: torch.device, timeout_s: float) -> None:
+        super().__init__("gloo", device, timeout_s)
+        self._boxes: dict[tuple[int, int, int], _Box] = {}
+        self._tensors: dict[tuple[int, int, int], Tensor] = {}
+        self._pids = self.all_gather(os.getpid())
+        self._spin_ns = SPIN_NS if self.world_size <= len(os.sched_getaffinity(0)) else 0
+
+    def expect(self, messages: Iterable[Message]) -> None:
+        sizes: dict[tuple[int, int, int], int] = {}
+        for message in messages:
+            key = (message.src, message.dest, message.slot)
+            sizes[key] = max(sizes.get(key, 0), message.nbytes)
+        offsets, total = {}, 0
+        for key, nbytes in sorted(sizes.items()):
+            offsets[key] = total
+            total += LINE + -(-nbytes // LINE) * LINE
+        self._map(max(total, LINE), list(offsets.values()))
+        boxes = {key: self._box(offset, sizes[key]) for key, offset in offsets.items()}
+        self._boxes = {(m.src, m.dest, m.tag): boxes[m.src, m.dest, m.slot] for m in messages}
+        self._tensors = {}
+
+    def _map(self, size: int, semaphores: list[int]) -> None:
+        """Make the segment on rank 0, map it on all."""
+        descriptor = -1
+        if self.rank == 0:
+            descriptor = os.memfd_create("microp", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, size)
+        theirs = self.all_gather(descriptor)[0]
+        if self.rank != 0:
+            descriptor = os.open(f"/proc/{self._pids[0]}/fd/{theirs}", os.O_RDWR | os.O_CLOEXEC)
+        self._segment = mmap.mmap(descriptor, size)
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._segment))
+        if self.rank == 0:
+            for offset in semaphores:
+                _libc.sem_init(ctypes.c_void_p(self._base + offset), 1, 0)
+        self.barrier()  # every rank has mapped it, and every semaphore is there
+        os.close(descriptor)
+
+    def _box(self, offset: int, nbytes: int) -> _Box:
+        stamp = ctypes.c_int64.from_buffer(self._segment, offset + STAMP)
+        return _Box(self._base + offset, stamp, offset + LINE, nbytes)
+
+    def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
+        key = (self.rank, dest, tag)
+        box = self._boxes.get(key)
+        if box is None:
+            return super().isend_tensor(tensor, dest, tag)
+        self._view(key, box, tensor.shape, tensor.dtype).copy_(tensor)
+        box.stamp.value = perf_counter_ns()
+        _libc.sem_post(ctypes.c_void_p(box.semaphore))
+        return _Copied(tensor)
+
+    def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
+        key = (src, self.rank, tag)
+        box = self._boxes.get(key)
+        if box is None:
+            return super().irecv_tensor(shape, src, tag, dtype)
+        return _Mail(self, box, self._view(key, box, shape, dtype), src)
+
+    def _view(self, key: tuple[int, int, int], box: _Box, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The mailbox's data as a tensor; made once."""
+        tensor = self._tensors.get(key)
+        if tensor is None or tensor.shape != torch.Size(shape) or tensor.dtype != dtype:
+            count = torch.Size(shape).numel()
+            if count * dtype.itemsize > box.nbytes:
+                raise ConnectionError(f"{dtype} {list(shape)} does not fit into a mailbox of {box.nbytes} bytes")
+            tensor = torch.frombuffer(self._segment, dtype=dtype, count=count, offset=box.offset).view(*shape)
+            self._tensors[key] = tensor
+        return tensor
+
+    def take(self, box: _Box, src: int) -> None:
+        """Wait until a mailbox has been posted.
+
+        Raises:
+            TimeoutError: it was not within `timeout_s`.
+            ConnectionError: the sender is gone.
+        """
+        semaphore = ctypes.c_void_p(box.semaphore)
+        end = perf_counter_ns() + self._spin_ns
+        while _libc.sem_trywait(semaphore) != 0:
+            if perf_counter_ns() >= end:
+                self._block(semaphore, src)
+                return
+
+    def _block(self, semaphore: ctypes.c_void_p, src: int) -> None:
+        give_up = time.monotonic() + self.timeout_s
+        while (left := give_up - time.monotonic()) > 0:
+            until = time.time() + min(left, LOOK_S)
+            moment = _Timespec(int(until), int(until % 1 * 1e9))
+            if _libc.sem_timedwait(semaphore, ctypes.byref(moment)) == 0:
+                return
+            if ctypes.get_errno() not in (errno.ETIMEDOUT, errno.EINTR):
+                raise OSError(ctypes.get_errno(), "sem_timedwait")
+            if not _is_alive(self._pids[src]):
+                raise ConnectionError(f"lost rank {src}: its process {self._pids[src]} is gone")
+        raise TimeoutError(f"waited {self.timeout_s:g} s for rank {src}")
+
+
+def _is_alive(pid: int) -> bool:
+    """Running, and not a zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class _Copied(NamedTuple):
+    """A send that is over: the tensor has been copied."""
+
+    tensor: Tensor
+
+    def wait(self) -> Tensor:
+        return self.tensor
+
+
+class _Mail(NamedTuple):
+    """A receive: the tensor lies in the mailbox once that has been posted."""
+
+    comms: ShmComms
+    box: _Box
+    tensor: Tensor
+    src: int
+
+    def wait(self) -> Tensor:
+        self.comms.take(self.box, self.src)
+        return self.tensor
+
+    @property
+    def sent_ns(self) -> int:
+        """When the tensor was sent; after `wait()`."""
+        return int(self.box.stamp.value)
