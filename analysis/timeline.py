@@ -28,7 +28,7 @@ def schedule_of(spans: Sequence[Span], name: str) -> Schedule:
     return Schedule(name, max(span.microbatch for span in spans) + 1, rows)
 
 
-def predict(schedule: Schedule, spans: Sequence[Span]) -> list[Span]:
+def predict(schedule: Schedule, spans: Sequence[Span]) -> Sequence[Span]:
     """The schedule's spans with the median times of the measured ones, in whole nanoseconds."""
     return simulate(schedule, costs.measured(schedule, spans))
 

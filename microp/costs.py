@@ -1,4 +1,4 @@
-"""What each action of a schedule costs.
+"""What each action and each hop of a schedule costs.
 
 ::
 
@@ -6,67 +6,171 @@
     forward     [5 ,  5 ,  5 ,  5 ]     one microbatch through one stage
     backward    [10, 10 , 10 , 10 ]     its input gradient (all of the backward, if weight is 0)
     weight      [ 0,  0 ,  0 ,  0 ]     its weight gradient
-    latency      1                      one hop between two ranks
+    recompute   [ 5,  5 ,  5 ,  5 ]     its forward once more, at the head of its B
+    boundary    [64, 64 , 64 , 64 ]     bytes of the tensor that enters the stage
+                   ╰──╯
+                   a hop: latency + boundary[1] / bandwidth, either way
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import pairwise
+from math import inf
+from numbers import Rational
 from statistics import median
 from typing import Any
 
 from microp.schedule import Action, Op, Schedule
 from microp.trace import Span, median_times
+from microp.transfer import Asynchronous, Transfer
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Times per stage, in any one unit and any number type.
+    """Times per stage, in any one unit and any number type; integers and Fractions stay exact.
+
+    A tuple has a value a stage; empty means 0 on every stage (but `spared` has microbatches).
 
     Attributes:
-        forward: F of one microbatch, a value a stage.
-        backward: the input gradient of one microbatch, a value a stage.
-        weight: the weight gradient of one microbatch, a value a stage; empty means 0. A B
-            that has no W of its own is the full backward and takes both.
-        latency: one hop; a consumer on another rank starts no earlier than the
-            producer's end plus this.
+        forward: F of one microbatch.
+        backward: the input gradient of one microbatch.
+        weight: the weight gradient of one microbatch. A B that has no W of its own is the
+            full backward and takes both.
+        latency: the part of a hop that does not depend on the tensor's size.
+        recompute: what B takes longer where activations are recomputed.
+        ahead: the part of `recompute` that does not wait for the gradient: 0 is late
+            recomputation, all of it is early.
+        spared: the microbatches that are not recomputed; `(chunks - 1,)` is except_last.
+        boundary: bytes of the tensor that enters the stage; its gradient has as many.
+        bandwidth: bytes per unit of time of one hop.
+        transfer: the rule by which a hop is charged.
 
     Raises:
-        ValueError: the lists differ in length, or a value is negative.
+        ValueError: lists that differ in length, a negative value, no bandwidth; each names the key.
     """
 
     forward: tuple[Any, ...]
     backward: tuple[Any, ...]
     weight: tuple[Any, ...] = ()
     latency: Any = 0
+    recompute: tuple[Any, ...] = ()
+    ahead: tuple[Any, ...] = ()
+    spared: tuple[int, ...] = ()
+    boundary: tuple[Any, ...] = ()
+    bandwidth: Any = inf
+    transfer: Transfer = field(default_factory=Asynchronous)
 
     def __post_init__(self) -> None:
-        lengths = {len(self.forward), len(self.backward), len(self.weight) or len(self.forward)}
-        if len(lengths) != 1:
-            raise ValueError(f"costs of {sorted(lengths)} stages: give every list one value a stage")
-        for name in ("forward", "backward", "weight"):
-            if any(value < 0 for value in getattr(self, name)):
-                raise ValueError(f"costs.{name}={getattr(self, name)}: times cannot be negative")
-        if self.latency < 0:
-            raise ValueError(f"costs.latency={self.latency}: times cannot be negative")
+        self.check(len(self.forward))
+        check_spared("costs", self.spared)
+        _check_sign("costs.latency", self.latency)
+        if not self.bandwidth > 0:
+            raise ValueError(f"costs.bandwidth={self.bandwidth}: give bytes per unit of time, above 0")
+        for stage, part in enumerate(self.ahead):
+            if part > at(self.recompute, stage):
+                raise ValueError(
+                    f"costs.ahead[{stage}]={part} is more than costs.recompute[{stage}]="
+                    f"{at(self.recompute, stage)}: it is a part of it"
+                )
+
+    def check(self, stages: int) -> None:
+        """Raise ValueError unless these are the costs of `stages` stages."""
+        optional = {name: getattr(self, name) for name in ("weight", "recompute", "ahead", "boundary")}
+        given = {name: values for name, values in optional.items() if values}
+        check_stages("costs", stages, forward=self.forward, backward=self.backward, **given)
 
     def of(self, action: Action, split: bool) -> Any:
         """How long `action` takes; `split`: its backward is divided into B and W."""
         stage = action.stage
         if action.op is Op.F:
             return self.forward[stage]
-        weight = self.weight[stage] if self.weight else 0
+        weight = at(self.weight, stage)
         if action.op is Op.W:
             return weight
-        return self.backward[stage] if split else self.backward[stage] + weight
+        again = 0 if action.microbatch in self.spared else at(self.recompute, stage)
+        return again + self.backward[stage] + (0 if split else weight)
+
+    def lead(self, action: Action) -> Any:
+        """How long `action` can run before the tensor from another rank is there."""
+        if action.op is not Op.B or action.microbatch in self.spared:
+            return 0
+        return at(self.ahead, action.stage)
+
+    def hop(self, stage: int) -> Any:
+        """How long a tensor takes between the ranks of `stage - 1` and `stage`."""
+        size = at(self.boundary, stage)
+        return self.latency + ratio(size, self.bandwidth) if size and self.bandwidth != inf else self.latency
+
+
+_PER_STAGE = ("forward", "backward", "weight", "recompute", "ahead", "boundary")
+
+
+def for_stages(stages: int, **given: Any) -> Costs:
+    """Costs of `stages` stages, from what a user gives: a value a stage, or one for all.
+
+    Args:
+        given: attributes of `Costs`; None stands for one that was not given.
+
+    Raises:
+        ValueError: `forward` or `backward` is missing, and what `Costs` raises.
+    """
+    known = {name: value for name, value in given.items() if value is not None}
+    for name in ("forward", "backward"):
+        if name not in known:
+            raise ValueError(f"costs.{name} is missing: give one value a stage, or one for all")
+    for name in _PER_STAGE:
+        if name in known:
+            value = known[name]
+            known[name] = tuple(value) if isinstance(value, Sequence) else (value,) * stages
+    check_stages("costs", stages, **{name: known[name] for name in _PER_STAGE if name in known})
+    return Costs(**known)
 
 
 def equal(stages: int, forward: Any, backward: Any, latency: Any = 0) -> Costs:
     """The same times on every stage."""
-    return Costs((forward,) * stages, (backward,) * stages, latency=latency)
+    return for_stages(stages, forward=forward, backward=backward, latency=latency)
+
+
+def check_stages(room: str, stages: int, **given: Sequence[Any]) -> None:
+    """Raise ValueError unless each of `given` has a value a stage, none of them negative."""
+    for name, values in given.items():
+        if len(values) != stages or not values:
+            raise ValueError(
+                f"{room}.{name} has {len(values)} {'value' if len(values) == 1 else 'values'} for {stages} stages: "
+                "give one a stage, or one for all"
+            )
+        for stage, value in enumerate(values):
+            _check_sign(f"{room}.{name}[{stage}]", value)
+
+
+def check_spared(room: str, microbatches: Iterable[int]) -> None:
+    """Raise ValueError unless these can be microbatches."""
+    for microbatch in microbatches:
+        if microbatch < 0:
+            raise ValueError(f"{room}.spared has {microbatch}: microbatches go from 0 to chunks - 1")
+
+
+def _check_sign(key: str, value: Any) -> None:
+    if not value >= 0:
+        found = "negative" if value < 0 else "not a number"
+        raise ValueError(f"{key}={value} is {found}: give a number from 0 up")
+
+
+def at(values: Sequence[Any], stage: int) -> Any:
+    """The value of `stage`; an empty list means 0 everywhere."""
+    return values[stage] if values else 0
+
+
+def ratio(dividend: Any, divisor: Any) -> Any:
+    """`dividend / divisor`, exact if both are integers or Fractions (and then an int, if it is whole)."""
+    if not isinstance(dividend, Rational) or not isinstance(divisor, Rational):
+        return dividend / divisor
+    quotient = Fraction(dividend) / Fraction(divisor)
+    return quotient.numerator if quotient.denominator == 1 else quotient
 
 
 def measured(schedule: Schedule, spans: Iterable[Span]) -> Costs:

@@ -19,6 +19,7 @@ is a send.
 
 from __future__ import annotations
 
+import gc
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
@@ -214,4 +215,10 @@ def find_cycle(schedule: Schedule) -> list[Action]:
 
 def rows(ranks: Iterable[Iterable[Action]]) -> tuple[tuple[Action, ...], ...]:
     """Freeze a builder's rows."""
-    return tuple(tuple(row) for row in ranks)
+    collects = gc.isenabled()
+    gc.disable()  # it would look through millions of actions, over and over, for a cycle that they cannot have
+    try:
+        return tuple(tuple(row) for row in ranks)
+    finally:
+        if collects:
+            gc.enable()

@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 FLOORS = [
-    {"schedule", "schedule_io", "schedules", "partition", "trace", "comms", "seeding", "pacing"},
-    {"costs", "simulate", "render", "model", "data", "split", "stage", "device", "mailboxes"},
+    {"schedule", "schedule_io", "schedules", "partition", "trace", "transfer", "comms", "seeding", "pacing"},
+    {"costs", "program", "simulate", "memory", "render", "model", "data", "split", "stage", "device", "mailboxes"},
     {"engine", "records", "tracking"},
     {"train", "monolith", "summary"},
     {"builder", "config", "launch", "terminal", "point", "sweep", "run", "check"},
@@ -22,7 +22,9 @@ SAME_FLOOR = {  # who may know a neighbour
     "schedules": {"schedule", "schedule_io", "costs"},  # closed forms are of costs
     "schedule_io": {"schedule"},
     "trace": {"schedule"},
-    "simulate": {"costs"},
+    "program": {"costs"},
+    "simulate": {"costs", "program"},
+    "memory": {"costs"},
     "model": set(),
     "stage": {"model", "split"},
     "device": {"stage"},
@@ -40,7 +42,10 @@ DOORS = {
     "rich": {"terminal"},
     "yaml": {"tracking"},
 }
-STDLIB_ONLY = {"schedule", "schedules", "partition", "trace", "seeding", "costs", "simulate", "render", "records"}
+STDLIB_ONLY = {
+    *("schedule", "schedules", "partition", "trace", "transfer", "seeding"),
+    *("costs", "program", "simulate", "memory", "render", "records"),
+}
 
 
 def imports(path: Path, everywhere: bool = True) -> set[str]:

@@ -259,6 +259,8 @@ def held_peak(schedule: Schedule) -> list[Fraction] | None:
 
 
 def _look_up(table: dict[str, list[_Form]], schedule: Schedule, costs: Costs) -> Any | None:
+    if costs != Costs(costs.forward, costs.backward, costs.weight, costs.latency):
+        return None  # the forms are of asynchronous latency alone: no recomputation, no bandwidth
     case = _Case(schedule, costs)
     forms = table.get(schedule.name.removesuffix("_lifo"), [])
     return next((value(case) for exact, value in forms if exact(case)), None)

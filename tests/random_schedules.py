@@ -1,0 +1,51 @@
+"""Valid schedules and costs that nobody would draw."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from random import Random
+
+from microp.costs import Costs
+from microp.schedule import Action, Op, Schedule
+from microp.transfer import TRANSFERS, Transfer
+
+
+def random_schedule(random: Random) -> Schedule:
+    """Stages anywhere, some backwards split, and a row for each rank as fate would have it."""
+    stages, chunks = random.randint(1, 6), random.randint(1, 5)
+    ranks = random.randint(1, stages)
+    places = [*range(ranks), *(random.randrange(ranks) for _ in range(stages - ranks))]
+    random.shuffle(places)
+    todo = [Action(op, stage, m) for op in (Op.F, Op.B) for stage in range(stages) for m in range(chunks)]
+    todo += [Action(Op.W, stage, m) for stage in range(stages) for m in range(chunks) if random.random() < 0.4]
+    rule = Schedule("rule", chunks, ((Action(Op.F, stages - 1, 0),),))  # asked for parents alone
+    rows: list[list[Action]] = [[] for _ in range(ranks)]
+    done: set[Action] = set()
+    while todo:
+        action = random.choice([action for action in todo if done.issuperset(rule.parents(action))])
+        todo.remove(action)
+        done.add(action)
+        rows[places[action.stage]].append(action)
+    return Schedule("random", chunks, tuple(map(tuple, rows)))
+
+
+def random_costs(random: Random, schedule: Schedule, transfer: Transfer | None = None) -> Costs:
+    """Integers, or Fractions; early and late recomputation, hops of any length."""
+    unit = random.choice((1, Fraction(1, random.randint(2, 7))))
+
+    def times(least: int, most: int) -> tuple[int | Fraction, ...]:
+        return tuple(random.randint(least, most) * unit for _ in range(schedule.stages))
+
+    recompute = times(0, 5) if random.random() < 0.5 else ()
+    return Costs(
+        forward=times(1, 9),
+        backward=times(1, 9),
+        weight=random.choice(((), times(0, 6))),
+        latency=random.randint(0, 6) * unit,
+        recompute=recompute,
+        ahead=tuple(random.choice((0, time, time / Fraction(2))) for time in recompute),
+        spared=tuple(m for m in range(schedule.chunks) if random.random() < 0.3),
+        boundary=random.choice(((), times(0, 20))),
+        bandwidth=random.randint(1, 6),
+        transfer=transfer or random.choice(list(TRANSFERS.values())),
+    )
