@@ -70,7 +70,7 @@ def talk(plan: Plan, comms: Comms, _local_rank: int, _attempt: Path) -> bool:
 
 def gradients(plan: Plan, comms: Comms, local_rank: int, _attempt: Path) -> dict[int, list[Tensor]]:
     """Run two steps; the second one's gradients of this rank's layers, by layer."""
-    trainer = Trainer(plan, comms, plan.device.open(local_rank))
+    trainer = Trainer(plan, comms, plan.device.open(local_rank, plan.workload))
     for step in range(2):
         trainer.load(step)
         trainer.step(step)

@@ -28,10 +28,11 @@ from omegaconf.errors import OmegaConfBaseException
 from microp.builder import build
 from microp.comms import CommsSettings
 from microp.data import Data, Synthetic, Text
-from microp.device import DeviceSettings
+from microp.device import DeviceSettings, Workload
+from microp.emulated import EmulatedSettings
 from microp.launch import LaunchSettings
 from microp.model import Gpt, Mlp, Model
-from microp.partition import Partition
+from microp.partition import Partition, spread
 from microp.schedule import Schedule
 from microp.schedule import validate as validate_schedule
 from microp.schedule_io import to_text
@@ -75,6 +76,7 @@ SCHEMAS: dict[str, type] = {
     "data/synthetic": Synthetic,
     "checkpointing": Checkpointing,
     "device": DeviceSettings,
+    "device/emulated": EmulatedSettings,
     "comms": CommsSettings,
     "tracking": TrackingSettings,
     "launch": LaunchSettings,
@@ -141,6 +143,9 @@ def validate(config: Config) -> list[str]:
     found += config.device.problems(config.ranks)
     found += config.comms.problems(config.device.name)
     found += config.launch.problems(config.ranks)
+    latency, backend = getattr(config.device, "latency_ms", 0), config.comms.backend(config.device.name)
+    if latency and backend not in ("shm", "threads"):
+        found.append(f"device.latency_ms={latency} needs stamped messages: use comms=shm or threads, not {backend}")
     if not config.model.problems():
         found += config.data.problems(config.model.row_bytes)
     if config.chunks > config.batch_size > 0:
@@ -181,10 +186,17 @@ def _unbuildable(config: Config) -> list[str]:
             found.append(str(error))
     if 1 <= config.ranks <= config.model.layers:
         try:
-            make_partition(config, stages)
+            partition = make_partition(config, stages)
+            if isinstance(config.device, EmulatedSettings) and not config.device.problems(config.ranks):
+                config.device.costs(_workload(config, partition), rows=1)
         except ValueError as error:
             found.append(str(error))
     return found
+
+
+def _workload(config: Config, partition: Partition) -> Workload:
+    rows = spread(config.batch_size, max(config.chunks, 1))
+    return Workload(make_schedule(config), partition.sizes, rows, config.checkpointing)
 
 
 def warn(config: Config) -> list[str]:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,28 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from microp.stage import Stage
+from microp.comms import Comms
+from microp.schedule import Action, Schedule
+from microp.stage import Checkpointing, Stage
+
+Run = Callable[[int, Tensor | None], Tensor | None]
+"""What does an action: (microbatch, the tensor that came) -> the tensor that goes."""
+
+
+class Workload(NamedTuple):
+    """What a device is to run.
+
+    Attributes:
+        schedule: the order.
+        layers: how many layers each stage has.
+        rows: how many rows each microbatch has.
+        checkpointing: what is recomputed.
+    """
+
+    schedule: Schedule
+    layers: tuple[int, ...]
+    rows: tuple[int, ...]
+    checkpointing: Checkpointing
 
 
 @dataclass
@@ -33,7 +54,7 @@ class DeviceSettings:
     """What a user chooses.
 
     Attributes:
-        name: `cpu` or `cuda` (which is ROCm's name in torch, too).
+        name: `cpu`, `cuda` (which is ROCm's name in torch, too) or `emulated`.
         threads: CPU threads a rank computes with; one keeps ranks out of each other's way
             and sums in the monolith's order.
     """
@@ -56,17 +77,33 @@ class DeviceSettings:
                 )
         return found
 
-    def open(self, local_rank: int) -> Device:
-        """The device of the rank that is `local_rank`-th on its host."""
+    def open(self, local_rank: int, workload: Workload) -> Device:
+        """The device of the rank that is `local_rank`-th on its host, for this workload."""
         torch.set_num_threads(self.threads)
         return Cuda(local_rank) if self.name == "cuda" else Cpu()
 
 
 class Device(ABC):
-    """Clock and memory of one rank."""
+    """Clock and memory of one rank.
+
+    Attributes:
+        torch_device: where tensors live.
+        mark: takes the time, in a form that `read` turns into nanoseconds.
+        overruns: how many actions took longer than they should have, where there is a should.
+    """
 
     torch_device: torch.device
     mark: Callable[[], Any]
+    overruns = 0
+
+    def bind(self, run: Run, action: Action) -> Run:
+        """What the engine calls for `action`: what it does on this device."""
+        del action
+        return run
+
+    def carry(self, comms: Comms) -> Comms:
+        """The transport as it is between devices of this kind."""
+        return comms
 
     @abstractmethod
     def read(self, marks: Sequence[Any]) -> list[int]:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, dtype
 
 from microp.comms import Comms, Message, Pending
-from microp.device import Device
+from microp.device import Device, Run
 from microp.mailboxes import assign_slots, remote_links
 from microp.schedule import Action, Op, Schedule
 from microp.stage import Stage
@@ -52,7 +52,7 @@ class _Bound(NamedTuple):
     """One action with all that can be known before the step."""
 
     action: Action
-    run: Callable[[int, Tensor | None], Tensor | None]
+    run: Run
     source: Action | None  # whose tensor it takes
     remote: bool  # that tensor comes from another rank
     consumer: Action | None  # who takes its tensor
@@ -93,11 +93,11 @@ class Engine:
         boundary: Boundary,
         rows: Sequence[int],
     ) -> None:
-        self._schedule, self._comms, self._device = schedule, comms, device
+        self._schedule, self._comms, self._device = schedule, device.carry(comms), device
         self._rank, self._dtype = comms.rank, boundary.dtype
         self._shapes = [boundary.shape(count) for count in rows]
         self._program = self._bind(stages)
-        comms.expect(self._messages())
+        self._comms.expect(self._messages())
         self.after_action: Callable[[], None] | None = None  # the activation meter's, in its step
 
     def _bind(self, stages: Mapping[int, Stage]) -> list[_Bound]:
@@ -106,13 +106,13 @@ class Engine:
         program = []
         for action in schedule.ranks[self._rank]:
             stage = stages[action.stage]
-            run = {Op.F: stage.forward, Op.B: stage.backward, Op.W: stage.weight_gradient}[action.op]
+            run: Run = {Op.F: stage.forward, Op.B: stage.backward, Op.W: stage.weight_gradient}[action.op]
             source, consumer = schedule.source(action), schedule.consumers.get(action)
             dest = None if consumer is None else schedule.placement[consumer.stage]
             program.append(
                 _Bound(
                     action,
-                    run,
+                    self._device.bind(run, action),
                     source,
                     source is not None and schedule.placement[source.stage] != self._rank,
                     consumer,

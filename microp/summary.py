@@ -17,7 +17,7 @@ import numpy as np
 
 from microp import costs
 from microp.costs import Costs
-from microp.partition import Partition
+from microp.emulated import EmulatedSettings
 from microp.records import Row, read_rows, read_spans
 from microp.schedule import Schedule
 from microp.schedules import closed_forms
@@ -56,6 +56,7 @@ def summarise(plan: Plan, attempt: Path, status: str) -> dict[str, Any]:
         "peak_memory_mib": _per_rank(memory, "peak_memory_mib"),
         "peak_activation_mib": _per_rank(memory, "peak_activation_mib"),
         "in_flight_peak": _per_rank(memory, "in_flight_peak"),
+        "overruns": sum(row["overruns"] for step in steps for row in step),
         "loss": {"first": losses[0], "last": losses[-1]} if losses else None,
     }
 
@@ -84,7 +85,7 @@ def _bubbles(plan: Plan, steps: list[list[Row]], spans: list[Span]) -> dict[str,
     return {
         "measured": median(_bubble(step) for step in steps) if steps else None,
         "predicted": predicted,
-        "closed_form": closed_form(plan.schedule, plan.partition),
+        "closed_form": closed_form(plan),
     }
 
 
@@ -99,15 +100,22 @@ def measured_costs(schedule: Schedule, steps: list[list[Row]], spans: list[Span]
 
     def times(op: str) -> tuple[float, ...]:
         return tuple(
-            median(step[schedule.placement[stage]]["action_ms"][f"{stage}{op}"] for step in steps)
+            median(step[schedule.placement[stage]]["action_ms"].get(f"{stage}{op}", 0.0) for step in steps)
             for stage in range(schedule.stages)
         )
 
-    return Costs(times("F"), times("B"), latency=costs.measured(schedule, spans).latency / 1e6)
+    return Costs(times("F"), times("B"), times("W"), costs.measured(schedule, spans).latency / 1e6)
 
 
-def closed_form(schedule: Schedule, partition: Partition) -> float | None:
-    """The bubble by formula, or None where there is none for this partition."""
-    sizes = tuple(Fraction(size) for size in partition.sizes)
-    form = closed_forms.bubble(schedule, Costs(forward=sizes, backward=sizes, weight=sizes))
+def nominal_costs(plan: Plan) -> Costs:
+    """What the formula is asked about: an emulated device's times, else F = B = W = layers."""
+    if isinstance(plan.device, EmulatedSettings):
+        return plan.device.costs(plan.workload, plan.batch_size / plan.schedule.chunks)
+    sizes = tuple(Fraction(size) for size in plan.partition.sizes)
+    return Costs(forward=sizes, backward=sizes, weight=sizes)
+
+
+def closed_form(plan: Plan) -> float | None:
+    """The bubble by formula, or None where there is none for these costs."""
+    form = closed_forms.bubble(plan.schedule, nominal_costs(plan))
     return None if form is None else float(form)

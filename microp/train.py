@@ -28,12 +28,12 @@ from torch import Tensor
 
 from microp.comms import Comms
 from microp.data import Data
-from microp.device import ActivationMeter, Device, DeviceSettings
+from microp.device import ActivationMeter, Device, DeviceSettings, Workload
 from microp.engine import Boundary, Engine, StepTrace
 from microp.model import Model
 from microp.partition import Partition, spread
 from microp.records import RankRecorder, Row
-from microp.schedule import Schedule
+from microp.schedule import Op, Schedule
 from microp.schedule_io import to_text
 from microp.stage import Batch, Checkpointing, Stage
 
@@ -78,6 +78,11 @@ class Plan:
     def rows(self) -> tuple[int, ...]:
         """The number of rows of each microbatch: as even as can be."""
         return spread(self.batch_size, self.schedule.chunks)
+
+    @property
+    def workload(self) -> Workload:
+        """What the plan asks of a device."""
+        return Workload(self.schedule, self.partition.sizes, self.rows, self.checkpointing)
 
     def phases(self) -> Iterator[tuple[int, str]]:
         """(index, phase) of every step; phases are warmup, measured and memory."""
@@ -158,6 +163,7 @@ class Trainer:
     def step(self, step: int) -> Row:
         """Run one loaded step and the optimizer; what it took, as a row."""
         mark = self._device.mark
+        overruns = self._device.overruns
         began = mark()
         trace = self.engine.step(step)
         computed = mark()
@@ -172,7 +178,8 @@ class Trainer:
             "loss": sum(losses) if self._has_last else None,
             "step_ms": (ended - began) / 1e6,
             "optimizer_ms": (ended - computed) / 1e6,
-            **_pipeline_times(trace),
+            **_pipeline_times(trace, self._plan.schedule),
+            "overruns": self._device.overruns - overruns,
             "recompute_ms": sum(stage.recompute_ns for stage in self.stages.values()) / 1e6,
         }
 
@@ -208,11 +215,16 @@ def _whole(value: float) -> int | float:
     return int(value) if value.is_integer() else value
 
 
-def _pipeline_times(trace: StepTrace) -> Row:
-    """What the spans of a rank's step add up to; mean times of an action by stage and op."""
+def _pipeline_times(trace: StepTrace, schedule: Schedule) -> Row:
+    """What the spans of a rank's step add up to; mean times of an action by stage and op.
+
+    A full backward on a stage that has split ones as well is an X.
+    """
     lengths: dict[str, list[int]] = defaultdict(list)
+    splits = {stage for stage, _ in schedule.split}
     for span in trace.spans:
-        lengths[f"{span.stage}{span.op}"].append(span.end - span.start)
+        whole = span.op is Op.B and span.stage in splits and (span.stage, span.microbatch) not in schedule.split
+        lengths[f"{span.stage}{'X' if whole else span.op}"].append(span.end - span.start)
     return {
         "compute_ms": sum(map(sum, lengths.values())) / 1e6,
         "wait_ms": trace.wait_ns / 1e6,
@@ -230,7 +242,7 @@ def run_rank(plan: Plan, comms: Comms, local_rank: int, attempt: Path) -> None:
     """
     recorder = RankRecorder(attempt, comms.rank)
     try:
-        device = plan.device.open(local_rank)
+        device = plan.device.open(local_rank, plan.workload)
         trainer = Trainer(plan, comms, device)
         _train(plan, trainer, recorder)
         comms.barrier()

@@ -26,7 +26,7 @@ def digest(tensors: Sequence[Tensor]) -> str:
 
 def train(plan: Plan, comms: Comms) -> tuple[list[float], dict[int, list[Tensor]]]:
     """Losses (on the last rank, else empty), and the last gradients of this rank's layers."""
-    trainer = Trainer(plan, comms, plan.device.open(comms.rank))
+    trainer = Trainer(plan, comms, plan.device.open(comms.rank, plan.workload))
     losses = []
     for step in range(STEPS):
         trainer.load(step)
@@ -100,7 +100,7 @@ def send_short(_plan: Plan, comms: Comms, _local_rank: int, _attempt: Path) -> s
 
 def never_send(plan: Plan, comms: Comms, _local_rank: int, _attempt: Path) -> str:
     """Rank 1 runs a step, rank 0 does not."""
-    trainer = Trainer(plan, comms, plan.device.open(0))
+    trainer = Trainer(plan, comms, plan.device.open(0, plan.workload))
     trainer.load(0)
     if comms.rank == 0:
         time.sleep(1.5)
@@ -117,7 +117,7 @@ def different_plans(plan: Plan, comms: Comms, _local_rank: int, _attempt: Path) 
     from dataclasses import replace
 
     try:
-        Trainer(replace(plan, seed=comms.rank), comms, plan.device.open(0))
+        Trainer(replace(plan, seed=comms.rank), comms, plan.device.open(0, plan.workload))
     except ConnectionError as error:
         return str(error)
     return "nothing was noticed"

@@ -62,7 +62,7 @@ def test_a_tensor_of_another_shape_does_not_leave():
         def barrier(self):
             pass
 
-    trainer = Trainer(plan, Alone(), plan.device.open(0))
+    trainer = Trainer(plan, Alone(), plan.device.open(0, plan.workload))
     trainer.load(0)
     trainer.engine._shapes[0] = (1, 32)
     trainer.engine._program = [bound._replace(posts=()) for bound in trainer.engine._program]
@@ -106,7 +106,7 @@ def test_gradients_are_dropped_between_steps():
 
     plan = make_plan(schedule=gpipe(1, 2))
     [comms] = thread_comms(1)
-    trainer = Trainer(plan, comms, plan.device.open(0))
+    trainer = Trainer(plan, comms, plan.device.open(0, plan.workload))
     trainer.load(0)
     trainer.step(0)
     weight = next(trainer.stages[0].layers.parameters())

@@ -13,7 +13,20 @@ ROOT = Path(__file__).parent.parent
 
 FLOORS = [
     {"schedule", "schedule_io", "schedules", "partition", "trace", "transfer", "comms", "seeding", "pacing"},
-    {"costs", "program", "simulate", "memory", "render", "model", "data", "split", "stage", "device", "mailboxes"},
+    {
+        "costs",
+        "program",
+        "simulate",
+        "memory",
+        "render",
+        "model",
+        "data",
+        "split",
+        "stage",
+        "device",
+        "emulated",
+        "mailboxes",
+    },
     {"engine", "records", "tracking"},
     {"train", "monolith", "summary"},
     {"builder", "config", "launch", "terminal", "point", "sweep", "run", "check"},
@@ -21,6 +34,7 @@ FLOORS = [
 SAME_FLOOR = {  # who may know a neighbour
     "schedules": {"schedule", "schedule_io", "costs"},  # closed forms are of costs
     "schedule_io": {"schedule"},
+    "comms": {"pacing"},
     "trace": {"schedule"},
     "program": {"costs"},
     "simulate": {"costs", "program"},
@@ -28,6 +42,7 @@ SAME_FLOOR = {  # who may know a neighbour
     "model": set(),
     "stage": {"model", "split"},
     "device": {"stage"},
+    "emulated": {"device", "costs"},
     "tracking": {"records"},
     "monolith": {"train"},
     "summary": {"train"},

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from microp.comms.base import REDUCTIONS, Comms, CommsSettings, Message, Pending
+from microp.comms.delayed import DelayedComms
 from microp.comms.group import GroupComms
 from microp.comms.shm import ShmComms
 from microp.comms.threads import ThreadComms, thread_comms
@@ -23,6 +24,7 @@ __all__ = [
     "REDUCTIONS",
     "Comms",
     "CommsSettings",
+    "DelayedComms",
     "GroupComms",
     "Message",
     "Pending",

@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ class _Hub:
 
     world_size: int
     changed: threading.Condition = field(default_factory=threading.Condition)
-    boxes: dict[tuple[int, int, int], deque[Tensor]] = field(default_factory=lambda: defaultdict(deque))
+    boxes: dict[tuple[int, int, int], deque[tuple[Tensor, int]]] = field(default_factory=lambda: defaultdict(deque))
     slots: list[Any] = field(default_factory=list)
     broken: bool = False
 
@@ -45,7 +46,7 @@ class ThreadComms(Comms):
 
     def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
         with self._hub.changed:
-            self._hub.boxes[self.rank, dest, tag].append(tensor.detach().clone())
+            self._hub.boxes[self.rank, dest, tag].append((tensor.detach().clone(), perf_counter_ns()))
             self._hub.changed.notify_all()
         return _Sent(tensor)
 
@@ -93,13 +94,14 @@ class _Sent:
         return self.tensor
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Box:
     hub: _Hub
     key: tuple[int, int, int]
     shape: tuple[int, ...]
     dtype: torch.dtype
     timeout_s: float
+    sent_ns: int = 0  # when the tensor was sent; after `wait()`
 
     def wait(self) -> Tensor:
         src = self.key[0]
@@ -109,7 +111,7 @@ class _Box:
                 raise TimeoutError(f"waited {self.timeout_s:g} s for rank {src}")
             if not self.hub.boxes[self.key]:
                 raise ConnectionError(f"lost rank {src}: a rank of this process failed")
-            tensor = self.hub.boxes[self.key].popleft()
+            tensor, self.sent_ns = self.hub.boxes[self.key].popleft()
         if (tuple(tensor.shape), tensor.dtype) != (self.shape, self.dtype):
             raise ConnectionError(
                 f"rank {src} sent {tensor.dtype} {list(tensor.shape)}, expected {self.dtype} {list(self.shape)}"

@@ -1,0 +1,57 @@
+"""A transport with a hop that takes longer: a tensor is there some time after it was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from microp.comms.base import Comms, Message, Pending
+from microp.pacing import sleep_until
+
+
+class DelayedComms(Comms):
+    """Another transport, whose tensors arrive no earlier than `latency_ns` after they were sent.
+
+    Args:
+        inner: a transport that stamps its messages (`shm` or `threads`).
+        latency_ns: of every tensor.
+    """
+
+    def __init__(self, inner: Comms, latency_ns: int) -> None:
+        self.rank, self.world_size = inner.rank, inner.world_size
+        self.device, self.timeout_s = inner.device, inner.timeout_s
+        self._inner, self._latency_ns = inner, latency_ns
+
+    def expect(self, messages: Iterable[Message]) -> None:
+        self._inner.expect(messages)
+
+    def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
+        return self._inner.isend_tensor(tensor, dest, tag)
+
+    def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
+        return _Delayed(self._inner.irecv_tensor(shape, src, tag, dtype), self._latency_ns)
+
+    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        return self._inner.all_reduce(tensor, op)
+
+    def all_gather(self, value: Any) -> list[Any]:
+        return self._inner.all_gather(value)
+
+    def barrier(self) -> None:
+        self._inner.barrier()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _Delayed(NamedTuple):
+    inner: Any
+    latency_ns: int
+
+    def wait(self) -> Tensor:
+        tensor: Tensor = self.inner.wait()
+        sleep_until(self.inner.sent_ns + self.latency_ns)
+        return tensor
