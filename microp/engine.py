@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-from torch import Tensor, dtype
+import torch
+from torch import Tensor
 
 from microp.comms import Comms, Message, Pending
 from microp.device import Device, Run
@@ -45,7 +47,7 @@ class Boundary(NamedTuple):
     """
 
     shape: Callable[[int], tuple[int, ...]]
-    dtype: dtype
+    dtype: torch.dtype
 
 
 class _Bound(NamedTuple):
@@ -56,8 +58,8 @@ class _Bound(NamedTuple):
     source: Action | None  # whose tensor it takes
     remote: bool  # that tensor comes from another rank
     consumer: Action | None  # who takes its tensor
-    dest: int | None  # the rank of that one, if it is another
-    posts: tuple[Action, ...]  # the tensors whose receives are posted before it
+    posts: tuple[tuple[Action, Callable[[], Pending]], ...]  # the receives that are posted before it
+    send: Callable[[Tensor], Pending] | None  # takes its tensor to another rank
 
 
 class StepTrace(NamedTuple):
@@ -108,7 +110,6 @@ class Engine:
             stage = stages[action.stage]
             run: Run = {Op.F: stage.forward, Op.B: stage.backward, Op.W: stage.weight_gradient}[action.op]
             source, consumer = schedule.source(action), schedule.consumers.get(action)
-            dest = None if consumer is None else schedule.placement[consumer.stage]
             program.append(
                 _Bound(
                     action,
@@ -116,8 +117,8 @@ class Engine:
                     source,
                     source is not None and schedule.placement[source.stage] != self._rank,
                     consumer,
-                    None if dest == self._rank else dest,
-                    posts[action],
+                    tuple((source, self._receiver(source)) for source in posts[action]),
+                    self._sender(action, consumer),
                 )
             )
         return program
@@ -155,8 +156,8 @@ class Engine:
         bound = self._program[0]
         try:
             for bound in self._program:
-                for source in bound.posts:
-                    arriving[source] = self._post(source)
+                for source, post in bound.posts:
+                    arriving[source] = post()
                 marks.append(mark())
                 x = None
                 if bound.source is not None:
@@ -164,12 +165,12 @@ class Engine:
                 marks.append(mark())
                 y = bound.run(bound.action.microbatch, x)
                 marks.append(mark())
-                if bound.dest is not None:
-                    assert y is not None
-                    assert bound.consumer is not None
-                    leaving[bound.consumer.stage, bound.action.microbatch] = self._send(bound, y)
-                elif bound.consumer is not None:
-                    here[bound.action] = y
+                if bound.consumer is not None:
+                    if bound.send is None:
+                        here[bound.action] = y
+                    else:
+                        assert y is not None
+                        leaving[bound.consumer.stage, bound.action.microbatch] = bound.send(y)
                 if bound.source is not None and bound.remote:
                     # What that stage got from here for this microbatch it has used: the send is over.
                     answered = leaving.pop((bound.source.stage, bound.action.microbatch), None)
@@ -183,18 +184,24 @@ class Engine:
             raise ActionError(self._describe(error, bound, number)) from error
         return self._trace(self._device.read(marks))
 
-    def _post(self, source: Action) -> Pending:
+    def _receiver(self, source: Action) -> Callable[[], Pending]:
+        """Posts the receive of `source`'s tensor."""
         shape, src = self._shapes[source.microbatch], self._schedule.placement[source.stage]
-        return self._comms.irecv_tensor(shape, src, self._tag(source), self._dtype)
+        return partial(self._comms.irecv_tensor, shape, src, self._tag(source), self._dtype)
 
-    def _send(self, bound: _Bound, tensor: Tensor) -> Pending:
-        expected = self._shapes[bound.action.microbatch]
-        if tensor.shape != expected or tensor.dtype != self._dtype:
-            raise ValueError(
-                f"made {tensor.dtype} {list(tensor.shape)}, {bound.consumer} takes {self._dtype} {list(expected)}"
-            )
-        assert bound.dest is not None
-        return self._comms.isend_tensor(tensor, bound.dest, self._tag(bound.action))
+    def _sender(self, action: Action, consumer: Action | None) -> Callable[[Tensor], Pending] | None:
+        """Sends `action`'s tensor, if it goes to another rank and has the size that is awaited there."""
+        if consumer is None or self._schedule.placement[consumer.stage] == self._rank:
+            return None
+        dest, tag = self._schedule.placement[consumer.stage], self._tag(action)
+        shape, dtype, isend = torch.Size(self._shapes[action.microbatch]), self._dtype, self._comms.isend_tensor
+
+        def send(tensor: Tensor) -> Pending:
+            if tensor.shape != shape or tensor.dtype != dtype:
+                raise ValueError(f"made {tensor.dtype} {list(tensor.shape)}, {consumer} takes {dtype} {list(shape)}")
+            return isend(tensor, dest, tag)
+
+        return send
 
     def _tag(self, action: Action) -> int:
         """A number that no other tensor of the step has."""

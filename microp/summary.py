@@ -3,7 +3,8 @@
 Three bubbles, all idle over total (GPipe's definition):
     measured      the median over the measured steps
     predicted     simulated with the run's own median F and B times of each stage, and its hop
-    closed_form   the formula, every layer costing the same, F = B = W, and transfers nothing
+    closed_form   the formula with an emulated device's own times; else with every layer costing
+                  the same, F = B = W, and transfers nothing
 """
 
 from __future__ import annotations

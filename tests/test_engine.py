@@ -64,8 +64,9 @@ def test_a_tensor_of_another_shape_does_not_leave():
 
     trainer = Trainer(plan, Alone(), plan.device.open(0, plan.workload))
     trainer.load(0)
-    trainer.engine._shapes[0] = (1, 32)
-    trainer.engine._program = [bound._replace(posts=()) for bound in trainer.engine._program]
+    engine = trainer.engine
+    engine._shapes[0] = (1, 32)
+    engine._program = [bound._replace(posts=()) for bound in engine._bind(trainer.stages)]
     with pytest.raises(ActionError, match=r"rank 0, action 0F0, step 0: made torch.float32 \[5, 32\], 1F0 takes"):
         trainer.engine.step(0)
 
