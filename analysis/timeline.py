@@ -45,14 +45,28 @@ def main(arguments: list[str] | None = None) -> int:
     attempt = found[-1]
     summary = read_json(attempt / "summary.json")
     measured = read_spans(attempt)
-    panels = {"predicted": predict(schedule_of(measured, summary["schedule"]), measured), "measured": measured}
+    schedule = schedule_of(measured, summary["schedule"])
+    panels = {"predicted": predict(schedule, measured), "measured": measured}
     for name, spans in panels.items():
         print(f"{name}\n{render.text(spans)}\n")
+    print(accounting_table(summary["time_ms"]))
     options.report.mkdir(parents=True, exist_ok=True)
     place = options.report / f"timeline-{attempt.parent.name}-{attempt.name}"
-    for file in render.figure(panels, f"{attempt.parent.name}, {attempt.name}: last measured step", place):
+    files = render.figure(panels, f"{attempt.parent.name}, {attempt.name}: last measured step", place)
+    files.append(render.perfetto(panels, schedule, place.with_name(f"{place.name}.trace.json")))
+    for file in files:
         print(file)
     return 0
+
+
+def accounting_table(time_ms: dict[str, list[float]]) -> str:
+    """Where the step's time went, in ms: a line a rank, a column a kind."""
+    ranks = range(len(time_ms["compute"]))
+    lines = ["ms      " + "".join(f"{kind:>11}" for kind in (*time_ms, "sum"))]
+    for rank in ranks:
+        own = [values[rank] for values in time_ms.values()]
+        lines.append(f"rank {rank:<3}" + "".join(f"{value:11.2f}" for value in (*own, sum(own))))
+    return "\n".join([*lines, "warmup, steady, drain: waits for another rank; transfer: its tensor was on the way\n"])
 
 
 if __name__ == "__main__":

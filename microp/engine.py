@@ -67,11 +67,11 @@ class StepTrace(NamedTuple):
 
     Attributes:
         spans: one an action, in the order in which they ran.
-        wait_ns: all waits for inputs together.
+        asked: for each of them when the rank began to wait for its input.
     """
 
     spans: list[Span]
-    wait_ns: int
+    asked: list[int]
 
 
 class Engine:
@@ -217,12 +217,12 @@ class Engine:
         return f"rank {self._rank}, action {bound.action}, step {number}: {error or type(error).__name__}"
 
     def _trace(self, times: list[int]) -> StepTrace:
-        spans, wait = [], 0
+        spans, waits = [], []
         triples = zip(times[::3], times[1::3], times[2::3], strict=True)
         for bound, (asked, start, end) in zip(self._program, triples, strict=True):
             spans.append(Span(self._rank, *bound.action, start, end, start))
-            wait += start - asked
-        return StepTrace(spans, wait)
+            waits.append(asked)
+        return StepTrace(spans, waits)
 
 
 def post_plan(schedule: Schedule, rank: int) -> dict[Action, tuple[Action, ...]]:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from microp.schedule import Op
+from microp.schedule import Action, Op
 from microp.trace import Span
 
 if TYPE_CHECKING:  # pandas is not imported by a rank
@@ -41,9 +41,10 @@ class RankRecorder:
         self._steps.write(json.dumps(row) + "\n")
         self._steps.flush()
 
-    def spans(self, step: int, spans: Iterable[Span]) -> None:
-        """Write the trace of one step."""
-        lines = (json.dumps({"step": step, **_span_row(span)}) for span in spans)
+    def spans(self, step: int, spans: Iterable[Span], asked: Iterable[int]) -> None:
+        """Write the trace of one step; `asked` is when the rank began to wait for each span's input."""
+        rows = ({"step": step, **_span_row(span), "asked_ns": when} for span, when in zip(spans, asked, strict=True))
+        lines = (json.dumps(row) for row in rows)
         (self._attempt / f"spans.rank{self._rank}.jsonl").write_text("\n".join(lines) + "\n")
 
     def error(self, row: Row) -> None:
@@ -90,11 +91,20 @@ def read_rows(attempt: Path, rank: int) -> list[Row]:
 
 def read_spans(attempt: Path) -> list[Span]:
     """The trace of the last measured step, all ranks; empty if there is none."""
-    rows = [row for path in sorted(attempt.glob("spans.rank*.jsonl")) for row in _json_lines(path)]
     return [
         Span(r["rank"], Op(r["op"]), r["stage"], r["microbatch"], r["start_ns"], r["end_ns"], r["ready_ns"])
-        for r in rows
+        for r in _span_rows(attempt)
     ]
+
+
+def read_asked(attempt: Path) -> dict[Action, int]:
+    """For each action of that trace when its rank began to wait for its input, in nanoseconds."""
+    return {Action(Op(r["op"]), r["stage"], r["microbatch"]): r["asked_ns"] for r in _span_rows(attempt)}
+
+
+def _span_rows(attempt: Path) -> Iterator[Row]:
+    paths = sorted(attempt.glob("spans.rank*.jsonl"))
+    return (row for path in paths for row in _json_lines(path))
 
 
 def read_errors(attempt: Path) -> list[Row]:

@@ -8,31 +8,42 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from microp.schedule import Op
+from microp.schedule import Op, Schedule
 from microp.trace import Span, bubble_fraction, makespan
 
 
-def text(spans: Sequence[Span], columns: int = 100) -> str:
-    """One line a rank, `columns` wide for the makespan; an action is named where its name fits."""
+def text(spans: Sequence[Span], columns: int = 100, rows: int = 64) -> str:
+    """One line a rank, `columns` wide for the makespan; an action is named where its name
+    fits and is a row of its op's letter where not.
+
+    Of more than `rows` ranks the first and the last are shown.
+    """
     begin, total = min(span.start for span in spans), makespan(spans)
 
     def column(moment: Any) -> int:
         return round(float((moment - begin) / total) * columns)
 
     lines = []
-    for rank, row in sorted(_by_rank(spans).items()):
+    by_rank = sorted(_by_rank(spans).items())
+    left_out = len(by_rank) - rows
+    shown = by_rank if left_out <= 0 else by_rank[: rows // 2] + by_rank[-(rows // 2) :]
+    digits = len(str(by_rank[-1][0]))
+    for rank, row in shown:
         line = ["."] * columns
         for span in row:
             left, right = column(span.start), column(span.end)
-            name = f"{span.op}{span.microbatch}"
-            label = name if len(name) <= right - left else span.op[: right - left]
-            line[left:right] = label.ljust(right - left, {"F": "-", "B": "=", "W": "~"}[span.op])
-        lines.append(f"rank {rank} |{''.join(line)}|")
+            name, width = f"{span.op}{span.microbatch}", right - left
+            fits = len(name) <= width and width > 2
+            line[left:right] = name.ljust(width, {"F": "-", "B": "=", "W": "~"}[span.op]) if fits else span.op * width
+        lines.append(f"rank {rank:{digits}} |{''.join(line)}|")
+    if left_out > 0:
+        lines.insert(rows // 2, f"  ... {left_out} ranks ...")
     return "\n".join(lines)
 
 
@@ -46,13 +57,25 @@ def _by_rank(spans: Sequence[Span]) -> dict[int, list[Span]]:
 COLOURS = {Op.F: "#9ecae1", Op.B: "#3182bd", Op.W: "#fdae6b"}  # light, dark, middle: also in greyscale
 
 
-def figure(panels: Mapping[str, Sequence[Span]], title: str, path: Path) -> list[Path]:
-    """Draw timelines above each other on one time axis, in ms, from their first starts.
+class Scale(NamedTuple):
+    """How times are shown: `length` of them are one `unit`."""
+
+    length: float
+    unit: str
+
+
+MILLISECONDS = Scale(1e6, "ms")  # of nanoseconds
+UNITS = Scale(1, "units of the costs")
+
+
+def figure(panels: Mapping[str, Sequence[Span]], title: str, path: Path, scale: Scale = MILLISECONDS) -> list[Path]:
+    """Draw timelines above each other on one time axis, from their first starts.
 
     Args:
-        panels: name -> spans in nanoseconds, e.g. `predicted` and `measured`.
+        panels: name -> spans, e.g. `predicted` and `measured`.
         title: the figure's.
         path: without ending; an SVG and a PNG are written.
+        scale: what the spans' times are.
 
     Returns:
         The files.
@@ -67,9 +90,10 @@ def figure(panels: Mapping[str, Sequence[Span]], title: str, path: Path) -> list
     height = len(panels) * (0.7 + 0.45 * ranks) + 0.6
     sheet, axes = plt.subplots(len(panels), 1, figsize=(10, height), sharex=True, squeeze=False)
     for axis, (name, spans) in zip(axes[:, 0], panels.items(), strict=True):
-        _draw(axis, spans)
-        axis.set_title(f"{name}: {makespan(spans) / 1e6:.1f} ms, bubble {bubble_fraction(spans):.3f}", loc="left")
-    axes[-1, 0].set_xlabel("time since the step's first action, ms")
+        _draw(axis, spans, scale.length)
+        total, bubble = float(makespan(spans)) / scale.length, float(bubble_fraction(spans))
+        axis.set_title(f"{name}: {total:.1f} {scale.unit}, bubble {bubble:.3f}", loc="left")
+    axes[-1, 0].set_xlabel(f"time since the step's first action, {scale.unit}")
     sheet.suptitle(title)
     sheet.tight_layout()
     files = [path.with_name(f"{path.name}.{ending}") for ending in ("svg", "png")]
@@ -79,12 +103,59 @@ def figure(panels: Mapping[str, Sequence[Span]], title: str, path: Path) -> list
     return files
 
 
-def _draw(axis: Any, spans: Sequence[Span]) -> None:
+def perfetto(panels: Mapping[str, Sequence[Span]], schedule: Schedule, path: Path, scale: Scale = MILLISECONDS) -> Path:
+    """Write a trace that opens in ui.perfetto.dev: a process a panel, a thread a rank, an arrow a tensor.
+
+    The format is Chrome's trace events (JSON); its time unit, the microsecond, shows a
+    thousandth of the scale's unit.
+    """
+    events: list[dict[str, Any]] = []
+    for number, (name, spans) in enumerate(panels.items(), start=1):
+        begin = min(span.start for span in spans)
+        events.append({"ph": "M", "pid": number, "name": "process_name", "args": {"name": f"{name}, {scale.unit}"}})
+        events += [
+            {"ph": "M", "pid": number, "tid": rank, "name": "thread_name", "args": {"name": f"rank {rank}"}}
+            for rank in sorted(_by_rank(spans))
+        ]
+        events += _slices_and_arrows(spans, schedule, number, begin, scale.length / 1000)
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    return path
+
+
+def _slices_and_arrows(
+    spans: Sequence[Span], schedule: Schedule, number: int, begin: Any, microsecond: float
+) -> Iterator[dict[str, Any]]:
+    """A slice for every span; for every tensor from another rank an arrow from its sender's slice to its receiver's."""
+    by_action = {span.action: span for span in spans}
+    for index, span in enumerate(spans):
+        place = {"pid": number, "tid": span.rank}
+        start, end = (float(time - begin) / microsecond for time in (span.start, span.end))
+        details = {"stage": span.stage, "microbatch": span.microbatch, "ready": float(span.ready - begin) / microsecond}
+        yield {
+            **place,
+            "ph": "X",
+            "name": f"{span.op}{span.microbatch}",
+            "cat": str(span.op),
+            "ts": start,
+            "dur": end - start,
+            "args": details,
+        }
+        source = schedule.source(span.action)
+        sender = by_action.get(source) if source is not None else None
+        if sender is not None and sender.rank != span.rank:
+            arrow = {"name": "tensor", "cat": "transfer", "id": number * 10**9 + index}
+            sent = float(sender.end - begin) / microsecond
+            inside = sent - float(sender.end - sender.start) / microsecond / 1000
+            yield {**arrow, "ph": "s", "pid": number, "tid": sender.rank, "ts": inside}
+            yield {**arrow, "ph": "f", "bp": "e", **place, "ts": start}
+
+
+def _draw(axis: Any, spans: Sequence[Span], unit: float) -> None:
     begin = min(span.start for span in spans)
     total = makespan(spans)
     for rank, row in _by_rank(spans).items():
         for span in row:
-            start, length = (span.start - begin) / 1e6, (span.end - span.start) / 1e6
+            start, length = float(span.start - begin) / unit, float(span.end - span.start) / unit
             axis.broken_barh([(start, length)], (rank - 0.4, 0.8), facecolor=COLOURS[span.op], edgecolor="white")
             if span.end - span.start > total / 40:
                 dark = span.op is Op.B

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from microp import costs
+from microp.accounting import KINDS, StepClock, account
 from microp.costs import Costs
 from microp.emulated import EmulatedSettings
-from microp.records import Row, read_rows, read_spans
+from microp.records import Row, read_asked, read_rows, read_spans
 from microp.schedule import Schedule
 from microp.schedules import closed_forms
 from microp.simulate import simulate
@@ -57,6 +58,7 @@ def summarise(plan: Plan, attempt: Path, status: str) -> dict[str, Any]:
         "peak_memory_mib": _per_rank(memory, "peak_memory_mib"),
         "peak_activation_mib": _per_rank(memory, "peak_activation_mib"),
         "in_flight_peak": _per_rank(memory, "in_flight_peak"),
+        "time_ms": _time(plan, steps, attempt),
         "overruns": sum(row["overruns"] for step in steps for row in step),
         "loss": {"first": losses[0], "last": losses[-1]} if losses else None,
     }
@@ -77,6 +79,22 @@ def _spread(values: list[float]) -> dict[str, float | int] | None:
         return None
     low, high = np.percentile(values, [10, 90])
     return {"median": median(values), "p10": float(low), "p90": float(high), "n": len(values)}
+
+
+def _time(plan: Plan, steps: list[list[Row]], attempt: Path) -> dict[str, list[float]] | None:
+    """Where the traced step's time went, a list over ranks for each kind; see `accounting`."""
+    spans = read_spans(attempt)
+    if not steps or len({span.action for span in spans}) != sum(map(len, plan.schedule.ranks)):
+        return None
+    clocks = {row["rank"]: step_clock(row) for row in steps[-1]}
+    booked = account(plan.schedule, spans, read_asked(attempt), clocks)
+    return {kind: [booked[rank][kind] / 1e6 for rank in range(plan.ranks)] for kind in KINDS}
+
+
+def step_clock(row: Row) -> StepClock:
+    """What `accounting` wants to know of a rank's row."""
+    optimizer, recompute = (round(row[key] * 1e6) for key in ("optimizer_ms", "recompute_ms"))
+    return StepClock(row["began_ns"], row["ended_ns"], optimizer, recompute)
 
 
 def _bubbles(plan: Plan, steps: list[list[Row]], spans: list[Span]) -> dict[str, float | None]:

@@ -145,6 +145,55 @@ def show(summaries: Sequence[dict[str, Any]], output: Path, tracking: str) -> No
         out.print(f"{what:5} {command}", soft_wrap=True, markup=False)
 
 
+def show_prices(prices: Sequence[dict[str, Any]]) -> None:
+    """Print what simulated schedules cost; a single one with its timeline."""
+    grid = Table(pad_edge=False, box=None, header_style="bold")
+    grid.add_column("schedule")
+    names = ("ranks", "chunks", "makespan", "closed form", "gpipe", "megatron", "zero bubble", "in flight", "MiB")
+    for name in names:
+        grid.add_column(name, justify="right")
+    for price in prices:
+        bubble = price["bubble"]
+        grid.add_row(
+            price["schedule"],
+            str(price["ranks"]),
+            str(price["chunks"]),
+            f"{price['makespan']:g}",
+            _number(price["closed_form"], "g"),
+            *(f"{bubble[name]:.4f}" for name in ("gpipe", "megatron", "zero_bubble")),
+            _range(price["in_flight_peak"], "g"),
+            _range(price["peak_memory_mib"], ".1f"),
+        )
+    out.print(grid)
+    out.print(PRICE_CAPTION, style="dim")
+    for price in prices if len(prices) == 1 else []:
+        out.print()
+        out.print(price["text"], soft_wrap=True, markup=False)
+        out.print(f"in flight, a rank: {' '.join(f'{n:g}' for n in price['in_flight_peak'])}", soft_wrap=True)
+        if price["peak_memory_mib"]:
+            peaks = " ".join(f"{peak:.1f}" for peak in price["peak_memory_mib"])
+            out.print(f"peak MiB, a rank:  {peaks}", soft_wrap=True)
+    folders = [price["folder"] for price in prices if price["folder"]]
+    if folders:
+        out.print()
+        for folder in folders:
+            out.print(f"drawn {folder}: timeline.svg timeline.png trace.json", soft_wrap=True)
+        out.print("open  a trace.json in ui.perfetto.dev", soft_wrap=True)
+
+
+PRICE_CAPTION = (
+    "bubbles: gpipe idle/total, megatron idle/ideal, zero bubble (largest span - work)/largest span.\n"
+    "in flight: microbatches of a rank, peak. MiB: weights, gradients, Adam and activations, peak. Ranges over ranks."
+)
+
+
+def _range(values: Sequence[float] | None, form: str) -> str:
+    if not values:
+        return "-"
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low} - {high}"
+
+
 def _next_commands(summaries: Sequence[dict[str, Any]], output: Path, tracking: str) -> list[tuple[str, str]]:
     found = [("files", str(output / "runs"))]
     if tracking != "disabled":

@@ -176,6 +176,8 @@ class Trainer:
             "step": step,
             "rank": self._comms.rank,
             "loss": sum(losses) if self._has_last else None,
+            "began_ns": began,
+            "ended_ns": ended,
             "step_ms": (ended - began) / 1e6,
             "optimizer_ms": (ended - computed) / 1e6,
             **_pipeline_times(trace, self._plan.schedule),
@@ -227,7 +229,7 @@ def _pipeline_times(trace: StepTrace, schedule: Schedule) -> Row:
         lengths[f"{span.stage}{'X' if whole else span.op}"].append(span.end - span.start)
     return {
         "compute_ms": sum(map(sum, lengths.values())) / 1e6,
-        "wait_ms": trace.wait_ns / 1e6,
+        "wait_ms": sum(span.start - asked for span, asked in zip(trace.spans, trace.asked, strict=True)) / 1e6,
         "first_start_ns": trace.spans[0].start,
         "last_end_ns": trace.spans[-1].end,
         "action_ms": {name: sum(values) / len(values) / 1e6 for name, values in lengths.items()},
@@ -262,7 +264,7 @@ def _train(plan: Plan, trainer: Trainer, recorder: RankRecorder) -> None:
             row = trainer.memory_step(step) if phase == "memory" else trainer.step(step)
             recorder.step({"phase": phase, **row})
             if step == plan.warmup_steps + plan.steps - 1:
-                recorder.spans(step, trainer.trace.spans)
+                recorder.spans(step, trainer.trace.spans, trainer.trace.asked)
             gc.collect(1)
     finally:
         gc.enable()

@@ -26,10 +26,12 @@ FLOORS = [
         "device",
         "emulated",
         "mailboxes",
+        "accounting",
+        "footprint",
     },
     {"engine", "records", "tracking"},
     {"train", "monolith", "summary"},
-    {"builder", "config", "launch", "terminal", "point", "sweep", "run", "check"},
+    {"builder", "pricing", "points", "config", "launch", "terminal", "point", "sweep", "run", "check"},
 ]
 SAME_FLOOR = {  # who may know a neighbour
     "schedules": {"schedule", "schedule_io", "costs"},  # closed forms are of costs
@@ -42,14 +44,15 @@ SAME_FLOOR = {  # who may know a neighbour
     "model": set(),
     "stage": {"model", "split"},
     "device": {"stage"},
+    "footprint": {"device", "memory", "model", "stage"},
     "emulated": {"device", "costs"},
     "tracking": {"records"},
     "monolith": {"train"},
     "summary": {"train"},
 }
 DOORS = {
-    "hydra": {"builder", "config", "sweep", "run"},
-    "omegaconf": {"builder", "config", "sweep"},
+    "hydra": {"builder", "config", "points", "pricing", "run"},
+    "omegaconf": {"builder", "config", "points", "pricing", "sweep", "run"},
     "torch.distributed": {"comms", "launch"},
     "wandb": {"tracking"},
     "matplotlib": {"render"},
@@ -68,8 +71,8 @@ def imports(path: Path, everywhere: bool = True) -> set[str]:
     found: set[str] = set()
 
     def visit(node: ast.AST, inside: bool) -> None:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            return
+        if isinstance(node, ast.If) and any(word in ast.dump(node.test) for word in ("TYPE_CHECKING", "__main__")):
+            return  # types only, or the module called as a command
         if everywhere or not inside:
             if isinstance(node, ast.Import):
                 found.update(alias.name for alias in node.names)

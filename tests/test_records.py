@@ -12,6 +12,7 @@ from microp.records import (
     load_runs,
     load_steps,
     new_attempt,
+    read_asked,
     read_errors,
     read_rows,
     read_spans,
@@ -28,10 +29,11 @@ def test_rows_and_spans_round_trip(tmp_path):
         recorder.step(row)
         assert read_rows(tmp_path, 1)[-1] == row  # on disk at once
     spans = [Span(1, Op.F, 1, 0, 10, 20, 9), Span(1, Op.B, 1, 0, 20, 40, 20)]
-    recorder.spans(2, spans)
+    recorder.spans(2, spans, [5, 20])
     recorder.close()
     assert read_rows(tmp_path, 1) == rows
     assert read_spans(tmp_path) == spans
+    assert read_asked(tmp_path) == {spans[0].action: 5, spans[1].action: 20}
     first = json.loads((tmp_path / "spans.rank1.jsonl").read_text().splitlines()[0])
     assert (first["op"], first["start_ns"], first["end_ns"], first["step"]) == ("F", 10, 20, 2)
 

@@ -1,0 +1,84 @@
+"""Where a rank's time went: every nanosecond of a step, booked once.
+
+::
+
+    step begins                                                                       step ends
+    │ host │ wait for 0F0 │ F0 │ host │ wait for 1B0      │ B0 │ ... │ optimizer │ wait │
+                                      ├─ dependency ─┬─ t ┤
+                                                peer's end
+
+A wait is dependency wait up to the moment the peer had made the tensor, exposed transfer
+after it. Booking all of it as communication would make the bubble vanish. Dependency waits
+are told apart by where they lie: warm-up (before the rank's first backward), drain (after
+its last forward, and after its own end until the last rank ends), steady (between).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from microp.schedule import Action, Op, Schedule
+from microp.trace import Span
+
+KINDS = ("compute", "recompute", "optimizer", "transfer", "warmup", "steady", "drain", "host")
+
+
+class StepClock(NamedTuple):
+    """What a rank's clock saw of a step beside its spans; nanoseconds.
+
+    Attributes:
+        began: when the step began on the rank.
+        ended: when its optimizer had ended.
+        optimizer: how long that took.
+        recompute: the part of its backwards that ran forwards again.
+    """
+
+    began: int
+    ended: int
+    optimizer: int
+    recompute: int
+
+
+def account(
+    schedule: Schedule, spans: Sequence[Span], asked: Mapping[Action, int], clocks: Mapping[int, StepClock]
+) -> dict[int, dict[str, int]]:
+    """For each rank the nanoseconds of each of `KINDS`; on every rank they add up to the step's wall time.
+
+    Args:
+        schedule: what was run.
+        spans: all ranks' spans of the step.
+        asked: when each action began to wait for its input.
+        clocks: the rest, a rank.
+    """
+    ends = {span.action: span.end for span in spans}
+    began = min(clock.began for clock in clocks.values())
+    ended = max(clock.ended for clock in clocks.values())
+    booked = {}
+    for rank, clock in clocks.items():
+        own = sorted((span for span in spans if span.rank == rank), key=lambda span: span.start)
+        time = dict.fromkeys(KINDS, 0)
+        time["compute"] = sum(span.end - span.start for span in own) - clock.recompute
+        time["recompute"] = clock.recompute
+        time["optimizer"] = clock.optimizer
+        time["host"] = (clock.began - began) + (clock.ended - clock.optimizer - own[-1].end)
+        free = clock.began
+        for span in own:
+            time["host"] += asked[span.action] - free
+            wait, source = span.start - asked[span.action], schedule.source(span.action)
+            missing = 0 if source is None else min(max(0, ends[source] - asked[span.action]), wait)
+            time[_phase(span, own)] += missing
+            time["transfer" if source is not None else "host"] += wait - missing
+            free = span.end
+        time["drain"] += ended - clock.ended
+        booked[rank] = time
+    return booked
+
+
+def _phase(span: Span, own: Sequence[Span]) -> str:
+    """Where in the rank's step a wait before `span` lies."""
+    last_forward = max(other.start for other in own if other.op is Op.F)
+    first_backward = min(other.start for other in own if other.op is Op.B)
+    if span.start > last_forward:
+        return "drain"
+    return "warmup" if span.start <= first_backward else "steady"

@@ -1,0 +1,220 @@
+"""`python -m microp.simulate`: what will a schedule cost? The configuration of a run, priced and drawn.
+
+::
+
+    Config ── schedule, costs ─► simulate ─► spans ─► makespan, three bubbles, memory, critical path
+                                               ├────► the timeline as text
+                                               └────► outputs/simulated/<run>/  timeline.svg .png, trace.json
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from fractions import Fraction
+from numbers import Rational
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn
+from omegaconf import MISSING, DictConfig
+
+from microp import config as configuration
+from microp import render, terminal
+from microp.config import Config, make_partition, make_schedule, read, run_id
+from microp.costs import Costs, for_stages
+from microp.device import Workload
+from microp.emulated import EmulatedSettings
+from microp.footprint import stage_footprint
+from microp.memory import activation_peak
+from microp.partition import spread
+from microp.points import PointsCallback
+from microp.schedule import Schedule
+from microp.schedule import validate as validate_schedule
+from microp.schedules import closed_forms
+from microp.simulate import Simulated, critical_path, simulate
+from microp.trace import bubble_fraction, in_flight_peak, makespan, megatron_bubble, zero_bubble_rate
+from microp.train import MIB
+from microp.transfer import TRANSFERS
+
+DRAWN = 20_000  # actions; beyond that a figure is a grey wall and a trace hundreds of megabytes
+
+
+@dataclass
+class CostsConfig:
+    """Costs by hand; see `conf/simulate.yaml`."""
+
+    forward: Any = MISSING
+    backward: Any = MISSING
+    weight: Any = MISSING
+    recompute: Any = MISSING
+    latency: Any = MISSING
+    boundary: Any = MISSING
+    bandwidth: Any = MISSING
+    transfer: str = MISSING
+
+
+@dataclass
+class SimulateConfig(Config):
+    """A run's configuration, with what only a price needs."""
+
+    costs: CostsConfig = MISSING
+    output: str = MISSING
+
+
+def problems(config: SimulateConfig) -> list[str]:
+    """Everything that keeps a configuration from being priced, a sentence each."""
+    found = [
+        f"{key}={value} is below 1: use at least 1"
+        for key in ("ranks", "chunks", "batch_size")
+        if (value := getattr(config, key)) < 1
+    ]
+    if config.output not in ("text", "json"):
+        found.append(f"output={config.output} is not one of text, json")
+    if config.costs.transfer not in TRANSFERS:
+        found.append(f"costs.transfer={config.costs.transfer} is not one of {', '.join(TRANSFERS)}")
+    found += config.model.problems() + config.checkpointing.problems() + config.device.problems(1)
+    if not found:
+        try:
+            make_costs(config, validate_schedule(make_schedule(config)))
+        except ValueError as error:
+            found.append(str(error))
+    return found
+
+
+def make_costs(config: SimulateConfig, schedule: Schedule) -> Costs:
+    """The costs that the configuration names: by hand, an emulated device's, or one a stage.
+
+    Raises:
+        ValueError: they do not fit the schedule; the message names the key.
+    """
+    given = {key: _exact(value) for key, value in vars(config.costs).items() if key != "transfer"}
+    if given["forward"] is not None or given["backward"] is not None:
+        return for_stages(schedule.stages, transfer=TRANSFERS[config.costs.transfer], **given)
+    workload = make_workload(config, schedule)
+    if isinstance(config.device, EmulatedSettings) and workload is not None:
+        return config.device.costs(workload, config.batch_size / config.chunks)
+    sizes = workload.layers if workload else (1,) * schedule.stages
+    stages = [_exact(Fraction(size * config.ranks, sum(sizes))) for size in sizes]
+    given |= {"forward": stages, "backward": stages, "weight": stages}
+    if config.checkpointing.segments:
+        given["recompute"] = stages if given["recompute"] is None else given["recompute"]
+        given["spared"] = (schedule.chunks - 1,) if config.checkpointing.spare_last else ()
+    return for_stages(schedule.stages, transfer=TRANSFERS[config.costs.transfer], **given)
+
+
+def make_workload(config: Config, schedule: Schedule) -> Workload | None:
+    """The model's layers on the schedule's stages; None if it has fewer layers than stages."""
+    if config.model.layers < schedule.stages:
+        return None
+    layers = make_partition(config, schedule.stages).sizes
+    return Workload(schedule, layers, spread(config.batch_size, config.chunks), config.checkpointing)
+
+
+def _exact(value: Any) -> Any:
+    """Whole numbers as integers, so that times stay exact; lists as lists of them."""
+    if isinstance(value, list):
+        return [_exact(each) for each in value]
+    if isinstance(value, int | float | Fraction) and value == int(value):
+        return int(value)
+    return value
+
+
+def price(config: SimulateConfig) -> tuple[dict[str, Any], Simulated, Schedule]:
+    """The figures of a point, its spans and its schedule."""
+    schedule = make_schedule(config)
+    costs = make_costs(config, schedule)
+    spans = simulate(schedule, costs)
+    per_rank = [len(schedule.stages_of(rank)) for rank in range(len(schedule.ranks))]
+    in_flight = in_flight_peak(spans)
+    figures = {
+        "schedule": schedule.name,
+        "ranks": len(schedule.ranks),
+        "chunks": schedule.chunks,
+        "makespan": makespan(spans),
+        "bubble": {
+            "gpipe": bubble_fraction(spans),
+            "megatron": megatron_bubble(spans),
+            "zero_bubble": zero_bubble_rate(spans),
+        },
+        "in_flight_peak": [Fraction(in_flight[rank], held) for rank, held in enumerate(per_rank)],
+        "peak_memory_mib": _memory(config, schedule, spans),
+        "closed_form": closed_forms.makespan(schedule, costs),
+        "critical_path": len(critical_path(spans)),
+    }
+    return {key: _plain(value) for key, value in figures.items()}, spans, schedule
+
+
+def _memory(config: SimulateConfig, schedule: Schedule, spans: Simulated) -> list[float] | None:
+    """Weights with their state, and the peak of activations, of each rank; None for a model that was not built."""
+    workload = make_workload(config, schedule)
+    if workload is None:
+        return None
+    try:
+        footprint, state = stage_footprint(config.model, workload)
+    except ValueError as error:
+        terminal.warn(str(error))
+        return None
+    peaks = activation_peak(spans, footprint)
+    return [
+        (sum(state[stage] for stage in schedule.stages_of(rank)) + peaks[rank]) / MIB
+        for rank in range(len(schedule.ranks))
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can say: whole numbers as integers, other exact numbers as floats."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if value is None or isinstance(value, str):
+        return value
+    return value.numerator if isinstance(value, Rational) and value.denominator == 1 else float(value)
+
+
+def run(config: DictConfig) -> dict[str, Any]:
+    """Hydra's task: price one point, print it or draw it, and give its figures."""
+    point = read(config)
+    assert isinstance(point, SimulateConfig)
+    figures, spans, schedule = price(point)
+    if point.output == "json":
+        print(json.dumps(figures), flush=True)
+        return figures
+    folder = Path(point.output_dir) / "simulated" / run_id(point)
+    drawn = len(spans) <= DRAWN
+    if drawn:
+        folder.mkdir(parents=True, exist_ok=True)
+        render.figure({"simulated": spans}, folder.name, folder / "timeline", render.UNITS)
+        render.perfetto({"simulated": spans}, schedule, folder / "trace.json", render.UNITS)
+    figures["text"] = render.text(spans, rows=32)
+    figures["folder"] = str(folder) if drawn else None
+    return figures
+
+
+class PricingCallback(PointsCallback):
+    """Checks all points before the first; shows one in full, several as a table."""
+
+    def problems_of(self, config: Config) -> list[str]:
+        assert isinstance(config, SimulateConfig)
+        return problems(config)
+
+    def begin(self, config: DictConfig, configs: list[Config]) -> None:
+        self._as_text = config.output == "text"
+        self._figures: list[dict[str, Any]] = []
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
+        if isinstance(job_return.return_value, dict):
+            self._figures.append(job_return.return_value)
+
+    def end(self, config: DictConfig) -> None:
+        if self._as_text and self._figures:
+            terminal.show_prices(self._figures)
+
+
+def main() -> None:
+    """Compose, check, price, show. Exit code 2 for bad input."""
+    from microp.run import run_hydra
+
+    configuration.SCHEMAS["simulate"] = SimulateConfig
+    run_hydra("simulate", run)
