@@ -33,11 +33,11 @@ from microp.launch import LaunchSettings
 from microp.model import Gpt, Mlp, Model
 from microp.partition import Partition
 from microp.schedule import Schedule
-from microp.schedule import validate as validate_schedule
 from microp.schedule_io import to_text
 from microp.stage import Checkpointing
 from microp.tracking import TrackingSettings
 from microp.train import Plan
+from microp.validate import validate as validate_schedule
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 WHERE_AND_HOW = ("tracking", "launch", "output_dir")  # not part of the question a run asks

@@ -12,7 +12,18 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 FLOORS = [
-    {"schedule", "schedule_io", "schedules", "partition", "trace", "comms", "seeding"},
+    {
+        "schedule",
+        "schedule_io",
+        "schedules",
+        "validate",
+        "deadlock",
+        "excerpt",
+        "partition",
+        "trace",
+        "comms",
+        "seeding",
+    },
     {"costs", "simulate", "render", "model", "data", "split", "stage", "device"},
     {"engine", "records", "tracking"},
     {"train", "monolith", "summary"},
@@ -21,6 +32,9 @@ FLOORS = [
 SAME_FLOOR = {  # who may know a neighbour
     "schedules": {"schedule", "schedule_io", "costs"},  # closed forms are of costs
     "schedule_io": {"schedule"},
+    "validate": {"schedule", "deadlock", "excerpt"},
+    "deadlock": {"schedule"},
+    "excerpt": {"schedule"},
     "trace": {"schedule"},
     "simulate": {"costs"},
     "model": set(),
@@ -40,7 +54,20 @@ DOORS = {
     "rich": {"terminal"},
     "yaml": {"tracking"},
 }
-STDLIB_ONLY = {"schedule", "schedules", "partition", "trace", "seeding", "costs", "simulate", "render", "records"}
+STDLIB_ONLY = {
+    "schedule",
+    "schedules",
+    "validate",
+    "deadlock",
+    "excerpt",
+    "partition",
+    "trace",
+    "seeding",
+    "costs",
+    "simulate",
+    "render",
+    "records",
+}
 
 
 def imports(path: Path, everywhere: bool = True) -> set[str]:
