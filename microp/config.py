@@ -34,14 +34,16 @@ from microp.launch import LaunchSettings
 from microp.model import Gpt, Mlp, Model
 from microp.partition import Partition, spread
 from microp.schedule import Schedule
-from microp.schedule import validate as validate_schedule
 from microp.schedule_io import to_text
 from microp.stage import Checkpointing
 from microp.tracking import TrackingSettings
 from microp.train import Plan
+from microp.validate import validate as validate_schedule
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
-WHERE_AND_HOW = ("tracking", "launch", "output_dir")  # not part of the question a run asks
+# Not part of the question a run asks: where and how it runs, and a limit that refuses and changes nothing.
+NOT_ASKED = ("tracking", "launch", "output_dir", "activation_limit")
+QUICK = 100_000  # so many (rank, microbatch) pairs are built to say more about a configuration that is refused
 
 
 @dataclass
@@ -57,6 +59,7 @@ class Config:
     learning_rate: float = MISSING
     seed: int = MISSING
     repeat: int = MISSING
+    activation_limit: int | None = MISSING
     output_dir: str = MISSING
     model: Model = MISSING
     partition: dict[str, Any] = MISSING
@@ -169,6 +172,8 @@ def _out_of_range(config: Config) -> list[str]:
     ]
     if config.warmup_steps < 0:
         found.append(f"warmup_steps={config.warmup_steps} is below 0: use 0 or more")
+    if config.activation_limit is not None and config.activation_limit < 1:
+        found.append(f"activation_limit={config.activation_limit} is below 1: use at least 1, or null for none")
     if config.learning_rate <= 0:
         found.append(f"learning_rate={config.learning_rate} is not above 0: use one, as 0.001")
     if config.replicas != 1:
@@ -179,9 +184,9 @@ def _out_of_range(config: Config) -> list[str]:
 def _unbuildable(config: Config) -> list[str]:
     """What the builders of schedule and partition refuse, where their numbers are in range."""
     found, stages = [], config.ranks
-    if config.ranks >= 1 and config.chunks >= 1:
+    if _is_worth_a_schedule(config):
         try:
-            stages = validate_schedule(make_schedule(config)).stages
+            stages = validate_schedule(make_schedule(config), config.activation_limit).stages
         except ValueError as error:
             found.append(str(error))
     if 1 <= config.ranks <= config.model.layers:
@@ -197,6 +202,14 @@ def _unbuildable(config: Config) -> list[str]:
 def _workload(config: Config, partition: Partition) -> Workload:
     rows = spread(config.batch_size, max(config.chunks, 1))
     return Workload(make_schedule(config), partition.sizes, rows, config.checkpointing)
+
+
+def _is_worth_a_schedule(config: Config) -> bool:
+    """Whether its numbers can be built: a typo (chunks=2000000000) that is refused anyway would take for ever."""
+    if config.ranks < 1 or config.chunks < 1:
+        return False
+    refused = config.ranks > config.model.layers or config.chunks > config.batch_size
+    return not refused or config.ranks * config.chunks <= QUICK
 
 
 def warn(config: Config) -> list[str]:
@@ -267,10 +280,10 @@ def make_plan(config: Config) -> Plan:
 def run_id(config: Config) -> str:
     """`<schedule>-m<chunks>-k<ranks>-<hash8>`: the same question has the same name.
 
-    The hash is over all keys but those that say where and how (tracking, launch, output_dir),
-    and over the order that follows from them, which may stand in a file.
+    The hash is over all keys but those of `NOT_ASKED`, and over the order that follows from
+    them, which may stand in a file.
     """
-    question = {key: value for key, value in asdict(config).items() if key not in WHERE_AND_HOW}
+    question = {key: value for key, value in asdict(config).items() if key not in NOT_ASKED}
     question["order"] = to_text(make_schedule(config))
     digest = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
     return f"{config.schedule['name']}-m{config.chunks}-k{config.ranks}-{digest[:8]}"

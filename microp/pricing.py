@@ -28,15 +28,16 @@ from microp.emulated import EmulatedSettings
 from microp.footprint import stage_footprint
 from microp.memory import activation_peak
 from microp.partition import spread
-from microp.points import PointsCallback
+from microp.points import PointsCallback, refuse
 from microp.schedule import Schedule
-from microp.schedule import validate as validate_schedule
 from microp.schedules import closed_forms
 from microp.simulate import Simulated, critical_path, simulate
 from microp.trace import bubble_fraction, in_flight_peak, makespan, megatron_bubble, zero_bubble_rate
 from microp.train import MIB
 from microp.transfer import TRANSFERS
+from microp.validate import validate
 
+PROVEN = 500_000  # microbatches on ranks; beyond that the simulation, which no deadlock passes, has to do
 DRAWN = 20_000  # actions; beyond that a figure is a grey wall and a trace hundreds of megabytes
 
 
@@ -74,9 +75,9 @@ def problems(config: SimulateConfig) -> list[str]:
     if config.costs.transfer not in TRANSFERS:
         found.append(f"costs.transfer={config.costs.transfer} is not one of {', '.join(TRANSFERS)}")
     found += config.model.problems() + config.checkpointing.problems() + config.device.problems(1)
-    if not found:
+    if not found and config.ranks * config.chunks <= PROVEN:
         try:
-            make_costs(config, validate_schedule(make_schedule(config)))
+            make_costs(config, validate(make_schedule(config), config.activation_limit))
         except ValueError as error:
             found.append(str(error))
     return found
@@ -177,7 +178,10 @@ def run(config: DictConfig) -> dict[str, Any]:
     """Hydra's task: price one point, print it or draw it, and give its figures."""
     point = read(config)
     assert isinstance(point, SimulateConfig)
-    figures, spans, schedule = price(point)
+    try:
+        figures, spans, schedule = price(point)
+    except ValueError as error:
+        refuse([str(error)])
     if point.output == "json":
         print(json.dumps(figures), flush=True)
         return figures

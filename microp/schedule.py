@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import gc
 import re
-from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -136,81 +135,6 @@ class Schedule:
         """action -> the one that takes the tensor it makes; the inverse of `source`."""
         pairs = ((self.source(action), action) for _, action in self)
         return {source: action for source, action in pairs if source is not None}
-
-
-def validate(schedule: Schedule) -> Schedule:
-    """Return the schedule if ranks that run it will all come to their end.
-
-    Raises:
-        ValueError: what is missing, repeated or misplaced; or the actions that wait for
-            each other in a circle.
-    """
-    found = _miscounted(schedule) + _misplaced(schedule)
-    if not found and (cycle := find_cycle(schedule)):
-        found = ["it deadlocks: " + " waits for ".join(map(str, cycle))]
-    if found:
-        more = f" (and {len(found) - 5} more)" if len(found) > 5 else ""
-        raise ValueError(f"schedule {schedule.name!r}: " + "; ".join(found[:5]) + more)
-    return schedule
-
-
-def _miscounted(schedule: Schedule) -> list[str]:
-    """Each (stage, microbatch) has one F, one B and at most one W; none is out of range."""
-    gap = next((stage for stage in range(schedule.stages) if stage not in schedule.placement), None)
-    if gap is not None:
-        return [f"stage {gap} has no action, but stage {schedule.stages - 1} has"]
-    counts = Counter(action for _, action in schedule)
-    found = []
-    for stage in range(schedule.stages):
-        for microbatch in range(schedule.chunks):
-            for op in Op:
-                count = counts.pop(action := Action(op, stage, microbatch), 0)
-                if count > 1:
-                    found.append(f"{action} stands there {count} times")
-                if count == 0 and op is not Op.W:
-                    found.append(f"{action} is missing")
-    return found + [f"{a}: microbatches go from 0 to {schedule.chunks - 1}" for a in counts]
-
-
-def _misplaced(schedule: Schedule) -> list[str]:
-    """All actions of a stage are on the rank that holds it; every rank has some."""
-    found = [
-        f"{action} is on rank {rank}, but rank {schedule.placement[action.stage]} holds stage {action.stage}"
-        for rank, action in schedule
-        if schedule.placement[action.stage] != rank
-    ]
-    return found + [f"rank {r} has nothing to do" for r, row in enumerate(schedule.ranks) if not row]
-
-
-def find_cycle(schedule: Schedule) -> list[Action]:
-    """The actions that wait for each other in a circle (first = last), or an empty list.
-
-    An action waits for its parents and for the action before it on its rank. Time and
-    memory are linear in the number of actions (Kahn's algorithm).
-    """
-    waits: dict[Action, list[Action]] = {}
-    for row in schedule.ranks:
-        for previous, action in zip((None, *row), row, strict=False):
-            waits[action] = [*([previous] if previous else []), *schedule.parents(action)]
-    followers: dict[Action, list[Action]] = {action: [] for action in waits}
-    for action, needs in waits.items():
-        for need in needs:
-            followers[need].append(action)
-    open_needs = {action: len(needs) for action, needs in waits.items()}
-    free = deque(action for action, count in open_needs.items() if count == 0)
-    while free:
-        done = free.popleft()
-        del open_needs[done]
-        for follower in followers[done]:
-            open_needs[follower] -= 1
-            if open_needs[follower] == 0:
-                free.append(follower)
-    if not open_needs:
-        return []
-    path = [next(iter(open_needs))]
-    while path[-1] not in path[:-1]:
-        path.append(next(need for need in waits[path[-1]] if need in open_needs))
-    return path[path.index(path[-1]) :]
 
 
 def rows(ranks: Iterable[Iterable[Action]]) -> tuple[tuple[Action, ...], ...]:

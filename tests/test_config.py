@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
 
 from microp.config import CONF, ConfigError, make_plan, read, register_schemas, run_id, to_yaml, validate, warn
 
@@ -43,7 +44,13 @@ def test_every_option_composes_and_names_itself(composed, option, tmp_path):
 def test_the_name_follows_from_the_question_alone(composed):
     plain = run_id(composed())
     assert plain.startswith("gpipe-m4-k2-")
-    for same in (["tracking=disabled"], ["output_dir=/elsewhere"], ["launch.shutdown_s=9"], ["chunks=4"]):
+    for same in (
+        ["tracking=disabled"],
+        ["output_dir=/elsewhere"],
+        ["launch.shutdown_s=9"],
+        ["chunks=4"],
+        ["activation_limit=9"],
+    ):
         assert run_id(composed(*same)) == plain
     for other in (["seed=1"], ["repeat=1"], ["model.dim=64"], ["schedule.drain=lifo"], ["checkpointing=always"]):
         assert run_id(composed(*other)) != plain
@@ -90,3 +97,24 @@ def test_torchrun_must_start_as_many(composed, monkeypatch):
 def test_a_missing_value_is_told_by_key(composed):
     with pytest.raises(ConfigError, match="partition.sizes has no value"):
         composed("partition=sizes")
+
+
+def test_an_activation_limit_refuses_and_changes_nothing_else(composed):
+    assert composed().activation_limit is None
+    assert validate(composed("activation_limit=4")) == []  # gpipe holds all 4 chunks
+    [problem] = validate(composed("activation_limit=3"))
+    sentence, *drawn = problem.splitlines()
+    assert sentence.startswith("schedule 'gpipe': 0F3 is the first that makes rank 0 hold more than activation_limit=3")
+    assert "[0F3]" in drawn[0]
+    assert validate(composed("activation_limit=3", "schedule=1f1b")) == []
+    assert validate(composed("activation_limit=0", "schedule=naive"))[0] == (
+        "activation_limit=0 is below 1: use at least 1, or null for none"
+    )
+    with pytest.raises(HydraException, match="activation_limit"):
+        composed("activation_limit=many")
+
+
+@pytest.mark.parametrize("words", [["chunks=2000000000"], ["ranks=2000000000"], ["chunks=2000000000", "ranks=16"]])
+def test_a_typo_is_refused_before_it_is_built(composed, words):
+    [problem] = validate(composed(*words))
+    assert problem.startswith(words[0])

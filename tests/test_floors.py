@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 FLOORS = [
-    {"schedule", "schedule_io", "schedules", "partition", "trace", "transfer", "comms", "seeding", "pacing"},
+    {"schedule", "schedule_io", "schedules", "partition", "validate", "deadlock", "excerpt"}
+    | {"trace", "transfer", "comms", "seeding", "pacing"},
     {
         "costs",
         "program",
@@ -37,6 +38,9 @@ SAME_FLOOR = {  # who may know a neighbour
     "schedules": {"schedule", "schedule_io", "costs"},  # closed forms are of costs
     "schedule_io": {"schedule"},
     "comms": {"pacing"},
+    "validate": {"schedule", "deadlock", "excerpt"},
+    "deadlock": {"schedule"},
+    "excerpt": {"schedule"},
     "trace": {"schedule"},
     "program": {"costs"},
     "simulate": {"costs", "program"},
@@ -61,7 +65,7 @@ DOORS = {
     "yaml": {"tracking"},
 }
 STDLIB_ONLY = {
-    *("schedule", "schedules", "partition", "trace", "transfer", "seeding"),
+    *("schedule", "schedules", "validate", "deadlock", "excerpt", "partition", "trace", "transfer", "seeding"),
     *("costs", "program", "simulate", "memory", "render", "records"),
 }
 

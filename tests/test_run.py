@@ -194,6 +194,7 @@ BAD = {
     "tracking=online": "needs a W&B key",
     "comms=nccl": "comms=nccl cannot move tensors of device=cpu",
     "replicas=2": "replicas=2",
+    "activation_limit=3": "hold more than activation_limit=3",
     "launch=torchrun": "RANK is not in the environment",
     "-m chunks=4,300 ranks=2,30": "ranks=30 is more than",
     "-m schedule=gpipe,foo": "Available options in 'schedule'",
@@ -207,6 +208,15 @@ def test_bad_input_is_one_message_and_exit_code_2(words, tmp_path):
     assert BAD[words] in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []  # nothing was started, nothing written
+
+
+def test_a_file_that_deadlocks_is_told_and_drawn(tmp_path):
+    (tmp_path / "my.csv").write_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
+    done = microp("schedule=file", "schedule.path=my.csv", "chunks=2", folder=tmp_path)
+    assert done.returncode == 2
+    assert "error: schedule 'file': it deadlocks: 0B0 waits for 1B0, which stands behind 1F1 on rank 1" in done.stderr
+    assert "  rank 0  0F0 [0B0][0F1] 0B1\n  rank 1  1F0 [1F1][1B0] 1B1\n" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["my.csv"]  # nothing was started
 
 
 def test_all_problems_are_told_at_once(tmp_path):

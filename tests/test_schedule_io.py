@@ -8,8 +8,9 @@ import pytest
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from microp import schedules
-from microp.schedule import Schedule, validate
+from microp.schedule import Schedule
 from microp.schedule_io import from_text, from_torch_csv, to_text, to_torch_csv
+from microp.validate import validate
 
 EACH = [
     schedules.naive(2, 3),

@@ -40,12 +40,13 @@ def init_process_group(backend: str, device: torch.device, timeout_s: float) -> 
 
     Args:
         backend: `shm`, `gloo`, or `nccl` (RCCL on ROCm).
-        device: where this rank's tensors live.
+        device: where this rank's tensors live (the current device, if that is a GPU).
         timeout_s: the longest wait for a peer, in seconds.
     """
     group = "gloo" if backend == "shm" else backend
-    bound_to = device if backend == "nccl" else None
-    dist.init_process_group(group, timeout=timedelta(seconds=timeout_s), device_id=bound_to)
+    # No device_id: NCCL would then put all of a rank's transfers into one queue, in which a
+    # receive that is posted early holds up a send.
+    dist.init_process_group(group, timeout=timedelta(seconds=timeout_s))
     if backend == "shm":
         return ShmComms(device, timeout_s)
     return GroupComms(group, device, timeout_s)

@@ -12,7 +12,8 @@ from catalogue import BUILDERS, LOOPED, V_SHAPED, Builder, grid, lengths, pictur
 
 import microp.schedules
 from microp import schedules
-from microp.schedule import Schedule, validate
+from microp.schedule import Schedule
+from microp.validate import validate
 
 CONF = Path(microp.schedules.__file__).parents[2] / "conf" / "schedule"
 EVERY = [

@@ -1,0 +1,74 @@
+"""Ranks that are threads, and the gradients they leave; a transport that knows no tags."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from functools import cache
+
+import ranks as rank_code
+import torch
+from conftest import make_plan, mlp
+
+from microp import monolith
+from microp.comms import ThreadComms, thread_comms
+from microp.schedule import Schedule
+from microp.schedules import gpipe
+
+
+class Tagless(ThreadComms):
+    """A transport that keeps the order of each link and nothing else: the n-th receive that is posted
+    gets the n-th tensor that is sent, whatever their tags."""
+
+    def __init__(self, hub, rank: int, timeout_s: float) -> None:
+        super().__init__(hub, rank, timeout_s)
+        self._sent: Counter[int] = Counter()
+        self._posted: Counter[int] = Counter()
+
+    def isend_tensor(self, tensor, dest, tag=0):
+        self._sent[dest] += 1
+        return super().isend_tensor(tensor, dest, self._sent[dest])
+
+    def irecv_tensor(self, shape, src, tag=0, dtype=torch.float32):
+        self._posted[src] += 1
+        return super().irecv_tensor(shape, src, self._posted[src], dtype)
+
+
+def tagless(world_size: int, timeout_s: float) -> list[Tagless]:
+    return [Tagless(comms._hub, comms.rank, timeout_s) for comms in thread_comms(world_size, timeout_s)]
+
+
+def run(schedule: Schedule, transport=thread_comms) -> dict[int, list[torch.Tensor]]:
+    """The gradients of every layer after two steps, each rank a thread."""
+    everyone = transport(len(schedule.ranks), 5)
+    plan = make_plan(schedule=schedule, model=mlp("float64"))
+    got, failures = {}, []
+
+    def live(rank: int) -> None:
+        try:
+            got.update(rank_code.train(plan, everyone[rank])[1])
+        except Exception as error:
+            failures.append(error)
+            everyone[rank].abort()
+
+    threads = [threading.Thread(target=live, args=(rank,), daemon=True) for rank in range(len(everyone))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive(), "it hangs"
+    if failures:
+        raise failures[0]
+    return got
+
+
+@cache
+def expected(chunks: int) -> list[list[torch.Tensor]]:
+    *_, last = monolith.steps(make_plan(schedule=gpipe(1, chunks), model=mlp("float64")), rank_code.STEPS)
+    return last.gradients
+
+
+def differs(schedule: Schedule, got: dict[int, list[torch.Tensor]]) -> float:
+    """How far the gradients are from the monolith's; 1e-12 covers another order of summation."""
+    pairs = zip(expected(schedule.chunks), (got[layer] for layer in sorted(got)), strict=True)
+    return max((a - b).abs().max().item() for one, other in pairs for a, b in zip(one, other, strict=True))
