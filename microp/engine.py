@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -98,8 +97,8 @@ class Engine:
         self._schedule, self._comms, self._device = schedule, device.carry(comms), device
         self._rank, self._dtype = comms.rank, boundary.dtype
         self._shapes = [boundary.shape(count) for count in rows]
-        self._program = self._bind(stages)
         self._comms.expect(self._messages())
+        self._program = self._bind(stages)
         self.after_action: Callable[[], None] | None = None  # the activation meter's, in its step
 
     def _bind(self, stages: Mapping[int, Stage]) -> list[_Bound]:
@@ -187,19 +186,20 @@ class Engine:
     def _receiver(self, source: Action) -> Callable[[], Pending]:
         """Posts the receive of `source`'s tensor."""
         shape, src = self._shapes[source.microbatch], self._schedule.placement[source.stage]
-        return partial(self._comms.irecv_tensor, shape, src, self._tag(source), self._dtype)
+        return self._comms.receiver(shape, src, self._tag(source), self._dtype)
 
     def _sender(self, action: Action, consumer: Action | None) -> Callable[[Tensor], Pending] | None:
         """Sends `action`'s tensor, if it goes to another rank and has the size that is awaited there."""
         if consumer is None or self._schedule.placement[consumer.stage] == self._rank:
             return None
-        dest, tag = self._schedule.placement[consumer.stage], self._tag(action)
-        shape, dtype, isend = torch.Size(self._shapes[action.microbatch]), self._dtype, self._comms.isend_tensor
+        dest, dtype = self._schedule.placement[consumer.stage], self._dtype
+        shape = torch.Size(self._shapes[action.microbatch])
+        forward = self._comms.sender(shape, dest, self._tag(action), dtype)
 
         def send(tensor: Tensor) -> Pending:
             if tensor.shape != shape or tensor.dtype != dtype:
                 raise ValueError(f"made {tensor.dtype} {list(tensor.shape)}, {consumer} takes {dtype} {list(shape)}")
-            return isend(tensor, dest, tag)
+            return forward(tensor)
 
         return send
 

@@ -157,7 +157,10 @@ def _process(plan: Plan, attempt: Path, entry: Entry) -> Any:
 
 
 def _dial_in(plan: Plan, local_rank: int) -> Comms:
-    device = torch.device("cuda", local_rank) if plan.device.name == "cuda" else torch.device("cpu")
+    device = torch.device("cpu")
+    if plan.device.name == "cuda":
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
     return init_process_group(plan.backend, device, plan.timeout_s)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -124,6 +125,15 @@ class Comms(ABC):
     def expect(self, messages: Iterable[Message]) -> None:
         """Get ready for a step's messages; every rank names all of them, its own or not."""
         del messages  # a transport that needs no preparation
+
+    def sender(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Callable[[Tensor], Pending]:
+        """`isend_tensor` for one of a step's messages, with all that can be looked up looked up."""
+        del shape, dtype
+        return partial(self.isend_tensor, dest=dest, tag=tag)
+
+    def receiver(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Callable[[], Pending]:
+        """`irecv_tensor` for one of a step's messages, with all that can be looked up looked up."""
+        return partial(self.irecv_tensor, shape, src, tag, dtype)
 
     @abstractmethod
     def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:

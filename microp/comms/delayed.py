@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +27,9 @@ class DelayedComms(Comms):
 
     def expect(self, messages: Iterable[Message]) -> None:
         self._inner.expect(messages)
+
+    def sender(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Callable[[Tensor], Pending]:
+        return self._inner.sender(shape, dest, tag, dtype)
 
     def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
         return self._inner.isend_tensor(tensor, dest, tag)

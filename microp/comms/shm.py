@@ -20,7 +20,7 @@ import errno
 import mmap
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -58,7 +58,6 @@ class ShmComms(GroupComms):
     def __init__(self, device: torch.device, timeout_s: float) -> None:
         super().__init__("gloo", device, timeout_s)
         self._boxes: dict[tuple[int, int, int], _Box] = {}
-        self._tensors: dict[tuple[int, int, int], Tensor] = {}
         self._pids = self.all_gather(os.getpid())
         self._spin_ns = SPIN_NS if self.world_size <= len(os.sched_getaffinity(0)) else 0
 
@@ -74,7 +73,6 @@ class ShmComms(GroupComms):
         self._map(max(total, LINE), list(offsets.values()))
         boxes = {key: self._box(offset, sizes[key]) for key, offset in offsets.items()}
         self._boxes = {(m.src, m.dest, m.tag): boxes[m.src, m.dest, m.slot] for m in messages}
-        self._tensors = {}
 
     def _map(self, size: int, semaphores: list[int]) -> None:
         """Make the segment on rank 0, map it on all."""
@@ -97,33 +95,40 @@ class ShmComms(GroupComms):
         stamp = ctypes.c_int64.from_buffer(self._segment, offset + STAMP)
         return _Box(self._base + offset, stamp, offset + LINE, nbytes)
 
+    def sender(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Callable[[Tensor], Pending]:
+        box = self._boxes[self.rank, dest, tag]
+        data, stamp, semaphore = self._data(box, shape, dtype), box.stamp, ctypes.c_void_p(box.semaphore)
+        post, done = _libc.sem_post, _Copied(data)
+
+        def send(tensor: Tensor) -> Pending:
+            data.copy_(tensor)
+            stamp.value = perf_counter_ns()
+            post(semaphore)
+            return done
+
+        return send
+
+    def receiver(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Callable[[], Pending]:
+        box = self._boxes[src, self.rank, tag]
+        mail = _Mail(self, box, self._data(box, shape, dtype), src)
+        return lambda: mail
+
     def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
-        key = (self.rank, dest, tag)
-        box = self._boxes.get(key)
-        if box is None:
+        if (self.rank, dest, tag) not in self._boxes:
             return super().isend_tensor(tensor, dest, tag)
-        self._view(key, box, tensor.shape, tensor.dtype).copy_(tensor)
-        box.stamp.value = perf_counter_ns()
-        _libc.sem_post(ctypes.c_void_p(box.semaphore))
-        return _Copied(tensor)
+        return self.sender(tensor.shape, dest, tag, tensor.dtype)(tensor)
 
     def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
-        key = (src, self.rank, tag)
-        box = self._boxes.get(key)
-        if box is None:
+        if (src, self.rank, tag) not in self._boxes:
             return super().irecv_tensor(shape, src, tag, dtype)
-        return _Mail(self, box, self._view(key, box, shape, dtype), src)
+        return self.receiver(shape, src, tag, dtype)()
 
-    def _view(self, key: tuple[int, int, int], box: _Box, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """The mailbox's data as a tensor; made once."""
-        tensor = self._tensors.get(key)
-        if tensor is None or tensor.shape != torch.Size(shape) or tensor.dtype != dtype:
-            count = torch.Size(shape).numel()
-            if count * dtype.itemsize > box.nbytes:
-                raise ConnectionError(f"{dtype} {list(shape)} does not fit into a mailbox of {box.nbytes} bytes")
-            tensor = torch.frombuffer(self._segment, dtype=dtype, count=count, offset=box.offset).view(*shape)
-            self._tensors[key] = tensor
-        return tensor
+    def _data(self, box: _Box, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The mailbox's data as a tensor."""
+        count = torch.Size(shape).numel()
+        if count * dtype.itemsize > box.nbytes:
+            raise ConnectionError(f"{dtype} {list(shape)} does not fit into a mailbox of {box.nbytes} bytes")
+        return torch.frombuffer(self._segment, dtype=dtype, count=count, offset=box.offset).view(*shape)
 
     def take(self, box: _Box, src: int) -> None:
         """Wait until a mailbox has been posted.

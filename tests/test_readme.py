@@ -1,0 +1,51 @@
+"""What the README shows works as it stands there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from test_run import SMALL, microp, read
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+def block(language: str) -> str:
+    """The only code block of a language."""
+    [code] = re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+    return code
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A user's own folder, with the function and the YAML file."""
+    place = tmp_path_factory.mktemp("own")
+    (place / "mine.py").write_text(block("python"))
+    (place / "schedule").mkdir()
+    (place / "schedule" / "mine.yaml").write_text(block("yaml"))
+    return place
+
+
+def test_a_schedule_is_one_function_and_one_yaml_file(folder):
+    [command] = re.findall(r"`python -m microp.run (-cd . schedule=mine schedule.group=3)`", README)
+    done = microp(*command.split(), *SMALL, "chunks=5", folder=folder)
+    assert done.returncode == 0, done.stderr
+    [attempt] = (folder / "outputs" / "runs").glob("mine-m5-k2-*/attempt-1")
+    assert read(attempt / "summary.json")["in_flight_peak"] == [3, 3]
+
+
+def test_it_is_priced_and_its_keys_are_typed(folder):
+    done = microp("-cd", ".", "schedule=mine", "output=json", folder=folder, program="microp.simulate")
+    assert done.returncode == 0, done.stderr
+    assert '"in_flight_peak": [2, 2]' in done.stdout
+    wrong = microp("-cd", ".", "schedule=mine", "schedule.group=two", folder=folder)
+    assert wrong.returncode == 2
+    assert "schedule.group=two" in wrong.stderr
+
+
+def test_the_schedules_it_lists_are_the_options():
+    options = {path.stem for path in (Path(__file__).parent.parent / "conf" / "schedule").glob("*.yaml")}
+    table = README[README.index("| schedule | rows of a rank") : README.index("Checkpointing is")]
+    listed = {name for line in table.splitlines() for name in re.findall(r"`([a-z0-9_]+)`", line.split("|")[1])}
+    assert listed == options
