@@ -36,13 +36,13 @@ def predict(schedule: Schedule, spans: Sequence[Span]) -> Sequence[Span]:
 def main(arguments: list[str] | None = None) -> int:
     """Draw a run's last measured step, predicted above measured, as text and as a figure."""
     parser = argparse.ArgumentParser(prog="python -m analysis.timeline", description=main.__doc__)
-    parser.add_argument("run", type=Path, help="a run folder or one of its attempts")
+    parser.add_argument("run", type=Path, help="an attempt, or a folder of which the last one made is drawn")
     parser.add_argument("--report", type=Path, default=Path("outputs/report"), help="where to (outputs/report)")
     options = parser.parse_args(arguments)
     found = [attempt for attempt in attempts(options.run) if read_spans(attempt)]
     if not found:
         parser.error(f"{options.run} holds no attempt with a trace: give a folder below outputs/runs")
-    attempt = found[-1]
+    attempt = max(found, key=lambda attempt: read_json(attempt / "status.json")["started"])
     summary = read_json(attempt / "summary.json")
     measured = read_spans(attempt)
     schedule = schedule_of(measured, summary["schedule"])

@@ -112,7 +112,7 @@ def test_the_terminal_says_what_was_found_and_what_to_type_next(one_run):
     drawn = start([BIN / "python", *command[1:]], folder)
     assert drawn.returncode == 0, drawn.stderr
     assert "rank 1 |" in drawn.stdout
-    assert sorted(path.suffix for path in (folder / "outputs" / "report").iterdir()) == [".png", ".svg"]
+    assert sorted(path.suffix for path in (folder / "outputs" / "report").iterdir()) == [".json", ".png", ".svg"]
     assert str(attempt.relative_to(folder)) in draw
 
 
