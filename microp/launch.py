@@ -15,6 +15,7 @@ import os
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -94,13 +96,17 @@ def run_elastic(plan: Plan, attempt: Path, shutdown_s: int, entry: Entry | None 
     for name in ("torch.distributed.elastic", "torchelastic-events-null", "torch.multiprocessing.spawn"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     multiprocessing.set_forkserver_preload(_PRELOAD)
+    # The ranks' meeting place, on a port that is free. (elastic's own, c10d, first waits for
+    # up to 0.3 s at random, lest many hosts come at once.)
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=plan.ranks,
-        run_id=plan.run_id,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
+        run_id=f"{plan.run_id}-{uuid.uuid4().hex[:8]}",
+        rdzv_backend="static",
+        rdzv_endpoint=f"localhost:{store.port}",
+        rdzv_configs={"rank": 0},
         local_addr="localhost",
         start_method="forkserver",
         max_restarts=0,
