@@ -30,7 +30,7 @@ from microp.comms import CommsSettings
 from microp.data import Data, Synthetic, Text
 from microp.device import DeviceSettings, Workload
 from microp.emulated import EmulatedSettings
-from microp.launch import LaunchSettings
+from microp.launch import LaunchSettings, joins
 from microp.model import Gpt, Mlp, Model
 from microp.partition import Partition, spread
 from microp.schedule import Schedule
@@ -143,7 +143,7 @@ def validate(config: Config) -> list[str]:
     found = _out_of_range(config)
     for group in (config.model, config.checkpointing, config.tracking):
         found += group.problems()
-    found += config.device.problems(config.ranks)
+    found += config.device.problems(ranks_here(config))
     found += config.comms.problems(config.device.name)
     found += config.launch.problems(config.ranks)
     latency, backend = getattr(config.device, "latency_ms", 0), config.comms.backend(config.device.name)
@@ -212,13 +212,19 @@ def _is_worth_a_schedule(config: Config) -> bool:
     return not refused or config.ranks * config.chunks <= QUICK
 
 
+def ranks_here(config: Config) -> int:
+    """How many of the ranks are on this host: all, unless torchrun has started some elsewhere."""
+    return int(os.environ["LOCAL_WORLD_SIZE"]) if joins() else config.ranks
+
+
 def warn(config: Config) -> list[str]:
     """What a valid configuration should be told about, a sentence each."""
     found = []
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if config.device.name == "cpu" and config.ranks * config.device.threads > cores:
+    here = ranks_here(config)
+    if config.device.name == "cpu" and here * config.device.threads > cores:
         found.append(
-            f"ranks={config.ranks} compute on {cores} cores: they take turns, so the timings measure "
+            f"ranks={here} compute on {cores} cores: they take turns, so the timings measure "
             f"the cores and not the schedule (gradients, losses and memory are exact all the same)"
         )
     partition = make_partition(config, make_schedule(config).stages)

@@ -91,6 +91,7 @@ def test_torchrun_must_start_as_many(composed, monkeypatch):
     config = composed()
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert validate(config) == ["ranks=2, but torchrun started 4 processes: say ranks=4"]
 
 
