@@ -144,9 +144,3 @@ class _Clocks:
                 mail[position] = idle[peer] = there
                 if position in waiting:
                     self._runnable.append(waiting.pop(position))
-
-
-if __name__ == "__main__":
-    from microp.pricing import main  # a command stands above what it calls
-
-    main()
