@@ -45,10 +45,11 @@ class ThreadComms(Comms):
         self._hub = hub
 
     def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
+        copy = tensor.detach().clone()
         with self._hub.changed:
-            self._hub.boxes[self.rank, dest, tag].append((tensor.detach().clone(), perf_counter_ns()))
+            self._hub.boxes[self.rank, dest, tag].append((copy, perf_counter_ns()))
             self._hub.changed.notify_all()
-        return _Sent(tensor)
+        return _Sent(copy)
 
     def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
         return _Box(self._hub, (src, self.rank, tag), tuple(shape), dtype, self.timeout_s)
