@@ -162,7 +162,7 @@ class Engine:
                 for source, post in bound.posts:
                     arriving[source] = post()
                 marks.append(mark())
-                x = None
+                x = y = None  # what the last action made is not kept alive during this one
                 if bound.source is not None:
                     x = arriving.pop(bound.source).wait() if bound.remote else here.pop(bound.source)
                 marks.append(mark())

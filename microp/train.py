@@ -200,8 +200,14 @@ class Trainer:
         stages = list(self.stages.values())
         meter = ActivationMeter(stages)
 
+        def look() -> None:
+            meter.look()
+            for stage in stages:
+                for tensor in stage.held():
+                    tensor.detach()  # shows a meter of operations what came from another rank
+
         def metered() -> None:
-            self.engine.after_action = meter.look
+            self.engine.after_action = look
             with meter:
                 row.update(self.step(step))
             self.engine.after_action = None

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from microp.comms.base import Comms, Pending, check_reduction
 
@@ -45,7 +46,8 @@ class ThreadComms(Comms):
         self._hub = hub
 
     def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
-        copy = tensor.detach().clone()
+        with _disable_current_modes():  # the copy is the receiver's memory, not what a meter of this rank counts
+            copy = tensor.detach().clone()
         with self._hub.changed:
             self._hub.boxes[self.rank, dest, tag].append((copy, perf_counter_ns()))
             self._hub.changed.notify_all()
