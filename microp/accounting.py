@@ -9,8 +9,9 @@
 
 A wait is dependency wait up to the moment the peer had made the tensor, exposed transfer
 after it. Booking all of it as communication would make the bubble vanish. Dependency waits
-are told apart by where they lie: warm-up (before the rank's first backward), drain (after
-its last forward, and after its own end until the last rank ends), steady (between).
+are told apart by where they lie: drain (after the rank's last forward, and after its own
+end until the last rank ends), warm-up (of the others those before its first backward),
+steady (between).
 """
 
 from __future__ import annotations
@@ -66,9 +67,12 @@ def account(
         for span in own:
             time["host"] += asked[span.action] - free
             wait, source = span.start - asked[span.action], schedule.source(span.action)
-            missing = 0 if source is None else min(max(0, ends[source] - asked[span.action]), wait)
-            time[_phase(span, own)] += missing
-            time["transfer" if source is not None else "host"] += wait - missing
+            if source is None or schedule.placement[source.stage] == rank:
+                time["host"] += wait  # nothing travels
+            else:
+                missing = min(max(0, ends[source] - asked[span.action]), wait)
+                time[_phase(span, own)] += missing
+                time["transfer"] += wait - missing
             free = span.end
         time["drain"] += ended - clock.ended
         booked[rank] = time

@@ -91,8 +91,11 @@ class Costs:
         weight = at(self.weight, stage)
         if action.op is Op.W:
             return weight
-        again = 0 if action.microbatch in self.spared else at(self.recompute, stage)
-        return again + self.backward[stage] + (0 if split else weight)
+        return self.again(action) + self.backward[stage] + (0 if split else weight)
+
+    def again(self, action: Action) -> Any:
+        """The part of a B that is recomputation."""
+        return 0 if action.microbatch in self.spared else at(self.recompute, action.stage)
 
     def lead(self, action: Action) -> Any:
         """How long `action` can run before the tensor from another rank is there."""

@@ -101,6 +101,11 @@ class Device(ABC):
         del action
         return run
 
+    def recompute_ns(self, row: Sequence[Action], measured: int) -> int:
+        """How much of the time of `row`, a rank's actions, is recomputation, of which so much was measured."""
+        del row
+        return measured
+
     def carry(self, comms: Comms) -> Comms:
         """The transport as it is between devices of this kind."""
         return comms
@@ -174,15 +179,18 @@ class MemoryMeter(TorchDispatchMode):
 
     def __init__(self, alive: Iterable[Tensor]) -> None:
         super().__init__()
-        self.peak_bytes = self._bytes = 0
+        self.peak_bytes = self.bytes = 0
         self._storages: set[int] = set()
         for tensor in alive:
             self._count(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        written = set()  # an operation in place makes nothing: its result was there before, here or on another rank
+        if func._schema.is_mutable:
+            written = {_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
+            if isinstance(leaf, Tensor) and _key(leaf) not in written:
                 self._count(leaf)
         return result
 
@@ -191,13 +199,13 @@ class MemoryMeter(TorchDispatchMode):
         key, size = storage.data_ptr(), storage.nbytes()
         if size and key not in self._storages:
             self._storages.add(key)
-            self._bytes += size
-            self.peak_bytes = max(self.peak_bytes, self._bytes)
+            self.bytes += size
+            self.peak_bytes = max(self.peak_bytes, self.bytes)
             weakref.finalize(storage, self._drop, key, size)
 
     def _drop(self, key: int, size: int) -> None:
         self._storages.discard(key)
-        self._bytes -= size
+        self.bytes -= size
 
 
 class ActivationMeter(saved_tensors_hooks):

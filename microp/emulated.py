@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from time import perf_counter_ns
 from typing import Any
 
@@ -24,7 +25,7 @@ from microp.comms import Comms, DelayedComms
 from microp.costs import Costs, for_stages
 from microp.device import Cpu, Device, DeviceSettings, Run, Workload
 from microp.pacing import sleep_until
-from microp.schedule import Action
+from microp.schedule import Action, Op
 
 PER = ("layer", "row")
 QUIET = 0.15  # of an action: it starts its work so late, to leave the cores to ranks that are handing over
@@ -86,15 +87,13 @@ class EmulatedSettings(DeviceSettings):
         weight = times("weight_ms", self.weight_ms) if self.weight_ms is not None else None
         if weight is None and workload.schedule.split:
             weight = backward = [time / 2 for time in backward]
-        recompute = None
-        if workload.checkpointing.segments:
-            recompute = times("recompute_ms", self.forward_ms if self.recompute_ms is None else self.recompute_ms)
+        recompute = times("recompute_ms", self.forward_ms if self.recompute_ms is None else self.recompute_ms)
         return for_stages(
             stages,
             forward=forward,
             backward=backward,
             weight=weight,
-            recompute=recompute,
+            recompute=recompute if workload.checkpointing.segments else None,
             spared=(workload.schedule.chunks - 1,) if workload.checkpointing.spare_last else (),
             latency=self.latency_ms,
         )
@@ -106,7 +105,7 @@ class EmulatedSettings(DeviceSettings):
 
 
 def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < inf
 
 
 class Emulated(Cpu):
@@ -141,6 +140,11 @@ class Emulated(Cpu):
             return y
 
         return paced
+
+    def recompute_ns(self, row: Sequence[Action], measured: int) -> int:
+        backwards = [action for action in row if action.op is Op.B]
+        nominal_ms: float = sum(self._costs[action.microbatch].again(action) for action in backwards)
+        return round(nominal_ms * 1e6)
 
     def carry(self, comms: Comms) -> Comms:
         return DelayedComms(comms, self._latency_ns) if self._latency_ns else comms

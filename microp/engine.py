@@ -17,6 +17,7 @@ shapes follow by arithmetic from the number of rows, and are checked before a te
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -59,6 +60,7 @@ class _Bound(NamedTuple):
     consumer: Action | None  # who takes its tensor
     posts: tuple[tuple[Action, Callable[[], Pending]], ...]  # the receives that are posted before it
     send: Callable[[Tensor], Pending] | None  # takes its tensor to another rank
+    over: tuple[Action, ...]  # whose sends are over once its input is there
 
 
 class StepTrace(NamedTuple):
@@ -103,7 +105,7 @@ class Engine:
 
     def _bind(self, stages: Mapping[int, Stage]) -> list[_Bound]:
         schedule = self._schedule
-        posts = post_plan(schedule, self._rank)
+        posts, over = post_plan(schedule, self._rank), over_plan(schedule, self._rank)
         program = []
         for action in schedule.ranks[self._rank]:
             stage = stages[action.stage]
@@ -118,6 +120,7 @@ class Engine:
                     consumer,
                     tuple((source, self._receiver(source)) for source in posts[action]),
                     self._sender(action, consumer),
+                    over[action],
                 )
             )
         return program
@@ -150,7 +153,7 @@ class Engine:
         mark = self._device.mark
         arriving: dict[Action, Pending] = {}
         here: dict[Action, Tensor | None] = {}  # from a stage to another of the same rank
-        leaving: dict[tuple[int, int], Pending] = {}  # (stage that gets it, microbatch) -> send
+        leaving: dict[Action, Pending] = {}
         marks: list[Any] = []
         bound = self._program[0]
         try:
@@ -158,7 +161,7 @@ class Engine:
                 for source, post in bound.posts:
                     arriving[source] = post()
                 marks.append(mark())
-                x = None
+                x = y = None  # what the last action made is not kept alive during this one
                 if bound.source is not None:
                     x = arriving.pop(bound.source).wait() if bound.remote else here.pop(bound.source)
                 marks.append(mark())
@@ -169,12 +172,9 @@ class Engine:
                         here[bound.action] = y
                     else:
                         assert y is not None
-                        leaving[bound.consumer.stage, bound.action.microbatch] = bound.send(y)
-                if bound.source is not None and bound.remote:
-                    # What that stage got from here for this microbatch it has used: the send is over.
-                    answered = leaving.pop((bound.source.stage, bound.action.microbatch), None)
-                    if answered is not None:
-                        answered.wait()
+                        leaving[bound.action] = bound.send(y)
+                for sent in bound.over:
+                    leaving.pop(sent).wait()
                 if self.after_action is not None:
                     self.after_action()
             for send in leaving.values():
@@ -246,6 +246,25 @@ def post_plan(schedule: Schedule, rank: int) -> dict[Action, tuple[Action, ...]]
             before = row[needs[index - AHEAD][0]] if index >= AHEAD else row[0]
             plan[before] += tuple(link[:upto])
             del link[:upto]
+    return plan
+
+
+def over_plan(schedule: Schedule, rank: int) -> dict[Action, tuple[Action, ...]]:
+    """For each action of `rank`, those whose sends are over once its input is there.
+
+    A peer that sends has run all that comes before in its row, and used what that took.
+    """
+    place = {action: index for row in schedule.ranks for index, action in enumerate(row)}
+    under_way: dict[int, list[Action]] = defaultdict(list)  # peer -> whose tensors go there
+    plan: dict[Action, tuple[Action, ...]] = dict.fromkeys(schedule.ranks[rank], ())
+    for action in schedule.ranks[rank]:
+        if source := _remote(schedule, rank, action):
+            peer, come_to = schedule.placement[source.stage], place[source]
+            plan[action] = tuple(sent for sent in under_way[peer] if place[schedule.consumers[sent]] <= come_to)
+            under_way[peer] = [sent for sent in under_way[peer] if place[schedule.consumers[sent]] > come_to]
+        consumer = schedule.consumers.get(action)
+        if consumer is not None and schedule.placement[consumer.stage] != rank:
+            under_way[schedule.placement[consumer.stage]].append(action)
     return plan
 
 

@@ -48,7 +48,7 @@ def assign_slots(schedule: Schedule) -> dict[Action, int]:
             if action in links:
                 peer = links[action][1]
                 taken = occupied[rank, peer]
-                free = (slot for slot, use in taken.items() if use < known.get(peer, -1))
+                free = (slot for slot, use in taken.items() if use <= known.get(peer, -1))
                 slot = slots[action] = next(free, len(taken))
                 taken[slot] = last_use[schedule.consumers[action]]
     return slots

@@ -4,11 +4,12 @@
 
     2 segments, a = activation, b = boundary            h = bytes from B to W
 
-    action       F0      F1      B0      W0     ...
-    held after   2b      4b    2b + h    2b             one microbatch: from F to B, and from B to W
-    at most      2b      4b    4b + a/2  2b + h         inside a B one segment is whole again
+    action       F0      F1      B0            W0     ...
+    held after   2b      4b    2b + h        2b + g      one microbatch: from F to B, and from B to W
+    at most      2b      4b    4b + a/2 + u  2b + h + v  inside a B one segment is whole again
 
-Without recomputation an F holds `a` and a B needs no more than it finds. The law of a rank
+g = gradients of the weights, from the first time on that they are made; u and v = what a B and a W
+need while they run. Without recomputation an F holds `a`. Without g, u and v the law of a rank
 that holds n microbatches follows: n a without recomputation, n g b + a/g with g segments
 (Chen et al., arXiv 1604.06174; in a pipeline every microbatch in flight keeps its g inputs).
 """
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from microp.costs import at, check_spared, check_stages, ratio
-from microp.trace import B, Column, F, Span, W, column_type, columns
+from microp.trace import B, Column, F, Span, Spans, W, column_type, columns
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,9 @@ class Footprint:
         activation: what F keeps for B where nothing is recomputed.
         boundary: the tensor that enters a segment.
         pending: what B keeps for W, where there is a W.
+        in_backward: what a B needs while it runs, beside what it finds and a recomputed segment.
+        in_weight: what a W needs while it runs.
+        gradients: of the stage's weights; the stage's first full backward or W leaves them.
         segments: into how many segments the stage is cut, all of them recomputed; 0: none is.
         spared: the microbatches that are not recomputed.
 
@@ -43,6 +47,9 @@ class Footprint:
     activation: tuple[Any, ...]
     boundary: tuple[Any, ...] = ()
     pending: tuple[Any, ...] = ()
+    in_backward: tuple[Any, ...] = ()
+    in_weight: tuple[Any, ...] = ()
+    gradients: tuple[Any, ...] = ()
     segments: tuple[int, ...] = ()
     spared: tuple[int, ...] = ()
 
@@ -52,8 +59,8 @@ class Footprint:
 
     def check(self, stages: int) -> None:
         """Raise ValueError unless this is the footprint of `stages` stages."""
-        optional = {name: getattr(self, name) for name in ("boundary", "pending", "segments")}
-        given = {name: values for name, values in optional.items() if values}
+        optional = ("boundary", "pending", "in_backward", "in_weight", "gradients", "segments")
+        given = {name: values for name in optional if (values := getattr(self, name))}
         check_stages("footprint", stages, activation=self.activation, **given)
 
     def kept(self, stage: int) -> Any:
@@ -78,14 +85,28 @@ def activation_peak(spans: Iterable[Span], footprint: Footprint) -> dict[int, An
     footprint.check(stages)
     footprints = footprint, replace(footprint, segments=())  # of the recomputed, and of the spared
     stage = spans.stage + stages * np.isin(spans.microbatch, footprint.spared)
+    is_split = spans.is_split()
     kept = _column([each.kept(s) for each in footprints for s in range(stages)], len(spans))[stage]
     rebuilt = _column([each.rebuilt(s) for each in footprints for s in range(stages)], len(spans))[stage]
-    pending = _column([at(footprint.pending, s) for s in range(stages)], len(spans))[spans.stage]
-    backward = np.where(spans.is_split(), pending, 0) - kept
+    pending, gradients, in_backward, in_weight = (
+        _column([at(values, s) for s in range(stages)], len(spans))[spans.stage]
+        for values in (footprint.pending, footprint.gradients, footprint.in_backward, footprint.in_weight)
+    )
+    backward = np.where(is_split, pending, 0) - kept
     changes = np.select([spans.op == F, spans.op == B, spans.op == W], [kept, backward, -pending])
+    changes = changes + np.where(_makes_gradients_first(spans, is_split), gradients, 0)
     held = spans.running(changes)
-    inside = held - changes + rebuilt
-    return spans.per_rank(np.where(spans.op == B, np.maximum(held, inside), held), np.maximum)
+    inside = held - changes + np.where(spans.op == B, rebuilt + in_backward, in_weight)
+    return spans.per_rank(np.where(spans.op == F, held, np.maximum(held, inside)), np.maximum)
+
+
+def _makes_gradients_first(spans: Spans, is_split: Column) -> Column:
+    """For each span whether it is its stage's first that makes the weights' gradients: a W, or a full backward."""
+    makes = np.flatnonzero(np.where(is_split, spans.op == W, spans.op == B))
+    _, first = np.unique(spans.stage[makes], return_index=True)
+    found = np.zeros(len(spans), dtype=bool)
+    found[makes[first]] = True
+    return found
 
 
 def _column(values: list[Any], count: int) -> Column:

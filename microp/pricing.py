@@ -25,7 +25,7 @@ from microp.config import Config, make_partition, make_schedule, read, run_id
 from microp.costs import Costs, for_stages
 from microp.device import Workload
 from microp.emulated import EmulatedSettings
-from microp.footprint import stage_footprint
+from microp.footprint import batch_bytes, stage_footprint
 from microp.memory import activation_peak
 from microp.partition import spread
 from microp.points import PointsCallback, refuse
@@ -147,7 +147,7 @@ def price(config: SimulateConfig) -> tuple[dict[str, Any], Simulated, Schedule]:
 
 
 def _memory(config: SimulateConfig, schedule: Schedule, spans: Simulated) -> list[float] | None:
-    """Weights with their state, and the peak of activations, of each rank; None for a model that was not built."""
+    """The peak of each rank: weights with Adam's state, the batch, activations; None for a model that was not built."""
     workload = make_workload(config, schedule)
     if workload is None:
         return None
@@ -157,8 +157,10 @@ def _memory(config: SimulateConfig, schedule: Schedule, spans: Simulated) -> lis
         terminal.warn(str(error))
         return None
     peaks = activation_peak(spans, footprint)
+    batch = batch_bytes(config.model, config.batch_size)
+    ends = {schedule.placement[0], schedule.placement[schedule.stages - 1]}
     return [
-        (sum(state[stage] for stage in schedule.stages_of(rank)) + peaks[rank]) / MIB
+        (sum(state[stage] for stage in schedule.stages_of(rank)) + (batch if rank in ends else 0) + peaks[rank]) / MIB
         for rank in range(len(schedule.ranks))
     ]
 

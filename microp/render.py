@@ -31,8 +31,8 @@ def text(spans: Sequence[Span], columns: int = 100, rows: int = 64) -> str:
 
     lines = []
     by_rank = sorted(_by_rank(spans).items())
-    left_out = len(by_rank) - rows
-    shown = by_rank if left_out <= 0 else by_rank[: rows // 2] + by_rank[-(rows // 2) :]
+    left_out, first = len(by_rank) - rows, (rows + 1) // 2
+    shown = by_rank if left_out <= 0 else by_rank[:first] + by_rank[first + left_out :]
     digits = len(str(by_rank[-1][0]))
     for rank, row in shown:
         line = ["."] * columns
@@ -43,7 +43,7 @@ def text(spans: Sequence[Span], columns: int = 100, rows: int = 64) -> str:
             line[left:right] = name.ljust(width, {"F": "-", "B": "=", "W": "~"}[span.op]) if fits else span.op * width
         lines.append(f"rank {rank:{digits}} |{''.join(line)}|")
     if left_out > 0:
-        lines.insert(rows // 2, f"  ... {left_out} ranks ...")
+        lines.insert(first, f"  ... {left_out} ranks ...")
     return "\n".join(lines)
 
 

@@ -59,6 +59,7 @@ def summarise(plan: Plan, attempt: Path, status: str) -> dict[str, Any]:
         "peak_activation_mib": _per_rank(memory, "peak_activation_mib"),
         "in_flight_peak": _per_rank(memory, "in_flight_peak"),
         "time_ms": _time(plan, steps, attempt),
+        "actions": len(steps) * sum(map(len, plan.schedule.ranks)),
         "overruns": sum(row["overruns"] for step in steps for row in step),
         "loss": {"first": losses[0], "last": losses[-1]} if losses else None,
     }

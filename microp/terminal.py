@@ -140,9 +140,21 @@ def show(summaries: Sequence[dict[str, Any]], output: Path, tracking: str) -> No
     for summary in summaries:
         if summary["message"]:
             error(f"{summary['folder']}: {summary['message']}")
+    _warn_of_overruns(summaries)
     out.print()
     for what, command in _next_commands(summaries, output, tracking):
         out.print(f"{what:5} {command}", soft_wrap=True, markup=False)
+
+
+def _warn_of_overruns(summaries: Sequence[dict[str, Any]]) -> None:
+    """On emulated devices: where the times are not those that were asked for."""
+    for summary in summaries:
+        if summary["overruns"]:
+            where = f"{Path(summary['folder']).parent.name}: " if len(summaries) > 1 else ""
+            warn(
+                f"{where}{summary['overruns']} of {summary['actions']} actions took longer than their nominal time: "
+                "their timing is the machine's"
+            )
 
 
 def show_prices(prices: Sequence[dict[str, Any]]) -> None:

@@ -171,6 +171,8 @@ class Trainer:
         ended = mark()
         self.trace = trace
         began, computed, ended = self._device.read([began, computed, ended])
+        recompute = sum(stage.recompute_ns for stage in self.stages.values())
+        recompute = self._device.recompute_ns(self._plan.schedule.ranks[self._comms.rank], recompute)
         losses = [loss.item() for stage in self.stages.values() for loss in stage.losses]
         return {
             "step": step,
@@ -182,7 +184,7 @@ class Trainer:
             "optimizer_ms": (ended - computed) / 1e6,
             **_pipeline_times(trace, self._plan.schedule),
             "overruns": self._device.overruns - overruns,
-            "recompute_ms": sum(stage.recompute_ns for stage in self.stages.values()) / 1e6,
+            "recompute_ms": recompute / 1e6,
         }
 
     def _tensors(self) -> Iterator[Tensor]:
@@ -198,8 +200,14 @@ class Trainer:
         stages = list(self.stages.values())
         meter = ActivationMeter(stages)
 
+        def look() -> None:
+            meter.look()
+            for stage in stages:
+                for tensor in stage.held():
+                    tensor.detach()  # shows a meter of operations what came from another rank
+
         def metered() -> None:
-            self.engine.after_action = meter.look
+            self.engine.after_action = look
             with meter:
                 row.update(self.step(step))
             self.engine.after_action = None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from microp import monolith
-from microp.comms import Comms
+from microp.comms import Comms, Message
 from microp.train import Plan, Trainer
 
 STEPS = 2  # the second one sees the optimizer's work
@@ -160,3 +160,90 @@ def sleep_on(_plan: Plan, comms: Comms, _local_rank: int, attempt: Path) -> None
     """Say who I am, then do nothing for a long time."""
     (attempt / f"pid{comms.rank}").write_text(str(os.getpid()))
     time.sleep(600)
+
+
+# --- shared memory -------------------------------------------------------------------------------
+
+
+def segments() -> set[str]:
+    """The inodes of microp's segments that this process has mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split()[4] for line in lines if "memfd:microp" in line}
+
+
+def between(src: int, dest: int, sizes: Sequence[int], slots: Sequence[int]) -> list[Message]:
+    """Announced messages with the tags 0, 1, ..."""
+    return [Message(src, dest, tag, nbytes, slot) for tag, (nbytes, slot) in enumerate(zip(sizes, slots, strict=True))]
+
+
+def use_mailboxes(_plan: Plan, comms: Comms, _local_rank: int, _attempt: Path) -> dict[str, object]:
+    """Rank 0 sends, rank 1 answers; what rank 1 saw."""
+    shapes = [(5, 3), (7,), (1, 2, 2), (2, 2)]  # of 60, 28, 16 and, in float64, 32 bytes
+    seen: dict[str, object] = {"values": [], "aligned": []}
+    layouts = {"apart": [0, 1, 2, 3], "shared": [0, 0, 0, 0]}
+    for slots in layouts.values():
+        there = between(0, 1, [60, 28, 16, 32], slots)
+        back = between(1, 0, [4] * 4, slots)
+        comms.expect(message for message in (*there, *back))
+        for step in range(3):
+            comms.barrier()
+            for tag, shape in enumerate(shapes):
+                dtype = torch.float64 if tag == 3 else torch.float32
+                if comms.rank == 0:
+                    comms.send_tensor(torch.full(shape, float(10 * step + tag), dtype=dtype), 1, tag)
+                    comms.recv_tensor([1], 1, tag)
+                else:
+                    got = comms.recv_tensor(shape, 0, tag, dtype)
+                    seen["values"].append((tuple(got.shape), got.unique().tolist()))
+                    seen["aligned"].append(got.data_ptr() % 64 == 0)
+                    comms.send_tensor(torch.ones(1), 0, tag)
+    return seen
+
+
+def use_a_tag_that_was_not_announced(_plan: Plan, comms: Comms, _local_rank: int, _attempt: Path) -> dict[str, object]:
+    """Two tensors, of which only the first has a mailbox; how each travelled, and a third that has no room."""
+    comms.expect(between(0, 1, [12], [0]))
+    tensors = {0: torch.arange(3.0), 8: torch.arange(3.0) + 8}
+    if comms.rank == 0:
+        for send in [comms.isend_tensor(tensor, 1, tag) for tag, tensor in tensors.items()]:
+            send.wait()
+        try:
+            comms.isend_tensor(torch.ones(4), 1, 0)
+        except ConnectionError as error:
+            return {"too large": str(error)}
+        return {}
+    pending = {tag: comms.irecv_tensor([3], 0, tag) for tag in (8, 0)}
+    return {f"tag {tag}": (type(pending[tag]).__module__, pending[tag].wait().tolist()) for tag in tensors}
+
+
+def wait_for_nothing(_plan: Plan, comms: Comms, _local_rank: int, _attempt: Path) -> tuple[str, float, float]:
+    """Rank 0 never sends what it has announced to the others: what they say, after how long, and what it cost."""
+    comms.expect(message for dest in range(1, comms.world_size) for message in between(0, dest, [64], [0]))
+    said = ""
+    began, spent = time.monotonic(), time.process_time()
+    if comms.rank == 0:
+        time.sleep(comms.timeout_s + 0.3)
+    else:
+        try:
+            comms.recv_tensor([16], 0, 0)
+        except TimeoutError as error:
+            said = str(error)
+    return said, time.monotonic() - began, time.process_time() - spent
+
+
+def outlive_the_sender(_plan: Plan, comms: Comms, _local_rank: int, attempt: Path) -> None:
+    """Rank 0 kills itself while the others wait for its tensor; they write down what they saw."""
+    comms.expect(message for dest in range(1, comms.world_size) for message in between(0, dest, [64], [0]))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # elastic ends the others: not before they have spoken
+    [inode] = segments()
+    (attempt / f"segment{comms.rank}").write_text(f"{os.getpid()} {inode}")
+    comms.barrier()
+    if comms.rank == 0:
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        comms.recv_tensor([16], 0, 0)
+    except ConnectionError as error:
+        (attempt / f"said{comms.rank}").write_text(f"{time.monotonic() - began} {error}")
+    os._exit(1)

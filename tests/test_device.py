@@ -29,6 +29,31 @@ def test_memory_meter_counts_every_storage_once_while_it_lives():
     assert meter.peak_bytes == 3 * MIB
 
 
+def test_memory_meter_leaves_out_what_is_only_written():
+    """A tensor that was there before, as another rank's mailbox is, does not become this rank's by being written."""
+    mailbox = torch.zeros(MIB // 4)
+    meter = MemoryMeter([])
+    with meter:
+        mailbox.copy_(torch.ones(1))  # 4 bytes of its own
+        mailbox.add_(1)
+        assert meter.bytes == 0
+        seen = mailbox.detach()  # the receiver's look at it
+        assert meter.bytes == MIB
+    assert seen.data_ptr() == mailbox.data_ptr()
+    assert meter.peak_bytes == MIB
+
+
+def test_a_sent_copy_is_not_the_sender_s_memory():
+    from microp.comms import thread_comms
+
+    first, second = thread_comms(2)
+    with MemoryMeter([]) as meter:
+        first.send_tensor(torch.ones(MIB // 4), 1)
+        assert meter.bytes == 0
+        second.recv_tensor([MIB // 4], 0).detach()
+    assert meter.peak_bytes == MIB
+
+
 def test_memory_meter_agrees_with_torch_s_tracker_on_one_pass():
     """torch's own tracker refuses a layer that is called twice; once, both see the same."""
     from torch.distributed._tools.mem_tracker import MemTracker

@@ -7,10 +7,12 @@ from itertools import pairwise, product
 import pytest
 import torch
 from conftest import make_plan
+from test_mailboxes import BUILDERS, every_schedule, what_comes_before
 
 from microp import launch
 from microp.comms import Comms
-from microp.engine import AHEAD, ActionError, post_plan
+from microp.engine import AHEAD, ActionError, over_plan, post_plan
+from microp.mailboxes import remote_links
 from microp.records import read_spans
 from microp.schedule import Action, Op
 from microp.schedules import gpipe, naive, one_f_one_b
@@ -38,6 +40,36 @@ def test_every_remote_tensor_is_posted_once_and_in_time(build, ranks, chunks):
         for peer in range(ranks):
             from_peer = [source for source in posted if schedule.placement[source.stage] == peer]
             assert from_peer == [a for a in schedule.ranks[peer] if a in from_peer]
+
+
+@pytest.mark.parametrize("build", BUILDERS, ids=lambda build: build.__name__)
+def test_a_send_is_over_when_its_tensor_has_certainly_been_used(build):
+    for schedule in every_schedule(build):
+        before, links = what_comes_before(schedule), remote_links(schedule)
+        for rank, row in enumerate(schedule.ranks):
+            plan = over_plan(schedule, rank)
+            assert list(plan) == list(row)
+            over = [sent for action in row for sent in plan[action]]
+            assert len(over) == len(set(over))
+            for action in row:
+                for sent in plan[action]:
+                    assert links[sent][0] == rank
+                    assert sent in before[action]
+                    assert schedule.consumers[sent] in before[action]
+
+
+def test_few_tensors_are_under_way():
+    """In 1F1B those of the microbatches in flight, in both directions: not one for each microbatch of the step."""
+    schedule = one_f_one_b(4, 40)
+    for rank, row in enumerate(schedule.ranks):
+        plan, links = over_plan(schedule, rank), remote_links(schedule)
+        under_way, most = set(), 0
+        for action in row:
+            if action in links:
+                under_way.add(action)
+            under_way.difference_update(plan[action])
+            most = max(most, len(under_way))
+        assert most <= 2 * (4 - rank) + 1
 
 
 def test_receives_are_posted_ahead():

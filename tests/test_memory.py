@@ -46,6 +46,14 @@ def test_what_waits_for_w_is_held():
     assert activation_peak(read("F0 B0 F1 B1"), footprint) == {0: A}  # a full backward keeps nothing
 
 
+def test_gradients_stay_once_they_are_made():
+    footprint = Footprint((A,), gradients=(50,), in_backward=(7,), in_weight=(3,))
+    assert activation_peak(read("F0 F1 B0 B1"), footprint) == {0: 2 * A + 7}  # the first backward finds none
+    assert activation_peak(read("F0 B0 F1 B1"), footprint) == {0: A + 50 + 7}
+    assert activation_peak(read("F0 B0 W0"), footprint) == {0: A + 7}
+    assert activation_peak(read("F0 B0 W0 F1 B1 W1"), footprint) == {0: A + 50 + 7}
+
+
 def bookkeeper(schedule: Schedule, footprint: Footprint) -> dict[int, int | Fraction]:
     """Peaks from what lies on a rank's shelf, by (stage, microbatch, what for)."""
     peaks = {}
@@ -59,13 +67,16 @@ def bookkeeper(schedule: Schedule, footprint: Footprint) -> dict[int, int | Frac
             if op is Op.F:
                 shelf[stage, microbatch, Op.B] = segments * footprint.boundary[stage] if recomputed else activation
             if op is Op.B:
-                extra = Fraction(activation, segments) if recomputed else 0
+                extra = (Fraction(activation, segments) if recomputed else 0) + footprint.in_backward[stage]
                 peak = max(peak, sum(shelf.values()) + extra)
                 del shelf[stage, microbatch, Op.B]
                 if (stage, microbatch) in split:
                     shelf[stage, microbatch, Op.W] = footprint.pending[stage]
             if op is Op.W:
+                peak = max(peak, sum(shelf.values()) + footprint.in_weight[stage])
                 del shelf[stage, microbatch, Op.W]
+            if op is Op.W or (op is Op.B and (stage, microbatch) not in split):
+                shelf[stage, 0, Op.F] = footprint.gradients[stage]  # the same ones from then on
             peak = max(peak, sum(shelf.values()))
         peaks[rank] = peak
     return peaks
@@ -79,7 +90,16 @@ def test_any_schedule_any_footprint():
         def values(most: int, stages: int = schedule.stages) -> tuple[int, ...]:
             return tuple(random.randint(0, most) for _ in range(stages))
 
-        footprint = Footprint(values(99), values(9), values(50), values(3), spared=values(4, 2))
+        footprint = Footprint(
+            activation=values(99),
+            boundary=values(9),
+            pending=values(50),
+            in_backward=values(40),
+            in_weight=values(30),
+            gradients=values(60),
+            segments=values(3),
+            spared=values(4, 2),
+        )
         spans = simulate(schedule, random_costs(random, schedule))
         assert activation_peak(spans, footprint) == bookkeeper(schedule, footprint)
 

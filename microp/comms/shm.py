@@ -62,6 +62,7 @@ class ShmComms(GroupComms):
         self._spin_ns = SPIN_NS if self.world_size <= len(os.sched_getaffinity(0)) else 0
 
     def expect(self, messages: Iterable[Message]) -> None:
+        messages = list(messages)
         sizes: dict[tuple[int, int, int], int] = {}
         for message in messages:
             key = (message.src, message.dest, message.slot)
@@ -153,16 +154,16 @@ class ShmComms(GroupComms):
                 return
             if ctypes.get_errno() not in (errno.ETIMEDOUT, errno.EINTR):
                 raise OSError(ctypes.get_errno(), "sem_timedwait")
-            if not _is_alive(self._pids[src]):
+            if not is_alive(self._pids[src]):
                 raise ConnectionError(f"lost rank {src}: its process {self._pids[src]} is gone")
         raise TimeoutError(f"waited {self.timeout_s:g} s for rank {src}")
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Running, and not a zombie that nobody has waited for."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone, or gone between opening and reading
         return False
 
 

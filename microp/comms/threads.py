@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from microp.comms.base import Comms, Pending, check_reduction
 
@@ -45,10 +46,12 @@ class ThreadComms(Comms):
         self._hub = hub
 
     def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
+        with _disable_current_modes():  # the copy is the receiver's memory, not what a meter of this rank counts
+            copy = tensor.detach().clone()
         with self._hub.changed:
-            self._hub.boxes[self.rank, dest, tag].append((tensor.detach().clone(), perf_counter_ns()))
+            self._hub.boxes[self.rank, dest, tag].append((copy, perf_counter_ns()))
             self._hub.changed.notify_all()
-        return _Sent(tensor)
+        return _Sent(copy)
 
     def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
         return _Box(self._hub, (src, self.rank, tag), tuple(shape), dtype, self.timeout_s)
