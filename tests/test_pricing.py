@@ -186,6 +186,12 @@ def test_closed_forms(composed, ranks, chunks):
         assert found["bubble"]["megatron"] == pytest.approx(expected / (9 * chunks) - 1)
 
 
+def test_a_rank_of_several_stages_counts_its_microbatches_in_parts(composed):
+    found = figures(composed("schedule=interleaved ranks=2 chunks=4"))
+    assert found["in_flight_peak"] == [2.5, 1.5]  # 2(K-1-r) + (v-1)K + 1 of v = 2 stages
+    assert figures(composed("schedule=zb_v ranks=3 chunks=6"))["in_flight_peak"] == [3, 3, 3]
+
+
 def test_the_published_bubbles(composed):
     """Zero Bubble (arXiv 2401.10241), K=8, M=24, to all printed digits."""
     times = "ranks=8 chunks=24 costs.forward=18.522 costs.backward=18.086 costs.weight=9.337 costs.latency=0.601"
@@ -291,15 +297,18 @@ def test_memory_follows_the_microbatches_in_flight(composed):
     """Between two lengths lie activations alone: M of them in GPipe, min(K-r, M) in 1F1B."""
 
     def peaks(name: str, chunks: int) -> list[float]:
-        """Of the two ranks in the middle, which have no batch."""
+        """Of all ranks but the last, which has the loss."""
         words = f"schedule={name} ranks=4 model.layers=8 model.dim=64 chunks={chunks} batch_size={64 * chunks}"
-        return figures(composed(words))["peak_memory_mib"][1:3]
+        return figures(composed(words))["peak_memory_mib"][:3]
 
     microbatch = 64 * 64 * 4 * 3 / 2**20  # what enters, and two layers' results
-    for fewer, more in zip(peaks("gpipe", 8), peaks("gpipe", 12), strict=True):
-        assert more - fewer == pytest.approx(4 * microbatch)
-    assert peaks("1f1b", 8) == pytest.approx(peaks("1f1b", 12))
-    assert peaks("1f1b", 2)[0] == pytest.approx(peaks("1f1b", 3)[0] - microbatch)
+    text = 64 * (8 + 1) * 8 / 2**20  # of a microbatch, as int64, which only the first and the last rank have
+    grown = [more - fewer for fewer, more in zip(peaks("gpipe", 8), peaks("gpipe", 12), strict=True)]
+    assert grown == pytest.approx([4 * (microbatch + text), 4 * microbatch, 4 * microbatch])
+    grown = [more - fewer for fewer, more in zip(peaks("1f1b", 8), peaks("1f1b", 12), strict=True)]
+    assert grown == pytest.approx([4 * text, 0, 0])
+    grown = [more - fewer for fewer, more in zip(peaks("1f1b", 2), peaks("1f1b", 3), strict=True)]
+    assert grown[:2] == pytest.approx([microbatch + text, microbatch])
 
 
 def test_a_model_that_was_not_built_has_no_memory(composed, capsys, monkeypatch):
