@@ -54,6 +54,15 @@ def stage_footprint(model: Model, workload: Workload) -> tuple[Footprint, list[i
     Raises:
         ValueError: the model has more weights than can be built here to be measured.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the work is small, and threads that wait for each other on busy cores take seconds
+    try:
+        return _stage_footprint(model, workload)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _stage_footprint(model: Model, workload: Workload) -> tuple[Footprint, list[int]]:
     rows = sum(workload.rows) / len(workload.rows)
     kept: list[Measured] = []
     recomputed: list[Measured] = []

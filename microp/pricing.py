@@ -10,8 +10,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import inf, isfinite
 from numbers import Rational
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from microp.transfer import TRANSFERS
 from microp.validate import validate
 
 PROVEN = 500_000  # microbatches on ranks; beyond that the simulation, which no deadlock passes, has to do
+PER_STAGE = ("forward", "backward", "weight", "recompute", "boundary")
 DRAWN = 20_000  # actions; beyond that a figure is a grey wall and a trace hundreds of megabytes
 
 
@@ -53,6 +55,26 @@ class CostsConfig:
     boundary: Any = MISSING
     bandwidth: Any = MISSING
     transfer: str = MISSING
+
+    def problems(self) -> list[str]:
+        """What is no number, a sentence each."""
+        found = []
+        for key, value in self.numbers().items():
+            many = isinstance(value, list) and key in PER_STAGE
+            if not all(_is_number(each, key) for each in (value if many else [value])) and value is not None:
+                form = "a number, or a list with one a stage" if key in PER_STAGE else "a number"
+                found.append(f"costs.{key}={value} is not {form}: give {form}")
+        return found
+
+    def numbers(self) -> dict[str, Any]:
+        """All but the rule."""
+        return {key: value for key, value in vars(self).items() if key != "transfer"}
+
+
+def _is_number(value: Any, key: str) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isfinite(value) or (key == "bandwidth" and value == inf)
 
 
 @dataclass
@@ -75,6 +97,7 @@ def problems(config: SimulateConfig) -> list[str]:
     if config.costs.transfer not in TRANSFERS:
         found.append(f"costs.transfer={config.costs.transfer} is not one of {', '.join(TRANSFERS)}")
     found += config.model.problems() + config.checkpointing.problems() + config.device.problems(1)
+    found += config.costs.problems()
     if not found and config.ranks * config.chunks <= PROVEN:
         try:
             make_costs(config, validate(make_schedule(config), config.activation_limit))
@@ -87,21 +110,47 @@ def make_costs(config: SimulateConfig, schedule: Schedule) -> Costs:
     """The costs that the configuration names: by hand, an emulated device's, or one a stage.
 
     Raises:
-        ValueError: they do not fit the schedule; the message names the key.
+        ValueError: they do not fit the schedule, or are all 0; the message names the key.
     """
-    given = {key: _exact(value) for key, value in vars(config.costs).items() if key != "transfer"}
-    if given["forward"] is not None or given["backward"] is not None:
-        return for_stages(schedule.stages, transfer=TRANSFERS[config.costs.transfer], **given)
-    workload = make_workload(config, schedule)
-    if isinstance(config.device, EmulatedSettings) and workload is not None:
-        return config.device.costs(workload, config.batch_size / config.chunks)
-    sizes = workload.layers if workload else (1,) * schedule.stages
-    stages = [_exact(Fraction(size * config.ranks, sum(sizes))) for size in sizes]
-    given |= {"forward": stages, "backward": stages, "weight": stages}
+    costs = _named_costs(config, schedule)
+    if not any((*costs.forward, *costs.backward, *costs.weight)):
+        raise ValueError("no action takes any time: give one of costs.forward, costs.backward a value above 0")
+    return costs
+
+
+def _named_costs(config: SimulateConfig, schedule: Schedule) -> Costs:
+    given = {key: _exact(value) for key, value in config.costs.numbers().items()}
+    given["transfer"] = TRANSFERS[config.costs.transfer]
+    by_hand = any(given[key] is not None for key in ("forward", "backward", "weight"))
+    if isinstance(config.device, EmulatedSettings) and not by_hand:
+        return _emulated_costs(config, config.device, schedule)
+    if not by_hand:
+        workload = make_workload(config, schedule)
+        sizes = workload.layers if workload else (1,) * schedule.stages
+        stages = [_exact(Fraction(size * config.ranks, sum(sizes))) for size in sizes]
+        given |= {"forward": stages, "backward": stages, "weight": stages}
     if config.checkpointing.segments:
-        given["recompute"] = stages if given["recompute"] is None else given["recompute"]
+        given["recompute"] = given["forward"] if given["recompute"] is None else given["recompute"]
         given["spared"] = (schedule.chunks - 1,) if config.checkpointing.spare_last else ()
-    return for_stages(schedule.stages, transfer=TRANSFERS[config.costs.transfer], **given)
+    return for_stages(schedule.stages, **given)
+
+
+def _emulated_costs(config: SimulateConfig, device: EmulatedSettings, schedule: Schedule) -> Costs:
+    """An emulated device's own; of `costs` the rule by which a hop is charged."""
+    taken = [key for key in ("recompute", "latency", "boundary", "bandwidth") if getattr(config.costs, key)]
+    if taken:
+        raise ValueError(f"costs.{taken[0]} is not for device=emulated, which has times of its own: give device.*_ms")
+    workload = make_workload(config, schedule)
+    if workload is None and "layer" in device.per:
+        raise ValueError(
+            f"device.per={device.per} needs at least a layer a stage: "
+            f"model.layers={config.model.layers}, and the schedule has {schedule.stages} stages"
+        )
+    if workload is None:
+        rows = spread(config.batch_size, config.chunks)
+        workload = Workload(schedule, (1,) * schedule.stages, rows, config.checkpointing)
+    costs = device.costs(workload, config.batch_size / config.chunks)
+    return replace(costs, transfer=TRANSFERS[config.costs.transfer])
 
 
 def make_workload(config: Config, schedule: Schedule) -> Workload | None:
@@ -116,9 +165,7 @@ def _exact(value: Any) -> Any:
     """Whole numbers as integers, so that times stay exact; lists as lists of them."""
     if isinstance(value, list):
         return [_exact(each) for each in value]
-    if isinstance(value, int | float | Fraction) and value == int(value):
-        return int(value)
-    return value
+    return int(value) if isinstance(value, int | float | Fraction) and value % 1 == 0 else value
 
 
 def price(config: SimulateConfig) -> tuple[dict[str, Any], Simulated, Schedule]:

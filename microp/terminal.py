@@ -83,7 +83,8 @@ class Board:
 
     def close(self) -> None:
         """Take the bar away."""
-        self._progress.stop()
+        if self._progress.live.is_started:
+            self._progress.stop()
         self.is_open = False
 
 
