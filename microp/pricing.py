@@ -31,6 +31,7 @@ from microp.memory import activation_peak
 from microp.partition import spread
 from microp.points import PointsCallback, refuse
 from microp.schedule import Schedule
+from microp.schedule_io import to_text, to_torch_csv
 from microp.schedules import closed_forms
 from microp.simulate import Simulated, critical_path, simulate
 from microp.trace import bubble_fraction, in_flight_peak, makespan, megatron_bubble, zero_bubble_rate
@@ -228,7 +229,8 @@ def run(config: DictConfig) -> dict[str, Any]:
     point = read(config)
     assert isinstance(point, SimulateConfig)
     try:
-        figures, spans, schedule = price(point)
+        with terminal.err.status(f"pricing {point.schedule['name']}"):
+            figures, spans, schedule = price(point)
     except ValueError as error:
         refuse([str(error)])
     if point.output == "json":
@@ -240,6 +242,8 @@ def run(config: DictConfig) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         render.figure({"simulated": spans}, folder.name, folder / "timeline", render.UNITS)
         render.perfetto({"simulated": spans}, schedule, folder / "trace.json", render.UNITS)
+        (folder / "schedule.txt").write_text(to_text(schedule))
+        (folder / "schedule.csv").write_text(to_torch_csv(schedule))
     figures["text"] = render.text(spans, rows=32)
     figures["folder"] = str(folder) if drawn else None
     return figures

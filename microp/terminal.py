@@ -190,7 +190,7 @@ def show_prices(prices: Sequence[dict[str, Any]]) -> None:
     if folders:
         out.print()
         for folder in folders:
-            out.print(f"drawn {folder}: timeline.svg timeline.png trace.json", soft_wrap=True)
+            out.print(f"drawn {folder}: timeline.svg timeline.png trace.json schedule.txt schedule.csv", soft_wrap=True)
         out.print("open  a trace.json in ui.perfetto.dev", soft_wrap=True)
 
 
