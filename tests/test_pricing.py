@@ -46,7 +46,12 @@ def test_one_schedule_as_text(tmp_path):
     assert "in flight, a rank: 4 3 2 1" in done.stdout
     [folder] = (tmp_path / "outputs" / "simulated").iterdir()
     assert folder.name.startswith("zb_h1-m8-k4-")
-    assert {path.name for path in folder.iterdir()} == {"timeline.svg", "timeline.png", "trace.json"}
+    drawings = {"timeline.svg", "timeline.png", "trace.json"}
+    assert {path.name for path in folder.iterdir()} == drawings | {"schedule.txt", "schedule.csv"}
+    for name in ("schedule.txt", "schedule.csv"):  # what was written is read back, and is the same
+        path = f"schedule.path={folder / name}"
+        again = simulate("schedule=file", path, "ranks=4", "chunks=8", "model.dim=64", "output=json", folder=tmp_path)
+        assert json.loads(again.stdout)["makespan"] == 27
     assert f"drawn outputs/simulated/{folder.name}" in done.stdout
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     assert sum(event["ph"] == "X" for event in events) == 4 * 8 * 3
