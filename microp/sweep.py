@@ -16,10 +16,11 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from microp import launch, terminal
-from microp.config import Config, read, run_id, validate, warn
+from microp.config import Config, read, run_id
 from microp.point import run_point
 from microp.points import PointsCallback, loud, refuse, speaks
 from microp.records import attempts, read_json, write_json
+from microp.rules import validate, warn
 
 board = terminal.Board()  # one a process: Hydra makes the callback and calls `run` apart from each other
 

@@ -8,7 +8,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 
-from microp.config import CONF, ConfigError, make_plan, read, register_schemas, run_id, to_yaml, validate, warn
+from microp.config import CONF, ConfigError, make_plan, read, register_schemas, run_id, to_yaml
+from microp.rules import validate, warn
 
 
 @pytest.fixture

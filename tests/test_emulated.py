@@ -16,12 +16,13 @@ from test_comms import in_threads
 
 from microp import launch, monolith, pacing, terminal
 from microp.comms import DelayedComms, thread_comms
-from microp.config import CONF, read, register_schemas, validate
+from microp.config import CONF, read, register_schemas
 from microp.costs import Costs
 from microp.device import Workload
 from microp.emulated import EmulatedSettings
 from microp.partition import uniform
 from microp.records import read_rows, read_spans
+from microp.rules import validate
 from microp.schedule import Action, Op
 from microp.schedules import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
 from microp.summary import summarise

@@ -32,7 +32,20 @@ FLOORS = [
     },
     {"engine", "records", "tracking"},
     {"train", "monolith", "summary"},
-    {"builder", "pricing", "points", "config", "launch", "terminal", "point", "sweep", "run", "check", "__main__"},
+    {
+        "builder",
+        "pricing",
+        "points",
+        "config",
+        "rules",
+        "launch",
+        "terminal",
+        "point",
+        "sweep",
+        "run",
+        "check",
+        "__main__",
+    },
 ]
 SAME_FLOOR = {  # who may know a neighbour
     "schedules": {"schedule", "schedule_io", "costs"},  # closed forms are of costs
