@@ -7,6 +7,9 @@
                                       ├─ dependency ─┬─ t ┤
                                                 peer's end
 
+With replicas, the sum of the gradients goes on after the last action: what the rank waits for
+it, before its optimizer, is its reduction.
+
 A wait is dependency wait up to the moment the peer had made the tensor, exposed transfer
 after it. Booking all of it as communication would make the bubble vanish. Dependency waits
 are told apart by where they lie: drain (after the rank's last forward, and after its own
@@ -22,7 +25,7 @@ from typing import NamedTuple
 from microp.schedule import Action, Op, Schedule
 from microp.trace import Span
 
-KINDS = ("compute", "recompute", "optimizer", "transfer", "warmup", "steady", "drain", "host")
+KINDS = ("compute", "recompute", "optimizer", "transfer", "warmup", "steady", "drain", "reduction", "host")
 
 
 class StepClock(NamedTuple):
@@ -33,12 +36,14 @@ class StepClock(NamedTuple):
         ended: when its optimizer had ended.
         optimizer: how long that took.
         recompute: the part of its backwards that ran forwards again.
+        reduction: how long it waited after its last action for the sum over the replicas.
     """
 
     began: int
     ended: int
     optimizer: int
     recompute: int
+    reduction: int = 0
 
 
 def account(
@@ -62,7 +67,8 @@ def account(
         time["compute"] = sum(span.end - span.start for span in own) - clock.recompute
         time["recompute"] = clock.recompute
         time["optimizer"] = clock.optimizer
-        time["host"] = (clock.began - began) + (clock.ended - clock.optimizer - own[-1].end)
+        time["reduction"] = clock.reduction
+        time["host"] = (clock.began - began) + (clock.ended - clock.optimizer - clock.reduction - own[-1].end)
         free = clock.began
         for span in own:
             time["host"] += asked[span.action] - free

@@ -48,6 +48,7 @@ class Costs:
         boundary: bytes of the tensor that enters the stage; its gradient has as many.
         bandwidth: bytes per unit of time of one hop.
         transfer: the rule by which a hop is charged.
+        reduction: the sum of the stage's gradients over the replicas, once the last is there.
 
     Raises:
         ValueError: lists that differ in length, a negative value, no bandwidth; each names the key.
@@ -63,6 +64,7 @@ class Costs:
     boundary: tuple[Any, ...] = ()
     bandwidth: Any = inf
     transfer: Transfer = field(default_factory=Asynchronous)
+    reduction: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         self.check(len(self.forward))
@@ -79,7 +81,7 @@ class Costs:
 
     def check(self, stages: int) -> None:
         """Raise ValueError unless these are the costs of `stages` stages."""
-        optional = {name: getattr(self, name) for name in ("weight", "recompute", "ahead", "boundary")}
+        optional = {name: getattr(self, name) for name in ("weight", "recompute", "ahead", "boundary", "reduction")}
         given = {name: values for name, values in optional.items() if values}
         check_stages("costs", stages, forward=self.forward, backward=self.backward, **given)
 
@@ -109,7 +111,7 @@ class Costs:
         return self.latency + ratio(size, self.bandwidth) if size and self.bandwidth != inf else self.latency
 
 
-_PER_STAGE = ("forward", "backward", "weight", "recompute", "ahead", "boundary")
+_PER_STAGE = ("forward", "backward", "weight", "recompute", "ahead", "boundary", "reduction")
 
 
 def for_stages(stages: int, **given: Any) -> Costs:

@@ -106,6 +106,14 @@ class Device(ABC):
         del row
         return measured
 
+    def reduced(self, stage: int, start_ns: int) -> int | None:
+        """Called when the gradients of `stage` are summed over the replicas, for which all was there at `start_ns`.
+
+        Returns:
+            When that was over, where there is a should; None: as it really was.
+        """
+        del stage, start_ns
+
     def carry(self, comms: Comms) -> Comms:
         """The transport as it is between devices of this kind."""
         return comms

@@ -42,6 +42,9 @@ class EmulatedSettings(DeviceSettings):
         weight_ms: W of one microbatch; a full backward takes `backward_ms + weight_ms`.
         recompute_ms: what a recomputation adds to a B; not given, `forward_ms`.
         latency_ms: from a tensor's sending to its being there.
+        reduce_ms: the sum of a stage's gradients over the replicas, once the last of them is
+            there (gradients have no rows: of `per`, only `layer` counts); null: as long as it
+            really takes.
         per: what the times are multiplied by: `layer` (of the stage), `row` (of the
             microbatch), both or none.
     """
@@ -51,11 +54,12 @@ class EmulatedSettings(DeviceSettings):
     weight_ms: Any
     recompute_ms: Any
     latency_ms: float
+    reduce_ms: Any
     per: list[str]
 
     def problems(self, ranks: int) -> list[str]:
         found = super().problems(ranks)
-        for key in ("forward_ms", "backward_ms", "weight_ms", "recompute_ms", "latency_ms"):
+        for key in ("forward_ms", "backward_ms", "weight_ms", "recompute_ms", "latency_ms", "reduce_ms"):
             value = getattr(self, key)
             values = value if isinstance(value, list) else [value]
             for each in values:
@@ -75,9 +79,10 @@ class EmulatedSettings(DeviceSettings):
             ValueError: a list has not one value a stage; it names the key.
         """
         stages = len(workload.layers)
-        scale = [(n if "layer" in self.per else 1) * (rows if "row" in self.per else 1) for n in workload.layers]
+        of_layers = [n if "layer" in self.per else 1 for n in workload.layers]
+        scale = [n * (rows if "row" in self.per else 1) for n in of_layers]
 
-        def times(key: str, value: Any) -> list[Any]:
+        def times(key: str, value: Any, scale: Sequence[Any] = scale) -> list[Any]:
             given = value if isinstance(value, list) else [value] * stages
             if len(given) != stages:
                 raise ValueError(f"device.{key} has {len(given)} values for {stages} stages: give one a stage, or one")
@@ -96,6 +101,7 @@ class EmulatedSettings(DeviceSettings):
             recompute=recompute if workload.checkpointing.segments else None,
             spared=(workload.schedule.chunks - 1,) if workload.checkpointing.spare_last else (),
             latency=self.latency_ms,
+            reduction=None if self.reduce_ms is None else times("reduce_ms", self.reduce_ms, of_layers),
         )
 
     def open(self, local_rank: int, workload: Workload) -> Device:
@@ -140,6 +146,13 @@ class Emulated(Cpu):
             return y
 
         return paced
+
+    def reduced(self, stage: int, start_ns: int) -> int | None:
+        if not self._costs[0].reduction:
+            return None
+        deadline = start_ns + round(self._costs[0].reduction[stage] * 1e6)
+        sleep_until(deadline)
+        return max(deadline, perf_counter_ns())
 
     def recompute_ns(self, row: Sequence[Action], measured: int) -> int:
         backwards = [action for action in row if action.op is Op.B]

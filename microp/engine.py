@@ -27,6 +27,7 @@ from torch import Tensor
 from microp.comms import Comms, Message, Pending
 from microp.device import Device, Run
 from microp.mailboxes import assign_slots, remote_links
+from microp.reduction import last_gradients
 from microp.schedule import Action, Op, Schedule
 from microp.stage import Stage
 from microp.trace import Span
@@ -85,6 +86,7 @@ class Engine:
         device: this rank's clock.
         boundary: what travels between stages.
         rows: the number of rows of each microbatch.
+        last: for the last action that adds to a stage's gradients, what is run in its place.
     """
 
     def __init__(
@@ -95,26 +97,30 @@ class Engine:
         device: Device,
         boundary: Boundary,
         rows: Sequence[int],
+        last: Callable[[int, Run], Run] = lambda _, run: run,
     ) -> None:
         self._schedule, self._comms, self._device = schedule, device.carry(comms), device
         self._rank, self._dtype = comms.rank, boundary.dtype
         self._shapes = [boundary.shape(count) for count in rows]
         self._comms.expect(self._messages())
-        self._program = self._bind(stages)
+        self._program = self._bind(stages, last)
         self.after_action: Callable[[], None] | None = None  # the activation meter's, in its step
 
-    def _bind(self, stages: Mapping[int, Stage]) -> list[_Bound]:
-        schedule = self._schedule
+    def _bind(self, stages: Mapping[int, Stage], last: Callable[[int, Run], Run]) -> list[_Bound]:
+        schedule, last_of = self._schedule, last_gradients(self._schedule)
         posts, over = post_plan(schedule, self._rank), over_plan(schedule, self._rank)
         program = []
         for action in schedule.ranks[self._rank]:
             stage = stages[action.stage]
             run: Run = {Op.F: stage.forward, Op.B: stage.backward, Op.W: stage.weight_gradient}[action.op]
+            run = self._device.bind(run, action)
+            if action == last_of[action.stage]:
+                run = last(action.stage, run)
             source, consumer = schedule.source(action), schedule.consumers.get(action)
             program.append(
                 _Bound(
                     action,
-                    self._device.bind(run, action),
+                    run,
                     source,
                     source is not None and schedule.placement[source.stage] != self._rank,
                     consumer,

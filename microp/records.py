@@ -6,20 +6,24 @@
         config.yaml  env.json  status.json      what was asked, where it ran, how it stands
         steps.rank<r>.jsonl                     one row a step
         spans.rank<r>.jsonl                     the trace of the last measured step
+        reductions.rank<r>.jsonl                its sums over the replicas, where there are several
         summary.json                            the numbers of the whole run
         error.rank<r>.json  logs/               when something went wrong
 
-Ranks write their own files and nobody else's; a row is on disk before the next step.
+Ranks write their own files and nobody else's; a row is on disk before the next step. With
+replicas, the number in a file's name goes over all ranks, replica after replica; in a row,
+`rank` is the one in its pipeline and `replica` says which pipeline.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from microp.reduction import Reduction
 from microp.schedule import Action, Op
 from microp.trace import Span
 
@@ -46,6 +50,13 @@ class RankRecorder:
         rows = ({"step": step, **_span_row(span), "asked_ns": when} for span, when in zip(spans, asked, strict=True))
         lines = (json.dumps(row) for row in rows)
         (self._attempt / f"spans.rank{self._rank}.jsonl").write_text("\n".join(lines) + "\n")
+
+    def reductions(self, step: int, found: Sequence[Reduction]) -> None:
+        """Write one step's sums over the replicas; without any there is no file."""
+        rows = ({"step": step, "rank": r.rank, "stage": r.stage, "start_ns": r.start, "end_ns": r.end} for r in found)
+        if found:
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            (self._attempt / f"reductions.rank{self._rank}.jsonl").write_text(text)
 
     def error(self, row: Row) -> None:
         """Say what went wrong on this rank."""
@@ -89,21 +100,35 @@ def read_rows(attempt: Path, rank: int) -> list[Row]:
     return list(_json_lines(path)) if path.exists() else []
 
 
-def read_spans(attempt: Path) -> list[Span]:
-    """The trace of the last measured step, all ranks; empty if there is none."""
+def read_spans(attempt: Path, numbers: Collection[int] | None = None) -> list[Span]:
+    """The trace of the last measured step; empty if there is none.
+
+    Args:
+        attempt: its folder.
+        numbers: of the ranks' files, as those of one replica; None for all.
+    """
     return [
         Span(r["rank"], Op(r["op"]), r["stage"], r["microbatch"], r["start_ns"], r["end_ns"], r["ready_ns"])
-        for r in _span_rows(attempt)
+        for r in _trace_rows(attempt, "spans", numbers)
     ]
 
 
-def read_asked(attempt: Path) -> dict[Action, int]:
+def read_asked(attempt: Path, numbers: Collection[int] | None = None) -> dict[Action, int]:
     """For each action of that trace when its rank began to wait for its input, in nanoseconds."""
-    return {Action(Op(r["op"]), r["stage"], r["microbatch"]): r["asked_ns"] for r in _span_rows(attempt)}
+    rows = _trace_rows(attempt, "spans", numbers)
+    return {Action(Op(r["op"]), r["stage"], r["microbatch"]): r["asked_ns"] for r in rows}
 
 
-def _span_rows(attempt: Path) -> Iterator[Row]:
-    paths = sorted(attempt.glob("spans.rank*.jsonl"))
+def read_reductions(attempt: Path, numbers: Collection[int] | None = None) -> list[Reduction]:
+    """The sums over the replicas of the last measured step."""
+    rows = _trace_rows(attempt, "reductions", numbers)
+    return [Reduction(r["rank"], r["stage"], r["start_ns"], r["end_ns"]) for r in rows]
+
+
+def _trace_rows(attempt: Path, kind: str, numbers: Collection[int] | None) -> Iterator[Row]:
+    paths = sorted(attempt.glob(f"{kind}.rank*.jsonl"))
+    if numbers is not None:
+        paths = [path for number in numbers if (path := attempt / f"{kind}.rank{number}.jsonl").exists()]
     return (row for path in paths for row in _json_lines(path))
 
 

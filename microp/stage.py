@@ -69,12 +69,14 @@ class Batch(NamedTuple):
         targets: for the last stage, (rows, context) int64 each; else None.
         weights: each microbatch's share of the batch's rows; its loss counts that much, so
             that the gradients add up to the batch's.
+        first: the number of the first microbatch in the whole batch, which other replicas share.
     """
 
     step: int
     inputs: Sequence[Tensor] | None
     targets: Sequence[Tensor] | None
     weights: Sequence[float]
+    first: int = 0
 
 
 class _Held(NamedTuple):
@@ -202,7 +204,7 @@ class Stage:
 
     def _run(self, microbatch: int, segment: int, x: Tensor) -> Tensor:
         for dropout in self._dropouts:
-            dropout.at(self._batch.step, microbatch)
+            dropout.at(self._batch.step, self._batch.first + microbatch)
         if self._split is not None:
             self._split.queue = self._deferred.get(microbatch)
         cuts = self._cuts[self._segments[microbatch]]

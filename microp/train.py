@@ -8,8 +8,8 @@
 
 A step::
 
-    load the batch ─ barrier ─┤ run the actions ─ optimizer ├─ row to disk
-                              └────── step_ms ─────────────┘
+    load the batch ─ barrier ─┤ run the actions ─ sum over replicas ─ optimizer ├─ row to disk
+                              └─────────────────── step_ms ────────────────────┘
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -33,6 +33,8 @@ from microp.engine import Boundary, Engine, StepTrace
 from microp.model import Model
 from microp.partition import Partition, spread
 from microp.records import RankRecorder, Row
+from microp.reduction import under_way
+from microp.replicate import Sync, SyncSettings
 from microp.schedule import Op, Schedule
 from microp.schedule_io import to_text
 from microp.stage import Batch, Checkpointing, Stage
@@ -62,6 +64,9 @@ class Plan:
     warmup_steps: int
     learning_rate: float
     seed: int
+    replicas: int = 1
+    sync: SyncSettings | None = None  # how the replicas are kept equal, where there are several
+    replica: int | None = None  # whose plan this is; None: that of all of them
 
     def __post_init__(self) -> None:
         if len(self.partition.sizes) != self.schedule.stages or self.partition.layers != self.model.layers:
@@ -75,14 +80,30 @@ class Plan:
         return len(self.schedule.ranks)
 
     @property
+    def processes(self) -> int:
+        """How many ranks there are in all pipelines."""
+        return self.ranks * self.replicas
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """The number of rows of each replica: as even as can be."""
+        return spread(self.batch_size, self.replicas)
+
+    @property
     def rows(self) -> tuple[int, ...]:
-        """The number of rows of each microbatch: as even as can be."""
-        return spread(self.batch_size, self.schedule.chunks)
+        """The number of rows of each microbatch, of this replica or one replica after the other: as even as can be."""
+        shares = self.shares if self.replica is None else (self.shares[self.replica],)
+        return tuple(rows for share in shares for rows in spread(share, self.schedule.chunks))
+
+    def of(self, replica: int) -> Plan:
+        """The plan as one replica has it: its rows alone."""
+        return replace(self, replica=replica)
 
     @property
     def workload(self) -> Workload:
         """What the plan asks of a device."""
-        return Workload(self.schedule, self.partition.sizes, self.rows, self.checkpointing)
+        rows = self.of(self.replica or 0).rows
+        return Workload(self.schedule, self.partition.sizes, rows, self.checkpointing)
 
     def phases(self) -> Iterator[tuple[int, str]]:
         """(index, phase) of every step; phases are warmup, measured and memory."""
@@ -94,6 +115,7 @@ class Plan:
         """A number that two ranks share only if they were given the same plan."""
         parts = (self.run_id, to_text(self.schedule), self.partition, self.model, self.checkpointing, self.data)
         numbers = (self.batch_size, self.steps, self.warmup_steps, self.learning_rate, self.seed)
+        numbers += (self.replicas, self.sync)
         digest = hashlib.blake2b(repr((parts, numbers)).encode(), digest_size=6).digest()
         return int.from_bytes(digest)
 
@@ -111,14 +133,16 @@ class Trainer:
     """
 
     def __init__(self, plan: Plan, comms: Comms, device: Device) -> None:
-        self._plan, self._comms, self._device = plan, comms, device
+        self._plan = plan = plan.of(comms.replica)
+        self._comms, self._device = comms, device
         self._check_fingerprint()
         held = plan.schedule.stages_of(comms.rank)
         self.stages = {stage: self._build(stage) for stage in held}
         parameters = [p for stage in self.stages.values() for p in stage.layers.parameters()]
         self.optimizer = torch.optim.Adam(parameters, lr=plan.learning_rate, fused=True)
+        self.sync = self._open_sync()
         boundary = Boundary(plan.model.boundary, plan.model.torch_dtype)
-        self.engine = Engine(plan.schedule, self.stages, comms, device, boundary, plan.rows)
+        self.engine = Engine(plan.schedule, self.stages, comms, device, boundary, plan.rows, self.sync.last)
         self._windows = None
         if self._has_first or self._has_last:
             self._windows = plan.data.windows(plan.batch_size, plan.model.row_bytes, plan.seed)
@@ -126,7 +150,10 @@ class Trainer:
     def _check_fingerprint(self) -> None:
         mine = self._plan.fingerprint()
         seen = torch.tensor([mine, -mine], device=self._device.torch_device)
-        highest, negated_lowest = self._comms.all_reduce(seen, "max").tolist()
+        self._comms.all_reduce(seen, "max")
+        if self._comms.across:
+            self._comms.across.all_reduce(seen, "max")
+        highest, negated_lowest = seen.tolist()
         if highest != -negated_lowest:
             raise ConnectionError("the ranks were given different configurations: use the same command on every host")
 
@@ -138,6 +165,12 @@ class Trainer:
         split = [microbatch for place, microbatch in plan.schedule.split if place == stage]
         return Stage(on_device, loss, plan.checkpointing, plan.schedule.chunks, split)
 
+    def _open_sync(self) -> Sync:
+        layers = {index: stage.layers for index, stage in self.stages.items()}
+        if self._comms.across is None or self._plan.sync is None:
+            return Sync(layers)
+        return self._plan.sync.open(layers, self._comms, self._device)
+
     @property
     def _has_first(self) -> bool:
         return 0 in self.stages
@@ -148,16 +181,17 @@ class Trainer:
 
     def load(self, step: int) -> None:
         """Make the step's batch, where it is needed, drop the last step's gradients, and meet."""
-        self.optimizer.zero_grad()
+        self.sync.clear()
         inputs = targets = None
         if self._windows is not None:
-            window = self._windows(step).to(self._device.torch_device)
-            rows = self._plan.rows
+            rows, replica = self._plan.rows, self._comms.replica
+            window = self._windows(step).split(self._plan.shares)[replica].to(self._device.torch_device)
             inputs = window[:, :-1].split(rows) if self._has_first else None
             targets = window[:, 1:].split(rows) if self._has_last else None
-        weights = [rows / self._plan.batch_size for rows in self._plan.rows]
+        weights = [rows / self._plan.batch_size * self.sync.loss_scale for rows in self._plan.rows]
+        first = self._comms.replica * self._plan.schedule.chunks
         for stage in self.stages.values():
-            stage.load(Batch(step, inputs, targets, weights))
+            stage.load(Batch(step, inputs, targets, weights, first))
         self._comms.barrier()
 
     def step(self, step: int) -> Row:
@@ -167,28 +201,35 @@ class Trainer:
         began = mark()
         trace = self.engine.step(step)
         computed = mark()
+        self.reductions = self.sync.finish()
+        reduced = mark()
         self.optimizer.step()
         ended = mark()
         self.trace = trace
-        began, computed, ended = self._device.read([began, computed, ended])
+        began, computed, reduced, ended = self._device.read([began, computed, reduced, ended])
         recompute = sum(stage.recompute_ns for stage in self.stages.values())
         recompute = self._device.recompute_ns(self._plan.schedule.ranks[self._comms.rank], recompute)
         losses = [loss.item() for stage in self.stages.values() for loss in stage.losses]
         return {
             "step": step,
             "rank": self._comms.rank,
-            "loss": sum(losses) if self._has_last else None,
+            "replica": self._comms.replica,
+            "loss": sum(losses) / self.sync.loss_scale if self._has_last else None,
             "began_ns": began,
             "ended_ns": ended,
             "step_ms": (ended - began) / 1e6,
-            "optimizer_ms": (ended - computed) / 1e6,
+            "optimizer_ms": (ended - reduced) / 1e6,
+            "all_reduce_ms": under_way(self.reductions) / 1e6,
+            "exposed_ms": (reduced - computed) / 1e6,
+            "reduced_bytes": self.sync.nbytes,
             **_pipeline_times(trace, self._plan.schedule),
             "overruns": self._device.overruns - overruns,
             "recompute_ms": recompute / 1e6,
         }
 
     def _tensors(self) -> Iterator[Tensor]:
-        """What is alive between two steps: weights, the optimizer's state, the loaded batch."""
+        """What is alive between two steps: weights, buckets, the optimizer's state, the loaded batch."""
+        yield from self.sync.tensors()
         for stage in self.stages.values():
             yield from stage.tensors()
         for state in self.optimizer.state.values():
@@ -250,14 +291,15 @@ def run_rank(plan: Plan, comms: Comms, local_rank: int, attempt: Path) -> None:
     Raises:
         Exception: whatever went wrong, after `error.rank<r>.json` has been written.
     """
-    recorder = RankRecorder(attempt, comms.rank)
+    recorder = RankRecorder(attempt, comms.number)
+    plan = plan.of(comms.replica)
     try:
         device = plan.device.open(local_rank, plan.workload)
         trainer = Trainer(plan, comms, device)
         _train(plan, trainer, recorder)
         comms.barrier()
     except Exception as error:
-        recorder.error(_error_row(error, comms.rank))
+        recorder.error(_error_row(error, comms))
         raise
     finally:
         recorder.close()
@@ -273,14 +315,17 @@ def _train(plan: Plan, trainer: Trainer, recorder: RankRecorder) -> None:
             recorder.step({"phase": phase, **row})
             if step == plan.warmup_steps + plan.steps - 1:
                 recorder.spans(step, trainer.trace.spans, trainer.trace.asked)
+                recorder.reductions(step, trainer.reductions)
             gc.collect(1)
     finally:
         gc.enable()
 
 
-def _error_row(error: Exception, rank: int) -> Row:
+def _error_row(error: Exception, comms: Comms) -> Row:
     return {
-        "rank": rank,
+        "rank": comms.rank,
+        "replica": comms.replica,
+        "number": comms.number,
         "message": str(error) or type(error).__name__,
         "lost_peer": isinstance(error.__cause__ or error, ConnectionError | TimeoutError),
         "time": time.time(),

@@ -13,8 +13,9 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
-from microp.comms.base import REDUCTIONS, Comms, CommsSettings, Message, Pending
+from microp.comms.base import REDUCTIONS, Comms, CommsSettings, Message, Pending, Sum
 from microp.comms.delayed import DelayedComms
 from microp.comms.group import GroupComms
 from microp.comms.shm import ShmComms
@@ -29,24 +30,32 @@ __all__ = [
     "Message",
     "Pending",
     "ShmComms",
+    "Sum",
     "ThreadComms",
     "init_process_group",
     "thread_comms",
 ]
 
 
-def init_process_group(backend: str, device: torch.device, timeout_s: float) -> GroupComms:
+def init_process_group(backend: str, device: torch.device, timeout_s: float, replicas: int = 1) -> GroupComms:
     """Dial in: join the process group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name.
 
     Args:
         backend: `shm`, `gloo`, or `nccl` (RCCL on ROCm).
         device: where this rank's tensors live (the current device, if that is a GPU).
         timeout_s: the longest wait for a peer, in seconds.
+        replicas: how many pipelines the processes are; each is a row of torch's DeviceMesh.
     """
     group = "gloo" if backend == "shm" else backend
     # No device_id: NCCL would then put all of a rank's transfers into one queue, in which a
     # receive that is posted early holds up a send.
     dist.init_process_group(group, timeout=timedelta(seconds=timeout_s))
-    if backend == "shm":
-        return ShmComms(device, timeout_s)
-    return GroupComms(group, device, timeout_s)
+    row = column = None
+    if replicas > 1:
+        shape = (replicas, dist.get_world_size() // replicas)
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replica", "pipeline"))
+        row, column = mesh.get_group("pipeline"), mesh.get_group("replica")
+    comms = ShmComms(device, timeout_s, row) if backend == "shm" else GroupComms(group, device, timeout_s, row)
+    if column is not None:
+        comms.across = GroupComms(group, device, timeout_s, column)
+    return comms

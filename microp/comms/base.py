@@ -69,6 +69,28 @@ class Pending(Protocol):
         """
 
 
+class Sum(Pending, Protocol):
+    """A sum over ranks under way.
+
+    Attributes:
+        ended_ns: after `wait()`, when it was done on the host's `perf_counter_ns`; 0 where
+            only the device knows.
+    """
+
+    ended_ns: int
+
+
+@dataclass(frozen=True)
+class Summed:
+    """A sum over ranks that is over."""
+
+    tensor: Tensor
+    ended_ns: int
+
+    def wait(self) -> Tensor:
+        return self.tensor
+
+
 class Message(NamedTuple):
     """A tensor that travels in every step.
 
@@ -88,19 +110,43 @@ class Message(NamedTuple):
 
 
 class Comms(ABC):
-    """One rank's view of all ranks.
+    """One rank's view of all ranks of its pipeline.
+
+    ::
+
+        replica 0    rank 0 ── rank 1 ── rank 2        a row is a pipeline
+                       ┊         ┊         ┊           a column holds the same stages
+        replica 1    rank 0 ── rank 1 ── rank 2
 
     Attributes:
         rank: this rank, from 0.
         world_size: the number of ranks.
         device: where received tensors are made.
         timeout_s: how long a wait may take, in seconds.
+        across: the column, a comms of its own whose ranks are the replicas; None if there
+            is one pipeline.
     """
 
     rank: int
     world_size: int
     device: torch.device
     timeout_s: float
+    across: Comms | None = None
+
+    @property
+    def replica(self) -> int:
+        """Which pipeline this rank is in, from 0."""
+        return self.across.rank if self.across else 0
+
+    @property
+    def number(self) -> int:
+        """This rank's number among those of all pipelines, replica after replica."""
+        return self.replica * self.world_size + self.rank
+
+    def gather_all(self, value: Any) -> list[Any]:
+        """`all_gather` over all pipelines, in the order of `number`."""
+        row = self.all_gather(value)
+        return [each for row in self.across.all_gather(row) for each in row] if self.across else row
 
     def get_next_rank(self) -> int | None:
         """The rank after this one, or None on the last."""
@@ -147,6 +193,13 @@ class Comms(ABC):
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         """Reduce `tensor` over all ranks in place (`sum`, `product`, `min` or `max`)."""
 
+    @abstractmethod
+    def iall_reduce(self, tensor: Tensor) -> Sum:
+        """Start to sum `tensor` over all ranks in place; it must not be touched before `wait()`.
+
+        All ranks start their sums in the same order.
+        """
+
     def all_reduce_mean(self, tensor: Tensor) -> Tensor:
         """Replace `tensor` by its mean over all ranks."""
         return self.all_reduce(tensor).div_(self.world_size)
@@ -157,7 +210,7 @@ class Comms(ABC):
 
     @abstractmethod
     def barrier(self) -> None:
-        """Come back when every rank has come here."""
+        """Come back when every rank, of all pipelines, has come here."""
 
     @abstractmethod
     def close(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from microp.comms.base import Comms, Message, Pending
+from microp.comms.base import Comms, Message, Pending, Sum
 from microp.pacing import sleep_until
 
 
@@ -39,6 +39,9 @@ class DelayedComms(Comms):
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         return self._inner.all_reduce(tensor, op)
+
+    def iall_reduce(self, tensor: Tensor) -> Sum:
+        return self._inner.iall_reduce(tensor)
 
     def all_gather(self, value: Any) -> list[Any]:
         return self._inner.all_gather(value)

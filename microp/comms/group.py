@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from time import perf_counter_ns
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from microp.comms.base import Comms, Pending, check_reduction
+from microp.comms.base import Comms, Pending, Sum, check_reduction
 
 _REDUCE = {
     "sum": dist.ReduceOp.SUM,
@@ -21,39 +22,52 @@ _REDUCE = {
 
 
 class GroupComms(Comms):
-    """Ranks that are processes, over a `torch.distributed` process group."""
+    """Ranks that are processes, over a `torch.distributed` process group.
 
-    def __init__(self, backend: str, device: torch.device, timeout_s: float) -> None:
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+    Args:
+        backend: `gloo` or `nccl`.
+        device: where this rank's tensors live.
+        timeout_s: the longest wait for a peer, in seconds.
+        group: the ranks; None for all of them.
+    """
+
+    def __init__(self, backend: str, device: torch.device, timeout_s: float, group: Any = None) -> None:
+        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self.device, self.timeout_s = device, timeout_s
+        self.group = self._up = self._down = group or dist.group.WORLD
         self._checks_sizes = backend == "gloo"
         # NCCL has no tags and runs the transfers of a group one after the other, so that
         # the two directions need a group each.
-        ways = [dist.new_group(), dist.new_group()] if backend == "nccl" else [dist.group.WORLD] * 2
-        self._up, self._down = ways
+        if backend == "nccl":
+            members = dist.get_process_group_ranks(self.group)
+            self._up, self._down = (dist.new_group(members, use_local_synchronization=True) for _ in range(2))
 
     def _group(self, src: int, dest: int) -> Any:
         return self._up if src < dest else self._down
 
     def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
         tensor = tensor.contiguous()
-        work = dist.isend(tensor, dest, group=self._group(self.rank, dest), tag=tag)
+        work = dist.isend(tensor, group=self._group(self.rank, dest), tag=tag, group_dst=dest)
         return _Transfer(work, tensor, dest, self.timeout_s)
 
     def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
         tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
         canary = _Canary(tensor) if self._checks_sizes else None
-        work = dist.irecv(tensor, src, group=self._group(src, self.rank), tag=tag)
+        work = dist.irecv(tensor, group=self._group(src, self.rank), tag=tag, group_src=src)
         return _Transfer(work, tensor, src, self.timeout_s, canary)
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         check_reduction(op)
-        dist.all_reduce(tensor, _REDUCE[op])
+        dist.all_reduce(tensor, _REDUCE[op], group=self.group)
         return tensor
+
+    def iall_reduce(self, tensor: Tensor) -> Sum:
+        work = dist.all_reduce(tensor, group=self.group, async_op=True)
+        return _Sum(work, tensor, (self.rank + 1) % self.world_size, self.timeout_s)
 
     def all_gather(self, value: Any) -> list[Any]:
         values = [None] * self.world_size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self.group)
         return values
 
     def barrier(self) -> None:
@@ -61,7 +75,8 @@ class GroupComms(Comms):
 
     def close(self) -> None:
         dist.barrier()  # no rank takes its end of a connection away from another
-        del self._up, self._down  # the group's threads end with it, and not with the interpreter
+        # The groups' threads end with them, and not with the interpreter.
+        self.group = self._up = self._down = self.across = None
         dist.destroy_process_group()
 
 
@@ -106,3 +121,22 @@ class _Transfer:
                 f"rank {self._peer} sent fewer bytes than the {self._tensor.nbytes} of shape {list(self._tensor.shape)}"
             )
         return self._tensor
+
+
+class _Sum(_Transfer):
+    """A torch.distributed reduction, which may be over long before it is waited for."""
+
+    def __init__(self, work: Any, tensor: Tensor, peer: int, timeout_s: float) -> None:
+        super().__init__(work, tensor, peer, timeout_s)
+        self.ended_ns = 0
+        if not tensor.is_cuda:
+            work.get_future().then(self._stamp)
+
+    def _stamp(self, _: Any) -> None:
+        self.ended_ns = perf_counter_ns()
+
+    def wait(self) -> Tensor:
+        tensor = super().wait()
+        if not tensor.is_cuda and not self.ended_ns:  # the stamp comes from another thread
+            self.ended_ns = perf_counter_ns()
+        return tensor

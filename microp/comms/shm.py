@@ -26,6 +26,7 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from microp.comms.base import Message, Pending
@@ -55,11 +56,11 @@ class _Box(NamedTuple):
 class ShmComms(GroupComms):
     """`GroupComms` whose step messages go through shared memory."""
 
-    def __init__(self, device: torch.device, timeout_s: float) -> None:
-        super().__init__("gloo", device, timeout_s)
+    def __init__(self, device: torch.device, timeout_s: float, group: Any = None) -> None:
+        super().__init__("gloo", device, timeout_s, group)
         self._boxes: dict[tuple[int, int, int], _Box] = {}
         self._pids = self.all_gather(os.getpid())
-        self._spin_ns = SPIN_NS if self.world_size <= len(os.sched_getaffinity(0)) else 0
+        self._spin_ns = SPIN_NS if dist.get_world_size() <= len(os.sched_getaffinity(0)) else 0
 
     def expect(self, messages: Iterable[Message]) -> None:
         messages = list(messages)

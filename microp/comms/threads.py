@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from microp.comms.base import Comms, Pending, check_reduction
+from microp.comms.base import Comms, Pending, Sum, Summed, check_reduction
 
 
 @dataclass
@@ -31,10 +31,15 @@ class _Hub:
         self.slots = [None] * self.world_size
 
 
-def thread_comms(world_size: int, timeout_s: float = 30) -> list[ThreadComms]:
-    """The comms of `world_size` ranks that are threads of this process, in rank order."""
-    hub = _Hub(world_size)
-    return [ThreadComms(hub, rank, timeout_s) for rank in range(world_size)]
+def thread_comms(world_size: int, timeout_s: float = 30, replicas: int = 1) -> list[ThreadComms]:
+    """The comms of `world_size` ranks that are threads of this process, in rank order, replica after replica."""
+    rows = [_Hub(world_size) for _ in range(replicas)]
+    everyone = [ThreadComms(row, rank, timeout_s) for row in rows for rank in range(world_size)]
+    if replicas > 1:
+        columns = [_Hub(replicas) for _ in range(world_size)]
+        for number, comms in enumerate(everyone):
+            comms.across = ThreadComms(columns[comms.rank], number // world_size, timeout_s)
+    return everyone
 
 
 class ThreadComms(Comms):
@@ -65,14 +70,22 @@ class ThreadComms(Comms):
             tensor.copy_(combine(tensor, other))
         return tensor
 
+    def iall_reduce(self, tensor: Tensor) -> Sum:
+        return Summed(self.all_reduce(tensor), perf_counter_ns())
+
     def all_gather(self, value: Any) -> list[Any]:
         self._hub.slots[self.rank] = value
-        self.barrier()
+        self._meet()
         values = list(self._hub.slots)
-        self.barrier()
+        self._meet()
         return values
 
     def barrier(self) -> None:
+        self._meet()
+        if self.across:  # each column comes from rows that are complete
+            self.across.barrier()
+
+    def _meet(self) -> None:
         try:
             self._hub.meeting.wait(self.timeout_s)
         except threading.BrokenBarrierError:
@@ -87,6 +100,8 @@ class ThreadComms(Comms):
         with self._hub.changed:
             self._hub.broken = True
             self._hub.changed.notify_all()
+        if isinstance(self.across, ThreadComms):
+            self.across.abort()
 
 
 @dataclass(frozen=True)
