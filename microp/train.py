@@ -29,13 +29,14 @@ from torch import Tensor
 from microp.comms import Comms
 from microp.data import Data
 from microp.device import ActivationMeter, Device, DeviceSettings, Workload
-from microp.engine import Boundary, Engine, StepTrace
+from microp.engine import Boundary, Engine
 from microp.model import Model
 from microp.partition import Partition, spread
 from microp.records import RankRecorder, Row
 from microp.schedule import Op, Schedule
 from microp.schedule_io import to_text
 from microp.stage import Batch, Checkpointing, Stage
+from microp.trace import StepTrace
 
 MIB = 2**20
 

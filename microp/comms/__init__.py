@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from microp.comms.base import REDUCTIONS, Comms, CommsSettings, Message, Pending
+from microp.comms.base import REDUCTIONS, Comms, CommsSettings, Inbox, Message, Outbox, Pending
 from microp.comms.delayed import DelayedComms
 from microp.comms.group import GroupComms
 from microp.comms.shm import ShmComms
@@ -26,7 +26,9 @@ __all__ = [
     "CommsSettings",
     "DelayedComms",
     "GroupComms",
+    "Inbox",
     "Message",
+    "Outbox",
     "Pending",
     "ShmComms",
     "ThreadComms",
