@@ -29,14 +29,15 @@ from microp.comms import CommsSettings
 from microp.data import Data, Synthetic, Text
 from microp.device import DeviceSettings
 from microp.emulated import EmulatedSettings
+from microp.engine import EngineSettings
 from microp.launch import LaunchSettings
 from microp.model import Gpt, Mlp, Model
 from microp.partition import Partition
+from microp.plan import Plan
 from microp.schedule import Schedule
 from microp.schedule_io import to_text
 from microp.stage import Checkpointing
 from microp.tracking import TrackingSettings
-from microp.train import Plan
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 # Not part of the question a run asks: where and how it runs, and a limit that refuses and changes nothing.
@@ -62,6 +63,7 @@ class Config:
     partition: dict[str, Any] = MISSING
     schedule: dict[str, Any] = MISSING
     checkpointing: Checkpointing = MISSING
+    engine: EngineSettings = MISSING
     data: Data = MISSING
     device: DeviceSettings = MISSING
     comms: CommsSettings = MISSING
@@ -75,6 +77,7 @@ SCHEMAS: dict[str, type] = {
     "data/text": Text,
     "data/synthetic": Synthetic,
     "checkpointing": Checkpointing,
+    "engine": EngineSettings,
     "device": DeviceSettings,
     "device/emulated": EmulatedSettings,
     "comms": CommsSettings,
@@ -170,6 +173,7 @@ def make_plan(config: Config) -> Plan:
         warmup_steps=config.warmup_steps,
         learning_rate=config.learning_rate,
         seed=config.seed,
+        engine=config.engine,
     )
 
 

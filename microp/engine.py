@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,6 +34,18 @@ from microp.stage import Stage
 from microp.trace import StepTrace
 
 AHEAD = 2  # so many receives are posted before the one that is waited for
+
+
+@dataclass
+class EngineSettings:
+    """What a user chooses.
+
+    Attributes:
+        name: `microp`, `torch` (torch.distributed.pipelining), or `compare`: both in turn,
+            beside one rank's compute alone, which is their limit.
+    """
+
+    name: str
 
 
 class ActionError(RuntimeError):
@@ -87,6 +100,9 @@ class _Place:
 class Engine:
     """One rank's runner.
 
+    Attributes:
+        factor: what the time of a step is multiplied by, to be compared with other runners'.
+
     Args:
         schedule: a valid schedule.
         stages: the stages this rank holds, by index.
@@ -95,6 +111,8 @@ class Engine:
         boundary: what travels between stages.
         rows: the number of rows of each microbatch.
     """
+
+    factor = 1.0
 
     def __init__(
         self,

@@ -29,8 +29,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from microp.comms import Comms, init_process_group, thread_comms
+from microp.plan import Plan
 from microp.records import read_errors
-from microp.train import Plan, run_rank
+from microp.train import run_rank
 
 Entry = Callable[[Plan, Comms, int, Path], Any]
 _PRELOAD = ["microp.launch", "torch._dynamo"]  # what a rank imports (the latter for its optimizer), loaded once

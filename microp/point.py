@@ -24,9 +24,9 @@ import torch
 
 from microp import launch, terminal, tracking
 from microp.config import Config, make_plan, to_yaml
+from microp.plan import Plan
 from microp.records import new_attempt, write_json
 from microp.summary import summarise
-from microp.train import Plan
 
 
 def run_point(config: Config, board: terminal.Board) -> None:

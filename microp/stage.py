@@ -108,11 +108,11 @@ class Stage:
         self.losses: list[Tensor] = []
         self.kept: dict[int, list[_Held]] = {}
         self.recompute_ns = 0
-        self._loss = loss
+        self._loss, self._checkpointing, self._chunks = loss, checkpointing, chunks
         self._segments = [checkpointing.segments_of(microbatch, chunks) for microbatch in range(chunks)]
         self._cuts = {count: self._cut(max(count, 1)) for count in set(self._segments)}
         self._dropouts = [m for m in self.layers.modules() if isinstance(m, Dropout) and m.probability]
-        self._batch = Batch(0, None, None, ())
+        self.batch = Batch(0, None, None, ())
         self._split = SplitBackward(self.layers) if split else None
         self._deferred = {microbatch: Deferred() for microbatch in split}
 
@@ -123,14 +123,28 @@ class Stage:
 
     def load(self, batch: Batch) -> None:
         """Take the step's batch; forget the last one's losses."""
-        self._batch = batch
+        self.batch = batch
         self.losses, self.recompute_ns = [], 0
+
+    @property
+    def segments(self) -> list[list[nn.Module]]:
+        """What a recomputation runs, one segment after the other."""
+        return self._cuts[max(self._segments)]
+
+    def weighted_loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """The loss of a microbatch, times its share of the batch's rows (equal microbatches)."""
+        assert self._loss is not None
+        return self._loss(output, target) * self.batch.weights[0]
+
+    def unsplit(self) -> Stage:
+        """A stage of the same layers that never divides a backward."""
+        return Stage(list(self.layers), self._loss, self._checkpointing, self._chunks)
 
     def tensors(self) -> Iterator[Tensor]:
         """Weights, buffers and the loaded batch."""
         yield from self.layers.parameters()
         yield from self.layers.buffers()
-        yield from (*(self._batch.inputs or ()), *(self._batch.targets or ()))
+        yield from (*(self.batch.inputs or ()), *(self.batch.targets or ()))
 
     def forward(self, microbatch: int, x: Tensor | None) -> Tensor:
         """Run the layers. `x` is the activation (None on the first stage: the batch's input).
@@ -139,8 +153,8 @@ class Stage:
             The activation for the next stage; on the last one the weighted loss.
         """
         if x is None:
-            assert self._batch.inputs is not None
-            x = self._batch.inputs[microbatch]
+            assert self.batch.inputs is not None
+            x = self.batch.inputs[microbatch]
         count = self._segments[microbatch]
         held = self.kept[microbatch] = []
         for segment in range(len(self._cuts[count])):
@@ -201,15 +215,17 @@ class Stage:
 
     def _run(self, microbatch: int, segment: int, x: Tensor) -> Tensor:
         for dropout in self._dropouts:
-            dropout.at(self._batch.step, microbatch)
+            dropout.at(self.batch.step, microbatch)
         if self._split is not None:
             self._split.deferred = self._deferred.get(microbatch)
         cuts = self._cuts[self._segments[microbatch]]
         for module in cuts[segment]:
             x = module(x)
         if self._loss is not None and segment == len(cuts) - 1:
-            assert self._batch.targets is not None
-            x = self._loss(x, self._batch.targets[microbatch]) * self._batch.weights[microbatch]
+            assert self.batch.targets is not None
+            x = self._loss(x, self.batch.targets[microbatch]) * self.batch.weights[microbatch]
+        if self._split is not None:
+            self._split.deferred = None
         return x
 
 

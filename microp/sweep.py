@@ -16,7 +16,7 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from microp import launch, terminal
-from microp.config import Config, read, run_id
+from microp.config import Config, make_plan, read, run_id
 from microp.point import run_point
 from microp.points import PointsCallback, loud, refuse, speaks
 from microp.records import attempts, read_json, write_json
@@ -55,7 +55,7 @@ class SweepCallback(PointsCallback):
         self._output, self._tracking = Path(config.output_dir), config.tracking.mode
         self._before = set(attempts(self._output / "runs"))
         if speaks():
-            board.open([point.warmup_steps + point.steps + 1 for point in configs])
+            board.open([len(list(make_plan(point).phases())) for point in configs])
             for warning in dict.fromkeys(text for point in configs for text in warn(point)):
                 terminal.warn(warning)
 

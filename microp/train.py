@@ -15,88 +15,38 @@ A step::
 from __future__ import annotations
 
 import gc
-import hashlib
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from microp.comms import Comms
-from microp.data import Data
-from microp.device import ActivationMeter, Device, DeviceSettings, Workload
+from microp.device import ActivationMeter, Device
 from microp.engine import Boundary, Engine
-from microp.model import Model
-from microp.partition import Partition, spread
+from microp.limit import Limit
+from microp.peer import TorchEngine
+from microp.plan import Plan
 from microp.records import RankRecorder, Row
 from microp.schedule import Op, Schedule
-from microp.schedule_io import to_text
-from microp.stage import Batch, Checkpointing, Stage
+from microp.stage import Batch, Stage
 from microp.trace import StepTrace
 
 MIB = 2**20
 
 
-@dataclass(frozen=True)
-class Plan:
-    """All that a rank needs to know: what the configuration says, checked and worked out.
+class Runner(Protocol):
+    """What runs a step: an engine, or the limit that engines are compared with."""
 
-    Raises:
-        ValueError: the partition fits neither the model nor the schedule.
-    """
+    factor: float
+    after_action: Callable[[], None] | None
 
-    run_id: str
-    schedule: Schedule
-    partition: Partition
-    model: Model
-    checkpointing: Checkpointing
-    data: Data
-    device: DeviceSettings
-    backend: str
-    timeout_s: float
-    batch_size: int
-    steps: int
-    warmup_steps: int
-    learning_rate: float
-    seed: int
-
-    def __post_init__(self) -> None:
-        if len(self.partition.sizes) != self.schedule.stages or self.partition.layers != self.model.layers:
-            raise ValueError(
-                f"partition {self.partition.sizes} does not cut {self.model.layers} layers "
-                f"into the schedule's {self.schedule.stages} stages"
-            )
-
-    @property
-    def ranks(self) -> int:
-        return len(self.schedule.ranks)
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """The number of rows of each microbatch: as even as can be."""
-        return spread(self.batch_size, self.schedule.chunks)
-
-    @property
-    def workload(self) -> Workload:
-        """What the plan asks of a device."""
-        return Workload(self.schedule, self.partition.sizes, self.rows, self.checkpointing)
-
-    def phases(self) -> Iterator[tuple[int, str]]:
-        """(index, phase) of every step; phases are warmup, measured and memory."""
-        counts = {"warmup": self.warmup_steps, "measured": self.steps, "memory": 1}
-        names = (name for name, count in counts.items() for _ in range(count))
-        return enumerate(names)
-
-    def fingerprint(self) -> int:
-        """A number that two ranks share only if they were given the same plan."""
-        parts = (self.run_id, to_text(self.schedule), self.partition, self.model, self.checkpointing, self.data)
-        numbers = (self.batch_size, self.steps, self.warmup_steps, self.learning_rate, self.seed)
-        digest = hashlib.blake2b(repr((parts, numbers)).encode(), digest_size=6).digest()
-        return int.from_bytes(digest)
+    def step(self, number: int) -> StepTrace | None:
+        """Run a loaded step."""
 
 
 class Trainer:
@@ -118,8 +68,8 @@ class Trainer:
         self.stages = {stage: self._build(stage) for stage in held}
         parameters = [p for stage in self.stages.values() for p in stage.layers.parameters()]
         self.optimizer = torch.optim.Adam(parameters, lr=plan.learning_rate, fused=True)
-        boundary = Boundary(plan.model.boundary, plan.model.torch_dtype)
-        self.engine = Engine(plan.schedule, self.stages, comms, device, boundary, plan.rows)
+        self.engines = {name: self._runner(name) for name in plan.engines}
+        self.engine = self.engines[plan.engines[0]]
         self._windows = None
         if self._has_first or self._has_last:
             self._windows = plan.data.windows(plan.batch_size, plan.model.row_bytes, plan.seed)
@@ -138,6 +88,16 @@ class Trainer:
         on_device = [layer.to(self._device.torch_device) for layer in layers]
         split = [microbatch for place, microbatch in plan.schedule.split if place == stage]
         return Stage(on_device, loss, plan.checkpointing, plan.schedule.chunks, split)
+
+    def _runner(self, engine: str) -> Runner:
+        """What runs the steps of an engine; all run the same stages."""
+        plan, stages, comms, device = self._plan, self.stages, self._comms, self._device
+        boundary = Boundary(plan.model.boundary, plan.model.torch_dtype)
+        if engine == "limit":
+            return Limit(plan.schedule, stages, boundary, plan.rows)
+        if engine == "torch":
+            return TorchEngine(plan.torch_schedule, stages, comms, device, boundary, plan.rows, plan.checkpointing)
+        return Engine(plan.schedule, stages, comms, device, boundary, plan.rows)
 
     @property
     def _has_first(self) -> bool:
@@ -161,29 +121,35 @@ class Trainer:
             stage.load(Batch(step, inputs, targets, weights))
         self._comms.barrier()
 
-    def step(self, step: int) -> Row:
-        """Run one loaded step and the optimizer; what it took, as a row."""
+    def step(self, step: int, engine: str | None = None) -> Row:
+        """Run one loaded step (by the first engine, if none is named) and the optimizer; what it took, as a row."""
         mark = self._device.mark
         overruns = self._device.overruns
+        engine = engine or self._plan.engines[0]
+        runner = self.engines[engine]
         began = mark()
-        trace = self.engine.step(step)
+        trace = runner.step(step)
         computed = mark()
-        self.optimizer.step()
+        if trace is not None:  # else the gradients are of made-up inputs
+            self.optimizer.step()
         ended = mark()
-        self.trace = trace
         began, computed, ended = self._device.read([began, computed, ended])
         recompute = sum(stage.recompute_ns for stage in self.stages.values())
         recompute = self._device.recompute_ns(self._plan.schedule.ranks[self._comms.rank], recompute)
         losses = [loss.item() for stage in self.stages.values() for loss in stage.losses]
+        if trace is not None and engine == self._plan.engines[0]:
+            self.trace = trace
         return {
             "step": step,
             "rank": self._comms.rank,
-            "loss": sum(losses) if self._has_last else None,
+            "engine": engine,
+            "loss": sum(losses) if self._has_last and trace is not None else None,
             "began_ns": began,
             "ended_ns": ended,
             "step_ms": (ended - began) / 1e6,
             "optimizer_ms": (ended - computed) / 1e6,
-            **_pipeline_times(trace, self._plan.schedule),
+            "pipeline_ms": (computed - began) / 1e6 * runner.factor,
+            **({} if trace is None else _pipeline_times(trace, self._plan.schedule)),
             "overruns": self._device.overruns - overruns,
             "recompute_ms": recompute / 1e6,
         }
@@ -268,11 +234,12 @@ def _train(plan: Plan, trainer: Trainer, recorder: RankRecorder) -> None:
     gc.collect()
     gc.disable()  # a collection inside a step would be measured
     try:
-        for step, phase in plan.phases():
+        traced = max(step for step, phase, engine in plan.phases() if phase == "measured" and engine == plan.engines[0])
+        for step, phase, engine in plan.phases():
             trainer.load(step)
-            row = trainer.memory_step(step) if phase == "memory" else trainer.step(step)
+            row = trainer.memory_step(step) if phase == "memory" else trainer.step(step, engine)
             recorder.step({"phase": phase, **row})
-            if step == plan.warmup_steps + plan.steps - 1:
+            if step == traced:
                 recorder.spans(step, trainer.trace.spans, trainer.trace.asked)
             gc.collect(1)
     finally:

@@ -10,11 +10,12 @@ import torch
 
 from microp.data import Text
 from microp.device import DeviceSettings
+from microp.engine import EngineSettings
 from microp.model import Gpt, Mlp
 from microp.partition import uniform
+from microp.plan import Plan
 from microp.schedules import gpipe
 from microp.stage import Checkpointing
-from microp.train import Plan
 
 CHECKPOINTING = {
     "never": Checkpointing("never", 0, False),
@@ -50,6 +51,7 @@ def make_plan(**changes) -> Plan:
         warmup_steps=1,
         learning_rate=1e-2,
         seed=7,
+        engine=EngineSettings("microp"),
     )
     return replace(plan, **changes)
 

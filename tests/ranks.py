@@ -14,7 +14,8 @@ from torch import Tensor
 
 from microp import monolith
 from microp.comms import Comms, Message
-from microp.train import Plan, Trainer
+from microp.plan import Plan
+from microp.train import Trainer
 
 STEPS = 2  # the second one sees the optimizer's work
 

@@ -30,7 +30,7 @@ FLOORS = [
         "accounting",
         "footprint",
     },
-    {"engine", "records", "tracking"},
+    {"engine", "limit", "peer", "plan", "records", "tracking"},
     {"train", "monolith", "summary"},
     {
         "builder",
@@ -63,6 +63,9 @@ SAME_FLOOR = {  # who may know a neighbour
     "device": {"stage"},
     "footprint": {"device", "memory", "model", "stage"},
     "emulated": {"device", "costs"},
+    "limit": {"engine"},
+    "peer": {"engine"},
+    "plan": {"engine", "peer"},
     "tracking": {"records"},
     "monolith": {"train"},
     "summary": {"train"},
@@ -70,7 +73,7 @@ SAME_FLOOR = {  # who may know a neighbour
 DOORS = {
     "hydra": {"builder", "config", "points", "pricing", "run"},
     "omegaconf": {"builder", "config", "points", "pricing", "sweep", "run"},
-    "torch.distributed": {"comms", "launch"},
+    "torch.distributed": {"comms", "launch", "peer"},
     "wandb": {"tracking"},
     "matplotlib": {"render"},
     "seaborn": set(),
