@@ -108,7 +108,7 @@ class TorchEngine:
         """torch's stage; it takes shapes and types from two tensors, and so need not ask its neighbours in a step."""
         shape, dtype = self._boundary.shape(self._rows), self._boundary.dtype
         between = torch.empty(shape, dtype=dtype, requires_grad=True)
-        example = stage.batch.inputs[0] if stage.batch.inputs is not None else between
+        example = stage.batch.inputs[0] if index == 0 and stage.batch.inputs is not None else between
         layers = _Layers(stage, self._checkpointing)
         output = between if index < self._schedule.stages - 1 else layers(example).detach()
         count, device = self._schedule.stages, self._device.torch_device

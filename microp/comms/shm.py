@@ -10,7 +10,8 @@
 One segment holds the mailboxes of all links. It has no name in any file system (rank 0
 makes it, the others open it through rank 0's descriptor), so nothing can be left behind,
 whatever kills a rank. POSIX semaphores order the memory on every processor, Arm included.
-What is not a step's message (set-up, barriers, reductions) goes through gloo.
+Ranks meet before a step through mailboxes of no bytes, by way of rank 0, and so within
+microseconds of each other. What else is not a step's message (set-up, reductions) goes through gloo.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from microp.comms.group import GroupComms
 LINE = 64  # bytes: a cache line, and the alignment at which matrix products give the same bits
 STAMP = 32  # where in the first line the stamp lies, after the semaphore
 SPIN_NS = 2_000_000  # a wait that ends within this never sleeps; only where every rank has a core
+_MEET = -1  # the tag of the mailboxes through which ranks meet
 LOOK_S = 1.0  # how often a blocked wait looks whether its peer is alive
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -63,7 +65,10 @@ class ShmComms(GroupComms):
         self._spin_ns = SPIN_NS if self.world_size <= len(os.sched_getaffinity(0)) else 0
 
     def expect(self, messages: Iterable[Message]) -> None:
-        messages = list(messages)
+        meeting = [
+            Message(*ends, _MEET, 0, _MEET) for rank in range(1, self.world_size) for ends in ((rank, 0), (0, rank))
+        ]
+        messages = [*messages, *meeting]
         sizes: dict[tuple[int, int, int], int] = {}
         for message in messages:
             key = (message.src, message.dest, message.slot)
@@ -115,6 +120,21 @@ class ShmComms(GroupComms):
         if (src, self.rank, tag) not in self._boxes:
             return super().irecv_tensor(shape, src, tag, dtype)
         return self.inbox(shape, src, tag, dtype)
+
+    def barrier(self) -> None:
+        if not self._boxes:
+            super().barrier()
+            return
+        others = range(1, self.world_size) if self.rank == 0 else [0]
+        come = [self._boxes[rank, self.rank, _MEET].semaphore for rank in others]
+        go = [self._boxes[self.rank, rank, _MEET].semaphore for rank in others]
+        if self.rank != 0:
+            _post(ctypes.c_void_p(go[0]))
+        for rank, semaphore in zip(others, come, strict=True):
+            self.take(ctypes.c_void_p(semaphore), rank)
+        if self.rank == 0:
+            for semaphore in go:
+                _post(ctypes.c_void_p(semaphore))
 
     def _data(self, box: _Box, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """The mailbox's data as a tensor."""
