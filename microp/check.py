@@ -55,7 +55,7 @@ PLAN = Plan(
     warmup_steps=2,
     learning_rate=1e-3,
     seed=0,
-    engine=EngineSettings("microp"),
+    engine=EngineSettings("microp", False),
 )
 
 

@@ -17,7 +17,6 @@ shapes follow by arithmetic from the number of rows, and are checked before a te
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,12 +27,11 @@ from torch import Tensor
 
 from microp.comms import Comms, Inbox, Message, Outbox
 from microp.device import Device, Run
+from microp.lookahead import over_plan, post_plan, remote_source, weight_groups
 from microp.mailboxes import assign_slots, remote_links
 from microp.schedule import Action, Op, Schedule
 from microp.stage import Stage
 from microp.trace import StepTrace
-
-AHEAD = 2  # so many receives are posted before the one that is waited for
 
 
 @dataclass
@@ -43,9 +41,12 @@ class EngineSettings:
     Attributes:
         name: `microp`, `torch` (torch.distributed.pipelining), or `compare`: both in turn,
             beside one rank's compute alone, which is their limit.
+        batch_weights: where a schedule leaves several W of one stage together, run them as one
+            product over their rows: faster, and the sums have other last bits.
     """
 
     name: str
+    batch_weights: bool
 
 
 class ActionError(RuntimeError):
@@ -110,6 +111,7 @@ class Engine:
         device: this rank's clock.
         boundary: what travels between stages.
         rows: the number of rows of each microbatch.
+        batch_weights: see `EngineSettings`.
     """
 
     factor = 1.0
@@ -122,26 +124,29 @@ class Engine:
         device: Device,
         boundary: Boundary,
         rows: Sequence[int],
+        batch_weights: bool = False,
     ) -> None:
         self._schedule, self._comms, self._device = schedule, device.carry(comms), device
         self._rank, self._dtype = comms.rank, boundary.dtype
         self._shapes = [boundary.shape(count) for count in rows]
         self._comms.expect(self._messages())
-        self._program = self._bind(stages)
+        self._program = self._bind(stages, weight_groups(schedule.ranks[comms.rank]) if batch_weights else {})
         self._marks: list[Any] = [None] * (3 * len(self._program))
         self.after_action: Callable[[], None] | None = None  # the activation meter's, in its step
 
-    def _bind(self, stages: Mapping[int, Stage]) -> list[_Bound]:
+    def _bind(self, stages: Mapping[int, Stage], groups: Mapping[Action, tuple[int, ...]]) -> list[_Bound]:
         schedule, rank = self._schedule, self._rank
         row = schedule.ranks[rank]
         posts, over = post_plan(schedule, rank), over_plan(schedule, rank)
         places = {action: _Place() for action in row}
-        inboxes = {source: self._inbox(source) for action in row if (source := _remote(schedule, rank, action))}
+        inboxes = {source: self._inbox(source) for action in row if (source := remote_source(schedule, rank, action))}
         outboxes = {action: box for action in row if (box := self._outbox(action)) is not None}
         program = []
         for action in row:
             stage = stages[action.stage]
             run: Run = {Op.F: stage.forward, Op.B: stage.backward, Op.W: stage.weight_gradient}[action.op]
+            if action in groups:
+                run = partial(_run_group, stage, groups[action])
             source, take, give = schedule.source(action), None, None
             if source is not None:
                 take = inboxes[source].wait if source in inboxes else places[source].take
@@ -249,49 +254,6 @@ class Engine:
         return f"rank {self._rank}, action {action}, step {number}: {error or type(error).__name__}"
 
 
-def post_plan(schedule: Schedule, rank: int) -> dict[Action, tuple[Action, ...]]:
-    """For each action of `rank`, the tensors whose receives are posted just before it.
-
-    Each is posted by the time `AHEAD` receives that come before it are still to be used.
-    On one link receives are posted in the order of the peer's sends, which a transport
-    without tags relies on.
-    """
-    row = schedule.ranks[rank]
-    needs = [(place, source) for place, action in enumerate(row) if (source := _remote(schedule, rank, action))]
-    sends: dict[int, list[Action]] = {}
-    wanted = {source for _, source in needs}
-    for peer in {schedule.placement[source.stage] for source in wanted}:
-        sends[peer] = [action for action in schedule.ranks[peer] if action in wanted]
-    plan: dict[Action, tuple[Action, ...]] = dict.fromkeys(row, ())
-    for index, (_, source) in enumerate(needs):
-        link = sends[schedule.placement[source.stage]]
-        if source in link:
-            upto = link.index(source) + 1
-            before = row[needs[index - AHEAD][0]] if index >= AHEAD else row[0]
-            plan[before] += tuple(link[:upto])
-            del link[:upto]
-    return plan
-
-
-def over_plan(schedule: Schedule, rank: int) -> dict[Action, tuple[Action, ...]]:
-    """For each action of `rank`, those whose sends are over once its input is there.
-
-    A peer that sends has run all that comes before in its row, and used what that took.
-    """
-    place = {action: index for row in schedule.ranks for index, action in enumerate(row)}
-    under_way: dict[int, list[Action]] = defaultdict(list)  # peer -> whose tensors go there
-    plan: dict[Action, tuple[Action, ...]] = dict.fromkeys(schedule.ranks[rank], ())
-    for action in schedule.ranks[rank]:
-        if source := _remote(schedule, rank, action):
-            peer, come_to = schedule.placement[source.stage], place[source]
-            plan[action] = tuple(sent for sent in under_way[peer] if place[schedule.consumers[sent]] <= come_to)
-            under_way[peer] = [sent for sent in under_way[peer] if place[schedule.consumers[sent]] > come_to]
-        consumer = schedule.consumers.get(action)
-        if consumer is not None and schedule.placement[consumer.stage] != rank:
-            under_way[schedule.placement[consumer.stage]].append(action)
-    return plan
-
-
-def _remote(schedule: Schedule, rank: int, action: Action) -> Action | None:
-    source = schedule.source(action)
-    return source if source is not None and schedule.placement[source.stage] != rank else None
+def _run_group(stage: Stage, microbatches: Sequence[int], _microbatch: int, _x: Tensor | None) -> None:
+    if microbatches:
+        stage.weight_gradients(microbatches)

@@ -73,6 +73,10 @@ def _unbuildable(config: Config) -> list[str]:
         try:
             schedule = validate_schedule(make_schedule(config), config.activation_limit)
             stages = schedule.stages
+            if config.engine.batch_weights and not schedule.split:
+                found.append(
+                    f"engine.batch_weights=true, but schedule {schedule.name!r} has no W: use one that splits, as zb_h1"
+                )
             if config.engine.name == "torch":
                 rows = spread(config.batch_size, config.chunks)
                 found += peer.problems(schedule, config.checkpointing, rows)

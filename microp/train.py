@@ -97,7 +97,7 @@ class Trainer:
             return Limit(plan.schedule, stages, boundary, plan.rows)
         if engine == "torch":
             return TorchEngine(plan.torch_schedule, stages, comms, device, boundary, plan.rows, plan.checkpointing)
-        return Engine(plan.schedule, stages, comms, device, boundary, plan.rows)
+        return Engine(plan.schedule, stages, comms, device, boundary, plan.rows, plan.engine.batch_weights)
 
     @property
     def _has_first(self) -> bool:

@@ -51,7 +51,7 @@ def make_plan(**changes) -> Plan:
         warmup_steps=1,
         learning_rate=1e-2,
         seed=7,
-        engine=EngineSettings("microp"),
+        engine=EngineSettings("microp", False),
     )
     return replace(plan, **changes)
 

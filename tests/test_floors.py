@@ -27,6 +27,7 @@ FLOORS = [
         "device",
         "emulated",
         "mailboxes",
+        "lookahead",
         "accounting",
         "footprint",
     },

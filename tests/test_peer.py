@@ -45,7 +45,7 @@ def test_both_engines_give_the_same_losses_and_gradients(tmp_path):
     plans += [
         plan_of(gpipe, model=gpt(), checkpointing=CHECKPOINTING[name]) for name in ("never", "always", "segments")
     ]
-    both = [replace(plan, engine=EngineSettings(name)) for plan in plans for name in ("microp", "torch")]
+    both = [replace(plan, engine=EngineSettings(name, False)) for plan in plans for name in ("microp", "torch")]
     results = launch.run_elastic(both[0], tmp_path, 3, partial(rank_code.train_all_tensors, both))
     for number, plan in enumerate(plans):
         for rank in (0, 1):
@@ -59,7 +59,7 @@ def test_both_engines_give_the_same_losses_and_gradients(tmp_path):
 
 @pytest.mark.parametrize(("build", "engines"), [(gpipe, {"microp", "limit", "torch"}), (naive, {"microp", "limit"})])
 def test_a_comparison_alternates_and_is_summed_up(build, engines, tmp_path):
-    plan = plan_of(build, engine=EngineSettings("compare"), steps=4)
+    plan = plan_of(build, engine=EngineSettings("compare", False), steps=4)
     launch.run_elastic(plan, tmp_path, 3)
     rows = read_rows(tmp_path, 0)
     measured = [row["engine"] for row in rows if row["phase"] == "measured"]
@@ -81,7 +81,7 @@ def test_a_comparison_alternates_and_is_summed_up(build, engines, tmp_path):
 def test_a_run_by_torch_leaves_the_same_rows(tmp_path):
     for name in ("microp", "torch"):
         (tmp_path / name).mkdir()
-        launch.run_elastic(plan_of(one_f_one_b, engine=EngineSettings(name)), tmp_path / name, 3)
+        launch.run_elastic(plan_of(one_f_one_b, engine=EngineSettings(name, False)), tmp_path / name, 3)
     keys = [[set(row) for row in read_rows(tmp_path / name, 1)] for name in ("microp", "torch")]
     assert keys[0] == keys[1]
     mine, theirs = ({span.action for span in read_spans(tmp_path / name)} for name in ("microp", "torch"))
@@ -91,7 +91,7 @@ def test_a_run_by_torch_leaves_the_same_rows(tmp_path):
 def test_beside_a_schedule_that_torch_lacks_its_nearest_is_run():
     assert peer.beside(zb_h1(2, 4)).name == "1f1b"
     assert peer.beside(gpipe(2, 4)).name == "gpipe"
-    assert plan_of(zb_h1, engine=EngineSettings("compare")).engines == ("microp", "limit", "torch")
+    assert plan_of(zb_h1, engine=EngineSettings("compare", False)).engines == ("microp", "limit", "torch")
 
 
 @pytest.mark.parametrize(
