@@ -32,6 +32,7 @@ from microp.emulated import EmulatedSettings
 from microp.launch import LaunchSettings
 from microp.model import Gpt, Mlp, Model
 from microp.partition import Partition
+from microp.records import NOT_ASKED
 from microp.schedule import Schedule
 from microp.schedule_io import to_text
 from microp.stage import Checkpointing
@@ -39,8 +40,6 @@ from microp.tracking import TrackingSettings
 from microp.train import Plan
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
-# Not part of the question a run asks: where and how it runs, and a limit that refuses and changes nothing.
-NOT_ASKED = ("tracking", "launch", "output_dir", "activation_limit")
 
 
 @dataclass
