@@ -97,7 +97,7 @@ def speed_up(found: Sequence[Part], runs: pd.DataFrame) -> Made | None:
     compared = [
         part._replace(rows=rows.assign(speed_up=1 / rows["ratio"]))
         for part in found
-        if not (rows := paired(part.rows, alone, same, "step_ms.median")).empty
+        if (rows := paired(part.rows, alone, same, "step_ms.median"))["chunks"].nunique() > 1
     ]
     if not compared:
         return None

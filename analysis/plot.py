@@ -130,7 +130,7 @@ def powers(axis: Axes, values: Iterable[float], label: str) -> None:
 
 def beside(numbers: pd.Series[float], place: int, places: int) -> pd.Series[float]:
     """`numbers` of an axis of powers, moved a little, so that points that coincide are seen side by side."""
-    return numbers * 2 ** (0.07 * (place - (places - 1) / 2))
+    return numbers * 2 ** (0.05 * (place - (places - 1) / 2))
 
 
 def legend(figure: Figure, extra: Iterable[Line2D] = ()) -> None:
@@ -142,9 +142,9 @@ def legend(figure: Figure, extra: Iterable[Line2D] = ()) -> None:
     found = {name: found[name] for name in in_order(found)} | {str(line.get_label()): line for line in extra}
     if any(_is_hollow(line) for axis in figure.axes for line in axis.get_lines()):
         found[str(TOO_WIDE.get_label())] = TOO_WIDE
-    fitting = max(1, int(figure.get_figwidth() / 1.4))
-    place = "outside upper center"
-    figure.legend(list(found.values()), list(found), loc=place, ncols=min(fitting, len(found)), handlelength=3)
+    fitting = max(1, int(figure.get_figwidth() / (0.6 + 0.075 * max(map(len, found)))))  # inches: handle, letters
+    columns = min(fitting, len(found))
+    figure.legend(list(found.values()), list(found), loc="outside upper center", ncols=columns, handlelength=2.8)
 
 
 def in_order(names: Iterable[Any]) -> list[Any]:
