@@ -3,7 +3,7 @@
 ::
 
     outputs/runs/<run id>/attempt-<n>/    the newest finished attempt of a run is a row
-    outputs/sweeps/*_<name>/plan.json     which runs belong to the sweep called <name>
+    outputs/sweeps/*_<name>/plan.json     which runs belong to the experiment <name>
 
     row:  summary keys         schedule  chunks  step_ms.median  bubble.measured  ...
           configuration keys   config.device.name  config.repeat  ...
@@ -11,8 +11,8 @@
           question             one name for all launches of one question
           folder               of the attempt
 
-A plan point that has been planned again (the same overrides in a younger plan of the same
-name) stands for its younger run only, so that rows of an older code or sweep are not mixed in.
+A point that has been planned again (the same overrides in a younger plan of the experiment)
+stands for its younger run only, so that rows of an older sweep are not mixed in.
 """
 
 from __future__ import annotations
@@ -33,17 +33,19 @@ Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is ten times
 
 
 class Point(NamedTuple):
-    """One run that a sweep planned."""
+    """One run that a sweep planned, and the sweep's name."""
 
     run_id: str
     overrides: tuple[str, ...]
+    sweep: str
 
 
 class Plan(NamedTuple):
-    """One `plan.json`."""
+    """One `plan.json`; `experiment` is its name, or that of the sweep it is a part of."""
 
     folder: Path
     name: str
+    experiment: str
     points: tuple[Point, ...]
 
 
@@ -68,7 +70,7 @@ class Store:
         return read_runs(self.outputs / "runs")
 
     def runs(self, name: str | None = None) -> pd.DataFrame:
-        """A row for each finished run of the sweep called `name`; without a name of all runs.
+        """A row for each finished run of the experiment called `name`; without a name of all runs.
 
         A frame without rows and columns if there is none.
         """
@@ -83,32 +85,33 @@ class Store:
         return self._all[self._all["run_id"].isin(run_ids)].reset_index(drop=True)
 
     def points(self, name: str) -> list[Point]:
-        """What the sweeps called `name` planned, each point once."""
-        planned = {point.overrides: point for plan in self.plans if plan.name == name for point in plan.points}
+        """What the sweeps of the experiment called `name` planned, each point once."""
+        planned = {tuple(sorted(p.overrides)): p for plan in self.plans if plan.experiment == name for p in plan.points}
         return list(planned.values())
 
     def missing(self, name: str) -> list[str]:
-        """The commands that make what the sweep called `name` planned and has not got."""
-        stored = [] if name == "config" else ["-cd", "sweeps", "-cn", name]
+        """The commands that make what the sweeps of the experiment called `name` planned and have not got."""
         points = self.points(name)
         if not points:
-            return [_command(stored)]
+            return [command(name)]
         there = set(self._all.get("run_id", ()))
-        return [
-            _command([*stored, "hydra.mode=RUN", *point.overrides]) for point in points if point.run_id not in there
-        ]
+        missing = (point for point in points if point.run_id not in there)
+        return [command(point.sweep, "hydra.mode=RUN", *point.overrides) for point in missing]
 
 
-def _command(arguments: list[str]) -> str:
-    return shlex.join(["python", "-m", "microp.run", *arguments])
+def command(sweep: str, *overrides: str) -> str:
+    """What is typed for a stored sweep or a point of it; `config` is the sweep that is stored nowhere."""
+    stored = [] if sweep == "config" else ["-cd", "sweeps", "-cn", sweep]
+    return shlex.join(["python", "-m", "microp.run", *stored, *overrides])
 
 
 def read_plan(file: Path) -> Plan | None:
     """A sweep's plan; None if the file is cut short or says something else."""
     try:
         plan = read_json(file)
-        points = tuple(Point(point["run_id"], tuple(point["overrides"])) for point in plan["points"])
-        return Plan(file.parent, plan["name"], points)
+        name = plan["name"]
+        points = tuple(Point(point["run_id"], tuple(point["overrides"]), name) for point in plan["points"])
+        return Plan(file.parent, name, plan.get("experiment", name), points)
     except (json.JSONDecodeError, KeyError, TypeError):
         return None
 
