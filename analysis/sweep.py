@@ -45,11 +45,10 @@ class Axes(NamedTuple):
 
 def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = ()) -> Exhibit:
     """The exhibit of these runs, whatever varies between them; `runs` has at least one row."""
-    rows = runs.assign(
-        activation_mib=[max(peaks) if _is_list(peaks) else None for peaks in runs["peak_activation_mib"]]
-    )
-    rows = rows.assign(**{key: rows[f"config.{key}"].map(str) for key in varying(rows) if not _is_numeric(rows, key)})
-    rows = rows.assign(**{key: rows[f"config.{key}"] for key in varying(rows) if _is_numeric(rows, key)})
+    peaks = [max(own) if isinstance(own, list) else float("nan") for own in runs["peak_activation_mib"]]
+    rows = runs.assign(activation_mib=peaks)
+    for key in varying(runs):
+        rows[key] = runs[f"config.{key}"] if _is_numeric(runs, key) else runs[f"config.{key}"].map(str)
     axes = assign(rows)
     keys = [*axes.lines, *filter(None, [axes.column, axes.x])]
     rows["line"] = [", ".join(_say(key, row[key]) for key in axes.lines) or "all" for _, row in rows.iterrows()]
@@ -71,7 +70,7 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = 
 
 
 def varying(runs: pd.DataFrame) -> list[str]:
-    """The configuration keys in which the runs differ, without those that follow from the others, as `schedule.name`."""
+    """The configuration keys in which the runs differ, without those that follow from others."""
     asked = [column.removeprefix("config.") for column in runs.columns if column.startswith("config.")]
     asked = [key for key in asked if key.partition(".")[0] not in (*NOT_ASKED, LAUNCH.removeprefix("config."))]
     different = [key for key in asked if runs[f"config.{key}"].map(str).nunique() > 1]
@@ -100,15 +99,9 @@ def assign(rows: pd.DataFrame) -> Axes:
     return Axes(x, [key for key in rest if key != column], column)
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
-
-
 def _is_numeric(rows: pd.DataFrame, key: str) -> bool:
-    values = rows[f"config.{key}"]
-    return (
-        all(isinstance(value, int | float) and not isinstance(value, bool) for value in values) and values.notna().all()
-    )
+    values = rows[f"config.{key}"].tolist()
+    return all(isinstance(value, int | float) and not isinstance(value, bool) and value == value for value in values)
 
 
 def _say(key: str, value: Any) -> str:
@@ -173,19 +166,17 @@ def main(arguments: list[str] | None = None) -> int:
     """Draw the last sweep below a folder, or where it has none all runs below it."""
     parser = argparse.ArgumentParser(prog="python -m analysis.sweep", description=main.__doc__)
     parser.add_argument("folder", type=Path, help="outputs/sweeps, a folder of it, or a folder of runs")
-    parser.add_argument("--outputs", type=Path, default=OUTPUTS, help="where runs are and the report goes (outputs)")
+    parser.add_argument("--report", type=Path, default=OUTPUTS / "report", help="where to (outputs/report)")
     options = parser.parse_args(arguments)
     plans = [plan for file in sorted(options.folder.rglob("plan.json")) if (plan := read_plan(file)) is not None]
     if plans:
-        made = of_plan(Store(options.outputs), plans[-1])
+        made = of_plan(Store(plans[-1].folder.resolve().parents[1]), plans[-1])
     else:
-        runs = read_runs(options.folder)
-        made = (
-            None if runs.empty else exhibit(runs, f"sweep-{options.folder.resolve().name}", f"Runs of {options.folder}")
-        )
+        runs, name = read_runs(options.folder), options.folder.resolve().name
+        made = None if runs.empty else exhibit(runs, f"sweep-{name}", f"Runs of {options.folder}")
     if made is None:
         parser.error(nothing(options.folder, "python -m microp.run -m schedule=gpipe,1f1b chunks=4,8,16"))
-    for file in made.save(options.outputs / "report"):
+    for file in made.save(options.report):
         print(file)
     print_missing(list(made.missing))
     return 0
