@@ -16,6 +16,7 @@ from analysis.exhibit import Exhibit
 from analysis.store import Store
 
 OUTPUTS = Path("outputs")
+SHOWN = 10  # commands in the terminal; the report has all
 ANY_RUN = "python -m microp.run"
 Exhibits = Callable[[Store], list[Exhibit]]
 
@@ -52,5 +53,7 @@ def nothing(outputs: Path, command: str) -> str:
 def print_missing(commands: list[str]) -> None:
     """Say how to make what is not there."""
     if commands:
-        print(f"{len(commands)} missing; each is made by its command:")
-        print("\n".join(f"  {command}" for command in commands))
+        print(f"{len(commands)} missing; each is made by its command, all of them by their sweep's, typed again:")
+        print("\n".join(f"  {command}" for command in commands[:SHOWN]))
+    if len(commands) > SHOWN:
+        print(f"  ... and {len(commands) - SHOWN} more")

@@ -102,8 +102,9 @@ def _draw(table: pd.DataFrame) -> Any:
         own = table[table["kind"] == kind]
         hollow = {"markerfacecolor": "none", "markersize": 4, "markeredgewidth": 0.8}
         left.plot(own["measured_ms"], own["predicted_ms"], look.marker, color=look.colour, label=kind, **hollow)
-        _shares(right, own["error"], color=look.colour, linestyle="-")
-        _shares(right, own["noise"].dropna(), color=look.colour, linestyle=(0, (3, 2)), linewidth=1)
+        _shares(right, own["error"], color=look.colour, marker=look.marker, markersize=4)
+        dashes = {"linestyle": (0, (3, 2)), "linewidth": 1, "markerfacecolor": "none", "markersize": 4}
+        _shares(right, own["noise"].dropna(), color=look.colour, marker=look.marker, **dashes)
     ends = [0.8 * table["measured_ms"].min(), 1.25 * table["measured_ms"].max()]
     left.plot(ends, ends, color="0.25", linewidth=0.8, zorder=1)
     left.set(xscale="log", yscale="log", xlabel="measured makespan, ms", ylabel="predicted makespan, ms")
@@ -122,7 +123,9 @@ def _shares(axis: Axes, values: pd.Series[float], **look: Any) -> None:
     """The share of values whose size is at most x, in percent."""
     ordered = np.sort(100 * values.abs().to_numpy(dtype=float))
     if len(ordered):
-        axis.step(ordered.clip(0.001), np.arange(1, len(ordered) + 1) / len(ordered), where="post", **look)
+        axis.step(
+            ordered.clip(0.001), np.arange(1, len(ordered) + 1) / len(ordered), where="post", markevery=0.15, **look
+        )
 
 
 if __name__ == "__main__":
