@@ -128,7 +128,7 @@ def _viewer(data: dict[str, Any], left_out: int) -> Iterator[str]:
         yield f'<button type="button" data-do="{action}" aria-label="{name}" title="{name}">{sign}</button>'
     yield "</div>"
     yield '<p data-part="facts"></p>'
-    yield '<canvas data-part="canvas" tabindex="0" role="img" aria-label="Timeline; arrow keys go through it"></canvas>'
+    yield '<canvas data-part="canvas" tabindex="0" role="application" aria-label="Timeline: use arrow keys"></canvas>'
     yield '<p data-part="told" role="status" aria-live="polite"></p>'
     yield f'<p class="key">{KEY}</p></div></section>'
     yield viewer.script(data)

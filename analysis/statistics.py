@@ -34,7 +34,7 @@ WIDE_STEPS = 0.2  # p10 to p90 of the steps of a launch, of their median
 def interval(values: Sequence[float], draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
     """A 95 % bootstrap interval of the median: the same values in any order give the same one.
 
-    Of up to four values it is their range; of one it is that value, twice.
+    Of up to five values it is their range; of one it is that value, twice.
     """
     ordered = np.sort(np.asarray(values, dtype=float))
     picked = np.random.default_rng(seed).integers(0, len(ordered), (draws, len(ordered)))

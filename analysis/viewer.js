@@ -17,10 +17,11 @@
   const part = (name) => root.querySelector(`[data-part=${name}]`);
   const [select, canvas, told, facts] = ["run", "canvas", "told", "facts"].map(part);
   const pen = canvas.getContext("2d");
-  let run = runs[0], panel = "measured", from = 0, to = 1, chosen = -1; // from, to: what is in view
+  let run = runs.find((each) => each.ranks > 1) ?? runs[0], panel = "measured", from = 0, to = 1, chosen = -1; // from, to: what is in view
   const pointers = new Map();
 
   for (const [index, each] of runs.entries()) select.add(new Option(each.name, String(index)));
+  select.value = String(runs.indexOf(run));
 
   const now = () => run.panels[panel];
   const whole = () => Math.max(...Object.values(run.panels).map((each) => each.makespan));
@@ -33,7 +34,7 @@
   const width = () => canvas.clientWidth - LABEL;
   const x = (time) => LABEL + ((time - from) / (to - from)) * width();
   const time = (at) => from + ((at - LABEL) / width()) * (to - from);
-  const ms = (micros) => (micros / 1000).toPrecision(4) + " ms";
+  const ms = (micros) => (micros < 1000 ? `${micros} µs` : `${(micros / 1000).toPrecision(4)} ms`);
 
   function draw() {
     const scale = window.devicePixelRatio || 1, ink = getComputedStyle(root).color;

@@ -53,6 +53,9 @@ def timelines(runs: pd.DataFrame) -> tuple[dict[str, Any], int]:
 def _timeline(row: dict[str, Any], spans: Sequence[Span]) -> dict[str, Any]:
     panels = {"measured": spans, "predicted": predict(schedule_of(spans, row["schedule"]), spans)}
     name = f"{row['schedule']}, M = {row['chunks']}, K = {row['ranks']}, {row['device']} {row['model']}"
+    name += f", {row['batch_size']} rows"
+    if len(set(row["partition"])) > 1:
+        name += f", layers {row['partition']}"
     if row["checkpointing"] != "never":
         name += f", checkpointing {row['checkpointing']}"
     return {
