@@ -19,6 +19,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 import pandas as pd
+from matplotlib.ticker import MaxNLocator
 
 from analysis import plot
 from analysis.command import main
@@ -105,7 +106,7 @@ def speed_up(found: Sequence[Part], runs: pd.DataFrame) -> Made | None:
     for table, part in zip(tables, compared, strict=True):
         table["formula"] = part.ranks * (1 - table["formula"])
     figure = _panels(compared, tables, "speed_up", "speed-up over the monolith")
-    for axis, part in zip(figure.axes, compared, strict=True):
+    for axis, part in _of_parts(figure, compared):
         axis.axhline(part.ranks, color="0.6", linewidth=0.8)
         axis.annotate(f"K = {part.ranks}", (1, part.ranks), (2, -3), textcoords="offset points", va="top", fontsize=7)
     text = (
@@ -161,7 +162,8 @@ def effective_depth(found: Sequence[Part]) -> Made | None:
         pipelined = times[times["schedule"] != "naive"]["step_ms.median"]
         above.set(xlabel=CHUNKS, xlim=(0, None), ylim=(0, 1.2 * pipelined.max()))
         above.set_title(part.title)
-        below.set(ylim=(0, part.ranks + 1), xlim=(-0.5, len(fits) - 0.5))
+        above.xaxis.set_major_locator(MaxNLocator(integer=True))
+        below.set(ylim=(0, max(part.ranks, fits["depth.high"].max()) + 0.6), xlim=(-0.5, len(fits) - 0.5))
         below.set_xticks(range(len(named)), list(named))
         below.axhline(part.ranks, color="0.6", linewidth=0.8)
         tables.append(_named(part, fits))
@@ -230,6 +232,12 @@ def _law(part: Part, point: dict[str, Any]) -> float:
     return max(peaks)
 
 
+def _of_parts(figure: Any, found: Sequence[Part]) -> Iterator[tuple[Any, Part]]:
+    """Each part's panel."""
+    axes = {axis.get_title(loc="left"): axis for axis in figure.axes}
+    return ((axes[part.title], part) for part in found)
+
+
 def _rows(found: Sequence[Part]) -> pd.DataFrame:
     return pd.concat([part.rows for part in found]).drop_duplicates("run_id")
 
@@ -249,8 +257,15 @@ def _named(part: Part, table: pd.DataFrame) -> pd.DataFrame:
 
 def _panels(found: Sequence[Part], tables: Sequence[pd.DataFrame], value: str, label: str) -> Any:
     """A panel a part: `value` over M, a line a schedule, its formula behind it."""
-    figure, axes = plot.sheet(1, len(found))
-    for axis, part, table in zip(axes[0], found, tables, strict=True):
+    rows, columns = (list(dict.fromkeys(keys)) for keys in ([p.fixed for p in found], [p[:2] for p in found]))
+    figure, grid = plot.sheet(len(rows), len(columns))
+    free = {
+        (row, column): axis
+        for row, line in zip(rows, grid, strict=True)
+        for column, axis in zip(columns, line, strict=True)
+    }
+    for part, table in zip(found, tables, strict=True):
+        axis = free.pop((part.fixed, part[:2]))
         named = plot.looks(table["schedule"])
         for place, (schedule, look) in enumerate(named.items()):
             own = table[table["schedule"] == schedule]
@@ -259,7 +274,10 @@ def _panels(found: Sequence[Part], tables: Sequence[pd.DataFrame], value: str, l
             plot.points(axis, own, "chunks", value, look, schedule)
         plot.powers(axis, table["chunks"], CHUNKS)
         axis.set_title(part.title)
-    axes[0, 0].set_ylabel(label)
+    for axis in free.values():
+        axis.remove()
+    for axis in grid[:, 0]:
+        axis.set_ylabel(label)
     plot.legend(figure, [plot.THEORY])
     return figure
 

@@ -142,9 +142,18 @@ def legend(figure: Figure, extra: Iterable[Line2D] = ()) -> None:
     found = {name: found[name] for name in in_order(found)} | {str(line.get_label()): line for line in extra}
     if any(_is_hollow(line) for axis in figure.axes for line in axis.get_lines()):
         found[str(TOO_WIDE.get_label())] = TOO_WIDE
-    fitting = max(1, int(figure.get_figwidth() / (0.6 + 0.075 * max(map(len, found)))))  # inches: handle, letters
-    columns = min(fitting, len(found))
+    columns = _fitting([len(name) for name in found], figure.get_figwidth())
     figure.legend(list(found.values()), list(found), loc="outside upper center", ncols=columns, handlelength=2.8)
+
+
+def _fitting(letters: list[int], inches: float) -> int:
+    """The most columns that names of so many letters fit into; they are filled one column after the other."""
+    for columns in range(len(letters), 1, -1):
+        height = -(-len(letters) // columns)
+        longest = (max(letters[top : top + height]) for top in range(0, len(letters), height))
+        if sum(0.65 + 0.075 * letter for letter in longest) <= inches:  # a handle and its name
+            return columns
+    return 1
 
 
 def in_order(names: Iterable[Any]) -> list[Any]:

@@ -88,8 +88,8 @@ def _draw(axis: Axes, rows: pd.DataFrame) -> None:
     left, places, names = 0.0, [], []
     for schedule in plot.in_order(rows["schedule"]):
         row = by_schedule.loc[schedule]
-        ranks = int(row["ranks"])
         spent = {kind: np.array(row[f"time_ms.{kind}"], dtype=float) for kind in LOOKS}
+        ranks = len(spent["compute"])  # of all replicas
         total = np.sum(list(spent.values()), axis=0)
         x, below = left + np.arange(ranks), np.zeros(ranks)
         for kind, (colour, hatch) in LOOKS.items():
@@ -115,7 +115,7 @@ def _table(rows: pd.DataFrame) -> pd.DataFrame:
             **{f"{kind}_ms": row[f"time_ms.{kind}"][rank] for kind in LOOKS},
         }
         for row in records(rows.sort_values(["device", "ranks", "schedule", "chunks", "run_id"]))
-        for rank in range(row["ranks"])
+        for rank in range(len(row["time_ms.compute"]))
     ]
     return pd.DataFrame(lines)
 

@@ -39,6 +39,11 @@ class Point(NamedTuple):
     overrides: tuple[str, ...]
     sweep: str
 
+    @property
+    def question(self) -> tuple[str, ...]:
+        """What was asked for, wherever it was to be written."""
+        return tuple(sorted(each for each in self.overrides if not each.lstrip("+").startswith(NOT_ASKED)))
+
 
 class Plan(NamedTuple):
     """One `plan.json`; `experiment` is its name, or that of the sweep it is a part of."""
@@ -86,8 +91,8 @@ class Store:
 
     def points(self, name: str) -> list[Point]:
         """What the sweeps of the experiment called `name` planned, each point once."""
-        planned = {tuple(sorted(p.overrides)): p for plan in self.plans if plan.experiment == name for p in plan.points}
-        return list(planned.values())
+        planned = [point for plan in self.plans if plan.experiment == name for point in plan.points]
+        return list({point.question: point for point in planned}.values())
 
     def missing(self, name: str) -> list[str]:
         """The commands that make what the sweeps of the experiment called `name` planned and have not got."""

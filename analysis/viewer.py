@@ -35,6 +35,7 @@ def timelines(runs: pd.DataFrame) -> tuple[dict[str, Any], int]:
     Returns:
         what the viewer shows, and the number of questions that were left out.
     """
+    runs = runs[runs["replicas"] == 1]  # a replayed schedule is one pipeline
     first = records(runs.sort_values(["question", "config.repeat"]).drop_duplicates("question"))
     shown: list[tuple[Any, dict[str, Any]]] = []
     room, left_out = MOST_SPANS, 0
