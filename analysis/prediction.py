@@ -72,9 +72,16 @@ def _compare(row: dict[str, Any]) -> Iterator[Row]:
 
 
 def measured_steps(attempt: Path, ranks: int) -> list[list[Row]]:
-    """For each measured step the ranks' rows, in the order of the ranks."""
-    rows = [[row for row in read_rows(attempt, rank) if row["phase"] == "measured"] for rank in range(ranks)]
-    return [list(step) for step in zip(*rows, strict=False)]
+    """For each measured step the ranks' rows, in the order of the ranks.
+
+    Where several engines took turns, those of the one the run is about, which also took the last step.
+    """
+    every = [read_rows(attempt, rank) for rank in range(ranks)]
+    measured = [
+        [row for row in own if row["phase"] == "measured" and row.get("engine") == own[-1].get("engine")]
+        for own in every
+    ]
+    return [list(step) for step in zip(*measured, strict=False)]
 
 
 def _makespan_ms(step: Sequence[Row]) -> float:

@@ -345,6 +345,15 @@ def test_prediction_and_noise(outputs):
     assert sorted(own["noise"]) == pytest.approx(sorted([first / second - 1, second / first - 1]))
 
 
+def test_of_engines_that_took_turns_the_runs_own_counts(tmp_path):
+    turns = [("measured", "torch"), ("measured", "microp"), ("measured", "microp"), ("memory", "microp")]
+    rows = [json.dumps({"phase": phase, "engine": engine, "step": step}) for step, (phase, engine) in enumerate(turns)]
+    for rank in range(2):
+        (tmp_path / f"steps.rank{rank}.jsonl").write_text("\n".join(rows))
+    steps = prediction.measured_steps(tmp_path, 2)
+    assert [[row["step"] for row in step] for step in steps] == [[1, 1], [2, 2]]
+
+
 def test_rank_time_adds_up(outputs):
     """Every rank's times add up to the step's wall time, the same on both ranks."""
     [exhibit] = rank_time.exhibits(Store(outputs))
