@@ -34,14 +34,13 @@ from microp.launch import LaunchSettings
 from microp.model import Gpt, Mlp, Model
 from microp.partition import Partition
 from microp.plan import Plan
+from microp.records import NOT_ASKED
 from microp.schedule import Schedule
 from microp.schedule_io import to_text
 from microp.stage import Checkpointing
 from microp.tracking import TrackingSettings
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
-# Not part of the question a run asks: where and how it runs, and a limit that refuses and changes nothing.
-NOT_ASKED = ("tracking", "launch", "output_dir", "activation_limit")
 
 
 @dataclass

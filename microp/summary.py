@@ -22,7 +22,6 @@ from microp.costs import Costs
 from microp.emulated import EmulatedSettings
 from microp.plan import Plan
 from microp.records import Row, read_asked, read_rows, read_spans
-from microp.schedule import Schedule
 from microp.schedules import closed_forms
 from microp.simulate import simulate
 from microp.trace import Span, bubble_fraction, makespan
@@ -126,7 +125,7 @@ def step_clock(row: Row) -> StepClock:
 def _bubbles(plan: Plan, steps: list[list[Row]], spans: list[Span]) -> dict[str, float | None]:
     predicted = None
     if steps and spans:
-        predicted = bubble_fraction(simulate(plan.schedule, measured_costs(plan.schedule, steps, spans)))
+        predicted = bubble_fraction(simulate(plan.schedule, costs.of_steps(plan.schedule, steps, spans)))
     return {
         "measured": median(_bubble(step) for step in steps) if steps else None,
         "predicted": predicted,
@@ -138,18 +137,6 @@ def _bubble(step: list[Row]) -> float:
     """The same fraction as `trace.bubble_fraction`, from the ranks' rows of one step."""
     total_ms = (max(row["last_end_ns"] for row in step) - min(row["first_start_ns"] for row in step)) / 1e6
     return float(1 - sum(row["compute_ms"] for row in step) / (len(step) * total_ms))
-
-
-def measured_costs(schedule: Schedule, steps: list[list[Row]], spans: list[Span]) -> Costs:
-    """Median action times over the measured steps, and the hop of the traced one; in ms."""
-
-    def times(op: str) -> tuple[float, ...]:
-        return tuple(
-            median(step[schedule.placement[stage]]["action_ms"].get(f"{stage}{op}", 0.0) for step in steps)
-            for stage in range(schedule.stages)
-        )
-
-    return Costs(times("F"), times("B"), times("W"), costs.measured(schedule, spans).latency / 1e6)
 
 
 def nominal_costs(plan: Plan) -> Costs:
