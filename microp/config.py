@@ -39,8 +39,8 @@ from microp.tracking import TrackingSettings
 from microp.train import Plan
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
-# Not part of the question a run asks: where and how it runs, and a limit that refuses and changes nothing.
-NOT_ASKED = ("tracking", "launch", "output_dir", "activation_limit")
+# Not part of the question a run asks: where, how and whether it runs, and a limit that refuses and changes nothing.
+NOT_ASKED = ("tracking", "launch", "output_dir", "activation_limit", "skip", "again")
 
 
 @dataclass
@@ -57,6 +57,8 @@ class Config:
     seed: int = MISSING
     repeat: int = MISSING
     activation_limit: int | None = MISSING
+    skip: bool = MISSING
+    again: bool = MISSING
     output_dir: str = MISSING
     model: Model = MISSING
     partition: dict[str, Any] = MISSING
@@ -91,6 +93,12 @@ def register_schemas() -> None:
         *folders, name = path.split("/")
         store.store(group="/".join(("schema", *folders)), name=name, node=schema)
     OmegaConf.register_new_resolver("option_list", option_list, replace=True)
+    OmegaConf.register_new_resolver("calc", calc, replace=True)
+
+
+def calc(expression: str) -> Any:
+    """What an expression of Python gives, for keys that follow from others: `batch_size: ${calc:'16 * ${chunks}'}`."""
+    return eval(expression, {"__builtins__": {}})
 
 
 def option_list() -> str:
