@@ -57,6 +57,8 @@ class Config:
     seed: int = MISSING
     repeat: int = MISSING
     activation_limit: int | None = MISSING
+    skip: bool = MISSING
+    again: bool = MISSING
     output_dir: str = MISSING
     model: Model = MISSING
     partition: dict[str, Any] = MISSING
@@ -93,6 +95,12 @@ def register_schemas() -> None:
         *folders, name = path.split("/")
         store.store(group="/".join(("schema", *folders)), name=name, node=schema)
     OmegaConf.register_new_resolver("option_list", option_list, replace=True)
+    OmegaConf.register_new_resolver("calc", calc, replace=True)
+
+
+def calc(expression: str) -> Any:
+    """What an expression of Python gives, for keys that follow from others: `batch_size: ${calc:'16 * ${chunks}'}`."""
+    return eval(expression, {"__builtins__": {}})
 
 
 def option_list() -> str:
