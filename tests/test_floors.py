@@ -45,6 +45,7 @@ FLOORS = [
         "sweep",
         "run",
         "check",
+        "null_stages",
         "__main__",
     },
 ]
