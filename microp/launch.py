@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,16 +98,13 @@ def run_elastic(plan: Plan, attempt: Path, shutdown_s: int, entry: Entry | None 
     for name in ("torch.distributed.elastic", "torchelastic-events-null", "torch.multiprocessing.spawn"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     multiprocessing.set_forkserver_preload(_PRELOAD)
-    # The ranks' meeting place, on a port that is free. (elastic's own, c10d, first waits for
-    # up to 0.3 s at random, lest many hosts come at once.)
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=plan.ranks,
         run_id=f"{plan.run_id}-{uuid.uuid4().hex[:8]}",
         rdzv_backend="static",
-        rdzv_endpoint=f"localhost:{store.port}",
+        rdzv_endpoint=f"localhost:{_meeting_place().port}",
         rdzv_configs={"rank": 0},
         local_addr="localhost",
         start_method="forkserver",
@@ -123,6 +121,17 @@ def run_elastic(plan: Plan, attempt: Path, shutdown_s: int, entry: Entry | None 
     except ChildFailedError as error:
         raise RankError(_what_failed(attempt, error)) from None
     return results
+
+
+@cache
+def _meeting_place() -> TCPStore:
+    """Where the ranks of all launches of this process meet, on a port that is free.
+
+    elastic's own, c10d, first waits for up to 0.3 s at random, lest many hosts come at once.
+    One for all: torch remembers the ports of stores that are gone, and refuses such a port
+    when the system gives it out again, which in a sweep of 180 points is likely.
+    """
+    return TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
 
 
 @contextmanager

@@ -103,3 +103,10 @@ def wait_for(condition, seconds):
     while not condition():
         assert time.monotonic() < end, "it did not come about in time"
         time.sleep(0.05)
+
+
+def test_all_launches_of_a_process_meet_on_one_port(tmp_path):
+    """torch refuses a port that one of its earlier stores had: a new one for each would fail in a long sweep."""
+    before = launch._meeting_place().port
+    launch.run_elastic(make_plan(steps=1), tmp_path, 3)
+    assert launch._meeting_place().port == before
