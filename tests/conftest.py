@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from recorded import small_sweep
 
 from microp.data import Text
 from microp.device import DeviceSettings
@@ -63,3 +64,9 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def outputs(tmp_path_factory):
+    """The folder that a small sweep of two schedules left; only reports may be added to it."""
+    return small_sweep(tmp_path_factory.mktemp("sweep"))
