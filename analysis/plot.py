@@ -65,6 +65,7 @@ _MARKERS = "os^DvPX*<>hp"
 _LINES: list[Any] = ["-", (0, (5, 1.5)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2, 1, 2)), (0, (2, 2))]
 SCHEDULES = ("gpipe", "1f1b", "zb_h1", "naive", "eager_1f1b", "interleaved", "zb_h2", "zb_v")
 THEORY = Line2D([], [], color="0.25", linewidth=0.9, linestyle=(0, (4, 2)), label="theory")
+FRONT = Line2D([], [], color="0.45", linewidth=1.0, label="nothing is better in both")
 TOO_WIDE = Line2D(
     [], [], color="0.4", marker="o", markerfacecolor="white", linestyle="", label="hollow: spread too wide"
 )
@@ -116,6 +117,27 @@ def points(axis: Axes, table: pd.DataFrame, x: str, y: str, look: Look, label: s
 def theory(axis: Axes, x: Iterable[float], y: Iterable[float], colour: Any = "0.25") -> None:
     """A thin broken line without markers."""
     axis.plot(list(x), list(y), color=colour, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1.5)
+
+
+def front(table: pd.DataFrame, x: str, y: str) -> list[Any]:
+    """The labels of the rows that no other row beats in both `x` and `y`, from the least `x` to the most."""
+    best: list[Any] = []
+    for label, row in table.dropna(subset=[x, y]).sort_values([x, y], kind="stable").iterrows():
+        if not best or row[y] < table.at[best[-1], y]:
+            best.append(label)
+    return best
+
+
+def scatter(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str, named: dict[Any, Look]) -> None:
+    """A marker for each row, in the look of its `by`, and a line through the front.
+
+    Args:
+        table: as `statistics.over_launches` gives it for `y`.
+    """
+    for name, look in named.items():
+        points(axis, table[table[by] == name], x, y, look._replace(line=""), name)
+    best = table.loc[front(table, x, y)]
+    axis.plot(best[x], best[y], color=FRONT.get_color(), linewidth=FRONT.get_linewidth(), zorder=1.5)
 
 
 def powers(axis: Axes, values: Iterable[float], label: str) -> None:
