@@ -8,20 +8,13 @@
             │                  ● never              `never` took, and the R that was measured
             └──────────────────── MiB
 
-GPipe's memory law (arXiv 1811.06965), for a rank that holds n microbatches, each with
-activations a, of which b are the inputs of its g segments:
-
-    never  n a        g segments  n b + (a - b) / g        (always: g = 1)
-
-The first stage's first input is the batch, which is counted nowhere. The law takes all segments
-to be alike; the last rank's last one has the head as well. What that one takes is counted off
-the 1F1B runs, and then the law is asked about all the others.
+Bytes are counted beside GPipe's memory law; see `memory_law`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -32,13 +25,14 @@ import pandas as pd
 from analysis import plot
 from analysis.command import main
 from analysis.exhibit import Exhibit
+from analysis.memory_law import laws
 from analysis.prediction import measured_steps
 from analysis.statistics import LAUNCH, over_launches, paired
 from analysis.store import Store, records
 from analysis.timeline import schedule_of
 from microp.costs import Costs, of_steps
 from microp.records import read_spans
-from microp.schedule import Action, Op, Schedule
+from microp.schedule import Schedule
 from microp.simulate import simulate
 from microp.trace import makespan
 
@@ -46,7 +40,6 @@ NAME = "checkpoint_overhead"
 POLICIES = ("never", "except_last", "always", "segments")
 SAME = ["model", "ranks", "batch_size", "schedule", "chunks"]  # in all of which two policies are compared
 POINT = ["model", "schedule", "checkpointing", "chunks"]
-MIB = 2**20
 CHUNKS = "microbatches M"
 Made = tuple[str, str, str, Any, pd.DataFrame, pd.DataFrame]  # an Exhibit's fields, but for what is missing
 
@@ -70,8 +63,9 @@ def compare(runs: pd.DataFrame) -> pd.DataFrame:
     """The launches that recompute, with those of the same launch that keep everything.
 
     Returns:
-        their rows with `ratio`, step over step, `predicted`, the same as simulated, and
-        `kept`, peak activations over peak activations, of the worst rank.
+        their rows with `ratio`, step over step; `predicted`, the same as simulated with `never`'s
+        F and B; `own F`, the same with the forward as they ran it, which keeps nothing and is
+        cheaper for it; and `kept`, peak activations over peak activations, of the worst rank.
     """
     runs = runs.assign(worst_mib=[_worst(row) for row in records(runs)])
     plain = runs[runs["checkpointing"] == "never"]
@@ -80,7 +74,7 @@ def compare(runs: pd.DataFrame) -> pd.DataFrame:
     both = paired(saved, plain, SAME, "step_ms.median")
     without = {tuple(row[key] for key in (*SAME, LAUNCH)): row for row in records(plain)}
     predicted = [predict(without[tuple(row[key] for key in (*SAME, LAUNCH))], row) for row in records(both)]
-    return both.assign(predicted=predicted)
+    return both.assign(**pd.DataFrame(predicted, both.index, ["predicted", "own F"]))
 
 
 def _worst(row: dict[str, Any]) -> float:
@@ -88,22 +82,25 @@ def _worst(row: dict[str, Any]) -> float:
     return max(peaks) if isinstance(peaks, list) else float("nan")
 
 
-def predict(plain: dict[str, Any], row: dict[str, Any]) -> float:
+def predict(plain: dict[str, Any], row: dict[str, Any]) -> tuple[float, float]:
     """What recomputation should make of a step: `plain`'s actions simulated with and without `row`'s R.
 
     Returns:
-        a step's time over the measured one of `plain`; NaN where there is no trace.
+        a step's time over the measured one of `plain`, with its forward and with that of `row`;
+        NaN where there is no trace.
     """
     folder = Path(plain["folder"])
     spans, steps = read_spans(folder), measured_steps(folder, plain["ranks"])
     again = measured_steps(Path(row["folder"]), row["ranks"])
     if not spans or not steps or not again:
-        return float("nan")
+        return float("nan"), float("nan")
     schedule = schedule_of(spans, plain["schedule"])
     costs = of_steps(schedule, steps, spans)
     dearer = with_recomputation(schedule, costs, again, bool(row["config.checkpointing.spare_last"]))
-    extra = makespan(simulate(schedule, dearer)) - makespan(simulate(schedule, costs))
-    return float(1 + extra / plain["step_ms.median"])
+    own = replace(dearer, forward=of_steps(schedule, again, spans).forward)
+    before, *after = (float(makespan(simulate(schedule, each))) for each in (costs, dearer, own))
+    with_plain, with_own = (1 + (each - before) / plain["step_ms.median"] for each in after)
+    return with_plain, with_own
 
 
 def with_recomputation(schedule: Schedule, costs: Costs, steps: Sequence[Any], spare_last: bool) -> Costs:
@@ -121,111 +118,40 @@ def penalty(compared: pd.DataFrame) -> Made | None:
     """Step time over that of `never`, against M, beside its prediction."""
     if compared.empty:
         return None
-    table = over_launches(compared, POINT, ["ratio", "predicted", "kept"])
+    table = over_launches(compared, POINT, ["ratio", "predicted", "own F", "kept"])
     table["overhead"] = table["ratio"] - 1
-    table["overhead error"] = (table["ratio"] - 1) / (table["predicted"] - 1) - 1
+    for name in ("predicted", "own F"):
+        table[f"overhead / {name}"] = table["overhead"] / (table[name] - 1)
     figure = _panels(table, "ratio", "predicted", "step time over never's")
     for axis in figure.axes:
         axis.axhline(1, color="0.6", linewidth=0.8)
         axis.set_ylim(0.9, 0.1 + table[["ratio", "predicted"]].max().max())
-    miss = table["overhead error"].abs()
     text = (
         "Step time over that of the same launch with every activation kept. Markers: median of launches, paired by "
-        "launch; bars: 95 % bootstrap interval (long ones leave the panel); broken: predicted, the schedule simulated with the F and B of the run "
-        f"that keeps everything and the measured recomputation. The overhead (ratio - 1) lies {miss.median():.0%} from "
-        f"the prediction's in the median of {len(miss)} points, {miss.max():.0%} at most; {(miss <= 0.1).sum()} are "
-        "within 10 %."
+        "launch; bars: 95 % bootstrap interval (long ones leave the panel); broken: predicted, the schedule simulated "
+        "with the F and B of the run that keeps everything and the measured recomputation. How far the overhead "
+        f"(ratio - 1) lies from the prediction's: {_misses(table, 'predicted')}; simulated with the forward as it ran, "
+        f"which keeps nothing and takes less time for it: {_misses(table, 'own F')}."
     )
     return "checkpoint-overhead-penalty", "What recomputation costs", text, figure, table, compared
+
+
+def _misses(table: pd.DataFrame, predicted: str) -> str:
+    """How far the measured overhead lies from the predicted one."""
+    steady = table[~table["ratio.wide"]]
+    miss, of_steady = ((own[f"overhead / {predicted}"] - 1).abs() for own in (table, steady))
+    return (
+        f"{miss.median():.0%} in the median of {len(miss)} points ({(miss <= 0.1).sum()} are within 10 %), {miss.max():.0%} "
+        f"at most; of the {len(steady)} whose spread is not too wide {(of_steady <= 0.1).sum()} are within 10 %"
+    )
 
 
 # --- memory ----------------------------------------------------------------------------------------
 
 
-def boundary_mib(row: dict[str, Any]) -> float:
-    """The tensor between two layers, of one microbatch."""
-    context = row.get("config.model.context")
-    columns = row["config.model.dim"] * (1 if context is None or pd.isna(context) else context)
-    itemsize = {"float32": 4, "float64": 8}[row["config.model.dtype"]]
-    return float(row["batch_size"] / row["chunks"] * columns * itemsize / MIB)
-
-
-def inputs_mib(row: dict[str, Any], rank: int) -> float:
-    """The inputs of the segments that `rank` keeps of one microbatch: the first stage's first is the batch."""
-    segments = min(int(row["config.checkpointing.segments"]), row["partition"][rank])
-    return (segments - (rank == 0)) * boundary_mib(row)
-
-
-def peak_of(actions: Sequence[Action], whole: float, inputs: float, segment: float, spared: Sequence[int]) -> float:
-    """The most that a rank holds over its actions: a walk along its row.
-
-    Args:
-        whole: what a microbatch holds that is not recomputed.
-        inputs: what one holds that is.
-        segment: what that one's B has to make again, at most.
-        spared: the microbatches that are not recomputed.
-    """
-    held = peak = 0.0
-    for op, _, microbatch in actions:
-        own = whole if microbatch in spared else inputs
-        if op is Op.F:
-            held += own
-            peak = max(peak, held)
-        elif op is Op.B:
-            peak = max(peak, held + (0 if microbatch in spared else segment))
-            held -= own
-    return peak
-
-
-def laws(runs: pd.DataFrame) -> pd.DataFrame:
-    """A line a rank of every point: measured, the law, and the law with the largest segment instead of the mean one."""
-    rows = records(runs.dropna(subset=["peak_activation_mib"]).drop_duplicates(POINT).sort_values(POINT))
-    orders = {(row["schedule"], row["chunks"]): spans for row in rows if (spans := read_spans(Path(row["folder"])))}
-    single = {(row["model"], row["checkpointing"]): row for row in reversed(rows) if row["schedule"] == "1f1b"}
-    lines = [
-        {**{key: row[key] for key in POINT}, "rank": rank, **found}
-        for row in rows
-        if (row["schedule"], row["chunks"]) in orders and (row["model"], "never") in single
-        for rank, found in enumerate(_laws(row, single, orders[row["schedule"], row["chunks"]]))
-    ]
-    return pd.DataFrame(lines)
-
-
-def _laws(row: dict[str, Any], single: dict[Any, dict[str, Any]], spans: Any) -> Iterator[dict[str, float]]:
-    """What the law says of each rank of a run."""
-    schedule = schedule_of(spans, row["schedule"])
-    plain = single[row["model"], "never"]
-    like = single.get((row["model"], row["checkpointing"]), row)
-    segments = int(row["config.checkpointing.segments"])
-    everything = range(schedule.chunks)
-    spared = everything if not segments else everything[-1:] if row["config.checkpointing.spare_last"] else ()
-    for rank, actions in enumerate(schedule.ranks):
-        whole = _of_one(plain, rank, 0.0) * plain["chunks"] / row["chunks"]
-        inputs = inputs_mib(row, rank)
-        mean = largest = (whole - inputs) / max(1, segments)
-        if segments > 1:  # of one segment the whole is known
-            largest = _of_one(like, rank, inputs_mib(like, rank)) * like["chunks"] / row["chunks"]
-        measured = row["peak_activation_mib"][rank]
-        law, counted = (peak_of(actions, whole, inputs, segment, spared) for segment in (mean, largest))
-        yield {
-            "in_flight": row["in_flight_peak"][rank],
-            "activation_mib": measured,
-            "law": law,
-            "law error": measured / law - 1,
-            "counted": counted,
-            "counted error": measured / counted - 1,
-        }
-
-
-def _of_one(row: dict[str, Any], rank: int, inputs: float) -> float:
-    """What a rank's peak leaves to one microbatch: of what it holds, or beside the `inputs` that each holds."""
-    peak, number = row["peak_activation_mib"][rank], row["in_flight_peak"][rank]
-    return float(peak - number * inputs if inputs else peak / number)
-
-
 def memory(runs: pd.DataFrame) -> Made | None:
     """Peak activations of the worst rank against M, and the law."""
-    table = laws(runs)
+    table = laws(runs, POINT)
     if table.empty:
         return None
     worst = table.loc[table.groupby(POINT, sort=True)["activation_mib"].idxmax()]
