@@ -141,8 +141,9 @@ def _misses(table: pd.DataFrame, predicted: str) -> str:
     steady = table[~table["ratio.wide"]]
     miss, of_steady = ((own[f"overhead / {predicted}"] - 1).abs() for own in (table, steady))
     return (
-        f"{miss.median():.0%} in the median of {len(miss)} points ({(miss <= 0.1).sum()} are within 10 %), {miss.max():.0%} "
-        f"at most; of the {len(steady)} whose spread is not too wide {(of_steady <= 0.1).sum()} are within 10 %"
+        f"{miss.median():.0%} in the median of {len(miss)} points ({(miss <= 0.1).sum()} are within 10 %), "
+        f"{miss.max():.0%} at most; of the {len(steady)} whose spread is not too wide "
+        f"{(of_steady <= 0.1).sum()} are within 10 %"
     )
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from analysis import plot
@@ -96,12 +97,9 @@ def _layer_times(rows: pd.DataFrame) -> Iterator[tuple[float, float]]:
             yield row["config.device.forward_ms"], row["config.device.backward_ms"]
         elif len(set(row["partition"])) == 1:
             steps = measured_steps(Path(row["folder"]), row["ranks"])
-            per_rank = [own["action_ms"] for step in steps for own in step]
-            for op in [per_rank] if per_rank else []:
-                yield tuple(  # type: ignore[misc]
-                    median(time for own in op for key, time in own.items() if key.endswith(kind)) / row["partition"][0]
-                    for kind in "FB"
-                )
+            actions = [action for step in steps for own in step for action in own["action_ms"].items()]
+            forward, backward = (median(time for name, time in actions if name.endswith(op)) for op in "FB")
+            yield forward / row["partition"][0], backward / row["partition"][0]
 
 
 # --- each rank's utilisation -----------------------------------------------------------------------
@@ -121,9 +119,7 @@ def utilisation(found: Sequence[Part]) -> Made:
             line = own[own["rank"] == rank]
             plot.theory(axis, line["share"], line["formula"], look.colour)
             plot.points(axis, line, "share", "utilisation", look, f"rank {rank}")
-        axis.set(title=f"{panel}, {schedule}, heavy rank {position}", ylim=(0, 1.05))
-        axis.title.set_fontsize(7.5)
-        axis.set_xlabel(SHARE)
+        axis.set(title=f"{panel}\n{schedule}, heavy rank {position}", ylim=(0, 1.05), xlabel=SHARE)
         axis.xaxis.set_tick_params(labelbottom=True)
     for axis in free.values():
         axis.remove()
@@ -174,17 +170,19 @@ def throughput(found: Sequence[Part]) -> Made:
     """Rows a second, with the exact form and the bottleneck's bound."""
     tables = [_throughput(part) for part in found]
     table = pd.concat(tables)
-    figure, axes = plot.sheet(1, len(found), (3.8, 3.0))
-    for axis, part, own in zip(axes[0], found, tables, strict=True):
+    names = plot.in_order(sorted(table["schedule"].unique()))
+    figure, axes = plot.sheet(len(found), len(names), (3.8, 2.5), sharey="row")
+    looks = plot.looks(sorted(table["position"].unique()))
+    for line, part, own in zip(axes, found, tables, strict=True):
         bound = own.drop_duplicates("share").sort_values("share")
-        axis.plot(bound["share"], bound["bound"], color="0.6", linewidth=1.2, label="bottleneck bound")
-        lines = [(schedule, position) for schedule, position in own.groupby(["schedule", "position"]).groups]
-        for line, look in plot.looks([_named(*line) for line in _ordered(lines)]).items():
-            points = own[[_named(*key) == line for key in zip(own["schedule"], own["position"], strict=True)]]
-            plot.theory(axis, points["share"], points["formula"], look.colour)
-            plot.points(axis, points, "share", "samples_per_s", look, line)
-        axis.set(title=part.title, xlabel=SHARE, ylim=(0, None))
-    axes[0, 0].set_ylabel("rows a second")
+        for axis, schedule in zip(line, names, strict=True):
+            axis.plot(bound["share"], bound["bound"], color="0.6", linewidth=1.2, label="bottleneck bound")
+            for position, look in looks.items():
+                points = own[(own["schedule"] == schedule) & (own["position"] == position)]
+                plot.theory(axis, points["share"], points["formula"], look.colour)
+                plot.points(axis, points, "share", "samples_per_s", look, f"heavy rank {position}")
+            axis.set(title=f"{part.title}, {schedule}", xlabel=SHARE, ylim=(0, None))
+        line[0].set_ylabel("rows a second")
     plot.legend(figure, [plot.THEORY])
     miss = "; ".join(
         f"{panel}: {(own['samples_per_s'] / own['formula'] - 1).abs().median():.1%} from it in the median, "
@@ -241,24 +239,25 @@ def positions(found: Sequence[Part]) -> Made | None:
     figure, axes = plot.sheet(len(tables), 1, (6.6, 0.42 * max(heights) + 0.9), **layout)
     for axis, table in zip(axes[:, 0], tables, strict=True):
         lines = _ordered(list(table.groupby(["schedule", "position"]).groups))
-        grid = table.pivot(index=["schedule", "position"], columns="share", values="ratio").reindex(lines)
-        theory = table.pivot(index=["schedule", "position"], columns="share", values="formula").reindex(lines)
-        image = axis.pcolormesh(grid.to_numpy(dtype=float), cmap="RdBu_r", vmin=0.85, vmax=1.15, edgecolors="white")
-        for y, line in enumerate(lines):
-            for x, share in enumerate(grid.columns):
-                if not pd.isna(grid.loc[line, share]):
-                    text = f"{grid.loc[line, share]:.2f}\n({theory.loc[line, share]:.2f})"
-                    axis.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=7)
-        axis.set_xticks([x + 0.5 for x in range(len(grid.columns))], [f"{share:g}" for share in grid.columns])
+        shares = sorted(table["share"].unique())
+        grid = np.full((len(lines), len(shares)), np.nan)
+        for row in records(table):
+            y, x = lines.index((row["schedule"], row["position"])), shares.index(row["share"])
+            grid[y, x] = row["ratio"]
+            colour = "white" if abs(row["ratio"] - 1) > 0.09 else "black"
+            text = f"{row['ratio']:.2f}\n({row['formula']:.2f})"
+            axis.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=7, color=colour)
+        image = axis.pcolormesh(grid, cmap="RdBu_r", vmin=0.85, vmax=1.15, edgecolors="white")
+        axis.set_xticks([x + 0.5 for x in range(len(shares))], [f"{share:g}" for share in shares])
         axis.set_yticks([y + 0.5 for y in range(len(lines))], [_named(*line) for line in lines])
         axis.set(title=table["panel"].iloc[0], xlabel=SHARE)
         axis.invert_yaxis()
         axis.grid(visible=False)
     figure.colorbar(image, ax=axes[:, 0].tolist(), label="step time over that with the last rank heavy", shrink=0.8)
     text = (
-        "Step time with the heavy stage on a rank, over that of the same launch, schedule and share with it on the last "
-        "rank: median of launches, in brackets the exact form's. Under 1F1B a heavy first stage is cheaper; under GPipe "
-        "the place makes no difference."
+        "Step time with the heavy stage on a rank, over that of the same launch, schedule and share with it on the "
+        "last rank: median of launches, in brackets the exact form's, by which a heavy first stage is cheaper under "
+        "1F1B, and the place makes no difference under GPipe."
     )
     return "partition-skew-position", "Which rank is the heavy one", text, figure, pd.concat(tables), _rows(found)
 
