@@ -19,7 +19,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from microp.train import run_rank
 
 Entry = Callable[[Plan, Comms, int, Path], Any]
 _PRELOAD = ["microp.launch", "torch._dynamo"]  # what a rank imports (the latter for its optimizer), loaded once
+_ports: set[int] = set()  # of all launches of this process
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -98,13 +98,14 @@ def run_elastic(plan: Plan, attempt: Path, shutdown_s: int, entry: Entry | None 
     for name in ("torch.distributed.elastic", "torchelastic-events-null", "torch.multiprocessing.spawn"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     multiprocessing.set_forkserver_preload(_PRELOAD)
+    store = _meeting_place()
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=plan.ranks,
         run_id=f"{plan.run_id}-{uuid.uuid4().hex[:8]}",
         rdzv_backend="static",
-        rdzv_endpoint=f"localhost:{_meeting_place().port}",
+        rdzv_endpoint=f"localhost:{store.port}",
         rdzv_configs={"rank": 0},
         local_addr="localhost",
         start_method="forkserver",
@@ -123,15 +124,18 @@ def run_elastic(plan: Plan, attempt: Path, shutdown_s: int, entry: Entry | None 
     return results
 
 
-@cache
 def _meeting_place() -> TCPStore:
-    """Where the ranks of all launches of this process meet, on a port that is free.
+    """Where the ranks of one launch meet, on a port that is free and that this process has not used before.
 
     elastic's own, c10d, first waits for up to 0.3 s at random, lest many hosts come at once.
-    One for all: torch remembers the ports of stores that are gone, and refuses such a port
-    when the system gives it out again, which in a sweep of 180 points is likely.
+    torch remembers the ports of stores that are gone, and fails on one that the system gives
+    out again, which within 200 launches is likely.
     """
-    return TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+    given_again = []  # kept open meanwhile, so that another port is given
+    while (store := TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)).port in _ports:
+        given_again.append(store)
+    _ports.add(store.port)
+    return store
 
 
 @contextmanager

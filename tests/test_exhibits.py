@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import m_sensitivity, prediction, rank_time, viewer
+from analysis import engine_speed, m_sensitivity, prediction, rank_time, viewer
 from analysis.statistics import LAUNCH
 from analysis.store import Store
 from microp.costs import equal
@@ -144,6 +144,30 @@ def test_of_engines_that_took_turns_the_runs_own_counts(tmp_path):
         (tmp_path / f"steps.rank{rank}.jsonl").write_text("\n".join(rows))
     steps = prediction.measured_steps(tmp_path, 2)
     assert [[row["step"] for row in step] for step in steps] == [[1, 1], [2, 2]]
+
+
+def test_engine_speed_is_the_median_over_launches_and_says_where_torch_is_not(outputs):
+    """Three launches; beside ZB-H1 on emulated devices no torch was run."""
+    like = Store(outputs).runs().iloc[0]
+    rows = [
+        {
+            **emulated(like, 4, 8, 1.0, launch, question=schedule, schedule=schedule),
+            "engines.ratio.microp/limit": over,
+            "engines.ratio.torch/limit": over + 0.1 if schedule == "gpipe" else float("nan"),
+            "engines.ratio.torch/microp": (over + 0.1) / over if schedule == "gpipe" else float("nan"),
+            "engines.pipeline_ms.limit.median": 165.0,
+            "engines.pipeline_ms.microp.median": 165.0 * over,
+        }
+        for schedule in ("gpipe", "zb_h1")
+        for launch, over in enumerate((1.01, 1.03, 1.02))
+    ]
+    [exhibit] = engine_speed.exhibits(Rows(pd.DataFrame(rows)))
+    table = exhibit.table.set_index("schedule")
+    assert table["launches"].tolist() == [3, 3]
+    assert table.loc["gpipe", "microp over the limit"] == pytest.approx(1.02)
+    assert table.loc["gpipe", "torch over the limit"] == pytest.approx(1.12)
+    assert table["torch ms"].isna().all()
+    assert pd.isna(table.loc["zb_h1", "torch over microp"])
 
 
 def test_rank_time_adds_up(outputs):
