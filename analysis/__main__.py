@@ -25,7 +25,14 @@ from analysis.command import ANY_RUN, OUTPUTS, nothing, print_missing
 from analysis.page import Section
 from analysis.store import Store
 
-EXPERIMENTS = ("m_sensitivity", "engine_speed")  # each draws sweeps/<name>.yaml
+EXPERIMENTS = (  # each draws sweeps/<name>.yaml
+    "m_sensitivity",
+    "checkpoint_overhead",
+    "partition_skew",
+    "schedules",
+    "hop_latency",
+    "engine_speed",
+)
 OVER_ALL_RUNS = ("prediction", "rank_time")
 MOST_SWEEPS = 6  # of the user's own, the newest ones
 
