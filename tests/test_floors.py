@@ -29,6 +29,7 @@ FLOORS = [
         "mailboxes",
         "accounting",
         "footprint",
+        "replay",
     },
     {"engine", "records", "tracking"},
     {"train", "monolith", "summary"},
@@ -64,6 +65,7 @@ SAME_FLOOR = {  # who may know a neighbour
     "footprint": {"device", "memory", "model", "stage"},
     "emulated": {"device", "costs"},
     "tracking": {"records"},
+    "replay": {"costs", "simulate"},
     "monolith": {"train"},
     "summary": {"train"},
 }
@@ -79,7 +81,7 @@ DOORS = {
 }
 STDLIB_ONLY = {
     *("schedule", "schedules", "validate", "deadlock", "excerpt", "partition", "trace", "transfer", "seeding"),
-    *("costs", "program", "simulate", "memory", "render", "records"),
+    *("costs", "program", "simulate", "memory", "render", "replay", "records"),
 }
 
 
