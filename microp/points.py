@@ -145,6 +145,11 @@ def is_sweep(config: DictConfig) -> bool:
     return bool(config.hydra.mode is RunMode.MULTIRUN)
 
 
+def config_name() -> str:
+    """For a point that is being run: the primary configuration's name, `config` or that of a stored sweep."""
+    return str(HydraConfig.get().job.config_name)
+
+
 def sweep_folder() -> Path | None:
     """For a point that is being run: the folder of its sweep; None for a single run."""
     hydra = HydraConfig.get()

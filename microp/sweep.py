@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 from microp import launch, terminal
 from microp.config import Config, make_plan, read, run_id
 from microp.point import run_point
-from microp.points import Point, PointsCallback, is_sweep, loud, refuse, speaks, sweep_folder
+from microp.points import Point, PointsCallback, config_name, is_sweep, loud, refuse, speaks, sweep_folder
 from microp.records import attempts, read_json, write_json
 from microp.rules import validate, warn
 
@@ -37,7 +37,7 @@ def run(config: DictConfig) -> None:
         since = read_json(folder / "plan.json")["since"]
         if point.skip or finished(Path(point.output_dir) / "runs" / run_id(point), since):
             return
-    run_point(point, board)
+    run_point(point, board, experiment_of(config_name()))
 
 
 def finished(run: Path, since: float) -> Path | None:
@@ -71,8 +71,9 @@ class SweepCallback(PointsCallback):
         self._folder.mkdir(parents=True, exist_ok=True)
         name = config.hydra.job.config_name
         points = [{"run_id": run_id, "overrides": point.overrides} for run_id, point in self._points.items()]
-        plan = {"name": name, "experiment": experiment(name), "command": sys.argv, "since": self._since}
+        plan = {"name": name, "experiment": experiment_of(name) or name, "command": sys.argv, "since": self._since}
         write_json(self._folder / "plan.json", {**plan, "points": points})
+        self.write_table()
         _open.append(self)
 
     @loud
@@ -132,9 +133,12 @@ class SweepCallback(PointsCallback):
         return made[-1] if made else None
 
 
-def experiment(name: str) -> str:
-    """The experiment a stored sweep belongs to: `m_sensitivity_quick` asks for a part of `m_sensitivity`."""
-    return name.removesuffix("_quick")
+def experiment_of(name: str) -> str | None:
+    """The experiment a stored sweep belongs to: `m_sensitivity_quick` asks for a part of `m_sensitivity`.
+
+    None for the points of a command that names no stored sweep.
+    """
+    return None if name == "config" else name.removesuffix("_quick")
 
 
 ONE_RUN_ONLY = (

@@ -30,6 +30,7 @@ FLOORS = [
         "lookahead",
         "accounting",
         "footprint",
+        "replay",
     },
     {"engine", "limit", "peer", "plan", "records", "tracking"},
     {"train", "monolith", "summary"},
@@ -69,6 +70,7 @@ SAME_FLOOR = {  # who may know a neighbour
     "peer": {"engine"},
     "plan": {"engine", "peer"},
     "tracking": {"records"},
+    "replay": {"costs", "simulate"},
     "monolith": {"train"},
     "summary": {"train"},
 }
@@ -84,7 +86,7 @@ DOORS = {
 }
 STDLIB_ONLY = {
     *("schedule", "schedules", "validate", "deadlock", "excerpt", "partition", "trace", "transfer", "seeding"),
-    *("costs", "program", "simulate", "memory", "render", "records"),
+    *("costs", "program", "simulate", "memory", "render", "replay", "records"),
 }
 
 
