@@ -83,11 +83,11 @@ def exhibits(store: Store) -> list[Exhibit]:
 
 def parts(runs: pd.DataFrame) -> Iterator[Part]:
     """The machines, each with what a layer takes."""
-    for (device, ranks), rows in runs.groupby(["device", "ranks"], sort=True):
+    for (device, _), rows in runs.groupby(["device", "ranks"], sort=True):
         times = list(_layer_times(rows))
         if times:
             forward, backward = (median(column) for column in zip(*times, strict=True))
-            yield Part(str(device), int(ranks), rows.reset_index(drop=True), forward, backward)
+            yield Part(str(device), int(rows["ranks"].iloc[0]), rows.reset_index(drop=True), forward, backward)
 
 
 def _layer_times(rows: pd.DataFrame) -> Iterator[tuple[float, float]]:
@@ -204,7 +204,7 @@ def _named(schedule: str, position: int) -> str:
 def _ordered(lines: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
     """Lines of one schedule together, the usual schedules first."""
     order = plot.in_order([schedule for schedule, _ in lines])
-    return sorted(lines, key=lambda line: (order.index(line[0]), line[1]))
+    return sorted(set(lines), key=lambda line: (order.index(line[0]), line[1]))
 
 
 def _throughput(part: Part) -> pd.DataFrame:
@@ -238,7 +238,7 @@ def positions(found: Sequence[Part]) -> Made | None:
     layout = {"gridspec_kw": {"height_ratios": heights}}
     figure, axes = plot.sheet(len(tables), 1, (6.6, 0.42 * max(heights) + 0.9), **layout)
     for axis, table in zip(axes[:, 0], tables, strict=True):
-        lines = _ordered(list(table.groupby(["schedule", "position"]).groups))
+        lines = _ordered(list(zip(table["schedule"], table["position"], strict=True)))
         shares = sorted(table["share"].unique())
         grid = np.full((len(lines), len(shares)), np.nan)
         for row in records(table):

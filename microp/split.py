@@ -30,6 +30,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.functional import linear as linear_map
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+SMALL = 2**17  # bytes
+
 
 class _Weights(NamedTuple):
     """A Linear's own; None: it has none, or it is frozen."""
@@ -85,12 +87,14 @@ class _GraphWeights(NamedTuple):
 
 
 def _accumulate(parts: Iterable[_LinearWeights]) -> None:
-    """Add the parts' products to the weights' `grad`, all sums in one call."""
+    """Add the products to the weights' `grad`: large ones while they are in the cache, small ones in one call."""
     sums, products = [], []
     for part in parts:
         for weight, product in part.products():
             if weight.grad is None:
                 weight.grad = product
+            elif product.nbytes > SMALL:
+                weight.grad.add_(product)
             else:
                 sums.append(weight.grad)
                 products.append(product)

@@ -35,7 +35,7 @@ def saves(exhibits: list, folder) -> None:
 
 
 def peaks_by_hand(name: str, schedule, policy: str, chunks: int) -> list[float]:
-    """GPipe's law, a = 9 boundaries on the first rank and 8.5 on the last; MiB of a boundary: 16 rows x 64 x 4 bytes / M."""
+    """GPipe's law, a = 9 boundaries on the first rank and 8.5 on the last; a boundary: 16 rows x 64 x 4 bytes / M."""
     boundary = 16 * 64 * 4 / 2**20 / chunks
     numbers = [chunks, chunks] if name == "gpipe" else [2, 1]
     if policy == "never":
@@ -113,7 +113,7 @@ def test_a_boundary_has_the_models_shape():
 def skewed(tmp_path):
     """Four ranks of 12 layers, F = 1 and B = 2 ms a layer; half of them on the first or the last."""
     rows = []
-    for name, build in {"gpipe": builders.gpipe, "1f1b": builders.one_f_one_b}.items():
+    for build in (builders.gpipe, builders.one_f_one_b):
         for heavy in (0, 3):
             for share, layers in ((0.25, [3] * 4), (0.5, [2, 2, 2, 2])):
                 layers = [6 if share == 0.5 and rank == heavy else each for rank, each in enumerate(layers)]
