@@ -83,11 +83,11 @@ def exhibits(store: Store) -> list[Exhibit]:
 
 def parts(runs: pd.DataFrame) -> Iterator[Part]:
     """The machines, each with what a layer takes."""
-    for (device, ranks), rows in runs.groupby(["device", "ranks"], sort=True):
+    for (device, _), rows in runs.groupby(["device", "ranks"], sort=True):
         times = list(_layer_times(rows))
         if times:
             forward, backward = (median(column) for column in zip(*times, strict=True))
-            yield Part(str(device), int(ranks), rows.reset_index(drop=True), forward, backward)
+            yield Part(str(device), int(rows["ranks"].iloc[0]), rows.reset_index(drop=True), forward, backward)
 
 
 def _layer_times(rows: pd.DataFrame) -> Iterator[tuple[float, float]]:
@@ -238,7 +238,7 @@ def positions(found: Sequence[Part]) -> Made | None:
     layout = {"gridspec_kw": {"height_ratios": heights}}
     figure, axes = plot.sheet(len(tables), 1, (6.6, 0.42 * max(heights) + 0.9), **layout)
     for axis, table in zip(axes[:, 0], tables, strict=True):
-        lines = _ordered(list(table.groupby(["schedule", "position"]).groups))
+        lines = _ordered(list(dict.fromkeys(zip(table["schedule"], table["position"], strict=True))))
         shares = sorted(table["share"].unique())
         grid = np.full((len(lines), len(shares)), np.nan)
         for row in records(table):

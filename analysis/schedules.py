@@ -87,7 +87,7 @@ def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Made:
         "The schedules at equal M, without recomputation, the slowest at the bottom: bubble, peak activations of the "
         "rank that holds most, step time. Bars: 95 % bootstrap interval over launches; strokes: the closed form, or "
         f"simulated where there is none, with the nominal times. Step times lie {miss.median():.1%} from it in the "
-        f"median, {miss.max():.1%} at most ({own.loc[miss.idxmax(), 'schedule']})."
+        f"median, {miss.max():.1%} at most ({own['schedule'][miss == miss.max()].iloc[0]})."
     )
     used = runs[runs["checkpointing"].isin(own["checkpointing"])]
     return "schedules-compared", "Schedules at equal M", text, figure, own.drop(columns="front"), used
@@ -126,7 +126,7 @@ def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Made:
 
 
 def _named(row: dict[str, Any]) -> str:
-    return row["schedule"] + ("" if row["checkpointing"] == "never" else f" ({row['checkpointing']})")
+    return str(row["schedule"]) + ("" if row["checkpointing"] == "never" else f" ({row['checkpointing']})")
 
 
 if __name__ == "__main__":
