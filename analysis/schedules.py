@@ -101,13 +101,13 @@ def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Made:
     for axis, number in zip(axes[0], chunks, strict=True):
         own = table[table["chunks"] == number]
         plot.scatter(axis, own, "activation_kib", "step_ms.median", "checkpointing", looks)
-        best = own[own["front"]].sort_values("activation_kib")
-        for place, row in enumerate(records(best)):
+        for row in records(own[own["front"]]):  # below and left of the front there is nothing
             at = (row["activation_kib"], row["step_ms.median"])
-            offset = (3, -11 - 9 * (place % 2))
-            axis.annotate(row["schedule"], at, offset, textcoords="offset points", fontsize=7)
+            below = {"textcoords": "offset points", "ha": "right", "va": "top", "fontsize": 7}
+            axis.annotate(row["schedule"], at, (-4, -1), **below)
         axis.set(title=f"M = {number}", xlabel=SHOWN["activation_kib"], ylim=(0.85 * own["step_ms.median"].min(), None))
         axis.set_xscale("log", base=2)
+        axis.set_xlim(0.6 * own["activation_kib"].min(), None)
         axis.set_yscale("log", base=2)
         for scale in (axis.xaxis, axis.yaxis):
             scale.set_major_formatter(lambda value, _: f"{value:g}")
