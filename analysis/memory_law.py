@@ -41,7 +41,8 @@ def boundary_mib(row: dict[str, Any]) -> float:
 def inputs_mib(row: dict[str, Any], rank: int) -> float:
     """The inputs of the segments that `rank` keeps of one microbatch: the first stage's first is the batch."""
     segments = min(int(row["config.checkpointing.segments"]), row["partition"][rank])
-    return float((segments - (rank == 0)) * boundary_mib(row))
+    kept: int = segments - (rank == 0)
+    return kept * boundary_mib(row)
 
 
 def peak_of(actions: Sequence[Action], whole: float, inputs: float, segment: float, spared: Sequence[int]) -> float:

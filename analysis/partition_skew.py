@@ -204,7 +204,7 @@ def _named(schedule: str, position: int) -> str:
 def _ordered(lines: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
     """Lines of one schedule together, the usual schedules first."""
     order = plot.in_order([schedule for schedule, _ in lines])
-    return sorted(set(lines), key=lambda line: (order.index(line[0]), line[1]))
+    return sorted(lines, key=lambda line: (order.index(line[0]), line[1]))
 
 
 def _throughput(part: Part) -> pd.DataFrame:
@@ -238,7 +238,7 @@ def positions(found: Sequence[Part]) -> Made | None:
     layout = {"gridspec_kw": {"height_ratios": heights}}
     figure, axes = plot.sheet(len(tables), 1, (6.6, 0.42 * max(heights) + 0.9), **layout)
     for axis, table in zip(axes[:, 0], tables, strict=True):
-        lines = _ordered(list(zip(table["schedule"], table["position"], strict=True)))
+        lines = _ordered(list(dict.fromkeys(zip(table["schedule"], table["position"], strict=True))))
         shares = sorted(table["share"].unique())
         grid = np.full((len(lines), len(shares)), np.nan)
         for row in records(table):

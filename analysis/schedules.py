@@ -5,7 +5,7 @@
     step_ms │ naive                       what nothing beats in both
             │    v_min ─╮                 is on the front
             │           ╰─ 1f1b ──── zb_v
-            └──────────────────────── MiB
+            └──────────────────────── KiB
 
 All schedules on the same emulated ranks, whose share of the model takes the same time in each,
 with every activation kept and with recomputation.
@@ -30,7 +30,7 @@ NAME = "schedules"
 POINT = ["chunks", "checkpointing", "schedule"]
 SHOWN = {
     "bubble.measured": "bubble, idle / total",
-    "activation_mib": "peak activations of a rank, MiB",
+    "activation_kib": "peak activations of a rank, KiB",
     "step_ms.median": "step time, ms",
 }
 Made = tuple[str, str, str, Any, pd.DataFrame, pd.DataFrame]  # an Exhibit's fields, but for what is missing
@@ -42,14 +42,14 @@ def exhibits(store: Store) -> list[Exhibit]:
     if runs.empty:
         return []
     runs = runs.drop_duplicates([*POINT, LAUNCH]).reset_index(drop=True)
-    peaks = [max(row["peak_activation_mib"], default=float("nan")) for row in records(runs)]
-    runs = runs.assign(activation_mib=peaks)
+    peaks = [1024 * max(row["peak_activation_mib"]) for row in records(runs)]
+    runs = runs.assign(activation_kib=peaks)
     table = over_launches(runs, POINT, list(SHOWN))
     theory = {tuple(row[key] for key in POINT): _theory(row) for row in records(runs)}
     table[["bubble.formula", "step_ms.formula"]] = [theory[tuple(row[key] for key in POINT)] for row in records(table)]
     table["front"] = False
     for _, own in table.groupby("chunks"):
-        table.loc[plot.front(own, "activation_mib", "step_ms.median"), "front"] = True
+        table.loc[plot.front(own, "activation_kib", "step_ms.median"), "front"] = True
     missing = store.missing(NAME)
     return [Exhibit(*made, missing) for made in (compared(table, runs), pareto(table, runs))]
 
@@ -87,7 +87,7 @@ def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Made:
         "The schedules at equal M, without recomputation, the slowest at the bottom: bubble, peak activations of the "
         "rank that holds most, step time. Bars: 95 % bootstrap interval over launches; strokes: the closed form, or "
         f"simulated where there is none, with the nominal times. Step times lie {miss.median():.1%} from it in the "
-        f"median, {miss.max():.1%} at most ({own['schedule'].iloc[int(miss.argmax())]})."
+        f"median, {miss.max():.1%} at most ({own['schedule'][miss == miss.max()].iloc[0]})."
     )
     used = runs[runs["checkpointing"].isin(own["checkpointing"])]
     return "schedules-compared", "Schedules at equal M", text, figure, own.drop(columns="front"), used
@@ -100,27 +100,27 @@ def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Made:
     looks = plot.looks(["never", *sorted(set(table["checkpointing"]) - {"never"})])
     for axis, number in zip(axes[0], chunks, strict=True):
         own = table[table["chunks"] == number]
-        plot.scatter(axis, own, "activation_mib", "step_ms.median", "checkpointing", looks)
-        best = own[own["front"]].sort_values("activation_mib")
-        for place, row in enumerate(records(best)):
-            at = (row["activation_mib"], row["step_ms.median"])
-            offset = (3, -11 - 9 * (place % 2))
-            axis.annotate(row["schedule"], at, offset, textcoords="offset points", fontsize=7, rotation=0)
-        quick = own[own["schedule"] != "naive"]["step_ms.median"]
-        top = 1.1 * (quick.max() if len(quick) else own["step_ms.median"].max())
-        axis.set(title=f"M = {number}", xlabel=SHOWN["activation_mib"], ylim=(0.8 * own["step_ms.median"].min(), top))
+        plot.scatter(axis, own, "activation_kib", "step_ms.median", "checkpointing", looks)
+        for row in records(own[own["front"]]):  # below and left of the front there is nothing
+            at = (row["activation_kib"], row["step_ms.median"])
+            below = {"textcoords": "offset points", "ha": "right", "va": "top", "fontsize": 7}
+            axis.annotate(row["schedule"], at, (-4, -1), **below)
+        axis.set(title=f"M = {number}", xlabel=SHOWN["activation_kib"], ylim=(0.85 * own["step_ms.median"].min(), None))
         axis.set_xscale("log", base=2)
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value:.2g}")
+        axis.set_xlim(0.6 * own["activation_kib"].min(), None)
+        axis.set_yscale("log", base=2)
+        for scale in (axis.xaxis, axis.yaxis):
+            scale.set_major_formatter(lambda value, _: f"{value:g}")
     axes[0, 0].set_ylabel("step time, ms")
     plot.legend(figure, [plot.FRONT])
     fronts = "; ".join(
-        f"M = {number}: " + ", ".join(_named(row) for row in records(own.sort_values("activation_mib")))
+        f"M = {number}: " + ", ".join(_named(row) for row in records(own.sort_values("activation_kib")))
         for number, own in table[table["front"]].groupby("chunks")
     )
     text = (
         "Step time against peak activations of the rank that holds most, a marker for each schedule and policy of "
-        "recomputation (the naive ones may lie above the panel). The line joins what nothing else beats in both, from "
-        f"the least memory to the most: {fronts}."
+        "recomputation. The line joins what nothing else beats in both, from the least memory to the most: "
+        f"{fronts}."
     )
     return "schedules-pareto", "Memory against time over schedules", text, figure, table, runs
 

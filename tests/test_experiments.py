@@ -13,7 +13,7 @@ from microp import schedules as builders
 from microp.costs import Costs, equal
 from tests.made_up import Made, run
 
-POLICIES = {"never": (0, False), "except_last": (1, True), "always": (1, False), "segments": (2, False)}
+SEGMENTS = {"never": 0, "always": 1, "segments": 2}
 
 
 def builder(name: str) -> str:
@@ -34,8 +34,8 @@ def saves(exhibits: list, folder) -> None:
 # --- checkpoint_overhead ---------------------------------------------------------------------------------
 
 
-def peaks_by_hand(name: str, schedule, policy: str, chunks: int) -> list[float]:
-    """GPipe's law, a = 9 boundaries on the first rank and 8.5 on the last; a boundary: 16 rows x 64 x 4 bytes / M."""
+def peaks_by_hand(name: str, policy: str, chunks: int) -> list[float]:
+    """In MiB: a = 9 boundaries on the first rank and 8.5 on the last; a boundary has 16 / M rows of 64 x 4 bytes."""
     boundary = 16 * 64 * 4 / 2**20 / chunks
     numbers = [chunks, chunks] if name == "gpipe" else [2, 1]
     if policy == "never":
@@ -51,18 +51,16 @@ def checkpointed(tmp_path):
     rows = []
     for name, build in {"gpipe": builders.gpipe, "1f1b": builders.one_f_one_b}.items():
         for chunks in (4, 8):
-            for policy in ("never", "always", "segments"):
+            for policy in SEGMENTS:
                 for launch, slower in enumerate((1.0, 1.2)):
                     schedule, plain = build(2, chunks), equal(2, 5, 10)
-                    segments, spare = POLICIES[policy]
                     costs = plain if policy == "never" else replace(plain, recompute=(5, 5))
                     changes = {
                         LAUNCH: launch,
                         "question": f"{name}-{chunks}-{policy}",
                         "checkpointing": policy,
-                        "config.checkpointing.segments": segments,
-                        "config.checkpointing.spare_last": spare,
-                        "peak_activation_mib": peaks_by_hand(name, schedule, policy, chunks),
+                        "config.checkpointing.segments": SEGMENTS[policy],
+                        "peak_activation_mib": peaks_by_hand(name, policy, chunks),
                     }
                     rows.append(run(tmp_path, schedule, costs, slower, **changes))
     return Made(rows)
