@@ -25,7 +25,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from microp import terminal
@@ -134,6 +134,8 @@ def expand(config: DictConfig) -> list[tuple[list[str], DictConfig]]:
         options = tuple(str(each.input_line) for each in parsed if each not in values)
         if options not in composed:
             composed[options] = loader.load_sweep_config(config, list(options))
+            with read_write(composed[options]), open_dict(composed[options]):
+                composed[options].pop("hydra")  # the larger part, and nothing in it is a point's own
         node = copy.deepcopy(composed[options])
         ConfigLoaderImpl._apply_overrides_to_config(values, node)
         found.append((list(point), node))
