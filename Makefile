@@ -19,6 +19,7 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(BIN)/python -m microp.run -m schedule=gpipe,1f1b chunks=4,8,16
 	$(BIN)/python -m analysis.timeline outputs/runs
+	$(BIN)/python -m analysis.sweep outputs/sweeps
 
 test: style
 	$(BIN)/python -m pytest

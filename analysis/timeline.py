@@ -10,27 +10,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from microp import costs, render
+from microp import render
 from microp.records import attempts, read_json, read_spans
-from microp.schedule import Schedule
-from microp.simulate import simulate
-from microp.trace import Span
+from microp.replay import predict, schedule_of
 
-
-def schedule_of(spans: Sequence[Span], name: str) -> Schedule:
-    """The schedule that was run: each rank's actions in the order of their starts."""
-    ranks = range(max(span.rank for span in spans) + 1)
-    in_order = sorted(spans, key=lambda span: span.start)
-    rows = tuple(tuple(span.action for span in in_order if span.rank == rank) for rank in ranks)
-    return Schedule(name, max(span.microbatch for span in spans) + 1, rows)
-
-
-def predict(schedule: Schedule, spans: Sequence[Span]) -> Sequence[Span]:
-    """The schedule's spans with the median times of the measured ones, in whole nanoseconds."""
-    return simulate(schedule, costs.measured(schedule, spans))
+__all__ = ["accounting_table", "main", "predict", "schedule_of"]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -26,14 +26,16 @@ from microp import launch, monolith
 from microp.comms import Comms, CommsSettings
 from microp.data import Text
 from microp.device import DeviceSettings
+from microp.engine import EngineSettings
 from microp.model import Gpt, Mlp
 from microp.partition import uniform
+from microp.plan import Plan
 from microp.records import read_rows, read_spans
 from microp.schedules import gpipe, one_f_one_b
 from microp.stage import Checkpointing
 from microp.terminal import err, out
 from microp.trace import idle_edges, makespan
-from microp.train import Plan, Trainer
+from microp.train import Trainer
 
 RANKS = 2
 NEVER = Checkpointing("never", 0, False)
@@ -53,6 +55,7 @@ PLAN = Plan(
     warmup_steps=2,
     learning_rate=1e-3,
     seed=0,
+    engine=EngineSettings("microp", False),
 )
 
 

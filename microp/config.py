@@ -29,18 +29,18 @@ from microp.comms import CommsSettings
 from microp.data import Data, Synthetic, Text
 from microp.device import DeviceSettings
 from microp.emulated import EmulatedSettings
+from microp.engine import EngineSettings
 from microp.launch import LaunchSettings
 from microp.model import Gpt, Mlp, Model
 from microp.partition import Partition
+from microp.plan import Plan
+from microp.records import NOT_ASKED
 from microp.schedule import Schedule
 from microp.schedule_io import to_text
 from microp.stage import Checkpointing
 from microp.tracking import TrackingSettings
-from microp.train import Plan
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
-# Not part of the question a run asks: where and how it runs, and a limit that refuses and changes nothing.
-NOT_ASKED = ("tracking", "launch", "output_dir", "activation_limit")
 
 
 @dataclass
@@ -57,11 +57,14 @@ class Config:
     seed: int = MISSING
     repeat: int = MISSING
     activation_limit: int | None = MISSING
+    skip: bool = MISSING
+    again: bool = MISSING
     output_dir: str = MISSING
     model: Model = MISSING
     partition: dict[str, Any] = MISSING
     schedule: dict[str, Any] = MISSING
     checkpointing: Checkpointing = MISSING
+    engine: EngineSettings = MISSING
     data: Data = MISSING
     device: DeviceSettings = MISSING
     comms: CommsSettings = MISSING
@@ -75,6 +78,7 @@ SCHEMAS: dict[str, type] = {
     "data/text": Text,
     "data/synthetic": Synthetic,
     "checkpointing": Checkpointing,
+    "engine": EngineSettings,
     "device": DeviceSettings,
     "device/emulated": EmulatedSettings,
     "comms": CommsSettings,
@@ -91,6 +95,12 @@ def register_schemas() -> None:
         *folders, name = path.split("/")
         store.store(group="/".join(("schema", *folders)), name=name, node=schema)
     OmegaConf.register_new_resolver("option_list", option_list, replace=True)
+    OmegaConf.register_new_resolver("calc", calc, replace=True)
+
+
+def calc(expression: str) -> Any:
+    """What an expression of Python gives, for keys that follow from others: `batch_size: ${calc:'16 * ${chunks}'}`."""
+    return eval(expression, {"__builtins__": {}})
 
 
 def option_list() -> str:
@@ -170,6 +180,7 @@ def make_plan(config: Config) -> Plan:
         warmup_steps=config.warmup_steps,
         learning_rate=config.learning_rate,
         seed=config.seed,
+        engine=config.engine,
     )
 
 

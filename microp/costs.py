@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
@@ -193,6 +193,24 @@ def measured(schedule: Schedule, spans: Iterable[Span]) -> Costs:
         weight=tuple(times.get((stage, Op.W), 0) for stage in stages),
         latency=median(_hops(schedule, spans) or [0]),
     )
+
+
+def of_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, Any]]], spans: Iterable[Span]) -> Costs:
+    """The median action times over several steps, and the hop of the one whose spans these are; in milliseconds.
+
+    Args:
+        schedule: what was run.
+        steps: of each step the ranks' rows, in the order of the ranks; see `records`.
+        spans: in nanoseconds.
+    """
+
+    def times(op: Op) -> tuple[float, ...]:
+        return tuple(
+            median(step[schedule.placement[stage]]["action_ms"].get(f"{stage}{op}", 0.0) for step in steps)
+            for stage in range(schedule.stages)
+        )
+
+    return Costs(times(Op.F), times(Op.B), times(Op.W), measured(schedule, spans).latency / 1e6)
 
 
 def _hops(schedule: Schedule, spans: list[Span]) -> list[Any]:

@@ -17,22 +17,37 @@ shapes follow by arithmetic from the number of rows, and are checked before a te
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from microp.comms import Comms, Message, Pending
+from microp.comms import Comms, Inbox, Message, Outbox
 from microp.device import Device, Run
+from microp.lookahead import over_plan, post_plan, remote_source, weight_groups
 from microp.mailboxes import assign_slots, remote_links
 from microp.reduction import last_gradients
 from microp.schedule import Action, Op, Schedule
 from microp.stage import Stage
-from microp.trace import Span
+from microp.trace import StepTrace
 
-AHEAD = 2  # so many receives are posted before the one that is waited for
+
+@dataclass
+class EngineSettings:
+    """What a user chooses.
+
+    Attributes:
+        name: `microp`, `torch` (torch.distributed.pipelining), or `compare`: both in turn,
+            beside one rank's compute alone, which is their limit.
+        batch_weights: where a schedule leaves several W of one stage together, run them as one
+            product over their rows: faster, and the sums have other last bits.
+    """
+
+    name: str
+    batch_weights: bool
 
 
 class ActionError(RuntimeError):
@@ -52,32 +67,43 @@ class Boundary(NamedTuple):
 
 
 class _Bound(NamedTuple):
-    """One action with all that can be known before the step."""
-
-    action: Action
-    run: Run
-    source: Action | None  # whose tensor it takes
-    remote: bool  # that tensor comes from another rank
-    consumer: Action | None  # who takes its tensor
-    posts: tuple[tuple[Action, Callable[[], Pending]], ...]  # the receives that are posted before it
-    send: Callable[[Tensor], Pending] | None  # takes its tensor to another rank
-    over: tuple[Action, ...]  # whose sends are over once its input is there
-
-
-class StepTrace(NamedTuple):
-    """What one rank's clock saw of a step; times in nanoseconds.
+    """One action with all that can be known before the step.
 
     Attributes:
-        spans: one an action, in the order in which they ran.
-        asked: for each of them when the rank began to wait for its input.
+        posts: start the receives that come up.
+        take: waits for its input.
+        run: does it.
+        give: passes its output on.
+        over: waits for the sends that are over once its input is there.
     """
 
-    spans: list[Span]
-    asked: list[int]
+    posts: tuple[Callable[[], Any], ...]
+    take: Callable[[], Tensor | None] | None
+    run: Run
+    microbatch: int
+    give: Callable[[Any], Any] | None
+    over: tuple[Callable[[], Any], ...]
+
+
+class _Place:
+    """Where a tensor lies that goes from a stage to another of the same rank."""
+
+    def __init__(self) -> None:
+        self._tensor: Tensor | None = None
+
+    def put(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def take(self) -> Tensor | None:
+        tensor, self._tensor = self._tensor, None
+        return tensor
 
 
 class Engine:
     """One rank's runner.
+
+    Attributes:
+        factor: what the time of a step is multiplied by, to be compared with other runners'.
 
     Args:
         schedule: a valid schedule.
@@ -86,8 +112,11 @@ class Engine:
         device: this rank's clock.
         boundary: what travels between stages.
         rows: the number of rows of each microbatch.
+        batch_weights: see `EngineSettings`.
         last: for the last action that adds to a stage's gradients, what is run in its place.
     """
+
+    factor = 1.0
 
     def __init__(
         self,
@@ -97,38 +126,56 @@ class Engine:
         device: Device,
         boundary: Boundary,
         rows: Sequence[int],
+        batch_weights: bool = False,
         last: Callable[[int, Run], Run] = lambda _, run: run,
     ) -> None:
         self._schedule, self._comms, self._device = schedule, device.carry(comms), device
         self._rank, self._dtype = comms.rank, boundary.dtype
         self._shapes = [boundary.shape(count) for count in rows]
         self._comms.expect(self._messages())
-        self._program = self._bind(stages, last)
+        groups = weight_groups(schedule.ranks[comms.rank]) if batch_weights else {}
+        self._program = self._bind(stages, groups, last)
+        self._marks: list[Any] = [None] * (3 * len(self._program))
         self.after_action: Callable[[], None] | None = None  # the activation meter's, in its step
 
-    def _bind(self, stages: Mapping[int, Stage], last: Callable[[int, Run], Run]) -> list[_Bound]:
-        schedule, last_of = self._schedule, last_gradients(self._schedule)
-        posts, over = post_plan(schedule, self._rank), over_plan(schedule, self._rank)
+    def _bind(
+        self,
+        stages: Mapping[int, Stage],
+        groups: Mapping[Action, tuple[int, ...]],
+        last: Callable[[int, Run], Run],
+    ) -> list[_Bound]:
+        schedule, rank, last_of = self._schedule, self._rank, last_gradients(self._schedule)
+        row = schedule.ranks[rank]
+        posts, over = post_plan(schedule, rank), over_plan(schedule, rank)
+        places = {action: _Place() for action in row}
+        inboxes = {source: self._inbox(source) for action in row if (source := remote_source(schedule, rank, action))}
+        outboxes = {action: box for action in row if (box := self._outbox(action)) is not None}
         program = []
-        for action in schedule.ranks[self._rank]:
+        for action in row:
             stage = stages[action.stage]
             run: Run = {Op.F: stage.forward, Op.B: stage.backward, Op.W: stage.weight_gradient}[action.op]
+            if action in groups:
+                run = partial(_run_group, stage, groups[action])
             run = self._device.bind(run, action)
             if action == last_of[action.stage]:
                 run = last(action.stage, run)
-            source, consumer = schedule.source(action), schedule.consumers.get(action)
+            source, take, give = schedule.source(action), None, None
+            if source is not None:
+                take = inboxes[source].wait if source in inboxes else places[source].take
+            if action in schedule.consumers:
+                give = self._checked(action, outboxes[action].send) if action in outboxes else places[action].put
             program.append(
                 _Bound(
-                    action,
+                    tuple(post for source in posts[action] if (post := inboxes[source].post) is not None),
+                    take,
                     run,
-                    source,
-                    source is not None and schedule.placement[source.stage] != self._rank,
-                    consumer,
-                    tuple((source, self._receiver(source)) for source in posts[action]),
-                    self._sender(action, consumer),
-                    over[action],
+                    action.microbatch,
+                    give,
+                    tuple(finish for sent in over[action] if (finish := outboxes[sent].finish) is not None),
                 )
             )
+        done = {sent for action in row for sent in over[action]}
+        self._left = [box.finish for sent, box in outboxes.items() if sent not in done and box.finish is not None]
         return program
 
     def _messages(self) -> list[Message]:
@@ -156,124 +203,69 @@ class Engine:
         Raises:
             ActionError: an action failed or a peer did not answer.
         """
-        mark = self._device.mark
-        arriving: dict[Action, Pending] = {}
-        here: dict[Action, Tensor | None] = {}  # from a stage to another of the same rank
-        leaving: dict[Action, Pending] = {}
-        marks: list[Any] = []
-        bound = self._program[0]
+        mark, marks, after = self._device.mark, self._marks, self.after_action
+        place = 0
         try:
-            for bound in self._program:
-                for source, post in bound.posts:
-                    arriving[source] = post()
-                marks.append(mark())
-                x = y = None  # what the last action made is not kept alive during this one
-                if bound.source is not None:
-                    x = arriving.pop(bound.source).wait() if bound.remote else here.pop(bound.source)
-                marks.append(mark())
-                y = bound.run(bound.action.microbatch, x)
-                marks.append(mark())
-                if bound.consumer is not None:
-                    if bound.send is None:
-                        here[bound.action] = y
-                    else:
-                        assert y is not None
-                        leaving[bound.action] = bound.send(y)
-                for sent in bound.over:
-                    leaving.pop(sent).wait()
-                if self.after_action is not None:
-                    self.after_action()
-            for send in leaving.values():
-                send.wait()
+            for posts, take, run, microbatch, give, over in self._program:
+                for post in posts:
+                    post()
+                marks[place] = mark()
+                x = take() if take is not None else None
+                marks[place + 1] = mark()
+                y = run(microbatch, x)
+                marks[place + 2] = mark()
+                if give is not None:
+                    give(y)
+                for finish in over:
+                    finish()
+                x = y = None  # what this action took and made is not kept alive during the next
+                if after is not None:
+                    after()
+                place += 3
+            for finish in self._left:
+                finish()
         except Exception as error:
-            raise ActionError(self._describe(error, bound, number)) from error
-        return self._trace(self._device.read(marks))
+            raise ActionError(self._describe(error, place // 3, number)) from error
+        row = self._schedule.ranks[self._rank]
+        return StepTrace(self._rank, row, partial(self._device.read, tuple(marks)))
 
-    def _receiver(self, source: Action) -> Callable[[], Pending]:
-        """Posts the receive of `source`'s tensor."""
+    def _inbox(self, source: Action) -> Inbox:
+        """Receives `source`'s tensor."""
         shape, src = self._shapes[source.microbatch], self._schedule.placement[source.stage]
-        return self._comms.receiver(shape, src, self._tag(source), self._dtype)
+        return self._comms.inbox(shape, src, self._tag(source), self._dtype)
 
-    def _sender(self, action: Action, consumer: Action | None) -> Callable[[Tensor], Pending] | None:
-        """Sends `action`'s tensor, if it goes to another rank and has the size that is awaited there."""
-        if consumer is None or self._schedule.placement[consumer.stage] == self._rank:
+    def _outbox(self, action: Action) -> Outbox | None:
+        """Sends `action`'s tensor, if it goes to another rank."""
+        consumer = self._schedule.consumers.get(action)
+        if consumer is None or (dest := self._schedule.placement[consumer.stage]) == self._rank:
             return None
-        dest, dtype = self._schedule.placement[consumer.stage], self._dtype
-        shape = torch.Size(self._shapes[action.microbatch])
-        forward = self._comms.sender(shape, dest, self._tag(action), dtype)
+        return self._comms.outbox(self._shapes[action.microbatch], dest, self._tag(action), self._dtype)
 
-        def send(tensor: Tensor) -> Pending:
+    def _checked(self, action: Action, send: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+        """`send` for a tensor of the size that is awaited, and an error for another."""
+        shape, dtype = torch.Size(self._shapes[action.microbatch]), self._dtype
+
+        def checked(tensor: Tensor) -> None:
             if tensor.shape != shape or tensor.dtype != dtype:
+                consumer = self._schedule.consumers[action]
                 raise ValueError(f"made {tensor.dtype} {list(tensor.shape)}, {consumer} takes {dtype} {list(shape)}")
-            return forward(tensor)
+            send(tensor)
 
-        return send
+        return checked
 
     def _tag(self, action: Action) -> int:
         """A number that no other tensor of the step has."""
         return 2 * (action.stage * self._schedule.chunks + action.microbatch) + (action.op is Op.B)
 
-    def _describe(self, error: Exception, bound: _Bound, number: int) -> str:
-        if isinstance(error, TimeoutError) and bound.source is not None:
-            src = self._schedule.placement[bound.source.stage]
-            return (
-                f"rank {self._rank} waited {self._comms.timeout_s:g} s for {bound.source} from rank {src} "
-                f"(step {number})"
-            )
-        return f"rank {self._rank}, action {bound.action}, step {number}: {error or type(error).__name__}"
-
-    def _trace(self, times: list[int]) -> StepTrace:
-        spans, waits = [], []
-        triples = zip(times[::3], times[1::3], times[2::3], strict=True)
-        for bound, (asked, start, end) in zip(self._program, triples, strict=True):
-            spans.append(Span(self._rank, *bound.action, start, end, start))
-            waits.append(asked)
-        return StepTrace(spans, waits)
+    def _describe(self, error: Exception, place: int, number: int) -> str:
+        action = self._schedule.ranks[self._rank][min(place, len(self._program) - 1)]
+        source = self._schedule.source(action)
+        if isinstance(error, TimeoutError) and source is not None:
+            src = self._schedule.placement[source.stage]
+            return f"rank {self._rank} waited {self._comms.timeout_s:g} s for {source} from rank {src} (step {number})"
+        return f"rank {self._rank}, action {action}, step {number}: {error or type(error).__name__}"
 
 
-def post_plan(schedule: Schedule, rank: int) -> dict[Action, tuple[Action, ...]]:
-    """For each action of `rank`, the tensors whose receives are posted just before it.
-
-    Each is posted by the time `AHEAD` receives that come before it are still to be used.
-    On one link receives are posted in the order of the peer's sends, which a transport
-    without tags relies on.
-    """
-    row = schedule.ranks[rank]
-    needs = [(place, source) for place, action in enumerate(row) if (source := _remote(schedule, rank, action))]
-    sends: dict[int, list[Action]] = {}
-    wanted = {source for _, source in needs}
-    for peer in {schedule.placement[source.stage] for source in wanted}:
-        sends[peer] = [action for action in schedule.ranks[peer] if action in wanted]
-    plan: dict[Action, tuple[Action, ...]] = dict.fromkeys(row, ())
-    for index, (_, source) in enumerate(needs):
-        link = sends[schedule.placement[source.stage]]
-        if source in link:
-            upto = link.index(source) + 1
-            before = row[needs[index - AHEAD][0]] if index >= AHEAD else row[0]
-            plan[before] += tuple(link[:upto])
-            del link[:upto]
-    return plan
-
-
-def over_plan(schedule: Schedule, rank: int) -> dict[Action, tuple[Action, ...]]:
-    """For each action of `rank`, those whose sends are over once its input is there.
-
-    A peer that sends has run all that comes before in its row, and used what that took.
-    """
-    place = {action: index for row in schedule.ranks for index, action in enumerate(row)}
-    under_way: dict[int, list[Action]] = defaultdict(list)  # peer -> whose tensors go there
-    plan: dict[Action, tuple[Action, ...]] = dict.fromkeys(schedule.ranks[rank], ())
-    for action in schedule.ranks[rank]:
-        if source := _remote(schedule, rank, action):
-            peer, come_to = schedule.placement[source.stage], place[source]
-            plan[action] = tuple(sent for sent in under_way[peer] if place[schedule.consumers[sent]] <= come_to)
-            under_way[peer] = [sent for sent in under_way[peer] if place[schedule.consumers[sent]] > come_to]
-        consumer = schedule.consumers.get(action)
-        if consumer is not None and schedule.placement[consumer.stage] != rank:
-            under_way[schedule.placement[consumer.stage]].append(action)
-    return plan
-
-
-def _remote(schedule: Schedule, rank: int, action: Action) -> Action | None:
-    source = schedule.source(action)
-    return source if source is not None and schedule.placement[source.stage] != rank else None
+def _run_group(stage: Stage, microbatches: Sequence[int], _microbatch: int, _x: Tensor | None) -> None:
+    if microbatches:
+        stage.weight_gradients(microbatches)

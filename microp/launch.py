@@ -29,11 +29,13 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from microp.comms import Comms, init_process_group, thread_comms
+from microp.plan import Plan
 from microp.records import read_errors
-from microp.train import Plan, run_rank
+from microp.train import run_rank
 
 Entry = Callable[[Plan, Comms, int, Path], Any]
 _PRELOAD = ["microp.launch", "torch._dynamo"]  # what a rank imports (the latter for its optimizer), loaded once
+_ports: set[int] = set()  # of all launches of this process
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -96,9 +98,7 @@ def run_elastic(plan: Plan, attempt: Path, shutdown_s: int, entry: Entry | None 
     for name in ("torch.distributed.elastic", "torchelastic-events-null", "torch.multiprocessing.spawn"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     multiprocessing.set_forkserver_preload(_PRELOAD)
-    # The ranks' meeting place, on a port that is free. (elastic's own, c10d, first waits for
-    # up to 0.3 s at random, lest many hosts come at once.)
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+    store = _meeting_place()
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -122,6 +122,20 @@ def run_elastic(plan: Plan, attempt: Path, shutdown_s: int, entry: Entry | None 
     except ChildFailedError as error:
         raise RankError(_what_failed(attempt, error)) from None
     return results
+
+
+def _meeting_place() -> TCPStore:
+    """Where the ranks of one launch meet, on a port that is free and that this process has not used before.
+
+    elastic's own, c10d, first waits for up to 0.3 s at random, lest many hosts come at once.
+    torch remembers the ports of stores that are gone, and fails on one that the system gives
+    out again, which within 200 launches is likely.
+    """
+    given_again = []  # kept open meanwhile, so that another port is given
+    while (store := TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)).port in _ports:
+        given_again.append(store)
+    _ports.add(store.port)
+    return store
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from microp.model import Dropout
-from microp.train import Plan
+from microp.plan import Plan
 
 
 class MonolithStep(NamedTuple):

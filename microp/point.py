@@ -24,24 +24,29 @@ import torch
 
 from microp import launch, terminal, tracking
 from microp.config import Config, make_plan, to_yaml
+from microp.plan import Plan
 from microp.records import new_attempt, write_json
 from microp.summary import summarise
-from microp.train import Plan
 
 
-def run_point(config: Config, board: terminal.Board) -> None:
+def run_point(config: Config, board: terminal.Board, experiment: str | None) -> None:
     """Run one valid configuration and leave its attempt folder behind, finished or failed.
 
     A failure of a rank is written down and does not raise: the other points go on.
+
+    Args:
+        config: valid.
+        board: shows how far it is.
+        experiment: the name of the stored sweep that the point belongs to, if any.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, after it has been written down.
     """
     plan = make_plan(config)
     if launch.joins():
-        _run_joined(config, plan)
+        _run_joined(config, plan, experiment)
         return
-    attempt = _open_attempt(config, plan)
+    attempt = _open_attempt(config, plan, experiment)
     status = _Status(attempt)
     try:
         with board.point(plan.run_id, len(list(plan.phases())), attempt / "steps.rank0.jsonl"):
@@ -59,9 +64,9 @@ def run_point(config: Config, board: terminal.Board) -> None:
     _close_attempt(config, plan, attempt, status, state, message)
 
 
-def _run_joined(config: Config, plan: Plan) -> None:
+def _run_joined(config: Config, plan: Plan, experiment: str | None) -> None:
     comms = launch.dial_in_joined(plan)
-    own = str(_open_attempt(config, plan)) if comms.rank == 0 else ""
+    own = str(_open_attempt(config, plan, experiment)) if comms.rank == 0 else ""
     attempt = Path(comms.all_gather(own)[0])
     attempt.mkdir(parents=True, exist_ok=True)  # on another host
     status = _Status(attempt) if comms.rank == 0 else None
@@ -76,10 +81,11 @@ def _run_joined(config: Config, plan: Plan) -> None:
         _close_attempt(config, plan, attempt, status, "finished", None)
 
 
-def _open_attempt(config: Config, plan: Plan) -> Path:
+def _open_attempt(config: Config, plan: Plan, experiment: str | None) -> Path:
     attempt = new_attempt(Path(config.output_dir) / "runs", plan.run_id)
     (attempt / "config.yaml").write_text(to_yaml(config))
-    write_json(attempt / "env.json", _environment())
+    where = {**_environment(), "experiment": experiment, "wandb_agent": tracking.take_agent()}
+    write_json(attempt / "env.json", where)
     return attempt
 
 

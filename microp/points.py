@@ -9,18 +9,23 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import traceback
 from collections.abc import Callable
-from typing import Any, ClassVar, NoReturn, ParamSpec
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, NoReturn, ParamSpec
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from microp import terminal
@@ -28,6 +33,13 @@ from microp.config import Config, ConfigError, read
 
 BAD_INPUT = 2
 P = ParamSpec("P")
+
+
+class Point(NamedTuple):
+    """One point of a command: what was typed for it, and the configuration that came of it."""
+
+    overrides: list[str]
+    config: Config
 
 
 def loud(method: Callable[P, None]) -> Callable[P, None]:
@@ -57,7 +69,7 @@ class PointsCallback(Callback):
         """All that is wrong with a point."""
         raise NotImplementedError
 
-    def begin(self, config: DictConfig, configs: list[Config]) -> None:
+    def begin(self, config: DictConfig, points: list[Point]) -> None:
         """All points are good; nothing has been started."""
 
     def end(self, config: DictConfig) -> None:
@@ -65,12 +77,12 @@ class PointsCallback(Callback):
 
     @loud
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        self._start(config, [config])
+        self._start(config, [(list(config.hydra.overrides.task), config)])
 
     @loud
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         try:
-            points = expand(config)
+            points = [(overrides, node) for overrides, node in expand(config) if not node.skip]
         except (HydraException, OmegaConfBaseException) as error:
             refuse([str(error), *([str(error.__cause__)] if error.__cause__ else [])])
         self._start(config, points)
@@ -83,22 +95,24 @@ class PointsCallback(Callback):
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         self.end(config)
 
-    def _start(self, config: DictConfig, points: list[DictConfig]) -> None:
-        configs, problems = [], []
-        for point in points:
+    def _start(self, config: DictConfig, composed: list[tuple[list[str], DictConfig]]) -> None:
+        points, problems = [], []
+        for overrides, node in composed:
             try:
-                configs.append(read(point))
-                problems += self.problems_of(configs[-1])
+                points.append(Point(overrides, read(node)))
+                problems += self.problems_of(points[-1].config)
             except ConfigError as error:
                 problems += error.problems
         if problems:
             refuse(list(dict.fromkeys(problems)))
         PointsCallback.began = True
-        self.begin(config, configs)
+        self.begin(config, points)
 
 
-def expand(config: DictConfig) -> list[DictConfig]:
-    """The composed points of a sweep by Hydra's basic sweeper; none for another sweeper.
+def expand(config: DictConfig) -> list[tuple[list[str], DictConfig]]:
+    """The points of a sweep by Hydra's basic sweeper, composed; none for another sweeper.
+
+    Composing takes 70 ms, so it is done once for each choice of options; the values follow.
 
     Raises:
         HydraException: a point cannot be composed (an unknown option, a wrong type).
@@ -107,10 +121,41 @@ def expand(config: DictConfig) -> list[DictConfig]:
     if not sweeper._target_.endswith("BasicSweeper"):
         return []
     loader = GlobalHydra.instance().config_loader()
+    assert isinstance(loader, ConfigLoaderImpl)
     stored = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
-    overrides = OverridesParser.create(config_loader=loader).parse_overrides([*stored, *config.hydra.overrides.task])
+    parser = OverridesParser.create(config_loader=loader)
+    overrides = parser.parse_overrides([*stored, *config.hydra.overrides.task])
     [points] = BasicSweeper.split_arguments(overrides, max_batch_size=None)
-    return [loader.load_sweep_config(config, point) for point in points]
+    composed: dict[tuple[str, ...], DictConfig] = {}
+    found = []
+    for point in points:
+        parsed = parser.parse_overrides(point)
+        values = [each for each in parsed if not loader.repository.group_exists(each.key_or_group)]
+        options = tuple(str(each.input_line) for each in parsed if each not in values)
+        if options not in composed:
+            composed[options] = loader.load_sweep_config(config, list(options))
+            with read_write(composed[options]), open_dict(composed[options]):
+                composed[options].pop("hydra")  # the larger part, and nothing in it is a point's own
+        node = copy.deepcopy(composed[options])
+        ConfigLoaderImpl._apply_overrides_to_config(values, node)
+        found.append((list(point), node))
+    return found
+
+
+def is_sweep(config: DictConfig) -> bool:
+    """Whether the command asks for a sweep: -m, or a stored one."""
+    return bool(config.hydra.mode is RunMode.MULTIRUN)
+
+
+def config_name() -> str:
+    """For a point that is being run: the primary configuration's name, `config` or that of a stored sweep."""
+    return str(HydraConfig.get().job.config_name)
+
+
+def sweep_folder() -> Path | None:
+    """For a point that is being run: the folder of its sweep; None for a single run."""
+    hydra = HydraConfig.get()
+    return Path(hydra.sweep.dir) if hydra.mode is RunMode.MULTIRUN else None
 
 
 def speaks() -> bool:

@@ -29,7 +29,7 @@ from microp.emulated import EmulatedSettings
 from microp.footprint import batch_bytes, stage_footprint
 from microp.memory import activation_peak
 from microp.partition import spread
-from microp.points import PointsCallback, refuse
+from microp.points import Point, PointsCallback, refuse
 from microp.schedule import Schedule
 from microp.schedule_io import to_text, to_torch_csv
 from microp.schedules import closed_forms
@@ -256,7 +256,7 @@ class PricingCallback(PointsCallback):
         assert isinstance(config, SimulateConfig)
         return problems(config)
 
-    def begin(self, config: DictConfig, configs: list[Config]) -> None:
+    def begin(self, config: DictConfig, points: list[Point]) -> None:
         self._as_text = config.output == "text"
         self._figures: list[dict[str, Any]] = []
 

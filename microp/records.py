@@ -32,6 +32,9 @@ if TYPE_CHECKING:  # pandas is not imported by a rank
 
 Row = dict[str, Any]
 
+# Not part of the question a run asks: where, how and whether it runs, and a limit that refuses and changes nothing.
+NOT_ASKED = ("tracking", "launch", "output_dir", "activation_limit", "skip", "again")
+
 
 class RankRecorder:
     """One rank's files of one attempt."""

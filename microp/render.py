@@ -91,8 +91,7 @@ def figure(panels: Mapping[str, Sequence[Span]], title: str, path: Path, scale: 
     sheet, axes = plt.subplots(len(panels), 1, figsize=(10, height), sharex=True, squeeze=False)
     for axis, (name, spans) in zip(axes[:, 0], panels.items(), strict=True):
         _draw(axis, spans, scale.length)
-        total, bubble = float(makespan(spans)) / scale.length, float(bubble_fraction(spans))
-        axis.set_title(f"{name}: {total:.1f} {scale.unit}, bubble {bubble:.3f}", loc="left")
+        axis.set_title(_caption(name, spans, scale), loc="left")
     axes[-1, 0].set_xlabel(f"time since the step's first action, {scale.unit}")
     sheet.suptitle(title)
     sheet.tight_layout()
@@ -101,6 +100,38 @@ def figure(panels: Mapping[str, Sequence[Span]], title: str, path: Path, scale: 
         sheet.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
     plt.close(sheet)
     return files
+
+
+def picture(panels: Mapping[str, Sequence[Span]], path: Path, scale: Scale = MILLISECONDS) -> None:
+    """Draw the timelines as a small PNG and quickly (0.05 s for two ranks): actions by colour alone."""
+    from matplotlib.collections import PolyCollection
+    from matplotlib.figure import Figure
+
+    ranks = max(len(_by_rank(spans)) for spans in panels.values())
+    inches = len(panels) * (0.5 + 0.25 * ranks) + 0.4
+    sheet = Figure(figsize=(10, inches), dpi=80)
+    sheet.subplots_adjust(0.06, 0.45 / inches, 0.99, 1 - 0.3 / inches, hspace=0.4 / (0.1 + 0.25 * ranks))
+    axes = sheet.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, (name, spans) in zip(axes, panels.items(), strict=True):
+        begin = min(span.start for span in spans)
+        for op, colour in COLOURS.items():
+            corners = [_corners(span, begin, scale.length) for span in spans if span.op is op]
+            axis.add_collection(PolyCollection(corners, facecolor=colour, edgecolor="white", linewidth=0.5))
+        axis.set_title(_caption(name, spans, scale), loc="left")
+        axis.set(xlim=(0, None), ylim=(ranks - 0.5, -0.5), yticks=range(ranks), ylabel="rank")
+        axis.autoscale(axis="x")
+    axes[-1].set_xlabel(f"{scale.unit}; light F, dark B, orange W")
+    sheet.savefig(path, format="png")
+
+
+def _corners(span: Span, begin: Any, unit: float) -> list[tuple[float, float]]:
+    left, right = float(span.start - begin) / unit, float(span.end - begin) / unit
+    return [(left, span.rank - 0.4), (right, span.rank - 0.4), (right, span.rank + 0.4), (left, span.rank + 0.4)]
+
+
+def _caption(name: str, spans: Sequence[Span], scale: Scale) -> str:
+    total, bubble = float(makespan(spans)) / scale.length, float(bubble_fraction(spans))
+    return f"{name}: {total:.1f} {scale.unit}, bubble {bubble:.3f}"
 
 
 def perfetto(panels: Mapping[str, Sequence[Span]], schedule: Schedule, path: Path, scale: Scale = MILLISECONDS) -> Path:

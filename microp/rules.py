@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 
+from microp import peer
 from microp.config import Config, make_partition, make_schedule
 from microp.device import Workload
 from microp.emulated import EmulatedSettings
@@ -28,6 +29,8 @@ def validate(config: Config) -> list[str]:
     found += config.device.problems(ranks_here(config))
     found += config.comms.problems(config.device.name)
     found += config.launch.problems(config.ranks)
+    if config.engine.name != "microp" and config.comms.name == "threads":
+        found.append(f"engine={config.engine.name} needs ranks that are processes: use comms=auto")
     latency, backend = getattr(config.device, "latency_ms", 0), config.comms.backend(config.device.name)
     if latency and backend not in ("shm", "threads"):
         found.append(f"device.latency_ms={latency} needs stamped messages: use comms=shm or threads, not {backend}")
@@ -68,7 +71,15 @@ def _unbuildable(config: Config) -> list[str]:
     found, stages = [], config.ranks
     if _is_worth_a_schedule(config):
         try:
-            stages = validate_schedule(make_schedule(config), config.activation_limit).stages
+            schedule = validate_schedule(make_schedule(config), config.activation_limit)
+            stages = schedule.stages
+            if config.engine.batch_weights and not schedule.split:
+                found.append(
+                    f"engine.batch_weights=true, but schedule {schedule.name!r} has no W: use one that splits, as zb_h1"
+                )
+            if config.engine.name == "torch":
+                rows = spread(config.batch_size, config.chunks)
+                found += peer.problems(schedule, config.checkpointing, rows)
         except ValueError as error:
             found.append(str(error))
     if 1 <= config.ranks <= config.model.layers:

@@ -36,7 +36,7 @@ def run_hydra(name: str, task: Callable[[DictConfig], Any]) -> None:
         terminal.error("interrupted: what has been recorded is in the run's folder")
         raise SystemExit(130) from None
     finally:
-        sweep.board.close()
+        sweep.close()
 
 
 if __name__ == "__main__":

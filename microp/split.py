@@ -2,52 +2,192 @@
 
 ::
 
-    a layer that owns weights is a small graph of its own
+    F   x ═ Linear ═ y ═ other layers ═►      of each Linear x is kept, and the place of y in the graph
+    B   ◄═══════════ g ◄═══════════════       one walk: down to the input, g is caught on the way
+    W   weight.grad += gᵀ x                   as the full backward would
 
-    F   x ─┤x' ═ layer ═ y'├─ y          inside: recorded from a leaf x'
-    B   ◄──┤x' ◄═══════ g  ├◄─ g         inside: for x' alone; (y', g) goes to the queue
-    W       weights ◄══ g                inside: for the weights alone; the small graph is freed
+    any other module that owns weights is a small graph of its own inside of that
 
-The outer graph is used up and freed by B, as in a full backward. Nothing walks over a
-graph: hooks, several uses of one layer and tied weights keep working, and the operations
-are those of the full backward, so that the gradients have its bits (Zero Bubble Pipeline
-Parallelism, arXiv 2401.10241, section 2.1).
+    F   x ─┤x' ═ module ═ y'├─ y          inside: recorded from a leaf x'
+    B   ◄──┤x' ◄════════ g  ├◄─ g         inside: for x' alone; (y', g) is kept
+    W       weights ◄═══ g                inside: for the weights alone; the small graph is freed
+
+The outer graph is used up and freed by B, as in a full backward. Hooks, several uses of one
+layer and tied weights keep working, and the operations are those of the full backward, so
+that the gradients have its bits (Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section
+2.1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.functional import linear as linear_map
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+SMALL = 2**17  # bytes
 
-class Deferred(NamedTuple):
-    """One layer's weight gradient that B has left for W."""
+
+class _Weights(NamedTuple):
+    """A Linear's own; None: it has none, or it is frozen."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+class _LinearCall(NamedTuple):
+    """One forward of a Linear whose B is still to come."""
+
+    weights: _Weights
+    x: Tensor
+    version: int  # of x: that it has not been written since
+    edge: GradientEdge
+
+
+class _LinearWeights(NamedTuple):
+    """The weight gradient of one Linear that B has left for W."""
+
+    weights: _Weights
+    x: Tensor
+    gradient: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.x, self.gradient
+
+    def products(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """(weight, what is to be added to its `grad`), for x (..., in) and the gradient (..., out)."""
+        (weight, bias), x, gradient = self
+        if gradient.dim() != 2:
+            x, gradient = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
+        if weight is not None:
+            yield weight, gradient.t().mm(x)
+        if bias is not None:
+            yield bias, gradient.sum(0)
+
+
+class _GraphWeights(NamedTuple):
+    """The same of any other module: its small graph."""
 
     roots: list[GradientEdge]
     gradients: list[Tensor]
     weights: list[nn.Parameter]
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(self.gradients)
+
     def run(self) -> None:
-        """Add it to the weights' `grad`, and free the layer's graph."""
         torch.autograd.backward(self.roots, self.gradients, inputs=self.weights)
 
 
+def _accumulate(parts: Iterable[_LinearWeights]) -> None:
+    """Add the products to the weights' `grad`: large ones while they are in the cache, small ones in one call."""
+    sums, products = [], []
+    for part in parts:
+        for weight, product in part.products():
+            if weight.grad is None:
+                weight.grad = product
+            elif product.nbytes > SMALL:
+                weight.grad.add_(product)
+            else:
+                sums.append(weight.grad)
+                products.append(product)
+    if sums:
+        torch._foreach_add_(sums, products)
+
+
+class Deferred:
+    """What the forward of one microbatch lays aside for its B, and that for its W.
+
+    Attributes:
+        parts: the weight gradients that are left to do.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[_LinearWeights | _GraphWeights] = []
+        self._calls: list[_LinearCall] = []
+
+    def record(self, weights: _Weights, x: Tensor, y: Tensor) -> None:
+        """Note one forward of a Linear."""
+        assert y.grad_fn is not None
+        self._calls.append(_LinearCall(weights, x, x._version, GradientEdge(y.grad_fn, y.output_nr)))
+
+    def backward(self, root: GradientEdge, gradient: Tensor | None, leaf: Tensor, anchor: Tensor) -> Tensor | None:
+        """B: from the output's gradient (None: a loss) to that of `leaf`, if it wants one.
+
+        Raises:
+            RuntimeError: a layer's input was written after its forward.
+        """
+        calls, self._calls = self._calls, []
+        for call in calls:
+            if call.x._version != call.version:
+                raise RuntimeError("the input of a Linear layer was written in place after its forward")
+        wanted: list[Any] = [anchor, *(call.edge for call in calls)]
+        if leaf.requires_grad:
+            wanted.append(leaf)
+        found = torch.autograd.grad([root], wanted, [gradient], allow_unused=True)
+        for call, caught in zip(reversed(calls), reversed(found[1 : len(calls) + 1]), strict=True):
+            if caught is not None:
+                self.parts.append(_LinearWeights(call.weights, call.x, caught))
+        return found[-1] if leaf.requires_grad else None
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What is kept between B and W."""
+        return (tensor for part in self.parts for tensor in part.tensors)
+
+    def run(self) -> None:
+        """W: add what B has left to the weights' `grad`."""
+        _run(self.parts)
+        self.parts.clear()
+
+
+def run_together(several: Sequence[Deferred]) -> None:
+    """The W of several microbatches: of each Linear one product over their concatenation.
+
+    The sum over microbatches is then taken inside the product: other last bits.
+    """
+    parts: list[_LinearWeights | _GraphWeights] = []
+    same: dict[_Weights, list[_LinearWeights]] = defaultdict(list)
+    for part in (part for deferred in several for part in deferred.parts):
+        if isinstance(part, _LinearWeights):
+            same[part.weights].append(part)
+        else:
+            parts.append(part)
+    for weights, calls in same.items():
+        x, gradient = (
+            torch.cat([t.flatten(0, -2) for t in ts]) for ts in zip(*(p.tensors for p in calls), strict=True)
+        )
+        parts.append(_LinearWeights(weights, x, gradient))
+    _run(parts)
+    for deferred in several:
+        deferred.parts.clear()
+
+
+def _run(parts: Sequence[_LinearWeights | _GraphWeights]) -> None:
+    with torch.no_grad():
+        _accumulate(part for part in parts if isinstance(part, _LinearWeights))
+    for part in parts:
+        if isinstance(part, _GraphWeights):
+            part.run()
+
+
 class SplitBackward:
-    """Lets the layers below `module` that own weights divide their backward while `queue` is set.
+    """Lets the layers below `module` that own weights divide their backward while `deferred` is set.
 
     Args:
         module: any module; the outermost modules that own weights are divided, each whole.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.queue: list[Deferred] | None = None
-        # Lets a result require a gradient where no input does, so that B comes here.
-        self._anchor = torch.empty(0, requires_grad=True)
+        self.deferred: Deferred | None = None
+        # Lets a result require a gradient where no input does, so that B comes to the small graphs.
+        self.anchor = torch.empty(0, requires_grad=True)
         for owner in set(weight_owners(module)):
             owner.forward = self._wrap(owner, owner.forward)
 
@@ -55,14 +195,38 @@ class SplitBackward:
         weights = [weight for weight in owner.parameters() if weight.requires_grad]
 
         def divided(*args: Any, **kwargs: Any) -> Any:
-            if self.queue is None or not torch.is_grad_enabled():
+            deferred = self.deferred
+            if deferred is None or not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
             inputs = _Inputs(args, kwargs)
-            call = _Call(forward, inputs, weights, self.queue)
-            results = _Divided.apply(call, self._anchor, *inputs.tensors)
+            call = _Call(forward, inputs, weights, deferred)
+            results = _Divided.apply(call, self.anchor, *inputs.tensors)
             return tree_unflatten(list(results), call.result_form)
 
-        return divided
+        if not isinstance(owner, nn.Linear) or not _is_plain(owner):
+            return divided
+
+        weight, bias = owner.weight, owner.bias
+        wanted = _Weights(*(w if w is not None and w.requires_grad else None for w in (weight, bias)))
+
+        def linear(x: Tensor) -> Tensor:
+            deferred = self.deferred
+            if deferred is None or not torch.is_grad_enabled():
+                return linear_map(x, weight, bias)
+            for own in weights:
+                if own._backward_hooks or own._post_accumulate_grad_hooks:
+                    return divided(x)  # autograd is to call them
+            y = linear_map(x, weight, bias)
+            if weights:
+                deferred.record(wanted, x, y)
+            return y
+
+        return linear
+
+
+def _is_plain(linear: nn.Linear) -> bool:
+    """Not of a derived class, and with weights that are not made anew in each forward."""
+    return type(linear) is nn.Linear and {"weight", "bias"} == set(linear._parameters)
 
 
 def weight_owners(module: nn.Module) -> Iterator[nn.Module]:
@@ -90,12 +254,12 @@ class _Inputs:
 
 
 class _Call:
-    """One forward of one layer, from its inside."""
+    """One forward of one module that is no plain Linear, from its inside."""
 
     def __init__(
-        self, forward: Callable[..., Any], inputs: _Inputs, weights: list[nn.Parameter], queue: list[Deferred]
+        self, forward: Callable[..., Any], inputs: _Inputs, weights: list[nn.Parameter], deferred: Deferred
     ) -> None:
-        self._forward, self._inputs, self._weights, self._queue = forward, inputs, weights, queue
+        self._forward, self._inputs, self._weights, self._deferred = forward, inputs, weights, deferred
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         """Record the small graph; its results, cut off from it (what is no tensor goes through)."""
@@ -108,19 +272,19 @@ class _Call:
         return tuple(r.detach() if isinstance(r, Tensor) else r for r in results)
 
     def input_gradients(self, gradients: Sequence[Tensor]) -> list[Tensor | None]:
-        """B: the gradients of the inputs that want one; the rest goes to the queue."""
+        """B: the gradients of the inputs that want one; the rest is left for W."""
         wanted = [leaf for leaf in self.leaves if leaf.requires_grad]
         own = [gradients[place] for place in self._places]
         found: Sequence[Tensor | None] = ()
         if wanted:
             found = torch.autograd.grad(self._roots, wanted, own, retain_graph=True, allow_unused=True)
         by_leaf = iter(found)
-        self._queue.append(Deferred(self._roots, own, self._weights))
+        self._deferred.parts.append(_GraphWeights(self._roots, own, self._weights))
         return [next(by_leaf) if leaf.requires_grad else None for leaf in self.leaves]
 
 
 class _Divided(torch.autograd.Function):
-    """What the outer graph sees of a layer."""
+    """What the outer graph sees of such a module."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, _anchor: Tensor, *tensors: Tensor) -> tuple[Any, ...]:
@@ -129,5 +293,5 @@ class _Divided(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        call, ctx.call = ctx.call, None  # its graph lives on in the queue alone
+        call, ctx.call = ctx.call, None  # its graph lives on in what is left for W alone
         return (None, None, *call.input_gradients(gradients))

@@ -20,20 +20,19 @@ from microp import costs
 from microp.accounting import KINDS, StepClock, account
 from microp.costs import Costs
 from microp.emulated import EmulatedSettings
+from microp.plan import Plan
 from microp.records import Row, read_asked, read_rows, read_spans
-from microp.schedule import Schedule
 from microp.schedules import closed_forms
 from microp.simulate import simulate
-from microp.trace import Span, bubble_fraction
-from microp.train import Plan
+from microp.trace import Span, bubble_fraction, makespan
 
 
 def summarise(plan: Plan, attempt: Path, status: str) -> dict[str, Any]:
     """What `summary.json` holds; figures that need a step that was not reached are None."""
     ranks = range(plan.ranks)
     rows = [read_rows(attempt, rank) for rank in ranks]
-    steps = _complete_steps(rows, "measured")
-    memory = _complete_steps(rows, "memory")
+    steps = _complete_steps(rows, "measured", plan.engines[0])
+    memory = _complete_steps(rows, "memory", plan.engines[0])
     last_rank = plan.schedule.placement[plan.schedule.stages - 1]
     losses = [step[last_rank]["loss"] for step in steps]
     step_ms = [max(row["step_ms"] for row in step) for step in steps]
@@ -51,6 +50,8 @@ def summarise(plan: Plan, attempt: Path, status: str) -> dict[str, Any]:
         "comms": plan.backend,
         "batch_size": plan.batch_size,
         "seed": plan.seed,
+        "engine": plan.engine.name,
+        "engines": _engines(plan, rows),
         "steps": len(steps),
         "step_ms": _spread(step_ms),
         "samples_per_s": plan.batch_size / median(step_ms) * 1e3 if steps else None,
@@ -65,10 +66,33 @@ def summarise(plan: Plan, attempt: Path, status: str) -> dict[str, Any]:
     }
 
 
-def _complete_steps(rows: list[list[Row]], phase: str) -> list[list[Row]]:
-    """For each step of `phase` that every rank finished, the ranks' rows."""
-    wanted = [[row for row in own if row["phase"] == phase] for own in rows]
+def _complete_steps(rows: list[list[Row]], phase: str, engine: str) -> list[list[Row]]:
+    """For each step of `phase` by `engine` that every rank finished, the ranks' rows."""
+    wanted = [[row for row in own if row["phase"] == phase and row["engine"] == engine] for own in rows]
     return [list(step) for step in zip(*wanted, strict=False)]
+
+
+def _engines(plan: Plan, rows: list[list[Row]]) -> dict[str, Any] | None:
+    """Forward and backward without the optimizer, of each engine, and the medians of ratios within a turn."""
+    if plan.engine.name != "compare":
+        return None
+    times = {
+        engine: [max(row["pipeline_ms"] for row in step) for step in _complete_steps(rows, "measured", engine)]
+        for engine in plan.engines
+    }
+    if plan.is_emulated:
+        times["limit"] = [float(makespan(simulate(plan.schedule, nominal_costs(plan))))] * len(times["microp"])
+    pairs = [(a, b) for a, b in (("microp", "limit"), ("torch", "limit"), ("torch", "microp")) if {a, b} <= set(times)]
+    return {
+        "pipeline_ms": {engine: _spread(values) for engine, values in times.items()},
+        "ratio": {f"{a}/{b}": _median_ratio(times[a], times[b]) for a, b in pairs},
+        "torch_schedule": plan.torch_schedule.name if "torch" in times else None,
+    }
+
+
+def _median_ratio(times: list[float], others: list[float]) -> float | None:
+    ratios = [time / other for time, other in zip(times, others, strict=False)]
+    return median(ratios) if ratios else None
 
 
 def _per_rank(steps: list[list[Row]], key: str) -> list[float] | None:
@@ -101,7 +125,7 @@ def step_clock(row: Row) -> StepClock:
 def _bubbles(plan: Plan, steps: list[list[Row]], spans: list[Span]) -> dict[str, float | None]:
     predicted = None
     if steps and spans:
-        predicted = bubble_fraction(simulate(plan.schedule, measured_costs(plan.schedule, steps, spans)))
+        predicted = bubble_fraction(simulate(plan.schedule, costs.of_steps(plan.schedule, steps, spans)))
     return {
         "measured": median(_bubble(step) for step in steps) if steps else None,
         "predicted": predicted,
@@ -113,18 +137,6 @@ def _bubble(step: list[Row]) -> float:
     """The same fraction as `trace.bubble_fraction`, from the ranks' rows of one step."""
     total_ms = (max(row["last_end_ns"] for row in step) - min(row["first_start_ns"] for row in step)) / 1e6
     return float(1 - sum(row["compute_ms"] for row in step) / (len(step) * total_ms))
-
-
-def measured_costs(schedule: Schedule, steps: list[list[Row]], spans: list[Span]) -> Costs:
-    """Median action times over the measured steps, and the hop of the traced one; in ms."""
-
-    def times(op: str) -> tuple[float, ...]:
-        return tuple(
-            median(step[schedule.placement[stage]]["action_ms"].get(f"{stage}{op}", 0.0) for step in steps)
-            for stage in range(schedule.stages)
-        )
-
-    return Costs(times("F"), times("B"), times("W"), costs.measured(schedule, spans).latency / 1e6)
 
 
 def nominal_costs(plan: Plan) -> Costs:

@@ -227,6 +227,11 @@ def _program(name: str) -> str:
     return os.path.relpath(here / name)
 
 
+def note(text: str) -> None:
+    """A line for who wonders, on standard error."""
+    err.print(text, style="dim", soft_wrap=True, markup=False)
+
+
 def warn(text: str) -> None:
     """A line a user should read, on standard error."""
     err.print(f"warning: {text}", style="yellow", soft_wrap=True, markup=False)

@@ -21,7 +21,8 @@ Three bubbles go by that name in the literature:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import chain, pairwise
 from operator import itemgetter
 from statistics import median
@@ -238,3 +239,28 @@ def median_times(spans: Iterable[Span]) -> dict[tuple[int, Op], Any]:
     for span in spans:
         lengths[span.stage, span.op].append(span.end - span.start)
     return {key: median(values) for key, values in lengths.items()}
+
+
+class StepTrace:
+    """What one rank's clock saw of a step; worked out when it is asked for, after the step.
+
+    Attributes:
+        spans: one an action, in the order in which they ran; times in nanoseconds.
+        asked: for each of them when the rank began to wait for its input.
+    """
+
+    def __init__(self, rank: int, row: Sequence[Action], times: Callable[[], list[int]]) -> None:
+        self._rank, self._row, self._read = rank, row, times
+
+    @cached_property
+    def _times(self) -> list[int]:
+        return self._read()
+
+    @cached_property
+    def asked(self) -> list[int]:
+        return self._times[::3]
+
+    @cached_property
+    def spans(self) -> list[Span]:
+        moments = zip(self._row, self._times[1::3], self._times[2::3], strict=True)
+        return [Span(self._rank, *action, start, end, start) for action, start, end in moments]

@@ -5,11 +5,14 @@
     attempt-1/steps.rank0.jsonl ──► run   group = <run id>/attempt-1   job_type = rank
               steps.rank1.jsonl ──► run   group = <run id>/attempt-1   job_type = rank
               summary.json      ──► run   group = <run id>/attempt-1   job_type = summary
+              + all rows, spans           with the timeline and the tables
               tracked.json      ◄── which of them are done
 
 It comes after the last step and reads only files, so it can be made again at any time:
 
     python -m microp.tracking [FOLDER]      mirror what has not been mirrored yet
+
+Under a `wandb agent` the summary run, and no other, is the agent's own run.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import netrc
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,9 +32,13 @@ from urllib.parse import urlparse
 
 import yaml
 
-from microp.records import attempts, read_json, read_rows, write_json
+from microp import render
+from microp.records import attempts, read_json, read_rows, read_spans, write_json
+from microp.replay import predict, schedule_of
 
 MODES = ("offline", "online", "disabled")
+AGENT = ("WANDB_RUN_ID", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH")  # what `wandb agent` gives a process it starts
+SPAN = ("rank", "op", "stage", "microbatch", "start_ms", "end_ms", "ready_ms")
 
 
 @dataclass
@@ -71,6 +79,18 @@ def _has_key() -> bool:
         return False
 
 
+def take_agent() -> dict[str, str]:
+    """What a `wandb agent` says of the run it wants, for `env.json`; empty if none started this process.
+
+    It is taken out of the environment: only one run of one attempt may be the agent's.
+    """
+    given = {name: value for name in AGENT if (value := os.environ.pop(name, None))}
+    if "WANDB_RUN_ID" not in given:
+        return {}
+    where = {name: os.environ[name] for name in ("WANDB_PROJECT", "WANDB_ENTITY") if name in os.environ}
+    return {name.removeprefix("WANDB_").lower(): value for name, value in (given | where).items()}
+
+
 def mirror(attempt: Path, settings: TrackingSettings, folder: Path) -> None:
     """Make the W&B runs of an attempt that have not been made yet.
 
@@ -85,34 +105,39 @@ def mirror(attempt: Path, settings: TrackingSettings, folder: Path) -> None:
     if settings.mode == "disabled":
         return
     done: dict[str, str] = read_json(path) if (path := attempt / "tracked.json").exists() else {}
-    status = read_json(attempt / "status.json")
+    uid, agent = read_json(attempt / "status.json")["uid"], read_json(attempt / "env.json").get("wandb_agent", {})
     ranks = range(len(list(attempt.glob("steps.rank*.jsonl"))))
     names = [*(f"rank{rank}" for rank in ranks), "summary"]
     with _quiet(settings.mode):
         for name in names:
             if name in done or (name == "summary" and not (attempt / "summary.json").exists()):
                 continue
-            _mirror_one(attempt, settings, folder, name, f"{status['uid']}-{name}")
-            done[name] = f"{status['uid']}-{name}"
+            done[name] = agent["run_id"] if agent and name == "summary" else f"{uid}-{name}"
+            _mirror_one(attempt, settings, folder, name, done[name])
             write_json(attempt / "tracked.json", done)
 
 
 @contextmanager
 def _quiet(mode: str) -> Iterator[None]:
-    """W&B's environment for the time of the mirroring: offline, it resolves no host name."""
-    wanted = {"WANDB_SILENT": "true"}
+    """W&B's environment for the time of the mirroring: no agent's; offline, it resolves no host name."""
+    wanted: dict[str, str | None] = {"WANDB_SILENT": "true", **dict.fromkeys(AGENT)}
     if mode == "offline":
         wanted |= {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
     before = {key: os.environ.get(key) for key in wanted}
-    os.environ.update(wanted)
+    _set(wanted)
     try:
         yield
     finally:
-        for key, value in before.items():
-            if value is None:
-                del os.environ[key]
-            else:
-                os.environ[key] = value
+        _set(before)
+
+
+def _set(variables: dict[str, str | None]) -> None:
+    """Set environment variables; None takes one away."""
+    for key, value in variables.items():
+        if value is None:
+            os.environ.pop(key, None)
+        else:
+            os.environ[key] = value
 
 
 def _mirror_one(attempt: Path, settings: TrackingSettings, folder: Path, name: str, uid: str) -> None:
@@ -120,32 +145,85 @@ def _mirror_one(attempt: Path, settings: TrackingSettings, folder: Path, name: s
 
     for half_done in (folder / "wandb").glob(f"offline-run-*-{uid}"):
         shutil.rmtree(half_done)
-    config = yaml.safe_load((attempt / "config.yaml").read_text())
+    config, env = _read_config(attempt), read_json(attempt / "env.json")
+    agent, experiment = env.get("wandb_agent", {}), env.get("experiment")
     rank = None if name == "summary" else int(name.removeprefix("rank"))
     rows = [] if rank is None else read_rows(attempt, rank)
     run = wandb.init(
-        project=settings.project,
-        entity=settings.entity,
+        project=agent.get("project", settings.project),
+        entity=agent.get("entity", settings.entity),
         dir=str(folder),
         id=uid,
         name=f"{attempt.parent.name}/{name}",
         group=f"{attempt.parent.name}/{attempt.name}",
         job_type="summary" if rank is None else "rank",
-        tags=settings.tags or None,
+        tags=[*settings.tags, *([experiment] if experiment else [])] or None,
         config=config if rank is None else {**config, "rank": rank, "stages": _stages(rows)},
         mode="offline" if settings.mode == "offline" else "online",
         reinit="create_new",
-        settings=wandb.Settings(console="off", silent=True, x_disable_stats=True, disable_git=True, save_code=False),
+        settings=wandb.Settings(
+            console="off",
+            silent=True,
+            x_disable_stats=True,
+            disable_git=True,
+            save_code=False,
+            x_save_requirements=False,  # half the time of a run; versions are in env.json
+            sweep_id=agent.get("sweep_id") if rank is None else None,
+        ),
     )
     try:
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
-        for row in rows:
+        for row in rows if rank is not None else _whole_steps(attempt):
             run.log(row)
         if rank is None:
-            run.summary.update(read_json(attempt / "summary.json"))
+            summary = read_json(attempt / "summary.json")
+            _log_exhibits(run, attempt, summary)
+            run.summary.update(summary)
     finally:
         run.finish()
+
+
+def _read_config(attempt: Path) -> Any:
+    """`config.yaml`, by the parser in C where there is one: a tenth of the time."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load((attempt / "config.yaml").read_text(), loader)
+
+
+def _all_rows(attempt: Path) -> list[list[dict[str, Any]]]:
+    """The rows of each rank."""
+    return [read_rows(attempt, rank) for rank in range(len(list(attempt.glob("steps.rank*.jsonl"))))]
+
+
+def _whole_steps(attempt: Path) -> Iterator[dict[str, Any]]:
+    """A row for each step that all ranks ended: the slowest rank's time, and the last stage's loss."""
+    for rows in zip(*_all_rows(attempt), strict=False):
+        losses = [row["loss"] for row in rows if row["loss"] is not None]
+        slowest = max(row["step_ms"] for row in rows)
+        yield {"step": rows[0]["step"], "phase": rows[0]["phase"], "step_ms": slowest, "loss": sum(losses)}
+
+
+def _log_exhibits(run: Any, attempt: Path, summary: dict[str, Any]) -> None:
+    """The last measured step as a picture and as a table of spans, and the rows of all ranks as a table."""
+    import wandb
+
+    rows = [row for own in _all_rows(attempt) for row in own]
+    found: dict[str, Any] = {}
+    if rows:
+        columns: list[Any] = list(dict.fromkeys(key for row in rows for key in row if key != "action_ms"))
+        data: list[Any] = [[row.get(key) for key in columns] for row in rows]
+        found["steps"] = wandb.Table(columns=columns, data=data)
+    if spans := read_spans(attempt):
+        begin = min(span.start for span in spans)
+        data = [[*span[:4], *((time - begin) / 1e6 for time in span[4:])] for span in spans]
+        found["spans"] = wandb.Table(columns=list(SPAN), data=data)
+        schedule = schedule_of(spans, summary["schedule"])
+        # a failed attempt may have left the trace of some ranks only, which nothing can be predicted from
+        predicted = {"predicted": predict(schedule, spans)} if summary["time_ms"] else {}
+        with tempfile.NamedTemporaryFile(suffix=".png") as file:
+            render.picture({**predicted, "measured": spans}, Path(file.name))
+            run.log({"timeline": wandb.Image(file.name)})
+    run.log(found)
 
 
 def _stages(rows: list[dict[str, Any]]) -> list[int]:
@@ -164,7 +242,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed = 0
     found = attempts(options.folder)
     for number, attempt in enumerate(found, start=1):
-        config = yaml.safe_load((attempt / "config.yaml").read_text())
+        config = _read_config(attempt)
         settings = TrackingSettings(**config["tracking"])
         settings.mode = options.mode or settings.mode
         if settings.problems():

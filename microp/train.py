@@ -15,109 +15,40 @@ A step::
 from __future__ import annotations
 
 import gc
-import hashlib
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from microp.comms import Comms
-from microp.data import Data
-from microp.device import ActivationMeter, Device, DeviceSettings, Workload
-from microp.engine import Boundary, Engine, StepTrace
-from microp.model import Model
-from microp.partition import Partition, spread
+from microp.device import ActivationMeter, Device
+from microp.engine import Boundary, Engine
+from microp.limit import Limit
+from microp.peer import TorchEngine
+from microp.plan import Plan
 from microp.records import RankRecorder, Row
 from microp.reduction import under_way
-from microp.replicate import Sync, SyncSettings
+from microp.replicate import Sync
 from microp.schedule import Op, Schedule
-from microp.schedule_io import to_text
-from microp.stage import Batch, Checkpointing, Stage
+from microp.stage import Batch, Stage
+from microp.trace import StepTrace
 
 MIB = 2**20
 
 
-@dataclass(frozen=True)
-class Plan:
-    """All that a rank needs to know: what the configuration says, checked and worked out.
+class Runner(Protocol):
+    """What runs a step: an engine, or the limit that engines are compared with."""
 
-    Raises:
-        ValueError: the partition fits neither the model nor the schedule.
-    """
+    factor: float
+    after_action: Callable[[], None] | None
 
-    run_id: str
-    schedule: Schedule
-    partition: Partition
-    model: Model
-    checkpointing: Checkpointing
-    data: Data
-    device: DeviceSettings
-    backend: str
-    timeout_s: float
-    batch_size: int
-    steps: int
-    warmup_steps: int
-    learning_rate: float
-    seed: int
-    replicas: int = 1
-    sync: SyncSettings | None = None  # how the replicas are kept equal, where there are several
-    replica: int | None = None  # whose plan this is; None: that of all of them
-
-    def __post_init__(self) -> None:
-        if len(self.partition.sizes) != self.schedule.stages or self.partition.layers != self.model.layers:
-            raise ValueError(
-                f"partition {self.partition.sizes} does not cut {self.model.layers} layers "
-                f"into the schedule's {self.schedule.stages} stages"
-            )
-
-    @property
-    def ranks(self) -> int:
-        return len(self.schedule.ranks)
-
-    @property
-    def processes(self) -> int:
-        """How many ranks there are in all pipelines."""
-        return self.ranks * self.replicas
-
-    @property
-    def shares(self) -> tuple[int, ...]:
-        """The number of rows of each replica: as even as can be."""
-        return spread(self.batch_size, self.replicas)
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """The number of rows of each microbatch, of this replica or one replica after the other: as even as can be."""
-        shares = self.shares if self.replica is None else (self.shares[self.replica],)
-        return tuple(rows for share in shares for rows in spread(share, self.schedule.chunks))
-
-    def of(self, replica: int) -> Plan:
-        """The plan as one replica has it: its rows alone."""
-        return replace(self, replica=replica)
-
-    @property
-    def workload(self) -> Workload:
-        """What the plan asks of a device."""
-        rows = self.of(self.replica or 0).rows
-        return Workload(self.schedule, self.partition.sizes, rows, self.checkpointing)
-
-    def phases(self) -> Iterator[tuple[int, str]]:
-        """(index, phase) of every step; phases are warmup, measured and memory."""
-        counts = {"warmup": self.warmup_steps, "measured": self.steps, "memory": 1}
-        names = (name for name, count in counts.items() for _ in range(count))
-        return enumerate(names)
-
-    def fingerprint(self) -> int:
-        """A number that two ranks share only if they were given the same plan."""
-        parts = (self.run_id, to_text(self.schedule), self.partition, self.model, self.checkpointing, self.data)
-        numbers = (self.batch_size, self.steps, self.warmup_steps, self.learning_rate, self.seed)
-        numbers += (self.replicas, self.sync)
-        digest = hashlib.blake2b(repr((parts, numbers)).encode(), digest_size=6).digest()
-        return int.from_bytes(digest)
+    def step(self, number: int) -> StepTrace | None:
+        """Run a loaded step."""
 
 
 class Trainer:
@@ -141,8 +72,8 @@ class Trainer:
         parameters = [p for stage in self.stages.values() for p in stage.layers.parameters()]
         self.optimizer = torch.optim.Adam(parameters, lr=plan.learning_rate, fused=True)
         self.sync = self._open_sync()
-        boundary = Boundary(plan.model.boundary, plan.model.torch_dtype)
-        self.engine = Engine(plan.schedule, self.stages, comms, device, boundary, plan.rows, self.sync.last)
+        self.engines = {name: self._runner(name) for name in plan.engines}
+        self.engine = self.engines[plan.engines[0]]
         self._windows = None
         if self._has_first or self._has_last:
             self._windows = plan.data.windows(plan.batch_size, plan.model.row_bytes, plan.seed)
@@ -166,10 +97,22 @@ class Trainer:
         return Stage(on_device, loss, plan.checkpointing, plan.schedule.chunks, split)
 
     def _open_sync(self) -> Sync:
-        layers = {index: stage.layers for index, stage in self.stages.items()}
-        if self._comms.across is None or self._plan.sync is None:
+        plan, layers = self._plan, {index: stage.layers for index, stage in self.stages.items()}
+        if self._comms.across is None:
             return Sync(layers)
-        return self._plan.sync.open(layers, self._comms, self._device)
+        split = {stage for stage, _ in plan.schedule.split}
+        return plan.sync.open(layers, split, self._comms, self._device)
+
+    def _runner(self, engine: str) -> Runner:
+        """What runs the steps of an engine; all run the same stages."""
+        plan, stages, comms, device = self._plan, self.stages, self._comms, self._device
+        boundary = Boundary(plan.model.boundary, plan.model.torch_dtype)
+        if engine == "limit":
+            return Limit(plan.schedule, stages, boundary, plan.rows)
+        if engine == "torch":
+            return TorchEngine(plan.torch_schedule, stages, comms, device, boundary, plan.rows, plan.checkpointing)
+        weights, last = plan.engine.batch_weights, self.sync.last
+        return Engine(plan.schedule, stages, comms, device, boundary, plan.rows, weights, last)
 
     @property
     def _has_first(self) -> bool:
@@ -194,27 +137,32 @@ class Trainer:
             stage.load(Batch(step, inputs, targets, weights, first))
         self._comms.barrier()
 
-    def step(self, step: int) -> Row:
-        """Run one loaded step and the optimizer; what it took, as a row."""
+    def step(self, step: int, engine: str | None = None) -> Row:
+        """Run one loaded step (by the first engine, if none is named) and the optimizer; what it took, as a row."""
         mark = self._device.mark
         overruns = self._device.overruns
+        engine = engine or self._plan.engines[0]
+        runner = self.engines[engine]
         began = mark()
-        trace = self.engine.step(step)
+        trace = runner.step(step)
         computed = mark()
         self.reductions = self.sync.finish()
         reduced = mark()
-        self.optimizer.step()
+        if trace is not None:  # else the gradients are of made-up inputs
+            self.optimizer.step()
         ended = mark()
-        self.trace = trace
         began, computed, reduced, ended = self._device.read([began, computed, reduced, ended])
         recompute = sum(stage.recompute_ns for stage in self.stages.values())
         recompute = self._device.recompute_ns(self._plan.schedule.ranks[self._comms.rank], recompute)
         losses = [loss.item() for stage in self.stages.values() for loss in stage.losses]
+        if trace is not None and engine == self._plan.engines[0]:
+            self.trace = trace
         return {
             "step": step,
             "rank": self._comms.rank,
             "replica": self._comms.replica,
-            "loss": sum(losses) / self.sync.loss_scale if self._has_last else None,
+            "engine": engine,
+            "loss": sum(losses) / self.sync.loss_scale if self._has_last and trace is not None else None,
             "began_ns": began,
             "ended_ns": ended,
             "step_ms": (ended - began) / 1e6,
@@ -222,7 +170,8 @@ class Trainer:
             "all_reduce_ms": under_way(self.reductions) / 1e6,
             "exposed_ms": (reduced - computed) / 1e6,
             "reduced_bytes": self.sync.nbytes,
-            **_pipeline_times(trace, self._plan.schedule),
+            "pipeline_ms": (computed - began) / 1e6 * runner.factor,
+            **({} if trace is None else _pipeline_times(trace, self._plan.schedule)),
             "overruns": self._device.overruns - overruns,
             "recompute_ms": recompute / 1e6,
         }
@@ -309,11 +258,12 @@ def _train(plan: Plan, trainer: Trainer, recorder: RankRecorder) -> None:
     gc.collect()
     gc.disable()  # a collection inside a step would be measured
     try:
-        for step, phase in plan.phases():
+        traced = max(step for step, phase, engine in plan.phases() if phase == "measured" and engine == plan.engines[0])
+        for step, phase, engine in plan.phases():
             trainer.load(step)
-            row = trainer.memory_step(step) if phase == "memory" else trainer.step(step)
+            row = trainer.memory_step(step) if phase == "memory" else trainer.step(step, engine)
             recorder.step({"phase": phase, **row})
-            if step == plan.warmup_steps + plan.steps - 1:
+            if step == traced:
                 recorder.spans(step, trainer.trace.spans, trainer.trace.asked)
                 recorder.reductions(step, trainer.reductions)
             gc.collect(1)

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from recorded import small_sweep
 
 from microp.data import Text
 from microp.device import DeviceSettings
+from microp.engine import EngineSettings
 from microp.model import Gpt, Mlp
 from microp.partition import uniform
+from microp.plan import Plan
 from microp.schedules import gpipe
 from microp.stage import Checkpointing
-from microp.train import Plan
 
 CHECKPOINTING = {
     "never": Checkpointing("never", 0, False),
@@ -50,6 +52,7 @@ def make_plan(**changes) -> Plan:
         warmup_steps=1,
         learning_rate=1e-2,
         seed=7,
+        engine=EngineSettings("microp", False),
     )
     return replace(plan, **changes)
 
@@ -61,3 +64,9 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def outputs(tmp_path_factory):
+    """The folder that a small sweep of two schedules left; only reports may be added to it."""
+    return small_sweep(tmp_path_factory.mktemp("sweep"))

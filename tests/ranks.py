@@ -14,7 +14,8 @@ from torch import Tensor
 
 from microp import monolith
 from microp.comms import Comms, Message
-from microp.train import Plan, Trainer
+from microp.plan import Plan
+from microp.train import Trainer
 
 STEPS = 2  # the second one sees the optimizer's work
 
@@ -48,6 +49,10 @@ def train_all(plans: Sequence[Plan], _plan: Plan, comms: Comms, _local_rank: int
         losses, gradients = train(plan, comms)
         results.append((losses, {index: digest(tensors) for index, tensors in gradients.items()}))
     return results
+
+
+def train_all_tensors(plans: Sequence[Plan], _plan: Plan, comms: Comms, _local_rank: int, _attempt: Path):
+    return [train(plan, comms) for plan in plans]
 
 
 def train_tensors(plan: Plan, comms: Comms, _local_rank: int, _attempt: Path):
@@ -130,10 +135,10 @@ def die(plan: Plan, comms: Comms, _local_rank: int, attempt: Path) -> None:
     if comms.rank == plan.ranks - 1:
         step = Trainer.step
 
-        def fatal(trainer: Trainer, number: int):
+        def fatal(trainer: Trainer, number: int, *engine: str):
             if number == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return step(trainer, number)
+            return step(trainer, number, *engine)
 
         Trainer.step = fatal  # type: ignore[method-assign]
     run_rank(plan, comms, comms.rank, attempt)
@@ -148,7 +153,7 @@ def raise_in_action(plan: Plan, comms: Comms, _local_rank: int, attempt: Path) -
         forward = Stage.forward
 
         def failing(stage: Stage, microbatch: int, x: Tensor | None) -> Tensor:
-            if microbatch == 1 and stage._batch.step == 2:
+            if microbatch == 1 and stage.batch.step == 2:
                 raise ValueError("the layer is broken")
             return forward(stage, microbatch, x)
 

@@ -11,7 +11,8 @@ from test_mailboxes import BUILDERS, every_schedule, what_comes_before
 
 from microp import launch
 from microp.comms import Comms
-from microp.engine import AHEAD, ActionError, over_plan, post_plan
+from microp.engine import ActionError
+from microp.lookahead import AHEAD, over_plan, post_plan, weight_groups
 from microp.mailboxes import remote_links
 from microp.records import read_spans
 from microp.schedule import Action, Op
@@ -101,7 +102,7 @@ def test_a_tensor_of_another_shape_does_not_leave():
     trainer.load(0)
     engine = trainer.engine
     engine._shapes[0] = (1, 32)
-    engine._program = [bound._replace(posts=()) for bound in engine._bind(trainer.stages)]
+    engine._program = [bound._replace(posts=()) for bound in engine._bind(trainer.stages, {})]
     with pytest.raises(ActionError, match=r"rank 0, action 0F0, step 0: made torch.float32 \[5, 32\], 1F0 takes"):
         trainer.engine.step(0)
 
@@ -149,3 +150,9 @@ def test_gradients_are_dropped_between_steps():
     assert isinstance(weight.grad, torch.Tensor)
     trainer.load(1)
     assert weight.grad is None
+
+
+def test_w_actions_of_one_stage_that_stand_together_are_one_group():
+    row = [Action(op, stage, m) for op, stage, m in (("B", 0, 0), ("W", 0, 0), ("W", 0, 1), ("W", 1, 0), ("B", 0, 2))]
+    row = [action._replace(op=Op(action.op)) for action in row]
+    assert weight_groups(row) == {row[1]: (), row[2]: (0, 1)}

@@ -17,9 +17,10 @@ import torch
 from conftest import CHECKPOINTING, gpt, make_plan, mlp
 
 from microp import launch, monolith, schedules
+from microp.engine import EngineSettings
 from microp.partition import skewed, uniform
 from microp.schedule import Op
-from microp.schedules import Drain, gpipe, naive, one_f_one_b
+from microp.schedules import Drain, gpipe, naive, one_f_one_b, zb_h1
 
 CHUNKS = (1, 2, 3, 5, 8)
 BUILDERS = [getattr(schedules, name) for name in schedules.__all__ if name not in ("Drain", "from_file")]
@@ -113,13 +114,22 @@ def monolith_of(name: str, layers: int, chunks: int, batch_size: int):
     return [step.loss for step in done], [rank_code.digest(layer) for layer in done[-1].gradients]
 
 
+OTHER_SUMS = {
+    "last in, first out": (gpipe(3, 5, Drain.lifo), False),
+    "W batched": (zb_h1(3, 5), True),
+}
+
+
+@pytest.mark.parametrize("sums", OTHER_SUMS)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("checkpointing", CHECKPOINTING)
-def test_last_in_first_out(model, checkpointing, tmp_path):
-    """Another order of summation: float64, to 1e-12."""
+def test_another_order_of_summation(model, checkpointing, sums, tmp_path):
+    """float64, to 1e-12."""
     subject = MODELS[model]("float64")
+    schedule, batch_weights = OTHER_SUMS[sums]
     plan = make_plan(
-        schedule=gpipe(3, 5, Drain.lifo),
+        schedule=schedule,
+        engine=EngineSettings("microp", batch_weights),
         partition=uniform(subject.layers, 3),
         model=subject,
         checkpointing=CHECKPOINTING[checkpointing],

@@ -27,10 +27,12 @@ FLOORS = [
         "device",
         "emulated",
         "mailboxes",
+        "lookahead",
         "accounting",
         "footprint",
+        "replay",
     },
-    {"engine", "records", "tracking"},
+    {"engine", "limit", "peer", "plan", "records", "tracking"},
     {"train", "monolith", "summary"},
     {
         "builder",
@@ -44,6 +46,7 @@ FLOORS = [
         "sweep",
         "run",
         "check",
+        "null_stages",
         "__main__",
     },
 ]
@@ -63,14 +66,18 @@ SAME_FLOOR = {  # who may know a neighbour
     "device": {"stage"},
     "footprint": {"device", "memory", "model", "stage"},
     "emulated": {"device", "costs"},
+    "limit": {"engine"},
+    "peer": {"engine"},
+    "plan": {"engine", "peer"},
     "tracking": {"records"},
+    "replay": {"costs", "simulate"},
     "monolith": {"train"},
     "summary": {"train"},
 }
 DOORS = {
     "hydra": {"builder", "config", "points", "pricing", "run"},
     "omegaconf": {"builder", "config", "points", "pricing", "sweep", "run"},
-    "torch.distributed": {"comms", "launch"},
+    "torch.distributed": {"comms", "launch", "peer"},
     "wandb": {"tracking"},
     "matplotlib": {"render"},
     "seaborn": set(),
@@ -79,7 +86,7 @@ DOORS = {
 }
 STDLIB_ONLY = {
     *("schedule", "schedules", "validate", "deadlock", "excerpt", "partition", "trace", "transfer", "seeding"),
-    *("costs", "program", "simulate", "memory", "render", "records"),
+    *("costs", "program", "simulate", "memory", "render", "replay", "records"),
 }
 
 

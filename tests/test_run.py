@@ -140,7 +140,9 @@ def test_a_sweep(tmp_path):
         ("1f1b", "2"),
         ("1f1b", "3"),
     ]
-    assert read(sweep / "plan.json")["points"] == [row["run_id"] for row in rows]
+    plan = read(sweep / "plan.json")
+    assert [point["run_id"] for point in plan["points"]] == [row["run_id"] for row in rows]
+    assert plan["points"][1]["overrides"] == ["schedule=gpipe", "chunks=3", *SMALL]
     assert not list(tmp_path.glob("*.log"))
     assert {path.name for path in tmp_path.iterdir()} <= {"outputs", ".config", ".cache", ".local"}
 

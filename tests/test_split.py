@@ -8,9 +8,10 @@ import pytest
 import torch
 from conftest import CHECKPOINTING, mlp
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from microp.device import ActivationMeter
-from microp.split import SplitBackward, weight_owners
+from microp.split import Deferred, SplitBackward, run_together, weight_owners
 from microp.stage import Batch, Stage
 
 
@@ -76,34 +77,66 @@ REORDERED = ("attention", "tied")  # one weight or input is used several times: 
 def test_b_and_w_are_the_full_backward(name):
     module, shape = MODULES[name]
     whole, split = copy.deepcopy(module).double(), copy.deepcopy(module).double()
-    x = torch.randn(shape, dtype=torch.float64)
     tolerance = 1e-12 if name in REORDERED else 0.0
-    mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     backward = SplitBackward(split)
     for _ in range(2):  # gradients add up
-        backward.queue = []
+        x = torch.randn(shape, dtype=torch.float64)
+        mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        deferred = backward.deferred = Deferred()
         y, z = split(mine), whole(theirs)
         assert torch.equal(y, z)
         g = torch.randn_like(y)
         before = [None if p.grad is None else p.grad.clone() for p in split.parameters()]
-        y.backward(g)
+        found = deferred.backward(get_gradient_edge(y), g, mine, backward.anchor)
         assert all(p.grad is b or torch.equal(p.grad, b) for p, b in zip(split.parameters(), before, strict=True))
         z.backward(g)
-        torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=tolerance)
-        for part in backward.queue:
-            part.run()
+        torch.testing.assert_close(found, theirs.grad, rtol=0, atol=tolerance)
+        deferred.run()
         for a, b in zip(split.parameters(), whole.parameters(), strict=True):
             torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=tolerance)
 
 
+def divide(module: nn.Module, x: torch.Tensor) -> Deferred:
+    """Forward and B of the module's sum; W is left."""
+    backward = SplitBackward(module)
+    deferred = backward.deferred = Deferred()
+    loss = module(x).sum()
+    deferred.backward(get_gradient_edge(loss), None, x, backward.anchor)
+    return deferred
+
+
+def test_several_microbatches_w_can_be_one_product():
+    module = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 3, bias=False)).double()
+    whole, backward, several = copy.deepcopy(module), SplitBackward(module), []
+    for rows in (4, 3, 4):
+        x = torch.randn(rows, 8, dtype=torch.float64)
+        whole(x).square().sum().backward()
+        deferred = backward.deferred = Deferred()
+        several.append(deferred)
+        deferred.backward(get_gradient_edge(module(x).square().sum()), None, x, backward.anchor)
+    run_together(several)
+    for a, b in zip(module.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-12)
+    assert not any(deferred.parts for deferred in several)
+
+
+def test_an_input_that_is_written_after_its_forward_is_refused():
+    layer = nn.Linear(4, 4)
+    backward = SplitBackward(layer)
+    deferred = backward.deferred = Deferred()
+    x = torch.randn(2, 4)
+    loss = layer(x).sum()
+    x.zero_()
+    with pytest.raises(RuntimeError, match="written in place"):
+        deferred.backward(get_gradient_edge(loss), None, x, backward.anchor)
+
+
 def test_an_embedding_has_no_input_gradient():
     table = nn.Embedding(10, 4)
-    backward = SplitBackward(table)
-    backward.queue = []
-    table(torch.tensor([1, 1, 3])).sum().backward()
+    deferred = divide(table, torch.tensor([1, 1, 3]))
     assert table.weight.grad is None
-    [part] = backward.queue
-    part.run()
+    assert len(deferred.parts) == 1
+    deferred.run()
     assert table.weight.grad[:, 0].tolist() == [0, 2, 0, 1, 0, 0, 0, 0, 0, 0]
 
 
@@ -112,32 +145,27 @@ def test_hooks_go_on_working():
     layer.register_forward_hook(lambda *_: seen.append("forward"))
     layer.register_full_backward_hook(lambda *_: seen.append("backward"))
     layer.weight.register_post_accumulate_grad_hook(lambda _: seen.append("weight"))
-    backward = SplitBackward(layer)
-    backward.queue = []
-    layer(torch.randn(2, 4, requires_grad=True)).sum().backward()
+    deferred = divide(layer, torch.randn(2, 4, requires_grad=True))
     assert seen == ["forward", "backward"]
-    backward.queue[0].run()
+    deferred.run()
     assert seen == ["forward", "backward", "weight"]
 
 
-def test_without_a_queue_nothing_is_divided():
+def test_without_deferred_nothing_is_divided():
     layer = nn.Linear(4, 4)
     backward = SplitBackward(layer)
     layer(torch.randn(2, 4)).sum().backward()
     assert layer.weight.grad is not None
-    backward.queue = []
+    deferred = backward.deferred = Deferred()
     with torch.no_grad():
         layer(torch.randn(2, 4))
-    assert backward.queue == []
+    assert deferred.parts == []
 
 
 def test_frozen_weights_stay_so():
     layer = nn.Linear(4, 4)
     layer.bias.requires_grad_(False)
-    backward = SplitBackward(layer)
-    backward.queue = []
-    layer(torch.randn(2, 4)).sum().backward()
-    backward.queue[0].run()
+    divide(layer, torch.randn(2, 4)).run()
     assert layer.bias.grad is None
     assert layer.weight.grad is not None
 

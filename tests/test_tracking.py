@@ -11,7 +11,7 @@ import pytest
 from conftest import make_plan
 
 from microp import launch, tracking
-from microp.records import new_attempt, read_rows, write_json
+from microp.records import new_attempt, read_rows, read_spans, write_json
 from microp.summary import summarise
 from microp.tracking import TrackingSettings, mirror
 
@@ -27,6 +27,7 @@ def attempt(tmp_path):
     (folder / "config.yaml").write_text(
         "ranks: 2\nmodel: {name: mlp}\ntracking: {mode: offline, project: microp, entity: null, tags: [a-tag]}\n"
     )
+    write_json(folder / "env.json", {"experiment": "an_experiment", "wandb_agent": {}})
     write_json(folder / "status.json", {"uid": "0123abcd", "status": "finished", "message": None})
     write_json(folder / "summary.json", summarise(plan, folder, "finished"))
     return folder
@@ -56,6 +57,58 @@ def test_what_was_logged_equals_the_rows(attempt, tmp_path):
         text = json.dumps(records)
         for word in ("test/attempt-1", '"rank"', "a-tag"):
             assert word in text
+
+
+def test_the_summary_run_has_steps_tables_and_the_timeline(attempt, tmp_path):
+    mirror(attempt, OFFLINE, tmp_path)
+    records = inspect(tmp_path, "0123abcd-summary")
+    logged = [record["history"]["item"] for record in records if "history" in record]
+    rows = [read_rows(attempt, rank) for rank in range(2)]
+    for item, ranks in zip(logged, zip(*rows, strict=True), strict=False):
+        assert item["step_ms"] == max(row["step_ms"] for row in ranks)
+        assert item["loss"] == ranks[1]["loss"]
+    timeline, tables = logged[-2:]
+    assert (timeline["timeline._type"], timeline["timeline.format"]) == ("image-file", "png")
+    [folder] = tmp_path.glob("wandb/offline-run-*-summary/files")
+    assert (folder / timeline["timeline.path"]).read_bytes().startswith(b"\x89PNG")
+    steps, spans = (json.loads((folder / tables[f"{name}.path"]).read_text()) for name in ("steps", "spans"))
+    expected = [[row.get(key) for key in steps["columns"]] for own in rows for row in own]
+    assert steps["data"] == expected
+    assert {"rank", "step", "loss", "step_ms", "peak_memory_mib"} <= set(steps["columns"])
+    updates = [record["summary"]["update"] for record in records if "summary" in record]
+    assert any(json.loads((attempt / "summary.json").read_text()).items() <= update.items() for update in updates)
+    begin = min(span.start for span in read_spans(attempt))
+    assert [(*row[:4], row[4]) for row in spans["data"]] == [
+        (span.rank, span.op, span.stage, span.microbatch, (span.start - begin) / 1e6) for span in read_spans(attempt)
+    ]
+
+
+def test_steps_are_the_axis_and_the_experiment_is_a_tag(attempt, tmp_path):
+    mirror(attempt, OFFLINE, tmp_path)
+    for name in ("rank0", "summary"):
+        records = inspect(tmp_path, f"0123abcd-{name}")
+        metrics = [record["metric"] for record in records if "metric" in record]
+        assert any(metric.get("glob_name") == "*" and metric["step_metric"] == "step" for metric in metrics), metrics
+        [run] = [record["run"] for record in records if "run" in record]
+        assert set(run["tags"]) == {"a-tag", "an_experiment"}
+
+
+def test_only_the_summary_run_is_the_agents(attempt, tmp_path, monkeypatch):
+    """As `wandb agent` starts a process; `run_point` takes it down in env.json."""
+    for key, value in {"RUN_ID": "agentrun", "SWEEP_ID": "asweep", "PROJECT": "theirs"}.items():
+        monkeypatch.setenv(f"WANDB_{key}", value)
+    agent = tracking.take_agent()
+    assert agent == {"run_id": "agentrun", "sweep_id": "asweep", "project": "theirs"}
+    assert tracking.take_agent() == {}  # the next attempt of this process has ids of its own
+    write_json(attempt / "env.json", {"experiment": None, "wandb_agent": agent})
+    monkeypatch.setenv("WANDB_RUN_ID", "somebody-elses")  # for one that is mirrored later
+    mirror(attempt, OFFLINE, tmp_path)
+    names = sorted(path.name.split("-", 3)[3] for path in (tmp_path / "wandb").glob("offline-run-*"))
+    assert names == ["0123abcd-rank0", "0123abcd-rank1", "agentrun"]
+    for name in names:
+        [run] = [record["run"] for record in inspect(tmp_path, name) if "run" in record]
+        assert run.get("sweep_id", "") == ("asweep" if name == "agentrun" else "")
+        assert run["project"] == "theirs"
 
 
 def test_mirroring_again_makes_no_duplicates(attempt, tmp_path):

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from microp.comms.base import REDUCTIONS, Comms, CommsSettings, Message, Pending, Sum
+from microp.comms.base import REDUCTIONS, Comms, CommsSettings, Inbox, Message, Outbox, Pending, Sum
 from microp.comms.delayed import DelayedComms
 from microp.comms.group import GroupComms
 from microp.comms.shm import ShmComms
@@ -27,7 +27,9 @@ __all__ = [
     "CommsSettings",
     "DelayedComms",
     "GroupComms",
+    "Inbox",
     "Message",
+    "Outbox",
     "Pending",
     "ShmComms",
     "Sum",

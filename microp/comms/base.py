@@ -91,6 +91,57 @@ class Summed:
         return self.tensor
 
 
+class Outbox(Protocol):
+    """Sends one of a step's messages, in every step."""
+
+    def send(self, tensor: Tensor) -> None:
+        """Start to send; `tensor` must not be written before `finish()`."""
+
+    @property
+    def finish(self) -> Callable[[], Any] | None:
+        """Waits until `tensor` may be written; None if it may at once."""
+
+
+class Inbox(Protocol):
+    """Receives one of a step's messages, in every step."""
+
+    @property
+    def post(self) -> Callable[[], None] | None:
+        """Starts to receive, so that bytes move before they are waited for; None if they do anyway."""
+
+    def wait(self) -> Tensor:
+        """Block until the tensor is there. Raises as `Pending.wait`."""
+
+
+class PostedSend:
+    """An outbox over `isend_tensor`."""
+
+    def __init__(self, start: Callable[[Tensor], Pending]) -> None:
+        self._start = start
+
+    def send(self, tensor: Tensor) -> None:
+        self._pending = self._start(tensor)
+
+    def finish(self) -> None:
+        self._pending.wait()
+        del self._pending
+
+
+class PostedReceive:
+    """An inbox over `irecv_tensor`."""
+
+    def __init__(self, start: Callable[[], Pending]) -> None:
+        self._start = start
+
+    def post(self) -> None:
+        self._pending = self._start()
+
+    def wait(self) -> Tensor:
+        pending = self._pending
+        del self._pending  # a tensor that has come is the receiver's alone
+        return pending.wait()
+
+
 class Message(NamedTuple):
     """A tensor that travels in every step.
 
@@ -172,14 +223,14 @@ class Comms(ABC):
         """Get ready for a step's messages; every rank names all of them, its own or not."""
         del messages  # a transport that needs no preparation
 
-    def sender(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Callable[[Tensor], Pending]:
-        """`isend_tensor` for one of a step's messages, with all that can be looked up looked up."""
+    def outbox(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Outbox:
+        """What sends one of a step's messages, with all that can be looked up looked up."""
         del shape, dtype
-        return partial(self.isend_tensor, dest=dest, tag=tag)
+        return PostedSend(partial(self.isend_tensor, dest=dest, tag=tag))
 
-    def receiver(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Callable[[], Pending]:
-        """`irecv_tensor` for one of a step's messages, with all that can be looked up looked up."""
-        return partial(self.irecv_tensor, shape, src, tag, dtype)
+    def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Inbox:
+        """What receives one of a step's messages, with all that can be looked up looked up."""
+        return PostedReceive(partial(self.irecv_tensor, shape, src, tag, dtype))
 
     @abstractmethod
     def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:

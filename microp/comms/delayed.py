@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from microp.comms.base import Comms, Message, Pending, Sum
+from microp.comms.base import Comms, Message, Outbox, Pending, Sum
 from microp.pacing import sleep_until
 
 
@@ -28,8 +28,8 @@ class DelayedComms(Comms):
     def expect(self, messages: Iterable[Message]) -> None:
         self._inner.expect(messages)
 
-    def sender(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Callable[[Tensor], Pending]:
-        return self._inner.sender(shape, dest, tag, dtype)
+    def outbox(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Outbox:
+        return self._inner.outbox(shape, dest, tag, dtype)
 
     def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
         return self._inner.isend_tensor(tensor, dest, tag)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from time import perf_counter_ns
 from typing import Any
@@ -11,7 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from microp.comms.base import Comms, Pending, Sum, check_reduction
+from microp.comms.base import (
+    Comms,
+    Inbox,
+    Message,
+    Outbox,
+    Pending,
+    PostedReceive,
+    PostedSend,
+    Sum,
+    check_reduction,
+)
 
 _REDUCE = {
     "sum": dist.ReduceOp.SUM,
@@ -41,9 +51,42 @@ class GroupComms(Comms):
         if backend == "nccl":
             members = dist.get_process_group_ranks(self.group)
             self._up, self._down = (dist.new_group(members, use_local_synchronization=True) for _ in range(2))
+        self._buffers: dict[tuple[int, int], Tensor] = {}  # (source, tag) -> where it comes in
 
     def _group(self, src: int, dest: int) -> Any:
         return self._up if src < dest else self._down
+
+    def expect(self, messages: Iterable[Message]) -> None:
+        """On CPUs: make the buffers that a step's messages come into, one for each mailbox of the schedule."""
+        if self.device.type != "cpu":
+            return  # a GPU's allocator hands memory out in the order of its stream
+        mine = [message for message in messages if message.dest == self.rank]
+        sizes: dict[tuple[int, int], int] = {}
+        for message in mine:
+            sizes[message.src, message.slot] = max(message.nbytes, sizes.get((message.src, message.slot), 0))
+        pool = {key: torch.empty(nbytes, dtype=torch.uint8) for key, nbytes in sizes.items()}
+        self._buffers = {(message.src, message.tag): pool[message.src, message.slot] for message in mine}
+
+    def outbox(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Outbox:
+        group = self._group(self.rank, dest)
+
+        def start(tensor: Tensor) -> Pending:
+            tensor = tensor.contiguous()
+            return _Transfer(group.send([tensor], dest, tag), tensor, dest, self.timeout_s)
+
+        return PostedSend(start)
+
+    def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Inbox:
+        """Into a buffer that was made for it; who sends checks the size, so that no canary is needed."""
+        buffer, group = self._buffers.get((src, tag)), self._group(src, self.rank)
+        if buffer is None:
+            return super().inbox(shape, src, tag, dtype)
+        tensor = buffer[: torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(*shape)
+
+        def start() -> Pending:
+            return _Transfer(group.recv([tensor], src, tag), tensor, src, self.timeout_s)
+
+        return PostedReceive(start)
 
     def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
         tensor = tensor.contiguous()

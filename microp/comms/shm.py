@@ -10,7 +10,8 @@
 One segment holds the mailboxes of all links. It has no name in any file system (rank 0
 makes it, the others open it through rank 0's descriptor), so nothing can be left behind,
 whatever kills a rank. POSIX semaphores order the memory on every processor, Arm included.
-What is not a step's message (set-up, barriers, reductions) goes through gloo.
+Ranks meet before a step through mailboxes of no bytes, by way of rank 0, and so within
+microseconds of each other. What else is not a step's message (set-up, reductions) goes through gloo.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import errno
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -29,15 +30,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from microp.comms.base import Message, Pending
+from microp.comms.base import Inbox, Message, Outbox, Pending
 from microp.comms.group import GroupComms
 
 LINE = 64  # bytes: a cache line, and the alignment at which matrix products give the same bits
 STAMP = 32  # where in the first line the stamp lies, after the semaphore
-SPIN_NS = 50_000  # a wait that ends within this never sleeps; only where every rank has a core
+SPIN_NS = 2_000_000  # a wait that ends within this never sleeps; only where every rank has a core
+_MEET = -1  # the tag of the mailboxes through which ranks meet
 LOOK_S = 1.0  # how often a blocked wait looks whether its peer is alive
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_trywait, _post = _libc.sem_trywait, _libc.sem_post
 
 
 class _Timespec(ctypes.Structure):
@@ -63,7 +66,10 @@ class ShmComms(GroupComms):
         self._spin_ns = SPIN_NS if dist.get_world_size() <= len(os.sched_getaffinity(0)) else 0
 
     def expect(self, messages: Iterable[Message]) -> None:
-        messages = list(messages)
+        meeting = [
+            Message(*ends, _MEET, 0, _MEET) for rank in range(1, self.world_size) for ends in ((rank, 0), (0, rank))
+        ]
+        messages = [*messages, *meeting]
         sizes: dict[tuple[int, int, int], int] = {}
         for message in messages:
             key = (message.src, message.dest, message.slot)
@@ -97,33 +103,39 @@ class ShmComms(GroupComms):
         stamp = ctypes.c_int64.from_buffer(self._segment, offset + STAMP)
         return _Box(self._base + offset, stamp, offset + LINE, nbytes)
 
-    def sender(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Callable[[Tensor], Pending]:
+    def outbox(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Outbox:
         box = self._boxes[self.rank, dest, tag]
-        data, stamp, semaphore = self._data(box, shape, dtype), box.stamp, ctypes.c_void_p(box.semaphore)
-        post, done = _libc.sem_post, _Copied(data)
+        return _Drop(box, self._data(box, shape, dtype))
 
-        def send(tensor: Tensor) -> Pending:
-            data.copy_(tensor)
-            stamp.value = perf_counter_ns()
-            post(semaphore)
-            return done
-
-        return send
-
-    def receiver(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Callable[[], Pending]:
+    def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Inbox:
         box = self._boxes[src, self.rank, tag]
-        mail = _Mail(self, box, self._data(box, shape, dtype), src)
-        return lambda: mail
+        return _Mail(self, box, self._data(box, shape, dtype), src)
 
     def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
         if (self.rank, dest, tag) not in self._boxes:
             return super().isend_tensor(tensor, dest, tag)
-        return self.sender(tensor.shape, dest, tag, tensor.dtype)(tensor)
+        self.outbox(tensor.shape, dest, tag, tensor.dtype).send(tensor)
+        return _Copied(tensor)
 
     def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
         if (src, self.rank, tag) not in self._boxes:
             return super().irecv_tensor(shape, src, tag, dtype)
-        return self.receiver(shape, src, tag, dtype)()
+        return self.inbox(shape, src, tag, dtype)
+
+    def barrier(self) -> None:
+        if not self._boxes:
+            super().barrier()
+            return
+        others = range(1, self.world_size) if self.rank == 0 else [0]
+        come = [self._boxes[rank, self.rank, _MEET].semaphore for rank in others]
+        go = [self._boxes[self.rank, rank, _MEET].semaphore for rank in others]
+        if self.rank != 0:
+            _post(ctypes.c_void_p(go[0]))
+        for rank, semaphore in zip(others, come, strict=True):
+            self.take(ctypes.c_void_p(semaphore), rank)
+        if self.rank == 0:
+            for semaphore in go:
+                _post(ctypes.c_void_p(semaphore))
 
     def _data(self, box: _Box, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """The mailbox's data as a tensor."""
@@ -132,19 +144,19 @@ class ShmComms(GroupComms):
             raise ConnectionError(f"{dtype} {list(shape)} does not fit into a mailbox of {box.nbytes} bytes")
         return torch.frombuffer(self._segment, dtype=dtype, count=count, offset=box.offset).view(*shape)
 
-    def take(self, box: _Box, src: int) -> None:
+    def take(self, semaphore: ctypes.c_void_p, src: int) -> None:
         """Wait until a mailbox has been posted.
 
         Raises:
             TimeoutError: it was not within `timeout_s`.
             ConnectionError: the sender is gone.
         """
-        semaphore = ctypes.c_void_p(box.semaphore)
-        end = perf_counter_ns() + self._spin_ns
-        while _libc.sem_trywait(semaphore) != 0:
-            if perf_counter_ns() >= end:
-                self._block(semaphore, src)
-                return
+        if self._spin_ns:
+            end = perf_counter_ns() + self._spin_ns
+            while perf_counter_ns() < end:
+                if _trywait(semaphore) == 0:
+                    return
+        self._block(semaphore, src)
 
     def _block(self, semaphore: ctypes.c_void_p, src: int) -> None:
         give_up = time.monotonic() + self.timeout_s
@@ -177,19 +189,36 @@ class _Copied(NamedTuple):
         return self.tensor
 
 
-class _Mail(NamedTuple):
-    """A receive: the tensor lies in the mailbox once that has been posted."""
+class _Drop:
+    """The sender's side of a mailbox."""
 
-    comms: ShmComms
-    box: _Box
-    tensor: Tensor
-    src: int
+    finish = None  # the tensor has been copied
+
+    def __init__(self, box: _Box, data: Tensor) -> None:
+        self._data, self._stamp = data, box.stamp
+        self._semaphore = ctypes.c_void_p(box.semaphore)
+
+    def send(self, tensor: Tensor) -> None:
+        self._data.copy_(tensor)
+        self._stamp.value = perf_counter_ns()
+        _post(self._semaphore)
+
+
+class _Mail:
+    """The receiver's side: the tensor lies in the mailbox once that has been posted."""
+
+    post = None  # nothing has to be started
+
+    def __init__(self, comms: ShmComms, box: _Box, data: Tensor, src: int) -> None:
+        self._comms, self._data, self._stamp, self._src = comms, data, box.stamp, src
+        self._semaphore = ctypes.c_void_p(box.semaphore)
 
     def wait(self) -> Tensor:
-        self.comms.take(self.box, self.src)
-        return self.tensor
+        if _trywait(self._semaphore) != 0:
+            self._comms.take(self._semaphore, self._src)
+        return self._data
 
     @property
     def sent_ns(self) -> int:
         """When the tensor was sent; after `wait()`."""
-        return int(self.box.stamp.value)
+        return int(self._stamp.value)

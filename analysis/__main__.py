@@ -1,0 +1,87 @@
+"""`python -m analysis [OUTPUTS]`: every figure and the report, from what runs left.
+
+::
+
+    outputs/runs, outputs/sweeps ──► outputs/report/<figure>.svg .png .csv
+                                                    report.md  report.html
+
+An experiment is a module here with `exhibits(store)`; it draws the sweep of its own name.
+Sweeps that belong to no module are drawn as `python -m analysis.sweep` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+from analysis import page, sweep
+from analysis.command import ANY_RUN, OUTPUTS, nothing, print_missing
+from analysis.page import Section
+from analysis.store import Store
+
+EXPERIMENTS = (  # each draws sweeps/<name>.yaml
+    "m_sensitivity",
+    "checkpoint_overhead",
+    "partition_skew",
+    "schedules",
+    "hop_latency",
+    "engine_speed",
+)
+OVER_ALL_RUNS = ("prediction", "rank_time")
+MOST_SWEEPS = 6  # of the user's own, the newest ones
+
+
+def sections(store: Store) -> Iterator[Section]:
+    """The report's parts, in its order."""
+    for name in (*EXPERIMENTS, *OVER_ALL_RUNS):
+        module = importlib.import_module(f"analysis.{name}")
+        missing = store.missing(name) if name in EXPERIMENTS else []
+        title = str(module.__doc__).splitlines()[0].rstrip(".")
+        yield Section(name, title, module.exhibits(store), missing)
+    yield own_sweeps(store)
+
+
+def own_sweeps(store: Store) -> Section:
+    """The sweeps that no module draws, the newest first; one that was repeated with the same runs once."""
+    plans = {frozenset(point.run_id for point in plan.points): plan for plan in store.plans}
+    newest = sorted((plan for plan in plans.values() if plan.experiment not in EXPERIMENTS), reverse=True)
+    made = (sweep.of_plan(store, plan) for plan in newest[:MOST_SWEEPS])
+    drawn = [exhibit for exhibit in made if exhibit is not None]
+    missing = [command for exhibit in drawn for command in exhibit.missing]
+    return Section("own-sweeps", "Other sweeps, the newest first", drawn, missing)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write every figure and the report, print the files and what is missing."""
+    parser = argparse.ArgumentParser(prog="python -m analysis", description=main.__doc__)
+    parser.add_argument("outputs", type=Path, nargs="?", default=OUTPUTS, help="what runs left (outputs)")
+    options = parser.parse_args(arguments)
+    store, folder = Store(options.outputs), options.outputs / "report"
+    runs = store.runs()
+    if runs.empty:
+        parser.error(nothing(options.outputs, ANY_RUN))
+    made: list[Section] = []
+    console = Console(stderr=True)
+    total = len(EXPERIMENTS) + len(OVER_ALL_RUNS) + 1
+    quiet = not console.is_terminal
+    for section in track(sections(store), "figures", total, console=console, transient=True, disable=quiet):
+        for exhibit in section.exhibits:
+            for file in exhibit.save(folder):
+                print(file)
+        made.append(section)
+    texts = {"report.md": page.markdown(made, runs), "report.html": page.html(made, folder, runs)}
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+        print(folder / name)
+    print_missing([command for section in made for command in section.missing])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

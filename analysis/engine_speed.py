@@ -1,0 +1,91 @@
+"""How near a step comes to the arithmetic limit, and how torch's own pipeline runtime compares.
+
+::
+
+    one launch    limit │ microp │ torch │ microp │ torch │ limit │ ...     in turn, step by step
+                     └── ratio ──┴─ ratio ─┘                                within a turn; median over turns
+
+The limit is (M+K-1)/M times one rank's compute alone, on emulated devices the closed form.
+Forward and backward without the optimizer. Beside a schedule that torch has not got (ZB-H1)
+its 1F1B is run, with real compute only.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pandas as pd
+
+from analysis import plot
+from analysis.command import main
+from analysis.exhibit import Exhibit
+from analysis.statistics import over_launches
+from analysis.store import Store
+
+NAME = "engine_speed"
+RATIOS = {
+    "engines.ratio.microp/limit": "microp over the limit",
+    "engines.ratio.torch/limit": "torch over the limit",
+    "engines.ratio.torch/microp": "torch over microp",
+}
+TIMES = [f"engines.pipeline_ms.{engine}.median" for engine in ("limit", "microp", "torch")]
+POINT = ["device", "ranks", "config.model.dim", "schedule", "chunks"]
+
+
+def exhibits(store: Store) -> list[Exhibit]:
+    """One figure: both engines over the limit, a panel for each kind of stage."""
+    runs = store.runs(NAME)
+    if runs.empty:
+        return []
+    for column in (*RATIOS, *TIMES):
+        if column not in runs:
+            runs[column] = float("nan")
+    table = over_launches(runs, POINT, [*RATIOS, *TIMES])
+    text = (
+        "Step time (forward and backward) over the limit: (M+K-1)/M times one rank's compute alone, on emulated "
+        "devices the closed form. Filled lines: microp; grey: torch.distributed.pipelining beside the same schedule "
+        "(1F1B beside ZB-H1). Medians over launches of the median ratio within a turn; bars: 95 % bootstrap interval."
+    )
+    title, missing = "microp, torch and the limit", store.missing(NAME)
+    return [Exhibit("engine-speed", title, text, figure(table), named(table), runs, missing)]
+
+
+def figure(table: pd.DataFrame) -> Any:
+    """A panel for each device, K and model size."""
+    panels = list(table.groupby(POINT[:3], sort=True))
+    columns = 2 if len(panels) > 1 else 1
+    sheet, axes = plot.sheet(-(-len(panels) // columns), columns)
+    looks = plot.looks(table["schedule"].unique())
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, ((device, ranks, dim), own) in zip(axes.flat, panels, strict=False):
+        for schedule, rows in own.groupby("schedule"):
+            look = looks[schedule]
+            plot.points(axis, rows, "chunks", "engines.ratio.microp/limit", look, str(schedule))
+            grey = look._replace(colour="0.6")
+            plot.points(axis, rows, "chunks", "engines.ratio.torch/limit", grey, f"torch beside {schedule}")
+        axis.axhline(1, color="0.25", linewidth=0.8)
+        kind = "emulated" if device == "emulated" else f"real compute, dim {dim}"
+        axis.set_title(f"{kind}, K = {ranks}")
+        axis.set_yscale("log", base=2)
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_ylabel("step time / limit")
+        plot.powers(axis, own["chunks"], "microbatches M")
+    plot.legend(sheet)
+    return sheet
+
+
+def named(table: pd.DataFrame) -> pd.DataFrame:
+    """The table in a reader's words: milliseconds, and ratios with their intervals."""
+    result = table[[*POINT, "launches"]].rename(columns={"config.model.dim": "dim"})
+    for column in TIMES:
+        result[f"{column.split('.')[2]} ms"] = table[column]
+    for column, name in RATIOS.items():
+        result[name], result[f"{name}, low"] = table[column], table[f"{column}.low"]
+        result[f"{name}, high"] = table[f"{column}.high"]
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main(NAME, exhibits))

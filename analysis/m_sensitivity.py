@@ -1,0 +1,286 @@
+"""How a step depends on M, the number of microbatches: speed-up, bubble, effective depth, memory.
+
+::
+
+    bubble │●                     T(M) │         ●        T = a + b M, microbatch fixed:
+           │  ●                        │      ●           b     the steady period
+           │     ●   ●   ●             │   ●              a/b   the pipeline's depth, less one
+           └───────────── M            └──┴───────── M    that is the bubble without a trace
+
+Two sweeps go by the name of "M": with the batch fixed a microbatch shrinks as M grows, and with
+the microbatch fixed the batch grows. Which one a row belongs to is read off the rows.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import pandas as pd
+from matplotlib.ticker import MaxNLocator
+
+from analysis import plot
+from analysis.command import main
+from analysis.exhibit import Exhibit
+from analysis.statistics import LAUNCH, WIDE_FRACTION, least_squares, over_launches, paired
+from analysis.store import Store, records
+from microp import schedules
+from microp.schedules import closed_forms
+
+NAME = "m_sensitivity"
+POINT = ["schedule", "chunks"]
+CHUNKS = "microbatches M"
+
+
+class Part(NamedTuple):
+    """The rows of one panel: one machine, one K, and either the batch or the microbatch fixed."""
+
+    device: str
+    ranks: int
+    fixed: str
+    rows: pd.DataFrame
+
+    @property
+    def title(self) -> str:
+        kind = "emulated" if self.device == "emulated" else "real compute"
+        return f"{kind}, K = {self.ranks}, {self.fixed} fixed"
+
+
+def exhibits(store: Store) -> list[Exhibit]:
+    """Four figures, of the runs there are."""
+    runs = store.runs(NAME)
+    if runs.empty:
+        return []
+    runs = runs.assign(work=[step_work(row) for row in records(runs)])
+    missing = store.missing(NAME)
+    found = list(parts(runs))
+    made = [speed_up(found, runs), bubble(found), effective_depth(found), memory(found)]
+    return [Exhibit(*exhibit, missing) for exhibit in made if exhibit is not None]
+
+
+Made = tuple[str, str, str, Any, pd.DataFrame, pd.DataFrame]  # an Exhibit's fields, but for what is missing
+
+
+def step_work(row: dict[str, Any]) -> float:
+    """What a step has to do: rows of its batch; on an emulated device its nominal milliseconds, all stages."""
+    if row["device"] != "emulated":
+        return float(row["batch_size"])
+    per = row["config.device.per"]
+    repeats = row["batch_size"] if "row" in per else row["chunks"]
+    layers = row["partition"] if "layer" in per else [1] * len(row["partition"])
+    times = [row[f"config.device.{kind}_ms"] for kind in ("forward", "backward", "weight")]
+    per_stage = [time if isinstance(time, list) else [time] * len(layers) for time in times if _is_given(time)]
+    return round(float(sum(sum(t * n for t, n in zip(own, layers, strict=True)) for own in per_stage) * repeats), 6)
+
+
+def _is_given(time: Any) -> bool:
+    return isinstance(time, list) or not pd.isna(time)
+
+
+def parts(runs: pd.DataFrame) -> Iterator[Part]:
+    """The panels that have two values of M or more."""
+    pipelines = runs[runs["ranks"] > 1]
+    for (device, _), rows in pipelines.groupby(["device", "ranks"], sort=True):
+        for fixed, measure in (("batch", rows["work"]), ("microbatch", rows["work"] / rows["chunks"])):
+            measure = measure.round(6)
+            reach = rows.groupby(measure)["chunks"].nunique()
+            if reach.max() > 1:
+                own = rows[measure == reach.idxmax()].drop_duplicates(["schedule", "chunks", LAUNCH])
+                yield Part(str(device), int(own["ranks"].iloc[0]), fixed, own)
+
+
+def speed_up(found: Sequence[Part], runs: pd.DataFrame) -> Made | None:
+    """Step time of the monolith over that of the pipeline, launch by launch."""
+    same = ["device", "config.model.name", "config.model.layers", "config.model.dim", "work"]
+    alone = runs[(runs["ranks"] == 1) & (runs["chunks"] == 1)].drop_duplicates([*same, LAUNCH])
+    compared = [
+        part._replace(rows=rows.assign(speed_up=1 / rows["ratio"]))
+        for part in found
+        if (rows := paired(part.rows, alone, same, "step_ms.median"))["chunks"].nunique() > 1
+    ]
+    if not compared:
+        return None
+    tables = [_table(part, "speed_up") for part in compared]
+    for table, part in zip(tables, compared, strict=True):
+        table["formula"] = part.ranks * (1 - table["formula"])
+    figure = _panels(compared, tables, "speed_up", "speed-up over the monolith")
+    for axis, part in _of_parts(figure, compared):
+        axis.axhline(part.ranks, color="0.6", linewidth=0.8)
+        axis.annotate(f"K = {part.ranks}", (1, part.ranks), (2, -3), textcoords="offset points", va="top", fontsize=7)
+    text = (
+        "Step time of the unpartitioned model (one rank, one microbatch, the same batch) over that of the pipeline. "
+        "Markers: median of launches, paired by launch; bars: 95 % bootstrap interval; broken: K (1 - bubble), "
+        "by formula."
+    )
+    used = pd.concat([alone, *(part.rows for part in compared)])
+    return "m-sensitivity-speed-up", "Speed-up against M", text, figure, pd.concat(tables), used
+
+
+def bubble(found: Sequence[Part]) -> Made:
+    """Idle over total beside its formula."""
+    tables = [_table(part, "bubble.measured", WIDE_FRACTION) for part in found]
+    for table in tables:
+        table["as fraction"] = [_fraction(value) for value in table["formula"]]
+        table["measured - formula"] = table["bubble.measured"] - table["formula"]
+    figure = _panels(found, tables, "bubble.measured", "bubble, idle / total")
+    for axis in figure.axes:
+        axis.set_ylim(0, None)
+    text = (
+        "Idle time over total time of all ranks. Broken: the formulas, (K-1)/(M+K-1) for GPipe and 1F1B; with real "
+        "compute they take every layer to cost the same. Bars: 95 % bootstrap interval over launches."
+    )
+    return "m-sensitivity-bubble", "Bubble against M", text, figure, pd.concat(tables), _rows(found)
+
+
+def _fraction(value: float) -> str:
+    return "" if pd.isna(value) else str(Fraction(value).limit_denominator(1000))
+
+
+def effective_depth(found: Sequence[Part]) -> Made | None:
+    """The line T = a + b M through the step times, and a/b + 1."""
+    growing = [part for part in found if part.fixed == "microbatch"]
+    if not growing:
+        return None
+    figure, axes = plot.sheet(2, len(growing), gridspec_kw={"height_ratios": [3, 2]})
+    tables = []
+    for (above, below), part in zip(axes.T, growing, strict=True):
+        times = over_launches(part.rows, POINT, ["step_ms.median"])
+        fits = over_launches(pd.DataFrame(_fits(part)), ["schedule"], ["a", "b", "depth", "formula"])
+        named = plot.looks(fits["schedule"])
+        for position, (name, look) in enumerate(named.items()):
+            own = fits[fits["schedule"] == name].assign(position=position)
+            [line] = records(own)
+            plot.points(
+                above, times[times["schedule"] == name], "chunks", "step_ms.median", look._replace(line=""), name
+            )
+            ends = [0, part.rows["chunks"].max()]
+            above.plot(ends, [line["a"] + line["b"] * m for m in ends], color=look.colour, linestyle=look.line)
+            plot.points(below, own, "position", "depth", look, name)
+            plot.theory(below, [position - 0.35, position + 0.35], [line["formula"]] * 2)
+        pipelined = times[times["schedule"] != "naive"]["step_ms.median"]
+        above.set(xlabel=CHUNKS, xlim=(0, None), ylim=(0, 1.2 * pipelined.max()))
+        above.set_title(part.title)
+        above.xaxis.set_major_locator(MaxNLocator(integer=True))
+        below.set(ylim=(0, max(part.ranks, fits["depth.high"].max()) + 0.6), xlim=(-0.5, len(fits) - 0.5))
+        below.set_xticks(range(len(named)), list(named))
+        below.axhline(part.ranks, color="0.6", linewidth=0.8)
+        tables.append(_named(part, fits))
+    axes[0, 0].set_ylabel("step time, ms")
+    axes[1, 0].set_ylabel("effective depth, a/b + 1")
+    plot.legend(figure, [plot.THEORY])
+    text = (
+        "Above: step time, and the least-squares line T = a + b M through M of K and more (relative distances; the "
+        "naive one leaves the panel). Below: the depth a/b + 1 which the line implies, without a trace; broken: what "
+        "the schedule's formula implies; grey: K. Bars: 95 % bootstrap interval over launches."
+    )
+    return "m-sensitivity-depth", "T(M) = a + b M", text, figure, pd.concat(tables), _rows(growing)
+
+
+def _fits(part: Part) -> Iterator[dict[str, Any]]:
+    """The line of each schedule and launch; `formula` is the depth of the times its closed form gives."""
+    for (schedule, launch), rows in part.rows.groupby(["schedule", LAUNCH]):
+        rows = rows[rows["chunks"] >= part.ranks]  # with fewer microbatches ZB-H1 is another pipeline
+        if rows["chunks"].nunique() < 2:
+            continue
+        known = rows.dropna(subset=["bubble.closed_form"])
+        a, b = least_squares(rows["chunks"], rows["step_ms.median"])
+        line = {"schedule": schedule, LAUNCH: launch, "a": a, "b": b, "depth": a / b + 1, "formula": float("nan")}
+        if known["chunks"].nunique() > 1:
+            ideal_a, ideal_b = least_squares(known["chunks"], known["chunks"] / (1 - known["bubble.closed_form"]))
+            line["formula"] = ideal_a / ideal_b + 1
+        yield line
+
+
+def memory(found: Sequence[Part]) -> Made | None:
+    """The rank with the highest peak of activations."""
+    measured = [
+        part._replace(rows=rows.assign(activation_mib=rows["peak_activation_mib"].map(max)))
+        for part in found
+        if not (rows := part.rows.dropna(subset=["peak_activation_mib"])).empty
+    ]
+    if not measured:
+        return None
+    tables = [_table(part, "activation_mib") for part in measured]
+    for table, part in zip(tables, measured, strict=True):
+        table["formula"] = [_law(part, row) for row in records(table)]
+    figure = _panels(measured, tables, "activation_mib", "peak activations of a rank, MiB")
+    for axis in figure.axes:
+        axis.set_ylim(0, None)
+    text = (
+        "Peak bytes of activations on the rank that holds most, exact, from a step under a meter. With the microbatch "
+        "fixed GPipe climbs with M and 1F1B stays flat at K; with the batch fixed GPipe stays flat and 1F1B falls. "
+        "Broken: microbatches held, by formula, times the bytes that one takes at M = 1."
+    )
+    return "m-sensitivity-memory", "Peak activations against M", text, figure, pd.concat(tables), _rows(measured)
+
+
+def _law(part: Part, point: dict[str, Any]) -> float:
+    """Microbatches held, by the schedule's closed form, times what one microbatch takes, of the worst rank."""
+    own = part.rows[part.rows["schedule"] == point["schedule"]]
+    single = own[own["chunks"] == 1]
+    if single.empty:
+        return float("nan")
+    builder = getattr(schedules, own["config.schedule.builder"].iloc[0].rpartition(".")[2])
+    held = closed_forms.held_peak(builder(part.ranks, point["chunks"]))
+    if held is None:
+        return float("nan")
+    size = 1 if part.fixed == "microbatch" else 1 / point["chunks"]
+    alone = single["peak_activation_mib"].iloc[0]
+    peaks: list[float] = [float(number) * mib * size for number, mib in zip(held, alone, strict=True)]
+    return max(peaks)
+
+
+def _of_parts(figure: Any, found: Sequence[Part]) -> Iterator[tuple[Any, Part]]:
+    """Each part's panel."""
+    axes = {axis.get_title(loc="left"): axis for axis in figure.axes}
+    return ((axes[part.title], part) for part in found)
+
+
+def _rows(found: Sequence[Part]) -> pd.DataFrame:
+    return pd.concat([part.rows for part in found]).drop_duplicates("run_id")
+
+
+def _table(part: Part, value: str, floor: float = 0.0) -> pd.DataFrame:
+    """A line a schedule and M, with the bubble by formula in `formula`."""
+    table = over_launches(part.rows, POINT, [value], floor)
+    formula = part.rows[[*POINT, "bubble.closed_form"]].drop_duplicates(POINT)
+    return _named(part, table.merge(formula.rename(columns={"bubble.closed_form": "formula"}), on=POINT))
+
+
+def _named(part: Part, table: pd.DataFrame) -> pd.DataFrame:
+    table.insert(0, "panel", part.title)
+    table.insert(1, "ranks", part.ranks)
+    return table
+
+
+def _panels(found: Sequence[Part], tables: Sequence[pd.DataFrame], value: str, label: str) -> Any:
+    """A panel a part: `value` over M, a line a schedule, its formula behind it."""
+    rows, columns = (list(dict.fromkeys(keys)) for keys in ([p.fixed for p in found], [p[:2] for p in found]))
+    figure, grid = plot.sheet(len(rows), len(columns))
+    free = {
+        (row, column): axis
+        for row, line in zip(rows, grid, strict=True)
+        for column, axis in zip(columns, line, strict=True)
+    }
+    for part, table in zip(found, tables, strict=True):
+        axis = free.pop((part.fixed, part[:2]))
+        named = plot.looks(table["schedule"])
+        for place, (schedule, look) in enumerate(named.items()):
+            own = table[table["schedule"] == schedule]
+            plot.theory(axis, own["chunks"], own["formula"])
+            own = own.assign(chunks=plot.beside(own["chunks"], place, len(named)))
+            plot.points(axis, own, "chunks", value, look, schedule)
+        plot.powers(axis, table["chunks"], CHUNKS)
+        axis.set_title(part.title)
+    for axis in free.values():
+        axis.remove()
+    for axis in grid[:, 0]:
+        axis.set_ylabel(label)
+    plot.legend(figure, [plot.THEORY])
+    return figure
+
+
+if __name__ == "__main__":
+    sys.exit(main(NAME, exhibits))

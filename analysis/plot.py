@@ -1,0 +1,188 @@
+"""One style for all figures: a paper's, and legible without colour.
+
+::
+
+    gpipe   ──●──   blue     a filled marker: the median over launches, its bar the interval
+    1f1b    ──■──   orange   a hollow one: too wide a spread to build on
+    zb_h1   ──▲──   green    a thin broken line: theory, in the colour of what it is of
+
+What is told apart by colour is told apart by marker and by line as well. Colours are Okabe and
+Ito's (seaborn's `colorblind`), and a schedule looks the same in every figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, cast
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+STYLE: dict[str, Any] = {
+    **sns.axes_style("ticks"),
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 9,
+    "axes.labelsize": 9,
+    "axes.linewidth": 0.7,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # it comes with matplotlib: the same bytes everywhere
+    "font.size": 9,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 5,
+    "savefig.dpi": 200,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "microp",  # ids in the file follow from the figure, not from chance
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+}
+mpl.rcParams.update(cast(Any, STYLE))
+PANEL = (3.3, 2.6)  # inches, width and height of one axis
+
+
+class Look(NamedTuple):
+    """How one thing is drawn."""
+
+    colour: Any
+    marker: str
+    line: Any
+
+
+_COLOURS = [sns.color_palette("colorblind")[index] for index in (0, 1, 2, 3, 4, 5, 7, 9)]
+_MARKERS = "os^DvPX*<>hp"
+_LINES: list[Any] = ["-", (0, (5, 1.5)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2, 1, 2)), (0, (2, 2))]
+SCHEDULES = ("gpipe", "1f1b", "zb_h1", "naive", "eager_1f1b", "interleaved", "zb_h2", "zb_v")
+THEORY = Line2D([], [], color="0.25", linewidth=0.9, linestyle=(0, (4, 2)), label="theory")
+FRONT = Line2D([], [], color="0.45", linewidth=1.0, label="nothing is better in both")
+TOO_WIDE = Line2D(
+    [], [], color="0.4", marker="o", markerfacecolor="white", linestyle="", label="hollow: spread too wide"
+)
+
+
+def looks(names: Iterable[Any]) -> dict[Any, Look]:
+    """A look for each name; the usual schedules have one of their own."""
+    wanted = in_order(names)
+    numbers = {name: SCHEDULES.index(name) for name in wanted if name in SCHEDULES}
+    free = (number for number in range(len(wanted) + len(SCHEDULES)) if number not in numbers.values())
+    numbers |= {name: next(free) for name in wanted if name not in numbers}
+    return {
+        name: Look(
+            _COLOURS[numbers[name] % len(_COLOURS)],
+            _MARKERS[numbers[name] % len(_MARKERS)],
+            _LINES[numbers[name] % len(_LINES)],
+        )
+        for name in wanted
+    }
+
+
+def sheet(rows: int = 1, columns: int = 1, panel: tuple[float, float] = PANEL, **layout: Any) -> tuple[Figure, Any]:
+    """A figure and its axes, an array of `rows` x `columns`.
+
+    Args:
+        panel: width and height of one, in inches.
+        layout: what `Figure.subplots` takes, as `sharey=True`.
+    """
+    figure = Figure(figsize=(panel[0] * columns, panel[1] * rows + 0.4), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **layout)
+
+
+def points(axis: Axes, table: pd.DataFrame, x: str, y: str, look: Look, label: str) -> None:
+    """A line through the medians `y` over `x`, with their intervals; hollow where they are too wide.
+
+    Args:
+        table: as `statistics.over_launches` gives it.
+    """
+    table = table.dropna(subset=[y]).sort_values(x)
+    if table.empty:
+        return
+    below, above = table[y] - table[f"{y}.low"], table[f"{y}.high"] - table[y]
+    axis.errorbar(table[x], table[y], [below, above], color=look.colour, linestyle="", capsize=2, elinewidth=0.9)
+    axis.plot(table[x], table[y], color=look.colour, marker=look.marker, linestyle=look.line, label=label)
+    wide = table[table[f"{y}.wide"].astype(bool)]
+    axis.plot(wide[x], wide[y], color=look.colour, marker=look.marker, markerfacecolor="white", linestyle="")
+
+
+def theory(axis: Axes, x: Iterable[float], y: Iterable[float], colour: Any = "0.25") -> None:
+    """A thin broken line without markers."""
+    axis.plot(list(x), list(y), color=colour, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1.5)
+
+
+def front(table: pd.DataFrame, x: str, y: str) -> list[Any]:
+    """The labels of the rows that no other row beats in both `x` and `y`, from the least `x` to the most."""
+    best: list[Any] = []
+    for label, row in table.dropna(subset=[x, y]).sort_values([x, y], kind="stable").iterrows():
+        if not best or row[y] < table.at[best[-1], y]:
+            best.append(label)
+    return best
+
+
+def scatter(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str, named: dict[Any, Look]) -> None:
+    """A marker for each row, in the look of its `by`, and a line through the front.
+
+    Args:
+        table: as `statistics.over_launches` gives it for `y`.
+    """
+    for name, look in named.items():
+        points(axis, table[table[by] == name], x, y, look._replace(line=""), name)
+    best = table.loc[front(table, x, y)]
+    axis.plot(best[x], best[y], color=FRONT.get_color(), linewidth=FRONT.get_linewidth(), zorder=1.5)
+
+
+def powers(axis: Axes, values: Iterable[float], label: str) -> None:
+    """A horizontal axis whose values double: 1, 2, 4, ... at even distances, and only they are named."""
+    ticks = sorted(set(values))
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_locator(FixedLocator(ticks))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_xlabel(label)
+
+
+def beside(numbers: pd.Series[float], place: int, places: int) -> pd.Series[float]:
+    """`numbers` of an axis of powers, moved a little, so that points that coincide are seen side by side."""
+    return numbers * 2 ** (0.05 * (place - (places - 1) / 2))
+
+
+def legend(figure: Figure, extra: Iterable[Line2D] = ()) -> None:
+    """One legend above all panels, each name once; with the key to hollow markers where there are some."""
+    found: dict[str, Any] = {}
+    for axis in figure.axes:
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(name, handle)
+    found = {name: found[name] for name in in_order(found)} | {str(line.get_label()): line for line in extra}
+    if any(_is_hollow(line) for axis in figure.axes for line in axis.get_lines()):
+        found[str(TOO_WIDE.get_label())] = TOO_WIDE
+    columns = _fitting([len(name) for name in found], figure.get_figwidth())
+    figure.legend(list(found.values()), list(found), loc="outside upper center", ncols=columns, handlelength=2.8)
+
+
+def _fitting(letters: list[int], inches: float) -> int:
+    """The most columns that names of so many letters fit into; they are filled one column after the other."""
+    for columns in range(len(letters), 1, -1):
+        height = -(-len(letters) // columns)
+        longest = (max(letters[top : top + height]) for top in range(0, len(letters), height))
+        if sum(0.65 + 0.075 * letter for letter in longest) <= inches:  # a handle and its name
+            return columns
+    return 1
+
+
+def in_order(names: Iterable[Any]) -> list[Any]:
+    """The usual schedules first, in their usual order; then the others as they come."""
+    wanted = list(dict.fromkeys(names))
+    return [name for name in SCHEDULES if name in wanted] + [name for name in wanted if name not in SCHEDULES]
+
+
+def _is_hollow(line: Line2D) -> bool:
+    return line.get_markerfacecolor() == "white" and np.size(line.get_xdata()) > 0

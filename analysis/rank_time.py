@@ -1,0 +1,124 @@
+"""Where each rank's time went: every nanosecond of a step, as stacked bars.
+
+::
+
+    share │░░░░│    │░░░░│  warm-up, steady, drain: waits for another rank     each rank's bar
+    of the│    │░░░░│████│  transfer: its tensor was on the way                adds up to the
+    step  │████│████│████│  compute, recompute, optimizer, host                step's wall time
+           r0   r1   r2
+
+Shown are, for each machine and number of ranks, the setting that most schedules have in common,
+and of those the one whose number of microbatches is nearest to 2K; the table has all questions.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from analysis import plot
+from analysis.command import ANY_RUN, main
+from analysis.exhibit import Exhibit
+from analysis.store import Store, records
+from microp.accounting import KINDS
+
+PANELS = 6
+WHERE = ["device", "model", "ranks"]
+SETTING = ["chunks", "batch_size", "checkpointing", "config.partition.name", "place"]
+# compute dark and waits light, hatched where neighbours would be alike in grey
+LOOKS: dict[str, tuple[str, str]] = {
+    "compute": ("#0072b2", ""),
+    "recompute": ("#56b4e9", "///"),
+    "optimizer": ("#d55e00", "\\\\\\"),
+    "host": ("#303030", ""),
+    "transfer": ("#cc79a7", "xxx"),
+    "warmup": ("#dcdcdc", ""),
+    "steady": ("#bdbdbd", "..."),
+    "drain": ("#efefef", ""),
+}
+assert set(LOOKS) == set(KINDS), "every kind of time has a look"
+
+
+def exhibits(store: Store) -> list[Exhibit]:
+    """One figure: a panel for each machine and number of ranks."""
+    runs = store.runs()
+    if "time_ms.compute" not in runs:
+        return []
+    runs = runs[(runs["ranks"] > 1) & runs["time_ms.compute"].notna()]
+    if runs.empty:
+        return []
+    runs = runs.assign(place=runs["partition"].map(str))
+    typical = runs.loc[runs.groupby("question")["step_ms.median"].apply(_middle)]
+    panels = [(where, _most_compared(own)) for where, own in typical.groupby(WHERE)]
+    panels = sorted(panels, key=lambda panel: -panel[1]["schedule"].nunique())[:PANELS]
+    figure, axes = plot.sheet(len(panels), 1, (7.2, 2.1))
+    for axis, (where, own) in zip(axes[:, 0], panels, strict=True):
+        _draw(axis, own)
+        first = records(own)[0]
+        axis.set_title(f"{where[0]}, {where[1]}, K = {first['ranks']}, M = {first['chunks']}")
+    axes[-1, 0].set_xlabel("rank, of each schedule")
+    plot.legend(figure)
+    text = (
+        "Share of a traced step's wall time, rank by rank; a bar adds up to the whole step. Waits for another rank "
+        "are told apart by where they lie: warm-up, steady and drain; transfer is the time a tensor was on its way to "
+        "a rank that waited. Of each question the launch with the median step is drawn; the table has every question."
+    )
+    return [Exhibit("rank-time", "Where the time of each rank went", text, figure, _table(typical), typical)]
+
+
+def _middle(steps: pd.Series[float]) -> Any:
+    """The label of the launch whose step time is the median of its question."""
+    return steps.sort_values(kind="stable").index[(len(steps) - 1) // 2]
+
+
+def _most_compared(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the setting that most schedules have; of several the one with about 2K microbatches."""
+    by_setting = rows.groupby(SETTING, dropna=False)["schedule"].nunique().reset_index(name="schedules")
+    by_setting["far"] = np.log2(by_setting["chunks"] / (2 * rows["ranks"].iloc[0])).abs()
+    best = by_setting.sort_values(["schedules", "far", *SETTING], ascending=[False, *[True] * (len(SETTING) + 1)])
+    return rows.merge(best.head(1), on=SETTING).drop_duplicates("schedule")
+
+
+def _draw(axis: Axes, rows: pd.DataFrame) -> None:
+    by_schedule = rows.set_index("schedule")
+    left, places, names = 0.0, [], []
+    for schedule in plot.in_order(rows["schedule"]):
+        row = by_schedule.loc[schedule]
+        spent = {kind: np.array(row[f"time_ms.{kind}"], dtype=float) for kind in LOOKS}
+        ranks = len(spent["compute"])  # of all replicas
+        total = np.sum(list(spent.values()), axis=0)
+        x, below = left + np.arange(ranks), np.zeros(ranks)
+        for kind, (colour, hatch) in LOOKS.items():
+            share = spent[kind] / total
+            axis.bar(x, share, 0.9, below, color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=kind)
+            below += share
+        axis.text(left + (ranks - 1) / 2, 1.02, f"{schedule}, {total.max():.1f} ms", ha="center", fontsize=7)
+        places += list(x)
+        names += [str(rank) for rank in range(ranks)]
+        left += ranks + 1
+    axis.set_xticks(places, names)
+    axis.set(ylim=(0, 1.12), yticks=[0, 0.25, 0.5, 0.75, 1], ylabel="share of the step")
+    axis.grid(visible=False)
+    axis.tick_params(axis="x", length=0)
+
+
+def _table(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line a question and rank, in milliseconds."""
+    lines = [
+        {
+            **{key: row[key] for key in ("schedule", "chunks", "ranks", "device", "model", "checkpointing", "run_id")},
+            "rank": rank,
+            **{f"{kind}_ms": row[f"time_ms.{kind}"][rank] for kind in LOOKS},
+        }
+        for row in records(rows.sort_values(["device", "ranks", "schedule", "chunks", "run_id"]))
+        for rank in range(len(row["time_ms.compute"]))
+    ]
+    return pd.DataFrame(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main("rank_time", exhibits, ANY_RUN))

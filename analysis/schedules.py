@@ -1,0 +1,133 @@
+"""Which schedule is the fastest, which holds the least, and which the best of both, at equal M.
+
+::
+
+    step_ms │ naive                       what nothing beats in both
+            │    v_min ─╮                 is on the front
+            │           ╰─ 1f1b ──── zb_v
+            └──────────────────────── KiB
+
+All schedules on the same emulated ranks, whose share of the model takes the same time in each,
+with every activation kept and with recomputation.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pandas as pd
+
+from analysis import nominal, plot
+from analysis.command import main
+from analysis.exhibit import Exhibit
+from analysis.statistics import LAUNCH, over_launches
+from analysis.store import Store, records
+from microp.simulate import simulate
+from microp.trace import bubble_fraction
+
+NAME = "schedules"
+POINT = ["chunks", "checkpointing", "schedule"]
+SHOWN = {
+    "bubble.measured": "bubble, idle / total",
+    "activation_kib": "peak activations of a rank, KiB",
+    "step_ms.median": "step time, ms",
+}
+Made = tuple[str, str, str, Any, pd.DataFrame, pd.DataFrame]  # an Exhibit's fields, but for what is missing
+
+
+def exhibits(store: Store) -> list[Exhibit]:
+    """Two figures: the schedules side by side, and memory against time."""
+    runs = store.runs(NAME)
+    if runs.empty:
+        return []
+    runs = runs.drop_duplicates([*POINT, LAUNCH]).reset_index(drop=True)
+    peaks = [1024 * max(row["peak_activation_mib"]) for row in records(runs)]
+    runs = runs.assign(activation_kib=peaks)
+    table = over_launches(runs, POINT, list(SHOWN))
+    theory = {tuple(row[key] for key in POINT): _theory(row) for row in records(runs)}
+    table[["bubble.formula", "step_ms.formula"]] = [theory[tuple(row[key] for key in POINT)] for row in records(table)]
+    table["front"] = False
+    for _, own in table.groupby("chunks"):
+        table.loc[plot.front(own, "activation_kib", "step_ms.median"), "front"] = True
+    missing = store.missing(NAME)
+    return [Exhibit(*made, missing) for made in (compared(table, runs), pareto(table, runs))]
+
+
+def _theory(row: dict[str, Any]) -> tuple[float, float]:
+    """Bubble and makespan in milliseconds, with the nominal times."""
+    schedule = nominal.order(row)
+    costs = nominal.costs(row, schedule)
+    return float(bubble_fraction(simulate(schedule, costs))), nominal.step_ms(schedule, costs)
+
+
+def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Made:
+    """A line a schedule: bubble, memory, time; a marker for each M."""
+    own = table[table["checkpointing"] == "never"] if "never" in set(table["checkpointing"]) else table
+    order = own.groupby("schedule")["step_ms.median"].max().sort_values(ascending=False).index.tolist()
+    figure, axes = plot.sheet(1, len(SHOWN), (2.7, 0.22 * len(order) + 1.0), sharey=True)
+    formulas = {"bubble.measured": "bubble.formula", "step_ms.median": "step_ms.formula"}
+    looks = plot.looks([f"M = {chunks}" for chunks in sorted(own["chunks"].unique())])
+    for axis, (value, label) in zip(axes[0], SHOWN.items(), strict=True):
+        for place, (name, look) in enumerate(looks.items()):
+            line = own[own["chunks"].map("M = {}".format) == name]
+            at = line["schedule"].map(order.index) + 0.24 * (place - (len(looks) - 1) / 2)
+            below, above = line[value] - line[f"{value}.low"], line[f"{value}.high"] - line[value]
+            axis.errorbar(line[value], at, xerr=[below, above], color=look.colour, linestyle="", capsize=2)
+            axis.plot(line[value], at, look.marker, color=look.colour, label=name)
+            wide = line[f"{value}.wide"].astype(bool)
+            axis.plot(line[value][wide], at[wide], look.marker, color=look.colour, markerfacecolor="white")
+            if value in formulas:
+                axis.plot(line[formulas[value]], at, "|", color="0.1", markersize=9, label="theory", zorder=3)
+        axis.set(xlabel=label, xlim=(0, None))
+    axes[0, 0].set_yticks(range(len(order)), order)
+    plot.legend(figure)
+    miss = (own["step_ms.median"] / own["step_ms.formula"] - 1).abs()
+    text = (
+        "The schedules at equal M, without recomputation, the slowest at the bottom: bubble, peak activations of the "
+        "rank that holds most, step time. Bars: 95 % bootstrap interval over launches; strokes: the closed form, or "
+        f"simulated where there is none, with the nominal times. Step times lie {miss.median():.1%} from it in the "
+        f"median, {miss.max():.1%} at most ({own['schedule'][miss == miss.max()].iloc[0]})."
+    )
+    used = runs[runs["checkpointing"].isin(own["checkpointing"])]
+    return "schedules-compared", "Schedules at equal M", text, figure, own.drop(columns="front"), used
+
+
+def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Made:
+    """Step time against memory, over schedules and recomputation."""
+    chunks = sorted(table["chunks"].unique())
+    figure, axes = plot.sheet(1, len(chunks), (4.2, 3.4))
+    looks = plot.looks(["never", *sorted(set(table["checkpointing"]) - {"never"})])
+    for axis, number in zip(axes[0], chunks, strict=True):
+        own = table[table["chunks"] == number]
+        plot.scatter(axis, own, "activation_kib", "step_ms.median", "checkpointing", looks)
+        for row in records(own[own["front"]]):  # below and left of the front there is nothing
+            at = (row["activation_kib"], row["step_ms.median"])
+            below = {"textcoords": "offset points", "ha": "right", "va": "top", "fontsize": 7}
+            axis.annotate(row["schedule"], at, (-4, -1), **below)
+        axis.set(title=f"M = {number}", xlabel=SHOWN["activation_kib"], ylim=(0.85 * own["step_ms.median"].min(), None))
+        axis.set_xscale("log", base=2)
+        axis.set_xlim(0.6 * own["activation_kib"].min(), None)
+        axis.set_yscale("log", base=2)
+        for scale in (axis.xaxis, axis.yaxis):
+            scale.set_major_formatter(lambda value, _: f"{value:g}")
+    axes[0, 0].set_ylabel("step time, ms")
+    plot.legend(figure, [plot.FRONT])
+    fronts = "; ".join(
+        f"M = {number}: " + ", ".join(_named(row) for row in records(own.sort_values("activation_kib")))
+        for number, own in table[table["front"]].groupby("chunks")
+    )
+    text = (
+        "Step time against peak activations of the rank that holds most, a marker for each schedule and policy of "
+        "recomputation. The line joins what nothing else beats in both, from the least memory to the most: "
+        f"{fronts}."
+    )
+    return "schedules-pareto", "Memory against time over schedules", text, figure, table, runs
+
+
+def _named(row: dict[str, Any]) -> str:
+    return str(row["schedule"]) + ("" if row["checkpointing"] == "never" else f" ({row['checkpointing']})")
+
+
+if __name__ == "__main__":
+    sys.exit(main(NAME, exhibits))

@@ -1,0 +1,154 @@
+"""What runs and sweeps left on disk, as frames.
+
+::
+
+    outputs/runs/<run id>/attempt-<n>/    the newest finished attempt of a run is a row
+    outputs/sweeps/*_<name>/plan.json     which runs belong to the experiment <name>
+
+    row:  summary keys         schedule  chunks  step_ms.median  bubble.measured  ...
+          configuration keys   config.device.name  config.repeat  ...
+          environment keys     env.commit  env.processor  env.cores  ...
+          question             one name for all launches of one question
+          folder               of the attempt
+
+A point that has been planned again (the same overrides in a younger plan of the experiment)
+stands for its younger run only, so that rows of an older sweep are not mixed in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import yaml
+
+from microp.records import NOT_ASKED, read_json
+
+Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is ten times as fast
+
+
+class Point(NamedTuple):
+    """One run that a sweep planned, and the sweep's name."""
+
+    run_id: str
+    overrides: tuple[str, ...]
+    sweep: str
+
+    @property
+    def question(self) -> tuple[str, ...]:
+        """What was asked for, wherever it was to be written."""
+        return tuple(sorted(each for each in self.overrides if not each.lstrip("+").startswith(NOT_ASKED)))
+
+
+class Plan(NamedTuple):
+    """One `plan.json`; `experiment` is its name, or that of the sweep it is a part of."""
+
+    folder: Path
+    name: str
+    experiment: str
+    points: tuple[Point, ...]
+
+
+class Store:
+    """Reads an outputs folder, each file once.
+
+    Args:
+        outputs: the folder; it need not exist.
+    """
+
+    def __init__(self, outputs: Path) -> None:
+        self.outputs = outputs
+
+    @cached_property
+    def plans(self) -> list[Plan]:
+        """All sweeps that were started, the oldest first."""
+        files = sorted((self.outputs / "sweeps").glob("*/plan.json"))
+        return [plan for file in files if (plan := read_plan(file)) is not None]
+
+    @cached_property
+    def _all(self) -> pd.DataFrame:
+        return read_runs(self.outputs / "runs")
+
+    def runs(self, name: str | None = None) -> pd.DataFrame:
+        """A row for each finished run of the experiment called `name`; without a name of all runs.
+
+        A frame without rows and columns if there is none.
+        """
+        if name is None:
+            return self._all.copy()
+        return self.of({point.run_id for point in self.points(name)})
+
+    def of(self, run_ids: set[str]) -> pd.DataFrame:
+        """The rows of these runs."""
+        if self._all.empty:
+            return self._all.copy()
+        return self._all[self._all["run_id"].isin(run_ids)].reset_index(drop=True)
+
+    def points(self, name: str) -> list[Point]:
+        """What the sweeps of the experiment called `name` planned, each point once."""
+        planned = [point for plan in self.plans if plan.experiment == name for point in plan.points]
+        return list({point.question: point for point in planned}.values())
+
+    def missing(self, name: str) -> list[str]:
+        """The commands that make what the sweeps of the experiment called `name` planned and have not got."""
+        points = self.points(name)
+        if not points:
+            return [command(name)]
+        there = set(self._all.get("run_id", ()))
+        missing = (point for point in points if point.run_id not in there)
+        return [command(point.sweep, "hydra.mode=RUN", *point.overrides) for point in missing]
+
+
+def command(sweep: str, *overrides: str) -> str:
+    """What is typed for a stored sweep or a point of it; `config` is the sweep that is stored nowhere."""
+    stored = [] if sweep == "config" else ["-cd", "sweeps", "-cn", sweep]
+    return shlex.join(["python", "-m", "microp.run", *stored, *overrides])
+
+
+def read_plan(file: Path) -> Plan | None:
+    """A sweep's plan; None if the file is cut short or says something else."""
+    try:
+        plan = read_json(file)
+        name = plan["name"]
+        points = tuple(Point(point["run_id"], tuple(point["overrides"]), name) for point in plan["points"])
+        return Plan(file.parent, name, plan.get("experiment", name), points)
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return None
+
+
+def read_runs(folder: Path) -> pd.DataFrame:
+    """A row for the newest finished attempt of each run below `folder`, ordered by run."""
+    newest: dict[str, tuple[float, Path]] = {}
+    for file in sorted(folder.rglob("status.json")):
+        status = read_json(file)
+        if status["status"] == "finished" and (file.parent / "summary.json").exists():
+            run = file.parent.parent.name
+            newest[run] = max(newest.get(run, (0.0, file.parent)), (status["started"], file.parent))
+    return pd.json_normalize([_row(attempt) for _, (_, attempt) in sorted(newest.items())])
+
+
+def _row(attempt: Path) -> dict[str, Any]:
+    config = yaml.load((attempt / "config.yaml").read_text(), Loader)
+    return {
+        **read_json(attempt / "summary.json"),
+        "config": config,
+        "env": read_json(attempt / "env.json"),
+        "question": question(config),
+        "folder": str(attempt),
+    }
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """A frame's rows."""
+    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+
+
+def question(config: dict[str, Any]) -> str:
+    """The same for all launches of one question: a digest of what was asked, less `repeat`."""
+    asked = {key: value for key, value in config.items() if key not in (*NOT_ASKED, "repeat")}
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,0 +1,186 @@
+"""A table and a figure of any sweep: `python -m analysis.sweep outputs/sweeps`.
+
+::
+
+    which keys vary?    schedule  chunks  model.dim       (repeat is not one: its values are launches)
+    x                   chunks: the number with the most values
+    a line each         schedule: the next one, with what is left over
+    a column each       model.dim: the last one, if it has few values
+    a row each          step time, bubble, peak activations
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis import plot
+from analysis.command import OUTPUTS, nothing, print_missing
+from analysis.exhibit import Exhibit
+from analysis.statistics import LAUNCH, WIDE_FRACTION, over_launches
+from analysis.store import Plan, Store, command, read_plan, read_runs
+from microp.records import NOT_ASKED
+
+QUANTITIES = {  # column -> its label, and the width that is not too wide
+    "step_ms.median": ("step time, ms", 0.0),
+    "bubble.measured": ("bubble, idle / total", WIDE_FRACTION),
+    "activation_mib": ("peak activations\nof a rank, MiB", 0.0),
+}
+MOST_COLUMNS = 4
+FIRST = ("chunks", "ranks", "batch_size", "schedule", "partition", "checkpointing", "model", "device", "comms")
+
+
+class Axes(NamedTuple):
+    """What a varying key is drawn as; `lines` may be several keys."""
+
+    x: str | None
+    lines: list[str]
+    column: str | None
+
+
+def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = ()) -> Exhibit:
+    """The exhibit of these runs, whatever varies between them; `runs` has at least one row."""
+    peaks = [max(own) if isinstance(own, list) else float("nan") for own in runs["peak_activation_mib"]]
+    rows = runs.assign(activation_mib=peaks)
+    for key in varying(runs):
+        rows[key] = runs[f"config.{key}"] if _is_numeric(runs, key) else runs[f"config.{key}"].map(str)
+    axes = assign(rows)
+    keys = [*axes.lines, *filter(None, [axes.column, axes.x])]
+    rows["line"] = [", ".join(_say(key, row[key]) for key in axes.lines) or "all" for _, row in rows.iterrows()]
+    rows["column"] = [_say(axes.column, value) for value in rows[axes.column]] if axes.column else ""
+    rows["x"] = rows[axes.x] if axes.x else ""
+    points = ["column", "line", "x"]
+    table = rows[[*points, *keys]].drop_duplicates(points)
+    for quantity, (_, floor) in QUANTITIES.items():
+        own = over_launches(rows, points, [quantity], floor)
+        table = table.merge(own.drop(columns="launches") if "launches" in table else own, on=points)
+    formula = rows[[*points, "bubble.closed_form"]].drop_duplicates(points)
+    table = table.merge(formula.rename(columns={"bubble.closed_form": "formula"}), on=points).sort_values(points)
+    text = (
+        f"{len(table)} points, told apart by {', '.join(keys) or 'nothing'}. Markers: median over launches; bars: 95 % "
+        "bootstrap interval; broken: the bubble by formula, where one is known."
+    )
+    figure = _draw(table, axes)
+    return Exhibit(stem, title, text, figure, table.drop(columns=points), runs, list(missing))
+
+
+def varying(runs: pd.DataFrame) -> list[str]:
+    """The configuration keys in which the runs differ, without those that follow from others."""
+    asked = [column.removeprefix("config.") for column in runs.columns if column.startswith("config.")]
+    asked = [key for key in asked if key.partition(".")[0] not in (*NOT_ASKED, LAUNCH.removeprefix("config."))]
+    different = [key for key in asked if runs[f"config.{key}"].map(str).nunique() > 1]
+
+    def rank(key: str) -> tuple[int, int, str]:
+        group = key.partition(".")[0]
+        return (not (key == group or key.endswith(".name")), FIRST.index(group) if group in FIRST else len(FIRST), key)
+
+    kept: list[str] = []
+    for key in sorted(different, key=rank):
+        own = runs[f"config.{key}"].map(str)
+        groups = own.groupby([runs[f"config.{other}"].map(str) for other in kept]) if kept else None
+        if groups is None or groups.nunique().max() > 1:
+            kept.append(key)
+    return kept
+
+
+def assign(rows: pd.DataFrame) -> Axes:
+    """Which of the varying keys is what."""
+    keys = varying(rows)
+    counts = {key: rows[key].nunique() for key in keys}
+    numbers = [key for key in keys if _is_numeric(rows, key)]
+    x = max(numbers, key=lambda key: (counts[key], -keys.index(key)), default=keys[0] if keys else None)
+    rest = sorted((key for key in keys if key != x), key=lambda key: (key != "schedule.name", -counts[key]))
+    column = rest[1] if len(rest) > 1 and counts[rest[1]] <= MOST_COLUMNS else None
+    return Axes(x, [key for key in rest if key != column], column)
+
+
+def _is_numeric(rows: pd.DataFrame, key: str) -> bool:
+    values = rows[f"config.{key}"].tolist()
+    return all(isinstance(value, int | float) and not isinstance(value, bool) and value == value for value in values)
+
+
+def _say(key: str, value: Any) -> str:
+    """`gpipe` for schedule.name, `model.dim=64` for others."""
+    number = f"{value:g}" if isinstance(value, float) else str(value)
+    return number if key.endswith(".name") else f"{key}={number}"
+
+
+def _draw(table: pd.DataFrame, axes: Axes) -> Any:
+    shown = [quantity for quantity in QUANTITIES if table[quantity].notna().any()]
+    columns = list(dict.fromkeys(table["column"]))
+    width = 5.0 if len(columns) == 1 else 3.0
+    figure, grid = plot.sheet(len(shown), len(columns), (width, 2.0), sharex=True, sharey="row")
+    numeric = pd.api.types.is_numeric_dtype(table["x"])
+    ticks = sorted(table["x"].unique()) if numeric else list(dict.fromkeys(table["x"]))
+    named = plot.looks(dict.fromkeys(table["line"]))
+    for axis_row, quantity in zip(grid, shown, strict=True):
+        axis_row[0].set_ylabel(QUANTITIES[quantity][0])
+        for axis, column in zip(axis_row, columns, strict=True):
+            for place, (line, look) in enumerate(named.items()):
+                own = table[(table["column"] == column) & (table["line"] == line)]
+                own = own.assign(x=own["x"] if numeric else [ticks.index(value) for value in own["x"]])
+                if quantity == "bubble.measured":
+                    plot.theory(axis, own["x"], own["formula"])
+                if _doubles(ticks, numeric):
+                    own = own.assign(x=plot.beside(own["x"], place, len(named)))
+                plot.points(axis, own, "x", quantity, look, line)
+            axis.set_ylim(bottom=0)
+    for axis, column in zip(grid[0], columns, strict=True):
+        axis.set_title(column)
+    for axis in grid[-1]:
+        _label(axis, axes.x, ticks, numeric)
+    plot.legend(figure, [plot.THEORY] if table["formula"].notna().any() else [])
+    return figure
+
+
+def _doubles(ticks: list[Any], numeric: bool) -> bool:
+    """Whether an axis of powers shows these values best."""
+    return numeric and len(ticks) > 1 and ticks[0] > 0 and ticks[-1] / ticks[0] >= 4
+
+
+def _label(axis: Any, name: str | None, ticks: list[Any], numeric: bool) -> None:
+    if _doubles(ticks, numeric):
+        plot.powers(axis, ticks, name or "")
+        return
+    axis.set_xlabel(name or "")
+    axis.set_xticks(ticks if numeric else range(len(ticks)), [f"{t:g}" if numeric else str(t) for t in ticks])
+
+
+def of_plan(store: Store, plan: Plan) -> Exhibit | None:
+    """The exhibit of one sweep; None if none of its runs has finished."""
+    runs = store.of({point.run_id for point in plan.points})
+    there = set(runs.get("run_id", ()))
+    missing = [
+        command(point.sweep, "hydra.mode=RUN", *point.overrides) for point in plan.points if point.run_id not in there
+    ]
+    title = f"Sweep {plan.folder.name}"
+    return None if runs.empty else exhibit(runs, f"sweep-{plan.folder.name}", title, missing)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draw the last sweep below a folder, or where it has none all runs below it."""
+    parser = argparse.ArgumentParser(prog="python -m analysis.sweep", description=main.__doc__)
+    parser.add_argument("folder", type=Path, help="outputs/sweeps, a folder of it, or a folder of runs")
+    parser.add_argument("--report", type=Path, default=OUTPUTS / "report", help="where to (outputs/report)")
+    options = parser.parse_args(arguments)
+    plans = [plan for file in sorted(options.folder.rglob("plan.json")) if (plan := read_plan(file)) is not None]
+    if plans:
+        made = of_plan(Store(plans[-1].folder.resolve().parents[1]), plans[-1])
+    else:
+        runs, name = read_runs(options.folder), options.folder.resolve().name
+        made = None if runs.empty else exhibit(runs, f"sweep-{name}", f"Runs of {options.folder}")
+    if made is None:
+        parser.error(nothing(options.folder, "python -m microp.run -m schedule=gpipe,1f1b chunks=4,8,16"))
+    for file in made.save(options.report):
+        print(file)
+    print_missing(list(made.missing))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""The timelines a reader can look into: what `viewer.js` is given.
+
+::
+
+    {"runs": [{"name": "gpipe, M = 4, K = 2 ...", "stages": ...,
+               "panels": {"predicted": [0,0,0,0, 0,1620, 0,  ...], "measured": [...]}}]}
+                                        rank, op, stage, microbatch, start, length, wait of each
+                                        span, one after the other; times in microseconds
+
+A wait is the time a rank stood idle before the action.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.store import records
+from analysis.timeline import predict, schedule_of
+from microp.records import read_spans
+from microp.trace import Span, bubble_fraction, makespan
+
+OPS = "FBW"
+MOST_SPANS = 40_000  # of all measured timelines: about 2 MB of page
+
+
+def timelines(runs: pd.DataFrame) -> tuple[dict[str, Any], int]:
+    """One launch of each question, short ones first, as many as a page holds.
+
+    Returns:
+        what the viewer shows, and the number of questions that were left out.
+    """
+    runs = runs[runs["replicas"] == 1]  # a replayed schedule is one pipeline
+    first = records(runs.sort_values(["question", "config.repeat"]).drop_duplicates("question"))
+    shown: list[tuple[Any, dict[str, Any]]] = []
+    room, left_out = MOST_SPANS, 0
+    for row in sorted(first, key=lambda row: (row["ranks"] * row["chunks"], row["run_id"])):
+        spans = read_spans(Path(row["folder"])) if room > 0 else []
+        room -= len(spans)
+        if not spans or room < 0:
+            left_out += 1
+            continue
+        shown.append(
+            ((row["device"], row["model"], row["ranks"], row["schedule"], row["chunks"]), _timeline(row, spans))
+        )
+    return {"runs": [timeline for _, timeline in sorted(shown, key=lambda each: each[0])]}, left_out
+
+
+def _timeline(row: dict[str, Any], spans: Sequence[Span]) -> dict[str, Any]:
+    panels = {"measured": spans, "predicted": predict(schedule_of(spans, row["schedule"]), spans)}
+    name = f"{row['schedule']}, M = {row['chunks']}, K = {row['ranks']}, {row['device']} {row['model']}"
+    name += f", {row['batch_size']} rows"
+    if len(set(row["partition"])) > 1:
+        name += f", layers {row['partition']}"
+    if row["checkpointing"] != "never":
+        name += f", checkpointing {row['checkpointing']}"
+    return {
+        "name": name,
+        "id": row["run_id"],
+        "ranks": row["ranks"],
+        "panels": {panel: _panel(own) for panel, own in panels.items()},
+    }
+
+
+def _panel(spans: Sequence[Span]) -> dict[str, Any]:
+    begin = min(span.start for span in spans)
+    free: dict[int, Any] = {}
+    numbers = []
+    for span in sorted(spans, key=lambda span: (span.rank, span.start)):
+        start, end = round((span.start - begin) / 1000), round((span.end - begin) / 1000)
+        wait = start - free.get(span.rank, 0)
+        numbers.append((span.rank, OPS.index(span.op), span.stage, span.microbatch, start, end - start, wait))
+        free[span.rank] = end
+    total = round(float(makespan(spans)) / 1000)
+    return {"makespan": total, "bubble": round(float(bubble_fraction(spans)), 4), "spans": list(chain(*numbers))}
+
+
+def script(data: dict[str, Any]) -> str:
+    """What stands in the page: the data and the viewer."""
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # no name ends the script
+    code = Path(__file__).with_name("viewer.js").read_text()
+    return f'<script type="application/json" id="timelines">{text}</script>\n<script>\n{code}</script>'

@@ -1,0 +1,126 @@
+"""`python -m microp.null_stages`: what the harness itself costs, with stages that do nothing.
+
+::
+
+    rank 0   |F0|F1|F2|...|B0|B1|...      stages pass their tensor through: a step of M = 64 is
+    rank 1      |F0|F1|...                128 actions a rank and the transfers between them
+
+    one microbatch   F0 ─► F1 ─ B1 ─► B0  four actions and two transfers, one after the other
+
+For each transport, and for torch.distributed.pipelining over gloo with the same stages. Last,
+what starting and ending the ranks of a point costs, beside a torchrun process for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch import nn
+
+from microp import launch
+from microp.check import PLAN
+from microp.comms import Comms
+from microp.engine import Boundary, Engine
+from microp.peer import TorchEngine
+from microp.plan import Plan
+from microp.schedules import gpipe
+from microp.stage import Batch, Checkpointing, Stage
+from microp.train import Runner
+
+MANY = 64  # microbatches
+NEVER = Checkpointing("never", 0, False)
+
+
+def measure(engine: str, chunks: int, shape: tuple[int, int], steps: int, comms: Comms) -> float:
+    """The median time of a step over two null stages, on this rank, in microseconds."""
+    schedule = gpipe(2, chunks)
+    loss = (lambda output, _target: output.sum()) if comms.rank == 1 else None
+    stages = {comms.rank: Stage([nn.Identity()], loss, NEVER, chunks)}
+    boundary, device = Boundary(lambda _rows: shape, torch.float32), PLAN.device.open(comms.rank, PLAN.workload)
+    rows = [shape[0]] * chunks
+    runner: Runner
+    if engine == "torch":
+        runner = TorchEngine(schedule, stages, comms, device, boundary, rows, NEVER)
+    else:
+        runner = Engine(schedule, stages, comms, device, boundary, rows)
+    tensors = [torch.zeros(shape, requires_grad=True) for _ in range(chunks)]
+    times = []
+    for step in range(steps + 5):
+        stages[comms.rank].load(Batch(step, tensors, tensors, [1.0] * chunks))
+        comms.barrier()
+        began = perf_counter_ns()
+        runner.step(step)
+        times.append((perf_counter_ns() - began) / 1e3)
+    return median(times[5:])
+
+
+def on_a_rank(shape: tuple[int, int], steps: int, _plan: Plan, comms: Comms, _local: int, _at: Path) -> dict[str, Any]:
+    """(one microbatch, many) of each engine that this launch's transport can carry; in microseconds."""
+    engines = ("microp", "torch") if _plan.backend == "gloo" else ("microp",)
+    return {engine: [measure(engine, chunks, shape, steps, comms) for chunks in (1, MANY)] for engine in engines}
+
+
+def transports(shape: tuple[int, int], steps: int) -> list[dict[str, Any]]:
+    """A row for each transport, and one for torch."""
+    rows = []
+    for backend in ("shm", "gloo"):
+        plan = replace(PLAN, schedule=gpipe(2, 2), backend=backend)
+        with tempfile.TemporaryDirectory() as folder:
+            ranks = launch.run_elastic(plan, Path(folder), 5, partial(on_a_rank, shape, steps))
+        for engine in ranks[0]:
+            one, many = (max(ranks[rank][engine][which] for rank in ranks) for which in (0, 1))
+            name = backend if engine == "microp" else "torch (gloo)"
+            rows.append({"transport": name, "per action": many / (2 * MANY), "there and back": one})
+    return rows
+
+
+def starts() -> dict[str, float]:
+    """Seconds that a point costs beside its steps: the ranks of microp, and a torchrun process."""
+    plan = replace(PLAN, schedule=gpipe(2, 2), steps=1, warmup_steps=0)
+    took = []
+    for _ in range(4):  # the first one starts the process that all ranks are copies of
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.perf_counter()
+            launch.run_elastic(plan, Path(folder), 5)
+            took.append(time.perf_counter() - began)
+    with tempfile.TemporaryDirectory() as folder:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "microp.run"]
+        small = ["steps=1", "warmup_steps=0", f"output_dir={folder}", "tracking=disabled", "model.dim=32"]
+        began = time.perf_counter()
+        subprocess.run([*torchrun, *small], check=True, capture_output=True)
+        return {"microp, from the second point on": median(took[1:]), "a torchrun for it": time.perf_counter() - began}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m microp.null_stages", description=str(__doc__).splitlines()[0])
+    parser.add_argument("--rows", type=int, default=8, help="of a microbatch (8)")
+    parser.add_argument("--dim", type=int, default=128, help="numbers a row (128)")
+    parser.add_argument("--steps", type=int, default=100, help="that are measured (100)")
+    options = parser.parse_args(arguments)
+    for name, value in vars(options).items():
+        if value < 1:
+            parser.error(f"--{name}={value} is below 1: use at least 1")
+    rows = transports((options.rows, options.dim), options.steps)
+    print(f"{'':14}{f'an action, M={MANY}':>20}{'one microbatch there and back':>32}")
+    for row in rows:
+        print(f"{row['transport']:14}{row['per action']:17.1f} µs{row['there and back']:29.0f} µs")
+    print(f"two ranks, GPipe, tensors of {options.rows * options.dim * 4:,} bytes, medians of {options.steps} steps")
+    for name, seconds in starts().items():
+        print(f"start and end of a point's two ranks, {name}: {seconds:.2f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

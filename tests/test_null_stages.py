@@ -1,0 +1,22 @@
+"""The harness's own cost is measured by a command."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+
+def test_every_transport_and_torch_get_a_line():
+    command = [sys.executable, "-m", "microp.null_stages", "--steps", "3"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    for name in ("shm", "gloo", r"torch \(gloo\)"):
+        [(action, there_and_back)] = re.findall(rf"^{name}\s+([\d.]+) µs\s+(\d+) µs$", said, re.MULTILINE)
+        assert 0 < float(action) < float(there_and_back)
+    assert len(re.findall(r"start and end of a point's two ranks, .*: \d+\.\d\d s", said)) == 2
+
+
+def test_nothing_to_measure_is_refused():
+    done = subprocess.run([sys.executable, "-m", "microp.null_stages", "--rows=0"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--rows=0 is below 1" in done.stderr
