@@ -47,7 +47,11 @@ class StepClock(NamedTuple):
 
 
 def account(
-    schedule: Schedule, spans: Sequence[Span], asked: Mapping[Action, int], clocks: Mapping[int, StepClock]
+    schedule: Schedule,
+    spans: Sequence[Span],
+    asked: Mapping[Action, int],
+    clocks: Mapping[int, StepClock],
+    wall: tuple[int, int] | None = None,
 ) -> dict[int, dict[str, int]]:
     """For each rank the nanoseconds of each of `KINDS`; on every rank they add up to the step's wall time.
 
@@ -56,10 +60,10 @@ def account(
         spans: all ranks' spans of the step.
         asked: when each action began to wait for its input.
         clocks: the rest, a rank.
+        wall: from when to when the step went on; None: on these ranks.
     """
     ends = {span.action: span.end for span in spans}
-    began = min(clock.began for clock in clocks.values())
-    ended = max(clock.ended for clock in clocks.values())
+    began, ended = wall or (min(c.began for c in clocks.values()), max(c.ended for c in clocks.values()))
     booked = {}
     for rank, clock in clocks.items():
         own = sorted((span for span in spans if span.rank == rank), key=lambda span: span.start)

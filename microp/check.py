@@ -31,6 +31,7 @@ from microp.model import Gpt, Mlp
 from microp.partition import uniform
 from microp.plan import Plan
 from microp.records import read_rows, read_spans
+from microp.replicate import SyncSettings
 from microp.schedules import gpipe, one_f_one_b
 from microp.stage import Checkpointing
 from microp.terminal import err, out
@@ -56,6 +57,7 @@ PLAN = Plan(
     learning_rate=1e-3,
     seed=0,
     engine=EngineSettings("microp", False),
+    sync=SyncSettings("flat", "library"),
 )
 
 

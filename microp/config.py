@@ -35,6 +35,7 @@ from microp.model import Gpt, Mlp, Model
 from microp.partition import Partition
 from microp.plan import Plan
 from microp.records import NOT_ASKED
+from microp.replicate import BucketSettings, SyncSettings
 from microp.schedule import Schedule
 from microp.schedule_io import to_text
 from microp.stage import Checkpointing
@@ -65,6 +66,7 @@ class Config:
     schedule: dict[str, Any] = MISSING
     checkpointing: Checkpointing = MISSING
     engine: EngineSettings = MISSING
+    sync: SyncSettings = MISSING
     data: Data = MISSING
     device: DeviceSettings = MISSING
     comms: CommsSettings = MISSING
@@ -79,6 +81,8 @@ SCHEMAS: dict[str, type] = {
     "data/synthetic": Synthetic,
     "checkpointing": Checkpointing,
     "engine": EngineSettings,
+    "sync": SyncSettings,
+    "sync/buckets": BucketSettings,
     "device": DeviceSettings,
     "device/emulated": EmulatedSettings,
     "comms": CommsSettings,
@@ -181,19 +185,24 @@ def make_plan(config: Config) -> Plan:
         learning_rate=config.learning_rate,
         seed=config.seed,
         engine=config.engine,
+        sync=config.sync,
+        replicas=config.replicas,
     )
 
 
 def run_id(config: Config) -> str:
-    """`<schedule>-m<chunks>-k<ranks>-<hash8>`: the same question has the same name.
+    """`<schedule>-m<chunks>-k<ranks>[-r<replicas>]-<hash8>`: the same question has the same name.
 
     The hash is over all keys but those of `NOT_ASKED`, and over the order that follows from
     them, which may stand in a file.
     """
     question = {key: value for key, value in asdict(config).items() if key not in NOT_ASKED}
+    if config.replicas == 1:
+        del question["sync"]  # nothing is to be kept equal
     question["order"] = to_text(make_schedule(config))
     digest = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
-    return f"{config.schedule['name']}-m{config.chunks}-k{config.ranks}-{digest[:8]}"
+    copies = f"-r{config.replicas}" if config.replicas > 1 else ""
+    return f"{config.schedule['name']}-m{config.chunks}-k{config.ranks}{copies}-{digest[:8]}"
 
 
 def to_yaml(config: Config) -> str:

@@ -113,6 +113,7 @@ class Device(ABC):
             When that was over, where there is a should; None: as it really was.
         """
         del stage, start_ns
+        return None
 
     def carry(self, comms: Comms) -> Comms:
         """The transport as it is between devices of this kind."""

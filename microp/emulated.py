@@ -150,7 +150,7 @@ class Emulated(Cpu):
     def reduced(self, stage: int, start_ns: int) -> int | None:
         if not self._costs[0].reduction:
             return None
-        deadline = start_ns + round(self._costs[0].reduction[stage] * 1e6)
+        deadline: int = start_ns + round(self._costs[0].reduction[stage] * 1e6)
         sleep_until(deadline)
         return max(deadline, perf_counter_ns())
 

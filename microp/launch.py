@@ -55,7 +55,7 @@ class LaunchSettings:
     name: str
     shutdown_s: int
 
-    def problems(self, ranks: int) -> list[str]:
+    def problems(self, ranks: int, replicas: int = 1) -> list[str]:
         """What does not fit the environment, a sentence each."""
         found = []
         world = os.environ.get("WORLD_SIZE")
@@ -64,10 +64,15 @@ class LaunchSettings:
         if self.name == "torchrun" and not joins():
             found.append(
                 "launch=torchrun, but RANK is not in the environment: start with "
-                f"`torchrun --nproc_per_node={ranks} -m microp.run ...`, or use launch=elastic"
+                f"`torchrun --nproc_per_node={ranks * replicas} -m microp.run ...`, or use launch=elastic"
             )
-        if joins() and world and int(world) != ranks:
-            found.append(f"ranks={ranks}, but torchrun started {world} processes: say ranks={world}")
+        if joins() and world and int(world) != ranks * replicas:
+            found.append(
+                f"ranks={ranks}, but torchrun started {world} processes: say ranks={world}"
+                if replicas == 1
+                else f"ranks={ranks} times replicas={replicas} is {ranks * replicas}, but torchrun started {world} "
+                f"processes: use torchrun --nproc_per_node={ranks * replicas}, or other numbers"
+            )
         return found
 
 
@@ -102,7 +107,7 @@ def run_elastic(plan: Plan, attempt: Path, shutdown_s: int, entry: Entry | None 
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=plan.ranks,
+        nproc_per_node=plan.processes,
         run_id=f"{plan.run_id}-{uuid.uuid4().hex[:8]}",
         rdzv_backend="static",
         rdzv_endpoint=f"localhost:{store.port}",
@@ -155,7 +160,7 @@ def _signal_handlers_kept() -> Iterator[None]:
 def _what_failed(attempt: Path, error: ChildFailedError) -> str:
     """The ranks' own words before elastic's: the rank that elastic blames is often a victim."""
     said = read_errors(attempt)
-    silent = {rank: failure for rank, failure in error.failures.items() if rank not in {e["rank"] for e in said}}
+    silent = {rank: failure for rank, failure in error.failures.items() if rank not in {e["number"] for e in said}}
     for rank, failure in silent.items():
         if failure.exitcode in (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT):
             return f"rank {rank} was killed by {signal.Signals(-failure.exitcode).name}"
@@ -181,7 +186,7 @@ def _dial_in(plan: Plan, local_rank: int) -> Comms:
     if plan.device.name == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    return init_process_group(plan.backend, device, plan.timeout_s)
+    return init_process_group(plan.backend, device, plan.timeout_s, plan.replicas)
 
 
 def end_with_parent() -> None:
@@ -214,7 +219,7 @@ def run_threads(plan: Plan, attempt: Path) -> None:
         RankError: a rank failed.
     """
     threads_before = torch.get_num_threads()
-    everyone = thread_comms(plan.ranks, plan.timeout_s)
+    everyone = thread_comms(plan.ranks, plan.timeout_s, plan.replicas)
 
     def run(rank: int) -> None:
         try:
@@ -222,7 +227,7 @@ def run_threads(plan: Plan, attempt: Path) -> None:
         except Exception:  # run_rank has written it down
             everyone[rank].abort()
 
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(plan.ranks)]
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(plan.processes)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -251,8 +256,8 @@ def run_joined(plan: Plan, comms: Comms, attempt: Path) -> None:
         run_rank(plan, comms, int(os.environ["LOCAL_RANK"]), attempt)
     except Exception as error:
         raise RankError(str(error)) from error
-    own = [attempt / f"{kind}.rank{comms.rank}.jsonl" for kind in ("steps", "spans")]
-    for files in comms.all_gather({path.name: path.read_text() for path in own}):
+    own = [attempt / f"{kind}.rank{comms.number}.jsonl" for kind in ("steps", "spans", "reductions")]
+    for files in comms.gather_all({path.name: path.read_text() for path in own if path.exists()}):
         for name, text in files.items():
-            if comms.rank == 0 and not (attempt / name).exists():  # on another host's disk
+            if comms.number == 0 and not (attempt / name).exists():  # on another host's disk
                 (attempt / name).write_text(text)

@@ -121,6 +121,6 @@ class Plan:
     def fingerprint(self) -> int:
         """A number that two ranks share only if they were given the same plan."""
         parts = (self.run_id, to_text(self.schedule), self.partition, self.model, self.checkpointing, self.data)
-        numbers = (self.batch_size, self.steps, self.warmup_steps, self.learning_rate, self.seed, self.replicas, self.sync)
-        digest = hashlib.blake2b(repr((parts, numbers)).encode(), digest_size=6).digest()
+        numbers = (self.batch_size, self.steps, self.warmup_steps, self.learning_rate, self.seed, self.replicas)
+        digest = hashlib.blake2b(repr((parts, numbers, self.sync)).encode(), digest_size=6).digest()
         return int.from_bytes(digest)

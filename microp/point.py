@@ -66,10 +66,10 @@ def run_point(config: Config, board: terminal.Board, experiment: str | None) -> 
 
 def _run_joined(config: Config, plan: Plan, experiment: str | None) -> None:
     comms = launch.dial_in_joined(plan)
-    own = str(_open_attempt(config, plan, experiment)) if comms.rank == 0 else ""
-    attempt = Path(comms.all_gather(own)[0])
+    own = str(_open_attempt(config, plan, experiment)) if comms.number == 0 else ""
+    attempt = Path(comms.gather_all(own)[0])
     attempt.mkdir(parents=True, exist_ok=True)  # on another host
-    status = _Status(attempt) if comms.rank == 0 else None
+    status = _Status(attempt) if comms.number == 0 else None
     try:
         launch.run_joined(plan, comms, attempt)
     except launch.RankError as error:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +39,8 @@ NOT_ASKED = ("tracking", "launch", "output_dir", "activation_limit", "skip", "ag
 class RankRecorder:
     """One rank's files of one attempt."""
 
-    def __init__(self, attempt: Path, rank: int) -> None:
-        self._attempt, self._rank = attempt, rank
+    def __init__(self, attempt: Path, rank: int, replica: int = 0) -> None:
+        self._attempt, self._rank, self._replica = attempt, rank, replica
         self._steps = (attempt / f"steps.rank{rank}.jsonl").open("w")
 
     def step(self, row: Row) -> None:
@@ -50,13 +50,15 @@ class RankRecorder:
 
     def spans(self, step: int, spans: Iterable[Span], asked: Iterable[int]) -> None:
         """Write the trace of one step; `asked` is when the rank began to wait for each span's input."""
-        rows = ({"step": step, **_span_row(span), "asked_ns": when} for span, when in zip(spans, asked, strict=True))
+        own = {"step": step, "replica": self._replica}
+        rows = ({**own, **_span_row(span), "asked_ns": when} for span, when in zip(spans, asked, strict=True))
         lines = (json.dumps(row) for row in rows)
         (self._attempt / f"spans.rank{self._rank}.jsonl").write_text("\n".join(lines) + "\n")
 
     def reductions(self, step: int, found: Sequence[Reduction]) -> None:
         """Write one step's sums over the replicas; without any there is no file."""
-        rows = ({"step": step, "rank": r.rank, "stage": r.stage, "start_ns": r.start, "end_ns": r.end} for r in found)
+        own = {"step": step, "replica": self._replica}
+        rows = ({**own, "rank": r.rank, "stage": r.stage, "start_ns": r.start, "end_ns": r.end} for r in found)
         if found:
             text = "".join(json.dumps(row) + "\n" for row in rows)
             (self._attempt / f"reductions.rank{self._rank}.jsonl").write_text(text)
@@ -103,36 +105,29 @@ def read_rows(attempt: Path, rank: int) -> list[Row]:
     return list(_json_lines(path)) if path.exists() else []
 
 
-def read_spans(attempt: Path, numbers: Collection[int] | None = None) -> list[Span]:
-    """The trace of the last measured step; empty if there is none.
-
-    Args:
-        attempt: its folder.
-        numbers: of the ranks' files, as those of one replica; None for all.
-    """
+def read_spans(attempt: Path, replica: int = 0) -> list[Span]:
+    """The trace of the last measured step of one replica; empty if there is none."""
     return [
         Span(r["rank"], Op(r["op"]), r["stage"], r["microbatch"], r["start_ns"], r["end_ns"], r["ready_ns"])
-        for r in _trace_rows(attempt, "spans", numbers)
+        for r in _trace_rows(attempt, "spans", replica)
     ]
 
 
-def read_asked(attempt: Path, numbers: Collection[int] | None = None) -> dict[Action, int]:
+def read_asked(attempt: Path, replica: int = 0) -> dict[Action, int]:
     """For each action of that trace when its rank began to wait for its input, in nanoseconds."""
-    rows = _trace_rows(attempt, "spans", numbers)
+    rows = _trace_rows(attempt, "spans", replica)
     return {Action(Op(r["op"]), r["stage"], r["microbatch"]): r["asked_ns"] for r in rows}
 
 
-def read_reductions(attempt: Path, numbers: Collection[int] | None = None) -> list[Reduction]:
-    """The sums over the replicas of the last measured step."""
-    rows = _trace_rows(attempt, "reductions", numbers)
+def read_reductions(attempt: Path, replica: int = 0) -> list[Reduction]:
+    """The sums over the replicas in that trace; empty if there is one replica."""
+    rows = _trace_rows(attempt, "reductions", replica)
     return [Reduction(r["rank"], r["stage"], r["start_ns"], r["end_ns"]) for r in rows]
 
 
-def _trace_rows(attempt: Path, kind: str, numbers: Collection[int] | None) -> Iterator[Row]:
+def _trace_rows(attempt: Path, kind: str, replica: int) -> Iterator[Row]:
     paths = sorted(attempt.glob(f"{kind}.rank*.jsonl"))
-    if numbers is not None:
-        paths = [path for number in numbers if (path := attempt / f"{kind}.rank{number}.jsonl").exists()]
-    return (row for path in paths for row in _json_lines(path))
+    return (row for path in paths for row in _json_lines(path) if row.get("replica", 0) == replica)
 
 
 def read_errors(attempt: Path) -> list[Row]:

@@ -46,20 +46,33 @@ def reductions(schedule: Schedule, spans: Iterable[Span], times: Sequence[Any]) 
     """
     if len(times) != schedule.stages:
         raise ValueError(f"{len(times)} reduction times for {schedule.stages} stages: give one a stage")
-    ends = {span.action: span.end for span in spans}
+    ends, last = {span.action: span.end for span in spans}, last_gradients(schedule)
     found = []
     for rank in range(len(schedule.ranks)):
-        done = sorted((ends[last], stage) for stage, last in last_gradients(schedule).items() if _on(schedule, stage, rank))
         free = None
-        for ready, stage in done:
-            start = ready if free is None else max(ready, free)
+        for stage in sorted(schedule.stages_of(rank), key=lambda stage: ends[last[stage]]):
+            start = ends[last[stage]] if free is None else max(ends[last[stage]], free)
             free = start + times[stage]
             found.append(Reduction(rank, stage, start, free))
     return found
 
 
-def _on(schedule: Schedule, stage: int, rank: int) -> bool:
-    return schedule.placement[stage] == rank
+def after_last_gradient(schedule: Schedule, spans: Iterable[Span], found: Iterable[Reduction]) -> tuple[Any, ...]:
+    """How long each stage's reduction took since it might have begun, as `reductions` wants it; empty without any."""
+    ends = {span.action: span.end for span in spans}
+    last = last_gradients(schedule)
+    over: dict[int, Any] = {}
+    for reduction in found:
+        over[reduction.stage] = max(reduction.end, over.get(reduction.stage, reduction.end))
+    if set(over) != set(range(schedule.stages)) or not ends:
+        return ()
+    times = dict.fromkeys(over, 0)
+    for rank in range(len(schedule.ranks)):
+        free = None
+        for stage in sorted(schedule.stages_of(rank), key=lambda stage: ends[last[stage]]):
+            start = ends[last[stage]] if free is None else max(ends[last[stage]], free)
+            times[stage], free = max(0, over[stage] - start), max(over[stage], start)
+    return tuple(times[stage] for stage in range(schedule.stages))
 
 
 def ends_at(spans: Iterable[Span], found: Iterable[Reduction]) -> Any:

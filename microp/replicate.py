@@ -7,228 +7,113 @@
     ddp     backward ── w₄ w₃ ───────── w₂ w₁ ── w₀        a sum as soon as a bucket is full,
                             └►│w₄ w₃│       └►│w₂ w₁│w₀│   while the backward goes on
 
-Three names for one mechanism: a stage's parameters are cut into buckets, and a bucket is
-summed when it is full, or when the stage's last gradient is there. A gradient is a view into
-its bucket, so that nothing is copied: autograd adds into it and the optimizer reads from it.
+Three names for one mechanism (`buckets`): a stage's parameters are cut into buckets, and a
+bucket is summed when it is full, or when the stage's last gradient is there.
 
 A replica's loss counts by its share of the whole batch's rows, so that the *sum* over the
 replicas is the batch's gradient, for any number of rows. (With equal shares that is the
-average of the replicas' own means, as it is mostly taught.)
+average of the replicas' own means, which is how it is mostly taught.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
-from math import inf
-from time import perf_counter_ns
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from microp.comms import Comms, Sum
-from microp.device import Device, Run
-from microp.reduction import Reduction
+from microp.buckets import each_alone, fill
+from microp.comms import Comms, Ring
+from microp.device import Device
+from microp.schedule import Schedule
+from microp.syncs import BucketSync, InTurn, Sync, TorchDdp
 
-LINE = 64  # bytes at which a gradient begins in its bucket, as the allocator would have it
-Start = Callable[[Tensor], Sum]
-
-
-class Sync:
-    """What makes the replicas equal, on one rank. This one has no other replica, and nothing to do.
-
-    Attributes:
-        nbytes: what a step sums over the replicas.
-        loss_scale: what the losses are multiplied by, so that the gradients come out right.
-    """
-
-    nbytes = 0
-    loss_scale = 1
-
-    def __init__(self, stages: Mapping[int, nn.Module]) -> None:
-        self._stages = stages
-
-    def clear(self) -> None:
-        """Forget the gradients, before a step."""
-        for stage in self._stages.values():
-            for parameter in stage.parameters():
-                parameter.grad = None
-
-    def last(self, stage: int, run: Run) -> Run:
-        """What the engine calls instead of `run`, the last action that adds to the gradients of `stage`."""
-        del stage
-        return run
-
-    def finish(self) -> list[Reduction]:
-        """Wait until every gradient is the batch's; what was done for that."""
-        return []
-
-    def tensors(self) -> Iterator[Tensor]:
-        """The memory it has of its own."""
-        yield from ()
+MIB = 2**20
+ALL_REDUCE = ("library", "ring")
 
 
-class Bucket:
-    """Gradients that are summed together: views into one buffer.
-
-    Args:
-        parameters: of one type and device, in the order in which their gradients come.
+@dataclass
+class SyncSettings:
+    """What a user chooses.
 
     Attributes:
-        missing: of how many parameters the gradient is still to come.
-        sum: the reduction, once it has been started.
-        started: when that was, as a mark of the device.
+        name: `naive`, `flat`, `ddp`, `torch_ddp`, or `compare`: the last two in turn.
+        all_reduce: what sums over the replicas: the `library` of the transport, or a `ring`
+            written out on sends and receives.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self.parameters = list(parameters)
-        example = self.parameters[0]
-        line = LINE // example.element_size()
-        sizes = [-(-parameter.numel() // line) * line for parameter in self.parameters]
-        self.buffer = torch.zeros(sum(sizes), dtype=example.dtype, device=example.device)
-        for parameter, part in zip(self.parameters, self.buffer.split(sizes), strict=True):
-            parameter.grad = part[: parameter.numel()].view_as(parameter)
-        self.missing = 0
-        self.sum: Sum | None = None
-        self.started: object = None
+    name: str
+    all_reduce: str
 
-
-class Buckets:
-    """The buckets of one stage, which are started in one order on every replica.
-
-    Args:
-        buckets: in the order in which they are to be started.
-        start: starts a sum over the replicas.
-        mark: the device's clock.
-    """
-
-    def __init__(self, buckets: list[Bucket], start: Start, mark: Callable[[], object]) -> None:
-        self.buckets = buckets
-        self._start, self._mark = start, mark
-        self._next = len(buckets)  # all started: nothing is expected
-
-    def arm(self) -> None:
-        """The gradients that come from now on are the last ones."""
-        self._next = 0
-        for bucket in self.buckets:
-            bucket.missing = len(bucket.parameters)
-
-    def add(self, bucket: Bucket) -> None:
-        """One of the gradients of `bucket` is there."""
-        if self._next == len(self.buckets):
-            return
-        bucket.missing -= 1
-        while self._next < len(self.buckets) and self.buckets[self._next].missing <= 0:
-            self._start_next()
-
-    def start_all(self) -> None:
-        """All gradients are there."""
-        while self._next < len(self.buckets):
-            self._start_next()
-
-    def _start_next(self) -> None:
-        bucket = self.buckets[self._next]
-        self._next += 1
-        bucket.started = self._mark()
-        bucket.sum = self._start(bucket.buffer)
-
-
-class BucketSync(Sync):
-    """Sums over the replicas bucket by bucket.
-
-    Args:
-        stages: this rank's stages, by index.
-        cut: a stage's parameters into buckets.
-        early: whether a bucket is started when it is full, and not when the stage is done.
-        start: starts a sum over the replicas.
-        rank: this rank, for what is written down.
-        device: this rank's.
-    """
-
-    def __init__(
-        self,
-        stages: Mapping[int, nn.Module],
-        cut: Callable[[list[nn.Parameter]], Iterable[list[nn.Parameter]]],
-        early: bool,
-        start: Start,
-        rank: int,
-        device: Device,
-    ) -> None:
-        super().__init__(stages)
-        self._rank, self._device = rank, device
-        self._buckets = {
-            index: Buckets([Bucket(part) for part in cut(list(stage.parameters()))], start, device.mark)
-            for index, stage in stages.items()
-        }
-        self._done: list[tuple[int, int]] = []  # (stage, when its last gradient was there)
-        if early:
-            for buckets in self._buckets.values():
-                for bucket in buckets.buckets:
-                    for parameter in bucket.parameters:
-                        parameter.register_post_accumulate_grad_hook(partial(_arrived, buckets, bucket))
-        self._buffers = [bucket.buffer for buckets in self._buckets.values() for bucket in buckets.buckets]
-        self.nbytes = sum(buffer.nbytes for buffer in self._buffers)
-
-    def clear(self) -> None:
-        torch._foreach_zero_(self._buffers)
-
-    def last(self, stage: int, run: Run) -> Run:
-        buckets = self._buckets[stage]
-
-        def watched(microbatch: int, x: Tensor | None) -> Tensor | None:
-            buckets.arm()
-            y = run(microbatch, x)
-            buckets.start_all()
-            self._done.append((stage, perf_counter_ns()))
-            return y
-
-        return watched
-
-    def finish(self) -> list[Reduction]:
-        found: list[Reduction] = []
-        free = 0
-        for stage, done in self._done:
-            buckets = self._buckets[stage].buckets
-            for bucket in buckets:
-                assert bucket.sum is not None
-                bucket.sum.wait()
-            free = self._device.reduced(stage, max(free, done))
-            starts = self._device.read([bucket.started for bucket in buckets])
-            found += [
-                Reduction(self._rank, stage, start, bucket.sum.ended_ns)
-                for start, bucket in zip(starts, buckets, strict=True)
-            ]
-        self._done.clear()
+    def problems(self, schedule: Schedule | None, backend: str) -> list[str]:
+        """What is wrong where there are several replicas, a sentence each."""
+        found = []
+        if self.all_reduce not in ALL_REDUCE:
+            found.append(f"sync.all_reduce={self.all_reduce} is not one of {', '.join(ALL_REDUCE)}")
         return found
 
-    def tensors(self) -> Iterator[Tensor]:
-        yield from self._buffers
+    def cut(self, parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+        """A stage's parameters in buckets."""
+        return each_alone(parameters) if self.name == "naive" else fill(parameters)
+
+    def open(self, stages: Mapping[int, nn.Module], split: Collection[int], comms: Comms, device: Device) -> Sync:
+        """What keeps the replicas of these stages equal.
+
+        Args:
+            stages: this rank's, by index.
+            split: those whose backward is divided into B and W.
+            comms: this rank's, of a pipeline that has replicas.
+            device: this rank's.
+        """
+        return self._buckets(self.name, stages, (), comms, device)
+
+    def _buckets(
+        self, name: str, stages: Mapping[int, nn.Module], early: Collection[int], comms: Comms, device: Device
+    ) -> Sync:
+        assert comms.across is not None
+        start = Ring(comms.across).start if self.all_reduce == "ring" else comms.across.iall_reduce
+        return BucketSync(stages, name, self.cut, early, start, comms.rank, device)
 
 
-def _arrived(buckets: Buckets, bucket: Bucket, _: Tensor) -> None:
-    buckets.add(bucket)
+@dataclass
+class BucketSettings(SyncSettings):
+    """What a user chooses about buckets that are summed as they fill.
 
-
-def each_alone(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """A bucket for each parameter."""
-    return ([parameter] for parameter in parameters)
-
-
-def fill(parameters: list[nn.Parameter], first_bytes: float = inf, bytes_: float = inf) -> Iterator[list[nn.Parameter]]:
-    """Buckets in reverse order of the parameters, which is that of their gradients.
-
-    Args:
-        parameters: a stage's.
-        first_bytes: a bucket is full when it has so many or more: the first one,
-        bytes_: and the others.
+    Attributes:
+        bucket_mb: a bucket is full when it has so many MiB,
+        first_bucket_mb: and the first one of a stage when it has these. (torch_ddp's is 1.)
     """
-    bucket: list[nn.Parameter] = []
-    size, full = 0, first_bytes
-    for parameter in reversed(parameters):
-        bucket.append(parameter)
-        size += parameter.nbytes
-        if size >= full:
-            yield bucket
-            bucket, size, full = [], 0, bytes_
-    if bucket:
-        yield bucket
+
+    bucket_mb: float
+    first_bucket_mb: float
+
+    def problems(self, schedule: Schedule | None, backend: str) -> list[str]:
+        found = super().problems(schedule, backend)
+        for key in ("bucket_mb", "first_bucket_mb"):
+            if not getattr(self, key) > 0:
+                found.append(f"sync.{key}={getattr(self, key)} is not above 0: give MiB, or use sync=naive")
+        if self.name in ("torch_ddp", "compare"):
+            if schedule is not None and schedule.split:
+                found.append(
+                    f"sync={self.name} cannot serve schedule {schedule.name!r}, which divides the backward "
+                    "into B and W: use sync=ddp, or a schedule that does not, as 1f1b"
+                )
+            if backend == "threads":
+                found.append(f"sync={self.name} needs ranks that are processes: use comms=auto")
+        if self.name == "torch_ddp" and self.all_reduce != "library":
+            found.append(f"sync=torch_ddp sums with the library alone: leave sync.all_reduce={self.all_reduce} out")
+        return found
+
+    def cut(self, parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+        return fill(parameters, self.first_bucket_mb * MIB, self.bucket_mb * MIB)
+
+    def open(self, stages: Mapping[int, nn.Module], split: Collection[int], comms: Comms, device: Device) -> Sync:
+        # Where a W leaves autograd out, no hook is called: the stage's buckets set out at its end.
+        early = [stage for stage in stages if stage not in split]
+        assert comms.across is not None
+        if self.name == "ddp":
+            return self._buckets("ddp", stages, early, comms, device)
+        torch_ddp = TorchDdp(stages, comms.across, self.bucket_mb)
+        if self.name == "torch_ddp":
+            return torch_ddp
+        return InTurn([self._buckets("ddp", stages, early, comms, device), torch_ddp])

@@ -28,7 +28,7 @@ def validate(config: Config) -> list[str]:
         found += group.problems()
     found += config.device.problems(ranks_here(config))
     found += config.comms.problems(config.device.name)
-    found += config.launch.problems(config.ranks)
+    found += config.launch.problems(config.ranks, config.replicas)
     if config.engine.name != "microp" and config.comms.name == "threads":
         found.append(f"engine={config.engine.name} needs ranks that are processes: use comms=auto")
     latency, backend = getattr(config.device, "latency_ms", 0), config.comms.backend(config.device.name)
@@ -41,6 +41,15 @@ def validate(config: Config) -> list[str]:
             f"chunks={config.chunks} is more than batch_size={config.batch_size} has rows: "
             f"use at most {config.batch_size}"
         )
+    elif config.replicas * config.chunks > config.batch_size > 0:
+        found.append(
+            f"replicas={config.replicas} times chunks={config.chunks} is more than batch_size={config.batch_size} "
+            f"has rows: use a batch_size of at least {config.replicas * config.chunks}"
+        )
+    if config.replicas > 1 and config.engine.name != "microp":
+        found.append(f"replicas={config.replicas} needs engine=microp, not {config.engine.name}")
+    if getattr(config.device, "reduce_ms", None) is not None and config.sync.name in ("torch_ddp", "compare"):
+        found.append(f"device.reduce_ms is not for sync={config.sync.name}, whose sums are part of its backward")
     if config.ranks > config.model.layers > 0:
         found.append(
             f"ranks={config.ranks} is more than model.layers={config.model.layers}: every rank "
@@ -52,7 +61,7 @@ def validate(config: Config) -> list[str]:
 def _out_of_range(config: Config) -> list[str]:
     found = [
         f"{key}={value} is below 1: use at least 1"
-        for key in ("ranks", "chunks", "batch_size", "steps")
+        for key in ("ranks", "chunks", "replicas", "batch_size", "steps")
         if (value := getattr(config, key)) < 1
     ]
     if config.warmup_steps < 0:
@@ -61,14 +70,12 @@ def _out_of_range(config: Config) -> list[str]:
         found.append(f"activation_limit={config.activation_limit} is below 1: use at least 1, or null for none")
     if config.learning_rate <= 0:
         found.append(f"learning_rate={config.learning_rate} is not above 0: use one, as 0.001")
-    if config.replicas != 1:
-        found.append(f"replicas={config.replicas}: only 1 copy of the pipeline can run so far, use replicas=1")
     return found
 
 
 def _unbuildable(config: Config) -> list[str]:
     """What the builders of schedule and partition refuse, where their numbers are in range."""
-    found, stages = [], config.ranks
+    found, stages, schedule = [], config.ranks, None
     if _is_worth_a_schedule(config):
         try:
             schedule = validate_schedule(make_schedule(config), config.activation_limit)
@@ -89,11 +96,12 @@ def _unbuildable(config: Config) -> list[str]:
                 config.device.costs(_workload(config, partition), rows=1)
         except ValueError as error:
             found.append(str(error))
-    return found
+    backend = config.comms.backend(config.device.name)
+    return found + config.sync.problems(schedule if config.replicas > 1 else None, backend)
 
 
 def _workload(config: Config, partition: Partition) -> Workload:
-    rows = spread(config.batch_size, max(config.chunks, 1))
+    rows = spread(spread(config.batch_size, max(config.replicas, 1))[0], max(config.chunks, 1))
     return Workload(make_schedule(config), partition.sizes, rows, config.checkpointing)
 
 
@@ -107,7 +115,7 @@ def _is_worth_a_schedule(config: Config) -> bool:
 
 def ranks_here(config: Config) -> int:
     """How many of the ranks are on this host: all, unless torchrun has started some elsewhere."""
-    return int(os.environ["LOCAL_WORLD_SIZE"]) if joins() else config.ranks
+    return int(os.environ["LOCAL_WORLD_SIZE"]) if joins() else config.ranks * config.replicas
 
 
 def warn(config: Config) -> list[str]:
@@ -115,9 +123,10 @@ def warn(config: Config) -> list[str]:
     found = []
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     here = ranks_here(config)
+    who = f"ranks={here}" if config.replicas == 1 else f"{here} ranks of {config.replicas} replicas"
     if config.device.name == "cpu" and here * config.device.threads > cores:
         found.append(
-            f"ranks={here} compute on {cores} cores: they take turns, so the timings measure "
+            f"{who} compute on {cores} cores: they take turns, so the timings measure "
             f"the cores and not the schedule (gradients, losses and memory are exact all the same)"
         )
     partition = make_partition(config, make_schedule(config).stages)

@@ -33,9 +33,9 @@ from microp.peer import TorchEngine
 from microp.plan import Plan
 from microp.records import RankRecorder, Row
 from microp.reduction import under_way
-from microp.replicate import Sync
 from microp.schedule import Op, Schedule
 from microp.stage import Batch, Stage
+from microp.syncs import Sync
 from microp.trace import StepTrace
 
 MIB = 2**20
@@ -162,6 +162,7 @@ class Trainer:
             "rank": self._comms.rank,
             "replica": self._comms.replica,
             "engine": engine,
+            "sync": self.sync.name,
             "loss": sum(losses) / self.sync.loss_scale if self._has_last and trace is not None else None,
             "began_ns": began,
             "ended_ns": ended,
@@ -240,7 +241,7 @@ def run_rank(plan: Plan, comms: Comms, local_rank: int, attempt: Path) -> None:
     Raises:
         Exception: whatever went wrong, after `error.rank<r>.json` has been written.
     """
-    recorder = RankRecorder(attempt, comms.number)
+    recorder = RankRecorder(attempt, comms.number, comms.replica)
     plan = plan.of(comms.replica)
     try:
         device = plan.device.open(local_rank, plan.workload)

@@ -15,6 +15,7 @@ from microp.engine import EngineSettings
 from microp.model import Gpt, Mlp
 from microp.partition import uniform
 from microp.plan import Plan
+from microp.replicate import SyncSettings
 from microp.schedules import gpipe
 from microp.stage import Checkpointing
 
@@ -53,6 +54,7 @@ def make_plan(**changes) -> Plan:
         learning_rate=1e-2,
         seed=7,
         engine=EngineSettings("microp", False),
+        sync=SyncSettings("flat", "library"),
     )
     return replace(plan, **changes)
 

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -252,3 +253,48 @@ def outlive_the_sender(_plan: Plan, comms: Comms, _local_rank: int, attempt: Pat
     except ConnectionError as error:
         (attempt / f"said{comms.rank}").write_text(f"{time.monotonic() - began} {error}")
     os._exit(1)
+
+
+# --- replicas ------------------------------------------------------------------------------------
+
+
+class Left(NamedTuple):
+    """What a rank has after some steps with replicas.
+
+    Attributes:
+        losses: its share of each step's loss; empty, but on a pipeline's last rank.
+        bits: for each of its layers a digest of the gradients and of the weights.
+        gradients: on the first replica, for each of its layers.
+        inputs: a digest of the last batch's inputs, where it has the first stage.
+    """
+
+    losses: list[float]
+    bits: dict[int, tuple[str, str]]
+    gradients: dict[int, list[Tensor]]
+    inputs: str | None
+
+
+def train_replica(plan: Plan, comms: Comms) -> Left:
+    trainer = Trainer(plan, comms, plan.device.open(comms.rank, plan.workload))
+    rows = []
+    for step in range(STEPS):
+        trainer.load(step)
+        rows.append(trainer.step(step))
+    layers = {
+        index: layer
+        for number, stage in trainer.stages.items()
+        for index, layer in zip(plan.partition.layers_of(number), stage.layers, strict=True)
+    }
+    gradients = {index: monolith.gradients_of(layer) for index, layer in layers.items()}
+    weights = {index: [p.detach() for p in layer.parameters()] for index, layer in layers.items()}
+    first = trainer.stages.get(0)
+    return Left(
+        [row["loss"] for row in rows if row["loss"] is not None],
+        {index: (digest(gradients[index]), digest(weights[index])) for index in layers},
+        {} if comms.replica else gradients,
+        digest(first.batch.inputs) if first else None,
+    )
+
+
+def train_replicas(plans: Sequence[Plan], _plan: Plan, comms: Comms, _local_rank: int, _attempt: Path) -> list[Left]:
+    return [train_replica(plan, comms) for plan in plans]

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 FLOORS = [
     {"schedule", "schedule_io", "schedules", "partition", "validate", "deadlock", "excerpt"}
-    | {"trace", "transfer", "comms", "seeding", "pacing"},
+    | {"trace", "transfer", "reduction", "comms", "seeding", "pacing"},
     {
         "costs",
         "program",
@@ -27,12 +27,14 @@ FLOORS = [
         "device",
         "emulated",
         "mailboxes",
+        "buckets",
+        "syncs",
         "lookahead",
         "accounting",
         "footprint",
         "replay",
     },
-    {"engine", "limit", "peer", "plan", "records", "tracking"},
+    {"engine", "limit", "peer", "plan", "records", "replicate", "tracking"},
     {"train", "monolith", "summary"},
     {
         "builder",
@@ -58,17 +60,19 @@ SAME_FLOOR = {  # who may know a neighbour
     "deadlock": {"schedule"},
     "excerpt": {"schedule"},
     "trace": {"schedule"},
+    "reduction": {"schedule", "trace"},
     "program": {"costs"},
     "simulate": {"costs", "program"},
     "memory": {"costs"},
     "model": set(),
     "stage": {"model", "split"},
     "device": {"stage"},
+    "syncs": {"buckets", "device"},
     "footprint": {"device", "memory", "model", "stage"},
     "emulated": {"device", "costs"},
     "limit": {"engine"},
     "peer": {"engine"},
-    "plan": {"engine", "peer"},
+    "plan": {"engine", "peer", "replicate"},
     "tracking": {"records"},
     "replay": {"costs", "simulate"},
     "monolith": {"train"},
@@ -86,7 +90,7 @@ DOORS = {
 }
 STDLIB_ONLY = {
     *("schedule", "schedules", "validate", "deadlock", "excerpt", "partition", "trace", "transfer", "seeding"),
-    *("costs", "program", "simulate", "memory", "render", "replay", "records"),
+    *("reduction", "costs", "program", "simulate", "memory", "render", "replay", "records"),
 }
 
 

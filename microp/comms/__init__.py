@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from microp.comms.base import REDUCTIONS, Comms, CommsSettings, Inbox, Message, Outbox, Pending, Sum
 from microp.comms.delayed import DelayedComms
 from microp.comms.group import GroupComms
+from microp.comms.ring import Ring, ring_sum
 from microp.comms.shm import ShmComms
 from microp.comms.threads import ThreadComms, thread_comms
 
@@ -31,10 +32,12 @@ __all__ = [
     "Message",
     "Outbox",
     "Pending",
+    "Ring",
     "ShmComms",
     "Sum",
     "ThreadComms",
     "init_process_group",
+    "ring_sum",
     "thread_comms",
 ]
 

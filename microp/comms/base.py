@@ -70,14 +70,11 @@ class Pending(Protocol):
 
 
 class Sum(Pending, Protocol):
-    """A sum over ranks under way.
+    """A sum over ranks under way."""
 
-    Attributes:
-        ended_ns: after `wait()`, when it was done on the host's `perf_counter_ns`; 0 where
-            only the device knows.
-    """
-
-    ended_ns: int
+    @property
+    def ended_ns(self) -> int:
+        """After `wait()`: when it was done on the host's `perf_counter_ns`; 0 where only the device knows."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,178 @@
+"""Gradients that travel together, and when they set out.
+
+::
+
+    parameters   w₀    w₁    w₂    w₃    w₄        (backward comes from the right)
+    buckets      │ w₂ w₁ w₀ ... │◄│ w₄ w₃ │        the first one is smaller, so that it is full soon
+                                   └ full: copied, summed over the replicas while the backward goes on
+
+A gradient is copied into its bucket when it is complete; from then on the parameter's
+gradient *is* its part of the bucket, so that the sum is never copied back. (To add into the
+bucket from the start takes longer: to zero it, and to read it once more for the first
+microbatch, whose gradient is otherwise taken as it is.) A bucket of one parameter has no
+memory of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from microp.comms import Sum
+
+LINE = 64  # bytes at which a gradient begins in its bucket, as the allocator would have it
+Start = Callable[[Tensor], Sum]
+
+
+class Bucket:
+    """The gradients of some parameters, next to each other.
+
+    Args:
+        parameters: of one type and device, in the order in which their gradients come.
+
+    Attributes:
+        missing: of how many the last gradient is still to come.
+        buffer: what is summed over the replicas.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.missing = 0
+        self.sum: Sum | None = None
+        self.started: Any = None
+        self.buffer: Tensor | None = None
+        if len(parameters) > 1:
+            example = parameters[0]
+            line = LINE // example.element_size()
+            sizes = [-(-parameter.numel() // line) * line for parameter in parameters]
+            self.buffer = torch.zeros(sum(sizes), dtype=example.dtype, device=example.device)
+            parts = self.buffer.split(sizes)
+            self._views = {
+                parameter: part[: parameter.numel()].view_as(parameter)
+                for parameter, part in zip(parameters, parts, strict=True)
+            }
+
+    @property
+    def nbytes(self) -> int:
+        return self.parameters[0].nbytes if self.buffer is None else self.buffer.nbytes
+
+    def take(self, parameter: nn.Parameter) -> None:
+        """The gradient of `parameter` is complete."""
+        if self.buffer is None:
+            return
+        view, gradient = self._views[parameter], parameter.grad
+        if gradient is None:  # it was not used on this replica
+            view.zero_()
+        else:
+            view.copy_(gradient)
+        parameter.grad = view
+
+    def contents(self) -> Tensor:
+        """What is to be summed: all have been taken."""
+        if self.buffer is not None:
+            return self.buffer
+        [parameter] = self.parameters
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad = parameter.grad.contiguous()
+        return parameter.grad.view(-1)
+
+
+class Buckets:
+    """The buckets of one stage, which set out in one order on every replica.
+
+    Args:
+        buckets: in that order.
+        start: starts a sum over the replicas.
+        mark: the device's clock.
+    """
+
+    def __init__(self, buckets: list[Bucket], start: Start, mark: Callable[[], Any]) -> None:
+        self._buckets, self._start, self._mark = buckets, start, mark
+        self._next = len(buckets)  # all are under way: no gradient is expected
+        self._taken: set[nn.Parameter] = set()
+        self.nbytes = sum(bucket.nbytes for bucket in buckets)
+
+    def hook(self) -> Iterator[Any]:
+        """Watch the parameters from now on; what ends that."""
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                yield parameter.register_post_accumulate_grad_hook(partial(self._arrived, bucket))
+
+    def arm(self) -> None:
+        """The gradients that come from now on are the last ones."""
+        self._next = 0
+        self._taken.clear()
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+
+    def _arrived(self, bucket: Bucket, parameter: nn.Parameter) -> None:
+        if self._next == len(self._buckets) or parameter in self._taken:
+            return
+        self._take(bucket, parameter)
+        while self._next < len(self._buckets) and not self._buckets[self._next].missing:
+            self._set_out()
+
+    def _take(self, bucket: Bucket, parameter: nn.Parameter) -> None:
+        bucket.take(parameter)
+        bucket.missing -= 1
+        self._taken.add(parameter)
+
+    def start_all(self) -> None:
+        """All gradients are complete."""
+        while self._next < len(self._buckets):
+            bucket = self._buckets[self._next]
+            for parameter in bucket.parameters if bucket.missing else ():
+                if parameter not in self._taken:
+                    self._take(bucket, parameter)
+            self._set_out()
+
+    def _set_out(self) -> None:
+        bucket = self._buckets[self._next]
+        self._next += 1
+        bucket.started = self._mark()
+        bucket.sum = self._start(bucket.contents())
+
+    def finish(self, read: Callable[[Sequence[Any]], list[int]]) -> list[tuple[int, int]]:
+        """Wait for all sums; (start, end) of each, as `read` tells the time of marks."""
+        ends = []
+        for bucket in self._buckets:
+            assert bucket.sum is not None
+            bucket.sum.wait()
+            ends.append(bucket.sum.ended_ns or self._mark())
+        starts = [bucket.started for bucket in self._buckets]
+        return list(zip(read(starts), read(ends), strict=True))
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The memory of the buckets."""
+        yield from (bucket.buffer for bucket in self._buckets if bucket.buffer is not None)
+
+
+def each_alone(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """A bucket for each parameter, in their order."""
+    return ([parameter] for parameter in parameters)
+
+
+def fill(parameters: list[nn.Parameter], first: float = inf, others: float = inf) -> Iterator[list[nn.Parameter]]:
+    """Buckets in reverse order of the parameters, which is that of their gradients.
+
+    Args:
+        parameters: a stage's.
+        first: the first bucket is full when it has so many bytes or more,
+        others: and the others when they have these.
+    """
+    bucket: list[nn.Parameter] = []
+    size, full = 0, first
+    for parameter in reversed(parameters):
+        bucket.append(parameter)
+        size += parameter.nbytes
+        if size >= full:
+            yield bucket
+            bucket, size, full = [], 0, others
+    if bucket:
+        yield bucket
