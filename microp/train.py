@@ -8,7 +8,7 @@
 
 A step::
 
-    load the batch ─ barrier ─┤ run the actions ─ optimizer ├─ row to disk
+    load the batch ─ barrier ─┤ run the actions ─ optimizer ├─ barrier ─ row to disk
                               └────── step_ms ─────────────┘
 """
 
@@ -133,6 +133,7 @@ class Trainer:
         if trace is not None:  # else the gradients are of made-up inputs
             self.optimizer.step()
         ended = mark()
+        self._comms.barrier()  # nobody tidies up on a core that another still computes on
         began, computed, ended = self._device.read([began, computed, ended])
         recompute = sum(stage.recompute_ns for stage in self.stages.values())
         recompute = self._device.recompute_ns(self._plan.schedule.ranks[self._comms.rank], recompute)
