@@ -24,7 +24,7 @@ from torch import Tensor
 from microp.comms import Comms, DelayedComms
 from microp.costs import Costs, for_stages
 from microp.device import Cpu, Device, DeviceSettings, Run, Workload
-from microp.pacing import sleep_until
+from microp.pacing import sleep_until, wake_on_time
 from microp.schedule import Action, Op
 
 PER = ("layer", "row")
@@ -125,6 +125,7 @@ class Emulated(Cpu):
 
     def __init__(self, costs: Sequence[Costs], latency_ns: int, workload: Workload) -> None:
         super().__init__()
+        wake_on_time()
         self._costs, self._latency_ns, self._split = costs, latency_ns, workload.schedule.split
 
     def bind(self, run: Run, action: Action) -> Run:

@@ -47,6 +47,11 @@ def problems(schedule: Schedule, checkpointing: Checkpointing, rows: Sequence[in
         found.append(f"engine=torch has no schedule {schedule.name!r}: use one of {', '.join(SCHEDULES)}")
     if len(schedule.ranks) < 2:
         found.append("engine=torch needs a pipeline of ranks=2 or more")
+    if schedule.name == "1f1b" and schedule.chunks < schedule.stages:
+        found.append(
+            f"engine=torch runs 1f1b with as many microbatches as stages or more: chunks={schedule.chunks} "
+            f"for {schedule.stages} stages is fewer"
+        )
     if len(set(rows)) > 1:
         found.append(f"engine=torch needs equal microbatches: {sum(rows)} rows in chunks={len(rows)} are not")
     if checkpointing.spare_last:

@@ -8,7 +8,7 @@
 
 A step::
 
-    load the batch ─ barrier ─┤ run the actions ─ sum over replicas ─ optimizer ├─ row to disk
+    load the batch ─ barrier ─┤ run the actions ─ sum over replicas ─ optimizer ├─ barrier ─ row to disk
                               └─────────────────── step_ms ────────────────────┘
 """
 
@@ -151,6 +151,7 @@ class Trainer:
         if trace is not None:  # else the gradients are of made-up inputs
             self.optimizer.step()
         ended = mark()
+        self._comms.barrier()  # nobody tidies up on a core that another still computes on
         began, computed, reduced, ended = self._device.read([began, computed, reduced, ended])
         recompute = sum(stage.recompute_ns for stage in self.stages.values())
         recompute = self._device.recompute_ns(self._plan.schedule.ranks[self._comms.rank], recompute)

@@ -94,12 +94,21 @@ def test_beside_a_schedule_that_torch_lacks_its_nearest_is_run():
     assert plan_of(zb_h1, engine=EngineSettings("compare", False)).engines == ("microp", "limit", "torch")
 
 
+def test_a_comparison_does_without_torch_where_it_cannot():
+    few = plan_of(lambda ranks, _: one_f_one_b(ranks, 1), engine=EngineSettings("compare", False))
+    assert few.engines == ("microp", "limit")
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         ("schedule=zb_h1", "engine=torch has no schedule 'zb_h1': use one of gpipe, 1f1b"),
         ("ranks=1", "engine=torch needs a pipeline of ranks=2 or more"),
         ("chunks=3", "engine=torch needs equal microbatches: 256 rows in chunks=3 are not"),
+        (
+            "schedule=1f1b ranks=4 chunks=2",
+            "engine=torch runs 1f1b with as many microbatches as stages",
+        ),
         ("checkpointing=except_last", "engine=torch treats all microbatches alike: checkpointing=except_last does not"),
         ("comms=threads", "engine=torch needs ranks that are processes: use comms=auto"),
     ],

@@ -58,7 +58,7 @@ def cases(replicas: int, ranks: int, syncs, chunks: int):
 @cache
 def single_process(name: str, layers: int, chunks: int, replicas: int):
     model = replace({"mlp": mlp, "gpt": gpt}[name]("float64"), layers=layers)
-    plan = make_plan(schedule=gpipe(1, chunks), model=model, batch_size=ROWS, replicas=replicas)
+    plan = make_plan(schedule=schedules.gpipe(1, chunks), model=model, batch_size=ROWS, replicas=replicas)
     return list(monolith.steps(plan, rank_code.STEPS))
 
 
