@@ -39,6 +39,7 @@ LOOKS: dict[str, tuple[str, str]] = {
     "warmup": ("#dcdcdc", ""),
     "steady": ("#bdbdbd", "..."),
     "drain": ("#efefef", ""),
+    "reduction": ("#009e73", "++"),
 }
 assert set(LOOKS) == set(KINDS), "every kind of time has a look"
 
@@ -65,7 +66,8 @@ def exhibits(store: Store) -> list[Exhibit]:
     text = (
         "Share of a traced step's wall time, rank by rank; a bar adds up to the whole step. Waits for another rank "
         "are told apart by where they lie: warm-up, steady and drain; transfer is the time a tensor was on its way to "
-        "a rank that waited. Of each question the launch with the median step is drawn; the table has every question."
+        "a rank that waited; reduction, what it waited for the sum over the replicas. Of each question the launch "
+        "with the median step is drawn; the table has every question."
     )
     return [Exhibit("rank-time", "Where the time of each rank went", text, figure, _table(typical), typical)]
 
@@ -88,8 +90,8 @@ def _draw(axis: Axes, rows: pd.DataFrame) -> None:
     left, places, names = 0.0, [], []
     for schedule in plot.in_order(rows["schedule"]):
         row = by_schedule.loc[schedule]
-        spent = {kind: np.array(row[f"time_ms.{kind}"], dtype=float) for kind in LOOKS}
-        ranks = len(spent["compute"])  # of all replicas
+        spent = {kind: np.array(_spent(row, kind), dtype=float) for kind in LOOKS}
+        ranks = len(spent["compute"])
         total = np.sum(list(spent.values()), axis=0)
         x, below = left + np.arange(ranks), np.zeros(ranks)
         for kind, (colour, hatch) in LOOKS.items():
@@ -106,13 +108,19 @@ def _draw(axis: Axes, rows: pd.DataFrame) -> None:
     axis.tick_params(axis="x", length=0)
 
 
+def _spent(row: Any, kind: str) -> list[float]:
+    """Milliseconds, rank by rank; a run that was recorded before there was such a kind has none."""
+    values: Any = row.get(f"time_ms.{kind}")
+    return values if isinstance(values, list) else [0.0] * len(row["time_ms.compute"])
+
+
 def _table(rows: pd.DataFrame) -> pd.DataFrame:
     """A line a question and rank, in milliseconds."""
     lines = [
         {
             **{key: row[key] for key in ("schedule", "chunks", "ranks", "device", "model", "checkpointing", "run_id")},
             "rank": rank,
-            **{f"{kind}_ms": row[f"time_ms.{kind}"][rank] for kind in LOOKS},
+            **{f"{kind}_ms": _spent(row, kind)[rank] for kind in LOOKS},
         }
         for row in records(rows.sort_values(["device", "ranks", "schedule", "chunks", "run_id"]))
         for rank in range(len(row["time_ms.compute"]))

@@ -3,7 +3,8 @@
     python -m analysis.timeline outputs/runs/<run>/attempt-<n>
 
 The prediction replays the schedule with the step's own median F and B times of each stage
-and its median hop: what differs from the measurement is noise and overhead.
+and its median hop: what differs from the measurement is noise and overhead. Of several
+replicas the first is drawn, with the sums over all of them as they were or should be.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import sys
 from pathlib import Path
 
 from microp import render
-from microp.records import attempts, read_json, read_spans
-from microp.replay import predict, schedule_of
+from microp.records import attempts, read_json, read_reductions, read_spans
+from microp.replay import predict, predict_sums, schedule_of
 
 __all__ = ["accounting_table", "main", "predict", "schedule_of"]
 
@@ -33,12 +34,14 @@ def main(arguments: list[str] | None = None) -> int:
     measured = read_spans(attempt)
     schedule = schedule_of(measured, summary["schedule"])
     panels = {"predicted": predict(schedule, measured), "measured": measured}
+    taken = read_reductions(attempt)
+    sums = {"predicted": predict_sums(schedule, measured, taken), "measured": taken}
     for name, spans in panels.items():
-        print(f"{name}\n{render.text(spans)}\n")
+        print(f"{name}\n{render.text(spans, sums=sums[name])}\n")
     print(accounting_table(summary["time_ms"]))
     options.report.mkdir(parents=True, exist_ok=True)
     place = options.report / f"timeline-{attempt.parent.name}-{attempt.name}"
-    files = render.figure(panels, f"{attempt.parent.name}, {attempt.name}: last measured step", place)
+    files = render.figure(panels, f"{attempt.parent.name}, {attempt.name}: last measured step", place, sums=sums)
     files.append(render.perfetto(panels, schedule, place.with_name(f"{place.name}.trace.json")))
     for file in files:
         print(file)
@@ -52,7 +55,13 @@ def accounting_table(time_ms: dict[str, list[float]]) -> str:
     for rank in ranks:
         own = [values[rank] for values in time_ms.values()]
         lines.append(f"rank {rank:<3}" + "".join(f"{value:11.2f}" for value in (*own, sum(own))))
-    return "\n".join([*lines, "warmup, steady, drain: waits for another rank; transfer: its tensor was on the way\n"])
+    return "\n".join(
+        [
+            *lines,
+            "warmup, steady, drain: waits for another rank; transfer: its tensor was on the way; "
+            "reduction: for the sum over the replicas\n",
+        ]
+    )
 
 
 if __name__ == "__main__":

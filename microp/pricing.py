@@ -30,6 +30,7 @@ from microp.footprint import batch_bytes, stage_footprint
 from microp.memory import activation_peak
 from microp.partition import spread
 from microp.points import Point, PointsCallback, refuse
+from microp.reduction import Reduction, ends_at, exposed, reductions
 from microp.schedule import Schedule
 from microp.schedule_io import to_text, to_torch_csv
 from microp.schedules import closed_forms
@@ -40,7 +41,7 @@ from microp.transfer import TRANSFERS
 from microp.validate import validate
 
 PROVEN = 500_000  # microbatches on ranks; beyond that the simulation, which no deadlock passes, has to do
-PER_STAGE = ("forward", "backward", "weight", "recompute", "boundary")
+PER_STAGE = ("forward", "backward", "weight", "recompute", "boundary", "reduction")
 DRAWN = 20_000  # actions; beyond that a figure is a grey wall and a trace hundreds of megabytes
 
 
@@ -55,6 +56,7 @@ class CostsConfig:
     latency: Any = MISSING
     boundary: Any = MISSING
     bandwidth: Any = MISSING
+    reduction: Any = MISSING
     transfer: str = MISSING
 
     def problems(self) -> list[str]:
@@ -90,7 +92,7 @@ def problems(config: SimulateConfig) -> list[str]:
     """Everything that keeps a configuration from being priced, a sentence each."""
     found = [
         f"{key}={value} is below 1: use at least 1"
-        for key in ("ranks", "chunks", "batch_size")
+        for key in ("ranks", "chunks", "replicas", "batch_size")
         if (value := getattr(config, key)) < 1
     ]
     if config.output not in ("text", "json"):
@@ -138,7 +140,9 @@ def _named_costs(config: SimulateConfig, schedule: Schedule) -> Costs:
 
 def _emulated_costs(config: SimulateConfig, device: EmulatedSettings, schedule: Schedule) -> Costs:
     """An emulated device's own; of `costs` the rule by which a hop is charged."""
-    taken = [key for key in ("recompute", "latency", "boundary", "bandwidth") if getattr(config.costs, key)]
+    taken = [
+        key for key in ("recompute", "latency", "boundary", "bandwidth", "reduction") if getattr(config.costs, key)
+    ]
     if taken:
         raise ValueError(f"costs.{taken[0]} is not for device=emulated, which has times of its own: give device.*_ms")
     workload = make_workload(config, schedule)
@@ -148,9 +152,8 @@ def _emulated_costs(config: SimulateConfig, device: EmulatedSettings, schedule: 
             f"model.layers={config.model.layers}, and the schedule has {schedule.stages} stages"
         )
     if workload is None:
-        rows = spread(config.batch_size, config.chunks)
-        workload = Workload(schedule, (1,) * schedule.stages, rows, config.checkpointing)
-    costs = device.costs(workload, config.batch_size / config.chunks)
+        workload = Workload(schedule, (1,) * schedule.stages, _rows(config), config.checkpointing)
+    costs = device.costs(workload, config.batch_size / config.replicas / config.chunks)
     return replace(costs, transfer=TRANSFERS[config.costs.transfer])
 
 
@@ -159,7 +162,12 @@ def make_workload(config: Config, schedule: Schedule) -> Workload | None:
     if config.model.layers < schedule.stages:
         return None
     layers = make_partition(config, schedule.stages).sizes
-    return Workload(schedule, layers, spread(config.batch_size, config.chunks), config.checkpointing)
+    return Workload(schedule, layers, _rows(config), config.checkpointing)
+
+
+def _rows(config: Config) -> tuple[int, ...]:
+    """The rows of each microbatch, of the first replica."""
+    return spread(spread(config.batch_size, config.replicas)[0], config.chunks)
 
 
 def _exact(value: Any) -> Any:
@@ -190,8 +198,22 @@ def price(config: SimulateConfig) -> tuple[dict[str, Any], Simulated, Schedule]:
         "peak_memory_mib": _memory(config, schedule, spans),
         "closed_form": closed_forms.makespan(schedule, costs),
         "critical_path": len(critical_path(spans)),
+        "reduction": _reduction(schedule, spans, costs),
     }
     return {key: _plain(value) for key, value in figures.items()}, spans, schedule
+
+
+def _reduction(schedule: Schedule, spans: Simulated, costs: Costs) -> dict[str, Any] | None:
+    """When the step is over with its sums over the replicas, and how long each rank waits for them."""
+    sums = _sums(schedule, spans, costs)
+    if not sums:
+        return None
+    left = exposed(spans, sums)
+    return {"makespan": ends_at(spans, sums), "exposed": [left[rank] for rank in range(len(schedule.ranks))]}
+
+
+def _sums(schedule: Schedule, spans: Simulated, costs: Costs) -> list[Reduction]:
+    return reductions(schedule, spans, costs.reduction) if costs.reduction else []
 
 
 def _memory(config: SimulateConfig, schedule: Schedule, spans: Simulated) -> list[float] | None:
@@ -205,7 +227,7 @@ def _memory(config: SimulateConfig, schedule: Schedule, spans: Simulated) -> lis
         terminal.warn(str(error))
         return None
     peaks = activation_peak(spans, footprint)
-    batch = batch_bytes(config.model, config.batch_size)
+    batch = batch_bytes(config.model, spread(config.batch_size, config.replicas)[0])
     ends = {schedule.placement[0], schedule.placement[schedule.stages - 1]}
     return [
         (sum(state[stage] for stage in schedule.stages_of(rank)) + (batch if rank in ends else 0) + peaks[rank]) / MIB
@@ -244,7 +266,8 @@ def run(config: DictConfig) -> dict[str, Any]:
         render.perfetto({"simulated": spans}, schedule, folder / "trace.json", render.UNITS)
         (folder / "schedule.txt").write_text(to_text(schedule))
         (folder / "schedule.csv").write_text(to_torch_csv(schedule))
-    figures["text"] = render.text(spans, rows=32)
+    sums = _sums(schedule, spans, make_costs(point, schedule))
+    figures["text"] = render.text(spans, rows=32, sums=sums)
     figures["folder"] = str(folder) if drawn else None
     return figures
 

@@ -3,7 +3,7 @@
 ::
 
     rank 0 |F0  |F1  |........|B0      |B1      |
-    rank 1 |....|F0  |B0      |F1  |B1      |...|
+    rank 1 |....|F0  |B0      |F1  |B1      |RRR|     R: a sum over the replicas
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from microp.reduction import Reduction, ends_at
 from microp.schedule import Op, Schedule
 from microp.trace import Span, bubble_fraction, makespan
 
 
-def text(spans: Sequence[Span], columns: int = 100, rows: int = 64) -> str:
+def text(spans: Sequence[Span], columns: int = 100, rows: int = 64, sums: Sequence[Reduction] = ()) -> str:
     """One line a rank, `columns` wide for the makespan; an action is named where its name
-    fits and is a row of its op's letter where not.
+    fits and is a row of its op's letter where not. A reduction (of `sums`) is drawn where the
+    rank does nothing else.
 
     Of more than `rows` ranks the first and the last are shown.
     """
-    begin, total = min(span.start for span in spans), makespan(spans)
+    begin = min(span.start for span in spans)
+    total = ends_at(spans, sums) - begin
 
     def column(moment: Any) -> int:
         return round(float((moment - begin) / total) * columns)
@@ -41,6 +44,10 @@ def text(spans: Sequence[Span], columns: int = 100, rows: int = 64) -> str:
             name, width = f"{span.op}{span.microbatch}", right - left
             fits = len(name) <= width and width > 2
             line[left:right] = name.ljust(width, {"F": "-", "B": "=", "W": "~"}[span.op]) if fits else span.op * width
+        for reduction in sums:
+            for place in range(column(reduction.start), column(reduction.end)):
+                if reduction.rank == rank and line[place] == ".":
+                    line[place] = "R"
         lines.append(f"rank {rank:{digits}} |{''.join(line)}|")
     if left_out > 0:
         lines.insert(first, f"  ... {left_out} ranks ...")
@@ -54,6 +61,7 @@ def _by_rank(spans: Sequence[Span]) -> dict[int, list[Span]]:
     return rows
 
 
+REDUCTION = "#636363"
 COLOURS = {Op.F: "#9ecae1", Op.B: "#3182bd", Op.W: "#fdae6b"}  # light, dark, middle: also in greyscale
 
 
@@ -68,7 +76,13 @@ MILLISECONDS = Scale(1e6, "ms")  # of nanoseconds
 UNITS = Scale(1, "units of the costs")
 
 
-def figure(panels: Mapping[str, Sequence[Span]], title: str, path: Path, scale: Scale = MILLISECONDS) -> list[Path]:
+def figure(
+    panels: Mapping[str, Sequence[Span]],
+    title: str,
+    path: Path,
+    scale: Scale = MILLISECONDS,
+    sums: Mapping[str, Sequence[Reduction]] | None = None,
+) -> list[Path]:
     """Draw timelines above each other on one time axis, from their first starts.
 
     Args:
@@ -76,6 +90,7 @@ def figure(panels: Mapping[str, Sequence[Span]], title: str, path: Path, scale: 
         title: the figure's.
         path: without ending; an SVG and a PNG are written.
         scale: what the spans' times are.
+        sums: name -> the reductions over the replicas, thin bars below the actions.
 
     Returns:
         The files.
@@ -90,7 +105,7 @@ def figure(panels: Mapping[str, Sequence[Span]], title: str, path: Path, scale: 
     height = len(panels) * (0.7 + 0.45 * ranks) + 0.6
     sheet, axes = plt.subplots(len(panels), 1, figsize=(10, height), sharex=True, squeeze=False)
     for axis, (name, spans) in zip(axes[:, 0], panels.items(), strict=True):
-        _draw(axis, spans, scale.length)
+        _draw(axis, spans, scale.length, (sums or {}).get(name, ()))
         axis.set_title(_caption(name, spans, scale), loc="left")
     axes[-1, 0].set_xlabel(f"time since the step's first action, {scale.unit}")
     sheet.suptitle(title)
@@ -181,8 +196,11 @@ def _slices_and_arrows(
             yield {**arrow, "ph": "f", "bp": "e", **place, "ts": start}
 
 
-def _draw(axis: Any, spans: Sequence[Span], unit: float) -> None:
+def _draw(axis: Any, spans: Sequence[Span], unit: float, sums: Sequence[Reduction]) -> None:
     begin = min(span.start for span in spans)
+    for rank, _, start, end in sums:
+        place = (float(start - begin) / unit, float(end - start) / unit)
+        axis.broken_barh([place], (rank + 0.4, 0.1), facecolor=REDUCTION, edgecolor="white", linewidth=0.5)
     total = makespan(spans)
     for rank, row in _by_rank(spans).items():
         for span in row:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from microp import costs
+from microp.reduction import Reduction, after_last_gradient, reductions
 from microp.schedule import Schedule
 from microp.simulate import simulate
 from microp.trace import Span
@@ -29,3 +30,15 @@ def schedule_of(spans: Sequence[Span], name: str) -> Schedule:
 def predict(schedule: Schedule, spans: Sequence[Span]) -> Sequence[Span]:
     """The schedule's spans with the median times of the measured ones, in whole nanoseconds."""
     return simulate(schedule, costs.measured(schedule, spans))
+
+
+def predict_sums(schedule: Schedule, spans: Sequence[Span], taken: Sequence[Reduction]) -> list[Reduction]:
+    """The sums over the replicas beside `predict`'s spans, each as long as it took from the stage's last gradient on.
+
+    Args:
+        schedule: that was run.
+        spans: as measured.
+        taken: the reductions as measured; none where there is one replica.
+    """
+    times = after_last_gradient(schedule, spans, taken)
+    return reductions(schedule, predict(schedule, spans), times) if times else []

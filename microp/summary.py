@@ -167,7 +167,7 @@ def _bubble(step: list[Row]) -> float:
 def nominal_costs(plan: Plan) -> Costs:
     """What the formula is asked about: an emulated device's times, else F = B = W = layers."""
     if isinstance(plan.device, EmulatedSettings):
-        return plan.device.costs(plan.workload, plan.batch_size / plan.schedule.chunks)
+        return plan.device.costs(plan.workload, plan.batch_size / plan.replicas / plan.schedule.chunks)
     sizes = tuple(Fraction(size) for size in plan.partition.sizes)
     return Costs(forward=sizes, backward=sizes, weight=sizes)
 

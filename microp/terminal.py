@@ -88,7 +88,7 @@ class Board:
         self.is_open = False
 
 
-VARIABLE = ("ranks", "partition", "checkpointing", "model", "device", "comms", "batch_size", "seed")
+VARIABLE = ("ranks", "replicas", "sync", "partition", "checkpointing", "model", "device", "comms", "batch_size", "seed")
 
 
 def table(summaries: Sequence[dict[str, Any]]) -> Table:
@@ -186,6 +186,9 @@ def show_prices(prices: Sequence[dict[str, Any]]) -> None:
         if price["peak_memory_mib"]:
             peaks = " ".join(f"{peak:.1f}" for peak in price["peak_memory_mib"])
             out.print(f"peak MiB, a rank:  {peaks}", soft_wrap=True)
+        if sums := price["reduction"]:
+            left = " ".join(f"{time:g}" for time in sums["exposed"])
+            out.print(f"with the sums over the replicas: {sums['makespan']:g}; each rank waits {left}", soft_wrap=True)
     folders = [price["folder"] for price in prices if price["folder"]]
     if folders:
         out.print()

@@ -158,7 +158,7 @@ def _mirror_one(attempt: Path, settings: TrackingSettings, folder: Path, name: s
         group=f"{attempt.parent.name}/{attempt.name}",
         job_type="summary" if rank is None else "rank",
         tags=[*settings.tags, *([experiment] if experiment else [])] or None,
-        config=config if rank is None else {**config, "rank": rank, "stages": _stages(rows)},
+        config=config if rank is None else {**config, **_who(rows), "stages": _stages(rows)},
         mode="offline" if settings.mode == "offline" else "online",
         reinit="create_new",
         settings=wandb.Settings(
@@ -196,7 +196,7 @@ def _all_rows(attempt: Path) -> list[list[dict[str, Any]]]:
 
 
 def _whole_steps(attempt: Path) -> Iterator[dict[str, Any]]:
-    """A row for each step that all ranks ended: the slowest rank's time, and the last stage's loss."""
+    """A row for each step that all ranks ended: the slowest rank's time, and the batch's loss."""
     for rows in zip(*_all_rows(attempt), strict=False):
         losses = [row["loss"] for row in rows if row["loss"] is not None]
         slowest = max(row["step_ms"] for row in rows)
@@ -224,6 +224,11 @@ def _log_exhibits(run: Any, attempt: Path, summary: dict[str, Any]) -> None:
             render.picture({**predicted, "measured": spans}, Path(file.name))
             run.log({"timeline": wandb.Image(file.name)})
     run.log(found)
+
+
+def _who(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """Which rank it is, of which pipeline."""
+    return {key: row[key] for row in rows[:1] for key in ("rank", "replica")}
 
 
 def _stages(rows: list[dict[str, Any]]) -> list[int]:
