@@ -56,6 +56,7 @@ Sources: arXiv 1811.06965 (GPipe), 2104.04473 (interleaved), 2211.05953 (breadth
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from operator import add
 from typing import Any
@@ -259,8 +260,8 @@ def held_peak(schedule: Schedule) -> list[Fraction] | None:
 
 
 def _look_up(table: dict[str, list[_Form]], schedule: Schedule, costs: Costs) -> Any | None:
-    if costs != Costs(costs.forward, costs.backward, costs.weight, costs.latency):
-        return None  # the forms are of asynchronous latency alone: no recomputation, no bandwidth
+    if replace(costs, reduction=()) != Costs(costs.forward, costs.backward, costs.weight, costs.latency):
+        return None  # the forms are of asynchronous latency alone: no recomputation, no bandwidth; a sum comes after
     case = _Case(schedule, costs)
     forms = table.get(schedule.name.removesuffix("_lifo"), [])
     return next((value(case) for exact, value in forms if exact(case)), None)
