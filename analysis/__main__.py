@@ -32,6 +32,8 @@ EXPERIMENTS = (  # each draws sweeps/<name>.yaml
     "schedules",
     "hop_latency",
     "engine_speed",
+    "gradient_sync",
+    "hybrid",
 )
 OVER_ALL_RUNS = ("prediction", "rank_time")
 MOST_SWEEPS = 6  # of the user's own, the newest ones

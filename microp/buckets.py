@@ -15,7 +15,7 @@ memory of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from math import inf
 from typing import Any
@@ -58,8 +58,15 @@ class Bucket:
             }
 
     @property
+    def size(self) -> tuple[int, torch.dtype]:
+        """What is summed: the number of elements, and their type."""
+        whole = self.parameters[0] if self.buffer is None else self.buffer
+        return whole.numel(), whole.dtype
+
+    @property
     def nbytes(self) -> int:
-        return self.parameters[0].nbytes if self.buffer is None else self.buffer.nbytes
+        numel, dtype = self.size
+        return numel * dtype.itemsize
 
     def take(self, parameter: nn.Parameter) -> None:
         """The gradient of `parameter` is complete."""
@@ -88,12 +95,12 @@ class Buckets:
 
     Args:
         buckets: in that order.
-        start: starts a sum over the replicas.
+        starts: for each, what starts its sum over the replicas.
         mark: the device's clock.
     """
 
-    def __init__(self, buckets: list[Bucket], start: Start, mark: Callable[[], Any]) -> None:
-        self._buckets, self._start, self._mark = buckets, start, mark
+    def __init__(self, buckets: list[Bucket], starts: Iterable[Start], mark: Callable[[], Any]) -> None:
+        self._buckets, self._starts, self._mark = buckets, list(starts), mark
         self._next = len(buckets)  # all are under way: no gradient is expected
         self._taken: set[nn.Parameter] = set()
         self.nbytes = sum(bucket.nbytes for bucket in buckets)
@@ -133,10 +140,10 @@ class Buckets:
             self._set_out()
 
     def _set_out(self) -> None:
-        bucket = self._buckets[self._next]
+        bucket, start = self._buckets[self._next], self._starts[self._next]
         self._next += 1
         bucket.started = self._mark()
-        bucket.sum = self._start(bucket.contents())
+        bucket.sum = start(bucket.contents())
 
     def finish(self, read: Callable[[Sequence[Any]], list[int]]) -> list[tuple[int, int]]:
         """Wait for all sums; (start, end) of each, as `read` tells the time of marks."""

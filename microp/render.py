@@ -105,7 +105,7 @@ def figure(
     height = len(panels) * (0.7 + 0.45 * ranks) + 0.6
     sheet, axes = plt.subplots(len(panels), 1, figsize=(10, height), sharex=True, squeeze=False)
     for axis, (name, spans) in zip(axes[:, 0], panels.items(), strict=True):
-        _draw(axis, spans, scale.length, (sums or {}).get(name, ()))
+        draw(axis, spans, scale.length, (sums or {}).get(name, ()))
         axis.set_title(_caption(name, spans, scale), loc="left")
     axes[-1, 0].set_xlabel(f"time since the step's first action, {scale.unit}")
     sheet.suptitle(title)
@@ -196,7 +196,8 @@ def _slices_and_arrows(
             yield {**arrow, "ph": "f", "bp": "e", **place, "ts": start}
 
 
-def _draw(axis: Any, spans: Sequence[Span], unit: float, sums: Sequence[Reduction]) -> None:
+def draw(axis: Any, spans: Sequence[Span], unit: float, sums: Sequence[Reduction] = ()) -> None:
+    """Draw spans, and sums below them, on a matplotlib axis; `unit` is that of its times."""
     begin = min(span.start for span in spans)
     for rank, _, start, end in sums:
         place = (float(start - begin) / unit, float(end - start) / unit)

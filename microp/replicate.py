@@ -17,19 +17,21 @@ average of the replicas' own means, which is how it is mostly taught.)
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import torch
 from torch import nn
 
-from microp.buckets import each_alone, fill
-from microp.comms import Comms, Ring
+from microp.buckets import Start, each_alone, fill
+from microp.comms import Comms, Ring, ShmComms, direct_sums
 from microp.device import Device
 from microp.schedule import Schedule
 from microp.syncs import BucketSync, InTurn, Sync, TorchDdp
 
 MIB = 2**20
-ALL_REDUCE = ("library", "ring")
+ALL_REDUCE = ("auto", "direct", "library", "ring")
 
 
 @dataclass
@@ -38,8 +40,10 @@ class SyncSettings:
 
     Attributes:
         name: `naive`, `flat`, `ddp`, `torch_ddp`, or `compare`: the last two in turn.
-        all_reduce: what sums over the replicas: the `library` of the transport, or a `ring`
-            written out on sends and receives.
+        all_reduce: what sums over the replicas: the transport's `library` (gloo, NCCL) in a thread
+            or stream of its own; `direct`, two messages from each rank to each; a `ring`, both
+            written out on sends and receives; `auto`: `direct` between ranks that share
+            memory, else the library.
     """
 
     name: str
@@ -71,8 +75,16 @@ class SyncSettings:
         self, name: str, stages: Mapping[int, nn.Module], early: Collection[int], comms: Comms, device: Device
     ) -> Sync:
         assert comms.across is not None
-        start = Ring(comms.across).start if self.all_reduce == "ring" else comms.across.iall_reduce
-        return BucketSync(stages, name, self.cut, early, start, comms.rank, device)
+        return BucketSync(stages, name, self.cut, early, partial(self._sums, comms.across), comms.rank, device)
+
+    def _sums(self, comms: Comms, sizes: Sequence[tuple[int, torch.dtype]]) -> Sequence[Start]:
+        """What starts a sum over the ranks of `comms`, for each of a step's."""
+        if self.all_reduce == "direct" or (self.all_reduce == "auto" and isinstance(comms, ShmComms)):
+            return direct_sums(comms, sizes)
+        if self.all_reduce == "ring":
+            return [Ring(comms, max(numel * dtype.itemsize for numel, dtype in sizes)).start] * len(sizes)
+        comms.expect(())
+        return [comms.iall_reduce] * len(sizes)
 
 
 @dataclass
@@ -100,7 +112,7 @@ class BucketSettings(SyncSettings):
                 )
             if backend == "threads":
                 found.append(f"sync={self.name} needs ranks that are processes: use comms=auto")
-        if self.name == "torch_ddp" and self.all_reduce != "library":
+        if self.name == "torch_ddp" and self.all_reduce not in ("auto", "library"):
             found.append(f"sync=torch_ddp sums with the library alone: leave sync.all_reduce={self.all_reduce} out")
         return found
 

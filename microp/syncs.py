@@ -9,9 +9,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from time import perf_counter_ns
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,6 +21,8 @@ from microp.buckets import Bucket, Buckets, Start
 from microp.comms import Comms, GroupComms
 from microp.device import Device, Run
 from microp.reduction import Reduction
+
+OpenSums = Callable[[Sequence[tuple[int, torch.dtype]]], Iterable[Start]]
 
 
 class Sync:
@@ -71,7 +75,7 @@ class BucketSync(Sync):
         name: the option's.
         cut: a stage's parameters into buckets.
         early: the stages whose buckets are started when they are full, and not when the stage is done.
-        start: starts a sum over the replicas.
+        open_sums: for the buckets' sizes, in the order of stages and buckets, what starts their sums.
         rank: this rank, for what is written down.
         device: this rank's.
     """
@@ -82,16 +86,15 @@ class BucketSync(Sync):
         name: str,
         cut: Callable[[list[nn.Parameter]], Iterable[list[nn.Parameter]]],
         early: Collection[int],
-        start: Start,
+        open_sums: OpenSums,
         rank: int,
         device: Device,
     ) -> None:
         super().__init__(stages, name)
         self._rank, self._device, self._early = rank, device, early
-        self._buckets = {
-            index: Buckets([Bucket(part) for part in cut(parameters)], start, device.mark)
-            for index, parameters in self.parameters.items()
-        }
+        buckets = {index: [Bucket(part) for part in cut(own)] for index, own in self.parameters.items()}
+        starts = iter(open_sums([bucket.size for own in buckets.values() for bucket in own]))
+        self._buckets = {index: Buckets(own, islice(starts, len(own)), device.mark) for index, own in buckets.items()}
         self._done: list[tuple[int, int]] = []  # (stage, when its last gradient was there)
         self._hooks: list[Any] = []
         self.nbytes = sum(buckets.nbytes for buckets in self._buckets.values())

@@ -25,6 +25,8 @@ SYNCS = {
     "naive": SyncSettings("naive", "library"),
     "flat": SyncSettings("flat", "library"),
     "ddp": BucketSettings("ddp", "library", TINY, TINY / 2),
+    "naive direct": SyncSettings("naive", "direct"),
+    "ddp direct": BucketSettings("ddp", "direct", TINY, TINY / 2),
     "naive ring": SyncSettings("naive", "ring"),
     "flat ring": SyncSettings("flat", "ring"),
     "ddp ring": BucketSettings("ddp", "ring", TINY, TINY / 2),

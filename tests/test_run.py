@@ -200,7 +200,7 @@ BAD = {
     "replicas=2 sync.bucket_mb=-1": "sync.bucket_mb=-1.0 is not above 0",
     "replicas=2 sync=torch_ddp schedule=zb_h1": "sync=torch_ddp cannot serve schedule 'zb_h1'",
     "replicas=2 sync=torch_ddp comms=threads": "sync=torch_ddp needs ranks that are processes",
-    "replicas=2 sync=flat sync.all_reduce=tree": "sync.all_reduce=tree is not one of library, ring",
+    "replicas=2 sync=flat sync.all_reduce=tree": "sync.all_reduce=tree is not one of auto, direct, library, ring",
     "replicas=2 engine=compare": "replicas=2 needs engine=microp",
     "replicas=2 sync=foo": "Available options in 'sync'",
     "activation_limit=3": "hold more than activation_limit=3",

@@ -11,12 +11,15 @@ host), `group` (gloo on CPU, NCCL on CUDA and ROCm) and `threads` (ranks of one 
 
 from datetime import timedelta
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from microp.comms.base import REDUCTIONS, Comms, CommsSettings, Inbox, Message, Outbox, Pending, Sum
 from microp.comms.delayed import DelayedComms
+from microp.comms.direct import direct_sums
 from microp.comms.group import GroupComms
 from microp.comms.ring import Ring, ring_sum
 from microp.comms.shm import ShmComms
@@ -36,6 +39,7 @@ __all__ = [
     "ShmComms",
     "Sum",
     "ThreadComms",
+    "direct_sums",
     "init_process_group",
     "ring_sum",
     "thread_comms",
@@ -60,7 +64,13 @@ def init_process_group(backend: str, device: torch.device, timeout_s: float, rep
         shape = (replicas, dist.get_world_size() // replicas)
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replica", "pipeline"))
         row, column = mesh.get_group("pipeline"), mesh.get_group("replica")
-    comms = ShmComms(device, timeout_s, row) if backend == "shm" else GroupComms(group, device, timeout_s, row)
+
+    def of(members: Any) -> GroupComms:
+        return (
+            ShmComms(device, timeout_s, members) if backend == "shm" else GroupComms(group, device, timeout_s, members)
+        )
+
+    comms = of(row)
     if column is not None:
-        comms.across = GroupComms(group, device, timeout_s, column)
+        comms.across = of(column)
     return comms

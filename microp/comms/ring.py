@@ -26,7 +26,9 @@ from time import perf_counter_ns
 import torch
 from torch import Tensor
 
-from microp.comms.base import Comms, Sum
+from microp.comms.base import Comms, Message, Sum
+
+LONGEST = 16  # bytes of an element: parts differ by one
 
 
 def ring_sum(comms: Comms, tensor: Tensor) -> Tensor:
@@ -46,10 +48,18 @@ def ring_sum(comms: Comms, tensor: Tensor) -> Tensor:
 
 
 class Ring:
-    """Rings one after the other, in a thread of their own: the rank computes on."""
+    """Rings one after the other, in a thread of their own: the rank computes on.
 
-    def __init__(self, comms: Comms) -> None:
+    Args:
+        comms: of the ranks.
+        nbytes: of the largest tensor, if it is known: its messages then have mailboxes.
+    """
+
+    def __init__(self, comms: Comms, nbytes: int = 0) -> None:
         self._comms = comms
+        ranks, part = comms.world_size, -(-nbytes // comms.world_size) + LONGEST
+        turns = range(2 * (ranks - 1) if nbytes else 0)
+        comms.expect(Message(rank, (rank + 1) % ranks, turn, part, turn) for turn in turns for rank in range(ranks))
         self._thread = ThreadPoolExecutor(1, initializer=self._use_device)
 
     def _use_device(self) -> None:

@@ -136,6 +136,8 @@ class ShmComms(GroupComms):
         if self.rank == 0:
             for semaphore in go:
                 _post(ctypes.c_void_p(semaphore))
+        if self.across is not None:  # each column comes from rows that are complete
+            self.across.barrier()
 
     def _data(self, box: _Box, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """The mailbox's data as a tensor."""

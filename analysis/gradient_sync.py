@@ -1,0 +1,195 @@
+"""What it costs to keep replicas equal: the ways to sum gradients, the size of their buckets, a ring, more replicas.
+
+::
+
+    step │●                   naive   a sum a parameter        ms of a sum │        ╱
+         │  ●         ●       buckets: too small ones pay      of the ring │     ╱      2(N-1) α
+         │     ●   ●          latency, one large one starts                │  ╱       + 2(N-1)/N S/β
+         └─────────── MiB     late: a U                                    └──────── S
+
+One rank a replica holds the whole model. Ways that are compared take the same batch; `ddp` and
+torch's own also take turns in one launch, which is the sharper comparison.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis import plot
+from analysis.command import main
+from analysis.exhibit import Exhibit
+from analysis.statistics import LAUNCH, over_launches, paired
+from analysis.store import Store, records
+
+NAME = "gradient_sync"
+WAYS = ["naive", "flat", "ddp", "torch_ddp"]
+DIM, BUCKET = "config.model.dim", "config.sync.bucket_mb"
+USUAL_MB = 25.0  # torch's bucket
+MIB = 2**20
+Made = tuple[str, str, str, Any, pd.DataFrame, pd.DataFrame]  # an Exhibit's fields, but for what is missing
+
+
+def exhibits(store: Store) -> list[Exhibit]:
+    """Four figures: ways and sizes, buckets, the ring, scaling."""
+    runs = store.runs(NAME)
+    if runs.empty:
+        return []
+    runs["ring"] = runs["config.sync.all_reduce"] == "ring"
+    real = runs[(runs["device"] != "emulated") & ~runs["ring"]]
+    made = [
+        ways(real[(real[BUCKET].fillna(USUAL_MB) == USUAL_MB) & real["sync"].isin(WAYS)], real),
+        buckets(real[real["sync"].isin(["ddp", "torch_ddp"])]),
+        ring(runs[runs["ring"]]),
+        scaling(runs[runs["device"] == "emulated"]),
+    ]
+    missing = store.missing(NAME)
+    return [Exhibit(*exhibit, missing) for exhibit in made if exhibit is not None]
+
+
+def ways(runs: pd.DataFrame, real: pd.DataFrame) -> Made | None:
+    """Step time and what is exposed of the sum, against the model's size, way by way."""
+    if runs.empty:
+        return None
+    values = ["step_ms.median", "reduction.exposed_ms", "reduction.all_reduce_ms", "reduction.reduced_bytes"]
+    table = over_launches(runs, ["sync", DIM], values)
+    # torch's sums are part of its last backward, which waits for them
+    table.loc[table["sync"] == "torch_ddp", ["reduction.exposed_ms", "reduction.all_reduce_ms"]] = np.nan
+    figure, axes = plot.sheet(1, 2)
+    for axis, value, name in zip(axes[0], values, ("step time, ms", "exposed time of the sum, ms"), strict=False):
+        for sync, look in plot.looks(WAYS).items():
+            plot.points(axis, table[table["sync"] == sync], DIM, value, look, sync)
+        plot.powers(axis, table[DIM], "width of the model's 16 layers")
+        axis.set(yscale="log", ylabel=name)
+        axis.yaxis.set_major_formatter(lambda number, _: f"{number:g}")
+    plot.legend(figure)
+    text = (
+        "Two replicas of the whole model, 32 rows each. Left: a step with its optimizer. Right: how long a rank waits "
+        "for the sum after its backward (torch_ddp waits within it, and is left out). Medians over launches, bars: "
+        f"95 % bootstrap interval. {_in_turn(real)}"
+    )
+    return "gradient-sync-ways", "Ways to sum gradients", text, figure, table, runs
+
+
+def _in_turn(real: pd.DataFrame) -> str:
+    """ddp beside torch's own, in turn in one launch."""
+    both = real[real["sync"] == "compare"]
+    if both.empty:
+        return ""
+    table = over_launches(both, [DIM], ["syncs.ratio.ddp/torch_ddp"])
+    seen = "; ".join(
+        f"{row['syncs.ratio.ddp/torch_ddp']:.2f} ({row['syncs.ratio.ddp/torch_ddp.low']:.2f} to "
+        f"{row['syncs.ratio.ddp/torch_ddp.high']:.2f}) at {row[DIM]}"
+        for row in records(table)
+    )
+    same = (both["syncs.reduced_bytes.ddp"] == both["syncs.reduced_bytes.torch_ddp"]).all()
+    moved = "both move the same bytes" if same else "they do not move the same bytes"
+    return f"In turn in one launch, ddp's step over torch_ddp's is, in the median of pairs, {seen}; {moved}."
+
+
+def buckets(runs: pd.DataFrame) -> Made | None:
+    """Step time against the size of the buckets, a panel for each size of the model."""
+    if runs.empty or runs[BUCKET].nunique() < 2:
+        return None
+    table = over_launches(runs, [DIM, "sync", BUCKET], ["step_ms.median"])
+    sizes = sorted(table[DIM].unique())
+    figure, axes = plot.sheet(1, len(sizes), (2.3, 2.5))
+    for axis, dim in zip(axes[0], sizes, strict=True):
+        for sync, look in plot.looks(WAYS).items():
+            own = table[(table[DIM] == dim) & (table["sync"] == sync)]
+            plot.points(axis, own, BUCKET, "step_ms.median", look, sync)
+        plot.powers(axis, table[BUCKET], "bucket, MiB")
+        axis.set_title(f"width {dim}, {_model_mib(runs, dim):.1f} MiB")
+    axes[0, 0].set_ylabel("step time, ms")
+    plot.legend(figure)
+    text = (
+        "Step time against the size of a bucket of gradients (the first of a step is of 1 MiB at most), two replicas. "
+        "Small buckets pay for each sum, a large one sets out late; where the processes leave no core for the sums, "
+        "there is little to overlap. Medians over launches, bars: 95 % bootstrap interval."
+    )
+    return "gradient-sync-buckets", "How large a bucket should be", text, figure, table, runs
+
+
+def _model_mib(runs: pd.DataFrame, dim: Any) -> float:
+    return float(runs[runs[DIM] == dim]["reduction.reduced_bytes"].max()) / MIB
+
+
+def ring(runs: pd.DataFrame) -> Made | None:
+    """The time of one sum by the ring against its bytes, and the latency and bandwidth that explain it."""
+    if runs.empty:
+        return None
+    runs = runs.assign(mib=runs["reduction.reduced_bytes"] / MIB)
+    table = over_launches(runs, ["replicas", "mib"], ["reduction.all_reduce_ms"])
+    fits: dict[int, tuple[float, float]] = {}
+    for n in sorted(table["replicas"].unique().tolist()):
+        own = table[table["replicas"] == n]
+        fits[n] = alpha_beta(n, own["mib"], own["reduction.all_reduce_ms"])
+    table["fit"] = [_ring_ms(row["replicas"], row["mib"], *fits[row["replicas"]]) for row in records(table)]
+    figure, axes = plot.sheet(1, 1, (4.2, 3.0))
+    axis = axes[0, 0]
+    named = {n: f"{n} replicas" for n in fits}
+    for n, look in plot.looks(list(fits)).items():
+        own = table[table["replicas"] == n]
+        plot.theory(axis, own["mib"], own["fit"], look.colour)
+        plot.points(axis, own, "mib", "reduction.all_reduce_ms", look, named[n])
+    axis.set(xscale="log", yscale="log", xlabel="bytes summed S, MiB", ylabel="time of the sum, ms")
+    for scale in (axis.xaxis, axis.yaxis):
+        scale.set_major_formatter(lambda number, _: f"{number:g}")
+    plot.legend(figure, [plot.THEORY])
+    miss = (table["fit"] / table["reduction.all_reduce_ms"] - 1).abs()
+    seen = "; ".join(f"N = {n}: α {alpha:.2f} ms, β {beta / 1024:.2f} GiB/s" for n, (alpha, beta) in fits.items())
+    text = (
+        "One sum of all gradients by the ring against its bytes. Broken: 2(N-1) α + 2(N-1)/N S/β (Patarasuk and Yuan "
+        f"2009) with the latency and the bandwidth that fit best, {seen}. The fit's error is {miss.median():.0%} in "
+        f"the median and {miss.max():.0%} at most. Medians over launches, bars: 95 % bootstrap interval."
+    )
+    return "gradient-sync-ring", "The ring's latency and bandwidth", text, figure, table, runs
+
+
+def alpha_beta(replicas: int, mib: pd.Series[float], times: pd.Series[float]) -> tuple[float, float]:
+    """Latency of a message in ms, not below 0, and bandwidth in MiB/s, by least squares of relative errors."""
+    turns = 2 * (replicas - 1)
+    x, y = np.asarray(mib, dtype=float), np.asarray(times, dtype=float)
+    rows = np.stack([np.full(len(x), turns), turns / replicas * x * 1e3], axis=1) / y[:, None]
+    (alpha, slowness), *_ = np.linalg.lstsq(rows, np.ones(len(x)), rcond=None)
+    if alpha < 0:
+        alpha, slowness = 0.0, float(rows[:, 1].sum() / (rows[:, 1] ** 2).sum())
+    return float(alpha), float(1 / slowness)
+
+
+def _ring_ms(replicas: int, mib: float, alpha: float, beta: float) -> float:
+    turns = 2 * (replicas - 1)
+    return turns * alpha + turns / replicas * mib / beta * 1e3
+
+
+def scaling(runs: pd.DataFrame) -> Made | None:
+    """Throughput of N emulated replicas over that of one, against the size of the model."""
+    alone = runs[runs["replicas"] == 1] if not runs.empty else runs
+    if alone.empty:
+        return None
+    compared = paired(runs, alone, [DIM], "samples_per_s")
+    table = over_launches(compared, [DIM, "replicas"], ["ratio", "step_ms.median"])
+    figure, axes = plot.sheet(1, 1, (4.2, 3.0))
+    axis = axes[0, 0]
+    for dim, look in plot.looks(sorted(table[DIM].unique())).items():
+        plot.points(axis, table[table[DIM] == dim], "replicas", "ratio", look, f"width {dim}")
+    numbers = sorted(table["replicas"].unique())
+    plot.theory(axis, numbers, numbers)
+    plot.powers(axis, numbers, "replicas N")
+    axis.set_ylabel("throughput over one replica's")
+    plot.legend(figure, [plot.THEORY])
+    step = 1e3 * float(alone["batch_size"].iloc[0]) / float(alone["samples_per_s"].median())
+    text = (
+        "Rows a second over those of one replica, paired by launch; each replica is an emulated device whose step "
+        f"takes {step:.0f} ms and has 16 rows, so that only the sums, which are real, can cost. Broken: N. On a "
+        "host with "
+        "fewer cores than replicas the sums take turns. Medians over launches, bars: 95 % bootstrap interval."
+    )
+    return "gradient-sync-scaling", "More replicas", text, figure, table, runs
+
+
+if __name__ == "__main__":
+    sys.exit(main(NAME, exhibits))
