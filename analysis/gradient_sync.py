@@ -22,7 +22,7 @@ import pandas as pd
 from analysis import plot
 from analysis.command import main
 from analysis.exhibit import Exhibit
-from analysis.statistics import LAUNCH, over_launches, paired
+from analysis.statistics import over_launches, paired
 from analysis.store import Store, records
 
 NAME = "gradient_sync"

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
@@ -188,6 +189,13 @@ def make_plan(config: Config) -> Plan:
         sync=config.sync,
         replicas=config.replicas,
     )
+
+
+def plan_of(*words: str) -> Plan:
+    """The plan that these words make on the command line of a run, as `schedule=1f1b`."""
+    register_schemas()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return make_plan(read(compose("config", list(words))))
 
 
 def run_id(config: Config) -> str:

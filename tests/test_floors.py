@@ -51,6 +51,7 @@ FLOORS = [
         "null_stages",
         "__main__",
     },
+    {"labs"},
 ]
 SAME_FLOOR = {  # who may know a neighbour
     "schedules": {"schedule", "schedule_io", "costs"},  # closed forms are of costs

@@ -10,7 +10,6 @@ host), `group` (gloo on CPU, NCCL on CUDA and ROCm) and `threads` (ranks of one 
 """
 
 from datetime import timedelta
-
 from typing import Any
 
 import torch

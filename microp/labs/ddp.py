@@ -1,0 +1,75 @@
+"""Lab 9: gradients leave while the backward still goes on.
+
+::
+
+    backward   layer 15 ◄─ 14 ◄─ 13 ◄─ ... ◄─ 0        a hook fires when a gradient is complete
+    buckets        └─full─┘  └──full──┘                a full bucket is summed over the replicas meanwhile
+
+Two replicas, one model each; every hook and every sum of one step, drawn.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+from microp import launch
+from microp.comms import Comms
+from microp.config import plan_of
+from microp.plan import Plan
+from microp.train import Trainer
+
+WIDTH = 72
+WARMUP = 3
+
+
+def entry(plan: Plan, comms: Comms, local_rank: int, _attempt: Path) -> dict[str, Any]:
+    """Train; when each parameter's gradient was complete in the last step, and when its sums went on."""
+    trainer = Trainer(plan.of(comms.replica), comms, plan.device.open(local_rank, plan.workload))
+    fired: list[tuple[str, int]] = []
+    for index, layer in enumerate(trainer.stages[0].layers):
+        for name, parameter in layer.named_parameters():
+            label = f"layer {index} {name.split('.')[-1]}"
+            parameter.register_post_accumulate_grad_hook(
+                lambda _, label=label: fired.append((label, perf_counter_ns()))
+            )
+    for step in range(WARMUP + 1):
+        trainer.load(step)
+        fired.clear()
+        row = trainer.step(step)
+    last = row["last_end_ns"]
+    return {"hooks": fired, "sums": [(r.start, r.end) for r in trainer.reductions], "backward": last, "row": row}
+
+
+def main() -> list[str]:
+    """Draw one step of rank 0; the names of the gradients in the order in which they were complete."""
+    words = ["ranks=1", "chunks=1", "replicas=2", "batch_size=512", "model.dim=512", "sync.bucket_mb=4"]
+    with tempfile.TemporaryDirectory() as folder:
+        seen = launch.run_elastic(plan_of(*words, "sync.all_reduce=library"), Path(folder), 3, entry)[0]
+    hooks, sums = seen["hooks"], seen["sums"]
+    begin, end = hooks[0][1], max(seen["backward"], *(end for _, end in sums))
+
+    def column(moment: int) -> int:
+        return int((moment - begin) / (end - begin) * (WIDTH - 1))
+
+    for label, moment in hooks:
+        if label.endswith("weight"):
+            print(f"{label:16} |{'.' * column(moment)}▼")
+    for number, (start, stop) in enumerate(sums):
+        print(f"bucket {number:<9} |{' ' * column(start)}{'█' * max(1, column(stop) - column(start))}")
+    print(f"{'backward ends':16} |{' ' * column(seen['backward'])}│\n")
+    row = seen["row"]
+    early = sum(start < seen["backward"] for start, _ in sums)
+    print(
+        f"{early} of {len(sums)} sums set out before the backward's end; {row['reduced_bytes'] / 2**20:.1f} MiB in all."
+    )
+    print(
+        f"Summing took {row['all_reduce_ms']:.1f} ms, of which {row['exposed_ms']:.1f} ms were waited for at the end."
+    )
+    return [label for label, _ in hooks]
+
+
+if __name__ == "__main__":
+    main()

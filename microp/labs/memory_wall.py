@@ -1,0 +1,59 @@
+"""Lab 2: the memory wall. What training a model keeps, against what a card has.
+
+::
+
+    40 GB  ████████████████████  parameters                  a card of 24 GB
+    40 GB  ████████████████████  their gradients             ████████████│
+    80 GB  ████████████████████████████████████████  Adam's two moments
+
+A number in float32 takes 4 bytes. GB are 10^9 bytes, as on a card's box.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+from microp.config import plan_of
+from microp.footprint import stage_footprint
+
+GB = 1e9
+MEASURED_DIM = 256
+
+
+def activation_bytes(rows: int, layers: int, dim: float) -> float:
+    """What the layers keep of `rows` rows for the backward, measured on narrow ones and scaled to `dim`."""
+    plan = plan_of("ranks=1", "chunks=1", f"batch_size={rows}", f"model.dim={MEASURED_DIM}", f"model.layers={layers}")
+    footprint, _ = stage_footprint(plan.model, plan.workload)
+    return float(footprint.activation[0]) / MEASURED_DIM * dim
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print what a model takes, and how many cards that is."""
+    parser = argparse.ArgumentParser(prog="python -m microp.labs.memory_wall", description=main.__doc__)
+    parser.add_argument("--parameters", type=float, default=10e9, help="of the model (1e10)")
+    parser.add_argument("--layers", type=int, default=16, help="that it has (16)")
+    parser.add_argument("--rows", type=int, default=256, help="of a batch (256)")
+    parser.add_argument("--card", type=float, default=24, help="GB that a card has (24, an RTX 4090)")
+    options = parser.parse_args(arguments)
+    dim = math.sqrt(options.parameters / options.layers)
+    weights = 4 * options.parameters
+    kept = {
+        "parameters, float32": weights,
+        "gradients": weights,
+        "Adam's two moments": 2 * weights,
+        f"activations of {options.rows} rows": activation_bytes(options.rows, options.layers, dim),
+    }
+    print(f"{options.parameters:,.0f} parameters: {options.layers} layers, each {dim:,.0f} wide\n")
+    for name, size in kept.items():
+        print(f"{size / GB:8.2f} GB  {name:24} {'█' * min(60, round(size / GB / 2))}")
+    total = sum(kept.values())
+    print(f"{total / GB:8.2f} GB  in all; a card has {options.card:g} GB: {'█' * round(options.card / 2)}\n")
+    verdict = "do not fit" if weights > options.card * GB else "fit"
+    print(f"The parameters alone are {weights / GB:g} GB: they {verdict} on a card of {options.card:g} GB.")
+    cards = math.ceil(total / GB / options.card)
+    print(f"Cut into stages, training takes {cards} cards of {total / cards / GB:.1f} GB each, if it divides evenly.")
+
+
+if __name__ == "__main__":
+    main()
