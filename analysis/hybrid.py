@@ -68,8 +68,9 @@ def steps(runs: pd.DataFrame) -> Made:
 
 def timelines(runs: pd.DataFrame) -> Made | None:
     """The traced step of one launch of each schedule, with its sums."""
-    chunks, longest = runs["chunks"].min(), runs["reduce_ms"].median()
-    shown = runs[(runs["chunks"] == chunks) & (runs["reduce_ms"] == longest)].drop_duplicates("schedule")
+    chunks, every = runs["chunks"].min(), sorted(runs["reduce_ms"].unique())
+    middle = every[len(every) // 2]
+    shown = runs[(runs["chunks"] == chunks) & (runs["reduce_ms"] == middle)].drop_duplicates("schedule")
     traces = {row["schedule"]: Path(row["folder"]) for row in records(shown)}
     traces = {name: traces[name] for name in plot.in_order(traces) if read_spans(traces[name])}
     if not traces:
@@ -95,7 +96,7 @@ def timelines(runs: pd.DataFrame) -> Made | None:
     axes[-1, 0].set_xlabel("time since the step's first action, ms")
     text = (
         f"A measured step of the first replica, M = {chunks}: light F, dark B, orange W; grey, below the actions, the "
-        f"sum of a stage's gradients over the replicas ({longest:g} ms). It sets out with the stage's last weight "
+        f"sum of a stage's gradients over the replicas ({middle:g} ms). It sets out with the stage's last weight "
         "gradient, so that the last stages' are over while the first ones still compute."
     )
     return "hybrid-timelines", "Where the sums fall", text, figure, pd.DataFrame(lines), shown

@@ -49,9 +49,9 @@ FLOORS = [
         "run",
         "check",
         "null_stages",
+        "labs",
         "__main__",
     },
-    {"labs"},
 ]
 SAME_FLOOR = {  # who may know a neighbour
     "schedules": {"schedule", "schedule_io", "costs"},  # closed forms are of costs
