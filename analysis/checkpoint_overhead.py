@@ -4,8 +4,8 @@
 
     step_ms │        ● always            penalty: a launch's step over that of the same launch
             │   ● segments                        with every activation kept
-            │      ○ except_last         predicted: the schedule, simulated with the F and B that
-            │                  ● never              `never` took, and the R that was measured
+            │      ○ except_last         predicted: the schedule, simulated with measured F, B and
+            │                  ● never              R, against `never`'s F and B
             └──────────────────── MiB
 
 Bytes are counted beside GPipe's memory law; see `memory_law`.
@@ -63,9 +63,9 @@ def compare(runs: pd.DataFrame) -> pd.DataFrame:
     """The launches that recompute, with those of the same launch that keep everything.
 
     Returns:
-        their rows with `ratio`, step over step; `predicted`, the same as simulated with `never`'s
-        F and B; `own F`, the same with the forward as they ran it, which keeps nothing and is
-        cheaper for it; and `kept`, peak activations over peak activations, of the worst rank.
+        their rows with `ratio`, step over step; `predicted`, the same as simulated with the F, B
+        and R that they took; `R alone`, with `never`'s F and B and their R; and `kept`, peak
+        activations over peak activations, of the worst rank.
     """
     runs = runs.assign(worst_mib=[_worst(row) for row in records(runs)])
     plain = runs[runs["checkpointing"] == "never"]
@@ -74,7 +74,7 @@ def compare(runs: pd.DataFrame) -> pd.DataFrame:
     both = paired(saved, plain, SAME, "step_ms.median")
     without = {tuple(row[key] for key in (*SAME, LAUNCH)): row for row in records(plain)}
     predicted = [predict(without[tuple(row[key] for key in (*SAME, LAUNCH))], row) for row in records(both)]
-    return both.assign(**pd.DataFrame(predicted, both.index, ["predicted", "own F"]))
+    return both.assign(**pd.DataFrame(predicted, both.index, ["predicted", "R alone"]))
 
 
 def _worst(row: dict[str, Any]) -> float:
@@ -83,24 +83,27 @@ def _worst(row: dict[str, Any]) -> float:
 
 
 def predict(plain: dict[str, Any], row: dict[str, Any]) -> tuple[float, float]:
-    """What recomputation should make of a step: `plain`'s actions simulated with and without `row`'s R.
+    """What recomputation should make of a step: simulated with the times of `row`, over that with those of `plain`.
 
     Returns:
-        a step's time over the measured one of `plain`, with its forward and with that of `row`;
-        NaN where there is no trace.
+        a step's time over the measured one of `plain`: with F, B and R of `row`, whose forward
+        keeps nothing and whose backward finds what it needs in the cache; and with `plain`'s F
+        and B and the R of `row`. NaN where there is no trace.
     """
     folder = Path(plain["folder"])
     spans, steps = read_spans(folder), measured_steps(folder, plain["ranks"])
     again = measured_steps(Path(row["folder"]), row["ranks"])
     if not spans or not steps or not again:
         return float("nan"), float("nan")
-    schedule = schedule_of(spans, plain["schedule"])
+    schedule, spare_last = schedule_of(spans, plain["schedule"]), bool(row["config.checkpointing.spare_last"])
     costs = of_steps(schedule, steps, spans)
-    dearer = with_recomputation(schedule, costs, again, bool(row["config.checkpointing.spare_last"]))
-    own = replace(dearer, forward=of_steps(schedule, again, spans).forward)
-    before, *after = (float(makespan(simulate(schedule, each))) for each in (costs, dearer, own))
-    with_plain, with_own = (1 + (each - before) / plain["step_ms.median"] for each in after)
-    return with_plain, with_own
+    dearer = with_recomputation(schedule, costs, again, spare_last)
+    own, share = of_steps(schedule, again, spans), 1 - spare_last / schedule.chunks
+    backward = tuple(b - r * share for b, r in zip(own.backward, dearer.recompute, strict=True))
+    own = replace(dearer, forward=own.forward, backward=backward)
+    before, *after = (float(makespan(simulate(schedule, each))) for each in (costs, own, dearer))
+    with_own, with_plain = (1 + (each - before) / plain["step_ms.median"] for each in after)
+    return with_own, with_plain
 
 
 def with_recomputation(schedule: Schedule, costs: Costs, steps: Sequence[Any], spare_last: bool) -> Costs:
@@ -118,9 +121,9 @@ def penalty(compared: pd.DataFrame) -> Made | None:
     """Step time over that of `never`, against M, beside its prediction."""
     if compared.empty:
         return None
-    table = over_launches(compared, POINT, ["ratio", "predicted", "own F", "kept"])
+    table = over_launches(compared, POINT, ["ratio", "predicted", "R alone", "kept"])
     table["overhead"] = table["ratio"] - 1
-    for name in ("predicted", "own F"):
+    for name in ("predicted", "R alone"):
         table[f"overhead / {name}"] = table["overhead"] / (table[name] - 1)
     figure = _panels(table, "ratio", "predicted", "step time over never's")
     for axis in figure.axes:
@@ -129,9 +132,10 @@ def penalty(compared: pd.DataFrame) -> Made | None:
     text = (
         "Step time over that of the same launch with every activation kept. Markers: median of launches, paired by "
         "launch; bars: 95 % bootstrap interval (long ones leave the panel); broken: predicted, the schedule simulated "
-        "with the F and B of the run that keeps everything and the measured recomputation. How far the overhead "
-        f"(ratio - 1) lies from the prediction's: {_misses(table, 'predicted')}; simulated with the forward as it ran, "
-        f"which keeps nothing and takes less time for it: {_misses(table, 'own F')}."
+        "with the F, B and R that were measured, over the same with the F and B of the run that keeps everything. How "
+        f"far the overhead (ratio - 1) lies from the prediction's: {_misses(table, 'predicted')}. With R alone, added "
+        "to the F and B of the run that keeps everything, one would expect more, since a forward that keeps nothing is "
+        f"cheaper, and so is a backward whose activations are still in the cache: {_misses(table, 'R alone')}."
     )
     return "checkpoint-overhead-penalty", "What recomputation costs", text, figure, table, compared
 
