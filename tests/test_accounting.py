@@ -65,6 +65,7 @@ def test_a_wait_is_the_peer_s_fault_until_its_end_and_the_link_s_after_it():
             "warmup": 0,
             "steady": 0,
             "drain": 26 - 12,
+            "reduction": 0,
             "host": 2 + 2 + 1,  # before its forward, before it asks for its gradient, before its optimizer
         },
         1: {
@@ -75,6 +76,7 @@ def test_a_wait_is_the_peer_s_fault_until_its_end_and_the_link_s_after_it():
             "warmup": 10 - 1,
             "steady": 0,
             "drain": 45 - 30,  # until the last rank has ended
+            "reduction": 0,
             "host": 1 + 3,  # it began later, and something lay between its backward and its optimizer
         },
     }
@@ -196,7 +198,7 @@ def test_any_step_is_booked_moment_by_moment():
 
 @pytest.mark.parametrize("checkpointing", ["never", "always"])
 def test_a_real_step_adds_up(checkpointing, tmp_path):
-    device = EmulatedSettings("emulated", 1, 1.0, 2.0, None, None, 0.3, [])
+    device = EmulatedSettings("emulated", 1, 1.0, 2.0, None, None, 0.3, None, [])
     schedule = one_f_one_b(3, 5)
     plan = make_plan(schedule=schedule, device=device, checkpointing=CHECKPOINTING[checkpointing], backend="threads")
     launch.run_threads(plan, tmp_path)

@@ -30,7 +30,9 @@ from microp.summary import summarise
 
 def settings(**changes) -> EmulatedSettings:
     given = {"forward_ms": 2.0, "backward_ms": 6.0, "weight_ms": None, "recompute_ms": None}
-    return EmulatedSettings(**{"name": "emulated", "threads": 1, **given, "latency_ms": 0.0, "per": [], **changes})
+    return EmulatedSettings(
+        **{"name": "emulated", "threads": 1, **given, "latency_ms": 0.0, "reduce_ms": None, "per": [], **changes}
+    )
 
 
 def workload(schedule=None, layers=(3, 2, 1), rows=(4, 4, 3), checkpointing="never") -> Workload:
