@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -241,12 +242,12 @@ class Comms(ABC):
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         """Reduce `tensor` over all ranks in place (`sum`, `product`, `min` or `max`)."""
 
-    @abstractmethod
     def iall_reduce(self, tensor: Tensor) -> Sum:
         """Start to sum `tensor` over all ranks in place; it must not be touched before `wait()`.
 
         All ranks start their sums in the same order.
         """
+        return Summed(self.all_reduce(tensor), perf_counter_ns())
 
     def all_reduce_mean(self, tensor: Tensor) -> Tensor:
         """Replace `tensor` by its mean over all ranks."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from microp.comms.base import Comms, Pending, Sum, Summed, check_reduction
+from microp.comms.base import Comms, Pending, check_reduction
 
 
 @dataclass
@@ -69,9 +69,6 @@ class ThreadComms(Comms):
         for other in others:  # in rank order: the same bits on every rank
             tensor.copy_(combine(tensor, other))
         return tensor
-
-    def iall_reduce(self, tensor: Tensor) -> Sum:
-        return Summed(self.all_reduce(tensor), perf_counter_ns())
 
     def all_gather(self, value: Any) -> list[Any]:
         self._hub.slots[self.rank] = value
