@@ -93,7 +93,7 @@ VARIABLE = ("ranks", "replicas", "sync", "partition", "checkpointing", "model", 
 
 def table(summaries: Sequence[dict[str, Any]]) -> Table:
     """One row a point. What else differs between the points gets a column as well."""
-    varying = [key for key in VARIABLE if len({str(summary[key]) for summary in summaries}) > 1]
+    varying = [key for key in VARIABLE if len({str(summary.get(key)) for summary in summaries}) > 1]
     grid = Table(pad_edge=False, box=None, header_style="bold")
     grid.add_column("schedule")
     for name in ("chunks", *varying, "step ms", "p10 - p90", "samples/s", "bubble", "formula"):
@@ -110,7 +110,7 @@ def _cells(summary: dict[str, Any], varying: Sequence[str]) -> Iterator[str]:
     step, loss, peaks = summary["step_ms"], summary["loss"], summary["peak_memory_mib"]
     yield summary["schedule"]
     yield str(summary["chunks"])
-    yield from (str(summary[key]) for key in varying)
+    yield from (str(summary.get(key, "-")) for key in varying)
     yield _number(step and step["median"], ".1f")
     yield f"{step['p10']:.1f} - {step['p90']:.1f}" if step else "-"
     yield _number(summary["samples_per_s"], ",.0f")

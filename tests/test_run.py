@@ -58,6 +58,24 @@ def test_a_run_leaves_what_the_design_says(one_run):
     assert {"commit", "packages", "cores", "command"} <= read(attempt / "env.json").keys()
 
 
+def test_replicas_leave_rows_of_their_own(tmp_path):
+    done = microp(*SMALL, "ranks=2", "replicas=2", "chunks=2", "schedule=1f1b", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [attempt] = (tmp_path / "outputs" / "runs").glob("1f1b-m2-k2-r2-*/attempt-1")
+    for number in range(4):
+        rows = [json.loads(line) for line in (attempt / f"steps.rank{number}.jsonl").read_text().splitlines()]
+        assert {(row["replica"], row["rank"]) for row in rows} == {divmod(number, 2)}
+        assert all(row["reduced_bytes"] > 0 and row["all_reduce_ms"] > 0 <= row["exposed_ms"] for row in rows)
+        sums = [json.loads(line) for line in (attempt / f"reductions.rank{number}.jsonl").read_text().splitlines()]
+        assert all(row["start_ns"] < row["end_ns"] for row in sums)
+    summary = read(attempt / "summary.json")
+    assert (summary["replicas"], summary["sync"]) == (2, "ddp")
+    assert summary["reduction"]["predicted_ms"] > 0
+    drawn = microp(str(attempt), folder=tmp_path, program="analysis.timeline")
+    assert drawn.returncode == 0, drawn.stderr
+    assert "reduction" in drawn.stdout
+
+
 def test_the_summary_has_what_the_design_names(one_run):
     _, attempt, _ = one_run
     summary = read(attempt / "summary.json")
