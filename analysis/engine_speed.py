@@ -68,8 +68,6 @@ def figure(table: pd.DataFrame) -> Any:
         axis.axhline(1, color="0.25", linewidth=0.8)
         kind = "emulated" if device == "emulated" else f"real compute, dim {dim}"
         axis.set_title(f"{kind}, K = {ranks}")
-        axis.set_yscale("log", base=2)
-        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.set_ylabel("step time / limit")
         plot.powers(axis, own["chunks"], "microbatches M")
     plot.legend(sheet)

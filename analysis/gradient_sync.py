@@ -65,6 +65,7 @@ def ways(runs: pd.DataFrame, real: pd.DataFrame) -> Made | None:
         plot.powers(axis, table[DIM], "width of the model's 16 layers")
         axis.set(yscale="log", ylabel=name)
         axis.yaxis.set_major_formatter(lambda number, _: f"{number:g}")
+        axis.yaxis.set_minor_formatter(lambda number, _: f"{number:g}" if f"{number:e}"[0] in "25" else "")
     plot.legend(figure)
     text = (
         "Two replicas of the whole model, 32 rows each. Left: a step with its optimizer. Right: how long a rank waits "

@@ -32,6 +32,9 @@ from microp.stage import Checkpointing, Stage
 Run = Callable[[int, Tensor | None], Tensor | None]
 """What does an action: (microbatch, the tensor that came) -> the tensor that goes."""
 
+Give = Callable[..., Any]
+"""What passes an action's tensor on: (tensor, `leaves_ns` of `Outbox.send`)."""
+
 
 class Workload(NamedTuple):
     """What a device is to run.
@@ -96,10 +99,16 @@ class Device(ABC):
     mark: Callable[[], Any]
     overruns = 0
 
-    def bind(self, run: Run, action: Action) -> Run:
-        """What the engine calls for `action`: what it does on this device."""
+    def bind(self, action: Action, run: Run, give: Give | None = None) -> tuple[Run, Give | None]:
+        """What the engine calls for `action`, one after the other, on this device.
+
+        Args:
+            action: one of the schedule's.
+            run: what it does.
+            give: what passes its tensor on, if somebody takes it.
+        """
         del action
-        return run
+        return run, give
 
     def recompute_ns(self, row: Sequence[Action], measured: int) -> int:
         """How much of the time of `row`, a rank's actions, is recomputation, of which so much was measured."""

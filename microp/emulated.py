@@ -3,11 +3,12 @@
 ::
 
     an action   |█ real work █|─────── sleep ──────┤spin├|      lasts exactly its nominal time
-    a message   sent ─────── latency_ms ──────► there
+    its message               laid ready ─────────────── leaves ─── latency_ms ───► there
 
 Every action does its real small work, sends real messages and gives real gradients; only
-then does it wait for its deadline. Ranks that sleep leave the cores to the others. An
-action whose work took longer than its nominal time is counted: its timing is the machine's.
+then does it wait for its deadline. Ranks that sleep leave the cores to the others. Its
+message is stamped with the deadline, and nobody takes it earlier. An action whose work took
+longer than its nominal time is counted: its timing is the machine's.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from microp.comms import Comms, DelayedComms
 from microp.costs import Costs, for_stages
-from microp.device import Cpu, Device, DeviceSettings, Run, Workload
+from microp.device import Cpu, Device, DeviceSettings, Give, Run, Workload
 from microp.pacing import sleep_until, wake_on_time
 from microp.schedule import Action, Op
 
@@ -127,26 +128,29 @@ class Emulated(Cpu):
         super().__init__()
         wake_on_time()
         self._costs, self._latency_ns, self._split = costs, latency_ns, workload.schedule.split
+        self._stamps = False
 
-    def bind(self, run: Run, action: Action) -> Run:
+    def bind(self, action: Action, run: Run, give: Give | None = None) -> tuple[Run, Give | None]:
         split = (action.stage, action.microbatch) in self._split
         nominal_ns = round(self._costs[action.microbatch].of(action, split) * 1e6)
-
         quiet_s = nominal_ns * QUIET / 1e9
+        lay = give if self._stamps else None
 
         def paced(microbatch: int, x: Tensor | None) -> Tensor | None:
-            start = perf_counter_ns()
-            deadline = start + nominal_ns
+            deadline = perf_counter_ns() + nominal_ns
             if quiet_s:
                 time.sleep(quiet_s)
             y = run(microbatch, x)
-            if perf_counter_ns() > deadline:
+            now = perf_counter_ns()
+            if lay is not None:
+                lay(y, max(now, deadline))
+            if now > deadline:
                 self.overruns += 1
             else:
                 sleep_until(deadline)
             return y
 
-        return paced
+        return paced, None if lay is not None else give
 
     def reduced(self, stage: int, start_ns: int) -> int | None:
         if not self._costs[0].reduction:
@@ -161,4 +165,5 @@ class Emulated(Cpu):
         return round(nominal_ms * 1e6)
 
     def carry(self, comms: Comms) -> Comms:
-        return DelayedComms(comms, self._latency_ns) if self._latency_ns else comms
+        self._stamps = comms.stamps
+        return DelayedComms(comms, self._latency_ns) if comms.stamps else comms

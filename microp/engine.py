@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from microp.comms import Comms, Inbox, Message, Outbox
-from microp.device import Device, Run
+from microp.device import Device, Give, Run
 from microp.lookahead import over_plan, post_plan, remote_source, weight_groups
 from microp.mailboxes import assign_slots, remote_links
 from microp.reduction import last_gradients
@@ -81,7 +81,7 @@ class _Bound(NamedTuple):
     take: Callable[[], Tensor | None] | None
     run: Run
     microbatch: int
-    give: Callable[[Any], Any] | None
+    give: Give | None
     over: tuple[Callable[[], Any], ...]
 
 
@@ -91,7 +91,8 @@ class _Place:
     def __init__(self) -> None:
         self._tensor: Tensor | None = None
 
-    def put(self, tensor: Tensor) -> None:
+    def put(self, tensor: Tensor, leaves_ns: int = 0) -> None:
+        del leaves_ns  # this rank is busy until then
         self._tensor = tensor
 
     def take(self) -> Tensor | None:
@@ -156,14 +157,14 @@ class Engine:
             run: Run = {Op.F: stage.forward, Op.B: stage.backward, Op.W: stage.weight_gradient}[action.op]
             if action in groups:
                 run = partial(_run_group, stage, groups[action])
-            run = self._device.bind(run, action)
-            if action == last_of[action.stage]:
-                run = last(action.stage, run)
             source, take, give = schedule.source(action), None, None
             if source is not None:
                 take = inboxes[source].wait if source in inboxes else places[source].take
             if action in schedule.consumers:
                 give = self._checked(action, outboxes[action].send) if action in outboxes else places[action].put
+            run, give = self._device.bind(action, run, give)
+            if action == last_of[action.stage]:
+                run = last(action.stage, run)
             program.append(
                 _Bound(
                     tuple(post for source in posts[action] if (post := inboxes[source].post) is not None),
@@ -241,15 +242,15 @@ class Engine:
             return None
         return self._comms.outbox(self._shapes[action.microbatch], dest, self._tag(action), self._dtype)
 
-    def _checked(self, action: Action, send: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    def _checked(self, action: Action, send: Give) -> Give:
         """`send` for a tensor of the size that is awaited, and an error for another."""
         shape, dtype = torch.Size(self._shapes[action.microbatch]), self._dtype
 
-        def checked(tensor: Tensor) -> None:
+        def checked(tensor: Tensor, leaves_ns: int = 0) -> None:
             if tensor.shape != shape or tensor.dtype != dtype:
                 consumer = self._schedule.consumers[action]
                 raise ValueError(f"made {tensor.dtype} {list(tensor.shape)}, {consumer} takes {dtype} {list(shape)}")
-            send(tensor)
+            send(tensor, leaves_ns)
 
         return checked
 

@@ -146,7 +146,7 @@ class TorchEngine:
     def _timed(self, stage: int, op: Op, microbatch: int, call: Callable[[], Any]) -> Any:
         """Do one of torch's actions as one of the device's, between two marks."""
         action, mark = Action(op, stage, microbatch), self._device.mark
-        run = self._device.bind(lambda _microbatch, _x: call(), action)
+        run, _ = self._device.bind(action, lambda _microbatch, _x: call())
         asked = self._marks[-1] if self._marks else mark()
         start = mark()
         result = run(microbatch, None)

@@ -25,9 +25,9 @@ class Tagless(ThreadComms):
         self._sent: Counter[int] = Counter()
         self._posted: Counter[int] = Counter()
 
-    def isend_tensor(self, tensor, dest, tag=0):
+    def isend_tensor(self, tensor, dest, tag=0, leaves_ns=0):
         self._sent[dest] += 1
-        return super().isend_tensor(tensor, dest, self._sent[dest])
+        return super().isend_tensor(tensor, dest, self._sent[dest], leaves_ns)
 
     def irecv_tensor(self, shape, src, tag=0, dtype=torch.float32):
         self._posted[src] += 1

@@ -92,8 +92,14 @@ class Summed:
 class Outbox(Protocol):
     """Sends one of a step's messages, in every step."""
 
-    def send(self, tensor: Tensor) -> None:
-        """Start to send; `tensor` must not be written before `finish()`."""
+    def send(self, tensor: Tensor, leaves_ns: int = 0) -> None:
+        """Start to send; `tensor` must not be written before `finish()`.
+
+        Args:
+            tensor: what is sent.
+            leaves_ns: the `perf_counter_ns` from which it counts as sent, where the transport
+                `stamps`; 0 for now.
+        """
 
     @property
     def finish(self) -> Callable[[], Any] | None:
@@ -117,7 +123,8 @@ class PostedSend:
     def __init__(self, start: Callable[[Tensor], Pending]) -> None:
         self._start = start
 
-    def send(self, tensor: Tensor) -> None:
+    def send(self, tensor: Tensor, leaves_ns: int = 0) -> None:
+        del leaves_ns  # not stamped
         self._pending = self._start(tensor)
 
     def finish(self) -> None:
@@ -174,6 +181,7 @@ class Comms(ABC):
         timeout_s: how long a wait may take, in seconds.
         across: the column, a comms of its own whose ranks are the replicas; None if there
             is one pipeline.
+        stamps: whether a step's messages say when they were sent (an inbox's `sent_ns`).
     """
 
     rank: int
@@ -181,6 +189,7 @@ class Comms(ABC):
     device: torch.device
     timeout_s: float
     across: Comms | None = None
+    stamps = False
 
     @property
     def replica(self) -> int:

@@ -1,4 +1,13 @@
-"""A transport with a hop that takes longer: a tensor is there some time after it was sent."""
+"""A transport with a hop that takes longer: a tensor is there some time after it was sent.
+
+::
+
+    sender      copy, stamp ──── leaves ────────┐
+    receiver    woken, sleeps ──────────────────┴── latency_ns ──► takes it
+
+A message may lie in its mailbox before the moment at which it counts as sent. Its receiver
+then knows when to wake up, which is more exact than to be woken.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from microp.comms.base import Comms, Message, Outbox, Pending, Sum
+from microp.comms.base import Comms, Inbox, Message, Outbox, Pending, Sum
 from microp.pacing import sleep_until
 
 
@@ -16,7 +25,7 @@ class DelayedComms(Comms):
     """Another transport, whose tensors arrive no earlier than `latency_ns` after they were sent.
 
     Args:
-        inner: a transport that stamps its messages (`shm` or `threads`).
+        inner: a transport that `stamps` its messages.
         latency_ns: of every tensor.
     """
 
@@ -30,6 +39,10 @@ class DelayedComms(Comms):
 
     def outbox(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Outbox:
         return self._inner.outbox(shape, dest, tag, dtype)
+
+    def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Inbox:
+        inbox: Any = self._inner.inbox(shape, src, tag, dtype)
+        return _Delayed(inbox, self._latency_ns) if inbox.post is None else super().inbox(shape, src, tag, dtype)
 
     def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
         return self._inner.isend_tensor(tensor, dest, tag)
@@ -56,6 +69,7 @@ class DelayedComms(Comms):
 class _Delayed(NamedTuple):
     inner: Any
     latency_ns: int
+    post: None = None
 
     def wait(self) -> Tensor:
         tensor: Tensor = self.inner.wait()

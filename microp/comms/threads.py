@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from microp.comms.base import Comms, Pending, check_reduction
+from microp.comms.base import Comms, Outbox, Pending, check_reduction
 
 
 @dataclass
@@ -45,16 +45,21 @@ def thread_comms(world_size: int, timeout_s: float = 30, replicas: int = 1) -> l
 class ThreadComms(Comms):
     """Ranks that are threads: a message is a copy, put into the receiver's box."""
 
+    stamps = True
+
     def __init__(self, hub: _Hub, rank: int, timeout_s: float) -> None:
         self.rank, self.world_size = rank, hub.world_size
         self.device, self.timeout_s = torch.device("cpu"), timeout_s
         self._hub = hub
 
-    def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
+    def outbox(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Outbox:
+        return _Drop(self, dest, tag)
+
+    def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0, leaves_ns: int = 0) -> Pending:
         with _disable_current_modes():  # the copy is the receiver's memory, not what a meter of this rank counts
             copy = tensor.detach().clone()
         with self._hub.changed:
-            self._hub.boxes[self.rank, dest, tag].append((copy, perf_counter_ns()))
+            self._hub.boxes[self.rank, dest, tag].append((copy, leaves_ns or perf_counter_ns()))
             self._hub.changed.notify_all()
         return _Sent(copy)
 
@@ -107,6 +112,19 @@ class _Sent:
 
     def wait(self) -> Tensor:
         return self.tensor
+
+
+@dataclass(frozen=True)
+class _Drop:
+    """The sender's side of a box."""
+
+    comms: ThreadComms
+    dest: int
+    tag: int
+    finish = None  # the tensor has been copied
+
+    def send(self, tensor: Tensor, leaves_ns: int = 0) -> None:
+        self.comms.isend_tensor(tensor, self.dest, self.tag, leaves_ns)
 
 
 @dataclass
