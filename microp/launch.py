@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -172,6 +173,7 @@ def _what_failed(attempt: Path, error: ChildFailedError) -> str:
 
 def _process(plan: Plan, attempt: Path, entry: Entry) -> Any:
     """A rank that is a process."""
+    gc.freeze()  # what was loaded before this process was forked is nothing to collect
     end_with_parent()
     torch.set_num_threads(plan.device.threads)
     local_rank = int(os.environ["LOCAL_RANK"])

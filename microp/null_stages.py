@@ -14,12 +14,14 @@ what starting and ending the ranks of a point costs, beside a torchrun process f
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
@@ -34,6 +36,7 @@ from microp.comms import Comms
 from microp.engine import Boundary, Engine
 from microp.peer import TorchEngine
 from microp.plan import Plan
+from microp.records import read_rows
 from microp.schedules import gpipe
 from microp.stage import Batch, Checkpointing, Stage
 from microp.train import Runner
@@ -86,20 +89,29 @@ def transports(shape: tuple[int, int], steps: int) -> list[dict[str, Any]]:
 
 
 def starts() -> dict[str, float]:
-    """Seconds that a point costs beside its steps: the ranks of microp, and a torchrun process."""
-    plan = replace(PLAN, schedule=gpipe(2, 2), steps=1, warmup_steps=0)
-    took = []
-    for _ in range(4):  # the first one starts the process that all ranks are copies of
+    """Seconds that a point costs beside its steps, W&B included: points of a sweep, and a torchrun for one."""
+    took = {}
+    for ranks in (2, 8):
         with tempfile.TemporaryDirectory() as folder:
-            began = time.perf_counter()
-            launch.run_elastic(plan, Path(folder), 5)
-            took.append(time.perf_counter() - began)
+            _run(["-m", "microp.run", "-m", "repeat=0,1,2,3,4", f"ranks={ranks}"], folder)
+            points = sorted(_point(path) for path in Path(folder).glob("runs/*/attempt-1"))
+        rest = [after - started - steps for (started, steps), (after, _) in pairwise(points)]
+        took[f"{ranks} ranks, from the second point on"] = median(rest[1:])  # the first loads what all need
     with tempfile.TemporaryDirectory() as folder:
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "microp.run"]
-        small = ["steps=1", "warmup_steps=0", f"output_dir={folder}", "tracking=disabled", "model.dim=32"]
         began = time.perf_counter()
-        subprocess.run([*torchrun, *small], check=True, capture_output=True)
-        return {"microp, from the second point on": median(took[1:]), "a torchrun for it": time.perf_counter() - began}
+        _run(["-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "microp.run"], folder)
+        return {**took, "2 ranks, a torchrun for it": time.perf_counter() - began}
+
+
+def _run(command: list[str], folder: str) -> None:
+    small = ["steps=1", "warmup_steps=0", "model.dim=32", f"output_dir={folder}"]
+    subprocess.run([sys.executable, *command, *small], check=True, capture_output=True)
+
+
+def _point(attempt: Path) -> tuple[float, float]:
+    """When a point began, and how long its steps took; in seconds."""
+    status, steps = json.loads((attempt / "status.json").read_text()), read_rows(attempt, 0)
+    return status["started"], (steps[-1]["ended_ns"] - steps[0]["began_ns"]) / 1e9
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -118,7 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{row['transport']:14}{row['per action']:17.1f} µs{row['there and back']:29.0f} µs")
     print(f"two ranks, GPipe, tensors of {options.rows * options.dim * 4:,} bytes, medians of {options.steps} steps")
     for name, seconds in starts().items():
-        print(f"start and end of a point's two ranks, {name}: {seconds:.2f} s")
+        print(f"start and end of a point, {name}: {seconds:.2f} s")
     return 0
 
 
