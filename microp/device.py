@@ -110,6 +110,9 @@ class Device(ABC):
         del action
         return run, give
 
+    def settle(self) -> None:  # noqa: B027  (most devices have nothing to settle)
+        """Called before a step: what was before it is over."""
+
     def recompute_ns(self, row: Sequence[Action], measured: int) -> int:
         """How much of the time of `row`, a rank's actions, is recomputation, of which so much was measured."""
         del row

@@ -7,8 +7,10 @@
 
 Every action does its real small work, sends real messages and gives real gradients; only
 then does it wait for its deadline. Ranks that sleep leave the cores to the others. Its
-message is stamped with the deadline, and nobody takes it earlier. An action whose work took
-longer than its nominal time is counted: its timing is the machine's.
+message is stamped with the deadline, and nobody takes it earlier. How late the host wakes
+up for either is not the device's time (`pacing.Pacer`); what an engine does between two
+actions is. An action whose work took longer than its nominal time is counted: its timing is
+the machine's.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from torch import Tensor
 from microp.comms import Comms, DelayedComms
 from microp.costs import Costs, for_stages
 from microp.device import Cpu, Device, DeviceSettings, Give, Run, Workload
-from microp.pacing import sleep_until, wake_on_time
+from microp.pacing import Pacer, sleep_until, wake_on_time
 from microp.schedule import Action, Op
 
 PER = ("layer", "row")
@@ -128,16 +130,17 @@ class Emulated(Cpu):
         super().__init__()
         wake_on_time()
         self._costs, self._latency_ns, self._split = costs, latency_ns, workload.schedule.split
-        self._stamps = False
+        self._pacer, self._stamps = Pacer(), False
+        self.mark = self._pacer.now
 
     def bind(self, action: Action, run: Run, give: Give | None = None) -> tuple[Run, Give | None]:
         split = (action.stage, action.microbatch) in self._split
         nominal_ns = round(self._costs[action.microbatch].of(action, split) * 1e6)
         quiet_s = nominal_ns * QUIET / 1e9
-        lay = give if self._stamps else None
+        lay, pacer, stamps = give if self._stamps else None, self._pacer, self._stamps
 
         def paced(microbatch: int, x: Tensor | None) -> Tensor | None:
-            deadline = perf_counter_ns() + nominal_ns
+            deadline = pacer.begin() + nominal_ns
             if quiet_s:
                 time.sleep(quiet_s)
             y = run(microbatch, x)
@@ -146,8 +149,9 @@ class Emulated(Cpu):
                 lay(y, max(now, deadline))
             if now > deadline:
                 self.overruns += 1
-            else:
-                sleep_until(deadline)
+            pacer.until(deadline)
+            if not stamps:
+                pacer.late_ns = 0  # nobody knows since when its next input was there
             return y
 
         return paced, None if lay is not None else give
@@ -166,4 +170,7 @@ class Emulated(Cpu):
 
     def carry(self, comms: Comms) -> Comms:
         self._stamps = comms.stamps
-        return DelayedComms(comms, self._latency_ns) if comms.stamps else comms
+        return DelayedComms(comms, self._latency_ns, self._pacer) if comms.stamps else comms
+
+    def settle(self) -> None:
+        self._pacer.late_ns = 0

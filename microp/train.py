@@ -143,6 +143,7 @@ class Trainer:
         overruns = self._device.overruns
         engine = engine or self._plan.engines[0]
         runner = self.engines[engine]
+        self._device.settle()
         began = mark()
         trace = runner.step(step)
         computed = mark()

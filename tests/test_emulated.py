@@ -14,12 +14,13 @@ from conftest import CHECKPOINTING, make_plan, mlp
 from hydra import compose, initialize_config_dir
 from test_comms import in_threads
 
-from microp import launch, monolith, pacing, terminal
+from microp import emulated, launch, monolith, pacing, terminal
 from microp.comms import DelayedComms, thread_comms
 from microp.config import CONF, read, register_schemas
 from microp.costs import Costs
 from microp.device import Workload
 from microp.emulated import EmulatedSettings
+from microp.pacing import Pacer
 from microp.partition import uniform
 from microp.records import read_rows, read_spans
 from microp.rules import validate
@@ -190,6 +191,70 @@ def test_an_action_that_takes_too_long_is_counted():
     assert device.overruns == 2
 
 
+class Host:
+    """A clock that is told what the time is, and oversleeps by 30."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = 1000
+        monkeypatch.setattr(pacing, "perf_counter_ns", lambda: self.now)
+        monkeypatch.setattr(pacing, "sleep_until", self.sleep_until)
+
+    def sleep_until(self, due: int) -> None:
+        self.now = due + 30
+
+
+def test_what_the_host_overslept_is_not_the_device_s(monkeypatch):
+    host, pacer = Host(monkeypatch), Pacer()
+    pacer.until(1500)
+    assert (host.now, pacer.now()) == (1530, 1500)
+    host.now += 5  # an engine's own time counts
+    assert pacer.begin() == 1505
+    assert pacer.now() == host.now  # it has been given back, once
+
+
+@pytest.mark.parametrize(
+    ("came", "began"),
+    [
+        (1400, 1500),  # before the last action ended
+        (1510, 1510),  # while the host overslept
+        (1600, 1600),  # waited for
+    ],
+)
+def test_an_action_begins_when_its_input_is_there_and_the_last_one_is_over(monkeypatch, came, began):
+    _, pacer = Host(monkeypatch), Pacer()
+    pacer.until(1500)
+    pacer.until(came)
+    assert pacer.begin() == began
+
+
+def test_work_that_takes_too_long_is_given_nothing_back(monkeypatch):
+    host, pacer = Host(monkeypatch), Pacer()
+    pacer.until(1500)
+    deadline = pacer.begin() + 100
+    host.now += 400
+    pacer.until(deadline)
+    assert pacer.begin() == host.now == 1930
+
+
+@pytest.mark.parametrize(("carries", "lost"), [(True, 0), (False, 19 * 30)])
+def test_actions_on_end_lose_nothing_to_the_host(monkeypatch, carries, lost):
+    """20 actions of 1 ms in a row, each of which the host oversleeps; a transport that stamps, and one that does not."""
+    host = Host(monkeypatch)
+    monkeypatch.setattr(emulated, "perf_counter_ns", lambda: host.now)
+    monkeypatch.setattr(emulated.time, "sleep", lambda _: None)
+    device = settings(forward_ms=1.0).open(0, workload())
+    if carries:
+        device.carry(thread_comms(1)[0])
+    run, _ = device.bind(Action(Op.F, 0, 0), lambda _, x: x)
+    device.settle()
+    began = host.now
+    for _ in range(20):
+        run(0, None)
+    assert host.now - began == 20_000_000 + 30 + lost
+    device.settle()
+    assert device.mark() == host.now
+
+
 # --- real runs -----------------------------------------------------------------------------------
 
 TINY = {"forward_ms": 0.2, "backward_ms": 0.4}
@@ -274,7 +339,7 @@ HOP_MS = 100
 
 def delayed():
     """Two ranks with a long way between them."""
-    return (DelayedComms(comms, HOP_MS * 1_000_000) for comms in thread_comms(2))
+    return (DelayedComms(comms, HOP_MS * 1_000_000, Pacer()) for comms in thread_comms(2))
 
 
 def test_a_tensor_is_there_no_earlier_than_its_latency_after_it_was_sent():

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from microp.comms.base import Comms, Inbox, Message, Outbox, Pending, Sum
-from microp.pacing import sleep_until
+from microp.pacing import Pacer
 
 
 class DelayedComms(Comms):
@@ -27,12 +27,13 @@ class DelayedComms(Comms):
     Args:
         inner: a transport that `stamps` its messages.
         latency_ns: of every tensor.
+        pacer: waits for it.
     """
 
-    def __init__(self, inner: Comms, latency_ns: int) -> None:
+    def __init__(self, inner: Comms, latency_ns: int, pacer: Pacer) -> None:
         self.rank, self.world_size = inner.rank, inner.world_size
         self.device, self.timeout_s = inner.device, inner.timeout_s
-        self._inner, self._latency_ns = inner, latency_ns
+        self._inner, self._latency_ns, self._pacer = inner, latency_ns, pacer
 
     def expect(self, messages: Iterable[Message]) -> None:
         self._inner.expect(messages)
@@ -42,13 +43,16 @@ class DelayedComms(Comms):
 
     def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Inbox:
         inbox: Any = self._inner.inbox(shape, src, tag, dtype)
-        return _Delayed(inbox, self._latency_ns) if inbox.post is None else super().inbox(shape, src, tag, dtype)
+        return self._delayed(inbox) if inbox.post is None else super().inbox(shape, src, tag, dtype)
+
+    def _delayed(self, inner: Any) -> _Delayed:
+        return _Delayed(inner, self._latency_ns, self._pacer)
 
     def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
         return self._inner.isend_tensor(tensor, dest, tag)
 
     def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
-        return _Delayed(self._inner.irecv_tensor(shape, src, tag, dtype), self._latency_ns)
+        return self._delayed(self._inner.irecv_tensor(shape, src, tag, dtype))
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         return self._inner.all_reduce(tensor, op)
@@ -69,9 +73,10 @@ class DelayedComms(Comms):
 class _Delayed(NamedTuple):
     inner: Any
     latency_ns: int
+    pacer: Pacer
     post: None = None
 
     def wait(self) -> Tensor:
         tensor: Tensor = self.inner.wait()
-        sleep_until(self.inner.sent_ns + self.latency_ns)
+        self.pacer.until(self.inner.sent_ns + self.latency_ns)
         return tensor
