@@ -238,7 +238,7 @@ def test_work_that_takes_too_long_is_given_nothing_back(monkeypatch):
 
 @pytest.mark.parametrize(("carries", "lost"), [(True, 0), (False, 19 * 30)])
 def test_actions_on_end_lose_nothing_to_the_host(monkeypatch, carries, lost):
-    """20 actions of 1 ms in a row, each of which the host oversleeps; a transport that stamps, and one that does not."""
+    """20 actions of 1 ms in a row, each of which the host oversleeps; a transport that stamps, one that does not."""
     host = Host(monkeypatch)
     monkeypatch.setattr(emulated, "perf_counter_ns", lambda: host.now)
     monkeypatch.setattr(emulated.time, "sleep", lambda _: None)
