@@ -1,4 +1,4 @@
-# make demo   set up, run a six-point sweep, draw it          make test   set up, check style and types, run all tests
+# make demo   set up, run a six-point sweep, report         make test   set up, check style and types, run all tests
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
@@ -19,7 +19,7 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(BIN)/python -m microp.run -m schedule=gpipe,1f1b chunks=4,8,16
 	$(BIN)/python -m analysis.timeline outputs/runs
-	$(BIN)/python -m analysis.sweep outputs/sweeps
+	$(BIN)/python -m analysis
 
 test: style
 	$(BIN)/python -m pytest
