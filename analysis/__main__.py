@@ -82,6 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
         (folder / name).write_text(text)
         print(folder / name)
     print_missing([command for section in made for command in section.missing])
+    print(f"open  {folder / 'report.html'}")
     return 0
 
 

@@ -53,7 +53,7 @@ def nothing(outputs: Path, command: str) -> str:
 def print_missing(commands: list[str]) -> None:
     """Say how to make what is not there."""
     if commands:
-        print(f"{len(commands)} missing; each is made by its command, all of them by their sweep's, typed again:")
+        print(f"not run yet, {len(commands)} in all; a sweep that is typed again goes on where it stopped:")
         print("\n".join(f"  {command}" for command in commands[:SHOWN]))
     if len(commands) > SHOWN:
         print(f"  ... and {len(commands) - SHOWN} more")

@@ -5,9 +5,9 @@
     one launch    limit │ microp │ torch │ microp │ torch │ limit │ ...     in turn, step by step
                      └── ratio ──┴─ ratio ─┘                                within a turn; median over turns
 
-The limit is (M+K-1)/M times one rank's compute alone, on emulated devices the closed form.
-Forward and backward without the optimizer. Beside a schedule that torch has not got (ZB-H1)
-its 1F1B is run, with real compute only.
+The limit is (M+K-1)/M times one rank's compute alone, on emulated devices the
+closed form. Forward and backward without the optimizer. Beside a schedule that torch has not
+got (ZB-H1) its 1F1B is run, with real compute only.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def exhibits(store: Store) -> list[Exhibit]:
     table = over_launches(runs, POINT, [*RATIOS, *TIMES])
     text = (
         "Step time (forward and backward) over the limit: (M+K-1)/M times one rank's compute alone, on emulated "
-        "devices the closed form. Filled lines: microp; grey: torch.distributed.pipelining beside the same schedule "
-        "(1F1B beside ZB-H1). Medians over launches of the median ratio within a turn; bars: 95 % bootstrap interval."
+        "devices, whose time leaves out what the host oversleeps, the closed form. Filled lines: microp; grey: "
+        "torch.distributed.pipelining beside the same schedule (1F1B beside ZB-H1). Medians over launches of the "
+        "median ratio within a turn; bars: 95 % bootstrap interval."
     )
     title, missing = "microp, torch and the limit", store.missing(NAME)
     return [Exhibit("engine-speed", title, text, figure(table), named(table), runs, missing)]

@@ -69,9 +69,7 @@ def account(
         own = sorted((span for span in spans if span.rank == rank), key=lambda span: span.start)
         time = dict.fromkeys(KINDS, 0)
         time["compute"] = sum(span.end - span.start for span in own) - clock.recompute
-        time["recompute"] = clock.recompute
-        time["optimizer"] = clock.optimizer
-        time["reduction"] = clock.reduction
+        time["recompute"], time["optimizer"], time["reduction"] = clock.recompute, clock.optimizer, clock.reduction
         time["host"] = (clock.began - began) + (clock.ended - clock.optimizer - clock.reduction - own[-1].end)
         free = clock.began
         for span in own:

@@ -130,14 +130,15 @@ class Emulated(Cpu):
         super().__init__()
         wake_on_time()
         self._costs, self._latency_ns, self._split = costs, latency_ns, workload.schedule.split
-        self._pacer, self._stamps = Pacer(), False
+        self._pacer, self._stamps = Pacer(), True
         self.mark = self._pacer.now
 
     def bind(self, action: Action, run: Run, give: Give | None = None) -> tuple[Run, Give | None]:
         split = (action.stage, action.microbatch) in self._split
         nominal_ns = round(self._costs[action.microbatch].of(action, split) * 1e6)
         quiet_s = nominal_ns * QUIET / 1e9
-        lay, pacer, stamps = give if self._stamps else None, self._pacer, self._stamps
+        pacer, stamps = self._pacer, self._stamps
+        lay = give if stamps else None
 
         def paced(microbatch: int, x: Tensor | None) -> Tensor | None:
             deadline = pacer.begin() + nominal_ns

@@ -105,21 +105,7 @@ def run_elastic(plan: Plan, attempt: Path, shutdown_s: int, entry: Entry | None 
         logging.getLogger(name).setLevel(logging.CRITICAL)
     multiprocessing.set_forkserver_preload(_PRELOAD)
     store = _meeting_place()
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=plan.processes,
-        run_id=f"{plan.run_id}-{uuid.uuid4().hex[:8]}",
-        rdzv_backend="static",
-        rdzv_endpoint=f"localhost:{store.port}",
-        rdzv_configs={"rank": 0},
-        local_addr="localhost",
-        start_method="forkserver",
-        max_restarts=0,
-        monitor_interval=0.02,
-        shutdown_timeout=shutdown_s,
-        logs_specs=DefaultLogsSpecs(log_dir=str(attempt / "logs"), redirects=Std.ALL),
-    )
+    config = _launch_config(plan, attempt, shutdown_s, store.port)
     try:
         with _signal_handlers_kept():
             results: dict[int, Any] = elastic_launch(config, _process)(plan, attempt, entry or run_rank)
@@ -128,6 +114,24 @@ def run_elastic(plan: Plan, attempt: Path, shutdown_s: int, entry: Entry | None 
     except ChildFailedError as error:
         raise RankError(_what_failed(attempt, error)) from None
     return results
+
+
+def _launch_config(plan: Plan, attempt: Path, shutdown_s: int, port: int) -> LaunchConfig:
+    return LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=plan.processes,
+        run_id=f"{plan.run_id}-{uuid.uuid4().hex[:8]}",
+        rdzv_backend="static",
+        rdzv_endpoint=f"localhost:{port}",
+        rdzv_configs={"rank": 0},
+        local_addr="localhost",
+        start_method="forkserver",
+        max_restarts=0,
+        monitor_interval=0.02,
+        shutdown_timeout=shutdown_s,
+        logs_specs=DefaultLogsSpecs(log_dir=str(attempt / "logs"), redirects=Std.ALL),
+    )
 
 
 def _meeting_place() -> TCPStore:

@@ -35,8 +35,7 @@ def summarise(plan: Plan, attempt: Path, status: str) -> dict[str, Any]:
     if compared := _syncs(plan, steps):
         steps = [step for step in steps if step[0]["sync"] == "ddp"]
     memory = _complete_steps(rows, "memory", plan.engines[0])
-    last_rank = plan.schedule.placement[plan.schedule.stages - 1]
-    losses = [sum(row["loss"] for row in step if row["rank"] == last_rank) for step in steps]
+    losses = _losses(plan, steps)
     step_ms = [max(row["step_ms"] for row in step) for step in steps]
     return {
         "run_id": plan.run_id,
@@ -69,6 +68,12 @@ def summarise(plan: Plan, attempt: Path, status: str) -> dict[str, Any]:
         "overruns": sum(row["overruns"] for step in steps for row in step),
         "loss": {"first": losses[0], "last": losses[-1]} if losses else None,
     }
+
+
+def _losses(plan: Plan, steps: list[list[Row]]) -> list[float]:
+    """The whole batch's loss in each step: the sum over the replicas' last ranks."""
+    last_rank = plan.schedule.placement[plan.schedule.stages - 1]
+    return [sum(row["loss"] for row in step if row["rank"] == last_rank) for step in steps]
 
 
 def _complete_steps(rows: list[list[Row]], phase: str, engine: str) -> list[list[Row]]:

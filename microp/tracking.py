@@ -140,6 +140,16 @@ def _set(variables: dict[str, str | None]) -> None:
             os.environ[key] = value
 
 
+_PLAIN: dict[str, Any] = {
+    "console": "off",
+    "silent": True,
+    "x_disable_stats": True,
+    "disable_git": True,
+    "save_code": False,
+    "x_save_requirements": False,  # half the time of a run; versions are in env.json
+}
+
+
 def _mirror_one(attempt: Path, settings: TrackingSettings, folder: Path, name: str, uid: str) -> None:
     import wandb  # half a second, so not before it is needed
 
@@ -161,15 +171,7 @@ def _mirror_one(attempt: Path, settings: TrackingSettings, folder: Path, name: s
         config=config if rank is None else {**config, **_who(rows), "stages": _stages(rows)},
         mode="offline" if settings.mode == "offline" else "online",
         reinit="create_new",
-        settings=wandb.Settings(
-            console="off",
-            silent=True,
-            x_disable_stats=True,
-            disable_git=True,
-            save_code=False,
-            x_save_requirements=False,  # half the time of a run; versions are in env.json
-            sweep_id=agent.get("sweep_id") if rank is None else None,
-        ),
+        settings=wandb.Settings(**_PLAIN, sweep_id=agent.get("sweep_id") if rank is None else None),
     )
     try:
         run.define_metric("step")

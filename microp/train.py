@@ -136,6 +136,7 @@ class Trainer:
         for stage in self.stages.values():
             stage.load(Batch(step, inputs, targets, weights, first))
         self._comms.barrier()
+        self._device.settle()
 
     def step(self, step: int, engine: str | None = None) -> Row:
         """Run one loaded step (by the first engine, if none is named) and the optimizer; what it took, as a row."""
@@ -143,7 +144,6 @@ class Trainer:
         overruns = self._device.overruns
         engine = engine or self._plan.engines[0]
         runner = self.engines[engine]
-        self._device.settle()
         began = mark()
         trace = runner.step(step)
         computed = mark()

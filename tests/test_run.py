@@ -58,24 +58,6 @@ def test_a_run_leaves_what_the_design_says(one_run):
     assert {"commit", "packages", "cores", "command"} <= read(attempt / "env.json").keys()
 
 
-def test_replicas_leave_rows_of_their_own(tmp_path):
-    done = microp(*SMALL, "ranks=2", "replicas=2", "chunks=2", "schedule=1f1b", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    [attempt] = (tmp_path / "outputs" / "runs").glob("1f1b-m2-k2-r2-*/attempt-1")
-    for number in range(4):
-        rows = [json.loads(line) for line in (attempt / f"steps.rank{number}.jsonl").read_text().splitlines()]
-        assert {(row["replica"], row["rank"]) for row in rows} == {divmod(number, 2)}
-        assert all(row["reduced_bytes"] > 0 and row["all_reduce_ms"] > 0 <= row["exposed_ms"] for row in rows)
-        sums = [json.loads(line) for line in (attempt / f"reductions.rank{number}.jsonl").read_text().splitlines()]
-        assert all(row["start_ns"] < row["end_ns"] for row in sums)
-    summary = read(attempt / "summary.json")
-    assert (summary["replicas"], summary["sync"]) == (2, "ddp")
-    assert summary["reduction"]["predicted_ms"] > 0
-    drawn = microp(str(attempt), folder=tmp_path, program="analysis.timeline")
-    assert drawn.returncode == 0, drawn.stderr
-    assert "reduction" in drawn.stdout
-
-
 def test_the_summary_has_what_the_design_names(one_run):
     _, attempt, _ = one_run
     summary = read(attempt / "summary.json")
@@ -306,27 +288,3 @@ def test_an_interrupted_sweep_keeps_its_rows_and_leaves_nothing_running(signal_n
     [attempt] = runs.glob("*/*")  # the second point has not been started
     assert read(attempt / "status.json")["status"] == "interrupted"
     assert read(attempt / "summary.json")["steps"] > 0
-
-
-def test_help_names_the_groups(tmp_path):
-    done = microp("--help", folder=tmp_path)
-    assert done.returncode == 0
-    for option in (ROOT / "conf").glob("*/*.yaml"):
-        assert f"    {option.stem} " in done.stdout
-    assert "One forward, one backward" in done.stdout
-    assert "chunks: 4" in done.stdout
-    assert "schema" not in done.stdout
-
-
-def test_tab_completion_can_be_installed(tmp_path):
-    done = start([BIN / "microp", "-sc", "install=bash"], tmp_path)
-    assert done.returncode == 0
-    assert "complete " in done.stdout
-
-
-def test_check(tmp_path):
-    began = time.monotonic()
-    done = microp(folder=tmp_path, program="microp.check")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("pass") == 4
-    assert time.monotonic() - began < 60
