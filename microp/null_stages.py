@@ -105,7 +105,9 @@ def starts() -> dict[str, float]:
 
 def _run(command: list[str], folder: str) -> None:
     small = ["steps=1", "warmup_steps=0", "model.dim=32", f"output_dir={folder}"]
-    subprocess.run([sys.executable, *command, *small], check=True, capture_output=True)
+    done = subprocess.run([sys.executable, *command, *small], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with exit code {done.returncode}:\n{done.stdout}{done.stderr}")
 
 
 def _point(attempt: Path) -> tuple[float, float]:

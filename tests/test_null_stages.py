@@ -9,7 +9,9 @@ import sys
 
 def test_every_transport_and_torch_get_a_line():
     command = [sys.executable, "-m", "microp.null_stages", "--steps", "3"]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout
     for name in ("shm", "gloo", r"torch \(gloo\)"):
         [(action, there_and_back)] = re.findall(rf"^{name}\s+([\d.]+) µs\s+(\d+) µs$", said, re.MULTILINE)
         assert float(action) > 0
