@@ -12,7 +12,6 @@ A wait is the time a rank stood idle before the action.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -78,10 +77,3 @@ def _panel(spans: Sequence[Span]) -> dict[str, Any]:
         free[span.rank] = end
     total = round(float(makespan(spans)) / 1000)
     return {"makespan": total, "bubble": round(float(bubble_fraction(spans)), 4), "spans": list(chain(*numbers))}
-
-
-def script(data: dict[str, Any]) -> str:
-    """What stands in the page: the data and the viewer."""
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # no name ends the script
-    code = Path(__file__).with_name("viewer.js").read_text()
-    return f'<script type="application/json" id="timelines">{text}</script>\n<script>\n{code}</script>'

@@ -201,7 +201,3 @@ def test_a_page_that_is_full_leaves_the_longest_out(outputs, monkeypatch):
     data, left_out = viewer.timelines(Store(outputs).runs())
     assert len(data["runs"]) == 2
     assert left_out == 2
-
-
-def test_no_name_ends_the_script():
-    assert "</script" not in viewer.script({"runs": [{"name": "</script>"}]}).split("\n")[0].removesuffix("</script>")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
 import os
 import re
 import shutil
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pandas as pd
@@ -16,6 +18,7 @@ from recorded import python, write_plan
 from analysis import __main__ as report
 from analysis import sweep
 from analysis.exhibit import provenance
+from analysis.page import escaped, fenced
 from analysis.statistics import LAUNCH
 from analysis.store import Store
 from microp.schedules import gpipe
@@ -90,7 +93,7 @@ def test_the_report_is_written_and_names_what_is_missing(outputs, made):
     )
     assert files >= {f"{stem}.{ending}" for stem in stems for ending in ("svg", "png", "csv")} | {"report.md"}
     assert {str(outputs / "report" / name) for name in files} <= set(done.stdout.splitlines())
-    for text in (done.stdout, (outputs / "report" / "report.md").read_text(), page.replace("&#x27;", "'")):
+    for text in (done.stdout, (outputs / "report" / "report.md").read_text(), html.unescape(page)):
         assert "-cn m_sensitivity hydra.mode=RUN chunks=8 'a=[1,2]'" in text
 
 
@@ -115,6 +118,60 @@ def test_every_figure_of_the_page_is_in_its_contents_with_caption_and_numbers(ma
     assert made[1].count("<figcaption>") == made[1].count("<summary>The numbers") == len(figures)
     pictures = re.findall(r"data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)", made[1])
     assert all(b"<svg" in base64.b64decode(picture) for picture in pictures)
+
+
+class Elements(HTMLParser):
+    """The elements of a page: (tag, attributes), and the text between tags."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict]] = []
+        self.text: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+    def values(self, tag: str, name: str) -> list[str]:
+        return [attributes[name] for each, attributes in self.found if each == tag and name in attributes]
+
+
+def test_names_that_users_made_are_escaped(outputs, tmp_path, capsys):
+    """A sweep, its folder, its points and a run's model are named so as to break out of the page."""
+    name, copy = 'a"><script>`|*', tmp_path / "outputs"
+    shutil.copytree(outputs, copy, ignore=shutil.ignore_patterns("report"))
+    [summary, *_] = sorted(copy.glob("runs/1f1b-m2-*/attempt-1/summary.json"))
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"model": "</script><script>"}))
+    ids = [path.name for path in (copy / "runs").iterdir()]
+    write_plan(copy, f"2026-01-03_{name}", name, {**{run: [] for run in ids}, "not-there": [f"x={name}"]})
+    assert report.main([str(copy)]) == 0
+    capsys.readouterr()
+
+    elements = Elements((copy / "report" / "report.html").read_text())
+    assert [tag for tag, _ in elements.found].count("script") == 2  # the timelines' data and the viewer
+    stem, title = f"sweep-2026-01-03_{name}", f"Sweep 2026-01-03_{name}"
+    assert stem in elements.values("figure", "id")
+    assert f"#{stem}" in elements.values("a", "href")
+    assert title in elements.values("img", "alt")
+    assert title in elements.text
+    assert any(f"-cn '{name}' hydra.mode=RUN 'x={name}'" in text for text in elements.text)
+
+    text = (copy / "report" / "report.md").read_text()
+    assert r'### Sweep 2026-01-03_a"\>\<script\>\`\|\*' in text.splitlines()
+    assert "(sweep-2026-01-03_a%22%3E%3Cscript%3E%60%7C%2A.svg)" in text
+    assert "<script>" not in re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def test_a_fence_is_longer_than_the_backticks_in_it():
+    assert fenced(["echo ````"]) == "`````\necho ````\n`````"
+
+
+@pytest.mark.parametrize(("text", "shown"), [("m_sensitivity, M", "m_sensitivity, M"), ("_a_ [b]", r"\_a\_ \[b\]")])
+def test_only_what_markdown_would_take_for_markup_is_escaped(text, shown):
+    assert escaped(text) == shown
 
 
 def test_the_same_rows_give_the_same_bytes(outputs, made, capsys):
