@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 
 from analysis import page, sweep
-from analysis.command import ANY_RUN, OUTPUTS, nothing, print_missing
+from analysis.command import ANY_RUN, OUTPUTS, nothing, print_missing, save
 from analysis.page import Section
 from analysis.store import Store
 
@@ -73,9 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
     total = len(EXPERIMENTS) + len(OVER_ALL_RUNS) + 1
     quiet = not console.is_terminal
     for section in track(sections(store), "figures", total, console=console, transient=True, disable=quiet):
-        for exhibit in section.exhibits:
-            for file in exhibit.save(folder):
-                print(file)
+        save(section.exhibits, folder)
         made.append(section)
     texts = {"report.md": page.markdown(made, runs), "report.html": page.html(made, folder, runs)}
     for name, text in texts.items():

@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,11 +25,11 @@ import pandas as pd
 
 from analysis import plot
 from analysis.command import main
-from analysis.exhibit import Exhibit
+from analysis.exhibit import Exhibit, drawn
 from analysis.memory_law import laws
 from analysis.prediction import measured_steps
 from analysis.statistics import LAUNCH, over_launches, paired
-from analysis.store import Store, records
+from analysis.store import Store, records, worst_rank_mib
 from analysis.timeline import schedule_of
 from microp.costs import Costs, of_steps
 from microp.records import read_spans
@@ -40,8 +41,6 @@ NAME = "checkpoint_overhead"
 POLICIES = ("never", "except_last", "always", "segments")
 SAME = ["model", "ranks", "batch_size", "schedule", "chunks"]  # in all of which two policies are compared
 POINT = ["model", "schedule", "checkpointing", "chunks"]
-CHUNKS = "microbatches M"
-Made = tuple[str, str, str, Any, pd.DataFrame, pd.DataFrame]  # an Exhibit's fields, but for what is missing
 
 
 def exhibits(store: Store) -> list[Exhibit]:
@@ -52,8 +51,7 @@ def exhibits(store: Store) -> list[Exhibit]:
     runs = runs.drop_duplicates([*POINT, LAUNCH]).reset_index(drop=True)
     compared = compare(runs)
     made = [pareto(runs, compared), penalty(compared), memory(runs)]
-    missing = store.missing(NAME)
-    return [Exhibit(*exhibit, missing) for exhibit in made if exhibit is not None]
+    return drawn(made, store.missing(NAME))
 
 
 # --- time ------------------------------------------------------------------------------------------
@@ -67,19 +65,15 @@ def compare(runs: pd.DataFrame) -> pd.DataFrame:
         and R that they took; `R alone`, with `never`'s F and B and their R; and `kept`, peak
         activations over peak activations, of the worst rank.
     """
-    runs = runs.assign(worst_mib=[_worst(row) for row in records(runs)])
+    runs = runs.assign(worst_mib=worst_rank_mib(runs))
     plain = runs[runs["checkpointing"] == "never"]
     others = runs[runs["checkpointing"] != "never"]
     saved = paired(others, plain, SAME, "worst_mib").rename(columns={"ratio": "kept"})
     both = paired(saved, plain, SAME, "step_ms.median")
-    without = {tuple(row[key] for key in (*SAME, LAUNCH)): row for row in records(plain)}
-    predicted = [predict(without[tuple(row[key] for key in (*SAME, LAUNCH))], row) for row in records(both)]
+    launch = itemgetter(*SAME, LAUNCH)
+    without = {launch(row): row for row in records(plain)}
+    predicted = [predict(without[launch(row)], row) for row in records(both)]
     return both.assign(**pd.DataFrame(predicted, both.index, ["predicted", "R alone"]))
-
-
-def _worst(row: dict[str, Any]) -> float:
-    peaks = row["peak_activation_mib"]
-    return max(peaks) if isinstance(peaks, list) else float("nan")
 
 
 def predict(plain: dict[str, Any], row: dict[str, Any]) -> tuple[float, float]:
@@ -117,7 +111,7 @@ def with_recomputation(schedule: Schedule, costs: Costs, steps: Sequence[Any], s
     return replace(costs, recompute=recompute, spared=(schedule.chunks - 1,) if spare_last else ())
 
 
-def penalty(compared: pd.DataFrame) -> Made | None:
+def penalty(compared: pd.DataFrame) -> Exhibit | None:
     """Step time over that of `never`, against M, beside its prediction."""
     if compared.empty:
         return None
@@ -137,7 +131,7 @@ def penalty(compared: pd.DataFrame) -> Made | None:
         "to the F and B of the run that keeps everything, one would expect more, since a forward that keeps nothing is "
         f"cheaper, and so is a backward whose activations are still in the cache: {_misses(table, 'R alone')}."
     )
-    return "checkpoint-overhead-penalty", "What recomputation costs", text, figure, table, compared
+    return Exhibit("checkpoint-overhead-penalty", "What recomputation costs", text, figure, table, compared)
 
 
 def _misses(table: pd.DataFrame, predicted: str) -> str:
@@ -154,7 +148,7 @@ def _misses(table: pd.DataFrame, predicted: str) -> str:
 # --- memory ----------------------------------------------------------------------------------------
 
 
-def memory(runs: pd.DataFrame) -> Made | None:
+def memory(runs: pd.DataFrame) -> Exhibit | None:
     """Peak activations of the worst rank against M, and the law."""
     table = laws(runs, POINT)
     if table.empty:
@@ -166,7 +160,7 @@ def memory(runs: pd.DataFrame) -> Made | None:
     figure = _panels(worst, "activation_mib", "counted", "peak activations of a rank, MiB")
     for axis in figure.axes:
         axis.set_yscale("log", base=2)
-        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        plot.plain(axis.yaxis)
     text = (
         "Peak bytes of activations on the rank that holds most, exact, from a step under a meter. Broken: GPipe's law, "
         "n a without recomputation and n b + the largest segment with it, from the batch's shape and from 1F1B's runs "
@@ -175,15 +169,15 @@ def memory(runs: pd.DataFrame) -> Made | None:
         f"{table['law error'].abs().max():.1%}."
     )
     used = runs[runs["peak_activation_mib"].notna()]
-    return "checkpoint-overhead-memory", "What recomputation saves", text, figure, table, used
+    return Exhibit("checkpoint-overhead-memory", "What recomputation saves", text, figure, table, used)
 
 
 # --- both ------------------------------------------------------------------------------------------
 
 
-def pareto(runs: pd.DataFrame, compared: pd.DataFrame) -> Made | None:
+def pareto(runs: pd.DataFrame, compared: pd.DataFrame) -> Exhibit | None:
     """Step time against peak activations."""
-    runs = runs.assign(worst_mib=[_worst(row) for row in records(runs)]).dropna(subset=["worst_mib"])
+    runs = runs.assign(worst_mib=worst_rank_mib(runs)).dropna(subset=["worst_mib"])
     if runs.empty:
         return None
     table = over_launches(runs, POINT, ["step_ms.median", "worst_mib"])
@@ -195,7 +189,7 @@ def pareto(runs: pd.DataFrame, compared: pd.DataFrame) -> Made | None:
         own = table[table["model"] == model]
         plot.scatter(axis, own, "worst_mib", "step_ms.median", "checkpointing", _policies(own))
         axis.set_xscale("log", base=2)
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        plot.plain(axis.xaxis)
         axis.set(title=model, xlabel="peak activations of a rank, MiB", ylim=(0, 1.3 * own["step_ms.median"].max()))
     axes[0, 0].set_ylabel("step time, ms")
     plot.legend(figure, [plot.FRONT])
@@ -210,7 +204,7 @@ def pareto(runs: pd.DataFrame, compared: pd.DataFrame) -> Made | None:
             for name, line in cheapest.reindex([p for p in POLICIES if p in cheapest.index]).iterrows()
         )
         text += "."
-    return "checkpoint-overhead-pareto", "Memory against time", text, figure, table, runs
+    return Exhibit("checkpoint-overhead-pareto", "Memory against time", text, figure, table, runs)
 
 
 def _policies(table: pd.DataFrame) -> dict[Any, plot.Look]:
@@ -225,12 +219,9 @@ def _panels(table: pd.DataFrame, value: str, predicted: str, label: str) -> Any:
     for (model, schedule), own in table.groupby(["model", "schedule"]):
         axis = axes[models.index(model), schedules.index(schedule)]
         named = {name: look for name, look in _policies(own).items() if name in set(own["checkpointing"])}
-        for place, (name, look) in enumerate(named.items()):
-            line = own[own["checkpointing"] == name].sort_values("chunks")
-            line = line.assign(chunks=plot.beside(line["chunks"], place, len(named)))
-            plot.theory(axis, line["chunks"], line[predicted], look.colour)
-            plot.points(axis, line, "chunks", value, look, name)
-        plot.powers(axis, own["chunks"], CHUNKS)
+        shifted = plot.beside(own, "chunks", "checkpointing", named)
+        plot.lines(axis, shifted, "chunks", value, "checkpointing", named, predicted)
+        plot.powers(axis, own["chunks"], plot.CHUNKS)
         axis.set_title(f"{model}, {schedule}")
     for axis in axes[:, 0]:
         axis.set_ylabel(label)

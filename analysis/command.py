@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from analysis.exhibit import Exhibit
@@ -38,11 +38,16 @@ def main(name: str, exhibits: Exhibits, made_by: str | None = None, arguments: l
     made = exhibits(store)
     if not made:
         parser.error(nothing(options.outputs, made_by or store.missing(name)[0]))
-    for exhibit in made:
-        for file in exhibit.save(options.outputs / "report"):
-            print(file)
+    save(made, options.outputs / "report")
     print_missing([command for exhibit in made[:1] for command in exhibit.missing])
     return 0
+
+
+def save(exhibits: Iterable[Exhibit], folder: Path) -> None:
+    """Write the files of exhibits into `folder`, and print their names."""
+    for exhibit in exhibits:
+        for file in exhibit.save(folder):
+            print(file)
 
 
 def nothing(outputs: Path, command: str) -> str:

@@ -19,7 +19,7 @@ import pandas as pd
 
 from analysis import plot
 from analysis.command import main
-from analysis.exhibit import Exhibit
+from analysis.exhibit import Exhibit, drawn, kind_of
 from analysis.statistics import over_launches
 from analysis.store import Store
 
@@ -48,8 +48,8 @@ def exhibits(store: Store) -> list[Exhibit]:
         "torch.distributed.pipelining beside the same schedule (1F1B beside ZB-H1). Medians over launches of the "
         "median ratio within a turn; bars: 95 % bootstrap interval."
     )
-    title, missing = "microp, torch and the limit", store.missing(NAME)
-    return [Exhibit("engine-speed", title, text, figure(table), named(table), runs, missing)]
+    made = Exhibit("engine-speed", "microp, torch and the limit", text, figure(table), named(table), runs)
+    return drawn([made], store.missing(NAME))
 
 
 def figure(table: pd.DataFrame) -> Any:
@@ -58,19 +58,17 @@ def figure(table: pd.DataFrame) -> Any:
     columns = 2 if len(panels) > 1 else 1
     sheet, axes = plot.sheet(-(-len(panels) // columns), columns)
     looks = plot.looks(table["schedule"].unique())
+    grey = {schedule: look._replace(colour="0.6") for schedule, look in looks.items()}
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     for axis, ((device, ranks, dim), own) in zip(axes.flat, panels, strict=False):
-        for schedule, rows in own.groupby("schedule"):
-            look = looks[schedule]
-            plot.points(axis, rows, "chunks", "engines.ratio.microp/limit", look, str(schedule))
-            grey = look._replace(colour="0.6")
-            plot.points(axis, rows, "chunks", "engines.ratio.torch/limit", grey, f"torch beside {schedule}")
+        plot.lines(axis, own, "chunks", "engines.ratio.microp/limit", "schedule", looks)
+        plot.lines(axis, own, "chunks", "engines.ratio.torch/limit", "schedule", grey, label="torch beside {}")
         axis.axhline(1, color="0.25", linewidth=0.8)
-        kind = "emulated" if device == "emulated" else f"real compute, dim {dim}"
-        axis.set_title(f"{kind}, K = {ranks}")
+        size = "" if device == "emulated" else f", dim {dim}"
+        axis.set_title(f"{kind_of(str(device))}{size}, K = {ranks}")
         axis.set_ylabel("step time / limit")
-        plot.powers(axis, own["chunks"], "microbatches M")
+        plot.powers(axis, own["chunks"], plot.CHUNKS)
     plot.legend(sheet)
     return sheet
 

@@ -9,8 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,22 @@ class Exhibit:
         self.figure.savefig(pixels)
         self.table.to_csv(table, index=False, float_format=NUMBERS, lineterminator="\n")
         return [vector, pixels, table]
+
+
+def drawn(found: Iterable[Exhibit | None], missing: Sequence[str]) -> list[Exhibit]:
+    """Return the exhibits that could be drawn, each with the commands that make the missing points."""
+    return [replace(exhibit, missing=missing) for exhibit in found if exhibit is not None]
+
+
+def kind_of(device: str) -> str:
+    """Return the kind of computation on a device: "emulated" or "real compute"."""
+    return "emulated" if device == "emulated" else "real compute"
+
+
+def distance(measured: pd.Series[float], expected: pd.Series[float], digits: int = 1) -> str:
+    """Return the relative distance of measured values from expected ones as text: its median and its maximum."""
+    miss = (measured / expected - 1).abs()
+    return f"{miss.median():.{digits}%} in the median and {miss.max():.{digits}%} at most"
 
 
 def provenance(runs: pd.DataFrame) -> str:

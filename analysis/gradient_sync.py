@@ -21,7 +21,8 @@ import pandas as pd
 
 from analysis import plot
 from analysis.command import main
-from analysis.exhibit import Exhibit
+from analysis.exhibit import Exhibit, distance, drawn
+from analysis.memory_law import MIB
 from analysis.statistics import over_launches, paired
 from analysis.store import Store, records
 
@@ -29,8 +30,6 @@ NAME = "gradient_sync"
 WAYS = ["naive", "flat", "ddp", "torch_ddp"]
 DIM, BUCKET = "config.model.dim", "config.sync.bucket_mb"
 USUAL_MB = 25.0  # torch's bucket
-MIB = 2**20
-Made = tuple[str, str, str, Any, pd.DataFrame, pd.DataFrame]  # an Exhibit's fields, but for what is missing
 
 
 def exhibits(store: Store) -> list[Exhibit]:
@@ -46,11 +45,10 @@ def exhibits(store: Store) -> list[Exhibit]:
         ring(runs[runs["ring"]]),
         scaling(runs[runs["device"] == "emulated"]),
     ]
-    missing = store.missing(NAME)
-    return [Exhibit(*exhibit, missing) for exhibit in made if exhibit is not None]
+    return drawn(made, store.missing(NAME))
 
 
-def ways(runs: pd.DataFrame, real: pd.DataFrame) -> Made | None:
+def ways(runs: pd.DataFrame, real: pd.DataFrame) -> Exhibit | None:
     """Step time and what is exposed of the sum, against the model's size, way by way."""
     if runs.empty:
         return None
@@ -60,11 +58,10 @@ def ways(runs: pd.DataFrame, real: pd.DataFrame) -> Made | None:
     table.loc[table["sync"] == "torch_ddp", ["reduction.exposed_ms", "reduction.all_reduce_ms"]] = np.nan
     figure, axes = plot.sheet(1, 2)
     for axis, value, name in zip(axes[0], values, ("step time, ms", "exposed time of the sum, ms"), strict=False):
-        for sync, look in plot.looks(WAYS).items():
-            plot.points(axis, table[table["sync"] == sync], DIM, value, look, sync)
+        plot.lines(axis, table, DIM, value, "sync", plot.looks(WAYS))
         plot.powers(axis, table[DIM], "width of the model's 16 layers")
         axis.set(yscale="log", ylabel=name)
-        axis.yaxis.set_major_formatter(lambda number, _: f"{number:g}")
+        plot.plain(axis.yaxis)
         axis.yaxis.set_minor_formatter(lambda number, _: f"{number:g}" if f"{number:e}"[0] in "25" else "")
     plot.legend(figure)
     text = (
@@ -72,7 +69,7 @@ def ways(runs: pd.DataFrame, real: pd.DataFrame) -> Made | None:
         "for the sum after its backward (torch_ddp waits within it, and is left out). Medians over launches, bars: "
         f"95 % bootstrap interval. {_in_turn(real)}"
     )
-    return "gradient-sync-ways", "Ways to sum gradients", text, figure, table, runs
+    return Exhibit("gradient-sync-ways", "Ways to sum gradients", text, figure, table, runs)
 
 
 def _in_turn(real: pd.DataFrame) -> str:
@@ -91,7 +88,7 @@ def _in_turn(real: pd.DataFrame) -> str:
     return f"In turn in one launch, ddp's step over torch_ddp's is, in the median of pairs, {seen}; {moved}."
 
 
-def buckets(runs: pd.DataFrame) -> Made | None:
+def buckets(runs: pd.DataFrame) -> Exhibit | None:
     """Step time against the size of the buckets, a panel for each size of the model."""
     if runs.empty or runs[BUCKET].nunique() < 2:
         return None
@@ -99,9 +96,7 @@ def buckets(runs: pd.DataFrame) -> Made | None:
     sizes = sorted(table[DIM].unique())
     figure, axes = plot.sheet(1, len(sizes), (2.3, 2.5))
     for axis, dim in zip(axes[0], sizes, strict=True):
-        for sync, look in plot.looks(WAYS).items():
-            own = table[(table[DIM] == dim) & (table["sync"] == sync)]
-            plot.points(axis, own, BUCKET, "step_ms.median", look, sync)
+        plot.lines(axis, table[table[DIM] == dim], BUCKET, "step_ms.median", "sync", plot.looks(WAYS))
         plot.powers(axis, table[BUCKET], "bucket, MiB")
         axis.set_title(f"width {dim}, {_model_mib(runs, dim):.1f} MiB")
     axes[0, 0].set_ylabel("step time, ms")
@@ -111,14 +106,14 @@ def buckets(runs: pd.DataFrame) -> Made | None:
         "Small buckets pay for each sum, a large one sets out late; where the processes leave no core for the sums, "
         "there is little to overlap. Medians over launches, bars: 95 % bootstrap interval."
     )
-    return "gradient-sync-buckets", "How large a bucket should be", text, figure, table, runs
+    return Exhibit("gradient-sync-buckets", "How large a bucket should be", text, figure, table, runs)
 
 
 def _model_mib(runs: pd.DataFrame, dim: Any) -> float:
     return float(runs[runs[DIM] == dim]["reduction.reduced_bytes"].max()) / MIB
 
 
-def ring(runs: pd.DataFrame) -> Made | None:
+def ring(runs: pd.DataFrame) -> Exhibit | None:
     """The time of one sum by the ring against its bytes, and the latency and bandwidth that explain it."""
     if runs.empty:
         return None
@@ -131,23 +126,18 @@ def ring(runs: pd.DataFrame) -> Made | None:
     table["fit"] = [_ring_ms(row["replicas"], row["mib"], *fits[row["replicas"]]) for row in records(table)]
     figure, axes = plot.sheet(1, 1, (4.2, 3.0))
     axis = axes[0, 0]
-    named = {n: f"{n} replicas" for n in fits}
-    for n, look in plot.looks(list(fits)).items():
-        own = table[table["replicas"] == n]
-        plot.theory(axis, own["mib"], own["fit"], look.colour)
-        plot.points(axis, own, "mib", "reduction.all_reduce_ms", look, named[n])
+    value, label = "reduction.all_reduce_ms", "{} replicas"
+    plot.lines(axis, table, "mib", value, "replicas", plot.looks(fits), "fit", label)
     axis.set(xscale="log", yscale="log", xlabel="bytes summed S, MiB", ylabel="time of the sum, ms")
-    for scale in (axis.xaxis, axis.yaxis):
-        scale.set_major_formatter(lambda number, _: f"{number:g}")
+    plot.plain(axis.xaxis, axis.yaxis)
     plot.legend(figure, [plot.THEORY])
-    miss = (table["fit"] / table["reduction.all_reduce_ms"] - 1).abs()
     seen = "; ".join(f"N = {n}: α {alpha:.2f} ms, β {beta / 1024:.2f} GiB/s" for n, (alpha, beta) in fits.items())
     text = (
         "One sum of all gradients by the ring against its bytes. Broken: 2(N-1) α + 2(N-1)/N S/β (Patarasuk and Yuan "
-        f"2009) with the latency and the bandwidth that fit best, {seen}. The fit's error is {miss.median():.0%} in "
-        f"the median and {miss.max():.0%} at most. Medians over launches, bars: 95 % bootstrap interval."
+        f"2009) with the latency and the bandwidth that fit best, {seen}. The fit's error is "
+        f"{distance(table['fit'], table[value], 0)}. Medians over launches, bars: 95 % bootstrap interval."
     )
-    return "gradient-sync-ring", "The ring's latency and bandwidth", text, figure, table, runs
+    return Exhibit("gradient-sync-ring", "The ring's latency and bandwidth", text, figure, table, runs)
 
 
 def alpha_beta(replicas: int, mib: pd.Series[float], times: pd.Series[float]) -> tuple[float, float]:
@@ -166,7 +156,7 @@ def _ring_ms(replicas: int, mib: float, alpha: float, beta: float) -> float:
     return turns * alpha + turns / replicas * mib / beta * 1e3
 
 
-def scaling(runs: pd.DataFrame) -> Made | None:
+def scaling(runs: pd.DataFrame) -> Exhibit | None:
     """Throughput of N emulated replicas over that of one, against the size of the model."""
     alone = runs[runs["replicas"] == 1] if not runs.empty else runs
     if alone.empty:
@@ -175,8 +165,7 @@ def scaling(runs: pd.DataFrame) -> Made | None:
     table = over_launches(compared, [DIM, "replicas"], ["ratio", "step_ms.median"])
     figure, axes = plot.sheet(1, 1, (4.2, 3.0))
     axis = axes[0, 0]
-    for dim, look in plot.looks(sorted(table[DIM].unique())).items():
-        plot.points(axis, table[table[DIM] == dim], "replicas", "ratio", look, f"width {dim}")
+    plot.lines(axis, table, "replicas", "ratio", DIM, plot.looks(sorted(table[DIM].unique())), label="width {}")
     numbers = sorted(table["replicas"].unique())
     plot.theory(axis, numbers, numbers)
     plot.powers(axis, numbers, "replicas N")
@@ -189,7 +178,7 @@ def scaling(runs: pd.DataFrame) -> Made | None:
         "host with "
         "fewer cores than replicas the sums take turns. Medians over launches, bars: 95 % bootstrap interval."
     )
-    return "gradient-sync-scaling", "More replicas", text, figure, table, runs
+    return Exhibit("gradient-sync-scaling", "More replicas", text, figure, table, runs)
 
 
 if __name__ == "__main__":

@@ -15,20 +15,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 import pandas as pd
 
 from analysis import nominal, plot
 from analysis.command import main
-from analysis.exhibit import Exhibit
+from analysis.exhibit import Exhibit, distance, drawn
 from analysis.statistics import LAUNCH, least_squares, over_launches, paired
 from analysis.store import Store, records
 
 NAME = "hop_latency"
 POINT = ["chunks", "schedule", "latency_ms"]
 LATENCY = "latency of a hop c, ms"
-Made = tuple[str, str, str, Any, pd.DataFrame, pd.DataFrame]  # an Exhibit's fields, but for what is missing
 
 
 def exhibits(store: Store) -> list[Exhibit]:
@@ -39,8 +39,7 @@ def exhibits(store: Store) -> list[Exhibit]:
     runs = runs.assign(latency_ms=runs["config.device.latency_ms"].astype(float))
     runs = runs.drop_duplicates([*POINT, LAUNCH]).reset_index(drop=True)
     made = [step_time(runs), slopes(runs)]
-    missing = store.missing(NAME)
-    return [Exhibit(*exhibit, missing) for exhibit in made if exhibit is not None]
+    return drawn(made, store.missing(NAME))
 
 
 def _nominal_ms(row: dict[str, Any]) -> float:
@@ -48,32 +47,22 @@ def _nominal_ms(row: dict[str, Any]) -> float:
     return nominal.step_ms(schedule, nominal.costs(row, schedule))
 
 
-def step_time(runs: pd.DataFrame) -> Made:
+def step_time(runs: pd.DataFrame) -> Exhibit:
     """Step time against latency, a panel for each M."""
     table = over_launches(runs, POINT, ["step_ms.median"])
-    formula = {tuple(row[key] for key in POINT): _nominal_ms(row) for row in records(runs)}
-    table["formula"] = [formula[tuple(row[key] for key in POINT)] for row in records(table)]
-    chunks = sorted(table["chunks"].unique())
-    figure, axes = plot.sheet(1, len(chunks))
-    for axis, number in zip(axes[0], chunks, strict=True):
-        panel = table[table["chunks"] == number]
-        for schedule, look in plot.looks(sorted(panel["schedule"].unique())).items():
-            own = panel[panel["schedule"] == schedule]
-            plot.theory(axis, own["latency_ms"], own["formula"], look.colour)
-            plot.points(axis, own, "latency_ms", "step_ms.median", look, schedule)
-        axis.set(title=f"M = {number}", xlabel=LATENCY)
-    axes[0, 0].set_ylabel("step time, ms")
-    plot.legend(figure, [plot.THEORY])
-    miss = (table["step_ms.median"] / table["formula"] - 1).abs()
+    point = itemgetter(*POINT)
+    formula = {point(row): _nominal_ms(row) for row in records(runs)}
+    table["formula"] = [formula[point(row)] for row in records(table)]
+    figure = plot.for_each_chunks(table, "latency_ms", "step_ms.median", "formula", LATENCY, "step time, ms")
     text = (
         "Step time against the latency of a hop. Broken: the exact forms with the nominal times, from which measured "
-        f"ones lie {miss.median():.1%} in the median and {miss.max():.1%} at most. Bars: 95 % bootstrap interval over "
+        f"ones lie {distance(table['step_ms.median'], table['formula'])}. Bars: 95 % bootstrap interval over "
         "launches."
     )
-    return "hop-latency-step-time", "Step time against hop latency", text, figure, table, runs
+    return Exhibit("hop-latency-step-time", "Step time against hop latency", text, figure, table, runs)
 
 
-def slopes(runs: pd.DataFrame) -> Made | None:
+def slopes(runs: pd.DataFrame) -> Exhibit | None:
     """What latency adds to the time of a microbatch, and how far 1F1B lies from the others in it."""
     fits = pd.DataFrame(list(_fits(runs)))
     if fits.empty or not (fits["latency_ms"] == 0).any():
@@ -89,10 +78,8 @@ def slopes(runs: pd.DataFrame) -> Made | None:
     ]
     figure, axes = plot.sheet(1, 1, (4.2, 3.0))
     axis = axes[0, 0]
-    for schedule, look in plot.looks(sorted(table["schedule"].unique())).items():
-        own = table[table["schedule"] == schedule]
-        plot.theory(axis, own["latency_ms"], own["formula"], look.colour)
-        plot.points(axis, own, "latency_ms", "added_ms", look, schedule)
+    looks = plot.looks(sorted(table["schedule"].unique()))
+    plot.lines(axis, table, "latency_ms", "added_ms", "schedule", looks, "formula")
     axis.set(xlabel=LATENCY, ylabel="added to a microbatch's time, ms")
     plot.legend(figure, [plot.THEORY])
     at = table["latency_ms"].max()
@@ -104,7 +91,7 @@ def slopes(runs: pd.DataFrame) -> Made | None:
         "others. "
         f"At c = {at:g} ms: {seen}. Bars: 95 % bootstrap interval over launches."
     )
-    return "hop-latency-slopes", "What latency costs a microbatch", text, figure, table, runs
+    return Exhibit("hop-latency-slopes", "What latency costs a microbatch", text, figure, table, runs)
 
 
 def _fits(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:

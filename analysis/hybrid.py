@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from analysis import plot
 from analysis.command import main
-from analysis.exhibit import Exhibit
+from analysis.exhibit import Exhibit, distance, drawn
 from analysis.statistics import over_launches
 from analysis.store import Store, records
 from microp import render
@@ -28,7 +27,6 @@ from microp.records import read_reductions, read_spans
 NAME = "hybrid"
 POINT = ["chunks", "schedule", "reduce_ms"]
 MEASURED, PREDICTED = "reduction.measured_ms", "reduction.predicted_ms"
-Made = tuple[str, str, str, Any, pd.DataFrame, pd.DataFrame]  # an Exhibit's fields, but for what is missing
 
 
 def exhibits(store: Store) -> list[Exhibit]:
@@ -37,36 +35,26 @@ def exhibits(store: Store) -> list[Exhibit]:
     if runs.empty:
         return []
     runs = runs.assign(reduce_ms=runs["config.device.reduce_ms"].astype(float))
-    missing = store.missing(NAME)
-    return [Exhibit(*exhibit, missing) for exhibit in (steps(runs), timelines(runs)) if exhibit is not None]
+    return drawn([steps(runs), timelines(runs)], store.missing(NAME))
 
 
-def steps(runs: pd.DataFrame) -> Made:
+def steps(runs: pd.DataFrame) -> Exhibit:
     """The step without its optimizer against the time of a stage's sum, a panel for each M."""
     table = over_launches(runs, POINT, [MEASURED, PREDICTED, "reduction.exposed_ms", "reduction.predicted_exposed_ms"])
     table["measured / predicted"] = table[MEASURED] / table[PREDICTED]
-    chunks = sorted(table["chunks"].unique())
-    figure, axes = plot.sheet(1, len(chunks))
-    for axis, number in zip(axes[0], chunks, strict=True):
-        panel = table[table["chunks"] == number]
-        for schedule, look in plot.looks(panel["schedule"].unique()).items():
-            own = panel[panel["schedule"] == schedule]
-            plot.theory(axis, own["reduce_ms"], own[PREDICTED], look.colour)
-            plot.points(axis, own, "reduce_ms", MEASURED, look, str(schedule))
-        axis.set(title=f"M = {number}", xlabel="sum of a stage's gradients, ms")
-    axes[0, 0].set_ylabel("step without its optimizer, ms")
-    plot.legend(figure, [plot.THEORY])
-    first, miss = records(runs)[0], (table["measured / predicted"] - 1).abs()
+    labels = ("sum of a stage's gradients, ms", "step without its optimizer, ms")
+    figure = plot.for_each_chunks(table, "reduce_ms", MEASURED, PREDICTED, *labels)
+    first = records(runs)[0]
     text = (
         f"{first['replicas']} replicas of a pipeline of {first['ranks']} emulated ranks. Broken: simulated, with the "
-        f"sums in it, from which measured ones lie {miss.median():.1%} in the median and {miss.max():.1%} at most. "
+        f"sums in it, from which measured ones lie {distance(table[MEASURED], table[PREDICTED])}. "
         "Medians over "
         "launches, bars: 95 % bootstrap interval."
     )
-    return "hybrid-step-time", "Step time with the sums in it", text, figure, table, runs
+    return Exhibit("hybrid-step-time", "Step time with the sums in it", text, figure, table, runs)
 
 
-def timelines(runs: pd.DataFrame) -> Made | None:
+def timelines(runs: pd.DataFrame) -> Exhibit | None:
     """The traced step of one launch of each schedule, with its sums."""
     chunks, every = runs["chunks"].min(), sorted(runs["reduce_ms"].unique())
     middle = every[len(every) // 2]
@@ -99,7 +87,7 @@ def timelines(runs: pd.DataFrame) -> Made | None:
         f"sum of a stage's gradients over the replicas ({middle:g} ms). It sets out with the stage's last weight "
         "gradient, so that the last stages' are over while the first ones still compute."
     )
-    return "hybrid-timelines", "Where the sums fall", text, figure, pd.DataFrame(lines), shown
+    return Exhibit("hybrid-timelines", "Where the sums fall", text, figure, pd.DataFrame(lines), shown)
 
 
 if __name__ == "__main__":

@@ -21,17 +21,15 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from analysis import plot
+from analysis import nominal, plot
 from analysis.command import main
-from analysis.exhibit import Exhibit
+from analysis.exhibit import Exhibit, drawn, kind_of
 from analysis.statistics import LAUNCH, WIDE_FRACTION, least_squares, over_launches, paired
 from analysis.store import Store, records
-from microp import schedules
 from microp.schedules import closed_forms
 
 NAME = "m_sensitivity"
 POINT = ["schedule", "chunks"]
-CHUNKS = "microbatches M"
 
 
 class Part(NamedTuple):
@@ -44,8 +42,7 @@ class Part(NamedTuple):
 
     @property
     def title(self) -> str:
-        kind = "emulated" if self.device == "emulated" else "real compute"
-        return f"{kind}, K = {self.ranks}, {self.fixed} fixed"
+        return f"{kind_of(self.device)}, K = {self.ranks}, {self.fixed} fixed"
 
 
 def exhibits(store: Store) -> list[Exhibit]:
@@ -54,13 +51,9 @@ def exhibits(store: Store) -> list[Exhibit]:
     if runs.empty:
         return []
     runs = runs.assign(work=[step_work(row) for row in records(runs)])
-    missing = store.missing(NAME)
     found = list(parts(runs))
     made = [speed_up(found, runs), bubble(found), effective_depth(found), memory(found)]
-    return [Exhibit(*exhibit, missing) for exhibit in made if exhibit is not None]
-
-
-Made = tuple[str, str, str, Any, pd.DataFrame, pd.DataFrame]  # an Exhibit's fields, but for what is missing
+    return drawn(made, store.missing(NAME))
 
 
 def step_work(row: dict[str, Any]) -> float:
@@ -71,12 +64,8 @@ def step_work(row: dict[str, Any]) -> float:
     repeats = row["batch_size"] if "row" in per else row["chunks"]
     layers = row["partition"] if "layer" in per else [1] * len(row["partition"])
     times = [row[f"config.device.{kind}_ms"] for kind in ("forward", "backward", "weight")]
-    per_stage = [time if isinstance(time, list) else [time] * len(layers) for time in times if _is_given(time)]
+    per_stage = [time if isinstance(time, list) else [time] * len(layers) for time in times if nominal.is_given(time)]
     return round(float(sum(sum(t * n for t, n in zip(own, layers, strict=True)) for own in per_stage) * repeats), 6)
-
-
-def _is_given(time: Any) -> bool:
-    return isinstance(time, list) or not pd.isna(time)
 
 
 def parts(runs: pd.DataFrame) -> Iterator[Part]:
@@ -91,7 +80,7 @@ def parts(runs: pd.DataFrame) -> Iterator[Part]:
                 yield Part(str(device), int(own["ranks"].iloc[0]), fixed, own)
 
 
-def speed_up(found: Sequence[Part], runs: pd.DataFrame) -> Made | None:
+def speed_up(found: Sequence[Part], runs: pd.DataFrame) -> Exhibit | None:
     """Step time of the monolith over that of the pipeline, launch by launch."""
     same = ["device", "config.model.name", "config.model.layers", "config.model.dim", "work"]
     alone = runs[(runs["ranks"] == 1) & (runs["chunks"] == 1)].drop_duplicates([*same, LAUNCH])
@@ -115,10 +104,10 @@ def speed_up(found: Sequence[Part], runs: pd.DataFrame) -> Made | None:
         "by formula."
     )
     used = pd.concat([alone, *(part.rows for part in compared)])
-    return "m-sensitivity-speed-up", "Speed-up against M", text, figure, pd.concat(tables), used
+    return Exhibit("m-sensitivity-speed-up", "Speed-up against M", text, figure, pd.concat(tables), used)
 
 
-def bubble(found: Sequence[Part]) -> Made:
+def bubble(found: Sequence[Part]) -> Exhibit:
     """Idle over total beside its formula."""
     tables = [_table(part, "bubble.measured", WIDE_FRACTION) for part in found]
     for table in tables:
@@ -131,14 +120,14 @@ def bubble(found: Sequence[Part]) -> Made:
         "Idle time over total time of all ranks. Broken: the formulas, (K-1)/(M+K-1) for GPipe and 1F1B; with real "
         "compute they take every layer to cost the same. Bars: 95 % bootstrap interval over launches."
     )
-    return "m-sensitivity-bubble", "Bubble against M", text, figure, pd.concat(tables), _rows(found)
+    return Exhibit("m-sensitivity-bubble", "Bubble against M", text, figure, pd.concat(tables), _rows(found))
 
 
 def _fraction(value: float) -> str:
     return "" if pd.isna(value) else str(Fraction(value).limit_denominator(1000))
 
 
-def effective_depth(found: Sequence[Part]) -> Made | None:
+def effective_depth(found: Sequence[Part]) -> Exhibit | None:
     """The line T = a + b M through the step times, and a/b + 1."""
     growing = [part for part in found if part.fixed == "microbatch"]
     if not growing:
@@ -160,7 +149,7 @@ def effective_depth(found: Sequence[Part]) -> Made | None:
             plot.points(below, own, "position", "depth", look, name)
             plot.theory(below, [position - 0.35, position + 0.35], [line["formula"]] * 2)
         pipelined = times[times["schedule"] != "naive"]["step_ms.median"]
-        above.set(xlabel=CHUNKS, xlim=(0, None), ylim=(0, 1.2 * pipelined.max()))
+        above.set(xlabel=plot.CHUNKS, xlim=(0, None), ylim=(0, 1.2 * pipelined.max()))
         above.set_title(part.title)
         above.xaxis.set_major_locator(MaxNLocator(integer=True))
         below.set(ylim=(0, max(part.ranks, fits["depth.high"].max()) + 0.6), xlim=(-0.5, len(fits) - 0.5))
@@ -175,7 +164,7 @@ def effective_depth(found: Sequence[Part]) -> Made | None:
         "naive one leaves the panel). Below: the depth a/b + 1 which the line implies, without a trace; broken: what "
         "the schedule's formula implies; grey: K. Bars: 95 % bootstrap interval over launches."
     )
-    return "m-sensitivity-depth", "T(M) = a + b M", text, figure, pd.concat(tables), _rows(growing)
+    return Exhibit("m-sensitivity-depth", "T(M) = a + b M", text, figure, pd.concat(tables), _rows(growing))
 
 
 def _fits(part: Part) -> Iterator[dict[str, Any]]:
@@ -193,7 +182,7 @@ def _fits(part: Part) -> Iterator[dict[str, Any]]:
         yield line
 
 
-def memory(found: Sequence[Part]) -> Made | None:
+def memory(found: Sequence[Part]) -> Exhibit | None:
     """The rank with the highest peak of activations."""
     measured = [
         part._replace(rows=rows.assign(activation_mib=rows["peak_activation_mib"].map(max)))
@@ -213,7 +202,9 @@ def memory(found: Sequence[Part]) -> Made | None:
         "fixed GPipe climbs with M and 1F1B stays flat at K; with the batch fixed GPipe stays flat and 1F1B falls. "
         "Broken: microbatches held, by formula, times the bytes that one takes at M = 1."
     )
-    return "m-sensitivity-memory", "Peak activations against M", text, figure, pd.concat(tables), _rows(measured)
+    return Exhibit(
+        "m-sensitivity-memory", "Peak activations against M", text, figure, pd.concat(tables), _rows(measured)
+    )
 
 
 def _law(part: Part, point: dict[str, Any]) -> float:
@@ -222,8 +213,8 @@ def _law(part: Part, point: dict[str, Any]) -> float:
     single = own[own["chunks"] == 1]
     if single.empty:
         return float("nan")
-    builder = getattr(schedules, own["config.schedule.builder"].iloc[0].rpartition(".")[2])
-    held = closed_forms.held_peak(builder(part.ranks, point["chunks"]))
+    [row] = records(own[own["chunks"] == point["chunks"]].head(1))
+    held = closed_forms.held_peak(nominal.order(row))
     if held is None:
         return float("nan")
     size = 1 if part.fixed == "microbatch" else 1 / point["chunks"]
@@ -267,12 +258,11 @@ def _panels(found: Sequence[Part], tables: Sequence[pd.DataFrame], value: str, l
     for part, table in zip(found, tables, strict=True):
         axis = free.pop((part.fixed, part[:2]))
         named = plot.looks(table["schedule"])
-        for place, (schedule, look) in enumerate(named.items()):
-            own = table[table["schedule"] == schedule]
+        for _, own in table.groupby("schedule"):
             plot.theory(axis, own["chunks"], own["formula"])
-            own = own.assign(chunks=plot.beside(own["chunks"], place, len(named)))
-            plot.points(axis, own, "chunks", value, look, schedule)
-        plot.powers(axis, table["chunks"], CHUNKS)
+        shifted = plot.beside(table, "chunks", "schedule", named)
+        plot.lines(axis, shifted, "chunks", value, "schedule", named)
+        plot.powers(axis, table["chunks"], plot.CHUNKS)
         axis.set_title(part.title)
     for axis in free.values():
         axis.remove()

@@ -10,7 +10,7 @@ It is `EmulatedSettings.costs` of microp, which needs torch, for a row of the st
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_type_hints
 
 import pandas as pd
 
@@ -26,12 +26,13 @@ KNOB = "config.schedule."
 
 def order(row: dict[str, Any]) -> Schedule:
     """The schedule of a row, built again."""
-    knobs = {
-        key.removeprefix(KNOB): int(value) if isinstance(value, float) else value
-        for key, value in row.items()
-        if key.startswith(KNOB) and key not in (f"{KNOB}name", f"{KNOB}builder") and _is_given(value)
-    }
     builder = getattr(schedules, row[f"{KNOB}builder"].rpartition(".")[2])
+    types = get_type_hints(builder)  # in a row, whole numbers are floats, and a Drain is its name
+    knobs = {
+        name: types[name](value)
+        for key, value in row.items()
+        if (name := key.removeprefix(KNOB)) in types and key.startswith(KNOB) and is_given(value)
+    }
     found: Schedule = builder(row["ranks"], row["chunks"], **knobs)
     return found
 
@@ -43,7 +44,7 @@ def costs(row: dict[str, Any], schedule: Schedule) -> Costs:
 
     def times(kind: str) -> list[float] | None:
         value = row.get(f"config.device.{kind}_ms")
-        if not _is_given(value):
+        if not is_given(value):
             return None
         given = value if isinstance(value, list) else [value] * len(scale)
         return [float(time) * factor for time, factor in zip(given, scale, strict=True)]
@@ -68,5 +69,6 @@ def step_ms(schedule: Schedule, given: Costs) -> float:
     return float(makespan(simulate(schedule, given)) if form is None else form)
 
 
-def _is_given(value: Any) -> bool:
+def is_given(value: Any) -> bool:
+    """Return whether a row has a value: a column that only other rows have is NaN in it."""
     return isinstance(value, list | str) or not pd.isna(value)

@@ -12,7 +12,7 @@ Ito's (seaborn's `colorblind`), and a schedule looks the same in every figure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 import matplotlib as mpl
@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -49,6 +50,7 @@ STYLE: dict[str, Any] = {
     "ytick.labelsize": 8,
 }
 mpl.rcParams.update(cast(Any, STYLE))
+CHUNKS = "microbatches M"
 PANEL = (3.3, 2.6)  # inches, width and height of one axis
 
 
@@ -114,6 +116,44 @@ def points(axis: Axes, table: pd.DataFrame, x: str, y: str, look: Look, label: s
     axis.plot(wide[x], wide[y], color=look.colour, marker=look.marker, markerfacecolor="white", linestyle="")
 
 
+def lines(
+    axis: Axes,
+    table: pd.DataFrame,
+    x: str,
+    y: str,
+    by: str,
+    named: Mapping[Any, Look],
+    formula: str | None = None,
+    label: str = "{}",
+) -> None:
+    """Draw one line per value of `by`: its points, and behind them the theory of its colour.
+
+    Args:
+        table: as `statistics.over_launches` gives it for `y`.
+        named: the look of each value of `by` that is drawn.
+        formula: the column of the theory, if there is one.
+        label: the name of a line in the legend, with {} for the value.
+    """
+    for value, look in named.items():
+        own = table[table[by] == value].sort_values(x)
+        if formula is not None:
+            theory(axis, own[x], own[formula], look.colour)
+        points(axis, own, x, y, look, label.format(value))
+
+
+def for_each_chunks(table: pd.DataFrame, x: str, y: str, formula: str, xlabel: str, ylabel: str) -> Figure:
+    """Return a figure with one panel per M, in which each schedule has a line and its theory."""
+    chunks = sorted(table["chunks"].unique())
+    figure, axes = sheet(1, len(chunks))
+    for axis, number in zip(axes[0], chunks, strict=True):
+        own = table[table["chunks"] == number]
+        lines(axis, own, x, y, "schedule", looks(sorted(own["schedule"].unique())), formula)
+        axis.set(title=f"M = {number}", xlabel=xlabel)
+    axes[0, 0].set_ylabel(ylabel)
+    legend(figure, [THEORY])
+    return figure
+
+
 def theory(axis: Axes, x: Iterable[float], y: Iterable[float], colour: Any = "0.25") -> None:
     """A thin broken line without markers."""
     axis.plot(list(x), list(y), color=colour, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1.5)
@@ -134,8 +174,7 @@ def scatter(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str, named: dic
     Args:
         table: as `statistics.over_launches` gives it for `y`.
     """
-    for name, look in named.items():
-        points(axis, table[table[by] == name], x, y, look._replace(line=""), name)
+    lines(axis, table, x, y, by, {name: look._replace(line="") for name, look in named.items()})
     best = table.loc[front(table, x, y)]
     axis.plot(best[x], best[y], color=FRONT.get_color(), linewidth=FRONT.get_linewidth(), zorder=1.5)
 
@@ -146,13 +185,24 @@ def powers(axis: Axes, values: Iterable[float], label: str) -> None:
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_locator(FixedLocator(ticks))
     axis.xaxis.set_minor_locator(NullLocator())
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    plain(axis.xaxis)
     axis.set_xlabel(label)
 
 
-def beside(numbers: pd.Series[float], place: int, places: int) -> pd.Series[float]:
-    """`numbers` of an axis of powers, moved a little, so that points that coincide are seen side by side."""
-    return numbers * 2 ** (0.05 * (place - (places - 1) / 2))
+def plain(*scales: Axis) -> None:
+    """Write the ticks of logarithmic scales as plain numbers: 0.5, not a power."""
+    for scale in scales:
+        scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def beside(table: pd.DataFrame, x: str, by: str, named: Iterable[Any]) -> pd.DataFrame:
+    """Return the table with `x` of an axis of powers moved a little per value of `by`.
+
+    Points of several lines that coincide are then seen side by side.
+    """
+    places = {name: place for place, name in enumerate(named)}
+    shift = table[by].map(places) - (len(places) - 1) / 2
+    return table.assign(**{x: table[x] * 2 ** (0.05 * shift)})
 
 
 def legend(figure: Figure, extra: Iterable[Line2D] = ()) -> None:

@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 
 from analysis import plot
 from analysis.command import ANY_RUN, main
-from analysis.exhibit import Exhibit
+from analysis.exhibit import Exhibit, kind_of
 from analysis.store import Store, records
 from analysis.timeline import schedule_of
 from microp.costs import of_steps
@@ -62,12 +62,12 @@ def _compare(row: dict[str, Any]) -> Iterator[Row]:
     yield {
         "run_id": row["run_id"],
         "question": row["question"],
-        "kind": "emulated" if row["device"] == "emulated" else "real compute",
+        "kind": kind_of(row["device"]),
         "schedule": row["schedule"],
         "ranks": row["ranks"],
         "chunks": row["chunks"],
         "predicted_ms": float(predicted),
-        "measured_ms": median(map(_makespan_ms, steps)),
+        "measured_ms": median(map(makespan_ms, steps)),
     }
 
 
@@ -84,7 +84,7 @@ def measured_steps(attempt: Path, ranks: int) -> list[list[Row]]:
     return [list(step) for step in zip(*measured, strict=False)]
 
 
-def _makespan_ms(step: Sequence[Row]) -> float:
+def makespan_ms(step: Sequence[Row]) -> float:
     return float(max(row["last_end_ns"] for row in step) - min(row["first_start_ns"] for row in step)) / 1e6
 
 
@@ -118,8 +118,7 @@ def _draw(table: pd.DataFrame) -> Any:
     for distance in (0.01, 0.05):
         right.axvline(100 * distance, color="0.6", linewidth=0.7)
     right.set(xscale="log", xlim=(0.03, 100), ylim=(0, 1), xlabel="distance, %", ylabel="share of runs")
-    for scale in (left.xaxis, left.yaxis, right.xaxis):
-        scale.set_major_formatter(lambda value, _: f"{value:g}")
+    plot.plain(left.xaxis, left.yaxis, right.xaxis)
     right.plot([], [], color="0.25", label="error")
     right.plot([], [], color="0.25", linestyle=(0, (3, 2)), linewidth=1, label="noise between launches")
     plot.legend(figure)

@@ -14,15 +14,16 @@ with every activation kept and with recomputation.
 from __future__ import annotations
 
 import sys
+from operator import itemgetter
 from typing import Any
 
 import pandas as pd
 
 from analysis import nominal, plot
 from analysis.command import main
-from analysis.exhibit import Exhibit
+from analysis.exhibit import Exhibit, distance, drawn
 from analysis.statistics import LAUNCH, over_launches
-from analysis.store import Store, records
+from analysis.store import Store, records, worst_rank_mib
 from microp.simulate import simulate
 from microp.trace import bubble_fraction
 
@@ -33,7 +34,6 @@ SHOWN = {
     "activation_kib": "peak activations of a rank, KiB",
     "step_ms.median": "step time, ms",
 }
-Made = tuple[str, str, str, Any, pd.DataFrame, pd.DataFrame]  # an Exhibit's fields, but for what is missing
 
 
 def exhibits(store: Store) -> list[Exhibit]:
@@ -42,16 +42,15 @@ def exhibits(store: Store) -> list[Exhibit]:
     if runs.empty:
         return []
     runs = runs.drop_duplicates([*POINT, LAUNCH]).reset_index(drop=True)
-    peaks = [1024 * max(row["peak_activation_mib"]) for row in records(runs)]
-    runs = runs.assign(activation_kib=peaks)
+    runs = runs.assign(activation_kib=[1024 * peak for peak in worst_rank_mib(runs)])
     table = over_launches(runs, POINT, list(SHOWN))
-    theory = {tuple(row[key] for key in POINT): _theory(row) for row in records(runs)}
-    table[["bubble.formula", "step_ms.formula"]] = [theory[tuple(row[key] for key in POINT)] for row in records(table)]
+    point = itemgetter(*POINT)
+    theory = {point(row): _theory(row) for row in records(runs)}
+    table[["bubble.formula", "step_ms.formula"]] = [theory[point(row)] for row in records(table)]
     table["front"] = False
     for _, own in table.groupby("chunks"):
         table.loc[plot.front(own, "activation_kib", "step_ms.median"), "front"] = True
-    missing = store.missing(NAME)
-    return [Exhibit(*made, missing) for made in (compared(table, runs), pareto(table, runs))]
+    return drawn([compared(table, runs), pareto(table, runs)], store.missing(NAME))
 
 
 def _theory(row: dict[str, Any]) -> tuple[float, float]:
@@ -61,7 +60,7 @@ def _theory(row: dict[str, Any]) -> tuple[float, float]:
     return float(bubble_fraction(simulate(schedule, costs))), nominal.step_ms(schedule, costs)
 
 
-def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Made:
+def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
     """A line a schedule: bubble, memory, time; a marker for each M."""
     own = table[table["checkpointing"] == "never"] if "never" in set(table["checkpointing"]) else table
     order = own.groupby("schedule")["step_ms.median"].max().sort_values(ascending=False).index.tolist()
@@ -86,14 +85,14 @@ def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Made:
     text = (
         "The schedules at equal M, without recomputation, the slowest at the bottom: bubble, peak activations of the "
         "rank that holds most, step time. Bars: 95 % bootstrap interval over launches; strokes: the closed form, or "
-        f"simulated where there is none, with the nominal times. Step times lie {miss.median():.1%} from it in the "
-        f"median, {miss.max():.1%} at most ({own['schedule'][miss == miss.max()].iloc[0]})."
+        f"simulated where there is none, with the nominal times. Step times lie from it by "
+        f"{distance(own['step_ms.median'], own['step_ms.formula'])} ({own['schedule'][miss == miss.max()].iloc[0]})."
     )
     used = runs[runs["checkpointing"].isin(own["checkpointing"])]
-    return "schedules-compared", "Schedules at equal M", text, figure, own.drop(columns="front"), used
+    return Exhibit("schedules-compared", "Schedules at equal M", text, figure, own.drop(columns="front"), used)
 
 
-def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Made:
+def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
     """Step time against memory, over schedules and recomputation."""
     chunks = sorted(table["chunks"].unique())
     figure, axes = plot.sheet(1, len(chunks), (4.2, 3.4))
@@ -109,8 +108,7 @@ def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Made:
         axis.set_xscale("log", base=2)
         axis.set_xlim(0.6 * own["activation_kib"].min(), None)
         axis.set_yscale("log", base=2)
-        for scale in (axis.xaxis, axis.yaxis):
-            scale.set_major_formatter(lambda value, _: f"{value:g}")
+        plot.plain(axis.xaxis, axis.yaxis)
     axes[0, 0].set_ylabel("step time, ms")
     plot.legend(figure, [plot.FRONT])
     fronts = "; ".join(
@@ -122,7 +120,7 @@ def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Made:
         "recomputation. The line joins what nothing else beats in both, from the least memory to the most: "
         f"{fronts}."
     )
-    return "schedules-pareto", "Memory against time over schedules", text, figure, table, runs
+    return Exhibit("schedules-pareto", "Memory against time over schedules", text, figure, table, runs)
 
 
 def _named(row: dict[str, Any]) -> str:

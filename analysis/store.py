@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,6 +100,10 @@ class Store:
         points = self.points(name)
         if not points:
             return [command(name)]
+        return self.unfinished(points)
+
+    def unfinished(self, points: Iterable[Point]) -> list[str]:
+        """Return the commands of those points that have no finished run."""
         there = set(self._all.get("run_id", ()))
         missing = (point for point in points if point.run_id not in there)
         return [command(point.sweep, "hydra.mode=RUN", *point.overrides) for point in missing]
@@ -146,6 +151,11 @@ def _row(attempt: Path) -> dict[str, Any]:
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """A frame's rows."""
     return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+
+
+def worst_rank_mib(runs: pd.DataFrame) -> list[float]:
+    """Return each run's peak of activations on the rank that holds most; NaN where it was not measured."""
+    return [max(peaks) if isinstance(peaks, list) else float("nan") for peaks in runs["peak_activation_mib"]]
 
 
 def question(config: dict[str, Any]) -> str:

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis import plot
-from analysis.command import OUTPUTS, nothing, print_missing
+from analysis.command import OUTPUTS, nothing, print_missing, save
 from analysis.exhibit import Exhibit
 from analysis.statistics import LAUNCH, WIDE_FRACTION, over_launches
-from analysis.store import Plan, Store, command, read_plan, read_runs
+from analysis.store import Plan, Store, read_plan, read_runs, worst_rank_mib
 from microp.records import NOT_ASKED
 
 QUANTITIES = {  # column -> its label, and the width that is not too wide
@@ -45,8 +45,7 @@ class Axes(NamedTuple):
 
 def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = ()) -> Exhibit:
     """The exhibit of these runs, whatever varies between them; `runs` has at least one row."""
-    peaks = [max(own) if isinstance(own, list) else float("nan") for own in runs["peak_activation_mib"]]
-    rows = runs.assign(activation_mib=peaks)
+    rows = runs.assign(activation_mib=worst_rank_mib(runs))
     for key in varying(runs):
         rows[key] = runs[f"config.{key}"] if _is_numeric(runs, key) else runs[f"config.{key}"].map(str)
     axes = assign(rows)
@@ -121,14 +120,14 @@ def _draw(table: pd.DataFrame, axes: Axes) -> Any:
     for axis_row, quantity in zip(grid, shown, strict=True):
         axis_row[0].set_ylabel(QUANTITIES[quantity][0])
         for axis, column in zip(axis_row, columns, strict=True):
-            for place, (line, look) in enumerate(named.items()):
-                own = table[(table["column"] == column) & (table["line"] == line)]
-                own = own.assign(x=own["x"] if numeric else [ticks.index(value) for value in own["x"]])
-                if quantity == "bubble.measured":
-                    plot.theory(axis, own["x"], own["formula"])
-                if _doubles(ticks, numeric):
-                    own = own.assign(x=plot.beside(own["x"], place, len(named)))
-                plot.points(axis, own, "x", quantity, look, line)
+            own = table[table["column"] == column]
+            own = own.assign(x=own["x"] if numeric else [ticks.index(value) for value in own["x"]])
+            if quantity == "bubble.measured":
+                for _, line in own.groupby("line"):
+                    plot.theory(axis, line["x"], line["formula"])
+            if _doubles(ticks, numeric):
+                own = plot.beside(own, "x", "line", named)
+            plot.lines(axis, own, "x", quantity, "line", named)
             axis.set_ylim(bottom=0)
     for axis, column in zip(grid[0], columns, strict=True):
         axis.set_title(column)
@@ -154,12 +153,8 @@ def _label(axis: Any, name: str | None, ticks: list[Any], numeric: bool) -> None
 def of_plan(store: Store, plan: Plan) -> Exhibit | None:
     """The exhibit of one sweep; None if none of its runs has finished."""
     runs = store.of({point.run_id for point in plan.points})
-    there = set(runs.get("run_id", ()))
-    missing = [
-        command(point.sweep, "hydra.mode=RUN", *point.overrides) for point in plan.points if point.run_id not in there
-    ]
-    title = f"Sweep {plan.folder.name}"
-    return None if runs.empty else exhibit(runs, f"sweep-{plan.folder.name}", title, missing)
+    name = plan.folder.name
+    return None if runs.empty else exhibit(runs, f"sweep-{name}", f"Sweep {name}", store.unfinished(plan.points))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -176,8 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
         made = None if runs.empty else exhibit(runs, f"sweep-{name}", f"Runs of {options.folder}")
     if made is None:
         parser.error(nothing(options.folder, "python -m microp.run -m schedule=gpipe,1f1b chunks=4,8,16"))
-    for file in made.save(options.report):
-        print(file)
+    save([made], options.report)
     print_missing(list(made.missing))
     return 0
 

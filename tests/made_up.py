@@ -18,7 +18,7 @@ from microp.trace import bubble_fraction, busy, in_flight_peak, makespan
 class Made:
     """A store of given rows."""
 
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
+    def __init__(self, rows: list[dict[str, Any]] | pd.DataFrame) -> None:
         self.rows = pd.DataFrame(rows)
 
     def runs(self, name: str | None = None) -> pd.DataFrame:
@@ -26,6 +26,17 @@ class Made:
 
     def missing(self, name: str) -> list[str]:
         return []
+
+
+def by_stem(exhibits: list) -> dict:
+    return {exhibit.stem: exhibit for exhibit in exhibits}
+
+
+def saves(exhibits: list, folder: Path) -> None:
+    """Every figure can be drawn, and says how many runs it is of."""
+    for exhibit in exhibits:
+        assert all(file.stat().st_size for file in exhibit.save(folder))
+        assert "From " in exhibit.full_caption()
 
 
 def run(folder: Path, schedule: Schedule, costs: Costs, slower: float = 1.0, **changes: Any) -> dict[str, Any]:

@@ -14,21 +14,9 @@ from analysis.store import Store
 from microp.costs import equal
 from microp.schedules import one_f_one_b
 from microp.simulate import simulate
+from tests.made_up import Made, by_stem
 
 # --- what the figures say --------------------------------------------------------------------------------
-
-
-class Rows:
-    """A store of given rows."""
-
-    def __init__(self, rows: pd.DataFrame) -> None:
-        self.rows = rows
-
-    def runs(self, name: str | None = None) -> pd.DataFrame:
-        return self.rows
-
-    def missing(self, name: str) -> list[str]:
-        return []
 
 
 def emulated(like: pd.Series, ranks: int, chunks: int, step_ms: float, launch: int = 0, **changes) -> dict:
@@ -59,7 +47,7 @@ def emulated(like: pd.Series, ranks: int, chunks: int, step_ms: float, launch: i
     }
 
 
-def made_up(outputs: Path, slowest: float = 1.0) -> Rows:
+def made_up(outputs: Path, slowest: float = 1.0) -> Made:
     """K = 4, M = 1 to 32, two launches, times by GPipe's formula; `slowest`: how slow the second is at M = 8."""
     like = Store(outputs).runs().iloc[0]
     rows = [
@@ -67,11 +55,7 @@ def made_up(outputs: Path, slowest: float = 1.0) -> Rows:
         for chunks in (1, 2, 4, 8, 16, 32)
         for launch in (0, 1)
     ]
-    return Rows(pd.DataFrame(rows))
-
-
-def by_stem(exhibits: list) -> dict:
-    return {exhibit.stem: exhibit for exhibit in exhibits}
+    return Made(rows)
 
 
 def test_the_seeds_examples_are_in_the_table(outputs):
@@ -96,7 +80,7 @@ def test_the_monolith_is_the_run_of_the_same_work(outputs):
         for chunks in (4, 32)
         for launch in (0, 1)
     ]
-    store = Rows(pd.concat([pipeline, pd.DataFrame(alone)], ignore_index=True))
+    store = Made(pd.concat([pipeline, pd.DataFrame(alone)], ignore_index=True))
     table = by_stem(m_sensitivity.exhibits(store))["m-sensitivity-speed-up"].table.set_index("chunks")
     assert table["speed_up"].to_dict() == pytest.approx({4: 240 / 105, 32: 1920 / 525})
     assert table["formula"].tolist() == pytest.approx(table["speed_up"].tolist())
@@ -111,7 +95,7 @@ def test_the_memory_law_is_gpipes(outputs):
 def test_the_order_of_the_rows_does_not_matter(outputs, tmp_path):
     rows = made_up(outputs, 1.2).rows
     for name, ordered in {"a": rows, "b": rows.sample(frac=1, random_state=1)}.items():
-        for exhibit in m_sensitivity.exhibits(Rows(ordered)):
+        for exhibit in m_sensitivity.exhibits(Made(ordered)):
             exhibit.save(tmp_path / name)
     files = sorted(path.name for path in (tmp_path / "a").iterdir() if path.suffix != ".png")
     assert len(files) == 6
@@ -161,7 +145,7 @@ def test_engine_speed_is_the_median_over_launches_and_says_where_torch_is_not(ou
         for schedule in ("gpipe", "zb_h1")
         for launch, over in enumerate((1.01, 1.03, 1.02))
     ]
-    [exhibit] = engine_speed.exhibits(Rows(pd.DataFrame(rows)))
+    [exhibit] = engine_speed.exhibits(Made(rows))
     table = exhibit.table.set_index("schedule")
     assert table["launches"].tolist() == [3, 3]
     assert table.loc["gpipe", "microp over the limit"] == pytest.approx(1.02)

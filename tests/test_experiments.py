@@ -11,24 +11,13 @@ from analysis.memory_law import boundary_mib, laws, peak_of
 from analysis.statistics import LAUNCH
 from microp import schedules as builders
 from microp.costs import Costs, equal
-from tests.made_up import Made, run
+from tests.made_up import Made, by_stem, run, saves
 
 SEGMENTS = {"never": 0, "always": 1, "segments": 2}
 
 
 def builder(name: str) -> str:
     return f"microp.schedules.{name}"
-
-
-def by_stem(exhibits: list) -> dict:
-    return {exhibit.stem: exhibit for exhibit in exhibits}
-
-
-def saves(exhibits: list, folder) -> None:
-    """Every figure can be drawn, and says how many runs it is of."""
-    for exhibit in exhibits:
-        assert all(file.stat().st_size for file in exhibit.save(folder))
-        assert "From " in exhibit.full_caption()
 
 
 # --- checkpoint_overhead ---------------------------------------------------------------------------------
@@ -183,6 +172,9 @@ def test_a_looped_schedule_is_built_with_its_knobs():
         "config.schedule.drain": float("nan"),
     }
     assert nominal.order(row) == builders.interleaved(2, 4, 2)
+    gpipe = {**row, "config.schedule.builder": builder("gpipe"), "config.schedule.stages_per_rank": float("nan")}
+    assert nominal.order({**gpipe, "config.schedule.drain": "fifo"}) == builders.gpipe(2, 4)
+    assert nominal.order({**gpipe, "config.schedule.drain": "lifo"}) == builders.gpipe(2, 4, builders.Drain.lifo)
 
 
 def test_the_slopes_differ_by_the_formula(tmp_path):

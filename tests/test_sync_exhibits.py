@@ -14,7 +14,7 @@ from microp.costs import equal
 from microp.reduction import ends_at, reductions
 from microp.schedules import gpipe, one_f_one_b
 from microp.simulate import simulate
-from tests.made_up import Made, run
+from tests.made_up import Made, by_stem, run, saves
 
 ALPHA, BETA = 0.2, 2048.0  # ms, MiB/s
 
@@ -66,11 +66,9 @@ def sums(tmp_path):
 
 
 def test_every_part_has_its_figure(sums, tmp_path):
-    found = {exhibit.stem: exhibit for exhibit in gradient_sync.exhibits(sums)}
+    found = by_stem(gradient_sync.exhibits(sums))
     assert list(found) == [f"gradient-sync-{name}" for name in ("ways", "buckets", "ring", "scaling")]
-    (tmp_path / "report").mkdir()
-    for exhibit in found.values():
-        assert all(file.stat().st_size for file in exhibit.save(tmp_path / "report"))
+    saves(list(found.values()), tmp_path / "report")
     assert "0.90 (0.90 to 0.90) at 512; both move the same bytes" in found["gradient-sync-ways"].caption
     buckets = found["gradient-sync-buckets"].table
     assert sorted(buckets["config.sync.bucket_mb"].unique()) == [1, 4, 25]
@@ -104,6 +102,4 @@ def test_a_hybrid_is_as_predicted(tmp_path):
     assert step.table["measured / predicted"].tolist() == [1] * 4
     assert len(lines.table) == 8  # four ranks of two schedules
     assert (lines.table["to_ms"] - lines.table["from_ms"]).tolist() == pytest.approx([20.0] * 8)
-    (tmp_path / "report").mkdir()
-    for exhibit in (step, lines):
-        assert all(file.stat().st_size for file in exhibit.save(tmp_path / "report"))
+    saves([step, lines], tmp_path / "report")
