@@ -60,12 +60,8 @@ def step_work(row: dict[str, Any]) -> float:
     """What a step has to do: rows of its batch; on an emulated device its nominal milliseconds, all stages."""
     if row["device"] != "emulated":
         return float(row["batch_size"])
-    per = row["config.device.per"]
-    repeats = row["batch_size"] if "row" in per else row["chunks"]
-    layers = row["partition"] if "layer" in per else [1] * len(row["partition"])
-    times = [row[f"config.device.{kind}_ms"] for kind in ("forward", "backward", "weight")]
-    per_stage = [time if isinstance(time, list) else [time] * len(layers) for time in times if nominal.is_given(time)]
-    return round(float(sum(sum(t * n for t, n in zip(own, layers, strict=True)) for own in per_stage) * repeats), 6)
+    costs = nominal.costs(row, nominal.order(row))
+    return round(float(row["chunks"] * sum(costs.forward + costs.backward + costs.weight)), 6)
 
 
 def parts(runs: pd.DataFrame) -> Iterator[Part]:

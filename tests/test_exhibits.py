@@ -27,6 +27,7 @@ def emulated(like: pd.Series, ranks: int, chunks: int, step_ms: float, launch: i
         **like.to_dict(),
         **{f"config.device.{kind}_ms": value for kind, value in device.items()},
         "config.device.per": ["layer", "row"],
+        "config.device.latency_ms": 0.0,
         "device": "emulated",
         "schedule": "gpipe",
         "config.schedule.builder": "microp.schedules.gpipe",
