@@ -1,13 +1,13 @@
-"""How near a step comes to the arithmetic limit, and how torch's own pipeline runtime compares.
+"""Step times of microp and of torch's pipeline runtime, relative to the arithmetic limit.
 
 ::
 
     one launch    limit │ microp │ torch │ microp │ torch │ limit │ ...     in turn, step by step
-                     └── ratio ──┴─ ratio ─┘                                within a turn; median over turns
+                     └── ratio ──┴─ ratio ─┘                                per turn; median over turns
 
-The limit is (M+K-1)/M times one rank's compute alone, on emulated devices the
-closed form. Forward and backward without the optimizer. Beside a schedule that torch has not
-got (ZB-H1) its 1F1B is run, with real compute only.
+The limit is (M+K-1)/M times the compute time of one rank alone, or the closed form on emulated
+devices. Steps consist of forward and backward, without the optimizer. A schedule that torch does
+not have (ZB-H1) is compared with torch's 1F1B, and only with real compute.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pandas as pd
 
 from analysis import plot
 from analysis.command import main
-from analysis.exhibit import Exhibit, drawn, kind_of
+from analysis.exhibit import INTERVALS, Exhibit, drawn, kind_of
 from analysis.statistics import over_launches
 from analysis.store import Store
 
@@ -34,7 +34,7 @@ POINT = ["device", "ranks", "config.model.dim", "schedule", "chunks"]
 
 
 def exhibits(store: Store) -> list[Exhibit]:
-    """One figure: both engines over the limit, a panel for each kind of stage."""
+    """Return one figure: the step times of both engines over the limit, with one panel per kind of stage."""
     runs = store.runs(NAME)
     if runs.empty:
         return []
@@ -43,17 +43,17 @@ def exhibits(store: Store) -> list[Exhibit]:
             runs[column] = float("nan")
     table = over_launches(runs, POINT, [*RATIOS, *TIMES])
     text = (
-        "Step time (forward and backward) over the limit: (M+K-1)/M times one rank's compute alone, on emulated "
-        "devices, whose time leaves out what the host oversleeps, the closed form. Filled lines: microp; grey: "
-        "torch.distributed.pipelining beside the same schedule (1F1B beside ZB-H1). Medians over launches of the "
-        "median ratio within a turn; bars: 95 % bootstrap interval."
+        "Step time (forward and backward) over the limit, which is (M+K-1)/M times the compute time of one rank alone, "
+        "or the closed form on emulated devices, whose clock leaves out the time that the host oversleeps. Colour: "
+        "microp; grey: torch.distributed.pipelining with the same schedule (1F1B for ZB-H1). A launch counts with the "
+        f"median of its ratios, each taken within one turn of the engines. {INTERVALS}"
     )
     made = Exhibit("engine-speed", "microp, torch and the limit", text, figure(table), named(table), runs)
     return drawn([made], store.missing(NAME))
 
 
 def figure(table: pd.DataFrame) -> Any:
-    """A panel for each device, K and model size."""
+    """Return a figure with one panel per device, K and model size."""
     panels = list(table.groupby(POINT[:3], sort=True))
     columns = 2 if len(panels) > 1 else 1
     sheet, axes = plot.sheet(-(-len(panels) // columns), columns)
@@ -74,7 +74,7 @@ def figure(table: pd.DataFrame) -> Any:
 
 
 def named(table: pd.DataFrame) -> pd.DataFrame:
-    """The table in a reader's words: milliseconds, and ratios with their intervals."""
+    """Return the table with readable column names: times in ms, and ratios with their intervals."""
     result = table[[*POINT, "launches"]].rename(columns={"config.model.dim": "dim"})
     for column in TIMES:
         result[f"{column.split('.')[2]} ms"] = table[column]

@@ -1,14 +1,14 @@
-"""How a step depends on M, the number of microbatches: speed-up, bubble, effective depth, memory.
+"""Effect of the number of microbatches M on speed-up, bubble, effective depth and memory.
 
 ::
 
     bubble │●                     T(M) │         ●        T = a + b M, microbatch fixed:
-           │  ●                        │      ●           b     the steady period
-           │     ●   ●   ●             │   ●              a/b   the pipeline's depth, less one
-           └───────────── M            └──┴───────── M    that is the bubble without a trace
+           │  ●                        │      ●           b     time per microbatch
+           │     ●   ●   ●             │   ●              a/b   depth of the pipeline, minus 1
+           └───────────── M            └──┴───────── M    this gives the bubble without a trace
 
-Two sweeps go by the name of "M": with the batch fixed a microbatch shrinks as M grows, and with
-the microbatch fixed the batch grows. Which one a row belongs to is read off the rows.
+M is varied in two ways: with a fixed batch the microbatches shrink as M grows, with a fixed
+microbatch the batch grows. The rows themselves show to which of the two they belong.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis import nominal, plot
 from analysis.command import main
-from analysis.exhibit import Exhibit, drawn, kind_of
+from analysis.exhibit import INTERVALS, Exhibit, drawn, kind_of
 from analysis.statistics import LAUNCH, WIDE_FRACTION, least_squares, over_launches, paired
 from analysis.store import Store, records
 from microp.schedules import closed_forms
@@ -33,7 +33,7 @@ POINT = ["schedule", "chunks"]
 
 
 class Part(NamedTuple):
-    """The rows of one panel: one machine, one K, and either the batch or the microbatch fixed."""
+    """The rows of one panel: one device, one K, and a fixed batch or a fixed microbatch."""
 
     device: str
     ranks: int
@@ -46,7 +46,7 @@ class Part(NamedTuple):
 
 
 def exhibits(store: Store) -> list[Exhibit]:
-    """Four figures, of the runs there are."""
+    """Return up to four figures: speed-up, bubble, effective depth and memory against M."""
     runs = store.runs(NAME)
     if runs.empty:
         return []
@@ -57,7 +57,7 @@ def exhibits(store: Store) -> list[Exhibit]:
 
 
 def step_work(row: dict[str, Any]) -> float:
-    """What a step has to do: rows of its batch; on an emulated device its nominal milliseconds, all stages."""
+    """Return the work of a step: the rows of its batch, or the nominal time in ms on an emulated device."""
     if row["device"] != "emulated":
         return float(row["batch_size"])
     costs = nominal.costs(row, nominal.order(row))
@@ -65,7 +65,7 @@ def step_work(row: dict[str, Any]) -> float:
 
 
 def parts(runs: pd.DataFrame) -> Iterator[Part]:
-    """The panels that have two values of M or more."""
+    """Yield the panels that have at least two values of M."""
     pipelines = runs[runs["ranks"] > 1]
     for (device, _), rows in pipelines.groupby(["device", "ranks"], sort=True):
         for fixed, measure in (("batch", rows["work"]), ("microbatch", rows["work"] / rows["chunks"])):
@@ -77,7 +77,7 @@ def parts(runs: pd.DataFrame) -> Iterator[Part]:
 
 
 def speed_up(found: Sequence[Part], runs: pd.DataFrame) -> Exhibit | None:
-    """Step time of the monolith over that of the pipeline, launch by launch."""
+    """Return the figure of the speed-up over the unpartitioned model, paired by launch."""
     same = ["device", "config.model.name", "config.model.layers", "config.model.dim", "work"]
     alone = runs[(runs["ranks"] == 1) & (runs["chunks"] == 1)].drop_duplicates([*same, LAUNCH])
     compared = [
@@ -90,21 +90,20 @@ def speed_up(found: Sequence[Part], runs: pd.DataFrame) -> Exhibit | None:
     tables = [_table(part, "speed_up") for part in compared]
     for table, part in zip(tables, compared, strict=True):
         table["formula"] = part.ranks * (1 - table["formula"])
-    figure = _panels(compared, tables, "speed_up", "speed-up over the monolith")
+    figure = _panels(compared, tables, "speed_up", "speed-up over one rank")
     for axis, part in _of_parts(figure, compared):
         axis.axhline(part.ranks, color="0.6", linewidth=0.8)
         axis.annotate(f"K = {part.ranks}", (1, part.ranks), (2, -3), textcoords="offset points", va="top", fontsize=7)
     text = (
-        "Step time of the unpartitioned model (one rank, one microbatch, the same batch) over that of the pipeline. "
-        "Markers: median of launches, paired by launch; bars: 95 % bootstrap interval; broken: K (1 - bubble), "
-        "by formula."
+        "Step time of the unpartitioned model (one rank, one microbatch, the same batch) over that of the pipeline, "
+        f"paired by launch. Dashed: K (1 - bubble), with the bubble's formula. {INTERVALS}"
     )
     used = pd.concat([alone, *(part.rows for part in compared)])
     return Exhibit("m-sensitivity-speed-up", "Speed-up against M", text, figure, pd.concat(tables), used)
 
 
 def bubble(found: Sequence[Part]) -> Exhibit:
-    """Idle over total beside its formula."""
+    """Return the figure of the measured bubble and its formula."""
     tables = [_table(part, "bubble.measured", WIDE_FRACTION) for part in found]
     for table in tables:
         table["as fraction"] = [_fraction(value) for value in table["formula"]]
@@ -113,8 +112,8 @@ def bubble(found: Sequence[Part]) -> Exhibit:
     for axis in figure.axes:
         axis.set_ylim(0, None)
     text = (
-        "Idle time over total time of all ranks. Broken: the formulas, (K-1)/(M+K-1) for GPipe and 1F1B; with real "
-        "compute they take every layer to cost the same. Bars: 95 % bootstrap interval over launches."
+        "Idle time over total time of all ranks. Dashed: the formulas, (K-1)/(M+K-1) for GPipe and 1F1B, which "
+        f"assume that all layers cost the same. {INTERVALS}"
     )
     return Exhibit("m-sensitivity-bubble", "Bubble against M", text, figure, pd.concat(tables), _rows(found))
 
@@ -124,7 +123,7 @@ def _fraction(value: float) -> str:
 
 
 def effective_depth(found: Sequence[Part]) -> Exhibit | None:
-    """The line T = a + b M through the step times, and a/b + 1."""
+    """Return the figure of the lines T = a + b M through the step times and of the depths a/b + 1."""
     growing = [part for part in found if part.fixed == "microbatch"]
     if not growing:
         return None
@@ -156,17 +155,17 @@ def effective_depth(found: Sequence[Part]) -> Exhibit | None:
     axes[1, 0].set_ylabel("effective depth, a/b + 1")
     plot.legend(figure, [plot.THEORY])
     text = (
-        "Above: step time, and the least-squares line T = a + b M through M of K and more (relative distances; the "
-        "naive one leaves the panel). Below: the depth a/b + 1 which the line implies, without a trace; broken: what "
-        "the schedule's formula implies; grey: K. Bars: 95 % bootstrap interval over launches."
+        "Above: step time, and the least-squares line T = a + b M through the points with M >= K, fitted to relative "
+        "errors (the naive schedule exceeds the panel). Below: the depth a/b + 1 of each line, found without a trace. "
+        f"Dashed: the depth by the schedule's formula; grey: K. {INTERVALS}"
     )
     return Exhibit("m-sensitivity-depth", "T(M) = a + b M", text, figure, pd.concat(tables), _rows(growing))
 
 
 def _fits(part: Part) -> Iterator[dict[str, Any]]:
-    """The line of each schedule and launch; `formula` is the depth of the times its closed form gives."""
+    """Yield the line of each schedule and launch; `formula` is the depth that follows from the closed form."""
     for (schedule, launch), rows in part.rows.groupby(["schedule", LAUNCH]):
-        rows = rows[rows["chunks"] >= part.ranks]  # with fewer microbatches ZB-H1 is another pipeline
+        rows = rows[rows["chunks"] >= part.ranks]  # with fewer microbatches ZB-H1 has another shape
         if rows["chunks"].nunique() < 2:
             continue
         known = rows.dropna(subset=["bubble.closed_form"])
@@ -179,7 +178,7 @@ def _fits(part: Part) -> Iterator[dict[str, Any]]:
 
 
 def memory(found: Sequence[Part]) -> Exhibit | None:
-    """The rank with the highest peak of activations."""
+    """Return the figure of the peak activations on the rank that holds most."""
     measured = [
         part._replace(rows=rows.assign(activation_mib=rows["peak_activation_mib"].map(max)))
         for part in found
@@ -194,9 +193,10 @@ def memory(found: Sequence[Part]) -> Exhibit | None:
     for axis in figure.axes:
         axis.set_ylim(0, None)
     text = (
-        "Peak bytes of activations on the rank that holds most, exact, from a step under a meter. With the microbatch "
-        "fixed GPipe climbs with M and 1F1B stays flat at K; with the batch fixed GPipe stays flat and 1F1B falls. "
-        "Broken: microbatches held, by formula, times the bytes that one takes at M = 1."
+        "Peak bytes of activations on the rank that holds most, counted exactly in a separate step. With a fixed "
+        "microbatch, memory grows with M under GPipe and stays constant from M = K on under 1F1B; with a fixed batch "
+        "it is constant under GPipe and falls under 1F1B. Dashed: the number of microbatches held, by formula, times "
+        "the bytes of one microbatch, taken from M = 1."
     )
     return Exhibit(
         "m-sensitivity-memory", "Peak activations against M", text, figure, pd.concat(tables), _rows(measured)
@@ -204,7 +204,7 @@ def memory(found: Sequence[Part]) -> Exhibit | None:
 
 
 def _law(part: Part, point: dict[str, Any]) -> float:
-    """Microbatches held, by the schedule's closed form, times what one microbatch takes, of the worst rank."""
+    """Return the memory of the worst rank in MiB: microbatches held, by closed form, times the size of one."""
     own = part.rows[part.rows["schedule"] == point["schedule"]]
     single = own[own["chunks"] == 1]
     if single.empty:
@@ -220,7 +220,7 @@ def _law(part: Part, point: dict[str, Any]) -> float:
 
 
 def _of_parts(figure: Any, found: Sequence[Part]) -> Iterator[tuple[Any, Part]]:
-    """Each part's panel."""
+    """Return the axis of each part, with the part."""
     axes = {axis.get_title(loc="left"): axis for axis in figure.axes}
     return ((axes[part.title], part) for part in found)
 
@@ -230,7 +230,7 @@ def _rows(found: Sequence[Part]) -> pd.DataFrame:
 
 
 def _table(part: Part, value: str, floor: float = 0.0) -> pd.DataFrame:
-    """A line a schedule and M, with the bubble by formula in `formula`."""
+    """Return a table with one row per schedule and M, and the bubble's formula in `formula`."""
     table = over_launches(part.rows, POINT, [value], floor)
     formula = part.rows[[*POINT, "bubble.closed_form"]].drop_duplicates(POINT)
     return _named(part, table.merge(formula.rename(columns={"bubble.closed_form": "formula"}), on=POINT))
@@ -243,7 +243,7 @@ def _named(part: Part, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _panels(found: Sequence[Part], tables: Sequence[pd.DataFrame], value: str, label: str) -> Any:
-    """A panel a part: `value` over M, a line a schedule, its formula behind it."""
+    """Return a figure with one panel per part: `value` over M, one line per schedule, and the formulas."""
     rows, columns = (list(dict.fromkeys(keys)) for keys in ([p.fixed for p in found], [p[:2] for p in found]))
     figure, grid = plot.sheet(len(rows), len(columns))
     free = {

@@ -1,11 +1,11 @@
-"""What an emulated run was told to do: its order, and how long each action is meant to last.
+"""The schedule of a recorded run and, on an emulated device, the nominal time of each action.
 
 ::
 
-    a row's config.schedule.* ──► order    the builder, with the knobs it was given
-            config.device.*   ──► costs    in ms, a value a stage; with recomputation if it has any
+    a row's config.schedule.* ──► order    the builder's schedule, with the run's knobs
+            config.device.*   ──► costs    in ms, one value per stage; with recomputation if any
 
-It is `EmulatedSettings.costs` of microp, which needs torch, for a row of the store.
+`costs` does for a row of the store what microp's `EmulatedSettings.costs` does, which needs torch.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ KNOB = "config.schedule."
 
 
 def order(row: dict[str, Any]) -> Schedule:
-    """The schedule of a row, built again."""
+    """Return the schedule of a row, built again."""
     builder = getattr(schedules, row[f"{KNOB}builder"].rpartition(".")[2])
-    types = get_type_hints(builder)  # in a row, whole numbers are floats, and a Drain is its name
+    types = get_type_hints(builder)  # rows have floats for integers and strings for enums
     knobs = {
         name: types[name](value)
         for key, value in row.items()
@@ -38,7 +38,7 @@ def order(row: dict[str, Any]) -> Schedule:
 
 
 def costs(row: dict[str, Any], schedule: Schedule) -> Costs:
-    """The nominal times of an emulated row's microbatch, in milliseconds."""
+    """Return the nominal times of one microbatch in an emulated run, in milliseconds."""
     per, rows = row["config.device.per"], row["batch_size"] / row["chunks"]
     scale = [(n if "layer" in per else 1) * (rows if "row" in per else 1) for n in row["partition"]]
 
@@ -64,11 +64,11 @@ def costs(row: dict[str, Any], schedule: Schedule) -> Costs:
 
 
 def step_ms(schedule: Schedule, given: Costs) -> float:
-    """The makespan by its closed form, or simulated where there is none."""
+    """Return the makespan by its closed form, or by simulation if there is none."""
     form = closed_forms.makespan(schedule, given)
     return float(makespan(simulate(schedule, given)) if form is None else form)
 
 
 def is_given(value: Any) -> bool:
-    """Return whether a row has a value: a column that only other rows have is NaN in it."""
+    """Return whether a row has this value; it is NaN if only other rows have the column."""
     return isinstance(value, list | str) or not pd.isna(value)

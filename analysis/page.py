@@ -68,7 +68,7 @@ def markdown(sections: Sequence[Section], runs: pd.DataFrame) -> str:
 
 
 def _render(template: str, **values: Any) -> str:
-    """Fill in a template of this folder; `*.html.j2` are escaped automatically, in others the filters do it."""
+    """Return a filled-in template of this folder; HTML is escaped automatically, Markdown by the filters."""
     environment = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=select_autoescape(["html.j2"]),
@@ -97,7 +97,7 @@ def short(value: Any) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text on one line, with a backslash before whatever Markdown would take for markup."""
+    """Return text on one line, with a backslash before each character that is markup in Markdown."""
     return MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))
 
 

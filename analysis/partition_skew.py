@@ -1,16 +1,16 @@
-"""What a partition costs that gives one rank most of the layers, and whether it matters which rank that is.
+"""Skewed partitions: the cost of giving one rank most of the layers, by the position of that rank.
 
 ::
 
-    1f1b, heavy first      █ █ █ █ █ █ █ █          the others' work hides behind the heavy rank's
-                            ▌ ▌ ▌ ▌ ▌ ▌ ▌ ▌         while it still has forwards to do
+    1f1b, heavy first      █ █ █ █ █ █ █ █          the heavy rank's forwards hide the work of
+                            ▌ ▌ ▌ ▌ ▌ ▌ ▌ ▌         the other ranks
     1f1b, heavy last     ▌ ▌      ▌ ▌ ▌
-                           █ █ █ █ █ █ █ █          all that comes before it, and after it, shows
-                           ◄── M beta ───►          no schedule is shorter: beta, the heavy rank's F + B
+                           █ █ █ █ █ █ █ █          the work before and after it is exposed
+                           ◄── M beta ───►          beta: F + B of the heavy rank; no step is shorter
 
-The bound on throughput is that of the bottleneck, sum t / (K beta) of K ranks' worth; the exact
-forms are `microp.schedules.closed_forms`, with the times that an emulated device is told. With
-real compute a layer's time is that of the runs with the uniform partition.
+The bottleneck bounds the throughput at sum t / (K beta) of the ideal one of K ranks. The exact
+forms are those of `microp.schedules.closed_forms`, with the nominal times of an emulated device; with real
+compute the time of a layer is taken from the runs with the uniform partition.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import pandas as pd
 
 from analysis import nominal, plot
 from analysis.command import main
-from analysis.exhibit import Exhibit, distance, drawn, kind_of
+from analysis.exhibit import INTERVALS, Exhibit, distance, drawn, kind_of
 from analysis.prediction import makespan_ms, measured_steps
 from analysis.statistics import LAUNCH, WIDE_FRACTION, over_launches, paired
 from analysis.store import Store, records
@@ -38,12 +38,12 @@ from microp.trace import busy, makespan
 
 NAME = "partition_skew"
 POINT = ["schedule", "position", "share"]
-point_of = itemgetter(*POINT)  # of a row
+point_of = itemgetter(*POINT)
 SHARE = "share of the layers on one rank, %"
 
 
 class Part(NamedTuple):
-    """The rows of one machine and one K, and the F and the B of a layer there, in ms."""
+    """The rows of one device and one K, and the times of a layer's F and B there, in ms."""
 
     device: str
     ranks: int
@@ -56,16 +56,16 @@ class Part(NamedTuple):
         return f"{kind_of(self.device)}, K = {self.ranks}"
 
     def order(self, schedule: str) -> Schedule:
-        """What was run."""
+        """Return the schedule as it was run."""
         return nominal.order(records(self.rows[self.rows["schedule"] == schedule].head(1))[0])
 
     def costs(self, layers: Sequence[int]) -> Costs:
-        """Each stage takes as long as its layers."""
+        """Return the costs of stages with these numbers of layers."""
         return Costs(tuple(n * self.forward for n in layers), tuple(n * self.backward for n in layers))
 
 
 def exhibits(store: Store) -> list[Exhibit]:
-    """Three figures, of the runs there are."""
+    """Return up to three figures: utilisation, throughput, and the position of the heavy rank."""
     runs = store.runs(NAME)
     if runs.empty:
         return []
@@ -77,7 +77,7 @@ def exhibits(store: Store) -> list[Exhibit]:
 
 
 def parts(runs: pd.DataFrame) -> Iterator[Part]:
-    """The machines, each with what a layer takes."""
+    """Yield the rows of each device and K with the times of a layer there."""
     for (device, _), rows in runs.groupby(["device", "ranks"], sort=True):
         times = list(_layer_times(rows))
         if times:
@@ -86,7 +86,7 @@ def parts(runs: pd.DataFrame) -> Iterator[Part]:
 
 
 def _layer_times(rows: pd.DataFrame) -> Iterator[tuple[float, float]]:
-    """F and B of a layer: those a device was told, or those of each uniform run."""
+    """Yield F and B of a layer: the nominal ones of an emulated device, or those of each uniform run."""
     for row in records(rows):
         if row["device"] == "emulated":
             yield row["config.device.forward_ms"], row["config.device.backward_ms"]
@@ -101,7 +101,7 @@ def _layer_times(rows: pd.DataFrame) -> Iterator[tuple[float, float]]:
 
 
 def utilisation(found: Sequence[Part]) -> Exhibit:
-    """The share of the makespan in which each rank computes."""
+    """Return the figure of each rank's utilisation, the share of the makespan in which it computes."""
     tables = [_used(part) for part in found]
     table = pd.concat(tables)
     keys = list(dict.fromkeys(zip(table["panel"], table["schedule"], strict=True)))
@@ -122,9 +122,9 @@ def utilisation(found: Sequence[Part]) -> Exhibit:
     others = table[(table["rank"] != table["position"]) & (table["share"] == 80)]
     seen = "; ".join(f"{panel} {value:.0%}" for panel, value in others.groupby("panel")["utilisation"].median().items())
     text = (
-        "Compute over makespan, rank by rank, against the share of the heavy rank (the leftmost share is the uniform "
-        "partition). Broken: simulated with every layer alike. Bars: 95 % bootstrap interval over launches. "
-        + (f"At a share of 80 % the other ranks work for, in the median: {seen}." if seen else "")
+        "Compute time over makespan of each rank, against the share of layers on the heavy rank (the smallest share is "
+        f"the uniform partition). Dashed: simulated, with all layers alike. {INTERVALS} "
+        + (f"Median utilisation of the other ranks at a share of 80 %: {seen}." if seen else "")
     )
     return Exhibit(
         "partition-skew-utilisation", "Utilisation under a skewed partition", text, figure, table, _rows(found)
@@ -149,7 +149,7 @@ def _used(part: Part) -> pd.DataFrame:
 
 
 def _utilisation(row: dict[str, Any]) -> list[float]:
-    """Of each rank, the median over the measured steps."""
+    """Return the utilisation of each rank, the median over the measured steps."""
     steps = measured_steps(Path(row["folder"]), row["ranks"])
     return [median(step[rank]["compute_ms"] / makespan_ms(step) for step in steps) for rank in range(row["ranks"])]
 
@@ -158,7 +158,7 @@ def _utilisation(row: dict[str, Any]) -> list[float]:
 
 
 def throughput(found: Sequence[Part]) -> Exhibit:
-    """Rows a second, with the exact form and the bottleneck's bound."""
+    """Return the figure of the throughput, with its exact form and the bound of the bottleneck."""
     tables = [_throughput(part) for part in found]
     table = pd.concat(tables)
     names = plot.in_order(sorted(table["schedule"].unique()))
@@ -171,15 +171,16 @@ def throughput(found: Sequence[Part]) -> Exhibit:
             speeds = own[own["schedule"] == schedule]
             plot.lines(axis, speeds, "share", "samples_per_s", "position", looks, "formula", "heavy rank {}")
             axis.set(title=f"{part.title}, {schedule}", xlabel=SHARE, ylim=(0, None))
-        line[0].set_ylabel("rows a second")
+        line[0].set_ylabel("rows per second")
     plot.legend(figure, [plot.THEORY])
     miss = "; ".join(
         f"{panel}: {distance(own['samples_per_s'], own['formula'])}" for panel, own in table.groupby("panel")
     )
     text = (
-        "Throughput against the share of the heavy rank. Grey: the bottleneck's bound, M of its F + B; broken: the "
-        "exact form (where there is none, simulated), without optimizer and transfers; with real compute a layer takes "
-        f"what it takes in the uniform runs. Measured lies {miss}."
+        "Throughput against the share of layers on the heavy rank. Grey: the bottleneck's bound, by which a step takes "
+        "at least M times the heavy rank's F + B. Dashed: the exact form, or the simulation if there is none, without "
+        "optimizer and transfers; with real compute the time of a layer is taken from the uniform runs. Distance of "
+        f"the measured throughput from it: {miss}. {INTERVALS}"
     )
     return Exhibit(
         "partition-skew-throughput", "Throughput under a skewed partition", text, figure, table, _rows(found)
@@ -191,7 +192,7 @@ def _named(schedule: str, position: int) -> str:
 
 
 def _ordered(lines: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Lines of one schedule together, the usual schedules first."""
+    """Return the lines grouped by schedule, the usual schedules first."""
     order = plot.in_order([schedule for schedule, _ in lines])
     return sorted(lines, key=lambda line: (order.index(line[0]), line[1]))
 
@@ -214,7 +215,7 @@ def _throughput(part: Part) -> pd.DataFrame:
 
 
 def positions(found: Sequence[Part]) -> Exhibit | None:
-    """Step time by position and schedule, over that of the same share on the last rank."""
+    """Return the figure of the step time by position and schedule, relative to a heavy last rank."""
     tables = [table for part in found if not (table := _over_last(part)).empty]
     if not tables:
         return None
@@ -237,14 +238,14 @@ def positions(found: Sequence[Part]) -> Exhibit | None:
         axis.set(title=table["panel"].iloc[0], xlabel=SHARE)
         axis.invert_yaxis()
         axis.grid(visible=False)
-    figure.colorbar(image, ax=axes[:, 0].tolist(), label="step time over that with the last rank heavy", shrink=0.8)
+    figure.colorbar(image, ax=axes[:, 0].tolist(), label="step time relative to a heavy last rank", shrink=0.8)
     text = (
-        "Step time with the heavy stage on a rank, over that of the same launch, schedule and share with it on the "
-        "last rank: median of launches, in brackets the exact form's, by which a heavy first stage is cheaper under "
-        "1F1B, and the place makes no difference under GPipe."
+        "Step time by the position of the heavy rank, over that of the same launch, schedule and share with the last "
+        "rank heavy: median over launches, and in brackets the exact form. By the exact form a heavy first rank is "
+        "cheaper under 1F1B, and the position makes no difference under GPipe."
     )
     return Exhibit(
-        "partition-skew-position", "Which rank is the heavy one", text, figure, pd.concat(tables), _rows(found)
+        "partition-skew-position", "Position of the heavy rank", text, figure, pd.concat(tables), _rows(found)
     )
 
 

@@ -1,12 +1,12 @@
-"""Predicted beside measured, over every run there is, and the error beside the noise.
+"""Predicted and measured step times of all runs, and the error of prediction compared with the noise.
 
 ::
 
     a run's own median F, B, W times and hop ── simulate ──► predicted makespan ┐
     its measured steps ── median of last end - first start ──► measured ────────┴─► error
 
-The noise is how far a launch lies from the median of the other launches of its question: no
-prediction of a launch that does not know it can be expected to be better than that.
+The noise is the distance of a launch from the median of the other launches of its question. A
+prediction that does not know the launch itself cannot be expected to be more accurate.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from microp.trace import makespan
 
 
 def exhibits(store: Store) -> list[Exhibit]:
-    """One figure over all runs."""
+    """Return one figure over all runs."""
     runs = store.runs()
     table = pd.DataFrame([line for row in records(runs) for line in _compare(row)])
     if table.empty:
@@ -42,9 +42,10 @@ def exhibits(store: Store) -> list[Exhibit]:
     table["noise"] = table.groupby("question")["measured_ms"].transform(_from_the_others)
     summary = "; ".join(_summary(kind, own) for kind, own in table.groupby("kind"))
     text = (
-        f"Left: makespan of a step, replayed by the simulator with the run's own median action times and hop, against "
-        f"the median measured one. Right: share of runs whose error is at most so large; broken: the noise, a "
-        f"launch's distance from the median of its question's other launches; lines at 1 and 5 %. {summary}."
+        "Left: makespan of a step, replayed by the simulator with the run's own median action and hop times, against "
+        "the median measured makespan. Right: cumulative share of runs by error (solid) and by noise (dashed), the "
+        "distance of a launch from the median of the other launches of its question. Vertical lines: 1 and 5 %. "
+        f"{summary}."
     )
     used = runs[runs["run_id"].isin(table["run_id"])]
     shown = table.drop(columns="question").sort_values(["kind", "run_id"])
@@ -52,7 +53,7 @@ def exhibits(store: Store) -> list[Exhibit]:
 
 
 def _compare(row: dict[str, Any]) -> Iterator[Row]:
-    """The predicted and the measured makespan of a run; nothing where the trace is not whole."""
+    """Yield the predicted and the measured makespan of a run; nothing if there is no trace or several replicas."""
     attempt = Path(row["folder"])
     spans, steps = read_spans(attempt), measured_steps(attempt, row["ranks"])
     if not spans or not steps or row["replicas"] != 1:
@@ -72,9 +73,9 @@ def _compare(row: dict[str, Any]) -> Iterator[Row]:
 
 
 def measured_steps(attempt: Path, ranks: int) -> list[list[Row]]:
-    """For each measured step the ranks' rows, in the order of the ranks.
+    """Return the rows of each measured step, one per rank in the order of ranks.
 
-    Where several engines took turns, those of the one the run is about, which also took the last step.
+    If several engines ran in turn, only the steps of the run's own engine count, which ran the last step.
     """
     every = [read_rows(attempt, rank) for rank in range(ranks)]
     measured = [
@@ -89,13 +90,13 @@ def makespan_ms(step: Sequence[Row]) -> float:
 
 
 def _from_the_others(values: pd.Series[float]) -> pd.Series[float]:
-    """How far each value lies from the median of the others, as a share of it; NaN for a lonely one."""
+    """Return the relative distance of each value from the median of the others; NaN for a single value."""
     return pd.Series([value / values.drop(label).median() - 1 for label, value in values.items()], values.index)
 
 
 def _summary(kind: Any, own: pd.DataFrame) -> str:
     error, noise = own["error"].abs(), own["noise"].abs().dropna()
-    text = f"{kind}, {len(own)} runs: median error {error.median():.1%}, nine in ten within {error.quantile(0.9):.1%}"
+    text = f"{kind}, {len(own)} runs: median error {error.median():.1%}, 90 % of runs within {error.quantile(0.9):.1%}"
     if noise.empty:
         return text
     return f"{text} (noise {noise.median():.1%} and {noise.quantile(0.9):.1%})"
@@ -126,7 +127,7 @@ def _draw(table: pd.DataFrame) -> Any:
 
 
 def _shares(axis: Axes, values: pd.Series[float], **look: Any) -> None:
-    """The share of values whose size is at most x, in percent."""
+    """Draw the cumulative share of values over their size in percent."""
     ordered = np.sort(100 * values.abs().to_numpy(dtype=float))
     if len(ordered):
         axis.step(

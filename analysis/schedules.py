@@ -1,14 +1,14 @@
-"""Which schedule is the fastest, which holds the least, and which the best of both, at equal M.
+"""All schedules at equal M: bubble, memory, step time, and the best compromises of the last two.
 
 ::
 
-    step_ms │ naive                       what nothing beats in both
-            │    v_min ─╮                 is on the front
+    step_ms │ naive                       the Pareto front: no other schedule is
+            │    v_min ─╮                 both faster and smaller
             │           ╰─ 1f1b ──── zb_v
             └──────────────────────── KiB
 
-All schedules on the same emulated ranks, whose share of the model takes the same time in each,
-with every activation kept and with recomputation.
+All schedules run on the same emulated ranks, on which a rank's share of the model takes the same
+time under every schedule, with every activation kept and with recomputation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pandas as pd
 
 from analysis import nominal, plot
 from analysis.command import main
-from analysis.exhibit import Exhibit, distance, drawn
+from analysis.exhibit import INTERVALS, Exhibit, distance, drawn
 from analysis.statistics import LAUNCH, over_launches
 from analysis.store import Store, records, worst_rank_mib
 from microp.simulate import simulate
@@ -37,7 +37,7 @@ SHOWN = {
 
 
 def exhibits(store: Store) -> list[Exhibit]:
-    """Two figures: the schedules side by side, and memory against time."""
+    """Return two figures: the schedules side by side, and memory against time."""
     runs = store.runs(NAME)
     if runs.empty:
         return []
@@ -54,14 +54,14 @@ def exhibits(store: Store) -> list[Exhibit]:
 
 
 def _theory(row: dict[str, Any]) -> tuple[float, float]:
-    """Bubble and makespan in milliseconds, with the nominal times."""
+    """Return bubble and makespan (in ms) for the nominal times."""
     schedule = nominal.order(row)
     costs = nominal.costs(row, schedule)
     return float(bubble_fraction(simulate(schedule, costs))), nominal.step_ms(schedule, costs)
 
 
 def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
-    """A line a schedule: bubble, memory, time; a marker for each M."""
+    """Return the figure of bubble, memory and step time with one row per schedule and one marker per M."""
     own = table[table["checkpointing"] == "never"] if "never" in set(table["checkpointing"]) else table
     order = own.groupby("schedule")["step_ms.median"].max().sort_values(ascending=False).index.tolist()
     figure, axes = plot.sheet(1, len(SHOWN), (2.7, 0.22 * len(order) + 1.0), sharey=True)
@@ -83,9 +83,9 @@ def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
     plot.legend(figure)
     miss = (own["step_ms.median"] / own["step_ms.formula"] - 1).abs()
     text = (
-        "The schedules at equal M, without recomputation, the slowest at the bottom: bubble, peak activations of the "
-        "rank that holds most, step time. Bars: 95 % bootstrap interval over launches; strokes: the closed form, or "
-        f"simulated where there is none, with the nominal times. Step times lie from it by "
+        "Bubble, peak activations of the rank that holds most, and step time of the schedules at equal M, without "
+        f"recomputation, the slowest at the bottom. {INTERVALS} Strokes: the closed form, or the simulation if there "
+        "is none, for the nominal times. The measured step times differ from it by "
         f"{distance(own['step_ms.median'], own['step_ms.formula'])} ({own['schedule'][miss == miss.max()].iloc[0]})."
     )
     used = runs[runs["checkpointing"].isin(own["checkpointing"])]
@@ -93,14 +93,14 @@ def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
 
 
 def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
-    """Step time against memory, over schedules and recomputation."""
+    """Return the figure of the step time against memory, over schedules and policies of recomputation."""
     chunks = sorted(table["chunks"].unique())
     figure, axes = plot.sheet(1, len(chunks), (4.2, 3.4))
     looks = plot.looks(["never", *sorted(set(table["checkpointing"]) - {"never"})])
     for axis, number in zip(axes[0], chunks, strict=True):
         own = table[table["chunks"] == number]
         plot.scatter(axis, own, "activation_kib", "step_ms.median", "checkpointing", looks)
-        for row in records(own[own["front"]]):  # below and left of the front there is nothing
+        for row in records(own[own["front"]]):  # the space below and left of the front is empty
             at = (row["activation_kib"], row["step_ms.median"])
             below = {"textcoords": "offset points", "ha": "right", "va": "top", "fontsize": 7}
             axis.annotate(row["schedule"], at, (-4, -1), **below)
@@ -116,9 +116,8 @@ def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
         for number, own in table[table["front"]].groupby("chunks")
     )
     text = (
-        "Step time against peak activations of the rank that holds most, a marker for each schedule and policy of "
-        "recomputation. The line joins what nothing else beats in both, from the least memory to the most: "
-        f"{fronts}."
+        "Step time against peak activations of the rank that holds most, one marker per schedule and policy of "
+        f"recomputation. {INTERVALS} The line is the Pareto front, by ascending memory: {fronts}."
     )
     return Exhibit("schedules-pareto", "Memory against time over schedules", text, figure, table, runs)
 

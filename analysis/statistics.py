@@ -1,4 +1,4 @@
-"""Medians and intervals over launches, which are the repetitions.
+"""Medians and confidence intervals over launches, the repetitions of an experiment.
 
 ::
 
@@ -7,13 +7,14 @@
                question A, repeat 2   43.3
                                                     low, high: a 95 % bootstrap interval of the median
 
-Steps of one launch share its luck (which core, how warm, who else computes), so that they are
-no repetitions: a launch counts once, by the median of its measured steps. Configurations are
-compared launch by launch: repeat 0 with repeat 0, whose seed, data and hour are the same.
+The steps of one launch are not independent (same core, temperature and load), so they are not
+repetitions: a launch counts once, with the median of its measured steps. Configurations are
+compared by launch: repeat 0 with repeat 0, which has the same seed and data and ran at about the
+same time.
 
-A point is too wide, and is marked, where its interval is wider than a tenth of its value (a
-fraction: than 0.02 if that is more), or where the steps of its launches spread over more
-than a fifth of their median from p10 to p90.
+A point is marked as too wide if its interval is wider than a tenth of its value (for fractions:
+than 0.02, if that is more), or if the steps within its launches spread from p10 to p90 over more
+than a fifth of their median.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ import pandas as pd
 
 LAUNCH = "config.repeat"
 DRAWS = 2000
-WIDE = 0.1  # of the value
-WIDE_FRACTION = 0.02  # of a bubble, a utilisation
-WIDE_STEPS = 0.2  # p10 to p90 of the steps of a launch, of their median
+WIDE = 0.1  # relative to the value
+WIDE_FRACTION = 0.02  # absolute, for fractions such as bubble and utilisation
+WIDE_STEPS = 0.2  # p10 to p90 of a launch's steps, relative to their median
 
 
 def interval(values: Sequence[float], draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
-    """A 95 % bootstrap interval of the median: the same values in any order give the same one.
+    """Return a 95 % bootstrap interval of the median, which does not depend on the order of the values.
 
-    Of up to five values it is their range; of one it is that value, twice.
+    Up to five values give their range, a single one itself twice.
     """
     # seaborn.algorithms.bootstrap gives the same intervals, but draws in a Python loop: 21 ms each instead of 0.2 ms.
     ordered = np.sort(np.asarray(values, dtype=float))
@@ -44,17 +45,17 @@ def interval(values: Sequence[float], draws: int = DRAWS, seed: int = 0) -> tupl
 
 
 def over_launches(rows: pd.DataFrame, by: Sequence[str], values: Sequence[str], floor: float = 0.0) -> pd.DataFrame:
-    """A line for each combination of `by`, in their order: how `values` stand over its launches.
+    """Return medians and intervals over launches, with one row per combination of `by`, sorted.
 
     Args:
-        rows: a row a launch.
-        by: columns that name a point.
-        values: columns of numbers; launches without one are left out of it.
-        floor: a width that is not too wide, whatever the value (`WIDE_FRACTION` for fractions).
+        rows: one row per launch.
+        by: the columns that name a point.
+        values: columns of numbers; launches without a number are left out.
+        floor: a width that is never too wide, whatever the value (`WIDE_FRACTION` for fractions).
 
     Returns:
-        the columns `by`; `launches`; for each value its median under its own name, `<value>.low`,
-        `<value>.high` and `<value>.wide`.
+        the columns `by`; `launches`; and for each value its median under its own name, with
+        `<value>.low`, `<value>.high` and `<value>.wide`.
     """
     lines = [
         {**dict(zip(by, names, strict=True)), **_point(own, values, floor)}
@@ -79,26 +80,26 @@ def _point(own: pd.DataFrame, values: Sequence[str], floor: float) -> dict[str, 
 
 
 def _steps_are_wide(own: pd.DataFrame) -> bool:
-    """Whether the steps within the launches scatter too much to be spoken of."""
+    """Return whether the steps within the launches spread too widely."""
     if not {"step_ms.p10", "step_ms.p90", "step_ms.median"} <= set(own.columns):
         return False
     return bool(((own["step_ms.p90"] - own["step_ms.p10"]) / own["step_ms.median"]).median() > WIDE_STEPS)
 
 
 def paired(rows: pd.DataFrame, baseline: pd.DataFrame, on: Sequence[str], value: str) -> pd.DataFrame:
-    """`rows` with a column `ratio`: their `value` over that of the baseline's same launch.
+    """Return `rows` with a column `ratio`: their `value` over the baseline's value in the same launch.
 
     Args:
-        rows: a row a launch.
-        baseline: a row a launch, at most one for each launch and combination of `on`.
-        on: columns in which both agree, beside the launch.
-        value: the column that is compared.
+        rows: one row per launch.
+        baseline: one row per launch, at most one for each launch and combination of `on`.
+        on: the columns in which both must agree, besides the launch.
+        value: the column to compare.
 
     Returns:
-        the rows whose launch the baseline has.
+        the rows whose launch the baseline also has.
 
     Raises:
-        ValueError: the baseline has two rows for one launch: `on` names too little.
+        ValueError: the baseline has two rows for one launch, because `on` names too few columns.
     """
     keys = [*on, LAUNCH]
     other = baseline[[*keys, value]].rename(columns={value: "_other"})
@@ -109,9 +110,10 @@ def paired(rows: pd.DataFrame, baseline: pd.DataFrame, on: Sequence[str], value:
 
 
 def least_squares(x: Iterable[float], y: Iterable[float]) -> tuple[float, float]:
-    """Intercept a and slope b of the line a + b x nearest to the points, each distance relative to its y.
+    """Return intercept a and slope b of the line a + b x with the least squares of relative errors.
 
-    Relative, since a timing's error grows with the time; a plain fit would hear the longest points only.
+    The errors are relative because the error of a timing grows with the time; absolute errors would
+    let the longest times decide.
     """
     at, values = np.array(list(x), dtype=float), np.array(list(y), dtype=float)
     slope, intercept = np.polyfit(at, values, 1, w=1 / values)

@@ -1,18 +1,18 @@
-"""What runs and sweeps left on disk, as frames.
+"""The files of runs and sweeps, read as data frames.
 
 ::
 
-    outputs/runs/<run id>/attempt-<n>/    the newest finished attempt of a run is a row
-    outputs/sweeps/*_<name>/plan.json     which runs belong to the experiment <name>
+    outputs/runs/<run id>/attempt-<n>/    the newest finished attempt of each run is a row
+    outputs/sweeps/*_<name>/plan.json     lists the runs of the experiment <name>
 
     row:  summary keys         schedule  chunks  step_ms.median  bubble.measured  ...
           configuration keys   config.device.name  config.repeat  ...
           environment keys     env.commit  env.processor  env.cores  ...
-          question             one name for all launches of one question
-          folder               of the attempt
+          question             the same name for all launches of one question
+          folder               the folder of the attempt
 
-A point that has been planned again (the same overrides in a younger plan of the experiment)
-stands for its younger run only, so that rows of an older sweep are not mixed in.
+If a point was planned again (the same overrides in a newer plan of the experiment), only its newer
+run counts, so that rows of an older sweep are not mixed in.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ import yaml
 
 from microp.records import NOT_ASKED, read_json
 
-Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is ten times as fast
+Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
 
 
 class Point(NamedTuple):
-    """One run that a sweep planned, and the sweep's name."""
+    """One planned run of a sweep, with the name of the sweep."""
 
     run_id: str
     overrides: tuple[str, ...]
@@ -42,12 +42,12 @@ class Point(NamedTuple):
 
     @property
     def question(self) -> tuple[str, ...]:
-        """What was asked for, wherever it was to be written."""
+        """The overrides that define the point, without those for output and tracking."""
         return tuple(sorted(each for each in self.overrides if not each.lstrip("+").startswith(NOT_ASKED)))
 
 
 class Plan(NamedTuple):
-    """One `plan.json`; `experiment` is its name, or that of the sweep it is a part of."""
+    """One `plan.json`; `experiment` is its name, or the name of the sweep that it is a part of."""
 
     folder: Path
     name: str
@@ -56,10 +56,10 @@ class Plan(NamedTuple):
 
 
 class Store:
-    """Reads an outputs folder, each file once.
+    """A reader of an outputs folder, which reads each file once.
 
     Args:
-        outputs: the folder; it need not exist.
+        outputs: the folder; it may be absent.
     """
 
     def __init__(self, outputs: Path) -> None:
@@ -67,7 +67,7 @@ class Store:
 
     @cached_property
     def plans(self) -> list[Plan]:
-        """All sweeps that were started, the oldest first."""
+        """All sweeps that were started, oldest first."""
         files = sorted((self.outputs / "sweeps").glob("*/plan.json"))
         return [plan for file in files if (plan := read_plan(file)) is not None]
 
@@ -76,27 +76,27 @@ class Store:
         return read_runs(self.outputs / "runs")
 
     def runs(self, name: str | None = None) -> pd.DataFrame:
-        """A row for each finished run of the experiment called `name`; without a name of all runs.
+        """Return one row per finished run of the experiment `name`, or of all experiments without a name.
 
-        A frame without rows and columns if there is none.
+        The frame has neither rows nor columns if there are no runs.
         """
         if name is None:
             return self._all.copy()
         return self.of({point.run_id for point in self.points(name)})
 
     def of(self, run_ids: set[str]) -> pd.DataFrame:
-        """The rows of these runs."""
+        """Return the rows of these runs."""
         if self._all.empty:
             return self._all.copy()
         return self._all[self._all["run_id"].isin(run_ids)].reset_index(drop=True)
 
     def points(self, name: str) -> list[Point]:
-        """What the sweeps of the experiment called `name` planned, each point once."""
+        """Return the points that the sweeps of the experiment `name` planned, each point once."""
         planned = [point for plan in self.plans if plan.experiment == name for point in plan.points]
         return list({point.question: point for point in planned}.values())
 
     def missing(self, name: str) -> list[str]:
-        """The commands that make what the sweeps of the experiment called `name` planned and have not got."""
+        """Return the commands of an experiment's unfinished points, or of its whole sweep if it was never started."""
         points = self.points(name)
         if not points:
             return [command(name)]
@@ -110,13 +110,13 @@ class Store:
 
 
 def command(sweep: str, *overrides: str) -> str:
-    """What is typed for a stored sweep or a point of it; `config` is the sweep that is stored nowhere."""
+    """Return the shell command of a stored sweep or of a point of it; `config` is a sweep without a file."""
     stored = [] if sweep == "config" else ["-cd", "sweeps", "-cn", sweep]
     return shlex.join(["python", "-m", "microp.run", *stored, *overrides])
 
 
 def read_plan(file: Path) -> Plan | None:
-    """A sweep's plan; None if the file is cut short or says something else."""
+    """Return the plan of a sweep; None if the file is truncated or is not a plan."""
     try:
         plan = read_json(file)
         name = plan["name"]
@@ -127,7 +127,7 @@ def read_plan(file: Path) -> Plan | None:
 
 
 def read_runs(folder: Path) -> pd.DataFrame:
-    """A row for the newest finished attempt of each run below `folder`, ordered by run."""
+    """Return one row per run below `folder`, from its newest finished attempt, ordered by run."""
     newest: dict[str, tuple[float, Path]] = {}
     for file in sorted(folder.rglob("status.json")):
         status = read_json(file)
@@ -149,16 +149,16 @@ def _row(attempt: Path) -> dict[str, Any]:
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """A frame's rows."""
+    """Return the rows of a frame as dictionaries."""
     return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
 
 
 def worst_rank_mib(runs: pd.DataFrame) -> list[float]:
-    """Return each run's peak of activations on the rank that holds most; NaN where it was not measured."""
+    """Return the peak activations of each run on the rank that holds most; NaN if not measured."""
     return [max(peaks) if isinstance(peaks, list) else float("nan") for peaks in runs["peak_activation_mib"]]
 
 
 def question(config: dict[str, Any]) -> str:
-    """The same for all launches of one question: a digest of what was asked, less `repeat`."""
+    """Return the name that all launches of a question share, a digest of their configuration without `repeat`."""
     asked = {key: value for key, value in config.items() if key not in (*NOT_ASKED, "repeat")}
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,10 +1,10 @@
-"""The timeline of a run's last measured step, predicted above measured.
+"""Timelines of a run's last measured step, predicted above measured.
 
     python -m analysis.timeline outputs/runs/<run>/attempt-<n>
 
-The prediction replays the schedule with the step's own median F and B times of each stage
-and its median hop: what differs from the measurement is noise and overhead. Of several
-replicas the first is drawn, with the sums over all of them as they were or should be.
+The prediction replays the schedule with the step's own median F and B times of each stage and its
+median hop time; it differs from the measurement by noise and overhead. Of several replicas the
+first is drawn, with the sums over all replicas, predicted and measured.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ __all__ = ["accounting_table", "main", "predict", "schedule_of"]
 def main(arguments: list[str] | None = None) -> int:
     """Draw a run's last measured step, predicted above measured, as text and as a figure."""
     parser = argparse.ArgumentParser(prog="python -m analysis.timeline", description=main.__doc__)
-    parser.add_argument("run", type=Path, help="an attempt, or a folder of which the last one made is drawn")
-    parser.add_argument("--report", type=Path, default=Path("outputs/report"), help="where to (outputs/report)")
+    parser.add_argument("run", type=Path, help="an attempt, or a folder, whose newest attempt is drawn")
+    parser.add_argument(
+        "--report", type=Path, default=Path("outputs/report"), help="folder for the files (default: outputs/report)"
+    )
     options = parser.parse_args(arguments)
     found = [attempt for attempt in attempts(options.run) if read_spans(attempt)]
     if not found:
@@ -49,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def accounting_table(time_ms: dict[str, list[float]]) -> str:
-    """Where the step's time went, in ms: a line a rank, a column a kind."""
+    """Return a text table of the step's time in ms, with one line per rank and one column per kind."""
     ranks = range(len(time_ms["compute"]))
     lines = ["ms      " + "".join(f"{kind:>11}" for kind in (*time_ms, "sum"))]
     for rank in ranks:
@@ -58,8 +60,8 @@ def accounting_table(time_ms: dict[str, list[float]]) -> str:
     return "\n".join(
         [
             *lines,
-            "warmup, steady, drain: waits for another rank; transfer: its tensor was on the way; "
-            "reduction: for the sum over the replicas\n",
+            "warmup, steady, drain: waits for another rank; transfer: waits for a tensor that is being sent; "
+            "reduction: waits for the sum over the replicas\n",
         ]
     )
 

@@ -1,13 +1,14 @@
-"""The timelines a reader can look into: what `viewer.js` is given.
+"""Data of the interactive timelines in the report, which `viewer.js` draws.
 
 ::
 
-    {"runs": [{"name": "gpipe, M = 4, K = 2 ...", "stages": ...,
-               "panels": {"predicted": [0,0,0,0, 0,1620, 0,  ...], "measured": [...]}}]}
-                                        rank, op, stage, microbatch, start, length, wait of each
-                                        span, one after the other; times in microseconds
+    {"runs": [{"name": "gpipe, M = 4, K = 2 ...", "id": ..., "ranks": 2,
+               "panels": {"measured": {"makespan": ..., "bubble": ..., "spans": [...]},
+                          "predicted": ...}}]}
+                                        spans: seven numbers each, rank, op, stage, microbatch,
+                                        start, length, wait; times in microseconds
 
-A wait is the time a rank stood idle before the action.
+A wait is the idle time of the rank before the action.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from microp.records import read_spans
 from microp.trace import Span, bubble_fraction, makespan
 
 OPS = "FBW"
-MOST_SPANS = 40_000  # of all measured timelines: about 2 MB of page
+MOST_SPANS = 40_000  # over all measured timelines; about 2 MB of the page
 
 
 def timelines(runs: pd.DataFrame) -> tuple[dict[str, Any], int]:
-    """One launch of each question, short ones first, as many as a page holds.
+    """Return the timelines of one launch per question, as many as a page holds; short ones have precedence.
 
     Returns:
-        what the viewer shows, and the number of questions that were left out.
+        the data of the viewer, and the number of questions that were left out.
     """
     runs = runs[runs["replicas"] == 1]  # a replayed schedule is one pipeline
     first = records(runs.sort_values(["question", "config.repeat"]).drop_duplicates("question"))

@@ -186,7 +186,7 @@ def test_captions_say_where_the_rows_come_from(outputs):
     runs = Store(outputs).runs()
     text = provenance(runs)
     assert text.startswith(
-        "From 8 runs: 4 questions, 2 launches each of 3 measured steps; step times of launches range"
+        "From 8 runs: 4 questions, 2 launches each of 3 measured steps; the step times of a question's launches differ"
     )
     assert f"Commit {runs['env.commit'][0]}" in text
     assert f"{os.cpu_count()} core" in text
@@ -196,7 +196,9 @@ def test_captions_say_where_the_rows_come_from(outputs):
 def test_nothing_to_draw_is_said_in_one_sentence(program, tmp_path):
     done = python("-m", program, str(tmp_path / "none"), folder=tmp_path)
     assert done.returncode == 2
-    assert re.search(r"none holds no finished run of it: make one with `python -m microp.run.*`$", done.stderr.strip())
+    assert re.search(
+        r"none holds no finished run to draw: make one with `python -m microp.run.*`$", done.stderr.strip()
+    )
 
 
 def test_one_experiment_alone(outputs, made, tmp_path):

@@ -74,7 +74,7 @@ def test_every_part_has_its_figure(sums, tmp_path):
     assert sorted(buckets["config.sync.bucket_mb"].unique()) == [1, 4, 25]
     ring = found["gradient-sync-ring"]
     assert ring.table["fit"].tolist() == pytest.approx(ring.table["reduction.all_reduce_ms"].tolist())
-    assert "The fit's error is 0% in the median" in ring.caption
+    assert "The error of the fit is 0% in the median" in ring.caption
     scaling = found["gradient-sync-scaling"].table
     assert scaling[scaling["replicas"] == 2]["ratio"].tolist() == pytest.approx([1.9] * 3)
 
