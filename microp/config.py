@@ -17,7 +17,6 @@ import copy
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -25,6 +24,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from microp.app import places
 from microp.builder import build
 from microp.comms import CommsSettings
 from microp.data import Data, Synthetic, Text
@@ -42,7 +42,7 @@ from microp.schedule_io import to_text
 from microp.stage import Checkpointing
 from microp.tracking import TrackingSettings
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
+CONF = places.CONF
 
 
 @dataclass

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from microp import launch, terminal, tracking
+from microp.app import places
 from microp.config import Config, make_plan, to_yaml
 from microp.plan import Plan
 from microp.records import new_attempt, write_json
@@ -134,6 +135,8 @@ def _environment() -> dict[str, Any]:
 
 def _commit() -> str | None:
     """The commit of this checkout, with a + where files differ from it; None outside git."""
+    if places.CHECKOUT is None:
+        return None  # installed: a repository around it is somebody else's
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
     try:
         return subprocess.run(git, capture_output=True, text=True, check=True, timeout=5).stdout.strip()

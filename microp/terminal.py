@@ -20,6 +20,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from microp.app import places
+
 POLL_S = 0.25  # how often the bar looks at a rank's rows; seldom, for the cores are busy
 
 out = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
@@ -217,7 +219,7 @@ def _next_commands(summaries: Sequence[dict[str, Any]], output: Path, tracking: 
     if tracking == "offline":
         found.append(("sync", f"{_program('wandb')} sync {output / 'wandb'}/offline-run-*"))
     finished = [summary for summary in summaries if summary["status"] == "finished"]
-    if finished:
+    if finished and places.has_analysis():
         found.append(("draw", f"{_program('python')} -m analysis.timeline {finished[-1]['folder']}"))
     return found
 

@@ -1,0 +1,1 @@
+"""What the commands of microp stand on: where its files are, its version, and the stored sweeps."""
