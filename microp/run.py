@@ -14,8 +14,13 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Compose, check, run, show. Exit code 1 if a run failed, 2 for bad input, 130 after Ctrl-C."""
-    from microp import sweep
+    from microp.app import version
 
+    version.answer()
+    from microp import sweep
+    from microp.app import stored
+
+    stored.register()
     run_hydra("config", sweep.run)
 
 
@@ -24,6 +29,7 @@ def run_hydra(name: str, task: Callable[[DictConfig], Any]) -> None:
     import hydra
 
     from microp import config, points, sweep, terminal
+    from microp.app import stored
 
     config.register_schemas()
     try:
@@ -31,6 +37,8 @@ def run_hydra(name: str, task: Callable[[DictConfig], Any]) -> None:
     except SystemExit as stop:
         # Hydra ends with 1 for what it cannot compose, too: nothing has been started then.
         bad_input = stop.code == 1 and not points.PointsCallback.began
+        if near := stored.nearest(stop.__context__):
+            terminal.note(near)
         raise SystemExit(points.BAD_INPUT if bad_input else stop.code) from None
     except KeyboardInterrupt:
         terminal.error("interrupted: what has been recorded is in the run's folder")
