@@ -50,6 +50,7 @@ FLOORS = [
         "check",
         "null_stages",
         "labs",
+        "app",
         "__main__",
     },
 ]
@@ -80,8 +81,8 @@ SAME_FLOOR = {  # who may know a neighbour
     "summary": {"train"},
 }
 DOORS = {
-    "hydra": {"builder", "config", "points", "pricing", "run"},
-    "omegaconf": {"builder", "config", "points", "pricing", "sweep", "run"},
+    "hydra": {"app", "builder", "config", "points", "pricing", "run"},
+    "omegaconf": {"app", "builder", "config", "points", "pricing", "sweep", "run"},
     "torch.distributed": {"comms", "launch", "peer"},
     "wandb": {"tracking"},
     "matplotlib": {"render"},

@@ -15,6 +15,7 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.plugins import Plugins
 from hydra.errors import MissingConfigException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
 
 from microp.app.places import SWEEPS
 
@@ -37,11 +38,17 @@ class StoredSweeps(SearchPathPlugin):
 def register() -> None:
     """Tell Hydra; to be called before `hydra.main`."""
     Plugins.instance().register(StoredSweeps)
+    OmegaConf.register_new_resolver("sweep_list", listed, replace=True)  # for --help
 
 
 def names() -> list[str]:
     """Return the names of the stored sweeps."""
     return sorted(path.stem for path in SWEEPS.glob("*.yaml"))
+
+
+def listed() -> str:
+    """Return the names in one line, without the quick parts."""
+    return ", ".join(name for name in names() if not name.endswith("_quick"))
 
 
 def nearest(error: BaseException | None) -> str | None:
@@ -53,4 +60,4 @@ def nearest(error: BaseException | None) -> str | None:
         return f"{asked!r} is a stored sweep of runs: microp -cn {asked}"
     if near := difflib.get_close_matches(asked, stored):
         return f"stored sweeps with a name like that: {', '.join(near)}"
-    return f"the stored sweeps: {', '.join(name for name in stored if not name.endswith('_quick'))}"
+    return f"the stored sweeps: {listed()}"
