@@ -25,6 +25,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from microp.app.expressions import evaluate
 from microp.builder import build
 from microp.comms import CommsSettings
 from microp.data import Data, Synthetic, Text
@@ -100,12 +101,7 @@ def register_schemas() -> None:
         *folders, name = path.split("/")
         store.store(group="/".join(("schema", *folders)), name=name, node=schema)
     OmegaConf.register_new_resolver("option_list", option_list, replace=True)
-    OmegaConf.register_new_resolver("calc", calc, replace=True)
-
-
-def calc(expression: str) -> Any:
-    """What an expression of Python gives, for keys that follow from others: `batch_size: ${calc:'16 * ${chunks}'}`."""
-    return eval(expression, {"__builtins__": {}})
+    OmegaConf.register_new_resolver("calc", lambda text: evaluate(str(text)), replace=True)
 
 
 def option_list() -> str:
@@ -136,15 +132,20 @@ def read(config: DictConfig) -> Config:
     config = copy.deepcopy(config)
     with read_write(config), open_dict(config):
         config.pop("hydra", None)
-    missing = OmegaConf.missing_keys(config)
-    if missing:
-        raise ConfigError([f"{key} has no value: give one, as {key}=..." for key in sorted(missing)])
     try:
+        if missing := OmegaConf.missing_keys(config):
+            raise ConfigError([f"{key} has no value: give one, as {key}=..." for key in sorted(missing)])
         result = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
-        raise ConfigError([str(error).splitlines()[0]]) from error
+        raise ConfigError([in_a_line(error)]) from error
     assert isinstance(result, Config)
     return result
+
+
+def in_a_line(error: OmegaConfBaseException) -> str:
+    """The key of an error and what is wrong with its value."""
+    text = str(error).splitlines()[0].removeprefix("ValueError raised while resolving interpolation: ")
+    return f"{error.full_key}: {text}" if error.full_key else text
 
 
 def make_schedule(config: Config) -> Schedule:

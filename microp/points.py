@@ -29,7 +29,7 @@ from omegaconf import DictConfig, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from microp import terminal
-from microp.config import Config, ConfigError, read
+from microp.config import Config, ConfigError, in_a_line, read
 
 BAD_INPUT = 2
 P = ParamSpec("P")
@@ -83,7 +83,9 @@ class PointsCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         try:
             points = [(overrides, node) for overrides, node in expand(config) if not node.skip]
-        except (HydraException, OmegaConfBaseException) as error:
+        except OmegaConfBaseException as error:
+            refuse([in_a_line(error)])
+        except HydraException as error:
             refuse([str(error), *([str(error.__cause__)] if error.__cause__ else [])])
         self._start(config, points)
 

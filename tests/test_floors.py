@@ -37,6 +37,7 @@ FLOORS = [
     {"engine", "limit", "peer", "plan", "records", "replicate", "tracking"},
     {"train", "monolith", "summary"},
     {
+        "app",
         "builder",
         "pricing",
         "points",
@@ -49,6 +50,7 @@ FLOORS = [
         "run",
         "check",
         "null_stages",
+        "wandb_grid",
         "labs",
         "__main__",
     },
@@ -80,14 +82,14 @@ SAME_FLOOR = {  # who may know a neighbour
     "summary": {"train"},
 }
 DOORS = {
-    "hydra": {"builder", "config", "points", "pricing", "run"},
-    "omegaconf": {"builder", "config", "points", "pricing", "sweep", "run"},
+    "hydra": {"app", "builder", "config", "points", "pricing", "run"},
+    "omegaconf": {"app", "builder", "config", "points", "pricing", "sweep", "run"},
     "torch.distributed": {"comms", "launch", "peer"},
     "wandb": {"tracking"},
     "matplotlib": {"render"},
     "seaborn": set(),
     "rich": {"terminal"},
-    "yaml": {"tracking"},
+    "yaml": {"app", "tracking"},
 }
 STDLIB_ONLY = {
     *("schedule", "schedules", "validate", "deadlock", "excerpt", "partition", "trace", "transfer", "seeding"),

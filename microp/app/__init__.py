@@ -1,0 +1,1 @@
+"""What stands between a typed command and a run: configuration, stored sweeps, expressions."""
