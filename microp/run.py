@@ -5,6 +5,7 @@ Every rank process imports this module by name, so that nothing heavy is importe
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,14 @@ def run_hydra(name: str, task: Callable[[DictConfig], Any]) -> None:
     import hydra
 
     from microp import config, points, sweep, terminal
+    from microp.app import stored_sweeps
 
     config.register_schemas()
     try:
+        stored_sweeps.register(sys.argv[1:])
         hydra.main(version_base="1.3", config_path=str(config.CONF), config_name=name)(task)()
+    except config.ConfigError as error:
+        points.refuse(error.problems)
     except SystemExit as stop:
         # Hydra ends with 1 for what it cannot compose, too: nothing has been started then.
         bad_input = stop.code == 1 and not points.PointsCallback.began

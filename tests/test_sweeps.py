@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
+from microp.app.hydra_adapter import composer
+from microp.app.stored_sweeps import PARTS, register_parts
 from microp.config import CONF, read, register_schemas, run_id
 from microp.points import expand
 from microp.rules import validate
 
 SWEEPS = Path(__file__).parent.parent / "sweeps"
-STORED = sorted(path.stem for path in SWEEPS.glob("*.yaml"))
+STORED = sorted(path.stem for path in SWEEPS.glob("*.yaml") if not path.name.endswith(PARTS))
 WANDB = sorted((SWEEPS / "wandb").glob("*.yaml"))
 EXPERIMENTS = sorted({yaml.safe_load(path.read_text())["command"][7] for path in WANDB})
 
@@ -25,14 +25,11 @@ EXPERIMENTS = sorted({yaml.safe_load(path.read_text())["command"][7] for path in
 def points():
     """What a command asks for, composed: name, words -> (overrides, node) of each point that is not left out."""
     register_schemas()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        loader.config_search_path.append("sweeps", f"file://{SWEEPS}")
-        loader.config_search_path.get_path().sort(key=lambda source: source.provider == "schema")  # stays the last
-        loader.repository = type(loader.repository)(loader.config_search_path)
+    register_parts(SWEEPS)
+    with composer(CONF, SWEEPS) as hydra:
 
         def compose(name: str, *words: str):
-            config = loader.load_configuration(name, list(words), RunMode.MULTIRUN)
+            config = hydra.sweep(name, words)
             assert config.hydra.mode is RunMode.MULTIRUN
             return [(frozenset(overrides), node) for overrides, node in expand(config) if not node.skip]
 
