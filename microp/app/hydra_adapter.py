@@ -42,8 +42,10 @@ class Composer:
 
 @contextmanager
 def composer(*folders: Path) -> Iterator[Composer]:
-    """Set Hydra up over some folders, the first one before the others, and take it down again."""
+    """Set Hydra up over some folders, the first one before the others; afterwards it is as it was."""
     version.setbase("1.3")
+    before = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
     first, *others = folders
     path = create_config_search_path(str(first.resolve()))
     for folder in others:
@@ -53,4 +55,4 @@ def composer(*folders: Path) -> Iterator[Composer]:
         assert isinstance(hydra.config_loader, ConfigLoaderImpl)
         yield Composer(hydra.config_loader)
     finally:
-        GlobalHydra.instance().clear()
+        GlobalHydra.instance().hydra = before
