@@ -8,7 +8,7 @@ READY := .venv/ready
 
 help:
 	@sed -n 1p Makefile
-	@echo "make style  only ruff and mypy    make check  is this machine fit, is the mathematics right?    make clean  remove .venv"
+	@echo "make style  only ruff and mypy    make check  check that microp works here    make clean  remove .venv"
 
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "microp needs Python 3.11 or newer: make PYTHON=python3.11")'

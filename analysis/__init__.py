@@ -1,1 +1,1 @@
-"""From recorded rows to figures. Nothing here imports torch or wandb."""
+"""Figures and the report, made from recorded runs. Nothing here imports torch or wandb."""

@@ -1,12 +1,13 @@
-"""`python -m analysis [OUTPUTS]`: every figure and the report, from what runs left.
+"""`python -m analysis [OUTPUTS]`: every figure and the report, from the files of finished runs.
 
 ::
 
     outputs/runs, outputs/sweeps ──► outputs/report/<figure>.svg .png .csv
                                                     report.md  report.html
 
-An experiment is a module here with `exhibits(store)`; it draws the sweep of its own name.
-Sweeps that belong to no module are drawn as `python -m analysis.sweep` does.
+An experiment is a module of this package with a function `exhibits(store)`, which draws the sweep
+of the module's name. The first line of its docstring is the title of its section. Sweeps without
+a module are drawn as by `python -m analysis.sweep`.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from rich.console import Console
 from rich.progress import track
 
 from analysis import page, sweep
-from analysis.command import ANY_RUN, OUTPUTS, nothing, print_missing
+from analysis.command import ANY_RUN, OUTPUTS, nothing, print_missing, print_unreadable, save
 from analysis.page import Section
-from analysis.store import Store
+from microp.store import Store
 
-EXPERIMENTS = (  # each draws sweeps/<name>.yaml
+EXPERIMENTS = (  # each draws the runs of sweeps/<name>.yaml
     "m_sensitivity",
     "checkpoint_overhead",
     "partition_skew",
@@ -36,11 +37,11 @@ EXPERIMENTS = (  # each draws sweeps/<name>.yaml
     "hybrid",
 )
 OVER_ALL_RUNS = ("prediction", "rank_time")
-MOST_SWEEPS = 6  # of the user's own, the newest ones
+MOST_SWEEPS = 6  # the newest of the user's own sweeps
 
 
 def sections(store: Store) -> Iterator[Section]:
-    """The report's parts, in its order."""
+    """Yield the sections of the report, in order."""
     for name in (*EXPERIMENTS, *OVER_ALL_RUNS):
         module = importlib.import_module(f"analysis.{name}")
         missing = store.missing(name) if name in EXPERIMENTS else []
@@ -50,22 +51,25 @@ def sections(store: Store) -> Iterator[Section]:
 
 
 def own_sweeps(store: Store) -> Section:
-    """The sweeps that no module draws, the newest first; one that was repeated with the same runs once."""
+    """Return the section of the sweeps that have no module, newest first; sweeps of the same runs count once."""
     plans = {frozenset(point.run_id for point in plan.points): plan for plan in store.plans}
     newest = sorted((plan for plan in plans.values() if plan.experiment not in EXPERIMENTS), reverse=True)
     made = (sweep.of_plan(store, plan) for plan in newest[:MOST_SWEEPS])
     drawn = [exhibit for exhibit in made if exhibit is not None]
     missing = [command for exhibit in drawn for command in exhibit.missing]
-    return Section("own-sweeps", "Other sweeps, the newest first", drawn, missing)
+    return Section("own-sweeps", "Other sweeps, newest first", drawn, missing)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write every figure and the report, print the files and what is missing."""
+    """Write every figure and the report; print their files and the commands of missing points."""
     parser = argparse.ArgumentParser(prog="python -m analysis", description=main.__doc__)
-    parser.add_argument("outputs", type=Path, nargs="?", default=OUTPUTS, help="what runs left (outputs)")
+    parser.add_argument(
+        "outputs", type=Path, nargs="?", default=OUTPUTS, help="the folder that runs write to (default: outputs)"
+    )
     options = parser.parse_args(arguments)
     store, folder = Store(options.outputs), options.outputs / "report"
     runs = store.runs()
+    print_unreadable(store)
     if runs.empty:
         parser.error(nothing(options.outputs, ANY_RUN))
     made: list[Section] = []
@@ -73,9 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     total = len(EXPERIMENTS) + len(OVER_ALL_RUNS) + 1
     quiet = not console.is_terminal
     for section in track(sections(store), "figures", total, console=console, transient=True, disable=quiet):
-        for exhibit in section.exhibits:
-            for file in exhibit.save(folder):
-                print(file)
+        save(section.exhibits, folder)
         made.append(section)
     texts = {"report.md": page.markdown(made, runs), "report.html": page.html(made, folder, runs)}
     for name, text in texts.items():

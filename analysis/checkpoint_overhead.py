@@ -1,14 +1,14 @@
-"""What recomputing activations costs in time, and what it saves in memory.
+"""Recomputation of activations: its cost in time and its saving in memory.
 
 ::
 
-    step_ms │        ● always            penalty: a launch's step over that of the same launch
-            │   ● segments                        with every activation kept
-            │      ○ except_last         predicted: the schedule, simulated with measured F, B and
-            │                  ● never              R, against `never`'s F and B
+    step_ms │        ● always            penalty: step time over that of the same launch with
+            │   ● segments                        every activation kept (`never`)
+            │      ○ except_last         simulated: the schedule simulated with the measured F, B
+            │                  ● never              and R, over the same with `never`'s F and B
             └──────────────────── MiB
 
-Bytes are counted beside GPipe's memory law; see `memory_law`.
+Measured bytes are compared with GPipe's memory law; see `memory_law`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,71 +25,64 @@ import pandas as pd
 
 from analysis import plot
 from analysis.command import main
-from analysis.exhibit import Exhibit
+from analysis.exhibit import INTERVALS, Exhibit, drawn
 from analysis.memory_law import laws
 from analysis.prediction import measured_steps
-from analysis.statistics import LAUNCH, over_launches, paired
-from analysis.store import Store, records
-from analysis.timeline import schedule_of
-from microp.costs import Costs, of_steps
-from microp.records import read_spans
 from microp.schedule import Schedule
-from microp.simulate import simulate
+from microp.simulator import Costs, calibrate_steps, schedule_of, simulate
+from microp.store import LAUNCH, Store, over_launches, paired, read_spans, records, worst_rank_mib
 from microp.trace import makespan
 
 NAME = "checkpoint_overhead"
 POLICIES = ("never", "except_last", "always", "segments")
-SAME = ["model", "ranks", "batch_size", "schedule", "chunks"]  # in all of which two policies are compared
+SAME = ["model", "ranks", "batch_size", "schedule", "chunks"]  # two policies are compared where these agree
 POINT = ["model", "schedule", "checkpointing", "chunks"]
-CHUNKS = "microbatches M"
-Made = tuple[str, str, str, Any, pd.DataFrame, pd.DataFrame]  # an Exhibit's fields, but for what is missing
 
 
 def exhibits(store: Store) -> list[Exhibit]:
-    """Three figures: the penalty, the memory, and both."""
+    """Return up to three figures: memory against time, the penalty, and the memory."""
     runs = store.runs(NAME)
     if runs.empty:
         return []
     runs = runs.drop_duplicates([*POINT, LAUNCH]).reset_index(drop=True)
     compared = compare(runs)
     made = [pareto(runs, compared), penalty(compared), memory(runs)]
-    missing = store.missing(NAME)
-    return [Exhibit(*exhibit, missing) for exhibit in made if exhibit is not None]
+    return drawn(made, store.missing(NAME))
 
 
 # --- time ------------------------------------------------------------------------------------------
 
 
 def compare(runs: pd.DataFrame) -> pd.DataFrame:
-    """The launches that recompute, with those of the same launch that keep everything.
+    """Return the runs that recompute, each compared with the run of the same launch that keeps everything.
 
     Returns:
-        their rows with `ratio`, step over step; `predicted`, the same as simulated with the F, B
-        and R that they took; `R alone`, with `never`'s F and B and their R; and `kept`, peak
-        activations over peak activations, of the worst rank.
+        their rows with four more columns: `ratio`, the ratio of step times; `simulated`, the ratio
+        simulated with the run's own F, B and R; `R alone`, the ratio simulated with its R, but
+        `never`'s F and B; and `kept`, the ratio of peak activations on the worst rank.
     """
-    runs = runs.assign(worst_mib=[_worst(row) for row in records(runs)])
+    runs = runs.assign(worst_mib=worst_rank_mib(runs))
     plain = runs[runs["checkpointing"] == "never"]
     others = runs[runs["checkpointing"] != "never"]
     saved = paired(others, plain, SAME, "worst_mib").rename(columns={"ratio": "kept"})
     both = paired(saved, plain, SAME, "step_ms.median")
-    without = {tuple(row[key] for key in (*SAME, LAUNCH)): row for row in records(plain)}
-    predicted = [predict(without[tuple(row[key] for key in (*SAME, LAUNCH))], row) for row in records(both)]
-    return both.assign(**pd.DataFrame(predicted, both.index, ["predicted", "R alone"]))
-
-
-def _worst(row: dict[str, Any]) -> float:
-    peaks = row["peak_activation_mib"]
-    return max(peaks) if isinstance(peaks, list) else float("nan")
+    launch = itemgetter(*SAME, LAUNCH)
+    without = {launch(row): row for row in records(plain)}
+    simulated = [predict(without[launch(row)], row) for row in records(both)]
+    return both.assign(**pd.DataFrame(simulated, both.index, ["simulated", "R alone"]))
 
 
 def predict(plain: dict[str, Any], row: dict[str, Any]) -> tuple[float, float]:
-    """What recomputation should make of a step: simulated with the times of `row`, over that with those of `plain`.
+    """Return the simulated ratios of step times, with recomputation over without.
+
+    Args:
+        plain: the run that keeps everything.
+        row: the run that recomputes.
 
     Returns:
-        a step's time over the measured one of `plain`: with F, B and R of `row`, whose forward
-        keeps nothing and whose backward finds what it needs in the cache; and with `plain`'s F
-        and B and the R of `row`. NaN where there is no trace.
+        the ratio with F, B and R of `row`, and the ratio with F and B of `plain` and R of `row`.
+        Both are NaN without traces. The F and B of `row` are shorter: its forward keeps nothing,
+        and its backward finds the rebuilt activations in the cache.
     """
     folder = Path(plain["folder"])
     spans, steps = read_spans(folder), measured_steps(folder, plain["ranks"])
@@ -96,9 +90,9 @@ def predict(plain: dict[str, Any], row: dict[str, Any]) -> tuple[float, float]:
     if not spans or not steps or not again:
         return float("nan"), float("nan")
     schedule, spare_last = schedule_of(spans, plain["schedule"]), bool(row["config.checkpointing.spare_last"])
-    costs = of_steps(schedule, steps, spans)
+    costs = calibrate_steps(schedule, steps, spans)
     dearer = with_recomputation(schedule, costs, again, spare_last)
-    own, share = of_steps(schedule, again, spans), 1 - spare_last / schedule.chunks
+    own, share = calibrate_steps(schedule, again, spans), 1 - spare_last / schedule.chunks
     backward = tuple(b - r * share for b, r in zip(own.backward, dearer.recompute, strict=True))
     own = replace(dearer, forward=own.forward, backward=backward)
     before, *after = (float(makespan(simulate(schedule, each))) for each in (costs, own, dearer))
@@ -107,7 +101,7 @@ def predict(plain: dict[str, Any], row: dict[str, Any]) -> tuple[float, float]:
 
 
 def with_recomputation(schedule: Schedule, costs: Costs, steps: Sequence[Any], spare_last: bool) -> Costs:
-    """`costs` with the recomputation that the ranks' rows of `steps` name, a microbatch, in milliseconds."""
+    """Return `costs` with the recomputation time per microbatch and stage, in ms, that `steps` recorded."""
     number = schedule.chunks - spare_last
     per_rank = [
         median(step[rank]["recompute_ms"] for step in steps) / max(1, number * len(schedule.stages_of(rank)))
@@ -117,36 +111,36 @@ def with_recomputation(schedule: Schedule, costs: Costs, steps: Sequence[Any], s
     return replace(costs, recompute=recompute, spared=(schedule.chunks - 1,) if spare_last else ())
 
 
-def penalty(compared: pd.DataFrame) -> Made | None:
-    """Step time over that of `never`, against M, beside its prediction."""
+def penalty(compared: pd.DataFrame) -> Exhibit | None:
+    """Return the figure of the step time relative to `never` against M, with its prediction."""
     if compared.empty:
         return None
-    table = over_launches(compared, POINT, ["ratio", "predicted", "R alone", "kept"])
+    table = over_launches(compared, POINT, ["ratio", "simulated", "R alone", "kept"])
     table["overhead"] = table["ratio"] - 1
-    for name in ("predicted", "R alone"):
+    for name in ("simulated", "R alone"):
         table[f"overhead / {name}"] = table["overhead"] / (table[name] - 1)
-    figure = _panels(table, "ratio", "predicted", "step time over never's")
+    figure = _panels(table, "ratio", "simulated", "step time relative to never")
     for axis in figure.axes:
         axis.axhline(1, color="0.6", linewidth=0.8)
-        axis.set_ylim(0.9, 0.1 + table[["ratio", "predicted"]].max().max())
+        axis.set_ylim(0.9, 0.1 + table[["ratio", "simulated"]].max().max())
     text = (
-        "Step time over that of the same launch with every activation kept. Markers: median of launches, paired by "
-        "launch; bars: 95 % bootstrap interval (long ones leave the panel); broken: predicted, the schedule simulated "
-        "with the F, B and R that were measured, over the same with the F and B of the run that keeps everything. How "
-        f"far the overhead (ratio - 1) lies from the prediction's: {_misses(table, 'predicted')}. With R alone, added "
-        "to the F and B of the run that keeps everything, one would expect more, since a forward that keeps nothing is "
-        f"cheaper, and so is a backward whose activations are still in the cache: {_misses(table, 'R alone')}."
+        "Step time over that of the same launch with every activation kept. Dashed: the prediction, the schedule "
+        "simulated with the measured F, B and R, over the same with the F and B of the run that keeps everything. "
+        "Distance of the measured overhead (ratio - 1) from the simulated one: "
+        f"{_misses(table, 'simulated')}. Adding R alone to the F and B of the run that keeps everything would give "
+        "more, because a forward that keeps nothing is cheaper and a backward finds rebuilt activations in the cache; "
+        f"distance from that: {_misses(table, 'R alone')}. {INTERVALS} Long bars are cut off."
     )
-    return "checkpoint-overhead-penalty", "What recomputation costs", text, figure, table, compared
+    return Exhibit("checkpoint-overhead-penalty", "The cost of recomputation", text, figure, table, compared)
 
 
-def _misses(table: pd.DataFrame, predicted: str) -> str:
-    """How far the measured overhead lies from the predicted one."""
+def _misses(table: pd.DataFrame, simulated: str) -> str:
+    """Return the distance of the measured overhead from the simulated one as text."""
     steady = table[~table["ratio.wide"]]
-    miss, of_steady = ((own[f"overhead / {predicted}"] - 1).abs() for own in (table, steady))
+    miss, of_steady = ((own[f"overhead / {simulated}"] - 1).abs() for own in (table, steady))
     return (
-        f"{miss.median():.0%} in the median of {len(miss)} points ({(miss <= 0.1).sum()} are within 10 %), "
-        f"{miss.max():.0%} at most; of the {len(steady)} whose spread is not too wide "
+        f"{miss.median():.0%} in the median and {miss.max():.0%} at most over {len(miss)} points, "
+        f"{(miss <= 0.1).sum()} of them within 10 %; of the {len(steady)} points whose spread is not too wide, "
         f"{(of_steady <= 0.1).sum()} are within 10 %"
     )
 
@@ -154,8 +148,8 @@ def _misses(table: pd.DataFrame, predicted: str) -> str:
 # --- memory ----------------------------------------------------------------------------------------
 
 
-def memory(runs: pd.DataFrame) -> Made | None:
-    """Peak activations of the worst rank against M, and the law."""
+def memory(runs: pd.DataFrame) -> Exhibit | None:
+    """Return the figure of the peak activations on the worst rank against M, with the memory law."""
     table = laws(runs, POINT)
     if table.empty:
         return None
@@ -166,24 +160,24 @@ def memory(runs: pd.DataFrame) -> Made | None:
     figure = _panels(worst, "activation_mib", "counted", "peak activations of a rank, MiB")
     for axis in figure.axes:
         axis.set_yscale("log", base=2)
-        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        plot.plain(axis.yaxis)
     text = (
-        "Peak bytes of activations on the rank that holds most, exact, from a step under a meter. Broken: GPipe's law, "
-        "n a without recomputation and n b + the largest segment with it, from the batch's shape and from 1F1B's runs "
-        f"at the smallest M: {table['counted error'].abs().max():.1%} off at most, over "
-        f"{len(table)} points and ranks. With (a - b)/g for the segment, as if the head were spread over all of them, "
-        f"{table['law error'].abs().max():.1%}."
+        "Peak bytes of activations on the rank that holds most, counted exactly in a separate step. Dashed: GPipe's "
+        "law, n a without recomputation and n b + the largest segment with it; a, b and the segment follow from the "
+        "batch's shape and from the 1F1B runs with the smallest M. The largest error over "
+        f"{len(table)} points and ranks is {table['counted error'].abs().max():.1%}. With (a - b)/g for the segment, "
+        f"which spreads the head over all segments, it is {table['law error'].abs().max():.1%}."
     )
     used = runs[runs["peak_activation_mib"].notna()]
-    return "checkpoint-overhead-memory", "What recomputation saves", text, figure, table, used
+    return Exhibit("checkpoint-overhead-memory", "The saving of recomputation", text, figure, table, used)
 
 
 # --- both ------------------------------------------------------------------------------------------
 
 
-def pareto(runs: pd.DataFrame, compared: pd.DataFrame) -> Made | None:
-    """Step time against peak activations."""
-    runs = runs.assign(worst_mib=[_worst(row) for row in records(runs)]).dropna(subset=["worst_mib"])
+def pareto(runs: pd.DataFrame, compared: pd.DataFrame) -> Exhibit | None:
+    """Return the figure of the step time against peak activations."""
+    runs = runs.assign(worst_mib=worst_rank_mib(runs)).dropna(subset=["worst_mib"])
     if runs.empty:
         return None
     table = over_launches(runs, POINT, ["step_ms.median", "worst_mib"])
@@ -195,42 +189,39 @@ def pareto(runs: pd.DataFrame, compared: pd.DataFrame) -> Made | None:
         own = table[table["model"] == model]
         plot.scatter(axis, own, "worst_mib", "step_ms.median", "checkpointing", _policies(own))
         axis.set_xscale("log", base=2)
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        plot.plain(axis.xaxis)
         axis.set(title=model, xlabel="peak activations of a rank, MiB", ylim=(0, 1.3 * own["step_ms.median"].max()))
     axes[0, 0].set_ylabel("step time, ms")
     plot.legend(figure, [plot.FRONT])
     text = (
-        "Step time against peak activations of the rank that holds most, a marker for each schedule and M; the line "
-        "joins what nothing else beats in both. Bars: 95 % bootstrap interval over launches; long ones leave the panel."
+        "Step time against peak activations of the rank that holds most, one marker per schedule, policy and M. The "
+        f"line is the Pareto front. {INTERVALS} Long bars are cut off."
     )
     if not compared.empty:
         cheapest = compared.groupby("checkpointing")[["ratio", "kept"]].median()
-        text += " In the median over schedules and M: " + "; ".join(
-            f"{name} takes {line['ratio']:.2f} of never's time and {line['kept']:.2f} of its activations"
+        text += " Relative to never, in the median over schedules and M: " + "; ".join(
+            f"{name} has {line['ratio']:.2f} of the step time and {line['kept']:.2f} of the activations"
             for name, line in cheapest.reindex([p for p in POLICIES if p in cheapest.index]).iterrows()
         )
         text += "."
-    return "checkpoint-overhead-pareto", "Memory against time", text, figure, table, runs
+    return Exhibit("checkpoint-overhead-pareto", "Memory against time", text, figure, table, runs)
 
 
 def _policies(table: pd.DataFrame) -> dict[Any, plot.Look]:
-    """The looks of all policies, and the usual ones first, so that a policy has the same look in every figure."""
+    """Return the looks of all policies, the usual ones first: a policy then looks the same in every figure."""
     return plot.looks([*POLICIES, *sorted(set(table["checkpointing"]) - set(POLICIES))])
 
 
-def _panels(table: pd.DataFrame, value: str, predicted: str, label: str) -> Any:
-    """A row of panels for each model, a column for each schedule, over M; `predicted` in broken lines."""
+def _panels(table: pd.DataFrame, value: str, simulated: str, label: str) -> Any:
+    """Return a figure with one row per model and one column per schedule: `value` over M, `simulated` dashed."""
     models, schedules = sorted(table["model"].unique()), plot.in_order(sorted(table["schedule"].unique()))
     figure, axes = plot.sheet(len(models), len(schedules), (2.7, 2.3), sharey="row")
     for (model, schedule), own in table.groupby(["model", "schedule"]):
         axis = axes[models.index(model), schedules.index(schedule)]
         named = {name: look for name, look in _policies(own).items() if name in set(own["checkpointing"])}
-        for place, (name, look) in enumerate(named.items()):
-            line = own[own["checkpointing"] == name].sort_values("chunks")
-            line = line.assign(chunks=plot.beside(line["chunks"], place, len(named)))
-            plot.theory(axis, line["chunks"], line[predicted], look.colour)
-            plot.points(axis, line, "chunks", value, look, name)
-        plot.powers(axis, own["chunks"], CHUNKS)
+        shifted = plot.beside(own, "chunks", "checkpointing", named)
+        plot.lines(axis, shifted, "chunks", value, "checkpointing", named, simulated)
+        plot.powers(axis, own["chunks"], plot.CHUNKS)
         axis.set_title(f"{model}, {schedule}")
     for axis in axes[:, 0]:
         axis.set_ylabel(label)

@@ -1,59 +1,74 @@
-"""What `python -m analysis.<name>` does: one experiment's exhibits, and what is missing of them.
+"""The command line of one experiment: `python -m analysis.<name>`.
 
 ::
 
     outputs/ ── Store ── exhibits ──► outputs/report/<stem>.svg .png .csv
-                                      the commands that make what is missing
+                                      and the commands of the points that have not been run
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from analysis.exhibit import Exhibit
-from analysis.store import Store
+from microp.store import Store
 
 OUTPUTS = Path("outputs")
-SHOWN = 10  # commands in the terminal; the report has all
+SHOWN = 10  # commands in the terminal; the report has all of them
 ANY_RUN = "python -m microp.run"
 Exhibits = Callable[[Store], list[Exhibit]]
 
 
 def main(name: str, exhibits: Exhibits, made_by: str | None = None, arguments: list[str] | None = None) -> int:
-    """Write the exhibits of one part of the report; exit code 2 if there is nothing to draw.
+    """Write the exhibits of one section of the report and return the exit code, 2 if there is nothing to draw.
 
     Args:
-        name: of the module, and of the experiment whose sweep it draws.
-        exhibits: the module's.
-        made_by: a command that makes what is drawn, where that is no sweep called `name`.
-        arguments: of the command line.
+        name: name of the module, and of the experiment whose sweep it draws.
+        exhibits: the module's function of that name.
+        made_by: the command that makes the runs, if they are not those of a sweep called `name`.
+        arguments: the arguments of the command line.
     """
-    about = "Write these exhibits into OUTPUTS/report."
+    about = "Write the figures and tables of this section into OUTPUTS/report."
     parser = argparse.ArgumentParser(prog=f"python -m analysis.{name}", description=about)
-    parser.add_argument("outputs", type=Path, nargs="?", default=OUTPUTS, help="what runs left (outputs)")
+    parser.add_argument(
+        "outputs", type=Path, nargs="?", default=OUTPUTS, help="the folder that runs write to (default: outputs)"
+    )
     options = parser.parse_args(arguments)
     store = Store(options.outputs)
     made = exhibits(store)
     if not made:
         parser.error(nothing(options.outputs, made_by or store.missing(name)[0]))
-    for exhibit in made:
-        for file in exhibit.save(options.outputs / "report"):
-            print(file)
+    save(made, options.outputs / "report")
     print_missing([command for exhibit in made[:1] for command in exhibit.missing])
+    print_unreadable(store)
     return 0
 
 
+def save(exhibits: Iterable[Exhibit], folder: Path) -> None:
+    """Write the files of the exhibits into `folder` and print their paths."""
+    for exhibit in exhibits:
+        for file in exhibit.save(folder):
+            print(file)
+
+
 def nothing(outputs: Path, command: str) -> str:
-    """What to say where there is nothing to draw."""
-    return f"{outputs} holds no finished run of it: make one with `{command}`"
+    """Return the error message for a folder in which there is nothing to draw."""
+    return f"{outputs} holds no finished run to draw: make one with `{command}`"
 
 
 def print_missing(commands: list[str]) -> None:
-    """Say how to make what is not there."""
+    """Print the commands of the points that have not been run."""
     if commands:
-        print(f"not run yet, {len(commands)} in all; a sweep that is typed again goes on where it stopped:")
+        print(f"points not run yet, {len(commands)} commands (a sweep that is started again continues):")
         print("\n".join(f"  {command}" for command in commands[:SHOWN]))
     if len(commands) > SHOWN:
         print(f"  ... and {len(commands) - SHOWN} more")
+
+
+def print_unreadable(store: Store) -> None:
+    """Print on standard error which runs are left out, and why."""
+    for reason in store.unreadable:
+        print(f"left out: {reason}", file=sys.stderr)

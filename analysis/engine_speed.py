@@ -1,13 +1,13 @@
-"""How near a step comes to the arithmetic limit, and how torch's own pipeline runtime compares.
+"""Step times of microp and of torch's pipeline runtime, relative to the arithmetic limit.
 
 ::
 
     one launch    limit │ microp │ torch │ microp │ torch │ limit │ ...     in turn, step by step
-                     └── ratio ──┴─ ratio ─┘                                within a turn; median over turns
+                     └── ratio ──┴─ ratio ─┘                                per turn; median over turns
 
-The limit is (M+K-1)/M times one rank's compute alone, on emulated devices the
-closed form. Forward and backward without the optimizer. Beside a schedule that torch has not
-got (ZB-H1) its 1F1B is run, with real compute only.
+The limit is (M+K-1)/M times the compute time of one rank alone, or the closed form on emulated
+devices. Steps consist of forward and backward, without the optimizer. A schedule that torch does
+not have (ZB-H1) is compared with torch's 1F1B, and only with real compute.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import pandas as pd
 
 from analysis import plot
 from analysis.command import main
-from analysis.exhibit import Exhibit
-from analysis.statistics import over_launches
-from analysis.store import Store
+from analysis.exhibit import INTERVALS, Exhibit, drawn, kind_of
+from microp.store import Store, over_launches
 
 NAME = "engine_speed"
 RATIOS = {
@@ -34,7 +33,7 @@ POINT = ["device", "ranks", "config.model.dim", "schedule", "chunks"]
 
 
 def exhibits(store: Store) -> list[Exhibit]:
-    """One figure: both engines over the limit, a panel for each kind of stage."""
+    """Return one figure: the step times of both engines over the limit, with one panel per kind of stage."""
     runs = store.runs(NAME)
     if runs.empty:
         return []
@@ -43,40 +42,38 @@ def exhibits(store: Store) -> list[Exhibit]:
             runs[column] = float("nan")
     table = over_launches(runs, POINT, [*RATIOS, *TIMES])
     text = (
-        "Step time (forward and backward) over the limit: (M+K-1)/M times one rank's compute alone, on emulated "
-        "devices, whose time leaves out what the host oversleeps, the closed form. Filled lines: microp; grey: "
-        "torch.distributed.pipelining beside the same schedule (1F1B beside ZB-H1). Medians over launches of the "
-        "median ratio within a turn; bars: 95 % bootstrap interval."
+        "Step time (forward and backward) over the limit, which is (M+K-1)/M times the compute time of one rank alone, "
+        "or the closed form on emulated devices, whose clock leaves out the time that the host oversleeps. Colour: "
+        "microp; grey: torch.distributed.pipelining with the same schedule (1F1B for ZB-H1). A launch counts with the "
+        f"median of its ratios, each taken within one turn of the engines. {INTERVALS}"
     )
-    title, missing = "microp, torch and the limit", store.missing(NAME)
-    return [Exhibit("engine-speed", title, text, figure(table), named(table), runs, missing)]
+    made = Exhibit("engine-speed", "microp, torch and the limit", text, figure(table), named(table), runs)
+    return drawn([made], store.missing(NAME))
 
 
 def figure(table: pd.DataFrame) -> Any:
-    """A panel for each device, K and model size."""
+    """Return a figure with one panel per device, K and model size."""
     panels = list(table.groupby(POINT[:3], sort=True))
     columns = 2 if len(panels) > 1 else 1
     sheet, axes = plot.sheet(-(-len(panels) // columns), columns)
     looks = plot.looks(table["schedule"].unique())
+    grey = {schedule: look._replace(colour="0.6") for schedule, look in looks.items()}
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     for axis, ((device, ranks, dim), own) in zip(axes.flat, panels, strict=False):
-        for schedule, rows in own.groupby("schedule"):
-            look = looks[schedule]
-            plot.points(axis, rows, "chunks", "engines.ratio.microp/limit", look, str(schedule))
-            grey = look._replace(colour="0.6")
-            plot.points(axis, rows, "chunks", "engines.ratio.torch/limit", grey, f"torch beside {schedule}")
+        plot.lines(axis, own, "chunks", "engines.ratio.microp/limit", "schedule", looks)
+        plot.lines(axis, own, "chunks", "engines.ratio.torch/limit", "schedule", grey, label="torch, in turn with {}")
         axis.axhline(1, color="0.25", linewidth=0.8)
-        kind = "emulated" if device == "emulated" else f"real compute, dim {dim}"
-        axis.set_title(f"{kind}, K = {ranks}")
+        size = "" if device == "emulated" else f", dim {dim}"
+        axis.set_title(f"{kind_of(str(device))}{size}, K = {ranks}")
         axis.set_ylabel("step time / limit")
-        plot.powers(axis, own["chunks"], "microbatches M")
+        plot.powers(axis, own["chunks"], plot.CHUNKS)
     plot.legend(sheet)
     return sheet
 
 
 def named(table: pd.DataFrame) -> pd.DataFrame:
-    """The table in a reader's words: milliseconds, and ratios with their intervals."""
+    """Return the table with readable column names: times in ms, and ratios with their intervals."""
     result = table[[*POINT, "launches"]].rename(columns={"config.model.dim": "dim"})
     for column in TIMES:
         result[f"{column.split('.')[2]} ms"] = table[column]

@@ -1,25 +1,26 @@
-"""A figure, its table, and where both come from.
+"""An exhibit of the report: a figure, its table, and a caption that names their origin.
 
 ::
 
     Exhibit ── save ──► m-sensitivity-bubble.svg  .png  .csv
                         the same rows give the same bytes of SVG and CSV
-            ── caption ──► "Bubble against chunks. 72 runs: 24 points of 3 launches ... commit, machine"
+            ── full_caption ──► "Idle time over ... From 72 runs: 24 questions, 3 launches each ..."
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.store import records
+from microp.store import records
 
-NUMBERS = "%.6g"  # in a CSV: more digits than any of them has
+NUMBERS = "%.6g"  # in a CSV file: more digits than any measurement has
+INTERVALS = "Markers are medians over launches, bars their 95 % bootstrap intervals."
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,13 @@ class Exhibit:
     """One figure of the report.
 
     Attributes:
-        stem: of its files.
-        title: a few words.
-        caption: what is drawn, and what it is drawn of; provenance is added to it.
-        figure: made through `plot`, whose style it has.
-        table: the numbers that are drawn.
-        runs: the rows of the store that went into it.
-        missing: commands that make the points that are not there.
+        stem: the name of its files, without ending.
+        title: a few words, for the heading.
+        caption: a description of the figure and its result; `full_caption` adds the provenance.
+        figure: the figure, made with `plot` and in its style.
+        table: the numbers that the figure shows.
+        runs: the rows of the store that were used.
+        missing: the commands of the points that have not been run.
     """
 
     stem: str
@@ -45,11 +46,11 @@ class Exhibit:
     missing: Sequence[str] = ()
 
     def full_caption(self) -> str:
-        """The caption, then how many runs, launches and steps, their spread, the commit and the machine."""
+        """Return the caption with its provenance: numbers of runs, launches and steps, spread, commit, machine."""
         return f"{self.caption.rstrip()} {provenance(self.runs)}"
 
     def save(self, folder: Path) -> list[Path]:
-        """Write the figure as SVG and PNG and the table as CSV; gives the files."""
+        """Write the figure as SVG and PNG and the table as CSV, and return the paths of the files."""
         folder.mkdir(parents=True, exist_ok=True)
         vector, pixels, table = (folder / f"{self.stem}.{ending}" for ending in ("svg", "png", "csv"))
         self.figure.savefig(vector, metadata={"Date": None, "Creator": None})
@@ -58,10 +59,26 @@ class Exhibit:
         return [vector, pixels, table]
 
 
+def drawn(found: Iterable[Exhibit | None], missing: Sequence[str]) -> list[Exhibit]:
+    """Return those exhibits that are not None, each with the commands of the missing points."""
+    return [replace(exhibit, missing=missing) for exhibit in found if exhibit is not None]
+
+
+def kind_of(device: str) -> str:
+    """Return the kind of computation on a device: "emulated" or "real compute"."""
+    return "emulated" if device == "emulated" else "real compute"
+
+
+def distance(measured: pd.Series[float], expected: pd.Series[float], digits: int = 1) -> str:
+    """Return the relative distance of measured values from expected ones as text: its median and its maximum."""
+    miss = (measured / expected - 1).abs()
+    return f"{miss.median():.{digits}%} in the median and {miss.max():.{digits}%} at most"
+
+
 def provenance(runs: pd.DataFrame) -> str:
-    """A sentence or two on where rows come from."""
+    """Return one or two sentences on the origin of rows: number of runs, spread, commit and machine."""
     if runs.empty:
-        return "From no run: computed."
+        return "Computed, not measured."
     launches = runs.groupby("question").size()
     steps = runs["steps"]
     text = (
@@ -70,17 +87,18 @@ def provenance(runs: pd.DataFrame) -> str:
     )
     spread = launch_spread(runs)
     if spread is not None:
-        text += f"; step times of launches range over {spread[0]:.1%} of their median (at most {spread[1]:.1%})"
+        middle, most = spread
+        text += f"; the step times of a question's launches differ by {middle:.1%} in the median and {most:.1%} at most"
     machines = sorted({_machine(row) for row in records(runs)})
     commits = sorted({str(commit or "unknown") for commit in runs["env.commit"]})
     return f"{text}. Commit {', '.join(commits)}; {' and '.join(machines)}."
 
 
 def launch_spread(runs: pd.DataFrame) -> tuple[float, float] | None:
-    """How far the launches of a question lie apart, largest less smallest step time over the median.
+    """Return the spread of launches: the difference of the largest and smallest step time, over their median.
 
     Returns:
-        the median over questions and the largest; None where no question has two launches.
+        the median and the maximum over all questions; None if no question has two launches.
     """
     grouped = runs.groupby("question")["step_ms.median"]
     several = grouped.size() > 1

@@ -1,14 +1,14 @@
-"""What it costs to keep replicas equal: the ways to sum gradients, the size of their buckets, a ring, more replicas.
+"""Cost of keeping replicas equal: ways to sum gradients, bucket sizes, the ring, more replicas.
 
 ::
 
-    step │●                   naive   a sum a parameter        ms of a sum │        ╱
-         │  ●         ●       buckets: too small ones pay      of the ring │     ╱      2(N-1) α
-         │     ●   ●          latency, one large one starts                │  ╱       + 2(N-1)/N S/β
-         └─────────── MiB     late: a U                                    └──────── S
+    step │●                   naive: one sum per parameter     ms per sum  │        ╱
+         │  ●         ●       small buckets pay latency,       of the ring │     ╱      2(N-1) α
+         │     ●   ●          a large one starts late                      │  ╱       + 2(N-1)/N S/β
+         └─────────── MiB                                                  └──────── S
 
-One rank a replica holds the whole model. Ways that are compared take the same batch; `ddp` and
-torch's own also take turns in one launch, which is the sharper comparison.
+Each replica is one rank with the whole model. All ways are given the same batch. `ddp` and
+torch's own also run in turn within one launch, which is the more precise comparison.
 """
 
 from __future__ import annotations
@@ -21,20 +21,18 @@ import pandas as pd
 
 from analysis import plot
 from analysis.command import main
-from analysis.exhibit import Exhibit
-from analysis.statistics import over_launches, paired
-from analysis.store import Store, records
+from analysis.exhibit import INTERVALS, Exhibit, distance, drawn
+from microp.settings import MIB
+from microp.store import Store, over_launches, paired, records
 
 NAME = "gradient_sync"
 WAYS = ["naive", "flat", "ddp", "torch_ddp"]
 DIM, BUCKET = "config.model.dim", "config.sync.bucket_mb"
-USUAL_MB = 25.0  # torch's bucket
-MIB = 2**20
-Made = tuple[str, str, str, Any, pd.DataFrame, pd.DataFrame]  # an Exhibit's fields, but for what is missing
+USUAL_MB = 25.0  # torch's bucket size
 
 
 def exhibits(store: Store) -> list[Exhibit]:
-    """Four figures: ways and sizes, buckets, the ring, scaling."""
+    """Return up to four figures: ways to sum, bucket sizes, the ring, and scaling."""
     runs = store.runs(NAME)
     if runs.empty:
         return []
@@ -46,37 +44,35 @@ def exhibits(store: Store) -> list[Exhibit]:
         ring(runs[runs["ring"]]),
         scaling(runs[runs["device"] == "emulated"]),
     ]
-    missing = store.missing(NAME)
-    return [Exhibit(*exhibit, missing) for exhibit in made if exhibit is not None]
+    return drawn(made, store.missing(NAME))
 
 
-def ways(runs: pd.DataFrame, real: pd.DataFrame) -> Made | None:
-    """Step time and what is exposed of the sum, against the model's size, way by way."""
+def ways(runs: pd.DataFrame, real: pd.DataFrame) -> Exhibit | None:
+    """Return the figure of the step time and the exposed time of the sum against the size of the model."""
     if runs.empty:
         return None
     values = ["step_ms.median", "reduction.exposed_ms", "reduction.all_reduce_ms", "reduction.reduced_bytes"]
     table = over_launches(runs, ["sync", DIM], values)
-    # torch's sums are part of its last backward, which waits for them
+    # torch waits for its sums within the last backward, so that their time cannot be measured separately
     table.loc[table["sync"] == "torch_ddp", ["reduction.exposed_ms", "reduction.all_reduce_ms"]] = np.nan
     figure, axes = plot.sheet(1, 2)
     for axis, value, name in zip(axes[0], values, ("step time, ms", "exposed time of the sum, ms"), strict=False):
-        for sync, look in plot.looks(WAYS).items():
-            plot.points(axis, table[table["sync"] == sync], DIM, value, look, sync)
+        plot.lines(axis, table, DIM, value, "sync", plot.looks(WAYS))
         plot.powers(axis, table[DIM], "width of the model's 16 layers")
         axis.set(yscale="log", ylabel=name)
-        axis.yaxis.set_major_formatter(lambda number, _: f"{number:g}")
+        plot.plain(axis.yaxis)
         axis.yaxis.set_minor_formatter(lambda number, _: f"{number:g}" if f"{number:e}"[0] in "25" else "")
     plot.legend(figure)
     text = (
-        "Two replicas of the whole model, 32 rows each. Left: a step with its optimizer. Right: how long a rank waits "
-        "for the sum after its backward (torch_ddp waits within it, and is left out). Medians over launches, bars: "
-        f"95 % bootstrap interval. {_in_turn(real)}"
+        "Two replicas of the whole model, 32 rows each. Left: time of a step with its optimizer. Right: time that a "
+        "rank waits for the sum after its backward (without torch_ddp, which waits within the backward). "
+        f"{INTERVALS} {_in_turn(real)}"
     )
-    return "gradient-sync-ways", "Ways to sum gradients", text, figure, table, runs
+    return Exhibit("gradient-sync-ways", "Ways to sum gradients", text, figure, table, runs)
 
 
 def _in_turn(real: pd.DataFrame) -> str:
-    """ddp beside torch's own, in turn in one launch."""
+    """Return a sentence on the ratio of ddp to torch's own, run in turn within one launch."""
     both = real[real["sync"] == "compare"]
     if both.empty:
         return ""
@@ -88,38 +84,36 @@ def _in_turn(real: pd.DataFrame) -> str:
     )
     same = (both["syncs.reduced_bytes.ddp"] == both["syncs.reduced_bytes.torch_ddp"]).all()
     moved = "both move the same bytes" if same else "they do not move the same bytes"
-    return f"In turn in one launch, ddp's step over torch_ddp's is, in the median of pairs, {seen}; {moved}."
+    return f"Median ratio of step times, ddp over torch_ddp in turn within one launch: {seen}; {moved}."
 
 
-def buckets(runs: pd.DataFrame) -> Made | None:
-    """Step time against the size of the buckets, a panel for each size of the model."""
+def buckets(runs: pd.DataFrame) -> Exhibit | None:
+    """Return the figure of the step time against the bucket size, with one panel per size of the model."""
     if runs.empty or runs[BUCKET].nunique() < 2:
         return None
     table = over_launches(runs, [DIM, "sync", BUCKET], ["step_ms.median"])
     sizes = sorted(table[DIM].unique())
     figure, axes = plot.sheet(1, len(sizes), (2.3, 2.5))
     for axis, dim in zip(axes[0], sizes, strict=True):
-        for sync, look in plot.looks(WAYS).items():
-            own = table[(table[DIM] == dim) & (table["sync"] == sync)]
-            plot.points(axis, own, BUCKET, "step_ms.median", look, sync)
+        plot.lines(axis, table[table[DIM] == dim], BUCKET, "step_ms.median", "sync", plot.looks(WAYS))
         plot.powers(axis, table[BUCKET], "bucket, MiB")
         axis.set_title(f"width {dim}, {_model_mib(runs, dim):.1f} MiB")
     axes[0, 0].set_ylabel("step time, ms")
     plot.legend(figure)
     text = (
-        "Step time against the size of a bucket of gradients (the first of a step is of 1 MiB at most), two replicas. "
-        "Small buckets pay for each sum, a large one sets out late; where the processes leave no core for the sums, "
-        "there is little to overlap. Medians over launches, bars: 95 % bootstrap interval."
+        "Step time against the bucket size of the gradients (the first bucket of a step has at most 1 MiB), with two "
+        "replicas. Small buckets pay the latency of many sums, a large one starts late. If the processes leave no core "
+        f"free for the sums, there is little overlap. {INTERVALS}"
     )
-    return "gradient-sync-buckets", "How large a bucket should be", text, figure, table, runs
+    return Exhibit("gradient-sync-buckets", "Bucket size", text, figure, table, runs)
 
 
 def _model_mib(runs: pd.DataFrame, dim: Any) -> float:
     return float(runs[runs[DIM] == dim]["reduction.reduced_bytes"].max()) / MIB
 
 
-def ring(runs: pd.DataFrame) -> Made | None:
-    """The time of one sum by the ring against its bytes, and the latency and bandwidth that explain it."""
+def ring(runs: pd.DataFrame) -> Exhibit | None:
+    """Return the figure of the time of one ring sum against its bytes, with the fitted latency and bandwidth."""
     if runs.empty:
         return None
     runs = runs.assign(mib=runs["reduction.reduced_bytes"] / MIB)
@@ -131,27 +125,22 @@ def ring(runs: pd.DataFrame) -> Made | None:
     table["fit"] = [_ring_ms(row["replicas"], row["mib"], *fits[row["replicas"]]) for row in records(table)]
     figure, axes = plot.sheet(1, 1, (4.2, 3.0))
     axis = axes[0, 0]
-    named = {n: f"{n} replicas" for n in fits}
-    for n, look in plot.looks(list(fits)).items():
-        own = table[table["replicas"] == n]
-        plot.theory(axis, own["mib"], own["fit"], look.colour)
-        plot.points(axis, own, "mib", "reduction.all_reduce_ms", look, named[n])
+    value, label = "reduction.all_reduce_ms", "{} replicas"
+    plot.lines(axis, table, "mib", value, "replicas", plot.looks(fits), "fit", label)
     axis.set(xscale="log", yscale="log", xlabel="bytes summed S, MiB", ylabel="time of the sum, ms")
-    for scale in (axis.xaxis, axis.yaxis):
-        scale.set_major_formatter(lambda number, _: f"{number:g}")
+    plot.plain(axis.xaxis, axis.yaxis)
     plot.legend(figure, [plot.THEORY])
-    miss = (table["fit"] / table["reduction.all_reduce_ms"] - 1).abs()
     seen = "; ".join(f"N = {n}: α {alpha:.2f} ms, β {beta / 1024:.2f} GiB/s" for n, (alpha, beta) in fits.items())
     text = (
-        "One sum of all gradients by the ring against its bytes. Broken: 2(N-1) α + 2(N-1)/N S/β (Patarasuk and Yuan "
-        f"2009) with the latency and the bandwidth that fit best, {seen}. The fit's error is {miss.median():.0%} in "
-        f"the median and {miss.max():.0%} at most. Medians over launches, bars: 95 % bootstrap interval."
+        "Time of one sum of all gradients by the ring against its bytes. Dashed: 2(N-1) α + 2(N-1)/N S/β (Patarasuk "
+        f"and Yuan 2009) with the best-fitting latency and bandwidth: {seen}. The error of the fit is "
+        f"{distance(table['fit'], table[value], 0)}. {INTERVALS}"
     )
-    return "gradient-sync-ring", "The ring's latency and bandwidth", text, figure, table, runs
+    return Exhibit("gradient-sync-ring", "Latency and bandwidth of the ring", text, figure, table, runs)
 
 
 def alpha_beta(replicas: int, mib: pd.Series[float], times: pd.Series[float]) -> tuple[float, float]:
-    """Latency of a message in ms, not below 0, and bandwidth in MiB/s, by least squares of relative errors."""
+    """Return latency (ms per message, at least 0) and bandwidth (MiB/s), by least squares of relative errors."""
     turns = 2 * (replicas - 1)
     x, y = np.asarray(mib, dtype=float), np.asarray(times, dtype=float)
     rows = np.stack([np.full(len(x), turns), turns / replicas * x * 1e3], axis=1) / y[:, None]
@@ -166,8 +155,8 @@ def _ring_ms(replicas: int, mib: float, alpha: float, beta: float) -> float:
     return turns * alpha + turns / replicas * mib / beta * 1e3
 
 
-def scaling(runs: pd.DataFrame) -> Made | None:
-    """Throughput of N emulated replicas over that of one, against the size of the model."""
+def scaling(runs: pd.DataFrame) -> Exhibit | None:
+    """Return the figure of the throughput of N emulated replicas over that of one, for each size of the model."""
     alone = runs[runs["replicas"] == 1] if not runs.empty else runs
     if alone.empty:
         return None
@@ -175,21 +164,19 @@ def scaling(runs: pd.DataFrame) -> Made | None:
     table = over_launches(compared, [DIM, "replicas"], ["ratio", "step_ms.median"])
     figure, axes = plot.sheet(1, 1, (4.2, 3.0))
     axis = axes[0, 0]
-    for dim, look in plot.looks(sorted(table[DIM].unique())).items():
-        plot.points(axis, table[table[DIM] == dim], "replicas", "ratio", look, f"width {dim}")
+    plot.lines(axis, table, "replicas", "ratio", DIM, plot.looks(sorted(table[DIM].unique())), label="width {}")
     numbers = sorted(table["replicas"].unique())
     plot.theory(axis, numbers, numbers)
     plot.powers(axis, numbers, "replicas N")
-    axis.set_ylabel("throughput over one replica's")
+    axis.set_ylabel("throughput relative to one replica")
     plot.legend(figure, [plot.THEORY])
     step = 1e3 * float(alone["batch_size"].iloc[0]) / float(alone["samples_per_s"].median())
     text = (
-        "Rows a second over those of one replica, paired by launch; each replica is an emulated device whose step "
-        f"takes {step:.0f} ms and has 16 rows, so that only the sums, which are real, can cost. Broken: N. On a "
-        "host with "
-        "fewer cores than replicas the sums take turns. Medians over launches, bars: 95 % bootstrap interval."
+        "Rows per second over those of one replica, paired by launch. Each replica is an emulated device whose step "
+        f"takes {step:.0f} ms for 16 rows, so that only the sums, which are real, can add time. Dashed: N. On a host "
+        f"with fewer cores than replicas the sums compete for cores. {INTERVALS}"
     )
-    return "gradient-sync-scaling", "More replicas", text, figure, table, runs
+    return Exhibit("gradient-sync-scaling", "Scaling with replicas", text, figure, table, runs)
 
 
 if __name__ == "__main__":

@@ -1,46 +1,44 @@
-"""How much of a hop's latency a schedule hides.
+"""Hop latency: its effect on the step time, and the part of it that each schedule hides.
 
 ::
 
-    ms a       │         ● 1f1b      a steady 1F1B microbatch waits for two hops
-    microbatch │      ●              in K - 1 of K cases: 2c(K-1)/K each
+    ms per     │         ● 1f1b      in the steady phase K - 1 of K microbatches wait for
+    microbatch │      ●              two hops: 2c(K-1)/K per microbatch
                │   ●
-               │ ●──■──■──■ gpipe, eager_1f1b: only the first and the last ones wait
+               │ ●──■──■──■ gpipe, eager_1f1b: only the first and last microbatches wait
                └─────────── c
 
-The time a microbatch takes is the slope b of T(M) = a + b M, at each latency c.
+The time per microbatch is the slope b of T(M) = a + b M, fitted at each latency c.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 import pandas as pd
 
 from analysis import nominal, plot
 from analysis.command import main
-from analysis.exhibit import Exhibit
-from analysis.statistics import LAUNCH, least_squares, over_launches, paired
-from analysis.store import Store, records
+from analysis.exhibit import INTERVALS, Exhibit, distance, drawn
+from microp.store import LAUNCH, Store, least_squares, over_launches, paired, records
 
 NAME = "hop_latency"
 POINT = ["chunks", "schedule", "latency_ms"]
 LATENCY = "latency of a hop c, ms"
-Made = tuple[str, str, str, Any, pd.DataFrame, pd.DataFrame]  # an Exhibit's fields, but for what is missing
 
 
 def exhibits(store: Store) -> list[Exhibit]:
-    """Two figures: step time against latency, and what a microbatch pays for it."""
+    """Return up to two figures: step time against latency, and the time that latency adds per microbatch."""
     runs = store.runs(NAME)
     if runs.empty:
         return []
     runs = runs.assign(latency_ms=runs["config.device.latency_ms"].astype(float))
     runs = runs.drop_duplicates([*POINT, LAUNCH]).reset_index(drop=True)
     made = [step_time(runs), slopes(runs)]
-    missing = store.missing(NAME)
-    return [Exhibit(*exhibit, missing) for exhibit in made if exhibit is not None]
+    return drawn(made, store.missing(NAME))
 
 
 def _nominal_ms(row: dict[str, Any]) -> float:
@@ -48,33 +46,22 @@ def _nominal_ms(row: dict[str, Any]) -> float:
     return nominal.step_ms(schedule, nominal.costs(row, schedule))
 
 
-def step_time(runs: pd.DataFrame) -> Made:
-    """Step time against latency, a panel for each M."""
+def step_time(runs: pd.DataFrame) -> Exhibit:
+    """Return the figure of the step time against latency, with one panel per M."""
     table = over_launches(runs, POINT, ["step_ms.median"])
-    formula = {tuple(row[key] for key in POINT): _nominal_ms(row) for row in records(runs)}
-    table["formula"] = [formula[tuple(row[key] for key in POINT)] for row in records(table)]
-    chunks = sorted(table["chunks"].unique())
-    figure, axes = plot.sheet(1, len(chunks))
-    for axis, number in zip(axes[0], chunks, strict=True):
-        panel = table[table["chunks"] == number]
-        for schedule, look in plot.looks(sorted(panel["schedule"].unique())).items():
-            own = panel[panel["schedule"] == schedule]
-            plot.theory(axis, own["latency_ms"], own["formula"], look.colour)
-            plot.points(axis, own, "latency_ms", "step_ms.median", look, schedule)
-        axis.set(title=f"M = {number}", xlabel=LATENCY)
-    axes[0, 0].set_ylabel("step time, ms")
-    plot.legend(figure, [plot.THEORY])
-    miss = (table["step_ms.median"] / table["formula"] - 1).abs()
+    point = itemgetter(*POINT)
+    formula = {point(row): _nominal_ms(row) for row in records(runs)}
+    table["formula"] = [formula[point(row)] for row in records(table)]
+    figure = plot.for_each_chunks(table, "latency_ms", "step_ms.median", "formula", LATENCY, "step time, ms")
     text = (
-        "Step time against the latency of a hop. Broken: the exact forms with the nominal times, from which measured "
-        f"ones lie {miss.median():.1%} in the median and {miss.max():.1%} at most. Bars: 95 % bootstrap interval over "
-        "launches."
+        "Step time against the latency of a hop. Dashed: the exact forms for the nominal times, from which the "
+        f"measured step times differ by {distance(table['step_ms.median'], table['formula'])}. {INTERVALS}"
     )
-    return "hop-latency-step-time", "Step time against hop latency", text, figure, table, runs
+    return Exhibit("hop-latency-step-time", "Step time against hop latency", text, figure, table, runs)
 
 
-def slopes(runs: pd.DataFrame) -> Made | None:
-    """What latency adds to the time of a microbatch, and how far 1F1B lies from the others in it."""
+def slopes(runs: pd.DataFrame) -> Exhibit | None:
+    """Return the figure of the time that latency adds per microbatch; None without runs at latency 0."""
     fits = pd.DataFrame(list(_fits(runs)))
     if fits.empty or not (fits["latency_ms"] == 0).any():
         return None
@@ -89,26 +76,23 @@ def slopes(runs: pd.DataFrame) -> Made | None:
     ]
     figure, axes = plot.sheet(1, 1, (4.2, 3.0))
     axis = axes[0, 0]
-    for schedule, look in plot.looks(sorted(table["schedule"].unique())).items():
-        own = table[table["schedule"] == schedule]
-        plot.theory(axis, own["latency_ms"], own["formula"], look.colour)
-        plot.points(axis, own, "latency_ms", "added_ms", look, schedule)
-    axis.set(xlabel=LATENCY, ylabel="added to a microbatch's time, ms")
+    looks = plot.looks(sorted(table["schedule"].unique()))
+    plot.lines(axis, table, "latency_ms", "added_ms", "schedule", looks, "formula")
+    axis.set(xlabel=LATENCY, ylabel="time added per microbatch, ms")
     plot.legend(figure, [plot.THEORY])
     at = table["latency_ms"].max()
     worst = table[table["latency_ms"] == at].set_index("schedule")["added_ms"]
     seen = ", ".join(f"{name} {value:.2f} ms" for name, value in worst.items())
     text = (
-        "What a hop's latency adds to each microbatch: the slope b of T(M) = a + b M, less that without latency, "
-        f"paired by launch. Broken: 2c(K-1)/K for 1F1B, here {2 * (ranks - 1) / ranks:g} c, and nothing for the "
-        "others. "
-        f"At c = {at:g} ms: {seen}. Bars: 95 % bootstrap interval over launches."
+        "Time that the latency of a hop adds per microbatch: the slope b of T(M) = a + b M, minus the slope without "
+        f"latency, paired by launch. Dashed: 2c(K-1)/K for 1F1B, here {2 * (ranks - 1) / ranks:g} c, and 0 for the "
+        f"others. At c = {at:g} ms: {seen}. {INTERVALS}"
     )
-    return "hop-latency-slopes", "What latency costs a microbatch", text, figure, table, runs
+    return Exhibit("hop-latency-slopes", "Cost of hop latency per microbatch", text, figure, table, runs)
 
 
 def _fits(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """The slope of each schedule, latency and launch that has two values of M."""
+    """Yield the slope of each schedule, latency and launch with at least two values of M."""
     for (schedule, latency, launch), rows in runs.groupby(["schedule", "latency_ms", LAUNCH]):
         if rows["chunks"].nunique() > 1:
             _, b = least_squares(rows["chunks"], rows["step_ms.median"])

@@ -1,73 +1,58 @@
-"""Where the sums over replicas fall in a pipeline's step, and whether they are predicted.
+"""Gradient sums over the replicas of a pipeline: their position in the step, and their simulated cost.
 
 ::
 
-    rank 0   F0 F1 ........ B0 B1│█████│      the last to be done: nothing hides its sum
-    rank 1   .. F0 B0 F1 B1│█████│            its sum is over before the step is
+    rank 0   F0 F1 ........ B0 B1│█████│      finishes last: its sum is exposed
+    rank 1   .. F0 B0 F1 B1│█████│            finishes earlier: its sum is hidden
 
-Predicted is the step up to its optimizer: the simulated schedule, and each stage's sum from its
-last weight gradient on.
+The prediction covers the step without its optimizer: the simulated schedule, with the sum of each
+stage starting at the end of its last weight gradient.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from analysis import plot
 from analysis.command import main
-from analysis.exhibit import Exhibit
-from analysis.statistics import over_launches
-from analysis.store import Store, records
-from microp import render
-from microp.records import read_reductions, read_spans
+from analysis.exhibit import INTERVALS, Exhibit, distance, drawn
+from microp.store import Store, over_launches, read_reductions, read_spans, records
+from microp.trace import drawing as render
 
 NAME = "hybrid"
 POINT = ["chunks", "schedule", "reduce_ms"]
-MEASURED, PREDICTED = "reduction.measured_ms", "reduction.predicted_ms"
-Made = tuple[str, str, str, Any, pd.DataFrame, pd.DataFrame]  # an Exhibit's fields, but for what is missing
+MEASURED, SIMULATED = "reduction.measured_ms", "reduction.simulated_ms"
 
 
 def exhibits(store: Store) -> list[Exhibit]:
-    """Two figures: step time against the sum's, and timelines."""
+    """Return up to two figures: step time against the time of a sum, and timelines."""
     runs = store.runs(NAME)
     if runs.empty:
         return []
     runs = runs.assign(reduce_ms=runs["config.device.reduce_ms"].astype(float))
-    missing = store.missing(NAME)
-    return [Exhibit(*exhibit, missing) for exhibit in (steps(runs), timelines(runs)) if exhibit is not None]
+    return drawn([steps(runs), timelines(runs)], store.missing(NAME))
 
 
-def steps(runs: pd.DataFrame) -> Made:
-    """The step without its optimizer against the time of a stage's sum, a panel for each M."""
-    table = over_launches(runs, POINT, [MEASURED, PREDICTED, "reduction.exposed_ms", "reduction.predicted_exposed_ms"])
-    table["measured / predicted"] = table[MEASURED] / table[PREDICTED]
-    chunks = sorted(table["chunks"].unique())
-    figure, axes = plot.sheet(1, len(chunks))
-    for axis, number in zip(axes[0], chunks, strict=True):
-        panel = table[table["chunks"] == number]
-        for schedule, look in plot.looks(panel["schedule"].unique()).items():
-            own = panel[panel["schedule"] == schedule]
-            plot.theory(axis, own["reduce_ms"], own[PREDICTED], look.colour)
-            plot.points(axis, own, "reduce_ms", MEASURED, look, str(schedule))
-        axis.set(title=f"M = {number}", xlabel="sum of a stage's gradients, ms")
-    axes[0, 0].set_ylabel("step without its optimizer, ms")
-    plot.legend(figure, [plot.THEORY])
-    first, miss = records(runs)[0], (table["measured / predicted"] - 1).abs()
+def steps(runs: pd.DataFrame) -> Exhibit:
+    """Return the figure of the step time without optimizer against the time of a sum, with one panel per M."""
+    table = over_launches(runs, POINT, [MEASURED, SIMULATED, "reduction.exposed_ms", "reduction.simulated_exposed_ms"])
+    table["measured / simulated"] = table[MEASURED] / table[SIMULATED]
+    labels = ("sum of a stage's gradients, ms", "step without optimizer, ms")
+    figure = plot.for_each_chunks(table, "reduce_ms", MEASURED, SIMULATED, *labels)
+    first = records(runs)[0]
     text = (
-        f"{first['replicas']} replicas of a pipeline of {first['ranks']} emulated ranks. Broken: simulated, with the "
-        f"sums in it, from which measured ones lie {miss.median():.1%} in the median and {miss.max():.1%} at most. "
-        "Medians over "
-        "launches, bars: 95 % bootstrap interval."
+        f"{first['replicas']} replicas of a pipeline of {first['ranks']} emulated ranks. Dashed: simulated together "
+        f"with the sums; the measured step times differ from it by {distance(table[MEASURED], table[SIMULATED])}. "
+        f"{INTERVALS}"
     )
-    return "hybrid-step-time", "Step time with the sums in it", text, figure, table, runs
+    return Exhibit("hybrid-step-time", "Step time with gradient sums", text, figure, table, runs)
 
 
-def timelines(runs: pd.DataFrame) -> Made | None:
-    """The traced step of one launch of each schedule, with its sums."""
+def timelines(runs: pd.DataFrame) -> Exhibit | None:
+    """Return the timelines of one launch per schedule, with the sums; None if no run left a trace."""
     chunks, every = runs["chunks"].min(), sorted(runs["reduce_ms"].unique())
     middle = every[len(every) // 2]
     shown = runs[(runs["chunks"] == chunks) & (runs["reduce_ms"] == middle)].drop_duplicates("schedule")
@@ -95,11 +80,11 @@ def timelines(runs: pd.DataFrame) -> Made | None:
         ]
     axes[-1, 0].set_xlabel("time since the step's first action, ms")
     text = (
-        f"A measured step of the first replica, M = {chunks}: light F, dark B, orange W; grey, below the actions, the "
-        f"sum of a stage's gradients over the replicas ({middle:g} ms). It sets out with the stage's last weight "
-        "gradient, so that the last stages' are over while the first ones still compute."
+        f"A measured step of the first replica, M = {chunks}: F light, B dark, W orange; grey, below the actions: the "
+        f"sum of a stage's gradients over the replicas ({middle:g} ms). It starts after the stage's last weight "
+        "gradient, so that the sums of the last stages end while the first stages still compute."
     )
-    return "hybrid-timelines", "Where the sums fall", text, figure, pd.DataFrame(lines), shown
+    return Exhibit("hybrid-timelines", "Gradient sums within a step", text, figure, pd.DataFrame(lines), shown)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""How a step depends on M, the number of microbatches: speed-up, bubble, effective depth, memory.
+"""Effect of the number of microbatches M on speed-up, bubble, effective depth and memory.
 
 ::
 
     bubble │●                     T(M) │         ●        T = a + b M, microbatch fixed:
-           │  ●                        │      ●           b     the steady period
-           │     ●   ●   ●             │   ●              a/b   the pipeline's depth, less one
-           └───────────── M            └──┴───────── M    that is the bubble without a trace
+           │  ●                        │      ●           b     time per microbatch
+           │     ●   ●   ●             │   ●              a/b   depth of the pipeline, minus 1
+           └───────────── M            └──┴───────── M    this gives the bubble without a trace
 
-Two sweeps go by the name of "M": with the batch fixed a microbatch shrinks as M grows, and with
-the microbatch fixed the batch grows. Which one a row belongs to is read off the rows.
+M is varied in two ways: with a fixed batch the microbatches shrink as M grows, with a fixed
+microbatch the batch grows. The kind of a run is found from its row.
 """
 
 from __future__ import annotations
@@ -21,21 +21,18 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from analysis import plot
+from analysis import nominal, plot
 from analysis.command import main
-from analysis.exhibit import Exhibit
-from analysis.statistics import LAUNCH, WIDE_FRACTION, least_squares, over_launches, paired
-from analysis.store import Store, records
-from microp import schedules
-from microp.schedules import closed_forms
+from analysis.exhibit import INTERVALS, Exhibit, drawn, kind_of
+from microp.simulator import closed_forms
+from microp.store import LAUNCH, WIDE_FRACTION, Store, least_squares, over_launches, paired, records
 
 NAME = "m_sensitivity"
 POINT = ["schedule", "chunks"]
-CHUNKS = "microbatches M"
 
 
 class Part(NamedTuple):
-    """The rows of one panel: one machine, one K, and either the batch or the microbatch fixed."""
+    """The rows of one panel: one device, one K, and a fixed batch or a fixed microbatch."""
 
     device: str
     ranks: int
@@ -44,43 +41,30 @@ class Part(NamedTuple):
 
     @property
     def title(self) -> str:
-        kind = "emulated" if self.device == "emulated" else "real compute"
-        return f"{kind}, K = {self.ranks}, {self.fixed} fixed"
+        return f"{kind_of(self.device)}, K = {self.ranks}, {self.fixed} fixed"
 
 
 def exhibits(store: Store) -> list[Exhibit]:
-    """Four figures, of the runs there are."""
+    """Return up to four figures: speed-up, bubble, effective depth and memory against M."""
     runs = store.runs(NAME)
     if runs.empty:
         return []
     runs = runs.assign(work=[step_work(row) for row in records(runs)])
-    missing = store.missing(NAME)
     found = list(parts(runs))
     made = [speed_up(found, runs), bubble(found), effective_depth(found), memory(found)]
-    return [Exhibit(*exhibit, missing) for exhibit in made if exhibit is not None]
-
-
-Made = tuple[str, str, str, Any, pd.DataFrame, pd.DataFrame]  # an Exhibit's fields, but for what is missing
+    return drawn(made, store.missing(NAME))
 
 
 def step_work(row: dict[str, Any]) -> float:
-    """What a step has to do: rows of its batch; on an emulated device its nominal milliseconds, all stages."""
+    """Return the work of a step: the rows of its batch, or the nominal time in ms on an emulated device."""
     if row["device"] != "emulated":
         return float(row["batch_size"])
-    per = row["config.device.per"]
-    repeats = row["batch_size"] if "row" in per else row["chunks"]
-    layers = row["partition"] if "layer" in per else [1] * len(row["partition"])
-    times = [row[f"config.device.{kind}_ms"] for kind in ("forward", "backward", "weight")]
-    per_stage = [time if isinstance(time, list) else [time] * len(layers) for time in times if _is_given(time)]
-    return round(float(sum(sum(t * n for t, n in zip(own, layers, strict=True)) for own in per_stage) * repeats), 6)
-
-
-def _is_given(time: Any) -> bool:
-    return isinstance(time, list) or not pd.isna(time)
+    costs = nominal.costs(row, nominal.order(row))
+    return round(float(row["chunks"] * sum(costs.forward + costs.backward + costs.weight)), 6)
 
 
 def parts(runs: pd.DataFrame) -> Iterator[Part]:
-    """The panels that have two values of M or more."""
+    """Yield the panels that have at least two values of M."""
     pipelines = runs[runs["ranks"] > 1]
     for (device, _), rows in pipelines.groupby(["device", "ranks"], sort=True):
         for fixed, measure in (("batch", rows["work"]), ("microbatch", rows["work"] / rows["chunks"])):
@@ -91,8 +75,8 @@ def parts(runs: pd.DataFrame) -> Iterator[Part]:
                 yield Part(str(device), int(own["ranks"].iloc[0]), fixed, own)
 
 
-def speed_up(found: Sequence[Part], runs: pd.DataFrame) -> Made | None:
-    """Step time of the monolith over that of the pipeline, launch by launch."""
+def speed_up(found: Sequence[Part], runs: pd.DataFrame) -> Exhibit | None:
+    """Return the figure of the speed-up over the unpartitioned model, paired by launch."""
     same = ["device", "config.model.name", "config.model.layers", "config.model.dim", "work"]
     alone = runs[(runs["ranks"] == 1) & (runs["chunks"] == 1)].drop_duplicates([*same, LAUNCH])
     compared = [
@@ -105,21 +89,20 @@ def speed_up(found: Sequence[Part], runs: pd.DataFrame) -> Made | None:
     tables = [_table(part, "speed_up") for part in compared]
     for table, part in zip(tables, compared, strict=True):
         table["formula"] = part.ranks * (1 - table["formula"])
-    figure = _panels(compared, tables, "speed_up", "speed-up over the monolith")
+    figure = _panels(compared, tables, "speed_up", "speed-up over one rank")
     for axis, part in _of_parts(figure, compared):
         axis.axhline(part.ranks, color="0.6", linewidth=0.8)
         axis.annotate(f"K = {part.ranks}", (1, part.ranks), (2, -3), textcoords="offset points", va="top", fontsize=7)
     text = (
-        "Step time of the unpartitioned model (one rank, one microbatch, the same batch) over that of the pipeline. "
-        "Markers: median of launches, paired by launch; bars: 95 % bootstrap interval; broken: K (1 - bubble), "
-        "by formula."
+        "Step time of the unpartitioned model (one rank, one microbatch, the same batch) over that of the pipeline, "
+        f"paired by launch. Dashed: K (1 - bubble), with the bubble's formula. {INTERVALS}"
     )
     used = pd.concat([alone, *(part.rows for part in compared)])
-    return "m-sensitivity-speed-up", "Speed-up against M", text, figure, pd.concat(tables), used
+    return Exhibit("m-sensitivity-speed-up", "Speed-up against M", text, figure, pd.concat(tables), used)
 
 
-def bubble(found: Sequence[Part]) -> Made:
-    """Idle over total beside its formula."""
+def bubble(found: Sequence[Part]) -> Exhibit:
+    """Return the figure of the measured bubble and its formula."""
     tables = [_table(part, "bubble.measured", WIDE_FRACTION) for part in found]
     for table in tables:
         table["as fraction"] = [_fraction(value) for value in table["formula"]]
@@ -128,18 +111,18 @@ def bubble(found: Sequence[Part]) -> Made:
     for axis in figure.axes:
         axis.set_ylim(0, None)
     text = (
-        "Idle time over total time of all ranks. Broken: the formulas, (K-1)/(M+K-1) for GPipe and 1F1B; with real "
-        "compute they take every layer to cost the same. Bars: 95 % bootstrap interval over launches."
+        "Idle time over total time of all ranks. Dashed: the formulas, (K-1)/(M+K-1) for GPipe and 1F1B, which "
+        f"assume that all layers cost the same. {INTERVALS}"
     )
-    return "m-sensitivity-bubble", "Bubble against M", text, figure, pd.concat(tables), _rows(found)
+    return Exhibit("m-sensitivity-bubble", "Bubble against M", text, figure, pd.concat(tables), _rows(found))
 
 
 def _fraction(value: float) -> str:
     return "" if pd.isna(value) else str(Fraction(value).limit_denominator(1000))
 
 
-def effective_depth(found: Sequence[Part]) -> Made | None:
-    """The line T = a + b M through the step times, and a/b + 1."""
+def effective_depth(found: Sequence[Part]) -> Exhibit | None:
+    """Return the figure of the lines T = a + b M through the step times and of the depths a/b + 1."""
     growing = [part for part in found if part.fixed == "microbatch"]
     if not growing:
         return None
@@ -160,7 +143,7 @@ def effective_depth(found: Sequence[Part]) -> Made | None:
             plot.points(below, own, "position", "depth", look, name)
             plot.theory(below, [position - 0.35, position + 0.35], [line["formula"]] * 2)
         pipelined = times[times["schedule"] != "naive"]["step_ms.median"]
-        above.set(xlabel=CHUNKS, xlim=(0, None), ylim=(0, 1.2 * pipelined.max()))
+        above.set(xlabel=plot.CHUNKS, xlim=(0, None), ylim=(0, 1.2 * pipelined.max()))
         above.set_title(part.title)
         above.xaxis.set_major_locator(MaxNLocator(integer=True))
         below.set(ylim=(0, max(part.ranks, fits["depth.high"].max()) + 0.6), xlim=(-0.5, len(fits) - 0.5))
@@ -171,17 +154,17 @@ def effective_depth(found: Sequence[Part]) -> Made | None:
     axes[1, 0].set_ylabel("effective depth, a/b + 1")
     plot.legend(figure, [plot.THEORY])
     text = (
-        "Above: step time, and the least-squares line T = a + b M through M of K and more (relative distances; the "
-        "naive one leaves the panel). Below: the depth a/b + 1 which the line implies, without a trace; broken: what "
-        "the schedule's formula implies; grey: K. Bars: 95 % bootstrap interval over launches."
+        "Above: step time, and the least-squares line T = a + b M through the points with M >= K, fitted to relative "
+        "errors (the naive schedule exceeds the panel). Below: the depth a/b + 1 of each line, found without a trace. "
+        f"Dashed: the depth by the schedule's formula; grey: K. {INTERVALS}"
     )
-    return "m-sensitivity-depth", "T(M) = a + b M", text, figure, pd.concat(tables), _rows(growing)
+    return Exhibit("m-sensitivity-depth", "T(M) = a + b M", text, figure, pd.concat(tables), _rows(growing))
 
 
 def _fits(part: Part) -> Iterator[dict[str, Any]]:
-    """The line of each schedule and launch; `formula` is the depth of the times its closed form gives."""
+    """Yield the line of each schedule and launch; `formula` is the depth that follows from the closed form."""
     for (schedule, launch), rows in part.rows.groupby(["schedule", LAUNCH]):
-        rows = rows[rows["chunks"] >= part.ranks]  # with fewer microbatches ZB-H1 is another pipeline
+        rows = rows[rows["chunks"] >= part.ranks]  # with fewer microbatches ZB-H1 has another shape
         if rows["chunks"].nunique() < 2:
             continue
         known = rows.dropna(subset=["bubble.closed_form"])
@@ -193,8 +176,8 @@ def _fits(part: Part) -> Iterator[dict[str, Any]]:
         yield line
 
 
-def memory(found: Sequence[Part]) -> Made | None:
-    """The rank with the highest peak of activations."""
+def memory(found: Sequence[Part]) -> Exhibit | None:
+    """Return the figure of the peak activations on the rank that holds most."""
     measured = [
         part._replace(rows=rows.assign(activation_mib=rows["peak_activation_mib"].map(max)))
         for part in found
@@ -209,21 +192,24 @@ def memory(found: Sequence[Part]) -> Made | None:
     for axis in figure.axes:
         axis.set_ylim(0, None)
     text = (
-        "Peak bytes of activations on the rank that holds most, exact, from a step under a meter. With the microbatch "
-        "fixed GPipe climbs with M and 1F1B stays flat at K; with the batch fixed GPipe stays flat and 1F1B falls. "
-        "Broken: microbatches held, by formula, times the bytes that one takes at M = 1."
+        "Peak bytes of activations on the rank that holds most, counted exactly in a separate step. With a fixed "
+        "microbatch, memory grows with M under GPipe and stays constant from M = K on under 1F1B; with a fixed batch "
+        "it is constant under GPipe and falls under 1F1B. Dashed: the number of microbatches held, by formula, times "
+        "the bytes of one microbatch, taken from M = 1."
     )
-    return "m-sensitivity-memory", "Peak activations against M", text, figure, pd.concat(tables), _rows(measured)
+    return Exhibit(
+        "m-sensitivity-memory", "Peak activations against M", text, figure, pd.concat(tables), _rows(measured)
+    )
 
 
 def _law(part: Part, point: dict[str, Any]) -> float:
-    """Microbatches held, by the schedule's closed form, times what one microbatch takes, of the worst rank."""
+    """Return the memory of the worst rank in MiB: microbatches held, by closed form, times the size of one."""
     own = part.rows[part.rows["schedule"] == point["schedule"]]
     single = own[own["chunks"] == 1]
     if single.empty:
         return float("nan")
-    builder = getattr(schedules, own["config.schedule.builder"].iloc[0].rpartition(".")[2])
-    held = closed_forms.held_peak(builder(part.ranks, point["chunks"]))
+    [row] = records(own[own["chunks"] == point["chunks"]].head(1))
+    held = closed_forms.held_peak(nominal.order(row))
     if held is None:
         return float("nan")
     size = 1 if part.fixed == "microbatch" else 1 / point["chunks"]
@@ -233,7 +219,7 @@ def _law(part: Part, point: dict[str, Any]) -> float:
 
 
 def _of_parts(figure: Any, found: Sequence[Part]) -> Iterator[tuple[Any, Part]]:
-    """Each part's panel."""
+    """Return the axis of each part, with the part."""
     axes = {axis.get_title(loc="left"): axis for axis in figure.axes}
     return ((axes[part.title], part) for part in found)
 
@@ -243,7 +229,7 @@ def _rows(found: Sequence[Part]) -> pd.DataFrame:
 
 
 def _table(part: Part, value: str, floor: float = 0.0) -> pd.DataFrame:
-    """A line a schedule and M, with the bubble by formula in `formula`."""
+    """Return a table with one row per schedule and M, and the bubble's formula in `formula`."""
     table = over_launches(part.rows, POINT, [value], floor)
     formula = part.rows[[*POINT, "bubble.closed_form"]].drop_duplicates(POINT)
     return _named(part, table.merge(formula.rename(columns={"bubble.closed_form": "formula"}), on=POINT))
@@ -256,7 +242,7 @@ def _named(part: Part, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _panels(found: Sequence[Part], tables: Sequence[pd.DataFrame], value: str, label: str) -> Any:
-    """A panel a part: `value` over M, a line a schedule, its formula behind it."""
+    """Return a figure with one panel per part: `value` over M, one line per schedule, and the formulas."""
     rows, columns = (list(dict.fromkeys(keys)) for keys in ([p.fixed for p in found], [p[:2] for p in found]))
     figure, grid = plot.sheet(len(rows), len(columns))
     free = {
@@ -267,12 +253,11 @@ def _panels(found: Sequence[Part], tables: Sequence[pd.DataFrame], value: str, l
     for part, table in zip(found, tables, strict=True):
         axis = free.pop((part.fixed, part[:2]))
         named = plot.looks(table["schedule"])
-        for place, (schedule, look) in enumerate(named.items()):
-            own = table[table["schedule"] == schedule]
+        for _, own in table.groupby("schedule"):
             plot.theory(axis, own["chunks"], own["formula"])
-            own = own.assign(chunks=plot.beside(own["chunks"], place, len(named)))
-            plot.points(axis, own, "chunks", value, look, schedule)
-        plot.powers(axis, table["chunks"], CHUNKS)
+        shifted = plot.beside(table, "chunks", "schedule", named)
+        plot.lines(axis, shifted, "chunks", value, "schedule", named)
+        plot.powers(axis, table["chunks"], plot.CHUNKS)
         axis.set_title(part.title)
     for axis in free.values():
         axis.remove()

@@ -1,17 +1,18 @@
-"""GPipe's memory law beside what was measured, rank by rank.
+"""GPipe's memory law, compared with the measured peaks of each rank.
 
 ::
 
-    held │       ╭╮   one B: a segment is whole again       never       n a
+    held │       ╭╮   a B rebuilds one segment              never       n a
          │   ╭───╯╰╮                                        g segments  n b + (a - b) / g
-         │ ╭─╯     ╰─╮   b a microbatch in flight           always      g = 1
+         │ ╭─╯     ╰─╮   b per microbatch in flight         always      g = 1
          └──────────────
 
-a: activations of a microbatch, of which b are the inputs of its g segments; n: microbatches in
-flight (arXiv 1811.06965, where the rebuilt segment has its own input once more). The first
-stage's first input is the batch, which is counted nowhere. The law takes all segments to be
-alike, but the last rank's last one has the head as well: what the largest takes is counted off
-the 1F1B runs with the fewest microbatches, and then the law is asked about all the others.
+a: activations of one microbatch; b: the part of a that is the inputs of its g segments; n:
+microbatches in flight (arXiv 1811.06965, which counts the input of the rebuilt segment twice).
+The first input of the first stage is the batch, which is not counted. The law assumes equal
+segments, but the last segment of the last rank also has the head. The size of the largest segment
+is therefore taken from the 1F1B runs with the fewest microbatches, and the law is tested on all
+other runs.
 """
 
 from __future__ import annotations
@@ -22,16 +23,14 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.store import records
-from analysis.timeline import schedule_of
-from microp.records import read_spans
 from microp.schedule import Action, Op
-
-MIB = 2**20
+from microp.settings import MIB
+from microp.simulator import schedule_of
+from microp.store import read_spans, records
 
 
 def boundary_mib(row: dict[str, Any]) -> float:
-    """The tensor between two layers, of one microbatch."""
+    """Return the size in MiB of the tensor between two layers, for one microbatch."""
     context = row.get("config.model.context")
     columns = row["config.model.dim"] * (1 if context is None or pd.isna(context) else context)
     itemsize = {"float32": 4, "float64": 8}[row["config.model.dtype"]]
@@ -39,19 +38,20 @@ def boundary_mib(row: dict[str, Any]) -> float:
 
 
 def inputs_mib(row: dict[str, Any], rank: int) -> float:
-    """The inputs of the segments that `rank` keeps of one microbatch: the first stage's first is the batch."""
+    """Return the size in MiB of the segment inputs that `rank` keeps per microbatch, without the batch itself."""
     segments = min(int(row["config.checkpointing.segments"]), row["partition"][rank])
     kept: int = segments - (rank == 0)
     return kept * boundary_mib(row)
 
 
 def peak_of(actions: Sequence[Action], whole: float, inputs: float, segment: float, spared: Sequence[int]) -> float:
-    """The most that a rank holds over its actions: a walk along its row.
+    """Return the peak memory of a rank over its actions, found by walking along its row.
 
     Args:
-        whole: what a microbatch holds that is not recomputed.
-        inputs: what one holds that is.
-        segment: what that one's B has to make again, at most.
+        actions: the row of the rank.
+        whole: the memory of a microbatch that is not recomputed.
+        inputs: the memory of a microbatch that is recomputed.
+        segment: the largest memory that the B of a recomputed microbatch rebuilds.
         spared: the microbatches that are not recomputed.
     """
     held = peak = 0.0
@@ -67,16 +67,16 @@ def peak_of(actions: Sequence[Action], whole: float, inputs: float, segment: flo
 
 
 def laws(runs: pd.DataFrame, point: Sequence[str]) -> pd.DataFrame:
-    """A line for each rank of every point.
+    """Return a table of measured and predicted peaks, with one row per point and rank.
 
     Args:
-        runs: rows of launches, which agree in bytes, so that one of each is looked at.
+        runs: one row per launch; launches agree in bytes, so that one per point is used.
         point: the columns that name a point; among them model, schedule, checkpointing and chunks.
 
     Returns:
-        the columns `point`, `rank`, `in_flight`; in MiB `activation_mib` as measured, `law`, and
-        `counted`, the law with the largest segment; and how far the measured one is off each.
-        No line where there is no 1F1B run of the model that keeps everything, to count a from.
+        the columns `point`, `rank` and `in_flight`; in MiB `activation_mib` (measured), `law`, and
+        `counted` (the law with the largest segment); and the relative errors `law error` and
+        `counted error`. A model without a 1F1B run that keeps everything, which gives a, has no rows.
     """
     rows = records(runs.dropna(subset=["peak_activation_mib"]).drop_duplicates(point).sort_values(list(point)))
     orders = {(row["schedule"], row["chunks"]): spans for row in rows if (spans := read_spans(Path(row["folder"])))}
@@ -91,7 +91,7 @@ def laws(runs: pd.DataFrame, point: Sequence[str]) -> pd.DataFrame:
 
 
 def _laws(row: dict[str, Any], single: dict[Any, dict[str, Any]], spans: Any) -> Iterator[dict[str, float]]:
-    """What the law says of each rank of a run."""
+    """Yield the measured and the predicted peak of each rank of a run."""
     schedule = schedule_of(spans, row["schedule"])
     plain = single[row["model"], "never"]
     like = single.get((row["model"], row["checkpointing"]), row)
@@ -102,7 +102,7 @@ def _laws(row: dict[str, Any], single: dict[Any, dict[str, Any]], spans: Any) ->
         whole = _of_one(plain, rank, 0.0) * plain["chunks"] / row["chunks"]
         inputs = inputs_mib(row, rank)
         mean = largest = (whole - inputs) / max(1, segments)
-        if segments > 1:  # of one segment the whole is known
+        if segments > 1:  # a single segment is the whole, which is known
             largest = _of_one(like, rank, inputs_mib(like, rank)) * like["chunks"] / row["chunks"]
         measured = row["peak_activation_mib"][rank]
         law, counted = (peak_of(actions, whole, inputs, segment, spared) for segment in (mean, largest))
@@ -117,6 +117,6 @@ def _laws(row: dict[str, Any], single: dict[Any, dict[str, Any]], spans: Any) ->
 
 
 def _of_one(row: dict[str, Any], rank: int, inputs: float) -> float:
-    """What a rank's peak leaves to one microbatch: of what it holds, or beside the `inputs` that each holds."""
+    """Return a rank's peak per microbatch, or with `inputs` its part beyond the inputs of all microbatches."""
     peak, number = row["peak_activation_mib"][rank], row["in_flight_peak"][rank]
     return float(peak - number * inputs if inputs else peak / number)

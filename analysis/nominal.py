@@ -1,72 +1,58 @@
-"""What an emulated run was told to do: its order, and how long each action is meant to last.
+"""The schedule of a recorded run and, on an emulated device, the nominal time of each action.
 
 ::
 
-    a row's config.schedule.* ──► order    the builder, with the knobs it was given
-            config.device.*   ──► costs    in ms, a value a stage; with recomputation if it has any
-
-It is `EmulatedSettings.costs` of microp, which needs torch, for a row of the store.
+    the attempt's schedule.txt      ──► order    also of a schedule that a user added
+    a row's config.device.*         ──► costs    in ms, one value per stage; with recomputation if any
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from microp import schedules
-from microp.costs import Costs, for_stages
+from microp.job import Workload
 from microp.schedule import Schedule
-from microp.schedules import closed_forms
-from microp.simulate import simulate
+from microp.settings import Checkpointing, EmulatedSettings
+from microp.simulator import Costs, closed_forms, nominal_costs, simulate
+from microp.store import read_schedule
 from microp.trace import makespan
-
-KNOB = "config.schedule."
 
 
 def order(row: dict[str, Any]) -> Schedule:
-    """The schedule of a row, built again."""
-    knobs = {
-        key.removeprefix(KNOB): int(value) if isinstance(value, float) else value
-        for key, value in row.items()
-        if key.startswith(KNOB) and key not in (f"{KNOB}name", f"{KNOB}builder") and _is_given(value)
-    }
-    builder = getattr(schedules, row[f"{KNOB}builder"].rpartition(".")[2])
-    found: Schedule = builder(row["ranks"], row["chunks"], **knobs)
-    return found
+    """Return the schedule of a row, as it was recorded.
+
+    Raises:
+        RecordError: the run recorded neither its schedule nor a trace.
+    """
+    return read_schedule(Path(row["folder"]))
 
 
 def costs(row: dict[str, Any], schedule: Schedule) -> Costs:
-    """The nominal times of an emulated row's microbatch, in milliseconds."""
-    per, rows = row["config.device.per"], row["batch_size"] / row["chunks"]
-    scale = [(n if "layer" in per else 1) * (rows if "row" in per else 1) for n in row["partition"]]
-
-    def times(kind: str) -> list[float] | None:
-        value = row.get(f"config.device.{kind}_ms")
-        if not _is_given(value):
-            return None
-        given = value if isinstance(value, list) else [value] * len(scale)
-        return [float(time) * factor for time, factor in zip(given, scale, strict=True)]
-
-    forward, backward, weight = times("forward"), times("backward"), times("weight")
-    if weight is None and schedule.split and backward is not None:
-        weight = backward = [time / 2 for time in backward]
-    return for_stages(
-        schedule.stages,
-        forward=forward,
-        backward=backward,
-        weight=weight,
-        recompute=(times("recompute") or forward) if row["config.checkpointing.segments"] else None,
-        spared=(schedule.chunks - 1,) if row["config.checkpointing.spare_last"] else (),
-        latency=float(row["config.device.latency_ms"]),
-    )
+    """Return the nominal times of one microbatch in an emulated run, in milliseconds."""
+    group = _group(row, "config.device.")
+    keys = ("forward_ms", "backward_ms", "weight_ms", "recompute_ms", "reduce_ms")
+    times = {key: group.get(key) for key in keys}
+    device = EmulatedSettings("emulated", 1, **times, latency_ms=float(group["latency_ms"]), per=group["per"])
+    policy = _group(row, "config.checkpointing.")
+    checkpointing = Checkpointing(row["checkpointing"], int(policy["segments"]), bool(policy["spare_last"]))
+    workload = Workload(schedule, tuple(row["partition"]), (), checkpointing)
+    return nominal_costs(device, workload, row["batch_size"] / row["replicas"] / row["chunks"])
 
 
 def step_ms(schedule: Schedule, given: Costs) -> float:
-    """The makespan by its closed form, or simulated where there is none."""
+    """Return the makespan by its closed form, or by simulation if there is none."""
     form = closed_forms.makespan(schedule, given)
     return float(makespan(simulate(schedule, given)) if form is None else form)
 
 
-def _is_given(value: Any) -> bool:
+def is_given(value: Any) -> bool:
+    """Return whether a row has this value; it is NaN if only other rows have the column."""
     return isinstance(value, list | str) or not pd.isna(value)
+
+
+def _group(row: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the row's keys of one group of the configuration, without those that only other rows have."""
+    return {key.removeprefix(prefix): value for key, value in row.items() if key.startswith(prefix) and is_given(value)}

@@ -1,22 +1,23 @@
-"""What a partition costs that gives one rank most of the layers, and whether it matters which rank that is.
+"""Skewed partitions: the cost of giving one rank most of the layers, by the position of that rank.
 
 ::
 
-    1f1b, heavy first      █ █ █ █ █ █ █ █          the others' work hides behind the heavy rank's
-                            ▌ ▌ ▌ ▌ ▌ ▌ ▌ ▌         while it still has forwards to do
+    1f1b, heavy first      █ █ █ █ █ █ █ █          the heavy rank's forwards hide the work of
+                            ▌ ▌ ▌ ▌ ▌ ▌ ▌ ▌         the other ranks
     1f1b, heavy last     ▌ ▌      ▌ ▌ ▌
-                           █ █ █ █ █ █ █ █          all that comes before it, and after it, shows
-                           ◄── M beta ───►          no schedule is shorter: beta, the heavy rank's F + B
+                           █ █ █ █ █ █ █ █          the work before and after it is exposed
+                           ◄── M beta ───►          beta: F + B of the heavy rank; no step is shorter
 
-The bound on throughput is that of the bottleneck, sum t / (K beta) of K ranks' worth; the exact
-forms are `microp.schedules.closed_forms`, with the times that an emulated device is told. With
-real compute a layer's time is that of the runs with the uniform partition.
+The bottleneck limits the throughput to sum t / (K beta) times that of K equally loaded ranks. The exact
+forms are those of `microp.simulator.closed_forms`, with the nominal times of an emulated device; with real
+compute the time of a layer is taken from the runs with the uniform partition.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -24,27 +25,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis import plot
+from analysis import nominal, plot
 from analysis.command import main
-from analysis.exhibit import Exhibit
-from analysis.prediction import measured_steps
-from analysis.statistics import LAUNCH, WIDE_FRACTION, over_launches, paired
-from analysis.store import Store, records
-from microp import schedules
-from microp.costs import Costs
+from analysis.exhibit import INTERVALS, Exhibit, distance, drawn, kind_of
+from analysis.prediction import makespan_ms, measured_steps
 from microp.schedule import Schedule
-from microp.schedules import closed_forms
-from microp.simulate import simulate
+from microp.simulator import Costs, simulate
+from microp.store import LAUNCH, WIDE_FRACTION, Store, over_launches, paired, records
 from microp.trace import busy, makespan
 
 NAME = "partition_skew"
 POINT = ["schedule", "position", "share"]
+point_of = itemgetter(*POINT)
 SHARE = "share of the layers on one rank, %"
-Made = tuple[str, str, str, Any, pd.DataFrame, pd.DataFrame]  # an Exhibit's fields, but for what is missing
 
 
 class Part(NamedTuple):
-    """The rows of one machine and one K, and the F and the B of a layer there, in ms."""
+    """The rows of one device and one K, and the times of a layer's F and B there, in ms."""
 
     device: str
     ranks: int
@@ -54,35 +51,31 @@ class Part(NamedTuple):
 
     @property
     def title(self) -> str:
-        return f"{'emulated' if self.device == 'emulated' else 'real compute'}, K = {self.ranks}"
+        return f"{kind_of(self.device)}, K = {self.ranks}"
 
     def order(self, schedule: str) -> Schedule:
-        """What was run."""
-        own = self.rows[self.rows["schedule"] == schedule].iloc[0]
-        builder = getattr(schedules, own["config.schedule.builder"].rpartition(".")[2])
-        found: Schedule = builder(self.ranks, int(own["chunks"]))
-        return found
+        """Return the schedule as it was run."""
+        return nominal.order(records(self.rows[self.rows["schedule"] == schedule].head(1))[0])
 
     def costs(self, layers: Sequence[int]) -> Costs:
-        """Each stage takes as long as its layers."""
+        """Return the costs of stages with these numbers of layers."""
         return Costs(tuple(n * self.forward for n in layers), tuple(n * self.backward for n in layers))
 
 
 def exhibits(store: Store) -> list[Exhibit]:
-    """Three figures, of the runs there are."""
+    """Return up to three figures: utilisation, throughput, and the position of the heavy rank."""
     runs = store.runs(NAME)
     if runs.empty:
         return []
     runs = runs.dropna(subset=["config.partition.share"])
     runs = runs.assign(position=runs["config.partition.rank"].astype(int), share=100 * runs["config.partition.share"])
     found = list(parts(runs.drop_duplicates(["device", "ranks", *POINT, LAUNCH])))
-    missing = store.missing(NAME)
     made = [utilisation(found), throughput(found), positions(found)]
-    return [Exhibit(*exhibit, missing) for exhibit in made if exhibit is not None]
+    return drawn(made, store.missing(NAME))
 
 
 def parts(runs: pd.DataFrame) -> Iterator[Part]:
-    """The machines, each with what a layer takes."""
+    """Yield the rows of each device and K with the times of a layer there."""
     for (device, _), rows in runs.groupby(["device", "ranks"], sort=True):
         times = list(_layer_times(rows))
         if times:
@@ -91,7 +84,7 @@ def parts(runs: pd.DataFrame) -> Iterator[Part]:
 
 
 def _layer_times(rows: pd.DataFrame) -> Iterator[tuple[float, float]]:
-    """F and B of a layer: those a device was told, or those of each uniform run."""
+    """Yield F and B of a layer: the nominal ones of an emulated device, or those of each uniform run."""
     for row in records(rows):
         if row["device"] == "emulated":
             yield row["config.device.forward_ms"], row["config.device.backward_ms"]
@@ -105,20 +98,18 @@ def _layer_times(rows: pd.DataFrame) -> Iterator[tuple[float, float]]:
 # --- each rank's utilisation -----------------------------------------------------------------------
 
 
-def utilisation(found: Sequence[Part]) -> Made:
-    """The share of the makespan in which each rank computes."""
+def utilisation(found: Sequence[Part]) -> Exhibit:
+    """Return the figure of each rank's utilisation, the share of the makespan in which it computes."""
     tables = [_used(part) for part in found]
     table = pd.concat(tables)
     keys = list(dict.fromkeys(zip(table["panel"], table["schedule"], strict=True)))
     most = sorted(table["position"].unique())
     figure, axes = plot.sheet(len(keys), len(most), (2.6, 1.9), sharey=True, sharex=True)
     free = {(key, position): axes[row, column] for row, key in enumerate(keys) for column, position in enumerate(most)}
+    looks = plot.looks(range(max(part.ranks for part in found)))
     for (panel, schedule, position), own in table.groupby(["panel", "schedule", "position"]):
         axis = free.pop(((panel, schedule), position))
-        for rank, look in plot.looks(range(max(part.ranks for part in found))).items():
-            line = own[own["rank"] == rank]
-            plot.theory(axis, line["share"], line["formula"], look.colour)
-            plot.points(axis, line, "share", "utilisation", look, f"rank {rank}")
+        plot.lines(axis, own, "share", "utilisation", "rank", looks, "formula", "rank {}")
         axis.set(title=f"{panel}\n{schedule}, heavy rank {position}", ylim=(0, 1.05), xlabel=SHARE)
         axis.xaxis.set_tick_params(labelbottom=True)
     for axis in free.values():
@@ -129,11 +120,13 @@ def utilisation(found: Sequence[Part]) -> Made:
     others = table[(table["rank"] != table["position"]) & (table["share"] == 80)]
     seen = "; ".join(f"{panel} {value:.0%}" for panel, value in others.groupby("panel")["utilisation"].median().items())
     text = (
-        "Compute over makespan, rank by rank, against the share of the heavy rank (the leftmost share is the uniform "
-        "partition). Broken: simulated with every layer alike. Bars: 95 % bootstrap interval over launches. "
-        + (f"At a share of 80 % the other ranks work for, in the median: {seen}." if seen else "")
+        "Compute time over makespan of each rank, against the share of layers on the heavy rank (the smallest share is "
+        f"the uniform partition). Dashed: simulated, with equal layers. {INTERVALS} "
+        + (f"Median utilisation of the other ranks at a share of 80 %: {seen}." if seen else "")
     )
-    return "partition-skew-utilisation", "Utilisation under a skewed partition", text, figure, table, _rows(found)
+    return Exhibit(
+        "partition-skew-utilisation", "Utilisation under a skewed partition", text, figure, table, _rows(found)
+    )
 
 
 def _used(part: Part) -> pd.DataFrame:
@@ -147,27 +140,23 @@ def _used(part: Part) -> pd.DataFrame:
     for row in records(part.rows.drop_duplicates(POINT)):
         spans = simulate(part.order(row["schedule"]), part.costs(row["partition"]))
         total = makespan(spans)
-        formulas[tuple(row[key] for key in POINT)] = {rank: float(t / total) for rank, t in busy(spans).items()}
-    table["formula"] = [formulas[tuple(row[key] for key in POINT)][row["rank"]] for row in records(table)]
+        formulas[point_of(row)] = {rank: float(t / total) for rank, t in busy(spans).items()}
+    table["formula"] = [formulas[point_of(row)][row["rank"]] for row in records(table)]
     table.insert(0, "panel", part.title)
     return table
 
 
 def _utilisation(row: dict[str, Any]) -> list[float]:
-    """Of each rank, the median over the measured steps."""
+    """Return the utilisation of each rank, the median over the measured steps."""
     steps = measured_steps(Path(row["folder"]), row["ranks"])
-    total = [max(r["last_end_ns"] for r in step) - min(r["first_start_ns"] for r in step) for step in steps]
-    return [
-        median(step[rank]["compute_ms"] * 1e6 / whole for step, whole in zip(steps, total, strict=True))
-        for rank in range(row["ranks"])
-    ]
+    return [median(step[rank]["compute_ms"] / makespan_ms(step) for step in steps) for rank in range(row["ranks"])]
 
 
 # --- throughput ------------------------------------------------------------------------------------
 
 
-def throughput(found: Sequence[Part]) -> Made:
-    """Rows a second, with the exact form and the bottleneck's bound."""
+def throughput(found: Sequence[Part]) -> Exhibit:
+    """Return the figure of the throughput, with its exact form and the bound of the bottleneck."""
     tables = [_throughput(part) for part in found]
     table = pd.concat(tables)
     names = plot.in_order(sorted(table["schedule"].unique()))
@@ -177,24 +166,23 @@ def throughput(found: Sequence[Part]) -> Made:
         bound = own.drop_duplicates("share").sort_values("share")
         for axis, schedule in zip(line, names, strict=True):
             axis.plot(bound["share"], bound["bound"], color="0.6", linewidth=1.2, label="bottleneck bound")
-            for position, look in looks.items():
-                points = own[(own["schedule"] == schedule) & (own["position"] == position)]
-                plot.theory(axis, points["share"], points["formula"], look.colour)
-                plot.points(axis, points, "share", "samples_per_s", look, f"heavy rank {position}")
+            speeds = own[own["schedule"] == schedule]
+            plot.lines(axis, speeds, "share", "samples_per_s", "position", looks, "formula", "heavy rank {}")
             axis.set(title=f"{part.title}, {schedule}", xlabel=SHARE, ylim=(0, None))
-        line[0].set_ylabel("rows a second")
+        line[0].set_ylabel("rows per second")
     plot.legend(figure, [plot.THEORY])
     miss = "; ".join(
-        f"{panel}: {(own['samples_per_s'] / own['formula'] - 1).abs().median():.1%} from it in the median, "
-        f"{(own['samples_per_s'] / own['formula'] - 1).abs().max():.1%} at most"
-        for panel, own in table.groupby("panel")
+        f"{panel}: {distance(own['samples_per_s'], own['formula'])}" for panel, own in table.groupby("panel")
     )
     text = (
-        "Throughput against the share of the heavy rank. Grey: the bottleneck's bound, M of its F + B; broken: the "
-        "exact form (where there is none, simulated), without optimizer and transfers; with real compute a layer takes "
-        f"what it takes in the uniform runs. Measured lies {miss}."
+        "Throughput against the share of layers on the heavy rank. Grey: the bottleneck's bound, by which a step takes "
+        "at least M times the heavy rank's F + B. Dashed: the exact form, or the simulation if there is none, without "
+        "optimizer and transfers; with real compute the time of a layer is taken from the uniform runs. Distance of "
+        f"the measured throughput from it: {miss}. {INTERVALS}"
     )
-    return "partition-skew-throughput", "Throughput under a skewed partition", text, figure, table, _rows(found)
+    return Exhibit(
+        "partition-skew-throughput", "Throughput under a skewed partition", text, figure, table, _rows(found)
+    )
 
 
 def _named(schedule: str, position: int) -> str:
@@ -202,7 +190,7 @@ def _named(schedule: str, position: int) -> str:
 
 
 def _ordered(lines: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Lines of one schedule together, the usual schedules first."""
+    """Return the lines grouped by schedule, the usual schedules first."""
     order = plot.in_order([schedule for schedule, _ in lines])
     return sorted(lines, key=lambda line: (order.index(line[0]), line[1]))
 
@@ -213,24 +201,19 @@ def _throughput(part: Part) -> pd.DataFrame:
     for row in records(part.rows.drop_duplicates(POINT)):
         costs = part.costs(row["partition"])
         bound = row["chunks"] * max(f + b for f, b in zip(costs.forward, costs.backward, strict=True))
-        formula = _makespan(part.order(row["schedule"]), costs)
+        formula = nominal.step_ms(part.order(row["schedule"]), costs)
         rows = row["batch_size"] * 1e3
-        theory[tuple(row[key] for key in POINT)] = (rows / formula, rows / bound, formula)
-    table[["formula", "bound", "formula_ms"]] = [theory[tuple(row[key] for key in POINT)] for row in records(table)]
+        theory[point_of(row)] = (rows / formula, rows / bound, formula)
+    table[["formula", "bound", "formula_ms"]] = [theory[point_of(row)] for row in records(table)]
     table.insert(0, "panel", part.title)
     return table
-
-
-def _makespan(schedule: Schedule, costs: Costs) -> float:
-    form = closed_forms.makespan(schedule, costs)
-    return float(makespan(simulate(schedule, costs)) if form is None else form)
 
 
 # --- which rank ------------------------------------------------------------------------------------
 
 
-def positions(found: Sequence[Part]) -> Made | None:
-    """Step time by position and schedule, over that of the same share on the last rank."""
+def positions(found: Sequence[Part]) -> Exhibit | None:
+    """Return the figure of the step time by position and schedule, relative to a heavy last rank."""
     tables = [table for part in found if not (table := _over_last(part)).empty]
     if not tables:
         return None
@@ -253,23 +236,25 @@ def positions(found: Sequence[Part]) -> Made | None:
         axis.set(title=table["panel"].iloc[0], xlabel=SHARE)
         axis.invert_yaxis()
         axis.grid(visible=False)
-    figure.colorbar(image, ax=axes[:, 0].tolist(), label="step time over that with the last rank heavy", shrink=0.8)
+    figure.colorbar(image, ax=axes[:, 0].tolist(), label="step time relative to a heavy last rank", shrink=0.8)
     text = (
-        "Step time with the heavy stage on a rank, over that of the same launch, schedule and share with it on the "
-        "last rank: median of launches, in brackets the exact form's, by which a heavy first stage is cheaper under "
-        "1F1B, and the place makes no difference under GPipe."
+        "Step time by the position of the heavy rank, over that of the same launch, schedule and share with the last "
+        "rank heavy: median over launches, and in brackets the exact form. By the exact form a heavy first rank is "
+        "cheaper under 1F1B, and the position makes no difference under GPipe."
     )
-    return "partition-skew-position", "Which rank is the heavy one", text, figure, pd.concat(tables), _rows(found)
+    return Exhibit(
+        "partition-skew-position", "Position of the heavy rank", text, figure, pd.concat(tables), _rows(found)
+    )
 
 
 def _over_last(part: Part) -> pd.DataFrame:
     last = part.rows[part.rows["position"] == part.ranks - 1]
     compared = paired(part.rows, last, ["schedule", "share"], "step_ms.median")
     table = over_launches(compared, POINT, ["ratio"])
-    layers = {tuple(row[key] for key in POINT): row["partition"] for row in records(part.rows)}
+    layers = {point_of(row): row["partition"] for row in records(part.rows)}
 
     def formula(schedule: str, position: int, share: float) -> float:
-        return _makespan(part.order(schedule), part.costs(layers[schedule, position, share]))
+        return nominal.step_ms(part.order(schedule), part.costs(layers[schedule, position, share]))
 
     table["formula"] = [
         formula(*line) / formula(line[0], part.ranks - 1, line[2]) for line in table[POINT].itertuples(index=False)

@@ -1,12 +1,12 @@
-"""Predicted beside measured, over every run there is, and the error beside the noise.
+"""Replayed and measured step times of all runs, and the error of prediction compared with the noise.
 
 ::
 
-    a run's own median F, B, W times and hop ── simulate ──► predicted makespan ┐
+    a run's own median F, B, W times and hop ── simulate ──► replayed makespan ┐
     its measured steps ── median of last end - first start ──► measured ────────┴─► error
 
-The noise is how far a launch lies from the median of the other launches of its question: no
-prediction of a launch that does not know it can be expected to be better than that.
+The noise is the distance of a launch from the median of the other launches of its question. A
+prediction that does not know the launch itself cannot be expected to be more accurate.
 """
 
 from __future__ import annotations
@@ -23,58 +23,56 @@ from matplotlib.axes import Axes
 
 from analysis import plot
 from analysis.command import ANY_RUN, main
-from analysis.exhibit import Exhibit
-from analysis.store import Store, records
-from analysis.timeline import schedule_of
-from microp.costs import of_steps
-from microp.records import Row, read_rows, read_spans
-from microp.simulate import simulate
+from analysis.exhibit import Exhibit, kind_of
+from microp.simulator import calibrate_steps, schedule_of, simulate
+from microp.store import Row, Store, read_rows, read_spans, records
 from microp.trace import makespan
 
 
 def exhibits(store: Store) -> list[Exhibit]:
-    """One figure over all runs."""
+    """Return one figure over all runs."""
     runs = store.runs()
     table = pd.DataFrame([line for row in records(runs) for line in _compare(row)])
     if table.empty:
         return []
-    table["error"] = table["predicted_ms"] / table["measured_ms"] - 1
+    table["error"] = table["replayed_ms"] / table["measured_ms"] - 1
     table["noise"] = table.groupby("question")["measured_ms"].transform(_from_the_others)
     summary = "; ".join(_summary(kind, own) for kind, own in table.groupby("kind"))
     text = (
-        f"Left: makespan of a step, replayed by the simulator with the run's own median action times and hop, against "
-        f"the median measured one. Right: share of runs whose error is at most so large; broken: the noise, a "
-        f"launch's distance from the median of its question's other launches; lines at 1 and 5 %. {summary}."
+        "Left: makespan of a step, replayed by the simulator with the run's own median action and hop times, against "
+        "the median measured makespan. Right: cumulative share of runs by error (solid) and by noise (dashed), the "
+        "distance of a launch from the median of the other launches of its question. Vertical lines: 1 and 5 %. "
+        f"{summary}."
     )
     used = runs[runs["run_id"].isin(table["run_id"])]
     shown = table.drop(columns="question").sort_values(["kind", "run_id"])
-    return [Exhibit("predicted-measured", "Predicted against measured", text, _draw(table), shown, used)]
+    return [Exhibit("replayed-measured", "Replayed against measured", text, _draw(table), shown, used)]
 
 
 def _compare(row: dict[str, Any]) -> Iterator[Row]:
-    """The predicted and the measured makespan of a run; nothing where the trace is not whole."""
+    """Yield the replayed and the measured makespan of a run; nothing if there is no trace or several replicas."""
     attempt = Path(row["folder"])
     spans, steps = read_spans(attempt), measured_steps(attempt, row["ranks"])
     if not spans or not steps or row["replicas"] != 1:
         return
     schedule = schedule_of(spans, row["schedule"])
-    predicted = makespan(simulate(schedule, of_steps(schedule, steps, spans)))
+    replayed = makespan(simulate(schedule, calibrate_steps(schedule, steps, spans)))
     yield {
         "run_id": row["run_id"],
         "question": row["question"],
-        "kind": "emulated" if row["device"] == "emulated" else "real compute",
+        "kind": kind_of(row["device"]),
         "schedule": row["schedule"],
         "ranks": row["ranks"],
         "chunks": row["chunks"],
-        "predicted_ms": float(predicted),
-        "measured_ms": median(map(_makespan_ms, steps)),
+        "replayed_ms": float(replayed),
+        "measured_ms": median(map(makespan_ms, steps)),
     }
 
 
 def measured_steps(attempt: Path, ranks: int) -> list[list[Row]]:
-    """For each measured step the ranks' rows, in the order of the ranks.
+    """Return the rows of each measured step, one per rank in the order of ranks.
 
-    Where several engines took turns, those of the one the run is about, which also took the last step.
+    If several engines ran in turn, only the steps of the run's own engine count, which ran the last step.
     """
     every = [read_rows(attempt, rank) for rank in range(ranks)]
     measured = [
@@ -84,18 +82,18 @@ def measured_steps(attempt: Path, ranks: int) -> list[list[Row]]:
     return [list(step) for step in zip(*measured, strict=False)]
 
 
-def _makespan_ms(step: Sequence[Row]) -> float:
+def makespan_ms(step: Sequence[Row]) -> float:
     return float(max(row["last_end_ns"] for row in step) - min(row["first_start_ns"] for row in step)) / 1e6
 
 
 def _from_the_others(values: pd.Series[float]) -> pd.Series[float]:
-    """How far each value lies from the median of the others, as a share of it; NaN for a lonely one."""
+    """Return the relative distance of each value from the median of the others; NaN for a single value."""
     return pd.Series([value / values.drop(label).median() - 1 for label, value in values.items()], values.index)
 
 
 def _summary(kind: Any, own: pd.DataFrame) -> str:
     error, noise = own["error"].abs(), own["noise"].abs().dropna()
-    text = f"{kind}, {len(own)} runs: median error {error.median():.1%}, nine in ten within {error.quantile(0.9):.1%}"
+    text = f"{kind}, {len(own)} runs: median error {error.median():.1%}, 90 % of runs within {error.quantile(0.9):.1%}"
     if noise.empty:
         return text
     return f"{text} (noise {noise.median():.1%} and {noise.quantile(0.9):.1%})"
@@ -108,18 +106,17 @@ def _draw(table: pd.DataFrame) -> Any:
     for kind, look in named.items():
         own = table[table["kind"] == kind]
         hollow = {"markerfacecolor": "none", "markersize": 4, "markeredgewidth": 0.8}
-        left.plot(own["measured_ms"], own["predicted_ms"], look.marker, color=look.colour, label=kind, **hollow)
+        left.plot(own["measured_ms"], own["replayed_ms"], look.marker, color=look.colour, label=kind, **hollow)
         _shares(right, own["error"], color=look.colour, marker=look.marker, markersize=4)
         dashes = {"linestyle": (0, (3, 2)), "linewidth": 1, "markerfacecolor": "none", "markersize": 4}
         _shares(right, own["noise"].dropna(), color=look.colour, marker=look.marker, **dashes)
     ends = [0.8 * table["measured_ms"].min(), 1.25 * table["measured_ms"].max()]
     left.plot(ends, ends, color="0.25", linewidth=0.8, zorder=1)
-    left.set(xscale="log", yscale="log", xlabel="measured makespan, ms", ylabel="predicted makespan, ms")
+    left.set(xscale="log", yscale="log", xlabel="measured makespan, ms", ylabel="replayed makespan, ms")
     for distance in (0.01, 0.05):
         right.axvline(100 * distance, color="0.6", linewidth=0.7)
     right.set(xscale="log", xlim=(0.03, 100), ylim=(0, 1), xlabel="distance, %", ylabel="share of runs")
-    for scale in (left.xaxis, left.yaxis, right.xaxis):
-        scale.set_major_formatter(lambda value, _: f"{value:g}")
+    plot.plain(left.xaxis, left.yaxis, right.xaxis)
     right.plot([], [], color="0.25", label="error")
     right.plot([], [], color="0.25", linestyle=(0, (3, 2)), linewidth=1, label="noise between launches")
     plot.legend(figure)
@@ -127,7 +124,7 @@ def _draw(table: pd.DataFrame) -> Any:
 
 
 def _shares(axis: Axes, values: pd.Series[float], **look: Any) -> None:
-    """The share of values whose size is at most x, in percent."""
+    """Draw the cumulative share of values over their size in percent."""
     ordered = np.sort(100 * values.abs().to_numpy(dtype=float))
     if len(ordered):
         axis.step(

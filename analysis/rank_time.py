@@ -1,14 +1,15 @@
-"""Where each rank's time went: every nanosecond of a step, as stacked bars.
+"""Time of each rank by kind: compute, waits, transfer and the rest of a step, as stacked bars.
 
 ::
 
-    share │░░░░│    │░░░░│  warm-up, steady, drain: waits for another rank     each rank's bar
-    of the│    │░░░░│████│  transfer: its tensor was on the way                adds up to the
+    share │░░░░│    │░░░░│  warm-up, steady, drain: waits for another rank     the bar of a rank
+    of the│    │░░░░│████│  transfer: waits for a tensor that was sent         adds up to the
     step  │████│████│████│  compute, recompute, optimizer, host                step's wall time
            r0   r1   r2
 
-Shown are, for each machine and number of ranks, the setting that most schedules have in common,
-and of those the one whose number of microbatches is nearest to 2K; the table has all questions.
+For each device, model and number of ranks the figure shows the setting that most schedules share;
+if there are several, the one whose number of microbatches is nearest to 2K. The table has all
+questions.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from matplotlib.axes import Axes
 from analysis import plot
 from analysis.command import ANY_RUN, main
 from analysis.exhibit import Exhibit
-from analysis.store import Store, records
-from microp.accounting import KINDS
+from microp.store import Store, records
+from microp.trace import KINDS
 
 PANELS = 6
 WHERE = ["device", "model", "ranks"]
 SETTING = ["chunks", "batch_size", "checkpointing", "config.partition.name", "place"]
-# compute dark and waits light, hatched where neighbours would be alike in grey
+# compute is dark and waits are light; hatching separates neighbours that are alike without colour
 LOOKS: dict[str, tuple[str, str]] = {
     "compute": ("#0072b2", ""),
     "recompute": ("#56b4e9", "///"),
@@ -41,11 +42,11 @@ LOOKS: dict[str, tuple[str, str]] = {
     "drain": ("#efefef", ""),
     "reduction": ("#009e73", "++"),
 }
-assert set(LOOKS) == set(KINDS), "every kind of time has a look"
+assert set(LOOKS) == set(KINDS), "each kind of time has a look"
 
 
 def exhibits(store: Store) -> list[Exhibit]:
-    """One figure: a panel for each machine and number of ranks."""
+    """Return one figure with one panel per device, model and number of ranks."""
     runs = store.runs()
     if "time_ms.compute" not in runs:
         return []
@@ -61,24 +62,24 @@ def exhibits(store: Store) -> list[Exhibit]:
         _draw(axis, own)
         first = records(own)[0]
         axis.set_title(f"{where[0]}, {where[1]}, K = {first['ranks']}, M = {first['chunks']}")
-    axes[-1, 0].set_xlabel("rank, of each schedule")
+    axes[-1, 0].set_xlabel("ranks of each schedule")
     plot.legend(figure)
     text = (
-        "Share of a traced step's wall time, rank by rank; a bar adds up to the whole step. Waits for another rank "
-        "are told apart by where they lie: warm-up, steady and drain; transfer is the time a tensor was on its way to "
-        "a rank that waited; reduction, what it waited for the sum over the replicas. Of each question the launch "
-        "with the median step is drawn; the table has every question."
+        "Share of a traced step's wall time by kind, for each rank; a bar adds up to the whole step. Waits for another "
+        "rank are divided by phase into warm-up, steady and drain. Transfer: the rank waited for a tensor that was "
+        "being sent. Reduction: the rank waited for the sum over the replicas. The figure shows, for each question, "
+        "the launch with the median step time; the table has all questions."
     )
-    return [Exhibit("rank-time", "Where the time of each rank went", text, figure, _table(typical), typical)]
+    return [Exhibit("rank-time", "Time of each rank by kind", text, figure, _table(typical), typical)]
 
 
 def _middle(steps: pd.Series[float]) -> Any:
-    """The label of the launch whose step time is the median of its question."""
+    """Return the label of the launch with the median step time."""
     return steps.sort_values(kind="stable").index[(len(steps) - 1) // 2]
 
 
 def _most_compared(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the setting that most schedules have; of several the one with about 2K microbatches."""
+    """Return the rows of the setting that most schedules share; among equals, of the one nearest to M = 2K."""
     by_setting = rows.groupby(SETTING, dropna=False)["schedule"].nunique().reset_index(name="schedules")
     by_setting["far"] = np.log2(by_setting["chunks"] / (2 * rows["ranks"].iloc[0])).abs()
     best = by_setting.sort_values(["schedules", "far", *SETTING], ascending=[False, *[True] * (len(SETTING) + 1)])
@@ -109,13 +110,13 @@ def _draw(axis: Axes, rows: pd.DataFrame) -> None:
 
 
 def _spent(row: Any, kind: str) -> list[float]:
-    """Milliseconds, rank by rank; a run that was recorded before there was such a kind has none."""
+    """Return the time of a kind on each rank in ms; 0 for a run that was recorded before the kind existed."""
     values: Any = row.get(f"time_ms.{kind}")
     return values if isinstance(values, list) else [0.0] * len(row["time_ms.compute"])
 
 
 def _table(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a question and rank, in milliseconds."""
+    """Return a table with one row per question and rank, in milliseconds."""
     lines = [
         {
             **{key: row[key] for key in ("schedule", "chunks", "ranks", "device", "model", "checkpointing", "run_id")},

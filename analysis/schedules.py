@@ -1,29 +1,29 @@
-"""Which schedule is the fastest, which holds the least, and which the best of both, at equal M.
+"""All schedules at equal M: bubble, memory, step time, and the best compromises of the last two.
 
 ::
 
-    step_ms │ naive                       what nothing beats in both
-            │    v_min ─╮                 is on the front
+    step_ms │ naive                       the Pareto front: no other schedule is
+            │    v_min ─╮                 both faster and smaller
             │           ╰─ 1f1b ──── zb_v
             └──────────────────────── KiB
 
-All schedules on the same emulated ranks, whose share of the model takes the same time in each,
-with every activation kept and with recomputation.
+All schedules run on the same emulated ranks, on which a rank's share of the model takes the same
+time under every schedule, with every activation kept and with recomputation.
 """
 
 from __future__ import annotations
 
 import sys
+from operator import itemgetter
 from typing import Any
 
 import pandas as pd
 
 from analysis import nominal, plot
 from analysis.command import main
-from analysis.exhibit import Exhibit
-from analysis.statistics import LAUNCH, over_launches
-from analysis.store import Store, records
-from microp.simulate import simulate
+from analysis.exhibit import INTERVALS, Exhibit, distance, drawn
+from microp.simulator import simulate
+from microp.store import LAUNCH, Store, over_launches, records, worst_rank_mib
 from microp.trace import bubble_fraction
 
 NAME = "schedules"
@@ -33,36 +33,34 @@ SHOWN = {
     "activation_kib": "peak activations of a rank, KiB",
     "step_ms.median": "step time, ms",
 }
-Made = tuple[str, str, str, Any, pd.DataFrame, pd.DataFrame]  # an Exhibit's fields, but for what is missing
 
 
 def exhibits(store: Store) -> list[Exhibit]:
-    """Two figures: the schedules side by side, and memory against time."""
+    """Return two figures: the schedules side by side, and memory against time."""
     runs = store.runs(NAME)
     if runs.empty:
         return []
     runs = runs.drop_duplicates([*POINT, LAUNCH]).reset_index(drop=True)
-    peaks = [1024 * max(row["peak_activation_mib"]) for row in records(runs)]
-    runs = runs.assign(activation_kib=peaks)
+    runs = runs.assign(activation_kib=[1024 * peak for peak in worst_rank_mib(runs)])
     table = over_launches(runs, POINT, list(SHOWN))
-    theory = {tuple(row[key] for key in POINT): _theory(row) for row in records(runs)}
-    table[["bubble.formula", "step_ms.formula"]] = [theory[tuple(row[key] for key in POINT)] for row in records(table)]
+    point = itemgetter(*POINT)
+    theory = {point(row): _theory(row) for row in records(runs)}
+    table[["bubble.formula", "step_ms.formula"]] = [theory[point(row)] for row in records(table)]
     table["front"] = False
     for _, own in table.groupby("chunks"):
         table.loc[plot.front(own, "activation_kib", "step_ms.median"), "front"] = True
-    missing = store.missing(NAME)
-    return [Exhibit(*made, missing) for made in (compared(table, runs), pareto(table, runs))]
+    return drawn([compared(table, runs), pareto(table, runs)], store.missing(NAME))
 
 
 def _theory(row: dict[str, Any]) -> tuple[float, float]:
-    """Bubble and makespan in milliseconds, with the nominal times."""
+    """Return bubble and makespan (in ms) for the nominal times."""
     schedule = nominal.order(row)
     costs = nominal.costs(row, schedule)
     return float(bubble_fraction(simulate(schedule, costs))), nominal.step_ms(schedule, costs)
 
 
-def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Made:
-    """A line a schedule: bubble, memory, time; a marker for each M."""
+def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
+    """Return the figure of bubble, memory and step time with one row per schedule and one marker per M."""
     own = table[table["checkpointing"] == "never"] if "never" in set(table["checkpointing"]) else table
     order = own.groupby("schedule")["step_ms.median"].max().sort_values(ascending=False).index.tolist()
     figure, axes = plot.sheet(1, len(SHOWN), (2.7, 0.22 * len(order) + 1.0), sharey=True)
@@ -84,24 +82,24 @@ def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Made:
     plot.legend(figure)
     miss = (own["step_ms.median"] / own["step_ms.formula"] - 1).abs()
     text = (
-        "The schedules at equal M, without recomputation, the slowest at the bottom: bubble, peak activations of the "
-        "rank that holds most, step time. Bars: 95 % bootstrap interval over launches; strokes: the closed form, or "
-        f"simulated where there is none, with the nominal times. Step times lie {miss.median():.1%} from it in the "
-        f"median, {miss.max():.1%} at most ({own['schedule'][miss == miss.max()].iloc[0]})."
+        "Bubble, peak activations of the rank that holds most, and step time of the schedules at equal M, without "
+        f"recomputation, the slowest at the bottom. {INTERVALS} Strokes: the closed form, or the simulation if there "
+        "is none, for the nominal times. The measured step times differ from it by "
+        f"{distance(own['step_ms.median'], own['step_ms.formula'])}, for {own['schedule'][miss == miss.max()].iloc[0]}."
     )
     used = runs[runs["checkpointing"].isin(own["checkpointing"])]
-    return "schedules-compared", "Schedules at equal M", text, figure, own.drop(columns="front"), used
+    return Exhibit("schedules-compared", "Schedules at equal M", text, figure, own.drop(columns="front"), used)
 
 
-def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Made:
-    """Step time against memory, over schedules and recomputation."""
+def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
+    """Return the figure of the step time against memory, over schedules and policies of recomputation."""
     chunks = sorted(table["chunks"].unique())
     figure, axes = plot.sheet(1, len(chunks), (4.2, 3.4))
     looks = plot.looks(["never", *sorted(set(table["checkpointing"]) - {"never"})])
     for axis, number in zip(axes[0], chunks, strict=True):
         own = table[table["chunks"] == number]
         plot.scatter(axis, own, "activation_kib", "step_ms.median", "checkpointing", looks)
-        for row in records(own[own["front"]]):  # below and left of the front there is nothing
+        for row in records(own[own["front"]]):  # the space below and left of the front is empty
             at = (row["activation_kib"], row["step_ms.median"])
             below = {"textcoords": "offset points", "ha": "right", "va": "top", "fontsize": 7}
             axis.annotate(row["schedule"], at, (-4, -1), **below)
@@ -109,8 +107,7 @@ def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Made:
         axis.set_xscale("log", base=2)
         axis.set_xlim(0.6 * own["activation_kib"].min(), None)
         axis.set_yscale("log", base=2)
-        for scale in (axis.xaxis, axis.yaxis):
-            scale.set_major_formatter(lambda value, _: f"{value:g}")
+        plot.plain(axis.xaxis, axis.yaxis)
     axes[0, 0].set_ylabel("step time, ms")
     plot.legend(figure, [plot.FRONT])
     fronts = "; ".join(
@@ -118,11 +115,10 @@ def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Made:
         for number, own in table[table["front"]].groupby("chunks")
     )
     text = (
-        "Step time against peak activations of the rank that holds most, a marker for each schedule and policy of "
-        "recomputation. The line joins what nothing else beats in both, from the least memory to the most: "
-        f"{fronts}."
+        "Step time against peak activations of the rank that holds most, one marker per schedule and policy of "
+        f"recomputation. {INTERVALS} The line is the Pareto front, by ascending memory: {fronts}."
     )
-    return "schedules-pareto", "Memory against time over schedules", text, figure, table, runs
+    return Exhibit("schedules-pareto", "Memory against time over schedules", text, figure, table, runs)
 
 
 def _named(row: dict[str, Any]) -> str:

@@ -2,11 +2,11 @@
 
 ::
 
-    which keys vary?    schedule  chunks  model.dim       (repeat is not one: its values are launches)
-    x                   chunks: the number with the most values
-    a line each         schedule: the next one, with what is left over
-    a column each       model.dim: the last one, if it has few values
-    a row each          step time, bubble, peak activations
+    varying keys        schedule  chunks  model.dim       (not repeat, which numbers the launches)
+    x                   chunks: the numeric key with the most values
+    lines               schedule, with all keys that are left over
+    columns             model.dim: the next key, if it has few values
+    rows                step time, bubble, peak activations
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis import plot
-from analysis.command import OUTPUTS, nothing, print_missing
-from analysis.exhibit import Exhibit
-from analysis.statistics import LAUNCH, WIDE_FRACTION, over_launches
-from analysis.store import Plan, Store, command, read_plan, read_runs
-from microp.records import NOT_ASKED
+from analysis.command import OUTPUTS, nothing, print_missing, save
+from analysis.exhibit import INTERVALS, Exhibit
+from microp.job import NOT_ASKED
+from microp.store import LAUNCH, WIDE_FRACTION, Plan, Store, finished_runs, over_launches, read_plans, worst_rank_mib
 
-QUANTITIES = {  # column -> its label, and the width that is not too wide
+QUANTITIES = {  # column -> its label, and a width of the interval that is never too wide
     "step_ms.median": ("step time, ms", 0.0),
     "bubble.measured": ("bubble, idle / total", WIDE_FRACTION),
     "activation_mib": ("peak activations\nof a rank, MiB", 0.0),
@@ -36,7 +35,7 @@ FIRST = ("chunks", "ranks", "batch_size", "schedule", "partition", "checkpointin
 
 
 class Axes(NamedTuple):
-    """What a varying key is drawn as; `lines` may be several keys."""
+    """The role of each varying key in the figure."""
 
     x: str | None
     lines: list[str]
@@ -44,9 +43,8 @@ class Axes(NamedTuple):
 
 
 def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = ()) -> Exhibit:
-    """The exhibit of these runs, whatever varies between them; `runs` has at least one row."""
-    peaks = [max(own) if isinstance(own, list) else float("nan") for own in runs["peak_activation_mib"]]
-    rows = runs.assign(activation_mib=peaks)
+    """Return the exhibit of these runs, at least one, over the keys that vary between them."""
+    rows = runs.assign(activation_mib=worst_rank_mib(runs))
     for key in varying(runs):
         rows[key] = runs[f"config.{key}"] if _is_numeric(runs, key) else runs[f"config.{key}"].map(str)
     axes = assign(rows)
@@ -62,15 +60,15 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = 
     formula = rows[[*points, "bubble.closed_form"]].drop_duplicates(points)
     table = table.merge(formula.rename(columns={"bubble.closed_form": "formula"}), on=points).sort_values(points)
     text = (
-        f"{len(table)} points, told apart by {', '.join(keys) or 'nothing'}. Markers: median over launches; bars: 95 % "
-        "bootstrap interval; broken: the bubble by formula, where one is known."
+        f"{len(table)} points; varied: {', '.join(keys) or 'nothing'}. {INTERVALS} Dashed: the formula of the bubble, "
+        "if known."
     )
     figure = _draw(table, axes)
     return Exhibit(stem, title, text, figure, table.drop(columns=points), runs, list(missing))
 
 
 def varying(runs: pd.DataFrame) -> list[str]:
-    """The configuration keys in which the runs differ, without those that follow from others."""
+    """Return the configuration keys in which the runs differ, without those that follow from other keys."""
     asked = [column.removeprefix("config.") for column in runs.columns if column.startswith("config.")]
     asked = [key for key in asked if key.partition(".")[0] not in (*NOT_ASKED, LAUNCH.removeprefix("config."))]
     different = [key for key in asked if runs[f"config.{key}"].map(str).nunique() > 1]
@@ -89,7 +87,7 @@ def varying(runs: pd.DataFrame) -> list[str]:
 
 
 def assign(rows: pd.DataFrame) -> Axes:
-    """Which of the varying keys is what."""
+    """Return the role of each varying key."""
     keys = varying(rows)
     counts = {key: rows[key].nunique() for key in keys}
     numbers = [key for key in keys if _is_numeric(rows, key)]
@@ -105,7 +103,7 @@ def _is_numeric(rows: pd.DataFrame, key: str) -> bool:
 
 
 def _say(key: str, value: Any) -> str:
-    """`gpipe` for schedule.name, `model.dim=64` for others."""
+    """Return the name of a value in the figure: `gpipe` for schedule.name, `model.dim=64` for other keys."""
     number = f"{value:g}" if isinstance(value, float) else str(value)
     return number if key.endswith(".name") else f"{key}={number}"
 
@@ -121,14 +119,14 @@ def _draw(table: pd.DataFrame, axes: Axes) -> Any:
     for axis_row, quantity in zip(grid, shown, strict=True):
         axis_row[0].set_ylabel(QUANTITIES[quantity][0])
         for axis, column in zip(axis_row, columns, strict=True):
-            for place, (line, look) in enumerate(named.items()):
-                own = table[(table["column"] == column) & (table["line"] == line)]
-                own = own.assign(x=own["x"] if numeric else [ticks.index(value) for value in own["x"]])
-                if quantity == "bubble.measured":
-                    plot.theory(axis, own["x"], own["formula"])
-                if _doubles(ticks, numeric):
-                    own = own.assign(x=plot.beside(own["x"], place, len(named)))
-                plot.points(axis, own, "x", quantity, look, line)
+            own = table[table["column"] == column]
+            own = own.assign(x=own["x"] if numeric else [ticks.index(value) for value in own["x"]])
+            if quantity == "bubble.measured":
+                for _, line in own.groupby("line"):
+                    plot.theory(axis, line["x"], line["formula"])
+            if _doubles(ticks, numeric):
+                own = plot.beside(own, "x", "line", named)
+            plot.lines(axis, own, "x", quantity, "line", named)
             axis.set_ylim(bottom=0)
     for axis, column in zip(grid[0], columns, strict=True):
         axis.set_title(column)
@@ -139,7 +137,7 @@ def _draw(table: pd.DataFrame, axes: Axes) -> Any:
 
 
 def _doubles(ticks: list[Any], numeric: bool) -> bool:
-    """Whether an axis of powers shows these values best."""
+    """Return whether the values are best shown on a logarithmic axis."""
     return numeric and len(ticks) > 1 and ticks[0] > 0 and ticks[-1] / ticks[0] >= 4
 
 
@@ -152,32 +150,31 @@ def _label(axis: Any, name: str | None, ticks: list[Any], numeric: bool) -> None
 
 
 def of_plan(store: Store, plan: Plan) -> Exhibit | None:
-    """The exhibit of one sweep; None if none of its runs has finished."""
+    """Return the exhibit of one sweep; None if none of its runs has finished."""
     runs = store.of({point.run_id for point in plan.points})
-    there = set(runs.get("run_id", ()))
-    missing = [
-        command(point.sweep, "hydra.mode=RUN", *point.overrides) for point in plan.points if point.run_id not in there
-    ]
-    title = f"Sweep {plan.folder.name}"
-    return None if runs.empty else exhibit(runs, f"sweep-{plan.folder.name}", title, missing)
+    name = plan.folder.name
+    return None if runs.empty else exhibit(runs, f"sweep-{name}", f"Sweep {name}", store.unfinished(plan.points))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draw the last sweep below a folder, or where it has none all runs below it."""
+    """Draw the newest sweep below a folder, or all runs below it if it has no sweep."""
     parser = argparse.ArgumentParser(prog="python -m analysis.sweep", description=main.__doc__)
-    parser.add_argument("folder", type=Path, help="outputs/sweeps, a folder of it, or a folder of runs")
-    parser.add_argument("--report", type=Path, default=OUTPUTS / "report", help="where to (outputs/report)")
+    parser.add_argument("folder", type=Path, help="outputs/sweeps, one of its folders, or a folder of runs")
+    parser.add_argument(
+        "--report", type=Path, default=OUTPUTS / "report", help="folder for the files (default: outputs/report)"
+    )
     options = parser.parse_args(arguments)
-    plans = [plan for file in sorted(options.folder.rglob("plan.json")) if (plan := read_plan(file)) is not None]
+    plans, unreadable = read_plans(options.folder)
+    for reason in unreadable:
+        print(f"left out: {reason}", file=sys.stderr)
     if plans:
         made = of_plan(Store(plans[-1].folder.resolve().parents[1]), plans[-1])
     else:
-        runs, name = read_runs(options.folder), options.folder.resolve().name
+        runs, name = finished_runs(options.folder), options.folder.resolve().name
         made = None if runs.empty else exhibit(runs, f"sweep-{name}", f"Runs of {options.folder}")
     if made is None:
         parser.error(nothing(options.folder, "python -m microp.run -m schedule=gpipe,1f1b chunks=4,8,16"))
-    for file in made.save(options.report):
-        print(file)
+    save([made], options.report)
     print_missing(list(made.missing))
     return 0
 

@@ -1,44 +1,58 @@
-"""The timeline of a run's last measured step, predicted above measured.
+"""Timelines of a run's last measured step, replayed above measured.
 
     python -m analysis.timeline outputs/runs/<run>/attempt-<n>
 
-The prediction replays the schedule with the step's own median F and B times of each stage
-and its median hop: what differs from the measurement is noise and overhead. Of several
-replicas the first is drawn, with the sums over all of them as they were or should be.
+The replay simulates the schedule with the step's own median F and B times of each stage and its
+median hop time; it differs from the measurement by noise and overhead. Of several replicas the
+first is drawn, with the sums over all replicas, replayed and measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from microp import render
-from microp.records import attempts, read_json, read_reductions, read_spans
-from microp.replay import predict, predict_sums, schedule_of
-
-__all__ = ["accounting_table", "main", "predict", "schedule_of"]
+from microp.simulator import replay, replay_reductions, schedule_of
+from microp.store import RecordError, attempts, read_reductions, read_spans, read_status, read_summary
+from microp.trace import Span
+from microp.trace import drawing as render
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draw a run's last measured step, predicted above measured, as text and as a figure."""
+    """Draw a run's last measured step, replayed above measured, as text and as a figure."""
     parser = argparse.ArgumentParser(prog="python -m analysis.timeline", description=main.__doc__)
-    parser.add_argument("run", type=Path, help="an attempt, or a folder of which the last one made is drawn")
-    parser.add_argument("--report", type=Path, default=Path("outputs/report"), help="where to (outputs/report)")
+    parser.add_argument("run", type=Path, help="an attempt, or a folder, whose newest attempt is drawn")
+    parser.add_argument(
+        "--report", type=Path, default=Path("outputs/report"), help="folder for the files (default: outputs/report)"
+    )
     options = parser.parse_args(arguments)
-    found = [attempt for attempt in attempts(options.run) if read_spans(attempt)]
-    if not found:
+    found = []
+    for attempt in attempts(options.run):
+        with suppress(RecordError):
+            found.append((read_status(attempt)["started"], attempt))
+    traced = [(started, attempt) for started, attempt in found if read_spans(attempt)]
+    if not traced:
         parser.error(f"{options.run} holds no attempt with a trace: give a folder below outputs/runs")
-    attempt = max(found, key=lambda attempt: read_json(attempt / "status.json")["started"])
-    summary = read_json(attempt / "summary.json")
+    _, attempt = max(traced)
+    try:
+        summary = read_summary(attempt)
+    except RecordError as error:
+        parser.error(str(error))
     measured = read_spans(attempt)
     schedule = schedule_of(measured, summary["schedule"])
-    panels = {"predicted": predict(schedule, measured), "measured": measured}
-    taken = read_reductions(attempt)
-    sums = {"predicted": predict_sums(schedule, measured, taken), "measured": taken}
+    panels: dict[str, Sequence[Span]] = {"measured": measured}
+    sums = {"measured": read_reductions(attempt)}
+    time_ms = summary.get("time_ms")  # None if a rank failed before it had written its trace
+    if time_ms:
+        panels = {"replayed": replay(schedule, measured), **panels}
+        sums["replayed"] = replay_reductions(schedule, measured, sums["measured"])
     for name, spans in panels.items():
         print(f"{name}\n{render.text(spans, sums=sums[name])}\n")
-    print(accounting_table(summary["time_ms"]))
+    if time_ms:
+        print(accounting_table(time_ms))
     options.report.mkdir(parents=True, exist_ok=True)
     place = options.report / f"timeline-{attempt.parent.name}-{attempt.name}"
     files = render.figure(panels, f"{attempt.parent.name}, {attempt.name}: last measured step", place, sums=sums)
@@ -49,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def accounting_table(time_ms: dict[str, list[float]]) -> str:
-    """Where the step's time went, in ms: a line a rank, a column a kind."""
+    """Return a text table of the step's time in ms, with one line per rank and one column per kind."""
     ranks = range(len(time_ms["compute"]))
     lines = ["ms      " + "".join(f"{kind:>11}" for kind in (*time_ms, "sum"))]
     for rank in ranks:
@@ -58,8 +72,8 @@ def accounting_table(time_ms: dict[str, list[float]]) -> str:
     return "\n".join(
         [
             *lines,
-            "warmup, steady, drain: waits for another rank; transfer: its tensor was on the way; "
-            "reduction: for the sum over the replicas\n",
+            "warmup, steady, drain: waits for another rank; transfer: waits for a tensor that is being sent; "
+            "reduction: waits for the sum over the replicas\n",
         ]
     )
 

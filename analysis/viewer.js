@@ -1,7 +1,7 @@
-// The timeline of a step that a reader can look into. No library, no network.
+// Interactive timeline of a step. No library, no network.
 //
-//   choose a run ─► predicted | measured ─► canvas: a row a rank, a bar an action
-//   wheel, pinch, + and -: zoom   drag: pan   hover, tap, arrow keys: what an action is
+//   choose a run ─► replayed | measured ─► canvas: one row per rank, one bar per action
+//   wheel, pinch, + and -: zoom   drag: pan   hover, tap, arrow keys: describe an action
 "use strict";
 (() => {
   const root = document.getElementById("viewer");
@@ -17,7 +17,7 @@
   const part = (name) => root.querySelector(`[data-part=${name}]`);
   const [select, canvas, told, facts] = ["run", "canvas", "told", "facts"].map(part);
   const pen = canvas.getContext("2d");
-  let run = runs.find((each) => each.ranks > 1) ?? runs[0], panel = "measured", from = 0, to = 1, chosen = -1; // from, to: what is in view
+  let run = runs.find((each) => each.ranks > 1) ?? runs[0], panel = "measured", from = 0, to = 1, chosen = -1; // from, to: the visible range
   const pointers = new Map();
 
   for (const [index, each] of runs.entries()) select.add(new Option(each.name, String(index)));
@@ -195,14 +195,14 @@
       ArrowLeft: () => follow(Math.max(chosen - 1, 0)),
       ArrowDown: () => follow(beside(1)),
       ArrowUp: () => follow(beside(-1)),
-      p: () => show(run, panel === "measured" ? "predicted" : "measured"),
+      p: () => show(run, panel === "measured" ? "replayed" : "measured"),
     };
     if (!keys[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
     keys[event.key]();
     event.preventDefault();
   });
 
-  function beside(rows) { // the action of a neighbouring rank that runs at the time of the chosen one, or next after it
+  function beside(rows) { // the neighbouring rank's action at the time of the chosen one, or its next one
     if (chosen < 0) return 0;
     const own = span(chosen), rank = own.rank + rows;
     const there = [...Array(count()).keys()].filter((index) => span(index).rank === rank);

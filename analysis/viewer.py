@@ -1,18 +1,18 @@
-"""The timelines a reader can look into: what `viewer.js` is given.
+"""Data of the interactive timelines in the report, which `viewer.js` draws.
 
 ::
 
-    {"runs": [{"name": "gpipe, M = 4, K = 2 ...", "stages": ...,
-               "panels": {"predicted": [0,0,0,0, 0,1620, 0,  ...], "measured": [...]}}]}
-                                        rank, op, stage, microbatch, start, length, wait of each
-                                        span, one after the other; times in microseconds
+    {"runs": [{"name": "gpipe, M = 4, K = 2 ...", "id": ..., "ranks": 2,
+               "panels": {"measured": {"makespan": ..., "bubble": ..., "spans": [...]},
+                          "replayed": ...}}]}
+                                        spans: seven numbers each, rank, op, stage, microbatch,
+                                        start, length, wait; times in microseconds
 
-A wait is the time a rank stood idle before the action.
+A wait is the idle time of the rank before the action.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -20,20 +20,19 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.store import records
-from analysis.timeline import predict, schedule_of
-from microp.records import read_spans
+from microp.simulator import replay, schedule_of
+from microp.store import read_spans, records
 from microp.trace import Span, bubble_fraction, makespan
 
 OPS = "FBW"
-MOST_SPANS = 40_000  # of all measured timelines: about 2 MB of page
+MOST_SPANS = 40_000  # over all measured timelines; about 2 MB of the page
 
 
 def timelines(runs: pd.DataFrame) -> tuple[dict[str, Any], int]:
-    """One launch of each question, short ones first, as many as a page holds.
+    """Return the timelines of one launch per question, preferably short ones, up to MOST_SPANS spans in all.
 
     Returns:
-        what the viewer shows, and the number of questions that were left out.
+        the data of the viewer, and the number of questions that were left out.
     """
     runs = runs[runs["replicas"] == 1]  # a replayed schedule is one pipeline
     first = records(runs.sort_values(["question", "config.repeat"]).drop_duplicates("question"))
@@ -52,7 +51,7 @@ def timelines(runs: pd.DataFrame) -> tuple[dict[str, Any], int]:
 
 
 def _timeline(row: dict[str, Any], spans: Sequence[Span]) -> dict[str, Any]:
-    panels = {"measured": spans, "predicted": predict(schedule_of(spans, row["schedule"]), spans)}
+    panels = {"measured": spans, "replayed": replay(schedule_of(spans, row["schedule"]), spans)}
     name = f"{row['schedule']}, M = {row['chunks']}, K = {row['ranks']}, {row['device']} {row['model']}"
     name += f", {row['batch_size']} rows"
     if len(set(row["partition"])) > 1:
@@ -78,10 +77,3 @@ def _panel(spans: Sequence[Span]) -> dict[str, Any]:
         free[span.rank] = end
     total = round(float(makespan(spans)) / 1000)
     return {"makespan": total, "bubble": round(float(bubble_fraction(spans)), 4), "spans": list(chain(*numbers))}
-
-
-def script(data: dict[str, Any]) -> str:
-    """What stands in the page: the data and the viewer."""
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # no name ends the script
-    code = Path(__file__).with_name("viewer.js").read_text()
-    return f'<script type="application/json" id="timelines">{text}</script>\n<script>\n{code}</script>'

@@ -1,10 +1,40 @@
 """microp: a laboratory for pipeline parallelism in PyTorch.
 
 A schedule is a value. It is validated, priced, drawn and run; simulated and measured
-time are the same type, so a prediction and a measurement are compared by one join::
+time are the same type, so that a replay and a measurement are compared by one join::
 
     Schedule ──┬── validate
                ├── simulate ─► spans ─┐
                ├── engine ───► spans ─┴─► metrics, drawings, records, report
-               └── render
+               └── draw
+
+In Python::
+
+    run = microp.measure("schedule=1f1b", "chunks=8")   # on real processes: run.summary, run.steps, run.spans
+    price = microp.price("schedule=1f1b", "chunks=8")   # simulated: price.makespan, price.bubble, price.spans
+    runs = microp.load_runs("outputs")                  # a DataFrame with one row per run
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    __version__: str
+    from microp.app import ConfigError, Price, Run, RunError, measure, price
+    from microp.store import load_runs
+
+__all__ = ["ConfigError", "Price", "Run", "RunError", "load_runs", "measure", "price"]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a name of the interface, imported only when it is used, so that `import microp` is quick."""
+    if name == "__version__":
+        from microp.app import installed_version
+
+        return installed_version()
+    if name not in __all__:
+        raise AttributeError(f"module 'microp' has no attribute {name!r}")
+    from microp import app, store
+
+    return getattr(store if name == "load_runs" else app, name)

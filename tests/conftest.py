@@ -9,15 +9,18 @@ import pytest
 import torch
 from recorded import small_sweep
 
-from microp.data import Text
-from microp.device import DeviceSettings
-from microp.engine import EngineSettings
-from microp.model import Gpt, Mlp
-from microp.partition import uniform
-from microp.plan import Plan
-from microp.replicate import SyncSettings
-from microp.schedules import gpipe
-from microp.stage import Checkpointing
+from microp.job import Job
+from microp.schedule import uniform
+from microp.schedule.builders import gpipe
+from microp.settings import (
+    Checkpointing,
+    DeviceSettings,
+    EngineSettings,
+    GptSettings,
+    MlpSettings,
+    SyncSettings,
+    TextSettings,
+)
 
 CHECKPOINTING = {
     "never": Checkpointing("never", 0, False),
@@ -27,24 +30,24 @@ CHECKPOINTING = {
 }
 
 
-def mlp(dtype: str = "float32") -> Mlp:
-    return Mlp("mlp", 6, 32, dtype)
+def mlp(dtype: str = "float32") -> MlpSettings:
+    return MlpSettings("mlp", 6, 32, dtype)
 
 
-def gpt(dtype: str = "float32", dropout: float = 0.1) -> Gpt:
-    return Gpt("gpt", 5, 16, dtype, heads=2, context=8, dropout=dropout)
+def gpt(dtype: str = "float32", dropout: float = 0.1) -> GptSettings:
+    return GptSettings("gpt", 5, 16, dtype, heads=2, context=8, dropout=dropout)
 
 
-def make_plan(**changes) -> Plan:
-    """A small plan: 9 rows, so that most chunk counts do not divide them."""
+def small_job(**changes) -> Job:
+    """A small job: 9 rows, so that most chunk counts do not divide them."""
     schedule, model = changes.pop("schedule", gpipe(2, 4)), changes.pop("model", mlp())
-    plan = Plan(
+    job = Job(
         run_id="test",
         schedule=schedule,
         partition=changes.pop("partition", uniform(model.layers, schedule.stages)),
         model=model,
         checkpointing=CHECKPOINTING["never"],
-        data=Text("text", str(Path(torch.__file__).parent / "serialization.py")),
+        data=TextSettings("text", str(Path(torch.__file__).parent / "serialization.py")),
         device=DeviceSettings("cpu", 1),
         backend="shm",
         timeout_s=20,
@@ -56,7 +59,7 @@ def make_plan(**changes) -> Plan:
         engine=EngineSettings("microp", False),
         sync=SyncSettings("flat", "library"),
     )
-    return replace(plan, **changes)
+    return replace(job, **changes)
 
 
 @pytest.fixture(autouse=True)

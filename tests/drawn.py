@@ -1,9 +1,28 @@
-"""Schedules as tests draw them."""
+"""Schedules and spans as tests draw them."""
 
 from __future__ import annotations
 
-from microp.schedule import Action, Schedule
+from fractions import Fraction
+
+from microp.schedule import Action, Op, Schedule
+from microp.trace import Span
 
 
 def read(*rows: str, chunks: int = 1, name: str = "drawn") -> Schedule:
     return Schedule(name, chunks, tuple(tuple(map(Action.parse, row.split())) for row in rows))
+
+
+def read_spans(*rows: str) -> list[Span]:
+    """Spans as drawn, a word per unit of time: `F0` an action, `.` a bubble; stage = rank.
+
+    A rank waits for its next action from the end of the one before.
+    """
+    spans = []
+    for rank, row in enumerate(rows):
+        free = Fraction(0)
+        for time, word in enumerate(row.split()):
+            if word != ".":
+                start, end = Fraction(time), Fraction(time + 1)
+                spans.append(Span(rank, Op(word[0]), rank, int(word[1:]), free, start, start, end))
+                free = end
+    return spans

@@ -8,17 +8,16 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.statistics import LAUNCH
-from microp.costs import Costs, at
-from microp.schedule import Schedule
-from microp.simulate import simulate
-from microp.trace import bubble_fraction, busy, in_flight_peak, makespan
+from microp.schedule import Schedule, to_text
+from microp.simulator import Costs, simulate
+from microp.store import LAUNCH
+from microp.trace import MOMENTS, bubble_fraction, busy, in_flight_peak, makespan
 
 
 class Made:
     """A store of given rows."""
 
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
+    def __init__(self, rows: list[dict[str, Any]] | pd.DataFrame) -> None:
         self.rows = pd.DataFrame(rows)
 
     def runs(self, name: str | None = None) -> pd.DataFrame:
@@ -26,6 +25,17 @@ class Made:
 
     def missing(self, name: str) -> list[str]:
         return []
+
+
+def by_stem(exhibits: list) -> dict:
+    return {exhibit.stem: exhibit for exhibit in exhibits}
+
+
+def saves(exhibits: list, folder: Path) -> None:
+    """Every figure can be drawn, and says how many runs it is of."""
+    for exhibit in exhibits:
+        assert all(file.stat().st_size for file in exhibit.save(folder))
+        assert "From " in exhibit.full_caption()
 
 
 def run(folder: Path, schedule: Schedule, costs: Costs, slower: float = 1.0, **changes: Any) -> dict[str, Any]:
@@ -39,14 +49,13 @@ def run(folder: Path, schedule: Schedule, costs: Costs, slower: float = 1.0, **c
     in_flight = in_flight_peak(spans)
     place = folder / str(len(list(folder.iterdir())))
     place.mkdir()
+    (place / "schedule.txt").write_text(to_text(schedule))
     for rank in range(ranks):
         own = [span for span in spans if span.rank == rank]
         actions: dict[str, list[float]] = {}
         for span in own:
             actions.setdefault(f"{span.stage}{span.op}", []).append(float(span.end - span.start))
-        again = sum(
-            float(at(costs.recompute, s.stage)) for s in own if s.op == "B" and s.microbatch not in costs.spared
-        )
+        again = sum(float(costs.recomputation(s.action)) for s in own if s.op == "B")
         step = {
             "phase": "measured",
             "engine": "microp",
@@ -59,7 +68,7 @@ def run(folder: Path, schedule: Schedule, costs: Costs, slower: float = 1.0, **c
         (place / f"steps.rank{rank}.jsonl").write_text(json.dumps(step) + "\n")
         rows = [
             {"rank": rank, "op": s.op, "stage": s.stage, "microbatch": s.microbatch}
-            | {f"{key}_ns": round(float(getattr(s, key)) * 1e6) for key in ("start", "end", "ready")}
+            | {f"{key}_ns": round(float(getattr(s, key)) * 1e6) for key in MOMENTS}
             for s in own
         ]
         (place / f"spans.rank{rank}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from fractions import Fraction
 from random import Random
 
-from microp.costs import Costs
 from microp.schedule import Action, Op, Schedule
-from microp.transfer import TRANSFERS, Transfer
+from microp.simulator import TRANSFERS, Costs, Transfer
 
 
 def random_schedule(random: Random) -> Schedule:
@@ -30,20 +29,19 @@ def random_schedule(random: Random) -> Schedule:
 
 
 def random_costs(random: Random, schedule: Schedule, transfer: Transfer | None = None) -> Costs:
-    """Integers, or Fractions; early and late recomputation, hops of any length."""
+    """Integers, or Fractions; some microbatches recomputed, hops of any length, one for all or one per stage."""
     unit = random.choice((1, Fraction(1, random.randint(2, 7))))
 
     def times(least: int, most: int) -> tuple[int | Fraction, ...]:
         return tuple(random.randint(least, most) * unit for _ in range(schedule.stages))
 
-    recompute = times(0, 5) if random.random() < 0.5 else ()
     return Costs(
         forward=times(1, 9),
         backward=times(1, 9),
         weight=random.choice(((), times(0, 6))),
-        latency=random.randint(0, 6) * unit,
-        recompute=recompute,
-        ahead=tuple(random.choice((0, time, time / Fraction(2))) for time in recompute),
+        full=random.choice(((), times(1, 15))),
+        latency=random.choice((random.randint(0, 6) * unit, times(0, 6))),
+        recompute=random.choice(((), times(0, 5))),
         spared=tuple(m for m in range(schedule.chunks) if random.random() < 0.3),
         boundary=random.choice(((), times(0, 20))),
         bandwidth=random.randint(1, 6),

@@ -13,10 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from microp import monolith
 from microp.comms import Comms, Message
-from microp.plan import Plan
-from microp.train import Trainer
+from microp.job import Job
+from microp.worker import Trainer, monolith
 
 STEPS = 2  # the second one sees the optimizer's work
 
@@ -26,9 +25,9 @@ def digest(tensors: Sequence[Tensor]) -> str:
     return hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest()
 
 
-def train(plan: Plan, comms: Comms) -> tuple[list[float], dict[int, list[Tensor]]]:
+def train(job: Job, comms: Comms) -> tuple[list[float], dict[int, list[Tensor]]]:
     """Losses (on the last rank, else empty), and the last gradients of this rank's layers."""
-    trainer = Trainer(plan, comms, plan.device.open(comms.rank, plan.workload))
+    trainer = Trainer(job, comms, comms.rank)
     losses = []
     for step in range(STEPS):
         trainer.load(step)
@@ -38,29 +37,29 @@ def train(plan: Plan, comms: Comms) -> tuple[list[float], dict[int, list[Tensor]
     gradients = {
         index: monolith.gradients_of(layer)
         for number, stage in trainer.stages.items()
-        for index, layer in zip(plan.partition.layers_of(number), stage.layers, strict=True)
+        for index, layer in zip(job.partition.layers_of(number), stage.layers, strict=True)
     }
     return losses, gradients
 
 
-def train_all(plans: Sequence[Plan], _plan: Plan, comms: Comms, _local_rank: int, _attempt: Path):
-    """(losses, digest of each layer's gradients) of every plan, one after the other."""
+def train_all(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: int, _attempt: Path):
+    """(losses, digest of each layer's gradients) of every job, one after the other."""
     results = []
-    for plan in plans:
-        losses, gradients = train(plan, comms)
+    for job in jobs:
+        losses, gradients = train(job, comms)
         results.append((losses, {index: digest(tensors) for index, tensors in gradients.items()}))
     return results
 
 
-def train_all_tensors(plans: Sequence[Plan], _plan: Plan, comms: Comms, _local_rank: int, _attempt: Path):
-    return [train(plan, comms) for plan in plans]
+def train_all_tensors(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: int, _attempt: Path):
+    return [train(job, comms) for job in jobs]
 
 
-def train_tensors(plan: Plan, comms: Comms, _local_rank: int, _attempt: Path):
-    return train(plan, comms)
+def train_tensors(job: Job, comms: Comms, _local_rank: int, _attempt: Path):
+    return train(job, comms)
 
 
-def verbs(_plan: Plan, comms: Comms, _local_rank: int, _attempt: Path):
+def verbs(_job: Job, comms: Comms, _local_rank: int, _attempt: Path):
     """Every verb of comms once; what came of it."""
     return use_verbs(comms)
 
@@ -92,7 +91,7 @@ def use_verbs(comms: Comms) -> dict[str, object]:
     }
 
 
-def send_short(_plan: Plan, comms: Comms, _local_rank: int, _attempt: Path) -> str:
+def send_short(_job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> str:
     """Rank 0 sends 10 numbers, rank 1 asks for 11."""
     if comms.rank == 0:
         comms.send_tensor(torch.ones(10), 1)
@@ -104,9 +103,9 @@ def send_short(_plan: Plan, comms: Comms, _local_rank: int, _attempt: Path) -> s
     return "nothing was noticed"
 
 
-def never_send(plan: Plan, comms: Comms, _local_rank: int, _attempt: Path) -> str:
+def never_send(job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> str:
     """Rank 1 runs a step, rank 0 does not."""
-    trainer = Trainer(plan, comms, plan.device.open(0, plan.workload))
+    trainer = Trainer(job, comms, 0)
     trainer.load(0)
     if comms.rank == 0:
         time.sleep(1.5)
@@ -118,22 +117,22 @@ def never_send(plan: Plan, comms: Comms, _local_rank: int, _attempt: Path) -> st
     return "nothing was noticed"
 
 
-def different_plans(plan: Plan, comms: Comms, _local_rank: int, _attempt: Path) -> str:
+def different_jobs(job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> str:
     """Each rank has another seed."""
     from dataclasses import replace
 
     try:
-        Trainer(replace(plan, seed=comms.rank), comms, plan.device.open(0, plan.workload))
+        Trainer(replace(job, seed=comms.rank), comms, 0)
     except ConnectionError as error:
         return str(error)
     return "nothing was noticed"
 
 
-def die(plan: Plan, comms: Comms, _local_rank: int, attempt: Path) -> None:
+def die(job: Job, comms: Comms, _local_rank: int, attempt: Path) -> None:
     """The last rank kills itself in its third step, the others train on."""
-    from microp.train import run_rank
+    from microp.worker import run_rank
 
-    if comms.rank == plan.ranks - 1:
+    if comms.rank == job.ranks - 1:
         step = Trainer.step
 
         def fatal(trainer: Trainer, number: int, *engine: str):
@@ -142,15 +141,15 @@ def die(plan: Plan, comms: Comms, _local_rank: int, attempt: Path) -> None:
             return step(trainer, number, *engine)
 
         Trainer.step = fatal  # type: ignore[method-assign]
-    run_rank(plan, comms, comms.rank, attempt)
+    run_rank(job, comms, comms.rank, attempt)
 
 
-def raise_in_action(plan: Plan, comms: Comms, _local_rank: int, attempt: Path) -> None:
+def raise_in_action(job: Job, comms: Comms, _local_rank: int, attempt: Path) -> None:
     """The last rank's forward of microbatch 1 fails in the third step."""
-    from microp.stage import Stage
-    from microp.train import run_rank
+    from microp.model import Stage
+    from microp.worker import run_rank
 
-    if comms.rank == plan.ranks - 1:
+    if comms.rank == job.ranks - 1:
         forward = Stage.forward
 
         def failing(stage: Stage, microbatch: int, x: Tensor | None) -> Tensor:
@@ -159,10 +158,10 @@ def raise_in_action(plan: Plan, comms: Comms, _local_rank: int, attempt: Path) -
             return forward(stage, microbatch, x)
 
         Stage.forward = failing  # type: ignore[method-assign]
-    run_rank(plan, comms, comms.rank, attempt)
+    run_rank(job, comms, comms.rank, attempt)
 
 
-def sleep_on(_plan: Plan, comms: Comms, _local_rank: int, attempt: Path) -> None:
+def sleep_on(_job: Job, comms: Comms, _local_rank: int, attempt: Path) -> None:
     """Say who I am, then do nothing for a long time."""
     (attempt / f"pid{comms.rank}").write_text(str(os.getpid()))
     time.sleep(600)
@@ -182,7 +181,7 @@ def between(src: int, dest: int, sizes: Sequence[int], slots: Sequence[int]) -> 
     return [Message(src, dest, tag, nbytes, slot) for tag, (nbytes, slot) in enumerate(zip(sizes, slots, strict=True))]
 
 
-def use_mailboxes(_plan: Plan, comms: Comms, _local_rank: int, _attempt: Path) -> dict[str, object]:
+def use_mailboxes(_job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> dict[str, object]:
     """Rank 0 sends, rank 1 answers; what rank 1 saw."""
     shapes = [(5, 3), (7,), (1, 2, 2), (2, 2)]  # of 60, 28, 16 and, in float64, 32 bytes
     seen: dict[str, object] = {"values": [], "aligned": []}
@@ -206,7 +205,7 @@ def use_mailboxes(_plan: Plan, comms: Comms, _local_rank: int, _attempt: Path) -
     return seen
 
 
-def use_a_tag_that_was_not_announced(_plan: Plan, comms: Comms, _local_rank: int, _attempt: Path) -> dict[str, object]:
+def use_a_tag_that_was_not_announced(_job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> dict[str, object]:
     """Two tensors, of which only the first has a mailbox; how each travelled, and a third that has no room."""
     comms.expect(between(0, 1, [12], [0]))
     tensors = {0: torch.arange(3.0), 8: torch.arange(3.0) + 8}
@@ -222,7 +221,7 @@ def use_a_tag_that_was_not_announced(_plan: Plan, comms: Comms, _local_rank: int
     return {f"tag {tag}": (type(pending[tag]).__module__, pending[tag].wait().tolist()) for tag in tensors}
 
 
-def wait_for_nothing(_plan: Plan, comms: Comms, _local_rank: int, _attempt: Path) -> tuple[str, float, float]:
+def wait_for_nothing(_job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> tuple[str, float, float]:
     """Rank 0 never sends what it has announced to the others: what they say, after how long, and what it cost."""
     comms.expect(message for dest in range(1, comms.world_size) for message in between(0, dest, [64], [0]))
     said = ""
@@ -237,7 +236,7 @@ def wait_for_nothing(_plan: Plan, comms: Comms, _local_rank: int, _attempt: Path
     return said, time.monotonic() - began, time.process_time() - spent
 
 
-def outlive_the_sender(_plan: Plan, comms: Comms, _local_rank: int, attempt: Path) -> None:
+def outlive_the_sender(_job: Job, comms: Comms, _local_rank: int, attempt: Path) -> None:
     """Rank 0 kills itself while the others wait for its tensor; they write down what they saw."""
     comms.expect(message for dest in range(1, comms.world_size) for message in between(0, dest, [64], [0]))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # elastic ends the others: not before they have spoken
@@ -274,8 +273,8 @@ class Left(NamedTuple):
     inputs: str | None
 
 
-def train_replica(plan: Plan, comms: Comms) -> Left:
-    trainer = Trainer(plan, comms, plan.device.open(comms.rank, plan.workload))
+def train_replica(job: Job, comms: Comms) -> Left:
+    trainer = Trainer(job, comms, comms.rank)
     rows = []
     for step in range(STEPS):
         trainer.load(step)
@@ -283,7 +282,7 @@ def train_replica(plan: Plan, comms: Comms) -> Left:
     layers = {
         index: layer
         for number, stage in trainer.stages.items()
-        for index, layer in zip(plan.partition.layers_of(number), stage.layers, strict=True)
+        for index, layer in zip(job.partition.layers_of(number), stage.layers, strict=True)
     }
     gradients = {index: monolith.gradients_of(layer) for index, layer in layers.items()}
     weights = {index: [p.detach() for p in layer.parameters()] for index, layer in layers.items()}
@@ -296,5 +295,5 @@ def train_replica(plan: Plan, comms: Comms) -> Left:
     )
 
 
-def train_replicas(plans: Sequence[Plan], _plan: Plan, comms: Comms, _local_rank: int, _attempt: Path) -> list[Left]:
-    return [train_replica(plan, comms) for plan in plans]
+def train_replicas(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> list[Left]:
+    return [train_replica(job, comms) for job in jobs]

@@ -9,8 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from analysis.statistics import LAUNCH
-from analysis.store import Store
+from microp.store import LAUNCH, Store
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["model.layers=4", "model.dim=32", "batch_size=8", "steps=3", "warmup_steps=1", "tracking=disabled"]

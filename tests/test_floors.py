@@ -1,4 +1,4 @@
-"""The house: an import only goes down a floor, and each outside package has one door."""
+"""The house: an import only goes down a floor, a package is entered by its door, each outside package has few doors."""
 
 from __future__ import annotations
 
@@ -9,170 +9,152 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 
 FLOORS = [
-    {"schedule", "schedule_io", "schedules", "partition", "validate", "deadlock", "excerpt"}
-    | {"trace", "transfer", "reduction", "comms", "seeding", "pacing"},
-    {
-        "costs",
-        "program",
-        "simulate",
-        "memory",
-        "render",
-        "model",
-        "data",
-        "split",
-        "stage",
-        "device",
-        "emulated",
-        "mailboxes",
-        "buckets",
-        "syncs",
-        "lookahead",
-        "accounting",
-        "footprint",
-        "replay",
-    },
-    {"engine", "limit", "peer", "plan", "records", "replicate", "tracking"},
-    {"train", "monolith", "summary"},
-    {
-        "builder",
-        "pricing",
-        "points",
-        "config",
-        "rules",
-        "launch",
-        "terminal",
-        "point",
-        "sweep",
-        "run",
-        "check",
-        "null_stages",
-        "labs",
-        "__main__",
-    },
+    {"schedule", "settings"},
+    {"job", "trace", "comms"},
+    {"simulator", "model"},
+    {"device"},
+    {"replicas", "store"},
+    {"engine"},
+    {"worker"},
+    {"app"},
+    {"commands", "labs"},  # commands: the files at the top of microp/
 ]
-SAME_FLOOR = {  # who may know a neighbour
-    "schedules": {"schedule", "schedule_io", "costs"},  # closed forms are of costs
-    "schedule_io": {"schedule"},
-    "comms": {"pacing"},
-    "validate": {"schedule", "deadlock", "excerpt"},
-    "deadlock": {"schedule"},
-    "excerpt": {"schedule"},
-    "trace": {"schedule"},
-    "reduction": {"schedule", "trace"},
-    "program": {"costs"},
-    "simulate": {"costs", "program"},
-    "memory": {"costs"},
-    "model": set(),
-    "stage": {"model", "split"},
-    "device": {"stage"},
-    "syncs": {"buckets", "device"},
-    "footprint": {"device", "memory", "model", "stage"},
-    "emulated": {"device", "costs"},
-    "limit": {"engine"},
-    "peer": {"engine"},
-    "plan": {"engine", "peer", "replicate"},
-    "tracking": {"records"},
-    "replay": {"costs", "simulate"},
-    "monolith": {"train"},
-    "summary": {"train"},
-}
-DOORS = {
-    "hydra": {"builder", "config", "points", "pricing", "run"},
-    "omegaconf": {"builder", "config", "points", "pricing", "sweep", "run"},
-    "torch.distributed": {"comms", "launch", "peer"},
-    "wandb": {"tracking"},
-    "matplotlib": {"render"},
+DOORS = {  # outside package -> the packages that may import it; `trace.drawing` is one module of trace
+    "hydra": {"app"},
+    "omegaconf": {"app"},
+    "torch.distributed": {"comms", "worker", "engine"},
+    "wandb": {"store"},
+    "matplotlib": {"trace.drawing"},
     "seaborn": set(),
-    "rich": {"terminal"},
-    "yaml": {"tracking"},
+    "rich": {"app"},
+    "yaml": {"store", "app"},
+    "pandas": {"store", "app"},
 }
-STDLIB_ONLY = {
-    *("schedule", "schedules", "validate", "deadlock", "excerpt", "partition", "trace", "transfer", "seeding"),
-    *("reduction", "costs", "program", "simulate", "memory", "render", "replay", "records"),
-}
+WITHOUT_TORCH = {"schedule", "settings", "job", "trace", "simulator", "store"}
+FOR_ANALYSIS = {"schedule", "settings", "job", "trace", "simulator", "planner", "store"}
+FILES = sorted((ROOT / "microp").rglob("*.py"))
 
 
-def imports(path: Path, everywhere: bool = True) -> set[str]:
-    """The modules a file imports; `everywhere` also inside functions, but not for types only."""
+def package_of(path: Path) -> str:
+    """The package that a file belongs to; `microp` for the interface, `commands` for the other files beside it."""
+    inside = path.relative_to(ROOT / "microp")
+    if len(inside.parts) > 1:
+        return inside.parts[0]
+    return "microp" if inside.stem == "__init__" else "commands"
+
+
+def imports(path: Path) -> set[str]:
+    """The modules and names that a file imports, also inside functions, but not for types only."""
     found: set[str] = set()
 
-    def visit(node: ast.AST, inside: bool) -> None:
+    def visit(node: ast.AST) -> None:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             return
-        if everywhere or not inside:
-            if isinstance(node, ast.Import):
-                found.update(alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                found.update({node.module, *(f"{node.module}.{alias.name}" for alias in node.names)})
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
         for child in ast.iter_child_nodes(node):
-            visit(child, inside or isinstance(node, ast.FunctionDef))
+            visit(child)
 
-    visit(ast.parse(path.read_text()), False)
+    visit(ast.parse(path.read_text()))
     return found
 
 
-ROOMS = {
-    path: path.stem if path.parent == ROOT / "microp" or path.stem == "__main__" else path.parent.name
-    for path in sorted((ROOT / "microp").rglob("*.py"))
-    if path != ROOT / "microp" / "__init__.py"
-}
+def floor(package: str) -> int:
+    return next(number for number, packages in enumerate(FLOORS) if package in packages)
 
 
-def floor(room: str) -> int:
-    return next(number for number, rooms in enumerate(FLOORS) if room in rooms)
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", ROOMS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_an_import_goes_down(path):
-    room = ROOMS[path]
-    known = {name.split(".")[1] for name in imports(path) if name.startswith("microp.")} - {room}
-    rooms = known & set().union(*FLOORS)
-    for other in rooms:
-        if floor(room) < len(FLOORS) - 1 and other not in SAME_FLOOR.get(room, set()):
-            assert floor(other) < floor(room), f"{room} imports {other}, which is not on a lower floor"
+def test_every_package_has_a_floor():
+    packages = {package_of(path) for path in FILES} - {"microp"}
+    assert packages == set().union(*FLOORS)
 
 
-@pytest.mark.parametrize("path", ROOMS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_each_outside_package_has_one_door(path):
-    for package, rooms in DOORS.items():
-        used = any(name == package or name.startswith(f"{package}.") for name in imports(path))
-        assert not used or ROOMS[path] in rooms, f"{ROOMS[path]} uses {package}"
+@pytest.mark.parametrize("path", [path for path in FILES if package_of(path) != "microp"], ids=name)
+def test_an_import_goes_down_or_stays_inside(path):
+    package = package_of(path)
+    known = {imported.split(".")[1] for imported in imports(path) if imported.startswith("microp.")} - {package}
+    for other in known:
+        other = other if other in set().union(*FLOORS) else "commands"
+        assert floor(other) < floor(package), f"{package} imports {other}, which is not on a lower floor"
 
 
-@pytest.mark.parametrize("path", [p for p, r in ROOMS.items() if r in STDLIB_ONLY], ids=lambda path: path.stem)
-def test_the_value_rooms_know_no_torch(path):
-    assert not any(name.split(".")[0] == "torch" for name in imports(path))
+@pytest.mark.parametrize("path", [*FILES, *sorted((ROOT / "analysis").glob("*.py"))], ids=name)
+def test_a_package_is_entered_by_its_door(path):
+    """Names of another package come from its `__init__`; a module of it is imported whole, as `app.terminal`."""
+    package = package_of(path) if path.is_relative_to(ROOT / "microp") else "analysis"
+    for imported in imports(path):
+        parts = imported.split(".")
+        if parts[0] != "microp" or len(parts) < 4 or parts[1] == package:
+            continue
+        door = ROOT / "microp" / Path(*parts[1:3]) / "__init__.py"  # a package inside a package, as schedule.builders
+        assert door.exists(), f"{name(path)} imports {imported}: import it from microp.{parts[1]}"
 
 
-def test_no_circle():
-    """Importing any one room alone works."""
-    names = sorted({ROOMS[path] for path in ROOMS} - {"__main__"})
-    code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module('microp.' + name)"
-    subprocess.run([sys.executable, "-c", code, *names], check=True, cwd=ROOT)
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_each_outside_package_has_few_doors(path):
+    package = package_of(path)
+    for outside, packages in DOORS.items():
+        used = any(imported == outside or imported.startswith(f"{outside}.") for imported in imports(path))
+        assert not used or {package, f"{package}.{path.stem}"} & packages, f"{name(path)} uses {outside}"
+
+
+@pytest.mark.parametrize("package", sorted(WITHOUT_TORCH))
+def test_these_packages_do_without_torch(package):
+    assert not loaded(f"microp.{package}") & {"torch", "pandas", "wandb", "matplotlib", "hydra"}
 
 
 def loaded(module: str) -> set[str]:
     code = f"import {module}, sys; print(' '.join(sys.modules))"
-    return set(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split())
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    return set(done.stdout.split())
+
+
+def test_every_package_can_be_imported_alone():
+    for package in sorted(set().union(*FLOORS) - {"commands"}):
+        loaded(f"microp.{package}")
 
 
 def test_a_rank_imports_neither_hydra_nor_pandas_nor_wandb():
-    assert not loaded("microp.launch") & {"hydra", "omegaconf", "pandas", "wandb", "matplotlib", "rich"}
+    assert not loaded("microp.worker") & {"hydra", "omegaconf", "pandas", "wandb", "matplotlib", "rich"}
 
 
-def test_analysis_imports_neither_torch_nor_wandb():
-    assert not loaded("analysis.timeline") & {"torch", "wandb", "hydra"}
+def test_the_main_module_is_light():
+    """Every rank imports it by name."""
+    assert not loaded("microp.run") & {"hydra", "torch", "pandas", "numpy"}
 
 
-def test_run_is_light():
-    """Every rank imports the main module by name."""
-    assert not loaded("microp.run") & {"hydra", "torch", "pandas"}
+def test_composing_a_configuration_takes_no_torch():
+    assert not loaded("microp.app.hydra_app, microp.app.pricing") & {"torch", "wandb", "matplotlib"}
 
 
-@pytest.mark.parametrize("path", [*ROOMS, *sorted((ROOT / "analysis").glob("*.py"))], ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "analysis").glob("*.py")), ids=name)
+def test_analysis_needs_no_torch(path):
+    used = imports(path)
+    assert {each.split(".")[1] for each in used if each.startswith("microp.")} <= FOR_ANALYSIS
+    assert not any(each.split(".")[0] in ("torch", "wandb", "hydra") for each in used)
+
+
+@pytest.mark.parametrize("path", [*FILES, *sorted((ROOT / "analysis").glob("*.py"))], ids=name)
 def test_a_module_is_one_idea(path):
     assert len(path.read_text().splitlines()) <= 300
     assert ast.get_docstring(ast.parse(path.read_text())), "every module says its one job"
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if package_of(path) == "commands"], ids=name)
+def test_a_command_is_a_screen(path):
+    """It parses, calls and prints."""
+    assert len(path.read_text().splitlines()) <= 55
+
+
+def test_tests_mirror_the_packages():
+    packages = {path.name for path in (ROOT / "microp").iterdir() if (path / "__init__.py").exists()}
+    folders = {path.name for path in (ROOT / "tests").iterdir() if any(path.glob("test_*.py"))}
+    assert folders == packages - {"settings"} | {"commands", "analysis"}  # settings are tested as a user types them

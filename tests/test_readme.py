@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
-from test_run import SMALL, microp, read
+from user import SMALL, add_schedule, microp, read, readme_block, start
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
-
-
-def block(language: str) -> str:
-    """The only code block of a language."""
-    [code] = re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
-    return code
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A user's own folder, with the function and the YAML file."""
-    place = tmp_path_factory.mktemp("own")
-    (place / "mine.py").write_text(block("python"))
-    (place / "schedule").mkdir()
-    (place / "schedule" / "mine.yaml").write_text(block("yaml"))
-    return place
+    return add_schedule(tmp_path_factory.mktemp("own"))
+
+
+def test_the_python_example_runs(tmp_path):
+    """As a script, as it stands."""
+    (tmp_path / "example.py").write_text(readme_block("python", "microp.measure") + "print(len(runs))\n")
+    done = start([sys.executable, "example.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    for text in ("wait_start_ms", "replayed\nrank 0 |", "measured\nrank 0 |"):
+        assert text in done.stdout
+    assert done.stdout.endswith("\n1\n")
 
 
 def test_a_schedule_is_one_function_and_one_yaml_file(folder):
@@ -46,7 +47,7 @@ def test_it_is_priced_and_its_keys_are_typed(folder):
 
 def test_the_schedules_it_lists_are_the_options():
     options = {path.stem for path in (Path(__file__).parent.parent / "conf" / "schedule").glob("*.yaml")}
-    table = README[README.index("| schedule | rows of a rank") : README.index("Checkpointing is")]
+    [table] = [text for text in README.split("\n\n") if text.startswith("| schedule | order of a rank")]
     listed = {
         name for line in table.splitlines() if "|" in line for name in re.findall(r"`([a-z0-9_]+)`", line.split("|")[1])
     }

@@ -8,12 +8,28 @@ from functools import cache
 
 import ranks as rank_code
 import torch
-from conftest import make_plan, mlp
+from conftest import mlp, small_job
 
-from microp import monolith
 from microp.comms import ThreadComms, thread_comms
 from microp.schedule import Schedule
-from microp.schedules import gpipe
+from microp.schedule.builders import gpipe
+from microp.worker import monolith
+
+
+def in_threads(count, work, timeout_s=20.0):
+    """Run `work(comms)` on every rank; the results in rank order."""
+    everyone = thread_comms(count, timeout_s)
+    results = [None] * count
+
+    def run(rank):
+        results[rank] = work(everyone[rank])
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return results
 
 
 class Tagless(ThreadComms):
@@ -41,12 +57,12 @@ def tagless(world_size: int, timeout_s: float) -> list[Tagless]:
 def run(schedule: Schedule, transport=thread_comms) -> dict[int, list[torch.Tensor]]:
     """The gradients of every layer after two steps, each rank a thread."""
     everyone = transport(len(schedule.ranks), 5)
-    plan = make_plan(schedule=schedule, model=mlp("float64"))
+    job = small_job(schedule=schedule, model=mlp("float64"))
     got, failures = {}, []
 
     def live(rank: int) -> None:
         try:
-            got.update(rank_code.train(plan, everyone[rank])[1])
+            got.update(rank_code.train(job, everyone[rank])[1])
         except Exception as error:
             failures.append(error)
             everyone[rank].abort()
@@ -64,7 +80,7 @@ def run(schedule: Schedule, transport=thread_comms) -> dict[int, list[torch.Tens
 
 @cache
 def expected(chunks: int) -> list[list[torch.Tensor]]:
-    *_, last = monolith.steps(make_plan(schedule=gpipe(1, chunks), model=mlp("float64")), rank_code.STEPS)
+    *_, last = monolith.steps(small_job(schedule=gpipe(1, chunks), model=mlp("float64")), rank_code.STEPS)
     return last.gradients
 
 

@@ -1,12 +1,12 @@
-"""The glue between ranks: who is next to me, and how a tensor gets there.
+"""The transports: they connect the ranks and move tensors from one rank to another.
 
 ::
 
     rank 0 ── isend_tensor(y, 1, tag) ──►  irecv_tensor(shape, 0, tag) ── rank 1
            ◄─ irecv_tensor(shape, 1, tag)  isend_tensor(grad, 0, tag) ──
 
-One interface (`base`), and a module for each transport: `shm` (shared memory, ranks of one
-host), `group` (gloo on CPU, NCCL on CUDA and ROCm) and `threads` (ranks of one process).
+There is one interface (`base`) and one module per transport: `shm` (shared memory, ranks of
+one host), `group` (gloo on CPU, NCCL on CUDA and ROCm) and `threads` (ranks of one process).
 """
 
 from datetime import timedelta
@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from microp.comms.base import REDUCTIONS, Comms, CommsSettings, Inbox, Message, Outbox, Pending, Sum
+from microp.comms.base import REDUCTIONS, Comms, Inbox, Message, Outbox, Pending, Sum
+from microp.comms.deadline import Pacer, sleep_until, wake_on_time
 from microp.comms.delayed import DelayedComms
 from microp.comms.direct import direct_sums
 from microp.comms.group import GroupComms
@@ -27,12 +28,12 @@ from microp.comms.threads import ThreadComms, thread_comms
 __all__ = [
     "REDUCTIONS",
     "Comms",
-    "CommsSettings",
     "DelayedComms",
     "GroupComms",
     "Inbox",
     "Message",
     "Outbox",
+    "Pacer",
     "Pending",
     "Ring",
     "ShmComms",
@@ -41,22 +42,27 @@ __all__ = [
     "direct_sums",
     "init_process_group",
     "ring_sum",
+    "sleep_until",
     "thread_comms",
+    "wake_on_time",
 ]
 
 
 def init_process_group(backend: str, device: torch.device, timeout_s: float, replicas: int = 1) -> GroupComms:
-    """Dial in: join the process group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name.
+    """Join the process group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name.
 
     Args:
         backend: `shm`, `gloo`, or `nccl` (RCCL on ROCm).
-        device: where this rank's tensors live (the current device, if that is a GPU).
-        timeout_s: the longest wait for a peer, in seconds.
-        replicas: how many pipelines the processes are; each is a row of torch's DeviceMesh.
+        device: the device of this rank's tensors; a GPU must be the current device.
+        timeout_s: the longest wait for another rank, in seconds.
+        replicas: the number of pipelines that the processes form; each is a row of torch's DeviceMesh.
+
+    Returns:
+        The transport between the ranks of this rank's pipeline.
     """
     group = "gloo" if backend == "shm" else backend
-    # No device_id: NCCL would then put all of a rank's transfers into one queue, in which a
-    # receive that is posted early holds up a send.
+    # No device_id: with it NCCL puts all transfers of a rank into one queue, in which a
+    # receive that is posted early blocks a send.
     dist.init_process_group(group, timeout=timedelta(seconds=timeout_s))
     row = column = None
     if replicas > 1:
@@ -71,5 +77,5 @@ def init_process_group(backend: str, device: torch.device, timeout_s: float, rep
 
     comms = of(row)
     if column is not None:
-        comms.across = of(column)
+        comms.replica_group = of(column)
     return comms

@@ -1,12 +1,12 @@
-"""A transport with a hop that takes longer: a tensor is there some time after it was sent.
+"""Adds a fixed latency to another transport: a tensor arrives some time after it was sent.
 
 ::
 
     sender      copy, stamp ──── leaves ────────┐
-    receiver    woken, sleeps ──────────────────┴── latency_ns ──► takes it
+    receiver    woken, sleeps ──────────────────┴── latency_ns ──► reads it
 
-A message may lie in its mailbox before the moment at which it counts as sent. Its receiver
-then knows when to wake up, which is more exact than to be woken.
+A message may be in its mailbox before the moment that counts as the time of sending. The
+receiver then knows when to wake up, which is more exact than being woken by the sender.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from microp.comms.base import Comms, Inbox, Message, Outbox, Pending, Sum
-from microp.pacing import Pacer
+from microp.comms.deadline import Pacer
 
 
 class DelayedComms(Comms):
-    """Another transport, whose tensors arrive no earlier than `latency_ns` after they were sent.
+    """A transport whose tensors arrive no earlier than `latency_ns` after they were sent.
 
     Args:
-        inner: a transport that `stamps` its messages.
-        latency_ns: of every tensor.
-        pacer: waits for it.
+        inner: the transport that moves the tensors; it must stamp its messages (`Comms.stamps`).
+        latency_ns: the latency of every tensor, in nanoseconds.
+        pacer: the rank's clock, which waits for the arrival.
     """
 
     def __init__(self, inner: Comms, latency_ns: int, pacer: Pacer) -> None:

@@ -1,4 +1,4 @@
-"""A sum over ranks in two messages from each to each: everybody sums one part, and hands it out.
+"""Sums a tensor over ranks with two messages between each pair: each rank sums one part and sends the result.
 
 ::
 
@@ -6,11 +6,11 @@
                                         a b c       a b c       a b c
     start   each sends part r to r      ↳ 3 a       ↳ 3 b       ↳ 3 c       through its mailboxes
     wait    r sums part r, sends it     A . .       . B .       . . C
-            and takes the others'       A B C       A B C       A B C
+            and receives the others     A B C       A B C       A B C
 
-`start` only sends, so that it is over at once, and the work is done by the ranks themselves:
-where they share memory, and every core computes, nothing is faster. Each part is summed once,
-in the order of the ranks, so that all have the same bits.
+`start` only sends, so it returns at once. The ranks add up the parts themselves, without a
+thread: this is the fastest way if they share memory and every core is busy. Each part is summed
+once, in rank order, so all ranks get the same bits.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ from microp.comms.base import Comms, Inbox, Message, Outbox, Sum
 
 
 def direct_sums(comms: Comms, sizes: Sequence[tuple[int, torch.dtype]]) -> list[Callable[[Tensor], Sum]]:
-    """For each tensor that is summed in a step, by its number of elements and type, what starts that.
+    """Return, for each tensor that is summed in a step, a function that starts its sum.
 
-    All ranks ask for the same, in the same order.
+    All ranks must pass the same sizes in the same order.
+
+    Args:
+        comms: the transport between the ranks.
+        sizes: for each tensor its number of elements and its type.
     """
     ends = [(src, dest) for src in range(comms.world_size) for dest in range(comms.world_size) if src != dest]
     messages = []
@@ -39,12 +43,12 @@ def direct_sums(comms: Comms, sizes: Sequence[tuple[int, torch.dtype]]) -> list[
 
 
 class _Direct:
-    """The messages of one tensor's sum."""
+    """The outboxes and inboxes for the sum of one tensor."""
 
     def __init__(self, comms: Comms, number: int, numel: int, dtype: torch.dtype) -> None:
         self._rank, self._ranks = comms.rank, comms.world_size
         every = range(self._ranks)
-        lengths = [numel // self._ranks + (rank < numel % self._ranks) for rank in every]  # as `tensor_split` cuts
+        lengths = [numel // self._ranks + (rank < numel % self._ranks) for rank in every]  # those of `tensor_split`
         mine = (lengths[self._rank],)
         owners = [rank for rank in every if rank != self._rank and lengths[rank]]
         others = [rank for rank in every if rank != self._rank and mine != (0,)]
@@ -56,7 +60,7 @@ class _Direct:
         self.ended_ns = 0
 
     def start(self, tensor: Tensor) -> Sum:
-        """Start to sum `tensor`, of one dimension, over all ranks in place."""
+        """Start to sum the one-dimensional `tensor` over all ranks in place."""
         self._tensor, self._parts = tensor, tensor.tensor_split(self._ranks)
         for inbox in (*self._take.values(), *self._done.values()):
             if inbox.post is not None:

@@ -1,4 +1,4 @@
-"""Ranks that are processes, over a `torch.distributed` process group: gloo, NCCL, RCCL."""
+"""The transport between processes over a `torch.distributed` process group: gloo, NCCL, RCCL."""
 
 from __future__ import annotations
 
@@ -11,17 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from microp.comms.base import (
-    Comms,
-    Inbox,
-    Message,
-    Outbox,
-    Pending,
-    PostedReceive,
-    PostedSend,
-    Sum,
-    check_reduction,
-)
+from microp.comms.base import Comms, Inbox, Message, Outbox, Pending, PostedReceive, PostedSend, Sum, check_reduction
 
 _REDUCE = {
     "sum": dist.ReduceOp.SUM,
@@ -32,13 +22,13 @@ _REDUCE = {
 
 
 class GroupComms(Comms):
-    """Ranks that are processes, over a `torch.distributed` process group.
+    """The transport between processes over a `torch.distributed` process group.
 
     Args:
         backend: `gloo` or `nccl`.
-        device: where this rank's tensors live.
+        device: the device of this rank's tensors.
         timeout_s: the longest wait for a peer, in seconds.
-        group: the ranks; None for all of them.
+        group: the process group of the ranks; None for all processes.
     """
 
     def __init__(self, backend: str, device: torch.device, timeout_s: float, group: Any = None) -> None:
@@ -46,20 +36,20 @@ class GroupComms(Comms):
         self.device, self.timeout_s = device, timeout_s
         self.group = self._up = self._down = group or dist.group.WORLD
         self._checks_sizes = backend == "gloo"
-        # NCCL has no tags and runs the transfers of a group one after the other, so that
-        # the two directions need a group each.
+        # NCCL has no tags and runs the transfers of a group one after the other, so each
+        # direction needs its own group.
         if backend == "nccl":
             members = dist.get_process_group_ranks(self.group)
             self._up, self._down = (dist.new_group(members, use_local_synchronization=True) for _ in range(2))
-        self._buffers: dict[tuple[int, int], Tensor] = {}  # (source, tag) -> where it comes in
+        self._buffers: dict[tuple[int, int], Tensor] = {}  # (source, tag) -> the receive buffer
 
     def _group(self, src: int, dest: int) -> Any:
         return self._up if src < dest else self._down
 
     def expect(self, messages: Iterable[Message]) -> None:
-        """On CPUs: make the buffers that a step's messages come into, one for each mailbox of the schedule."""
+        """Allocate the receive buffers of a step, one per mailbox of the schedule; only on CPUs."""
         if self.device.type != "cpu":
-            return  # a GPU's allocator hands memory out in the order of its stream
+            return  # a GPU's allocator reuses memory in the order of its stream
         mine = [message for message in messages if message.dest == self.rank]
         sizes: dict[tuple[int, int], int] = {}
         for message in mine:
@@ -77,7 +67,7 @@ class GroupComms(Comms):
         return PostedSend(start)
 
     def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Inbox:
-        """Into a buffer that was made for it; who sends checks the size, so that no canary is needed."""
+        """Return an inbox that receives into the buffer from `expect`; the sender checks the size, so no canary."""
         buffer, group = self._buffers.get((src, tag)), self._group(src, self.rank)
         if buffer is None:
             return super().inbox(shape, src, tag, dtype)
@@ -117,18 +107,18 @@ class GroupComms(Comms):
         dist.barrier()
 
     def close(self) -> None:
-        dist.barrier()  # no rank takes its end of a connection away from another
-        # The groups' threads end with them, and not with the interpreter.
-        self.group = self._up = self._down = self.across = None
+        dist.barrier()  # no rank closes a connection that another rank still uses
+        # Dropping the groups ends their threads here, and not when the interpreter exits.
+        self.group = self._up = self._down = self.replica_group = None
         dist.destroy_process_group()
 
 
 class _Canary:
-    """Tells a message that was shorter than its buffer, which gloo completes without a word.
+    """Detects a message that was shorter than its buffer, for which gloo reports no error.
 
-    The buffer's last element holds a signalling NaN before the transfer, which a whole
-    message replaces. (A message that ends in just these bits would be refused; elements of
-    less than 4 bytes have too few bits to be told by, and are not checked.)
+    The buffer's last element holds a signalling NaN before the transfer, and a complete
+    message overwrites it. (A message that ends in exactly these bits is refused. Elements of
+    less than 4 bytes have too few bits for a distinct pattern and are not checked.)
     """
 
     PATTERN = torch.frombuffer(bytearray(b"microp\xf4\x7f"), dtype=torch.uint8)
@@ -140,13 +130,13 @@ class _Canary:
             self._tail = buffer.view(-1)[-1:].view(torch.uint8)
             self._tail.copy_(self.PATTERN[-size:])
 
-    def sings(self) -> bool:
-        """Whether the last element has not been written."""
+    def is_unwritten(self) -> bool:
+        """Return whether the last element has not been overwritten."""
         return self._tail is not None and torch.equal(self._tail, self.PATTERN[-len(self._tail) :])
 
 
 class _Transfer:
-    """A torch.distributed transfer; keeps its tensor alive, as gloo asks for."""
+    """A torch.distributed transfer; keeps its tensor alive, as gloo requires."""
 
     def __init__(self, work: Any, tensor: Tensor, peer: int, timeout_s: float, canary: _Canary | None = None) -> None:
         self._work, self._tensor, self._peer = work, tensor, peer
@@ -159,7 +149,7 @@ class _Transfer:
             if "imed out" in str(error):
                 raise TimeoutError(f"waited {self._timeout_s:g} s for rank {self._peer}") from error
             raise ConnectionError(f"lost rank {self._peer}: {error}") from error
-        if self._canary is not None and self._canary.sings():
+        if self._canary is not None and self._canary.is_unwritten():
             raise ConnectionError(
                 f"rank {self._peer} sent fewer bytes than the {self._tensor.nbytes} of shape {list(self._tensor.shape)}"
             )
@@ -167,7 +157,7 @@ class _Transfer:
 
 
 class _Sum(_Transfer):
-    """A torch.distributed reduction, which may be over long before it is waited for."""
+    """A torch.distributed reduction, which may complete long before `wait()` is called."""
 
     def __init__(self, work: Any, tensor: Tensor, peer: int, timeout_s: float) -> None:
         super().__init__(work, tensor, peer, timeout_s)
@@ -180,6 +170,6 @@ class _Sum(_Transfer):
 
     def wait(self) -> Tensor:
         tensor = super().wait()
-        if not tensor.is_cuda and not self.ended_ns:  # the stamp comes from another thread
+        if not tensor.is_cuda and not self.ended_ns:  # another thread writes the stamp, perhaps later
             self.ended_ns = perf_counter_ns()
         return tensor

@@ -1,21 +1,21 @@
-"""A sum over ranks, written out: every rank talks to its two neighbours alone.
+"""Sums a tensor over ranks in a ring: every rank exchanges messages only with its two neighbours.
 
 ::
 
-    4 ranks, each tensor in 4 parts; the number says how many ranks' values are summed in it
+    4 ranks, each tensor in 4 parts; the number is the number of ranks whose values are summed in it
 
               rank 0      rank 1      rank 2      rank 3
               1 1 1 1     1 1 1 1     1 1 1 1     1 1 1 1
-    turn 0    1 1 1 2     2 1 1 1     1 2 1 1     1 1 2 1      what comes is added: a part grows
-    turn 1    1 1 3 2     2 1 1 3     3 2 1 1     1 3 2 1      on its way round
+    turn 0    1 1 1 2     2 1 1 1     1 2 1 1     1 1 2 1      the received part is added
+    turn 1    1 1 3 2     2 1 1 3     3 2 1 1     1 3 2 1
     turn 2    1 4 3 2     2 1 4 3     3 2 1 4     4 3 2 1
-    turn 3    4 4 3 2     2 4 4 3     3 2 4 4     4 3 2 4      what comes is complete, and goes round
-    turn 4    4 4 3 4     4 4 4 3     3 4 4 4     4 3 4 4      once more
+    turn 3    4 4 3 2     2 4 4 3     3 2 4 4     4 3 2 4      the received part is complete and is
+    turn 4    4 4 3 4     4 4 4 3     3 4 4 4     4 3 4 4      copied
     turn 5    4 4 4 4     4 4 4 4     4 4 4 4     4 4 4 4
 
-2 (N - 1) messages of a part each: 2 (N-1) α + 2 (N-1)/N S/β for S bytes, with latency α and
-bandwidth β (Patarasuk and Yuan 2009). Every part is added up in one order and copied from
-there, so that all ranks have the same bits.
+Each rank sends 2 (N - 1) messages of one part. The time is 2 (N-1) α + 2 (N-1)/N S/β for S bytes,
+with latency α and bandwidth β (Patarasuk and Yuan 2009). Every part is summed in one order and
+then copied, so all ranks get the same bits.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from torch import Tensor
 
 from microp.comms.base import Comms, Message, Sum
 
-LONGEST = 16  # bytes of an element: parts differ by one
+LONGEST = 16  # bytes of the largest element type: the lengths of two parts differ by at most one element
 
 
 def ring_sum(comms: Comms, tensor: Tensor) -> Tensor:
-    """Sum `tensor`, which is contiguous and of any size, over all ranks in place."""
+    """Sum `tensor`, which is contiguous and of any size, over all ranks in place; return it."""
     ranks, rank = comms.world_size, comms.rank
     parts = tensor.view(-1).tensor_split(ranks)
     for turn in range(2 * (ranks - 1)):
@@ -48,11 +48,11 @@ def ring_sum(comms: Comms, tensor: Tensor) -> Tensor:
 
 
 class Ring:
-    """Rings one after the other, in a thread of their own: the rank computes on.
+    """Runs ring sums one after the other in a separate thread, while the rank computes.
 
     Args:
-        comms: of the ranks.
-        nbytes: of the largest tensor, if it is known: its messages then have mailboxes.
+        comms: the transport between the ranks.
+        nbytes: the size of the largest tensor in bytes; its messages then use mailboxes. 0 if unknown.
     """
 
     def __init__(self, comms: Comms, nbytes: int = 0) -> None:
@@ -75,7 +75,7 @@ class Ring:
 
 
 class _Ringing:
-    """A ring under way."""
+    """A ring sum that has been started."""
 
     def __init__(self, future: Future[tuple[Tensor, int]]) -> None:
         self._future, self.ended_ns = future, 0

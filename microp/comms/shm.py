@@ -1,17 +1,17 @@
-"""Ranks of one host: tensors go through mailboxes in shared memory.
+"""The transport between ranks of one host: tensors go through mailboxes in shared memory.
 
 ::
 
     sender                 mailbox                      receiver
     copy the tensor ─────► │ semaphore │ stamp │ data │
     post ────────────────►                              wait: spin briefly, then block
-                                                        use the data where it lies
+                                                        use the data without a copy
 
 One segment holds the mailboxes of all links. It has no name in any file system (rank 0
-makes it, the others open it through rank 0's descriptor), so nothing can be left behind,
-whatever kills a rank. POSIX semaphores order the memory on every processor, Arm included.
-Ranks meet before a step through mailboxes of no bytes, by way of rank 0, and so within
-microseconds of each other. What else is not a step's message (set-up, reductions) goes through gloo.
+creates it, the others open it through rank 0's descriptor), so it disappears with the ranks
+even if they are killed. POSIX semaphores order memory accesses on every processor, including Arm.
+The barrier before a step uses mailboxes without data and goes through rank 0; the ranks leave it
+within microseconds of each other. All other messages (set-up, reductions) go through gloo.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from microp.comms.base import Inbox, Message, Outbox, Pending
 from microp.comms.group import GroupComms
 
 LINE = 64  # bytes: a cache line, and the alignment at which matrix products give the same bits
-STAMP = 32  # where in the first line the stamp lies, after the semaphore
-SPIN_NS = 2_000_000  # a wait that ends within this never sleeps; only where every rank has a core
-_MEET = -1  # the tag of the mailboxes through which ranks meet
-LOOK_S = 1.0  # how often a blocked wait looks whether its peer is alive
+STAMP = 32  # the offset of the stamp in the first line, after the semaphore
+SPIN_NS = 2_000_000  # a shorter wait never sleeps; used only if every rank has a core
+_BARRIER_TAG = -1  # the tag of the barrier's mailboxes
+LIVENESS_CHECK_S = 1.0  # a blocked wait checks once per this period that its peer is alive
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _trywait, _post = _libc.sem_trywait, _libc.sem_post
@@ -48,16 +48,16 @@ class _Timespec(ctypes.Structure):
 
 
 class _Box(NamedTuple):
-    """One mailbox as one rank sees it."""
+    """One mailbox as mapped by one rank."""
 
-    semaphore: int  # its address
-    stamp: Any  # a ctypes integer in the segment: when the tensor was sent
-    offset: int  # of the data, in the segment
+    semaphore: int  # the address
+    stamp: Any  # a ctypes integer in the segment: the time of sending
+    offset: int  # the offset of the data in the segment
     nbytes: int
 
 
 class ShmComms(GroupComms):
-    """`GroupComms` whose step messages go through shared memory."""
+    """A `GroupComms` that sends the messages of a step through shared memory."""
 
     stamps = True
 
@@ -69,7 +69,9 @@ class ShmComms(GroupComms):
 
     def expect(self, messages: Iterable[Message]) -> None:
         meeting = [
-            Message(*ends, _MEET, 0, _MEET) for rank in range(1, self.world_size) for ends in ((rank, 0), (0, rank))
+            Message(*link, _BARRIER_TAG, 0, _BARRIER_TAG)
+            for rank in range(1, self.world_size)
+            for link in ((rank, 0), (0, rank))
         ]
         messages = [*messages, *meeting]
         sizes: dict[tuple[int, int, int], int] = {}
@@ -85,7 +87,7 @@ class ShmComms(GroupComms):
         self._boxes = {(m.src, m.dest, m.tag): boxes[m.src, m.dest, m.slot] for m in messages}
 
     def _map(self, size: int, semaphores: list[int]) -> None:
-        """Make the segment on rank 0, map it on all."""
+        """Create the segment on rank 0 and map it on all ranks."""
         descriptor = -1
         if self.rank == 0:
             descriptor = os.memfd_create("microp", os.MFD_CLOEXEC)
@@ -98,7 +100,7 @@ class ShmComms(GroupComms):
         if self.rank == 0:
             for offset in semaphores:
                 _libc.sem_init(ctypes.c_void_p(self._base + offset), 1, 0)
-        self.barrier()  # every rank has mapped it, and every semaphore is there
+        self.barrier()  # after it every rank has mapped the segment, and every semaphore exists
         os.close(descriptor)
 
     def _box(self, offset: int, nbytes: int) -> _Box:
@@ -107,11 +109,11 @@ class ShmComms(GroupComms):
 
     def outbox(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Outbox:
         box = self._boxes[self.rank, dest, tag]
-        return _Drop(box, self._data(box, shape, dtype))
+        return _Sender(box, self._data(box, shape, dtype))
 
     def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Inbox:
         box = self._boxes[src, self.rank, tag]
-        return _Mail(self, box, self._data(box, shape, dtype), src)
+        return _Receiver(self, box, self._data(box, shape, dtype), src)
 
     def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
         if (self.rank, dest, tag) not in self._boxes:
@@ -129,8 +131,8 @@ class ShmComms(GroupComms):
             super().barrier()
             return
         others = range(1, self.world_size) if self.rank == 0 else [0]
-        come = [self._boxes[rank, self.rank, _MEET].semaphore for rank in others]
-        go = [self._boxes[self.rank, rank, _MEET].semaphore for rank in others]
+        come = [self._boxes[rank, self.rank, _BARRIER_TAG].semaphore for rank in others]
+        go = [self._boxes[self.rank, rank, _BARRIER_TAG].semaphore for rank in others]
         if self.rank != 0:
             _post(ctypes.c_void_p(go[0]))
         for rank, semaphore in zip(others, come, strict=True):
@@ -138,22 +140,26 @@ class ShmComms(GroupComms):
         if self.rank == 0:
             for semaphore in go:
                 _post(ctypes.c_void_p(semaphore))
-        if self.across is not None:  # each column comes from rows that are complete
-            self.across.barrier()
+        if self.replica_group is not None:  # every pipeline has met, so meeting per column completes the barrier
+            self.replica_group.barrier()
 
     def _data(self, box: _Box, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """The mailbox's data as a tensor."""
+        """Return the mailbox's data as a tensor.
+
+        Raises:
+            ConnectionError: the tensor is larger than the mailbox.
+        """
         count = torch.Size(shape).numel()
         if count * dtype.itemsize > box.nbytes:
             raise ConnectionError(f"{dtype} {list(shape)} does not fit into a mailbox of {box.nbytes} bytes")
         return torch.frombuffer(self._segment, dtype=dtype, count=count, offset=box.offset).view(*shape)
 
     def take(self, semaphore: ctypes.c_void_p, src: int) -> None:
-        """Wait until a mailbox has been posted.
+        """Wait until rank `src` has posted the semaphore of a mailbox.
 
         Raises:
-            TimeoutError: it was not within `timeout_s`.
-            ConnectionError: the sender is gone.
+            TimeoutError: it was not posted within `timeout_s`.
+            ConnectionError: the sender's process has ended.
         """
         if self._spin_ns:
             end = perf_counter_ns() + self._spin_ns
@@ -165,27 +171,27 @@ class ShmComms(GroupComms):
     def _block(self, semaphore: ctypes.c_void_p, src: int) -> None:
         give_up = time.monotonic() + self.timeout_s
         while (left := give_up - time.monotonic()) > 0:
-            until = time.time() + min(left, LOOK_S)
+            until = time.time() + min(left, LIVENESS_CHECK_S)
             moment = _Timespec(int(until), int(until % 1 * 1e9))
             if _libc.sem_timedwait(semaphore, ctypes.byref(moment)) == 0:
                 return
             if ctypes.get_errno() not in (errno.ETIMEDOUT, errno.EINTR):
                 raise OSError(ctypes.get_errno(), "sem_timedwait")
             if not is_alive(self._pids[src]):
-                raise ConnectionError(f"lost rank {src}: its process {self._pids[src]} is gone")
+                raise ConnectionError(f"lost rank {src}: its process {self._pids[src]} has ended")
         raise TimeoutError(f"waited {self.timeout_s:g} s for rank {src}")
 
 
 def is_alive(pid: int) -> bool:
-    """Running, and not a zombie that nobody has waited for."""
+    """Return whether process `pid` runs; a zombie, which its parent has not waited for, does not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # gone, or gone between opening and reading
+    except (FileNotFoundError, ProcessLookupError):  # it ended, perhaps between opening and reading
         return False
 
 
 class _Copied(NamedTuple):
-    """A send that is over: the tensor has been copied."""
+    """A send that has completed: the tensor has been copied."""
 
     tensor: Tensor
 
@@ -193,10 +199,10 @@ class _Copied(NamedTuple):
         return self.tensor
 
 
-class _Drop:
+class _Sender:
     """The sender's side of a mailbox."""
 
-    finish = None  # the tensor has been copied
+    finish = None  # `send` has copied the tensor
 
     def __init__(self, box: _Box, data: Tensor) -> None:
         self._data, self._stamp = data, box.stamp
@@ -208,10 +214,10 @@ class _Drop:
         _post(self._semaphore)
 
 
-class _Mail:
-    """The receiver's side: the tensor lies in the mailbox once that has been posted."""
+class _Receiver:
+    """The receiver's side of a mailbox, which holds the tensor once the semaphore has been posted."""
 
-    post = None  # nothing has to be started
+    post = None  # the sender writes without a posted receive
 
     def __init__(self, comms: ShmComms, box: _Box, data: Tensor, src: int) -> None:
         self._comms, self._data, self._stamp, self._src = comms, data, box.stamp, src
@@ -224,5 +230,5 @@ class _Mail:
 
     @property
     def sent_ns(self) -> int:
-        """When the tensor was sent; after `wait()`."""
+        """The `perf_counter_ns` at which the tensor was sent, valid after `wait()`."""
         return int(self._stamp.value)

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process, for tests and debuggers: a message is a copy in a box."""
+"""The transport between ranks that are threads of one process, for tests and debuggers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from microp.comms.base import Comms, Outbox, Pending, check_reduction
 
 @dataclass
 class _Hub:
-    """What the threads of one `thread_comms` share."""
+    """The state that the threads of one pipeline, or of one column of replicas, share."""
 
     world_size: int
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -32,18 +32,24 @@ class _Hub:
 
 
 def thread_comms(world_size: int, timeout_s: float = 30, replicas: int = 1) -> list[ThreadComms]:
-    """The comms of `world_size` ranks that are threads of this process, in rank order, replica after replica."""
+    """Return the transports of `replicas` pipelines of `world_size` threads each, in the order of `world_rank`.
+
+    Args:
+        world_size: the number of ranks of a pipeline.
+        timeout_s: the longest wait for another rank, in seconds.
+        replicas: the number of pipelines.
+    """
     rows = [_Hub(world_size) for _ in range(replicas)]
     everyone = [ThreadComms(row, rank, timeout_s) for row in rows for rank in range(world_size)]
     if replicas > 1:
         columns = [_Hub(replicas) for _ in range(world_size)]
         for number, comms in enumerate(everyone):
-            comms.across = ThreadComms(columns[comms.rank], number // world_size, timeout_s)
+            comms.replica_group = ThreadComms(columns[comms.rank], number // world_size, timeout_s)
     return everyone
 
 
 class ThreadComms(Comms):
-    """Ranks that are threads: a message is a copy, put into the receiver's box."""
+    """The transport between threads: a message is a copy of the tensor in the receiver's box."""
 
     stamps = True
 
@@ -53,10 +59,10 @@ class ThreadComms(Comms):
         self._hub = hub
 
     def outbox(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Outbox:
-        return _Drop(self, dest, tag)
+        return _Sender(self, dest, tag)
 
     def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0, leaves_ns: int = 0) -> Pending:
-        with _disable_current_modes():  # the copy is the receiver's memory, not what a meter of this rank counts
+        with _disable_current_modes():  # the copy belongs to the receiver: this rank's meter must not count it
             copy = tensor.detach().clone()
         with self._hub.changed:
             self._hub.boxes[self.rank, dest, tag].append((copy, leaves_ns or perf_counter_ns()))
@@ -64,14 +70,14 @@ class ThreadComms(Comms):
         return _Sent(copy)
 
     def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
-        return _Box(self._hub, (src, self.rank, tag), tuple(shape), dtype, self.timeout_s)
+        return _Receiver(self._hub, (src, self.rank, tag), tuple(shape), dtype, self.timeout_s)
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         check_reduction(op)
         combine: Any = {"sum": torch.add, "product": torch.mul, "min": torch.minimum, "max": torch.maximum}[op]
         first, *others = self.all_gather(tensor.clone())
         tensor.copy_(first)
-        for other in others:  # in rank order: the same bits on every rank
+        for other in others:  # in rank order, so that every rank gets the same bits
             tensor.copy_(combine(tensor, other))
         return tensor
 
@@ -84,26 +90,26 @@ class ThreadComms(Comms):
 
     def barrier(self) -> None:
         self._meet()
-        if self.across:  # each column comes from rows that are complete
-            self.across.barrier()
+        if self.replica_group:  # every pipeline has met, so meeting per column completes the barrier
+            self.replica_group.barrier()
 
     def _meet(self) -> None:
         try:
             self._hub.meeting.wait(self.timeout_s)
         except threading.BrokenBarrierError:
-            raise ConnectionError("another rank failed, or did not come to the barrier") from None
+            raise ConnectionError("another rank failed, or did not reach the barrier in time") from None
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: threads hold no connection."""
 
     def abort(self) -> None:
-        """Wake every waiting rank with a ConnectionError: this one failed."""
+        """Wake every waiting rank with a ConnectionError, because this rank failed."""
         self._hub.meeting.abort()
         with self._hub.changed:
             self._hub.broken = True
             self._hub.changed.notify_all()
-        if isinstance(self.across, ThreadComms):
-            self.across.abort()
+        if isinstance(self.replica_group, ThreadComms):
+            self.replica_group.abort()
 
 
 @dataclass(frozen=True)
@@ -115,26 +121,26 @@ class _Sent:
 
 
 @dataclass(frozen=True)
-class _Drop:
+class _Sender:
     """The sender's side of a box."""
 
     comms: ThreadComms
     dest: int
     tag: int
-    finish = None  # the tensor has been copied
+    finish = None  # `send` has copied the tensor
 
     def send(self, tensor: Tensor, leaves_ns: int = 0) -> None:
         self.comms.isend_tensor(tensor, self.dest, self.tag, leaves_ns)
 
 
 @dataclass
-class _Box:
+class _Receiver:
     hub: _Hub
     key: tuple[int, int, int]
     shape: tuple[int, ...]
     dtype: torch.dtype
     timeout_s: float
-    sent_ns: int = 0  # when the tensor was sent; after `wait()`
+    sent_ns: int = 0  # the `perf_counter_ns` at which the tensor was sent, valid after `wait()`
 
     def wait(self) -> Tensor:
         src = self.key[0]

@@ -1,4 +1,4 @@
-"""The course: from one process to pipelines and replicas, a lab a file, in the order of `LABS`.
+"""The course: from one process to pipelines and replicas, one lab per file, in the order of `LABS`.
 
 ::
 
@@ -8,12 +8,12 @@
 
 LABS = {
     "monolith": "16 layers in one process: the loss falls",
-    "memory_wall": "why a model does not fit a card, and how many cards it takes",
-    "manual_split": "two halves by hand: what has to be handed over, and that the gradients are the monolith's",
-    "manual_replicas": "two copies by hand: averaged gradients are the whole batch's",
-    "ping_pong": "ranks, the world, and what a message costs: latency and bandwidth",
-    "naive": "four ranks, one of which works: three quarters of the time are idle",
-    "gpipe": "the same step in microbatches: the bubble shrinks, activations pile up",
+    "memory_wall": "why a model does not fit on a card, and how many cards it needs",
+    "manual_split": "two halves by hand: what has to be sent, and gradients that equal the monolith's",
+    "manual_replicas": "two copies by hand: their averaged gradients are those of the whole batch",
+    "ping_pong": "ranks, the world, and the time of a message: latency and bandwidth",
+    "naive": "four ranks that work one at a time: each idles three quarters of the time",
+    "gpipe": "the same step in microbatches: the bubble shrinks, activations accumulate",
     "one_f_one_b": "the same step in another order: the same bubble, less memory",
-    "ddp": "gradients leave while the backward still goes on",
+    "ddp": "gradients are summed over the replicas while the backward still runs",
 }

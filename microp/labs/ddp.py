@@ -1,11 +1,11 @@
-"""Lab 9: gradients leave while the backward still goes on.
+"""Lab 9: gradients are summed over the replicas while the backward still runs.
 
 ::
 
     backward   layer 15 ◄─ 14 ◄─ 13 ◄─ ... ◄─ 0        a hook fires when a gradient is complete
-    buckets        └─full─┘  └──full──┘                a full bucket is summed over the replicas meanwhile
+    buckets        └─full─┘  └──full──┘                a full bucket is summed during the backward
 
-Two replicas, one model each; every hook and every sum of one step, drawn.
+The lab runs two replicas of the model, and draws the hooks and the sums of one step.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-from microp import launch
+from microp.app import job_of
 from microp.comms import Comms
-from microp.config import plan_of
-from microp.plan import Plan
-from microp.train import Trainer
+from microp.job import Job
+from microp.settings import MIB
+from microp.worker import Trainer, launch_ranks
 
 WIDTH = 72
 WARMUP = 3
 
 
-def entry(plan: Plan, comms: Comms, local_rank: int, _attempt: Path) -> dict[str, Any]:
-    """Train; when each parameter's gradient was complete in the last step, and when its sums went on."""
-    trainer = Trainer(plan.of(comms.replica), comms, plan.device.open(local_rank, plan.workload))
+def entry(job: Job, comms: Comms, local_rank: int, _attempt: Path) -> dict[str, Any]:
+    """Train, and return when each gradient of the last step was complete and when its sums ran."""
+    trainer = Trainer(job, comms, local_rank)
     fired: list[tuple[str, int]] = []
     for index, layer in enumerate(trainer.stages[0].layers):
         for name, parameter in layer.named_parameters():
@@ -44,10 +44,10 @@ def entry(plan: Plan, comms: Comms, local_rank: int, _attempt: Path) -> dict[str
 
 
 def main() -> list[str]:
-    """Draw one step of rank 0; the names of the gradients in the order in which they were complete."""
+    """Draw one step of rank 0, and return the names of the gradients in the order of their completion."""
     words = ["ranks=1", "chunks=1", "replicas=2", "batch_size=512", "model.dim=512", "sync.bucket_mb=4"]
     with tempfile.TemporaryDirectory() as folder:
-        seen = launch.run_elastic(plan_of(*words, "sync.all_reduce=library"), Path(folder), 3, entry)[0]
+        seen = launch_ranks(job_of(*words, "sync.all_reduce=library"), Path(folder), 3, entry)[0]
     hooks, sums = seen["hooks"], seen["sums"]
     begin, end = hooks[0][1], max(seen["backward"], *(end for _, end in sums))
 
@@ -63,11 +63,9 @@ def main() -> list[str]:
     row = seen["row"]
     early = sum(start < seen["backward"] for start, _ in sums)
     print(
-        f"{early} of {len(sums)} sums set out before the backward's end; {row['reduced_bytes'] / 2**20:.1f} MiB in all."
+        f"{early} of {len(sums)} sums started before the backward ended; {row['reduced_bytes'] / MIB:.1f} MiB in all."
     )
-    print(
-        f"Summing took {row['all_reduce_ms']:.1f} ms, of which {row['exposed_ms']:.1f} ms were waited for at the end."
-    )
+    print(f"The sums took {row['all_reduce_ms']:.1f} ms; after the backward rank 0 waited {row['exposed_ms']:.1f} ms.")
     return [label for label, _ in hooks]
 
 

@@ -1,4 +1,4 @@
-"""Lab 2: the memory wall. What training a model keeps, against what a card has.
+"""Lab 2: the memory wall. Compares the memory that training a model needs with the memory of a card.
 
 ::
 
@@ -6,7 +6,7 @@
     40 GB  ████████████████████  their gradients             ████████████│
     80 GB  ████████████████████████████████████████  Adam's two moments
 
-A number in float32 takes 4 bytes. GB are 10^9 bytes, as on a card's box.
+A number in float32 takes 4 bytes. GB are 10^9 bytes, as in the specification of a card.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from __future__ import annotations
 import argparse
 import math
 
-from microp.config import plan_of
-from microp.footprint import stage_footprint
+from microp.app import job_of
+from microp.device import stage_footprint
 
 GB = 1e9
 MEASURED_DIM = 256
 
 
 def activation_bytes(rows: int, layers: int, dim: float) -> float:
-    """What the layers keep of `rows` rows for the backward, measured on narrow ones and scaled to `dim`."""
-    plan = plan_of("ranks=1", "chunks=1", f"batch_size={rows}", f"model.dim={MEASURED_DIM}", f"model.layers={layers}")
-    footprint, _ = stage_footprint(plan.model, plan.workload)
+    """Return the bytes that the layers keep for the backward of `rows` rows, measured at a small width and scaled."""
+    job = job_of("ranks=1", "chunks=1", f"batch_size={rows}", f"model.dim={MEASURED_DIM}", f"model.layers={layers}")
+    footprint, _ = stage_footprint(job.model, job.workload)
     return float(footprint.activation[0]) / MEASURED_DIM * dim
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print what a model takes, and how many cards that is."""
+    """Print the memory that training a model needs, and the number of cards with that memory."""
     parser = argparse.ArgumentParser(prog="python -m microp.labs.memory_wall", description=main.__doc__)
-    parser.add_argument("--parameters", type=float, default=10e9, help="of the model (1e10)")
-    parser.add_argument("--layers", type=int, default=16, help="that it has (16)")
-    parser.add_argument("--rows", type=int, default=256, help="of a batch (256)")
-    parser.add_argument("--card", type=float, default=24, help="GB that a card has (24, an RTX 4090)")
+    parser.add_argument("--parameters", type=float, default=10e9, help="parameters of the model (default: 1e10)")
+    parser.add_argument("--layers", type=int, default=16, help="layers of the model (default: 16)")
+    parser.add_argument("--rows", type=int, default=256, help="rows of a batch (default: 256)")
+    parser.add_argument("--card", type=float, default=24, help="memory of a card in GB (default: 24, an RTX 4090)")
     options = parser.parse_args(arguments)
     dim = math.sqrt(options.parameters / options.layers)
     weights = 4 * options.parameters
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
     verdict = "do not fit" if weights > options.card * GB else "fit"
     print(f"The parameters alone are {weights / GB:g} GB: they {verdict} on a card of {options.card:g} GB.")
     cards = math.ceil(total / GB / options.card)
-    print(f"Cut into stages, training takes {cards} cards of {total / cards / GB:.1f} GB each, if it divides evenly.")
+    print(f"Cut into equal stages, training needs {cards} cards and {total / cards / GB:.1f} GB on each.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Lab 6: a pipeline without a schedule. One microbatch at a time: who works, works alone.
+"""Lab 6: the naive pipeline. One microbatch at a time, so only one rank works at any moment.
 
 ::
 
@@ -14,8 +14,8 @@ from microp.labs.pipeline import show
 
 
 def main() -> dict[str, list[float]]:
-    """Run it, draw it, measure it."""
-    return show("naive", "More ranks make the model fit, and nothing faster: each is busy a K-th of the time.")
+    """Run the naive schedule on four ranks, draw and measure a step, and return what `show` returns."""
+    return show("naive", "More ranks hold a larger model but are not faster: each rank is busy 1/K of the time.")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Lab 8: 1F1B. A backward as soon as one is possible: the same bubble, and fewer microbatches in flight.
+"""Lab 8: 1F1B. Backwards run as soon as they can: the same bubble, and fewer microbatches in flight.
 
 ::
 
-    rank 0  F0 F1 F2 F3 .. .. .. B0 .. B1 .. B2 .. B3        in flight on rank r: K - r at most,
-    rank 3  .. .. .. F0 B0 F1 B1 F2 B2 F3 B3 .. .. ..        however large M is
+    rank 0  F0 F1 F2 F3 .. .. .. B0 .. B1 .. B2 .. B3        in flight on rank r: at most K - r,
+    rank 3  .. .. .. F0 B0 F1 B1 F2 B2 F3 B3 .. .. ..        for any M
 
 Narayanan et al., arXiv 2104.04473.
 """
@@ -14,8 +14,8 @@ from microp.labs.pipeline import show
 
 
 def main() -> dict[str, list[float]]:
-    """Run it, draw it, measure it."""
-    return show("1f1b", "The same idle time as GPipe's; the last rank keeps one microbatch, not M.")
+    """Run 1F1B on four ranks, draw and measure a step, and return what `show` returns."""
+    return show("1f1b", "The idle time is that of GPipe, but the last rank keeps one microbatch instead of M.")
 
 
 if __name__ == "__main__":

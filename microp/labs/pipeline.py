@@ -1,7 +1,7 @@
-"""What labs 6 to 8 share: one step of a schedule on four ranks, drawn and measured.
+"""Runs a schedule on four ranks, and draws and measures one step, for labs 6 to 8.
 
-On GPUs, where there is one a rank, the actions take what they take; else each rank is an emulated
-device: every action does its real work and then lasts its nominal time, F 5 ms and B 10 ms.
+With one GPU per rank the actions take their real time. Otherwise each rank is an emulated device: an
+action does its real work and then lasts until its nominal time, F 5 ms and B 10 ms, has passed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from microp import launch, render
-from microp.config import plan_of
-from microp.records import read_spans
-from microp.summary import summarise
+from microp.app import job_of
+from microp.store import read_spans, summarise
+from microp.trace import bubble_fraction, busy, makespan, text
+from microp.worker import launch_ranks
 
 RANKS, CHUNKS = 4, 4
 EMULATED = ["device=emulated", "device.forward_ms=5", "device.backward_ms=10", "model.dim=64", "batch_size=64"]
@@ -27,28 +27,29 @@ def show(schedule: str, lesson: str) -> dict[str, list[float]]:
     """Run some steps, draw the last one and print what its ranks did.
 
     Returns:
-        rank by rank: `utilisation`, the share of the step in which it computed, and `in_flight`.
+        two lists over the ranks: `utilisation`, the share of the step in which the rank computed, and
+        `in_flight`, its peak number of microbatches.
     """
     gpus = torch.cuda.device_count() >= RANKS
     words = ["device=cuda", "model.dim=2048", "batch_size=4096"] if gpus else EMULATED
-    plan = plan_of(f"schedule={schedule}", f"ranks={RANKS}", f"chunks={CHUNKS}", "steps=5", "warmup_steps=1", *words)
+    job = job_of(f"schedule={schedule}", f"ranks={RANKS}", f"chunks={CHUNKS}", "steps=5", "warmup_steps=1", *words)
     with tempfile.TemporaryDirectory() as folder, _Watch(gpus) as watch:
-        launch.run_elastic(plan, Path(folder), 3)
-        spans, summary = read_spans(Path(folder)), summarise(plan, Path(folder), "finished")
+        launch_ranks(job, Path(folder), 3)
+        spans, summary = read_spans(Path(folder)), summarise(job, Path(folder), "finished")
     print(f"{schedule}: {RANKS} ranks, {CHUNKS} microbatches, one step of {summary['step_ms']['median']:.0f} ms\n")
-    print(f"{render.text(spans, columns=88)}\n")
-    begin, end = min(span.start for span in spans), max(span.end for span in spans)
-    busy = [sum(s.end - s.start for s in spans if s.rank == rank) / (end - begin) for rank in range(RANKS)]
+    print(f"{text(spans, columns=88)}\n")
+    total = makespan(spans)
+    shares = [time / total for time in busy(spans).values()]
     held, peaks = summary["in_flight_peak"], summary["peak_activation_mib"]
-    for rank, (share, number, peak) in enumerate(zip(busy, held, peaks, strict=True)):
+    for rank, (share, number, peak) in enumerate(zip(shares, held, peaks, strict=True)):
         print(f"rank {rank}  busy {share:4.0%} {'█' * round(40 * share):40}  {number} in flight, {peak:.2f} MiB kept")
     form = summary["bubble"]["closed_form"]
-    print(f"\nidle: {1 - sum(busy) / RANKS:.1%} measured, {form:.1%} by the formula{watch.text()}\n{lesson}")
-    return {"utilisation": busy, "in_flight": held}
+    print(f"\nidle: {bubble_fraction(spans):.1%} measured, {form:.1%} by the formula{watch.text()}\n{lesson}")
+    return {"utilisation": shares, "in_flight": held}
 
 
 class _Watch:
-    """What `nvidia-smi` says of the GPUs meanwhile, if there are any."""
+    """Records the utilisation of the GPUs by `nvidia-smi` during a run, if there are any."""
 
     def __init__(self, gpus: bool) -> None:
         self._seen: list[float] = []
@@ -58,8 +59,8 @@ class _Watch:
     def _look(self) -> None:
         command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
         while not self._ended.wait(0.2):
-            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-            self._seen.append(sum(map(float, said)) / len(said))
+            values = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+            self._seen.append(sum(map(float, values)) / len(values))
 
     def __enter__(self) -> _Watch:
         if self._thread:
@@ -70,4 +71,4 @@ class _Watch:
         self._ended.set()
 
     def text(self) -> str:
-        return f"; busiest moment by nvidia-smi: {max(self._seen):.0f} % busy" if self._seen else ""
+        return f"; peak utilisation by nvidia-smi: {max(self._seen):.0f} %" if self._seen else ""

@@ -1,0 +1,144 @@
+"""Executes a run once and writes the folder of that attempt.
+
+::
+
+    Attempt opens    config.yaml  env.json  schedule.txt  status.json: running
+      the ranks      steps, spans, errors
+    Attempt closes   summary.json  status.json: finished, failed or interrupted  ─► W&B, tracked.json
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+import uuid
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from microp.app import places, terminal
+from microp.app.config import Config, to_yaml
+from microp.job import Job
+from microp.store import mirror, new_attempt, summarise, take_agent, write_json, write_schedule
+from microp.worker import RankError, connect_joined, run_joined
+
+
+class Attempt:
+    """A context in which the ranks of one job run; the failure of a rank is recorded and not raised.
+
+    Args:
+        config: the valid configuration.
+        job: the job of that configuration.
+        experiment: the name of the stored sweep that the point belongs to, if any.
+
+    Attributes:
+        folder: the attempt's folder, which gets all files.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, after it has been recorded.
+    """
+
+    def __init__(self, config: Config, job: Job, experiment: str | None) -> None:
+        self._config, self._job = config, job
+        self.folder = new_attempt(Path(config.output_dir) / "runs", job.run_id)
+        (self.folder / "config.yaml").write_text(to_yaml(config))
+        write_json(self.folder / "env.json", {**_environment(), "experiment": experiment, "wandb_agent": take_agent()})
+        write_schedule(self.folder, job.schedule)
+        self._status: dict[str, Any] = {"uid": uuid.uuid4().hex[:12], "pid": os.getpid(), "started": time.time()}
+        self._write_status("running")
+
+    def __enter__(self) -> Path:
+        return self.folder
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if error is None:
+            self.close("finished")
+        elif isinstance(error, RankError):
+            self.close("failed", str(error))
+            return True
+        elif isinstance(error, KeyboardInterrupt):
+            write_json(self.folder / "summary.json", summarise(self._job, self.folder, "interrupted"))
+            self._write_status("interrupted")
+        return False
+
+    def close(self, state: str, message: str | None = None) -> None:
+        """Write the summary and the status, and mirror the attempt to W&B."""
+        write_json(self.folder / "summary.json", summarise(self._job, self.folder, state))
+        self._write_status(state, message)
+        try:
+            mirror(self.folder, self._config.tracking, Path(self._config.output_dir))
+        except Exception as error:  # W&B may raise anything, and the run is complete without it
+            terminal.warn(
+                f"W&B failed ({error}); the run is finished and recorded. To mirror it later: "
+                f"python -m microp.tracking {self._config.output_dir}"
+            )
+
+    def _write_status(self, state: str, message: str | None = None) -> None:
+        if state != "running":
+            self._status["ended"] = time.time()
+        write_json(self.folder / "status.json", {"status": state, "message": message, **self._status})
+
+
+def run_as_rank(config: Config, job: Job, experiment: str | None) -> Path:
+    """Run one rank of a torchrun launch and return the attempt's folder; rank 0 records the attempt.
+
+    Raises:
+        RankError: a rank failed.
+    """
+    comms = connect_joined(job)
+    attempt = Attempt(config, job, experiment) if comms.world_rank == 0 else None
+    folder = Path(comms.gather_all(str(attempt.folder) if attempt else "")[0])
+    folder.mkdir(parents=True, exist_ok=True)  # another host does not have it yet
+    try:
+        run_joined(job, comms, folder)
+    except RankError as error:
+        if attempt is not None:
+            attempt.close("failed", str(error))
+        raise
+    comms.close()
+    if attempt is not None:
+        attempt.close("finished")
+    return folder
+
+
+@cache
+def _environment() -> dict[str, Any]:
+    """Return the facts that figures depend on in addition to the configuration: command, commit, versions, machine."""
+    packages = ("torch", "hydra-core", "wandb", "numpy")
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "command": sys.argv,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in packages},
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "gpus": gpus,
+    }
+
+
+def _commit() -> str | None:
+    """Return the commit of this checkout, with a + if files differ from it; None outside git."""
+    if places.CHECKOUT is None:
+        return None  # microp is installed: a repository around it is not microp's
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _processor() -> str:
+    """Return the processor's model, or an empty string if the system does not give it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor())

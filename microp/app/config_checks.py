@@ -1,0 +1,119 @@
+"""Checks a configuration's keys, one by one and together, before any process starts.
+
+::
+
+    Config ── problems ──► what has to be changed, one sentence each: value, rule, remedy
+    Config ── warnings ──► what the user of a valid configuration should know
+"""
+
+from __future__ import annotations
+
+import os
+
+from microp.app.config import Config
+from microp.job import Job
+from microp.settings import is_joined
+
+QUICK = 100_000  # ranks times chunks; a larger schedule is not built if the configuration is refused anyway
+
+
+def problems(config: Config) -> list[str]:
+    """Return what is wrong with the configuration, one sentence per problem: the value, the rule, the remedy."""
+    found = _out_of_range(config)
+    for group in (config.model, config.checkpointing, config.tracking):
+        found += group.problems()
+    found += config.device.problems() + _gpu_problems(config)
+    found += config.comms.problems(config.device.name)
+    found += config.launch.problems(config.ranks, config.replicas)
+    if config.engine.name != "microp" and config.comms.name == "threads":
+        found.append(f"engine={config.engine.name} needs ranks that are processes: use comms=auto")
+    latency, backend = getattr(config.device, "latency_ms", 0), config.comms.backend(config.device.name)
+    if latency and backend not in ("shm", "threads"):
+        found.append(f"device.latency_ms={latency} needs stamped messages: use comms=shm or threads, not {backend}")
+    if not config.model.problems():
+        found += config.data.problems(config.model.row_bytes)
+    if config.chunks > config.batch_size > 0:
+        found.append(
+            f"chunks={config.chunks} is more than batch_size={config.batch_size} has rows: "
+            f"use at most {config.batch_size}"
+        )
+    elif config.replicas * config.chunks > config.batch_size > 0:
+        found.append(
+            f"replicas={config.replicas} times chunks={config.chunks} is more than batch_size={config.batch_size} "
+            f"has rows: use a batch_size of at least {config.replicas * config.chunks}"
+        )
+    if config.replicas > 1 and config.engine.name != "microp":
+        found.append(f"replicas={config.replicas} needs engine=microp, not {config.engine.name}")
+    if getattr(config.device, "reduce_ms", None) is not None and config.sync.name in ("torch_ddp", "compare"):
+        found.append(f"device.reduce_ms needs sums apart from the backward: use sync=ddp, not {config.sync.name}")
+    if config.ranks > config.model.layers > 0:
+        found.append(
+            f"ranks={config.ranks} is more than model.layers={config.model.layers}: every rank "
+            f"needs a layer, use at most {config.model.layers}"
+        )
+    return found
+
+
+def _out_of_range(config: Config) -> list[str]:
+    found = [
+        f"{key}={value} is below 1: use at least 1"
+        for key in ("ranks", "chunks", "replicas", "batch_size", "steps")
+        if (value := getattr(config, key)) < 1
+    ]
+    if config.warmup_steps < 0:
+        found.append(f"warmup_steps={config.warmup_steps} is below 0: use 0 or more")
+    if config.activation_limit is not None and config.activation_limit < 1:
+        found.append(f"activation_limit={config.activation_limit} is below 1: use at least 1, or null for none")
+    if config.learning_rate <= 0:
+        found.append(f"learning_rate={config.learning_rate} is not above 0: use for example 0.001")
+    return found
+
+
+def _gpu_problems(config: Config) -> list[str]:
+    """Return what is wrong with `device=cuda` on this machine, one sentence per problem."""
+    if config.device.name != "cuda":
+        return []
+    import torch  # takes half a second, and only this check needs it
+
+    ranks, gpus = ranks_here(config), torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus == 0:
+        return ["device=cuda, but torch sees no GPU here: use device=cpu or a CUDA/ROCm build of torch"]
+    if ranks > gpus:
+        return [f"ranks={ranks} is more than the {gpus} GPUs here: use at most {gpus}, each rank needs its own"]
+    return []
+
+
+def is_worth_a_schedule(config: Config) -> bool:
+    """Return whether to build the schedule; not if it is large (chunks=2000000000, a typo) and refused anyway."""
+    if config.ranks < 1 or config.chunks < 1:
+        return False
+    refused = config.ranks > config.model.layers or config.chunks > config.batch_size
+    return not refused or config.ranks * config.chunks <= QUICK
+
+
+def ranks_here(config: Config) -> int:
+    """Return the number of ranks on this host: all of them, or those that torchrun started here."""
+    return int(os.environ["LOCAL_WORLD_SIZE"]) if is_joined() else config.ranks * config.replicas
+
+
+def warnings(config: Config, job: Job) -> list[str]:
+    """Return what the user of a valid configuration should know, one sentence each."""
+    found = []
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    here = ranks_here(config)
+    who = f"ranks={here}" if config.replicas == 1 else f"{here} ranks of {config.replicas} replicas"
+    if config.device.name == "cpu" and here * config.device.threads > cores:
+        found.append(
+            f"{who} compute on {cores} cores: they take turns, so the timings measure "
+            f"the cores and not the schedule (gradients, losses and memory are still exact)"
+        )
+    partition = job.partition
+    share, rank = config.partition.get("share"), config.partition.get("rank")
+    if share is not None and rank is not None and config.ranks > 1:
+        wanted = max(1, round(share * partition.layers))
+        if wanted != partition.sizes[rank]:
+            found.append(
+                f"partition.share={share} of {partition.layers} layers is {wanted}, but the other ranks "
+                f"need one each: rank {rank} gets {partition.sizes[rank]}"
+            )
+    return found

@@ -1,0 +1,137 @@
+"""Makes a job from a configuration: checks everything, and builds the schedule and the partition once.
+
+::
+
+    Config ── make_job ──► Job
+                     └───► ConfigError: all problems at once
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from microp.app import config_checks
+from microp.app.config import Config, compose_config, plain, read_config
+from microp.app.errors import ConfigError
+from microp.app.factory import build
+from microp.job import Job, Workload, question_id, run_id, torch_problems
+from microp.schedule import Partition, Schedule, spread, to_text, validate
+from microp.simulator import nominal_costs
+
+
+def make_job(config: Config) -> Job:
+    """Return the job that the configuration describes.
+
+    Raises:
+        ConfigError: the configuration is wrong; its `problems` lists all problems.
+    """
+    found = config_checks.problems(config)
+    schedule, refused = _schedule_of(config)
+    found += refused
+    partition, refused = _partition_of(config, config.ranks if schedule is None else schedule.stages)
+    found += refused
+    if schedule is not None and partition is not None:
+        found += _nominal_problems(config, schedule, partition)
+    found += _sync_problems(config, schedule)
+    if found or schedule is None or partition is None:
+        raise ConfigError(found)
+    asked, order = plain(config), to_text(schedule)
+    return Job(
+        run_id=run_id(asked, order),
+        question_id=question_id(asked, order),
+        schedule=schedule,
+        partition=partition,
+        model=config.model,
+        checkpointing=config.checkpointing,
+        data=config.data,
+        device=config.device,
+        backend=config.comms.backend(config.device.name),
+        timeout_s=config.comms.timeout_s,
+        batch_size=config.batch_size,
+        steps=config.steps,
+        warmup_steps=config.warmup_steps,
+        learning_rate=config.learning_rate,
+        seed=config.seed,
+        engine=config.engine,
+        sync=config.sync,
+        replicas=config.replicas,
+    )
+
+
+def job_of(*overrides: str) -> Job:
+    """Return the job that these overrides give on the command line of a run, for example `schedule=1f1b`.
+
+    Raises:
+        ConfigError: the configuration is wrong; its `problems` lists all problems.
+    """
+    return make_job(read_config(compose_config(*overrides)))
+
+
+def make_schedule(config: Config) -> Schedule:
+    """Return the schedule that the builder of group `schedule` makes.
+
+    Raises:
+        ValueError: a key is unknown or of the wrong type, or the builder refuses the numbers.
+    """
+    schedule: Schedule = build("schedule", config.schedule, ranks=config.ranks, chunks=config.chunks)
+    return schedule
+
+
+def make_partition(config: Config, stages: int) -> Partition:
+    """Return the partition that the builder of group `partition` makes.
+
+    Raises:
+        ValueError: a key is unknown or of the wrong type, or the builder refuses the numbers.
+    """
+    partition: Partition = build("partition", config.partition, layers=config.model.layers, stages=stages)
+    return partition
+
+
+def rows_of_first_replica(config: Config) -> tuple[int, ...]:
+    """Return the number of rows of each microbatch of the first replica."""
+    return spread(spread(config.batch_size, max(config.replicas, 1))[0], max(config.chunks, 1))
+
+
+def _schedule_of(config: Config) -> tuple[Schedule | None, list[str]]:
+    """Return the schedule and its problems; None if it is invalid, or its numbers are refused anyway."""
+    if not config_checks.is_worth_a_schedule(config):
+        return None, []
+    try:
+        schedule = validate(make_schedule(config), config.activation_limit)
+    except ValueError as error:
+        return None, [str(error)]
+    found: list[Any] = []
+    if config.engine.batch_weights and not schedule.split:
+        found.append(
+            f"engine.batch_weights=true, but schedule {schedule.name!r} has no W: use one with W, for example zb_h1"
+        )
+    if config.engine.name == "torch":
+        found += torch_problems(schedule, config.checkpointing, spread(config.batch_size, config.chunks))
+    return schedule, found
+
+
+def _partition_of(config: Config, stages: int) -> tuple[Partition | None, list[str]]:
+    if not 1 <= config.ranks <= config.model.layers:
+        return None, []
+    try:
+        return make_partition(config, stages), []
+    except ValueError as error:
+        return None, [str(error)]
+
+
+def _nominal_problems(config: Config, schedule: Schedule, partition: Partition) -> list[str]:
+    if not config.device.is_emulated or config.device.problems():
+        return []
+    try:
+        rows = rows_of_first_replica(config)
+        nominal_costs(config.device, Workload(schedule, partition.sizes, rows, config.checkpointing), rows=1)
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
+def _sync_problems(config: Config, schedule: Schedule | None) -> list[str]:
+    backend = config.comms.backend(config.device.name)
+    if schedule is None or config.replicas < 2:
+        return config.sync.problems("", False, backend)
+    return config.sync.problems(schedule.name, bool(schedule.split), backend)

@@ -1,0 +1,186 @@
+"""Prices a schedule: simulates and draws a run's configuration instead of running it.
+
+::
+
+    PricingJob ── simulate ─► Price: makespan, three bubbles, memory, critical path
+                              ├──► the timeline as text
+                              └──► outputs/simulated/<run>/
+"""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from functools import cached_property
+from numbers import Rational
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn
+from omegaconf import DictConfig
+
+from microp import trace
+from microp.app import terminal
+from microp.app.config import Config, SimulateConfig, plain, read_config
+from microp.app.hydra_callbacks import Point, PointsCallback
+from microp.app.pricing_job import PricingJob, make_pricing_job
+from microp.job import run_id
+from microp.schedule import spread, to_text, to_torch_csv
+from microp.settings import MIB
+from microp.simulator import (
+    Simulated,
+    activation_peak,
+    closed_forms,
+    critical_path,
+    simulate,
+)
+
+DRAWN = 20_000  # actions; with more, a figure is unreadable and a trace takes hundreds of megabytes
+
+
+class Price:
+    """The simulated times and memory of a schedule.
+
+    Attributes:
+        schedule: the order that was priced.
+        spans: every action's moments, in the unit of the costs.
+        sums: the sums over the replicas after the spans; empty if the costs have none.
+        figures: all numbers, as plain values.
+    """
+
+    def __init__(self, job: PricingJob) -> None:
+        self.schedule, self._costs = job.schedule, job.costs
+        self.spans: Simulated = simulate(job.schedule, job.costs)
+        self.sums = trace.reductions(self.schedule, self.spans, job.costs.reduction) if job.costs.reduction else []
+        self.figures: dict[str, Any] = _plain(self._figures(job))
+
+    def __repr__(self) -> str:
+        return f"<price of {self.schedule.name}: makespan {self.makespan:g}, bubble {self.bubble:.4f}>"
+
+    @property
+    def makespan(self) -> float:
+        """The time from the first start to the last end, in the unit of the costs."""
+        return float(self.figures["makespan"])
+
+    @property
+    def bubble(self) -> float:
+        """Idle over total time of all ranks, GPipe's definition; `figures["bubble"]` has all three."""
+        return float(self.figures["bubble"]["gpipe"])
+
+    @cached_property
+    def text(self) -> str:
+        """The timeline as text, one line per rank."""
+        return trace.text(self.spans, rows=32, sums=self.sums)
+
+    def draw(self, path: Path | str | None = None) -> str:
+        """Return the timeline as text; with a path (without ending), also write it as SVG and PNG."""
+        if path is not None:
+            trace.figure({"simulated": self.spans}, self.schedule.name, Path(path), trace.UNITS)
+        return self.text
+
+    def save(self, folder: Path) -> None:
+        """Write the timeline, a trace for Perfetto and the schedule in both text forms into `folder`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        panels = {"simulated": self.spans}
+        trace.figure(panels, folder.name, folder / "timeline", trace.UNITS)
+        trace.perfetto(panels, self.schedule, folder / "trace.json", trace.UNITS)
+        (folder / "schedule.txt").write_text(to_text(self.schedule))
+        (folder / "schedule.csv").write_text(to_torch_csv(self.schedule))
+
+    def _figures(self, job: PricingJob) -> dict[str, Any]:
+        schedule, spans, ranks = self.schedule, self.spans, range(len(self.schedule.ranks))
+        in_flight = trace.in_flight_peak(spans)
+        left = trace.exposed(spans, self.sums) if self.sums else {}
+        return {
+            "schedule": schedule.name,
+            "ranks": len(schedule.ranks),
+            "chunks": schedule.chunks,
+            "makespan": trace.makespan(spans),
+            "bubble": {
+                "gpipe": trace.bubble_fraction(spans),
+                "megatron": trace.megatron_bubble(spans),
+                "zero_bubble": trace.zero_bubble_rate(spans),
+            },
+            "in_flight_peak": [Fraction(in_flight[rank], len(schedule.stages_of(rank))) for rank in ranks],
+            "peak_memory_mib": _memory(job, spans),
+            "closed_form": {
+                "makespan": closed_forms.makespan(schedule, self._costs),
+                "largest_span": closed_forms.largest_span(schedule, self._costs),
+                "in_flight_peak": closed_forms.in_flight_peak(schedule),
+            },
+            "critical_path": len(critical_path(spans)),
+            "reduction": None
+            if not self.sums
+            else {"makespan": trace.ends_at(spans, self.sums), "exposed": [left[rank] for rank in ranks]},
+        }
+
+
+def _memory(job: PricingJob, spans: Simulated) -> list[float] | None:
+    """Return each rank's peak in MiB: weights, Adam's state, batch, activations; None if the model cannot be built."""
+    if job.workload is None:
+        return None
+    from microp.device import batch_bytes, stage_footprint  # torch, which nothing else here needs
+
+    config, schedule = job.config, job.schedule
+    try:
+        footprint, state = stage_footprint(config.model, job.workload)
+    except ValueError as error:
+        terminal.warn(str(error))
+        return None
+    peaks = activation_peak(spans, footprint)
+    batch = batch_bytes(config.model, spread(config.batch_size, config.replicas)[0])
+    ends = {schedule.placement[0], schedule.placement[schedule.stages - 1]}
+    return [
+        (sum(state[stage] for stage in schedule.stages_of(rank)) + (batch if rank in ends else 0) + peaks[rank]) / MIB
+        for rank in range(len(schedule.ranks))
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """Return the value in types that JSON has: whole numbers as integers, other exact numbers as floats."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if value is None or isinstance(value, str):
+        return value
+    return value.numerator if isinstance(value, Rational) and value.denominator == 1 else float(value)
+
+
+def run_price(config: DictConfig) -> dict[str, Any]:
+    """Price one point, print or draw it, and return its figures; this is Hydra's task function."""
+    point = read_config(config)
+    assert isinstance(point, SimulateConfig)
+    with terminal.err.status(f"pricing {point.schedule['name']}"):
+        priced = Price(PricingCallback.take(point))
+    figures = dict(priced.figures)
+    if point.output == "json":
+        print(json.dumps(figures), flush=True)
+        return figures
+    figures["text"], figures["folder"] = priced.text, None
+    if len(priced.spans) <= DRAWN:
+        folder = Path(point.output_dir) / "simulated" / run_id(plain(point), to_text(priced.schedule))
+        priced.save(folder)
+        figures["folder"] = str(folder)
+    return figures
+
+
+class PricingCallback(PointsCallback):
+    """Checks all points before the first is priced, and prints all prices as a table, a single one in full."""
+
+    @classmethod
+    def prepare(cls, config: Config) -> PricingJob:
+        assert isinstance(config, SimulateConfig)
+        return make_pricing_job(config)
+
+    def begin(self, config: DictConfig, points: list[Point]) -> None:
+        self._as_text = config.output == "text"
+        self._figures: list[dict[str, Any]] = []
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
+        if isinstance(job_return.return_value, dict):
+            self._figures.append(job_return.return_value)
+
+    def end(self, config: DictConfig) -> None:
+        if self._as_text and self._figures:
+            terminal.show_prices(self._figures)

@@ -1,0 +1,146 @@
+"""Makes a pricing job from a configuration: checks its schedule and costs, and builds them once.
+
+::
+
+    SimulateConfig ── make_pricing_job ──► PricingJob: schedule, costs, workload
+                                      └──► ConfigError: what is wrong
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import inf, isfinite
+from typing import Any
+
+from microp.app.config import Config, SimulateConfig
+from microp.app.errors import ConfigError
+from microp.app.job_factory import make_partition, make_schedule, rows_of_first_replica
+from microp.job import Workload
+from microp.schedule import Schedule, validate
+from microp.settings import EmulatedSettings
+from microp.simulator import PER_STAGE, TRANSFERS, Costs, for_stages, nominal_costs
+
+PROVEN = 500_000  # ranks times chunks; a larger schedule is not validated, only the simulation finds its deadlocks
+
+
+@dataclass(frozen=True)
+class PricingJob:
+    """A schedule and its costs, ready to be priced.
+
+    Attributes:
+        config: the valid configuration.
+        schedule: the order.
+        costs: of each stage and hop.
+        workload: the model's layers on the schedule's stages; None if it has fewer layers than stages.
+    """
+
+    config: SimulateConfig
+    schedule: Schedule
+    costs: Costs
+    workload: Workload | None
+
+
+def make_pricing_job(config: SimulateConfig) -> PricingJob:
+    """Return the pricing job that the configuration describes.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+    """
+    found = [
+        f"{key}={value} is below 1: use at least 1"
+        for key in ("ranks", "chunks", "replicas", "batch_size")
+        if (value := getattr(config, key)) < 1
+    ]
+    if config.output not in ("text", "json"):
+        found.append(f"output={config.output} is not one of text, json")
+    if config.costs.transfer not in TRANSFERS:
+        found.append(f"costs.transfer={config.costs.transfer} is not one of {', '.join(TRANSFERS)}")
+    found += config.model.problems() + config.checkpointing.problems() + config.device.problems()
+    found += _cost_problems(config.costs.numbers())
+    if found:
+        raise ConfigError(found)
+    try:
+        schedule = make_schedule(config)
+        if config.ranks * config.chunks <= PROVEN:
+            validate(schedule, config.activation_limit)
+        workload = _workload(config, schedule)
+        costs = _costs(config, schedule, workload)
+    except ValueError as error:
+        raise ConfigError([str(error)]) from error
+    if not any((*costs.forward, *costs.backward, *costs.weight)):
+        raise ConfigError(["no action takes any time: give one of costs.forward, costs.backward a value above 0"])
+    return PricingJob(config, schedule, costs, workload)
+
+
+def _cost_problems(numbers: dict[str, Any]) -> list[str]:
+    """Return what is wrong with the costs that are not numbers, one sentence each."""
+    found = []
+    for key, value in numbers.items():
+        per_stage = key in PER_STAGE
+        values = value if isinstance(value, list) and per_stage else [value]
+        if value is not None and not all(_is_number(each, key) for each in values):
+            form = "a number, or a list with one per stage" if per_stage else "a number"
+            found.append(f"costs.{key}={value} is not {form}: give {form}")
+    return found
+
+
+def _is_number(value: Any, key: str) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isfinite(value) or (key == "bandwidth" and value == inf)
+
+
+def _workload(config: Config, schedule: Schedule) -> Workload | None:
+    if config.model.layers < schedule.stages:
+        return None
+    layers = make_partition(config, schedule.stages).sizes
+    return Workload(schedule, layers, rows_of_first_replica(config), config.checkpointing)
+
+
+def _costs(config: SimulateConfig, schedule: Schedule, workload: Workload | None) -> Costs:
+    """Return the costs: those given by hand, an emulated device's, or else F = B = W = 1 on an average rank.
+
+    Raises:
+        ValueError: the costs do not fit the schedule; the message names the key.
+    """
+    given = {key: _exact(value) for key, value in config.costs.numbers().items()}
+    given["transfer"] = TRANSFERS[config.costs.transfer]
+    by_hand = any(given[key] is not None for key in ("forward", "backward", "weight"))
+    if isinstance(config.device, EmulatedSettings) and not by_hand:
+        return _emulated_costs(config, config.device, schedule, workload)
+    if not by_hand:
+        sizes = workload.layers if workload else (1,) * schedule.stages
+        stages = [_exact(Fraction(size * config.ranks, sum(sizes))) for size in sizes]
+        given |= {"forward": stages, "backward": stages, "weight": stages}
+    if config.checkpointing.segments:
+        given["recompute"] = given["forward"] if given["recompute"] is None else given["recompute"]
+        given["spared"] = config.checkpointing.spared(schedule.chunks)
+    return for_stages(schedule.stages, **given)
+
+
+def _emulated_costs(
+    config: SimulateConfig, device: EmulatedSettings, schedule: Schedule, workload: Workload | None
+) -> Costs:
+    """Return an emulated device's own costs; of the group `costs` only `transfer` is used."""
+    taken = [
+        key for key in ("recompute", "latency", "boundary", "bandwidth", "reduction") if getattr(config.costs, key)
+    ]
+    if taken:
+        raise ValueError(f"costs.{taken[0]} is not for device=emulated, which has its own times: set device.*_ms")
+    if workload is None and "layer" in device.per:
+        raise ValueError(
+            f"device.per={device.per} needs at least one layer per stage: "
+            f"model.layers={config.model.layers}, and the schedule has {schedule.stages} stages"
+        )
+    if workload is None:
+        workload = Workload(schedule, (1,) * schedule.stages, rows_of_first_replica(config), config.checkpointing)
+    costs = nominal_costs(device, workload, config.batch_size / config.replicas / config.chunks)
+    return replace(costs, transfer=TRANSFERS[config.costs.transfer])
+
+
+def _exact(value: Any) -> Any:
+    """Return whole numbers as integers, so that times stay exact; lists as lists of them."""
+    if isinstance(value, list):
+        return [_exact(each) for each in value]
+    return int(value) if isinstance(value, int | float | Fraction) and value % 1 == 0 else value

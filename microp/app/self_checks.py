@@ -1,0 +1,167 @@
+"""Checks that microp works on this machine and that its mathematics is right.
+
+::
+
+    ranks start and talk ........ a tensor passes through all ranks and returns with the right numbers
+    gradients ................... equal the unpartitioned model's, bit for bit
+    memory ...................... falls with checkpointing
+    bubble ...................... ranks idle at the start and at the end of a step
+
+The checks use real processes on the CPU and small models, and take less than a minute.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from microp.comms import Comms
+from microp.job import Job
+from microp.schedule import uniform
+from microp.schedule.builders import gpipe, one_f_one_b
+from microp.settings import (
+    NEVER,
+    Checkpointing,
+    CommsSettings,
+    DeviceSettings,
+    EngineSettings,
+    GptSettings,
+    MlpSettings,
+    SyncSettings,
+    TextSettings,
+)
+from microp.store import read_rows, read_spans
+from microp.trace import idle_edges, makespan
+from microp.worker import RankError, Trainer, launch_ranks, monolith
+
+RANKS = 2
+ALWAYS = Checkpointing("always", 1, False)
+JOB = Job(
+    run_id="check",
+    schedule=gpipe(RANKS, 4),
+    partition=uniform(8, RANKS),
+    model=MlpSettings("mlp", 8, 256, "float32"),
+    checkpointing=NEVER,
+    data=TextSettings("text", None),
+    device=DeviceSettings("cpu", 1),
+    backend=CommsSettings("auto", 30).backend("cpu"),
+    timeout_s=30,
+    batch_size=128,
+    steps=5,
+    warmup_steps=2,
+    learning_rate=1e-3,
+    seed=0,
+    engine=EngineSettings("microp", False),
+    sync=SyncSettings("flat", "library"),
+)
+
+
+def talk(job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> bool:
+    """Pass a tensor from rank to rank and back to the first, and return whether its numbers are right."""
+    token = torch.arange(1000, dtype=torch.float32)
+    after, before = (comms.rank + 1) % job.ranks, (comms.rank - 1) % job.ranks
+    if comms.rank == 0:
+        comms.send_tensor(token, after)
+        token = comms.recv_tensor([1000], before)
+    else:
+        comms.send_tensor(comms.recv_tensor([1000], before) + 1, after)
+    return comms.rank > 0 or torch.equal(token, torch.arange(1000) + float(job.ranks - 1))
+
+
+def gradients(job: Job, comms: Comms, local_rank: int, _attempt: Path) -> dict[int, list[Tensor]]:
+    """Run two steps and return the gradients of the second one for each layer of this rank."""
+    trainer = Trainer(job, comms, local_rank)
+    for step in range(2):
+        trainer.load(step)
+        trainer.step(step)
+    return {
+        index: monolith.gradients_of(layer)
+        for number, stage in trainer.stages.items()
+        for index, layer in zip(job.partition.layers_of(number), stage.layers, strict=True)
+    }
+
+
+def check_talk(folder: Path) -> tuple[bool, str]:
+    results = launch_ranks(JOB, folder, 3, talk)
+    return all(results.values()), f"{RANKS} ranks started; 1000 numbers were sent through all of them"
+
+
+def check_gradients(folder: Path) -> tuple[bool, str]:
+    worst, cases = 0.0, 0
+    models = (JOB.model, GptSettings("gpt", 4, 32, "float32", 4, 16, 0.1))
+    for model, build in zip(models, (gpipe, one_f_one_b), strict=True):
+        for checkpointing in (NEVER, ALWAYS):
+            job = replace(
+                JOB,
+                schedule=build(RANKS, 3),
+                model=model,
+                partition=uniform(model.layers, RANKS),
+                checkpointing=checkpointing,
+            )
+            ranks = launch_ranks(job, folder, 3, gradients)
+            got = {index: grads for rank in ranks.values() for index, grads in rank.items()}
+            *_, expected = monolith.steps(job, 2)
+            pairs = [
+                pair for index, want in enumerate(expected.gradients) for pair in zip(got[index], want, strict=True)
+            ]
+            worst = max(worst, *(float((a - b).abs().max()) for a, b in pairs))
+            cases += len(pairs)
+    return worst == 0, f"largest difference {worst:g} over {cases} tensors (gpipe, 1f1b; mlp, gpt; never, always)"
+
+
+def check_memory(folder: Path) -> tuple[bool, str]:
+    peaks = {}
+    for checkpointing in (NEVER, ALWAYS):
+        attempt = folder / checkpointing.name
+        attempt.mkdir()
+        launch_ranks(replace(JOB, checkpointing=checkpointing, batch_size=512), attempt, 3)
+        peaks[checkpointing.name] = [read_rows(attempt, rank)[-1]["peak_memory_mib"] for rank in range(RANKS)]
+    fell = all(with_it < without for with_it, without in zip(peaks["always"], peaks["never"], strict=True))
+    shown = {name: ", ".join(f"{peak:.2f}" for peak in values) for name, values in peaks.items()}
+    return fell, f"peak MiB per rank: never {shown['never']}; always {shown['always']}"
+
+
+def check_bubble(folder: Path) -> tuple[bool, str]:
+    launch_ranks(replace(JOB, batch_size=512), folder, 3)
+    spans = read_spans(folder)
+    (first_before, first_after), (last_before, last_after) = idle_edges(spans)[0], idle_edges(spans)[RANKS - 1]
+    total = makespan(spans)
+    text = (
+        f"of a step, rank {RANKS - 1} idles {last_before / total:.1%} at the start and {last_after / total:.1%} "
+        f"at the end, rank 0 {first_before / total:.1%} and {first_after / total:.1%}"
+    )
+    return last_before > first_before and last_after > first_after, text
+
+
+CHECKS: dict[str, Callable[[Path], tuple[bool, str]]] = {
+    "ranks start and talk": check_talk,
+    "gradients equal the monolith's": check_gradients,
+    "memory falls with checkpointing": check_memory,
+    "the trace shows the bubble": check_bubble,
+}
+
+
+class Outcome(NamedTuple):
+    """The outcome of one check: its name, whether it passed, and the figure that shows it."""
+
+    name: str
+    passed: bool
+    figure: str
+
+
+def run_checks() -> Iterator[Outcome]:
+    """Run the checks one after the other and yield their outcomes."""
+    torch.set_num_threads(1)  # as in the ranks: the order of a sum depends on it
+    for name, check in CHECKS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                passed, figure = check(Path(folder))
+            except RankError as error:
+                passed, figure = False, str(error)
+        yield Outcome(name, passed, figure)

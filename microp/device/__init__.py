@@ -1,0 +1,53 @@
+"""The devices that ranks compute on: their clocks, their memory meters and the durations of their actions.
+
+::
+
+    open_device ──► Cpu        a mark is a time
+                    Cuda       a mark is an event in the stream
+                    Emulated   a CPU whose actions last their nominal times
+
+    meters         measure live bytes and stored activations during a step
+    memory_probe   measures the memory of a model's stages before a run
+"""
+
+import torch
+
+from microp.comms import Comms
+from microp.device.base import Device, Give, Run
+from microp.device.cpu import Cpu
+from microp.device.cuda import Cuda
+from microp.device.emulated import Emulated
+from microp.device.memory_probe import batch_bytes, count_weights, stage_footprint
+from microp.device.meters import ActivationMeter, MemoryMeter
+from microp.job import Workload
+from microp.settings import DeviceSettings, EmulatedSettings
+
+__all__ = [
+    "ActivationMeter",
+    "Cpu",
+    "Cuda",
+    "Device",
+    "Emulated",
+    "Give",
+    "MemoryMeter",
+    "Run",
+    "batch_bytes",
+    "count_weights",
+    "open_device",
+    "stage_footprint",
+]
+
+
+def open_device(settings: DeviceSettings, workload: Workload, comms: Comms, local_rank: int) -> Device:
+    """Return the device of one rank, opened.
+
+    Args:
+        settings: the kind of device and its options.
+        workload: the schedule and the sizes of what is run on it.
+        comms: the rank's transport.
+        local_rank: the rank's index on its host, which is also the index of its GPU.
+    """
+    torch.set_num_threads(settings.threads)
+    if isinstance(settings, EmulatedSettings):
+        return Emulated(settings, workload, comms.stamps)
+    return Cuda(local_rank) if settings.name == "cuda" else Cpu()

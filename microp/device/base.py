@@ -1,0 +1,96 @@
+"""The interface of a device: one rank's clock and peak memory.
+
+::
+
+    mark() ─ F ─ mark() ─ B ─ mark()      cheap, called during the step
+    read(marks) -> nanoseconds            called after the step
+
+On a CPU a mark is a time. On CUDA and ROCm it is an event in the stream, because the host
+runs ahead of the device.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from microp.comms import Comms
+from microp.schedule import Action
+
+Run = Callable[[int, Tensor | None], Tensor | None]
+"""Runs an action: (microbatch, the input tensor) -> the output tensor."""
+
+Give = Callable[..., Any]
+"""Passes on an action's output: (tensor, `leaves_ns` of `Outbox.send`)."""
+
+
+class Device(ABC):
+    """The clock and the memory meter of one rank.
+
+    Attributes:
+        torch_device: the device of the rank's tensors.
+        mark: takes the time, in a form that `read` converts into nanoseconds.
+        overruns: the number of actions that took longer than their nominal time, if they have one.
+    """
+
+    torch_device: torch.device
+    mark: Callable[[], Any]
+    overruns = 0
+
+    def bind(self, action: Action, run: Run, give: Give | None = None) -> tuple[Run, Give | None]:
+        """Return the two functions that the engine calls for `action` on this device, one after the other.
+
+        Args:
+            action: an action of the schedule.
+            run: runs the action.
+            give: passes on its output; None if no action uses the output.
+        """
+        del action
+        return run, give
+
+    def prepare_step(self) -> None:  # noqa: B027  (most devices keep no state)
+        """Discard the state of the last step; called before each step."""
+
+    def recompute_ns(self, row: Sequence[Action], measured: int) -> int:
+        """Return the time that a rank's actions spend on recomputation, in nanoseconds.
+
+        Args:
+            row: the rank's actions.
+            measured: the measured time of recomputation, in nanoseconds.
+        """
+        del row
+        return measured
+
+    def reduction_end(self, stage: int, start_ns: int) -> int | None:
+        """Wait for the nominal end of the sum of a stage's gradients over the replicas, and return that time.
+
+        Args:
+            stage: the stage whose real sum has ended.
+            start_ns: the earliest start of the sum, in nanoseconds of `perf_counter_ns`.
+
+        Returns:
+            The nominal end in nanoseconds of `perf_counter_ns`; None, without a wait, if the real end counts.
+        """
+        del stage, start_ns
+        return None
+
+    def wrap_comms(self, comms: Comms) -> Comms:
+        """Return `comms` with the latency that it has between devices of this kind."""
+        return comms
+
+    @abstractmethod
+    def read(self, marks: Sequence[Any]) -> list[int]:
+        """Return the times of the marks in nanoseconds of the host's `perf_counter_ns`."""
+
+    @abstractmethod
+    def peak_memory(self, alive: Iterable[Tensor], step: Callable[[], None]) -> int:
+        """Run `step` and return its peak of live tensor memory in bytes.
+
+        Args:
+            alive: the tensors that exist before the step.
+            step: runs the step.
+        """

@@ -1,0 +1,92 @@
+"""A device whose actions last given nominal times, so that 16 ranks can be studied on two cores.
+
+::
+
+    an action   |█ real work █|─────── sleep ──────┤spin├|      lasts exactly its nominal time
+    its message               written ────────────────── leaves ─── latency_ms ───► arrives
+
+Every action does real but small work, sends real messages and computes real gradients. Then it
+waits for its deadline. Sleeping ranks leave the cores to the others. The action's message is
+stamped with the deadline, and the receiver uses it no earlier. The delay with which the host
+wakes a rank up does not count as device time (`comms.Pacer`); the time that an engine spends
+between two actions counts. An action whose work took longer than its nominal time is counted as
+an overrun, because its duration was set by the machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from time import perf_counter_ns
+
+from torch import Tensor
+
+from microp.comms import Comms, DelayedComms, Pacer, sleep_until, wake_on_time
+from microp.device.base import Give, Run
+from microp.device.cpu import Cpu
+from microp.job import Workload
+from microp.schedule import Action, Op
+from microp.settings import EmulatedSettings
+from microp.simulator import nominal_costs
+
+QUIET = 0.15  # the share of an action that it sleeps before its real work: ranks that send meanwhile get the cores
+
+
+class Emulated(Cpu):
+    """A CPU whose actions last their nominal times.
+
+    Args:
+        settings: the nominal times.
+        workload: the schedule and the sizes of what is run.
+        stamps: whether the transport stamps its messages, so that they can be written before the deadline.
+    """
+
+    def __init__(self, settings: EmulatedSettings, workload: Workload, stamps: bool) -> None:
+        super().__init__()
+        wake_on_time()
+        self._costs = [nominal_costs(settings, workload, rows) for rows in workload.rows]  # per microbatch
+        self._latency_ns, self._split = round(settings.latency_ms * 1e6), workload.schedule.split
+        self._pacer, self._stamps = Pacer(), stamps
+        self.mark = self._pacer.now
+
+    def bind(self, action: Action, run: Run, give: Give | None = None) -> tuple[Run, Give | None]:
+        split = (action.stage, action.microbatch) in self._split
+        nominal_ns = round(self._costs[action.microbatch].of(action, split) * 1e6)
+        quiet_s = nominal_ns * QUIET / 1e9
+        pacer, stamps = self._pacer, self._stamps
+        give_early = give if stamps else None
+
+        def paced(microbatch: int, x: Tensor | None) -> Tensor | None:
+            deadline = pacer.begin() + nominal_ns
+            if quiet_s:
+                time.sleep(quiet_s)
+            y = run(microbatch, x)
+            now = perf_counter_ns()
+            if give_early is not None:
+                give_early(y, max(now, deadline))
+            if now > deadline:
+                self.overruns += 1
+            pacer.until(deadline)
+            if not stamps:
+                pacer.late_ns = 0  # without stamps, the arrival of the next input is unknown
+            return y
+
+        return paced, None if give_early is not None else give
+
+    def reduction_end(self, stage: int, start_ns: int) -> int | None:
+        if not self._costs[0].reduction:
+            return None
+        deadline: int = start_ns + round(self._costs[0].reduction[stage] * 1e6)
+        sleep_until(deadline)
+        return max(deadline, perf_counter_ns())
+
+    def recompute_ns(self, row: Sequence[Action], measured: int) -> int:
+        backwards = [action for action in row if action.op is Op.B]
+        nominal_ms: float = sum(self._costs[action.microbatch].recomputation(action) for action in backwards)
+        return round(nominal_ms * 1e6)
+
+    def wrap_comms(self, comms: Comms) -> Comms:
+        return DelayedComms(comms, self._latency_ns, self._pacer) if comms.stamps else comms
+
+    def prepare_step(self) -> None:
+        self._pacer.late_ns = 0

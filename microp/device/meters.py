@@ -1,0 +1,109 @@
+"""Meters of memory, exact in bytes: one for all live tensors, one for the activations stored for the backward."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from microp.model import Stage
+
+
+class MemoryMeter(TorchDispatchMode):
+    """Counts the bytes of all live tensors: the results of every operation until they are freed.
+
+    A context manager for one step, which sees only this thread. The resident size cannot be used:
+    it hardly changes, because the allocator keeps freed memory. (torch's own `MemTracker` rejects a
+    layer that is called twice, as every layer of a pipeline is.)
+    """
+
+    def __init__(self, alive: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.peak_bytes = self.bytes = 0
+        self._storages: set[int] = set()
+        for tensor in alive:
+            self._count(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        written = set()  # an in-place operation allocates nothing: its result existed, here or on another rank
+        if func._schema.is_mutable:
+            written = {_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and _key(leaf) not in written:
+                self._count(leaf)
+        return result
+
+    def _count(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage.data_ptr(), storage.nbytes()
+        if size and key not in self._storages:
+            self._storages.add(key)
+            self.bytes += size
+            self.peak_bytes = max(self.peak_bytes, self.bytes)
+            weakref.finalize(storage, self._drop, key, size)
+
+    def _drop(self, key: int, size: int) -> None:
+        self._storages.discard(key)
+        self.bytes -= size
+
+
+class ActivationMeter(saved_tensors_hooks):
+    """Counts what is stored between forwards and backwards: bytes, and microbatches in flight.
+
+    A context manager for one step. The bytes are those of the storages that autograd saves, of the
+    inputs that checkpointed segments keep and of the gradients that wait for a W. Each storage
+    counts once; weights and the batch itself do not count. A saved tensor counts until autograd
+    frees its graph.
+    """
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        super().__init__(self._pack, self._unpack)
+        self.peak_bytes = self.peak_in_flight = 0
+        self._stages = stages
+        self._apart = {_key(tensor) for stage in stages for tensor in stage.tensors()}
+        self._saved: Counter[int] = Counter()  # storage -> the number of times autograd has saved it
+        self._saved_bytes = 0
+
+    def look(self) -> None:
+        """Update the peaks with what is stored now; called after every action."""
+        held = {_key(x): x.untyped_storage().nbytes() for stage in self._stages for x in stage.held()}
+        unsaved = sum(size for key, size in held.items() if key not in self._saved and key not in self._apart)
+        self.peak_bytes = max(self.peak_bytes, self._saved_bytes + unsaved)
+        self.peak_in_flight = max(self.peak_in_flight, sum(len(stage.kept) for stage in self._stages))
+
+    def _pack(self, tensor: Tensor) -> _SavedTensor:
+        saved, key, size = _SavedTensor(tensor), _key(tensor), tensor.untyped_storage().nbytes()
+        if key not in self._apart:
+            self._saved[key] += 1
+            self._saved_bytes += size if self._saved[key] == 1 else 0
+            weakref.finalize(saved, self._drop, key, size)
+            self.look()
+        return saved
+
+    def _drop(self, key: int, size: int) -> None:
+        self._saved[key] -= 1
+        if self._saved[key] == 0:
+            del self._saved[key]
+            self._saved_bytes -= size
+
+    @staticmethod
+    def _unpack(saved: _SavedTensor) -> Tensor:
+        return saved.tensor
+
+
+class _SavedTensor:
+    __slots__ = ("__weakref__", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def _key(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,276 @@
+"""Runs one rank's part of any schedule and returns its spans.
+
+::
+
+    for each action of this rank's row:
+        post the next receives                ── early: bytes move while this rank computes
+        wait for the input                    ── from another rank or from another stage of this rank
+        F: stage.forward   B: stage.backward   W: stage.weight_gradient
+        send the output                       ── completed at the end of the step, or once an input
+                                                 shows that the receiver has used it
+
+The engine does not depend on any schedule's name or any rank's index. The schedule's one
+dependency rule (`Schedule.source`, `consumers`) determines what is received and sent. The shapes
+are computed from the number of rows and checked before a tensor is sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from microp.comms import Comms, Inbox, Message, Outbox
+from microp.device import Device, Give, Run
+from microp.model import Stage
+from microp.schedule import (
+    Action,
+    Op,
+    Schedule,
+    assign_slots,
+    completed_sends,
+    receives_to_post,
+    remote_links,
+    remote_source,
+    weight_groups,
+)
+from microp.trace import Actions, StepTrace
+
+
+class Runner(Protocol):
+    """Runs steps: an engine, or the limit with which engines are compared.
+
+    Attributes:
+        factor: the factor that makes the time of a step comparable with that of other runners.
+        after_action: a function that is called after each action; None for no call.
+    """
+
+    factor: float
+    after_action: Callable[[], None] | None
+
+    def step(self, number: int) -> StepTrace | None:
+        """Run step `number`, whose batch has been loaded; return its trace, or None if it makes none."""
+
+
+class ActionError(RuntimeError):
+    """An action failed; the message names the rank, the action and the step."""
+
+
+class Boundary(NamedTuple):
+    """The shape and the type of the tensors between stages.
+
+    Attributes:
+        shape: rows -> the shape of one microbatch's activation, which is also that of its gradient.
+        dtype: the type of both.
+    """
+
+    shape: Callable[[int], tuple[int, ...]]
+    dtype: torch.dtype
+
+
+class _Bound(NamedTuple):
+    """One action with all functions that it calls, looked up before the step.
+
+    Attributes:
+        posts: post the next receives.
+        take: waits for the action's input and returns it; None if it has none.
+        run: runs the action.
+        microbatch: the index that `run` is given.
+        give: passes on the action's output; None if no action uses it.
+        completed_sends: wait for sends; the arrival of the action's input shows that they have completed.
+    """
+
+    posts: tuple[Callable[[], Any], ...]
+    take: Callable[[], Tensor | None] | None
+    run: Run
+    microbatch: int
+    give: Give | None
+    completed_sends: tuple[Callable[[], Any], ...]
+
+
+class _LocalBox:
+    """Holds a tensor between two stages of the same rank."""
+
+    def __init__(self) -> None:
+        self._tensor: Tensor | None = None
+
+    def put(self, tensor: Tensor, leaves_ns: int = 0) -> None:
+        del leaves_ns  # the rank runs no other action before that time
+        self._tensor = tensor
+
+    def take(self) -> Tensor | None:
+        tensor, self._tensor = self._tensor, None
+        return tensor
+
+
+class Engine:
+    """Runs one rank's row of a schedule.
+
+    Args:
+        schedule: a valid schedule.
+        stages: the stages this rank holds, by index.
+        comms: this rank's transport.
+        device: this rank's device.
+        boundary: the shape and the type of the tensors between stages.
+        rows: the number of rows of each microbatch.
+        batch_weights: see `EngineSettings`.
+        last: (stage, its last action that adds to its gradients) -> what is run in place of that action.
+    """
+
+    factor = 1.0
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        stages: Mapping[int, Stage],
+        comms: Comms,
+        device: Device,
+        boundary: Boundary,
+        rows: Sequence[int],
+        batch_weights: bool = False,
+        last: Callable[[int, Run], Run] = lambda _, run: run,
+    ) -> None:
+        self._schedule, self._comms, self._device = schedule, device.wrap_comms(comms), device
+        self._rank, self._dtype = comms.rank, boundary.dtype
+        self._shapes = [boundary.shape(count) for count in rows]
+        self._comms.expect(self._messages())
+        groups = weight_groups(schedule.ranks[comms.rank]) if batch_weights else {}
+        self._program = self._bind(stages, groups, last)
+        self._marks: list[Any] = [None] * (3 * len(self._program))
+        self._actions = Actions.of([schedule.ranks[self._rank]], self._rank)
+        self.after_action: Callable[[], None] | None = None  # set by the activation meter for its step
+
+    def _bind(
+        self,
+        stages: Mapping[int, Stage],
+        groups: Mapping[Action, tuple[int, ...]],
+        last: Callable[[int, Run], Run],
+    ) -> list[_Bound]:
+        schedule, rank, last_of = self._schedule, self._rank, self._schedule.last_gradients
+        row = schedule.ranks[rank]
+        posts, completed = receives_to_post(schedule, rank), completed_sends(schedule, rank)
+        local_boxes = {action: _LocalBox() for action in row}
+        inboxes = {source: self._inbox(source) for action in row if (source := remote_source(schedule, rank, action))}
+        outboxes = {action: box for action in row if (box := self._outbox(action)) is not None}
+        program = []
+        for action in row:
+            stage = stages[action.stage]
+            run: Run = {Op.F: stage.forward, Op.B: stage.backward, Op.W: stage.weight_gradient}[action.op]
+            if action in groups:
+                run = partial(_run_group, stage, groups[action])
+            source, take, give = schedule.source(action), None, None
+            if source is not None:
+                take = inboxes[source].wait if source in inboxes else local_boxes[source].take
+            if action in schedule.consumers:
+                give = self._checked(action, outboxes[action].send) if action in outboxes else local_boxes[action].put
+            run, give = self._device.bind(action, run, give)
+            if action == last_of[action.stage]:
+                run = last(action.stage, run)
+            program.append(
+                _Bound(
+                    tuple(post for source in posts[action] if (post := inboxes[source].post) is not None),
+                    take,
+                    run,
+                    action.microbatch,
+                    give,
+                    tuple(finish for sent in completed[action] if (finish := outboxes[sent].finish) is not None),
+                )
+            )
+        done = {sent for action in row for sent in completed[action]}
+        self._left = [box.finish for sent, box in outboxes.items() if sent not in done and box.finish is not None]
+        return program
+
+    def _messages(self) -> list[Message]:
+        """Return all messages of a step, between any two ranks."""
+        slots = assign_slots(self._schedule)
+        return [
+            Message(
+                src,
+                dest,
+                self._tag(action),
+                math.prod(self._shapes[action.microbatch]) * self._dtype.itemsize,
+                slots[action],
+            )
+            for action, (src, dest) in remote_links(self._schedule).items()
+        ]
+
+    def step(self, number: int) -> StepTrace:
+        """Run this rank's actions once; return their trace.
+
+        The stages must hold the step's batch, and every rank must have ended the previous step.
+
+        Args:
+            number: the step's index, for error messages.
+
+        Raises:
+            ActionError: an action failed, or a peer did not answer in time.
+        """
+        mark, marks, after = self._device.mark, self._marks, self.after_action
+        at = 0  # the index of the action's first mark
+        try:
+            for posts, take, run, microbatch, give, completed in self._program:
+                for post in posts:
+                    post()
+                marks[at] = mark()
+                x = take() if take is not None else None
+                marks[at + 1] = mark()
+                y = run(microbatch, x)
+                marks[at + 2] = mark()
+                if give is not None:
+                    give(y)
+                for finish in completed:
+                    finish()
+                x = y = None  # frees this action's input and output before the next action
+                if after is not None:
+                    after()
+                at += 3
+            for finish in self._left:
+                finish()
+        except Exception as error:
+            raise ActionError(self._describe(error, at // 3, number)) from error
+        return StepTrace(self._actions, partial(self._device.read, tuple(marks)))
+
+    def _inbox(self, source: Action) -> Inbox:
+        """Return the inbox that receives the output of `source`."""
+        shape, src = self._shapes[source.microbatch], self._schedule.placement[source.stage]
+        return self._comms.inbox(shape, src, self._tag(source), self._dtype)
+
+    def _outbox(self, action: Action) -> Outbox | None:
+        """Return the outbox that sends the output of `action`, or None if no other rank receives it."""
+        consumer = self._schedule.consumers.get(action)
+        if consumer is None or (dest := self._schedule.placement[consumer.stage]) == self._rank:
+            return None
+        return self._comms.outbox(self._shapes[action.microbatch], dest, self._tag(action), self._dtype)
+
+    def _checked(self, action: Action, send: Give) -> Give:
+        """Return `send` with a check that raises ValueError for a tensor of another shape or type."""
+        shape, dtype = torch.Size(self._shapes[action.microbatch]), self._dtype
+
+        def checked(tensor: Tensor, leaves_ns: int = 0) -> None:
+            if tensor.shape != shape or tensor.dtype != dtype:
+                consumer = self._schedule.consumers[action]
+                raise ValueError(f"made {tensor.dtype} {list(tensor.shape)}, {consumer} takes {dtype} {list(shape)}")
+            send(tensor, leaves_ns)
+
+        return checked
+
+    def _tag(self, action: Action) -> int:
+        """Return a number that is unique among the messages of the step."""
+        return 2 * (action.stage * self._schedule.chunks + action.microbatch) + (action.op is Op.B)
+
+    def _describe(self, error: Exception, index: int, number: int) -> str:
+        action = self._schedule.ranks[self._rank][min(index, len(self._program) - 1)]
+        source = self._schedule.source(action)
+        if isinstance(error, TimeoutError) and source is not None:
+            src = self._schedule.placement[source.stage]
+            return f"rank {self._rank} waited {self._comms.timeout_s:g} s for {source} from rank {src} (step {number})"
+        return f"rank {self._rank}, action {action}, step {number}: {error or type(error).__name__}"
+
+
+def _run_group(stage: Stage, microbatches: Sequence[int], _microbatch: int, _x: Tensor | None) -> None:
+    if microbatches:
+        stage.weight_gradients(microbatches)

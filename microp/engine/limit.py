@@ -1,0 +1,55 @@
+"""The limit of a step's speed: one rank's compute without waiting, plus the fill and the drain of a pipeline.
+
+::
+
+    rank r         |F0|F1|F2|F3|B0|B1|B2|B3|        C = the time of these actions, without waiting
+    limit          C · (M + K - 1) / M              GPipe's and 1F1B's makespan with equal stages
+
+All ranks compute at the same time, as in a pipeline, because they share the memory's bandwidth.
+Nothing is sent or traced, and no backward is divided. A schedule with a smaller bubble than
+GPipe's can be faster than this limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from microp.engine.engine import Boundary
+from microp.model import Stage
+from microp.schedule import Schedule
+
+
+class Limit:
+    """Runs one rank's F and B of all microbatches on random inputs.
+
+    Args:
+        schedule: the schedule, of which only M, K and the number of stages are used.
+        stages: the stages this rank holds, by index.
+        boundary: the shape and the type of the tensors between stages.
+        rows: the number of rows of each microbatch.
+
+    Attributes:
+        factor: (M + K - 1) / M, by which the time of a step is multiplied.
+    """
+
+    def __init__(
+        self, schedule: Schedule, stages: Mapping[int, Stage], boundary: Boundary, rows: Sequence[int]
+    ) -> None:
+        self.after_action: Callable[[], None] | None = None  # required by `Runner`; never called
+        self._stages, self._last, self._chunks = stages, schedule.stages - 1, schedule.chunks
+        self._twins = {index: stage.unsplit() for index, stage in stages.items()}
+        self._tensors = [torch.randn(boundary.shape(count), dtype=boundary.dtype) for count in rows]
+        self.factor = (schedule.chunks + len(schedule.ranks) - 1) / schedule.chunks
+
+    def step(self, number: int) -> None:
+        """Run all forwards, then all backwards. The stages must hold the step's batch."""
+        del number
+        for index, twin in self._twins.items():
+            twin.load(self._stages[index].batch)
+            for microbatch in range(self._chunks):
+                twin.forward(microbatch, None if index == 0 else self._tensors[microbatch])
+        for index, twin in reversed(self._twins.items()):
+            for microbatch in range(self._chunks):
+                twin.backward(microbatch, None if index == self._last else self._tensors[microbatch])

@@ -1,0 +1,172 @@
+"""PyTorch's pipeline runtime in place of microp's engine, with the same stages, batches and records.
+
+::
+
+    schedule "1f1b" ─► torch.distributed.pipelining.Schedule1F1B
+    stage           ─► PipelineStage ── one span per forward and backward, on the device's clock
+
+torch sends and receives over the process group (gloo or NCCL) and decides the order of the
+actions; the trace records the order in which it ran them. The loss is the weighted loss of
+`Stage`, so the gradients are the batch's and need no scaling afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from microp.comms import Comms
+from microp.device import Device
+from microp.engine.engine import ActionError, Boundary
+from microp.job import TORCH_SCHEDULES
+from microp.model import Dropout, Stage
+from microp.schedule import Action, Op, Schedule
+from microp.settings import Checkpointing
+from microp.trace import Actions, StepTrace
+
+SINGLE = ("gpipe", "1f1b")  # one stage per rank
+
+
+class TorchEngine:
+    """One rank's part of a step, run by torch.
+
+    Args:
+        schedule: one of `TORCH_SCHEDULES`.
+        stages: the stages this rank holds, by index; their layers and their batch are used.
+        comms: this rank's transport, over a process group.
+        device: this rank's device.
+        boundary: the shape and the type of the tensors between stages.
+        rows: the number of rows of each microbatch; all must be equal.
+        checkpointing: the policy: what is recomputed.
+    """
+
+    factor = 1.0
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        stages: Mapping[int, Stage],
+        comms: Comms,
+        device: Device,
+        boundary: Boundary,
+        rows: Sequence[int],
+        checkpointing: Checkpointing,
+    ) -> None:
+        self._schedule, self._stages, self._checkpointing = schedule, stages, checkpointing
+        self._rank, self._device, self._boundary, self._rows = comms.rank, device, boundary, rows[0]
+        self._row: list[Action] = []
+        self._marks: list[Any] = []
+        self._first, self._last = stages.get(0), stages.get(schedule.stages - 1)
+        self.after_action: Callable[[], None] | None = None
+
+    @cached_property
+    def _runtime(self) -> Any:
+        """torch's schedule object with torch's stages; made in the first step, when a batch gives the shapes."""
+        from torch.distributed import pipelining  # imported late: it takes half a second, and only this engine needs it
+
+        kind: Any = getattr(pipelining, TORCH_SCHEDULES[self._schedule.name])
+        timed = _timed_stage(pipelining.PipelineStage)
+        held = [self._stage(timed, index, stage) for index, stage in self._stages.items()]
+        stages = held[0] if self._schedule.name in SINGLE else held
+        return kind(stages, self._schedule.chunks, loss_fn=self._loss, scale_grads=False)
+
+    def _stage(self, timed: Any, index: int, stage: Stage) -> Any:
+        """Return torch's stage; two example tensors give it shapes and types, so that it need not exchange them."""
+        shape, dtype = self._boundary.shape(self._rows), self._boundary.dtype
+        between = torch.empty(shape, dtype=dtype, requires_grad=True)
+        example = stage.batch.inputs[0] if index == 0 and stage.batch.inputs is not None else between
+        layers = _Layers(stage, self._checkpointing)
+        output = between if index < self._schedule.stages - 1 else layers(example).detach()
+        count, device = self._schedule.stages, self._device.torch_device
+        return timed(partial(self._timed, index), layers, index, count, device, example, output)
+
+    def step(self, number: int) -> StepTrace:
+        """Run this rank's actions once; return their trace. The stages must hold the step's batch.
+
+        Raises:
+            ActionError: torch's runtime raised an error.
+        """
+        self._row, self._marks = [], []
+        inputs = [torch.cat(list(self._first.batch.inputs or ()))] if self._first is not None else []
+        targets = None
+        if self._last is not None:
+            self._last.losses = []
+            targets = torch.cat(list(self._last.batch.targets or ()))
+        try:
+            self._runtime.step(*inputs, target=targets, return_outputs=False)
+        except Exception as error:
+            raise ActionError(f"rank {self._rank}, torch's runtime, step {number}: {error}") from error
+        return StepTrace(Actions.of([self._row], self._rank), partial(self._device.read, self._marks))
+
+    def _loss(self, output: Tensor, target: Tensor) -> Tensor:
+        assert self._last is not None
+        loss = self._last.weighted_loss(output, target)
+        self._last.losses.append(loss.detach())
+        return loss
+
+    def _timed(self, stage: int, op: Op, microbatch: int, call: Callable[[], Any]) -> Any:
+        """Run one of torch's actions on the device, record its marks, and return its result."""
+        action, mark = Action(op, stage, microbatch), self._device.mark
+        run, _ = self._device.bind(action, lambda _microbatch, _x: call())
+        wait_start = self._marks[-1] if self._marks else mark()
+        start = mark()
+        result = run(microbatch, None)
+        self._row.append(action)
+        self._marks += (wait_start, start, mark())
+        if self.after_action is not None:
+            self.after_action()
+        return result
+
+
+class _Layers(nn.Module):
+    """A stage's layers as one module, whose segments are recomputed according to the policy."""
+
+    def __init__(self, stage: Stage, checkpointing: Checkpointing) -> None:
+        super().__init__()
+        self.layers = stage.layers
+        self._segments = [nn.Sequential(*layers) for layers in stage.segments] if checkpointing.segments else []
+        self._dropouts = [module for module in self.layers.modules() if isinstance(module, Dropout)]
+        self._stage = [stage]  # in a list, so that torch does not register it as a submodule
+
+    def at(self, microbatch: int) -> None:
+        """Set the microbatch of the next forward."""
+        for dropout in self._dropouts:
+            dropout.at(self._stage[0].batch.step, microbatch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self._segments:
+            for layer in self.layers:
+                x = layer(x)
+        for segment in self._segments:
+            x = checkpoint(segment, x, use_reentrant=False, preserve_rng_state=False)
+        return x
+
+
+def _timed_stage(base: type) -> Any:
+    """Return a subclass of torch's PipelineStage that times its actions; made here because `base` is imported late."""
+
+    class Timed(base):  # type: ignore[misc]
+        def __init__(self, timed: Callable[..., Any], module: _Layers, *args: Any) -> None:
+            super().__init__(module, *args)
+            self._timed = timed
+
+        def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+            self.submod.at(fwd_chunk_id)
+            call = partial(super().forward_one_chunk, fwd_chunk_id, *args, **kwargs)
+            return self._timed(Op.F, fwd_chunk_id, call)
+
+        def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+            self.submod.at(bwd_chunk_id)
+            call = partial(super().backward_one_chunk, bwd_chunk_id, *args, **kwargs)
+            return self._timed(Op.B, bwd_chunk_id, call)
+
+        def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+            call = partial(super().backward_weight_one_chunk, bwd_chunk_id, *args, **kwargs)
+            return self._timed(Op.W, bwd_chunk_id, call)
+
+    return Timed

@@ -1,0 +1,14 @@
+"""The job: everything that a rank is given, checked and computed once, before any process starts.
+
+::
+
+    settings ─┐
+    schedule ─┼─► Job ──► every rank, as one picklable value
+    partition ┘
+"""
+
+from microp.job.identity import NOT_ASKED, question_id, run_id
+from microp.job.job import Job, Workload
+from microp.job.torch_support import TORCH_SCHEDULES, torch_problems
+
+__all__ = ["NOT_ASKED", "TORCH_SCHEDULES", "Job", "Workload", "question_id", "run_id", "torch_problems"]

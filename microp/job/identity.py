@@ -1,0 +1,74 @@
+"""Computes the run id and the question id, by which run folders, resuming, launches and the report know a run.
+
+::
+
+    configuration ─► without where, how and whether it runs ─┬─ with `repeat` ────► run id
+    order ───────────────────────────────────────────────────┴─ without `repeat` ─► question id
+
+Launches of one question (`repeat=0,1,2`) share the question id; each has a run id of its own.
+
+A key that is added later must not change the ids while it has its default, so that old results are still
+found. List it in `ADDED` with that default.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+# Not part of the question: where, how and whether it runs, and a limit that can only refuse a run.
+NOT_ASKED = ("tracking", "launch", "output_dir", "activation_limit", "skip", "again")
+PATIENCE = {"comms.timeout_s": 60.0}  # keys that do not count although their group does: hashed with these values
+ADDED: dict[str, Any] = {}  # `group.key` -> the default at which the key is left out
+_FIRST_PATHS = {  # module of a builder -> its module when the first results were recorded
+    "microp.schedule.builders.": "microp.schedules.",
+    "microp.schedule.partition.": "microp.partition.",
+}
+
+
+def run_id(config: Mapping[str, Any], order: str) -> str:
+    """Return `<schedule>-m<chunks>-k<ranks>[-r<replicas>]-<hash8>`, the name of the run's folder.
+
+    Args:
+        config: the resolved configuration as plain values.
+        order: the schedule as text. It counts too, because the configuration may only name a file with it.
+    """
+    replicas = config["replicas"]
+    copies = f"-r{replicas}" if replicas > 1 else ""
+    name = f"{config['schedule']['name']}-m{config['chunks']}-k{config['ranks']}{copies}"
+    return f"{name}-{_digest({**_asked(config), 'order': order})[:8]}"
+
+
+def question_id(config: Mapping[str, Any], order: str) -> str:
+    """Return 12 hexadecimal digits, the same for all launches of one question; arguments as for `run_id`."""
+    asked = _asked(config)
+    asked.pop("repeat", None)
+    return _digest({**asked, "order": order})[:12]
+
+
+def _asked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of the configuration that counts for both ids."""
+    asked = copy.deepcopy({key: value for key, value in config.items() if key not in NOT_ASKED})
+    if asked["replicas"] == 1:
+        del asked["sync"]  # one replica has nothing to synchronise
+    for path, default in PATIENCE.items():
+        group, key = path.split(".")
+        asked[group][key] = default
+    for path, default in ADDED.items():
+        *groups, key = path.split(".")
+        holder = asked
+        for group in groups:
+            holder = holder.get(group, {})
+        if holder.get(key, default) == default:
+            holder.pop(key, None)
+    for group in ("schedule", "partition"):
+        for now, first in _FIRST_PATHS.items():
+            asked[group]["builder"] = asked[group]["builder"].replace(now, first)
+    return asked
+
+
+def _digest(question: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,145 @@
+"""A job: what is to be run, with everything that a rank needs to know."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from microp.job.torch_support import nearest_in_torch, torch_problems
+from microp.schedule import Partition, Schedule, spread, to_text
+from microp.settings import (
+    Checkpointing,
+    DataSettings,
+    DeviceSettings,
+    EngineSettings,
+    ModelSettings,
+    SyncSettings,
+)
+
+
+class Workload(NamedTuple):
+    """The part of a job that a device has to run.
+
+    Attributes:
+        schedule: the order.
+        layers: the number of layers of each stage.
+        rows: the number of rows of each microbatch.
+        checkpointing: what is recomputed.
+    """
+
+    schedule: Schedule
+    layers: tuple[int, ...]
+    rows: tuple[int, ...]
+    checkpointing: Checkpointing
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that a rank needs to know: the configuration, checked, and the values that follow from it.
+
+    Raises:
+        ValueError: the partition does not fit the model and the schedule.
+    """
+
+    run_id: str
+    schedule: Schedule
+    partition: Partition
+    model: ModelSettings
+    checkpointing: Checkpointing
+    data: DataSettings
+    device: DeviceSettings
+    backend: str
+    timeout_s: float
+    batch_size: int
+    steps: int
+    warmup_steps: int
+    learning_rate: float
+    seed: int
+    engine: EngineSettings
+    sync: SyncSettings
+    replicas: int = 1
+    replica: int | None = None  # the replica that the job is for; None: all of them
+    question_id: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.partition.sizes) != self.schedule.stages or self.partition.layers != self.model.layers:
+            raise ValueError(
+                f"partition {self.partition.sizes} does not cut {self.model.layers} layers "
+                f"into the schedule's {self.schedule.stages} stages"
+            )
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks in one pipeline."""
+        return len(self.schedule.ranks)
+
+    @property
+    def processes(self) -> int:
+        """The number of ranks in all pipelines."""
+        return self.ranks * self.replicas
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """The number of rows of each replica, as even as possible."""
+        return spread(self.batch_size, self.replicas)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The number of rows of each microbatch, as even as possible, of one replica or of all in order."""
+        shares = self.shares if self.replica is None else (self.shares[self.replica],)
+        return tuple(rows for share in shares for rows in spread(share, self.schedule.chunks))
+
+    def of(self, replica: int) -> Job:
+        """Return the job of one replica, with only its rows."""
+        return replace(self, replica=replica)
+
+    @property
+    def workload(self) -> Workload:
+        """The workload of one replica."""
+        rows = self.of(self.replica or 0).rows
+        return Workload(self.schedule, self.partition.sizes, rows, self.checkpointing)
+
+    @property
+    def mean_rows(self) -> float:
+        """The mean number of rows of a microbatch."""
+        return self.batch_size / self.replicas / self.schedule.chunks
+
+    @property
+    def is_emulated(self) -> bool:
+        """True if the device is emulated."""
+        return self.device.is_emulated
+
+    @property
+    def torch_schedule(self) -> Schedule:
+        """The schedule that torch runs: this one, or the nearest that torch has if engines compare real compute."""
+        compares = self.engine.name == "compare" and not self.is_emulated
+        return nearest_in_torch(self.schedule) if compares else self.schedule
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The engines that run steps in turn; the run is about the first one."""
+        if self.engine.name != "compare":
+            return (self.engine.name,)
+        limit = () if self.is_emulated else ("limit",)  # the limit of an emulated step is its closed form
+        torch = () if torch_problems(self.torch_schedule, self.checkpointing, self.rows) else ("torch",)
+        return ("microp", *limit, *torch)
+
+    def phases(self) -> Iterator[tuple[int, str, str]]:
+        """Return (index, phase, engine) of every step; phases are warmup, measured and memory."""
+        rounds = ["warmup"] * self.warmup_steps + ["measured"] * self.steps
+        count = len(self.engines)
+        steps = [
+            (phase, self.engines[(turn + place) % count])  # so that no engine always comes first
+            for turn, phase in enumerate(rounds)
+            for place in range(count)
+        ]
+        return ((index, *step) for index, step in enumerate([*steps, ("memory", self.engines[0])]))
+
+    def fingerprint(self) -> int:
+        """Return a number that is equal on two ranks only if they were given the same job."""
+        parts = (self.run_id, to_text(self.schedule), self.partition, self.model, self.checkpointing, self.data)
+        numbers = (self.batch_size, self.steps, self.warmup_steps, self.learning_rate, self.seed, self.replicas)
+        digest = hashlib.blake2b(repr((parts, numbers, self.sync)).encode(), digest_size=6).digest()
+        return int.from_bytes(digest)

@@ -1,0 +1,56 @@
+"""Batches of bytes that depend only on (seed, step).
+
+::
+
+    corpus   ...i m p o r t   t o r c h \\n...
+    a row       [m p o r t   t o]           inputs    made on the rank of the first stage
+                  [p o r t   t o r]         targets   made on the rank of the last stage
+
+Both ranks draw the same positions of the corpus, so no data need to be sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from microp.model.seeds import derive_seed
+from microp.settings import DataSettings, TextSettings
+
+Windows = Callable[[int], Tensor]
+"""step -> (rows, context + 1) int64: the inputs are all columns but the last, the targets all but the first."""
+
+
+def open_data(settings: DataSettings, rows: int, context: int, seed: int) -> Windows:
+    """Return a function that returns the batch of a given step.
+
+    Args:
+        settings: the source of the bytes.
+        rows: the number of rows per batch.
+        context: the number of input bytes per row.
+        seed: the run's seed.
+    """
+    if isinstance(settings, TextSettings):
+        return _text(settings, rows, context, seed)
+
+    def draw(step: int) -> Tensor:
+        return torch.randint(0, 256, (rows, context + 1), generator=_generator(seed, step))
+
+    return draw
+
+
+def _text(settings: TextSettings, rows: int, context: int, seed: int) -> Windows:
+    corpus = torch.frombuffer(bytearray(b"".join(p.read_bytes() for p in settings.files())), dtype=torch.uint8)
+    reach = torch.arange(context + 1)
+
+    def draw(step: int) -> Tensor:
+        starts = torch.randint(0, len(corpus) - context, (rows, 1), generator=_generator(seed, step))
+        return corpus[starts + reach].long()
+
+    return draw
+
+
+def _generator(seed: int, step: int) -> torch.Generator:
+    return torch.Generator().manual_seed(derive_seed(seed, "batch", step))

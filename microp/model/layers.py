@@ -1,0 +1,193 @@
+"""Models as lists of layers, of which a rank builds only those it holds.
+
+::
+
+    mlp   bytes ─ bits ─[Linear ReLU]─[Linear ReLU]─ ... ─[Linear]─ logits of the next byte
+    gpt   bytes ─[embed, block]─[block]─ ... ─[block, norm, head]─ logits of each next byte
+                  layer 0         1              layers - 1
+
+Layer i depends only on (seed, i), so any partition has the monolith's weights, bit for bit, and
+no rank builds more than its own layers. Layers are built on the CPU and then moved, so the
+weights do not depend on the device either.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from microp.model.seeds import derive_seed
+from microp.settings import GptSettings, ModelSettings
+
+BYTES = 256  # the vocabulary of every model
+
+
+class Model(ABC):
+    """Builds the layers of one model.
+
+    Args:
+        settings: the model's size and form.
+
+    Attributes:
+        layers: the number of layers.
+        dim: the width of the tensor between two layers.
+        dtype: the type of weights and activations.
+    """
+
+    def __init__(self, settings: ModelSettings) -> None:
+        self.layers, self.dim = settings.layers, settings.dim
+        self.dtype: torch.dtype = {"float32": torch.float32, "float64": torch.float64}[settings.dtype]
+
+    @abstractmethod
+    def layer(self, index: int, seed: int) -> nn.Module:
+        """Build layer `index` on the CPU, with weights that follow from `seed` and `index`."""
+
+    @abstractmethod
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy in nats; `targets` (rows, row_bytes) holds the next byte of each input byte."""
+
+
+class Mlp(Model):
+    """A chain of Linear layers with ReLUs between them, which predicts the byte after `dim / 8` bytes.
+
+    The input is the row's bits as -1 and 1: `dim` numbers, so that all layers but the last
+    have the same shape.
+    """
+
+    def layer(self, index: int, seed: int) -> nn.Module:
+        generator = torch.Generator().manual_seed(derive_seed(seed, "layer", index))
+        last = index == self.layers - 1
+        modules: list[nn.Module] = [Bits(self.dtype)] if index == 0 else []
+        std = math.sqrt((1 if last else 2) / self.dim)  # He et al., arXiv 1502.01852
+        modules.append(_linear(self.dim, BYTES if last else self.dim, std, generator, self.dtype))
+        if not last:
+            modules.append(nn.ReLU())
+        return nn.Sequential(*modules)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits, targets[:, -1])
+
+
+class Gpt(Model):
+    """A decoder-only transformer with pre-norm blocks (Radford et al. 2019) over bytes."""
+
+    def __init__(self, settings: GptSettings) -> None:
+        super().__init__(settings)
+        self.heads, self.context, self.dropout = settings.heads, settings.context, settings.dropout
+
+    def layer(self, index: int, seed: int) -> nn.Module:
+        layer_seed = derive_seed(seed, "layer", index)
+        generator = torch.Generator().manual_seed(layer_seed)
+        modules: list[nn.Module] = []
+        if index == 0:
+            modules.append(Embedding(self, generator, derive_seed(layer_seed, "embedding")))
+        modules.append(Block(self, generator, layer_seed))
+        if index == self.layers - 1:
+            modules.append(nn.LayerNorm(self.dim, dtype=self.dtype))
+            modules.append(_linear(self.dim, BYTES, 0.02, generator, self.dtype))
+        return nn.Sequential(*modules)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def build_model(settings: ModelSettings) -> Model:
+    """Return the model that the settings describe; no layer is built before `Model.layer` is called."""
+    if isinstance(settings, GptSettings):
+        return Gpt(settings)
+    return Mlp(settings)
+
+
+class Bits(nn.Module):
+    """Converts bytes (rows, n) into their bits as -1 and 1 (rows, 8 n)."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.places: Tensor
+        self.register_buffer("places", torch.arange(8), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bits = (x.unsqueeze(-1) >> self.places) & 1
+        return bits.flatten(1).to(self.dtype) * 2 - 1
+
+
+class Embedding(nn.Module):
+    """Maps bytes (rows, context) to vectors (rows, context, dim): the byte's vector plus its position's."""
+
+    def __init__(self, model: Gpt, generator: torch.Generator, seed: int) -> None:
+        super().__init__()
+        self.byte, self.place = (
+            nn.Parameter(torch.empty(count, model.dim, dtype=model.dtype).normal_(0, 0.02, generator=generator))
+            for count in (BYTES, model.context)
+        )
+        self.dropout = Dropout(model.dropout, seed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(F.embedding(x, self.byte) + self.place)
+
+
+class Block(nn.Module):
+    """A transformer block: x + attention(norm(x)), then x + mlp(norm(x)); (rows, context, dim) in and out."""
+
+    def __init__(self, model: Gpt, generator: torch.Generator, seed: int) -> None:
+        super().__init__()
+        dim, dtype = model.dim, model.dtype
+        into, out = 0.02, 0.02 / math.sqrt(2 * model.layers)  # smaller for the last Linear of each branch
+        self.heads = model.heads
+        self.norm_attention = nn.LayerNorm(dim, dtype=dtype)
+        self.query_key_value = _linear(dim, 3 * dim, into, generator, dtype)
+        self.project = _linear(dim, dim, out, generator, dtype)
+        self.norm_mlp = nn.LayerNorm(dim, dtype=dtype)
+        self.widen = _linear(dim, 4 * dim, into, generator, dtype)
+        self.narrow = _linear(4 * dim, dim, out, generator, dtype)
+        self.dropout_attention = Dropout(model.dropout, derive_seed(seed, "attention"))
+        self.dropout_mlp = Dropout(model.dropout, derive_seed(seed, "mlp"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout_attention(self._attention(self.norm_attention(x)))
+        return x + self.dropout_mlp(self.narrow(F.gelu(self.widen(self.norm_mlp(x)))))
+
+    def _attention(self, x: Tensor) -> Tensor:
+        rows, context, dim = x.shape
+        split = self.query_key_value(x).view(rows, context, 3, self.heads, dim // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.project(mixed.transpose(1, 2).reshape(rows, context, dim))
+
+
+class Dropout(nn.Module):
+    """Dropout whose mask depends only on (its seed, step, microbatch).
+
+    The mask is the same for any partition and in a recomputation, so no state of a random
+    generator has to be saved and restored.
+    """
+
+    def __init__(self, probability: float, seed: int) -> None:
+        super().__init__()
+        self.probability, self.seed = probability, seed
+        self._now = (0, 0)
+
+    def at(self, step: int, microbatch: int) -> None:
+        """Set the step and the microbatch of the next forward."""
+        self._now = (step, microbatch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.probability == 0:
+            return x
+        generator = torch.Generator(x.device).manual_seed(derive_seed(self.seed, *self._now))
+        keep = 1 - self.probability
+        return x * torch.empty_like(x).bernoulli_(keep, generator=generator).div_(keep)
+
+
+def _linear(inputs: int, outputs: int, std: float, generator: torch.Generator, dtype: torch.dtype) -> nn.Linear:
+    """Return a Linear with normally distributed weights from `generator` and zero bias."""
+    linear = nn.Linear(inputs, outputs, device="meta", dtype=dtype).to_empty(device="cpu")
+    with torch.no_grad():
+        linear.weight.normal_(0, std, generator=generator)
+        linear.bias.zero_()
+    return linear

@@ -1,0 +1,300 @@
+"""The backward in two parts: the gradient of the input first (B), the gradient of the weights later (W).
+
+::
+
+    F   x ═ Linear ═ y ═ other layers ═►      keeps each Linear's x, and y's node in the graph
+    B   ◄═══════════ g ◄═══════════════       one pass down to the input, which also keeps each g
+    W   weight.grad += gᵀ x                   the same operation as in the full backward
+
+    any other module that owns weights has a small graph of its own inside the outer one
+    F   x ─┤x' ═ module ═ y'├─ y          inside: recorded from a leaf x'
+    B   ◄──┤x' ◄════════ g  ├◄─ g         inside: only for x'; (y', g) is kept
+    W       weights ◄═══ g                inside: only for the weights; the small graph is freed
+
+B frees the outer graph. Hooks, several uses of a layer and tied weights keep working; bits are the full backward's.
+(Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 2.1.)
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.functional import linear as linear_map
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+SMALL = 2**17  # bytes; smaller products are added to their gradients in one call
+
+
+class _Weights(NamedTuple):
+    """The weight and the bias of a Linear; None if it is frozen or does not exist."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+class _LinearCall(NamedTuple):
+    """One forward of a Linear before its B."""
+
+    weights: _Weights
+    x: Tensor
+    version: int  # the version of x in the forward, to detect a later write
+    edge: GradientEdge
+
+
+class _LinearWeights(NamedTuple):
+    """The data from which W computes the weight gradient of one Linear."""
+
+    weights: _Weights
+    x: Tensor
+    gradient: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.x, self.gradient
+
+    def products(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (weight, what must be added to its `grad`), for x (..., in) and the gradient (..., out)."""
+        (weight, bias), x, gradient = self
+        if gradient.dim() != 2:
+            x, gradient = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
+        if weight is not None:
+            yield weight, gradient.t().mm(x)
+        if bias is not None:
+            yield bias, gradient.sum(0)
+
+
+class _GraphWeights(NamedTuple):
+    """The small graph from which W computes the weight gradients of any other module."""
+
+    roots: list[GradientEdge]
+    gradients: list[Tensor]
+    weights: list[nn.Parameter]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(self.gradients)
+
+    def run(self) -> None:
+        torch.autograd.backward(self.roots, self.gradients, inputs=self.weights)
+
+
+def _accumulate(parts: Iterable[_LinearWeights]) -> None:
+    """Add the products to the weights' `grad`: large ones at once, while cached, small ones in one call."""
+    sums, products = [], []
+    for part in parts:
+        for weight, product in part.products():
+            if weight.grad is None:
+                weight.grad = product
+            elif product.nbytes > SMALL:
+                weight.grad.add_(product)
+            else:
+                sums.append(weight.grad)
+                products.append(product)
+    if sums:
+        torch._foreach_add_(sums, products)
+
+
+class Deferred:
+    """The data of one microbatch that its forward keeps for B, and B for W.
+
+    Attributes:
+        parts: the weight gradients that W has to compute.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[_LinearWeights | _GraphWeights] = []
+        self._calls: list[_LinearCall] = []
+
+    def record(self, weights: _Weights, x: Tensor, y: Tensor) -> None:
+        """Record one forward of a Linear."""
+        assert y.grad_fn is not None
+        self._calls.append(_LinearCall(weights, x, x._version, GradientEdge(y.grad_fn, y.output_nr)))
+
+    def backward(self, root: GradientEdge, gradient: Tensor | None, leaf: Tensor, anchor: Tensor) -> Tensor | None:
+        """Run B: return the gradient of `leaf`, or None if it requires none.
+
+        Args:
+            root: the output's node in the graph.
+            gradient: the output's gradient; None if the output is the loss.
+            leaf: the stage's input.
+            anchor: the anchor of the stage's `SplitBackward`.
+
+        Raises:
+            RuntimeError: a layer's input was written in place after its forward.
+        """
+        calls, self._calls = self._calls, []
+        for call in calls:
+            if call.x._version != call.version:
+                raise RuntimeError("the input of a Linear layer was written in place after its forward")
+        wanted: list[Any] = [anchor, *(call.edge for call in calls)]
+        if leaf.requires_grad:
+            wanted.append(leaf)
+        found = torch.autograd.grad([root], wanted, [gradient], allow_unused=True)
+        for call, caught in zip(reversed(calls), reversed(found[1 : len(calls) + 1]), strict=True):
+            if caught is not None:
+                self.parts.append(_LinearWeights(call.weights, call.x, caught))
+        return found[-1] if leaf.requires_grad else None
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Return the tensors that are kept between B and W."""
+        return (tensor for part in self.parts for tensor in part.tensors)
+
+    def run(self) -> None:
+        """Run W: add the remaining weight gradients to the weights' `grad`."""
+        _run(self.parts)
+        self.parts.clear()
+
+
+def run_together(several: Sequence[Deferred]) -> None:
+    """Run the W of several microbatches, with one product per Linear over their concatenated rows.
+
+    The product also takes the sum over the microbatches, so the last bits of the gradients can differ.
+    """
+    parts: list[_LinearWeights | _GraphWeights] = []
+    same: dict[_Weights, list[_LinearWeights]] = defaultdict(list)
+    for part in (part for deferred in several for part in deferred.parts):
+        if isinstance(part, _LinearWeights):
+            same[part.weights].append(part)
+        else:
+            parts.append(part)
+    for weights, calls in same.items():
+        x, gradient = (
+            torch.cat([t.flatten(0, -2) for t in ts]) for ts in zip(*(p.tensors for p in calls), strict=True)
+        )
+        parts.append(_LinearWeights(weights, x, gradient))
+    _run(parts)
+    for deferred in several:
+        deferred.parts.clear()
+
+
+def _run(parts: Sequence[_LinearWeights | _GraphWeights]) -> None:
+    with torch.no_grad():
+        _accumulate(part for part in parts if isinstance(part, _LinearWeights))
+    for part in parts:
+        if isinstance(part, _GraphWeights):
+            part.run()
+
+
+class SplitBackward:
+    """Makes the layers below `module` that own weights divide their backward while `deferred` is set.
+
+    Args:
+        module: any module; each of the outermost modules that own weights is divided as a unit.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.deferred: Deferred | None = None
+        # Makes results require a gradient even if no input does, so that B reaches the small graphs.
+        self.anchor = torch.empty(0, requires_grad=True)
+        for owner in set(weight_owners(module)):
+            owner.forward = self._wrap(owner, owner.forward)
+
+    def _wrap(self, owner: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        weights = [weight for weight in owner.parameters() if weight.requires_grad]
+
+        def divided(*args: Any, **kwargs: Any) -> Any:
+            deferred = self.deferred
+            if deferred is None or not torch.is_grad_enabled():
+                return forward(*args, **kwargs)
+            inputs = _Inputs(args, kwargs)
+            call = _Call(forward, inputs, weights, deferred)
+            results = _Divided.apply(call, self.anchor, *inputs.tensors)
+            return tree_unflatten(list(results), call.result_form)
+
+        if not isinstance(owner, nn.Linear) or not _is_plain(owner):
+            return divided
+
+        weight, bias = owner.weight, owner.bias
+        wanted = _Weights(*(w if w is not None and w.requires_grad else None for w in (weight, bias)))
+
+        def linear(x: Tensor) -> Tensor:
+            deferred = self.deferred
+            if deferred is None or not torch.is_grad_enabled():
+                return linear_map(x, weight, bias)
+            for own in weights:
+                if own._backward_hooks or own._post_accumulate_grad_hooks:
+                    return divided(x)  # so that autograd calls the hooks
+            y = linear_map(x, weight, bias)
+            if weights:
+                deferred.record(wanted, x, y)
+            return y
+
+        return linear
+
+
+def _is_plain(linear: nn.Linear) -> bool:
+    """Return whether `linear` is no derived class and its weights are parameters, not recomputed in each forward."""
+    return type(linear) is nn.Linear and {"weight", "bias"} == set(linear._parameters)
+
+
+def weight_owners(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the outermost modules, from `module` downwards, that directly own weights."""
+    if any(weight is not None for weight in module._parameters.values()):
+        yield module
+    else:
+        for child in module.children():
+            yield from weight_owners(child)
+
+
+class _Inputs:
+    """The arguments of a call in any nesting, and the distinct tensors among them."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._leaves, self._form = tree_flatten((args, kwargs))
+        self.tensors = list({id(leaf): leaf for leaf in self._leaves if isinstance(leaf, Tensor)}.values())
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments with `self.tensors` replaced by `tensors`; a tensor passed twice stays one tensor."""
+        others = {id(old): new for old, new in zip(self.tensors, tensors, strict=True)}
+        leaves = [others[id(leaf)] if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
+        args, kwargs = tree_unflatten(leaves, self._form)
+        return args, kwargs
+
+
+class _Call:
+    """One forward of a module that is not a plain Linear, with its small graph."""
+
+    def __init__(
+        self, forward: Callable[..., Any], inputs: _Inputs, weights: list[nn.Parameter], deferred: Deferred
+    ) -> None:
+        self._forward, self._inputs, self._weights, self._deferred = forward, inputs, weights, deferred
+
+    def run(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+        """Run the forward and record the small graph; return the results detached from it (non-tensors unchanged)."""
+        self.leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
+        args, kwargs = self._inputs.with_tensors(self.leaves)
+        with torch.enable_grad():
+            results, self.result_form = tree_flatten(self._forward(*args, **kwargs))
+        self._indices = [i for i, r in enumerate(results) if isinstance(r, Tensor) and r.requires_grad]
+        self._roots = [get_gradient_edge(results[i]) for i in self._indices]
+        return tuple(r.detach() if isinstance(r, Tensor) else r for r in results)
+
+    def input_gradients(self, gradients: Sequence[Tensor]) -> list[Tensor | None]:
+        """Run B: return the gradient of each input, or None if it requires none; leave the weights' for W."""
+        wanted = [leaf for leaf in self.leaves if leaf.requires_grad]
+        own = [gradients[i] for i in self._indices]
+        found: Sequence[Tensor | None] = ()
+        if wanted:
+            found = torch.autograd.grad(self._roots, wanted, own, retain_graph=True, allow_unused=True)
+        by_leaf = iter(found)
+        self._deferred.parts.append(_GraphWeights(self._roots, own, self._weights))
+        return [next(by_leaf) if leaf.requires_grad else None for leaf in self.leaves]
+
+
+class _Divided(torch.autograd.Function):
+    """The node of the outer graph that stands for such a module."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, _anchor: Tensor, *tensors: Tensor) -> tuple[Any, ...]:
+        ctx.call = call
+        return call.run(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        call, ctx.call = ctx.call, None  # only the data for W keep the small graph alive
+        return (None, None, *call.input_gradients(gradients))

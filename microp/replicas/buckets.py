@@ -1,0 +1,190 @@
+"""Buckets: gradients that are summed together, and the moment at which each sum starts.
+
+::
+
+    parameters   w₀    w₁    w₂    w₃    w₄        (the backward goes from right to left)
+    buckets      │ w₂ w₁ w₀ ... │◄│ w₄ w₃ │        the first bucket is smaller, so that it is full soon
+                                   └ full: copied, summed over the replicas while the backward continues
+
+A gradient is copied into its bucket when it is complete. From then on the parameter's gradient
+*is* its part of the bucket, so the sum is never copied back. (Adding to the bucket from the start
+takes longer: the bucket must be zeroed, and read once more for the first microbatch, whose gradient
+is otherwise used as it is.) A bucket of one parameter has no memory of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from microp.comms import Sum
+
+LINE = 64  # bytes: the alignment of gradients in a bucket, equal to the allocator's
+Start = Callable[[Tensor], Sum]
+
+
+class Bucket:
+    """The gradients of some parameters in one contiguous buffer.
+
+    Args:
+        parameters: parameters of one type and device, in the order in which their gradients are completed.
+
+    Attributes:
+        missing: the number of parameters whose gradient is not complete.
+        sum: the sum over the replicas, once it has been started.
+        started: the mark at the start of the sum.
+        buffer: the tensor that is summed over the replicas; None if the bucket has one parameter.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.missing = 0
+        self.sum: Sum | None = None
+        self.started: Any = None
+        self.buffer: Tensor | None = None
+        if len(parameters) > 1:
+            example = parameters[0]
+            line = LINE // example.element_size()
+            sizes = [-(-parameter.numel() // line) * line for parameter in parameters]
+            self.buffer = torch.zeros(sum(sizes), dtype=example.dtype, device=example.device)
+            parts = self.buffer.split(sizes)
+            self._views = {
+                parameter: part[: parameter.numel()].view_as(parameter)
+                for parameter, part in zip(parameters, parts, strict=True)
+            }
+
+    @property
+    def size(self) -> tuple[int, torch.dtype]:
+        """The number of elements that are summed, and their type."""
+        whole = self.parameters[0] if self.buffer is None else self.buffer
+        return whole.numel(), whole.dtype
+
+    @property
+    def nbytes(self) -> int:
+        numel, dtype = self.size
+        return numel * dtype.itemsize
+
+    def take(self, parameter: nn.Parameter) -> None:
+        """Copy the complete gradient of `parameter` into the buffer, and make it a view of the buffer."""
+        if self.buffer is None:
+            return
+        view, gradient = self._views[parameter], parameter.grad
+        if gradient is None:  # the parameter was not used on this replica
+            view.zero_()
+        else:
+            view.copy_(gradient)
+        parameter.grad = view
+
+    def contents(self) -> Tensor:
+        """Return the tensor to sum, of one dimension; every gradient must have been taken."""
+        if self.buffer is not None:
+            return self.buffer
+        [parameter] = self.parameters
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad = parameter.grad.contiguous()
+        return parameter.grad.view(-1)
+
+
+class Buckets:
+    """The buckets of one stage, whose sums start in the same order on every replica.
+
+    Args:
+        buckets: the buckets, in that order.
+        starts: for each bucket the function that starts its sum over the replicas.
+        mark: the device's clock.
+    """
+
+    def __init__(self, buckets: list[Bucket], starts: Iterable[Start], mark: Callable[[], Any]) -> None:
+        self._buckets, self._starts, self._mark = buckets, list(starts), mark
+        self._next = len(buckets)  # all sums have been started: no gradient is expected
+        self._taken: set[nn.Parameter] = set()
+        self.nbytes = sum(bucket.nbytes for bucket in buckets)
+
+    def watch(self) -> Iterator[Any]:
+        """Register a hook on each parameter that reports its gradients; yield the handles that remove the hooks."""
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                yield parameter.register_post_accumulate_grad_hook(partial(self._arrived, bucket))
+
+    def expect_last(self) -> None:
+        """Expect the last gradient of each parameter from now on."""
+        self._next = 0
+        self._taken.clear()
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+
+    def _arrived(self, bucket: Bucket, parameter: nn.Parameter) -> None:
+        if self._next == len(self._buckets) or parameter in self._taken:
+            return
+        self._take(bucket, parameter)
+        while self._next < len(self._buckets) and not self._buckets[self._next].missing:
+            self._start_next()
+
+    def _take(self, bucket: Bucket, parameter: nn.Parameter) -> None:
+        bucket.take(parameter)
+        bucket.missing -= 1
+        self._taken.add(parameter)
+
+    def start_all(self) -> None:
+        """Take the gradients that are left and start the sums that are left; all gradients must be complete."""
+        while self._next < len(self._buckets):
+            bucket = self._buckets[self._next]
+            for parameter in bucket.parameters if bucket.missing else ():
+                if parameter not in self._taken:
+                    self._take(bucket, parameter)
+            self._start_next()
+
+    def _start_next(self) -> None:
+        bucket, start = self._buckets[self._next], self._starts[self._next]
+        self._next += 1
+        bucket.started = self._mark()
+        bucket.sum = start(bucket.contents())
+
+    def finish(self, read: Callable[[Sequence[Any]], list[int]]) -> list[tuple[int, int]]:
+        """Wait for all sums; return (start, end) of each in nanoseconds.
+
+        Args:
+            read: converts marks into nanoseconds (`Device.read`).
+        """
+        ends = []
+        for bucket in self._buckets:
+            assert bucket.sum is not None
+            bucket.sum.wait()
+            ends.append(bucket.sum.ended_ns or self._mark())
+        starts = [bucket.started for bucket in self._buckets]
+        return list(zip(read(starts), read(ends), strict=True))
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the buffers of the buckets."""
+        yield from (bucket.buffer for bucket in self._buckets if bucket.buffer is not None)
+
+
+def each_alone(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Return one bucket per parameter, in the order of the parameters."""
+    return ([parameter] for parameter in parameters)
+
+
+def fill(parameters: list[nn.Parameter], first: float = inf, others: float = inf) -> Iterator[list[nn.Parameter]]:
+    """Yield buckets in reverse order of the parameters, which is the order of their gradients.
+
+    Args:
+        parameters: the parameters of a stage.
+        first: the first bucket is full when it has this number of bytes or more.
+        others: the same for all other buckets.
+    """
+    bucket: list[nn.Parameter] = []
+    size, full = 0, first
+    for parameter in reversed(parameters):
+        bucket.append(parameter)
+        size += parameter.nbytes
+        if size >= full:
+            yield bucket
+            bucket, size, full = [], 0, others
+    if bucket:
+        yield bucket

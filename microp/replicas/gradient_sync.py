@@ -1,0 +1,210 @@
+"""Makes all replicas end a step with the same gradients; each class is one way to do it.
+
+::
+
+    clear ─► F ... B ─► last(stage, B) ─► F ... B ─► finish ─► optimizer
+                        └ the sums of that stage start
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from microp.comms import Comms, GroupComms
+from microp.device import Device, Run
+from microp.replicas.buckets import Bucket, Buckets, Start
+from microp.trace import Reduction
+
+OpenSums = Callable[[Sequence[tuple[int, torch.dtype]]], Iterable[Start]]
+
+
+class GradientSync:
+    """Makes the gradients of one rank equal on all replicas. This base class serves one replica and sums nothing.
+
+    Args:
+        stages: this rank's stages, by index.
+        name: the name of the option `sync`.
+
+    Attributes:
+        nbytes: the number of bytes that a step sums over the replicas.
+        loss_scale: the factor by which losses are multiplied, to undo a division by the number of replicas.
+    """
+
+    nbytes = 0
+    loss_scale = 1
+
+    def __init__(self, stages: Mapping[int, nn.Module], name: str = "alone") -> None:
+        self.name = name
+        self.parameters = {index: list(stage.parameters()) for index, stage in stages.items()}
+
+    def clear(self) -> None:
+        """Discard the gradients before a step."""
+        for parameters in self.parameters.values():
+            for parameter in parameters:
+                parameter.grad = None
+
+    def wrap_last(self, stage: int, run: Run) -> Run:
+        """Return what the engine calls in place of `run`, the last action that adds to the gradients of `stage`."""
+        del stage
+        return run
+
+    def finish(self) -> list[Reduction]:
+        """Wait until every gradient is that of the whole batch; return the sums that were made."""
+        return []
+
+    def pause(self) -> None:
+        """Remove all hooks until the next `clear`, so that another object can sum the gradients."""
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors that it allocates itself."""
+        yield from ()
+
+
+class BucketSync(GradientSync):
+    """Sums over the replicas bucket by bucket.
+
+    Args:
+        stages: this rank's stages, by index.
+        name: the name of the option `sync`.
+        cut: cuts a stage's parameters into buckets.
+        early: the stages whose buckets are summed when they are full, and not when the stage is done.
+        open_sums: the sizes of the buckets, in the order of stages and buckets -> the functions that start their sums.
+        rank: the rank's index, for the records.
+        device: the rank's device.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[int, nn.Module],
+        name: str,
+        cut: Callable[[list[nn.Parameter]], Iterable[list[nn.Parameter]]],
+        early: Collection[int],
+        open_sums: OpenSums,
+        rank: int,
+        device: Device,
+    ) -> None:
+        super().__init__(stages, name)
+        self._rank, self._device, self._early = rank, device, early
+        buckets = {index: [Bucket(part) for part in cut(own)] for index, own in self.parameters.items()}
+        starts = iter(open_sums([bucket.size for own in buckets.values() for bucket in own]))
+        self._buckets = {index: Buckets(own, islice(starts, len(own)), device.mark) for index, own in buckets.items()}
+        self._done: list[tuple[int, int]] = []  # (stage, the time at which its last gradient was complete)
+        self._hooks: list[Any] = []
+        self.nbytes = sum(buckets.nbytes for buckets in self._buckets.values())
+
+    def clear(self) -> None:
+        super().clear()
+        if not self._hooks:
+            self._hooks = [hook for stage in self._early for hook in self._buckets[stage].watch()]
+
+    def pause(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def wrap_last(self, stage: int, run: Run) -> Run:
+        buckets = self._buckets[stage]
+
+        def watched(microbatch: int, x: Tensor | None) -> Tensor | None:
+            buckets.expect_last()
+            y = run(microbatch, x)
+            buckets.start_all()
+            self._done.append((stage, perf_counter_ns()))
+            return y
+
+        return watched
+
+    def finish(self) -> list[Reduction]:
+        found: list[Reduction] = []
+        free = 0
+        for stage, done in self._done:
+            times = self._buckets[stage].finish(self._device.read)
+            nominal_end = self._device.reduction_end(stage, max(done, free))
+            if nominal_end is not None:  # the device has nominal times: one reduction per stage
+                times, free = [(max(done, free), nominal_end)], nominal_end
+            found += [Reduction(self._rank, stage, start, end) for start, end in times]
+        self._done.clear()
+        return found
+
+    def tensors(self) -> Iterator[Tensor]:
+        for buckets in self._buckets.values():
+            yield from buckets.tensors()
+
+
+class TorchDdp(GradientSync):
+    """PyTorch's DistributedDataParallel, for comparison: its reducer averages the gradients in the last backward.
+
+    It also waits for the sums there, so that their time is part of that action.
+
+    Args:
+        stages: this rank's stages, by index.
+        comms: the transport between the replicas.
+        bucket_mb: the size at which a bucket is full, in MiB.
+
+    Raises:
+        ValueError: `comms` is not over a process group.
+    """
+
+    def __init__(self, stages: Mapping[int, nn.Module], comms: Comms, bucket_mb: float) -> None:
+        super().__init__(stages, "torch_ddp")
+        if not isinstance(comms, GroupComms):
+            raise ValueError("sync=torch_ddp needs ranks that are processes: use comms=auto")
+        self.loss_scale = comms.world_size
+        self.nbytes = sum(parameter.nbytes for parameters in self.parameters.values() for parameter in parameters)
+        self._reducers = {
+            index: DistributedDataParallel(
+                stage,
+                process_group=comms.group,
+                bucket_cap_mb=bucket_mb,
+                gradient_as_bucket_view=True,  # the faster of the two settings
+                broadcast_buffers=False,
+            ).reducer
+            for index, stage in stages.items()
+        }
+
+    def wrap_last(self, stage: int, run: Run) -> Run:
+        reducer = self._reducers[stage]
+
+        def reduced(microbatch: int, x: Tensor | None) -> Tensor | None:
+            # DistributedDataParallel makes these calls in its forward; they must come before the last backward.
+            reducer.prepare_for_forward()
+            reducer._rebuild_buckets()
+            reducer.prepare_for_backward([])
+            return run(microbatch, x)
+
+        return reduced
+
+
+class InTurn(GradientSync):
+    """Alternates between several ways to sum, one per step, so that one launch compares them."""
+
+    def __init__(self, syncs: Sequence[GradientSync]) -> None:
+        super().__init__({})
+        self._syncs, self._step, self._now = syncs, 0, syncs[0]
+
+    def clear(self) -> None:
+        count = len(self._syncs)
+        self._now = self._syncs[(self._step // count + self._step) % count]  # each comes first equally often
+        self._step += 1
+        for sync in self._syncs:
+            sync.pause()
+        self._now.clear()
+        self.name, self.nbytes, self.loss_scale = self._now.name, self._now.nbytes, self._now.loss_scale
+
+    def wrap_last(self, stage: int, run: Run) -> Run:
+        runs = {sync: sync.wrap_last(stage, run) for sync in self._syncs}
+        return lambda microbatch, x: runs[self._now](microbatch, x)
+
+    def finish(self) -> list[Reduction]:
+        return self._now.finish()
+
+    def tensors(self) -> Iterator[Tensor]:
+        for sync in self._syncs:
+            yield from sync.tensors()

@@ -1,0 +1,51 @@
+"""DualPipeV: each forward of one stage is paired with a backward of the rank's other stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from microp.schedule.builders.phases import play
+from microp.schedule.schedule import Action, Schedule, rows
+
+
+def dualpipe_v(ranks: int, chunks: int) -> Schedule:
+    """Return DualPipeV: rank r holds stages r and 2K-1-r and pairs a forward of one with a backward of the other.
+
+    ::
+
+        rank 0  0F0 0F1 0F2 3F0 3B0 3W0 3F1 0F3 3B1   = 3F2 0B0   = 3B2   = 3F3   . 0B1   = 3B3   = 0B2 0W2 0B3 0W3
+        rank 1    . 1F0 2F0 1F1 2F1 1F2 2B0   = 2F2 1B0   = 1F3 2B1   = 2F3 1B1   = 2B2   = 1B2   = 2B3 1B3 2W3 1W3
+
+    A backward without a W is a full one, and two slots long here. The original computes such a pair
+    of the steady phase as one block, in which the messages of one are hidden by the arithmetic of
+    the other. Here the two run one after the other, which keeps the order and leaves a bubble of
+    (K-1)(F+B-W)/2. Every rank holds K + 1/2 microbatches (DeepSeek-V3, arXiv 2412.19437, section
+    3.2.1, where ranks hold both ends of a pipeline; cut in half to a V by
+    github.com/deepseek-ai/DualPipe).
+
+    Raises:
+        ValueError: `chunks` is below 2K.
+    """
+    if chunks < 2 * ranks:
+        raise ValueError(
+            f"schedule 'dualpipe_v' needs chunks of at least 2 x ranks: chunks={chunks}, ranks={ranks}; "
+            f"use chunks={2 * ranks} or more"
+        )
+
+    def row(rank: int) -> Iterator[Action]:
+        below, half, odd = ranks - rank - 1, (rank + 1) // 2, (rank + 1) % 2
+        phases = [
+            (2 * below, "F0"),
+            (rank + 1, "F0 F1"),
+            (below, "B1 W F1"),
+            (chunks - 2 * ranks + rank + 1, "F0 X1 F1 X0"),
+            (below, "X1 F1 X0"),
+            (half, "X1 X0"),
+            (odd, "X1 B0"),
+            (half, "B1 B0"),
+            (below, "W B0"),
+            (rank + 1, "W"),
+        ]
+        return play(phases, (rank, 2 * ranks - 1 - rank), chunks)
+
+    return Schedule("dualpipe_v", chunks, rows(row(rank) for rank in range(ranks)))

@@ -1,0 +1,40 @@
+"""Reads a schedule from a user's file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from microp.schedule.schedule import Schedule
+from microp.schedule.text import from_text, from_torch_csv
+
+
+def from_file(ranks: int, chunks: int, path: str) -> Schedule:
+    """Return the schedule in a text file, in microp's form (it starts with the header) or as torch's CSV.
+
+    ::
+
+        # microp schedule mine chunks=2 ranks=2
+        0F0 0F1 0B0 0B1
+        1F0 1B0 1F1 1B1
+
+    Its name is always "file", not the one in the header: a name stands for a known order, and the
+    file may have another.
+
+    Raises:
+        ValueError: the file cannot be read, a word is not an action (with line and column), or the
+            schedule is not for these `ranks` and `chunks`.
+    """
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ValueError(f"path={path} cannot be read: {reason}") from error
+    try:
+        schedule = from_text(text) if text.lstrip().startswith("#") else from_torch_csv(text, "file")
+    except ValueError as error:
+        raise ValueError(f"path={path}: {error}") from error
+    if (len(schedule.ranks), schedule.chunks) != (ranks, chunks):
+        found = f"ranks={len(schedule.ranks)} chunks={schedule.chunks}"
+        raise ValueError(f"path={path} is a schedule for {found}, not for ranks={ranks} chunks={chunks}: set {found}")
+    return replace(schedule, name="file")

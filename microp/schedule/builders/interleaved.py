@@ -1,0 +1,32 @@
+"""Interleaved 1F1B: one forward, one backward, with several stages per rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from microp.schedule.builders.phases import looped_1f1b, looped_stages
+from microp.schedule.schedule import Action, Schedule, rows
+
+
+def interleaved(ranks: int, chunks: int, stages_per_rank: int = 2) -> Schedule:
+    """Return 1F1B over looped stages: rank r holds stages r, K+r, 2K+r, ...
+
+    ::
+
+        rank 0  0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1   . 2B2   . 2B3 0B2 0B3        warmup 4
+        rank 1    . 1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3   .        warmup 2
+
+    With v stages per rank the bubble is (K-1)/v instead of K-1 microbatches, for v times the
+    messages. The warmup is 2(K-1-r) + (v-1)K forwards (Narayanan et al., arXiv 2104.04473,
+    section 2.2, there for chunks divisible by ranks). At most 2(K-1-r) + (v-1)K + 1 of the
+    vM (stage, microbatch) pairs of rank r are in flight.
+
+    Raises:
+        ValueError: `stages_per_rank` is below 1.
+    """
+
+    def row(rank: int) -> Iterator[Action]:
+        stages = looped_stages(rank, ranks, stages_per_rank)
+        return looped_1f1b(stages, ranks, chunks, warmup=2 * (ranks - 1 - rank))
+
+    return Schedule("interleaved", chunks, rows(row(rank) for rank in range(ranks)))

@@ -1,0 +1,109 @@
+"""Helpers of several builders: they put a row together, in an order that the builder chooses.
+
+::
+
+    three_phases    F F F | F B F B F B | B B B        warmup, steady, cooldown
+    defer_weights   B B B W B W B W     W W            a W when more than `lag` wait
+    play            2 x "F0", 3 x "F1 B1 W1", ...      phases as a table
+    looped_1f1b     three_phases over several stages of a rank, K microbatches at a time
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from microp.schedule.schedule import Action, Op
+
+
+def three_phases(forwards: Sequence[Action], backwards: Sequence[Action], warmup: int) -> Iterator[Action]:
+    """Yield `warmup` forwards (or all, if there are fewer), then a forward and a backward in turn, then backwards."""
+    steady = max(0, len(forwards) - warmup)
+    yield from forwards[:warmup]
+    for forward, backward in zip(forwards[warmup:], backwards[:steady], strict=True):
+        yield forward
+        yield backward
+    yield from backwards[steady:]
+
+
+def defer_weights(row: Iterable[Action], lag: int) -> Iterator[Action]:
+    """Yield the row with a W for every B.
+
+    A B that leaves more than `lag` of them waiting is followed by the oldest one; the rest come last.
+    """
+    waiting: list[Action] = []
+    for action in row:
+        yield action
+        if action.op is Op.B:
+            waiting.append(action._replace(op=Op.W))
+            if len(waiting) > lag:
+                yield waiting.pop(0)
+    yield from waiting
+
+
+def looped_stages(rank: int, ranks: int, stages_per_rank: int) -> range:
+    """Return the stages r, K+r, 2K+r, ... of rank r.
+
+    Raises:
+        ValueError: `stages_per_rank` is below 1.
+    """
+    if stages_per_rank < 1:
+        raise ValueError(f"stages_per_rank={stages_per_rank} is below 1: use at least 1")
+    return range(rank, stages_per_rank * ranks, ranks)
+
+
+def looped_1f1b(stages: Sequence[int], ranks: int, chunks: int, warmup: int) -> Iterator[Action]:
+    """Return the 1F1B row of a rank with several stages: K microbatches on each of them, then the next K.
+
+    ::
+
+        k-th forward   0 1 2 3  4 5 6 7  8 ...      K = 4, 2 stages per rank
+        stage          0 0 0 0  1 1 1 1  0 ...      index in `stages`; backwards begin with the last
+        microbatch     0 1 2 3  0 1 2 3  4 ...
+
+    A last round of fewer than K microbatches is built as a full one, and the microbatches that do
+    not exist are left out: a shorter round would deadlock (5 ranks, 7 chunks).
+
+    Args:
+        warmup: the warmup forwards beyond the first round on all stages but the last.
+    """
+    group = max(1, min(ranks, chunks))
+    order = [
+        (turn, microbatch)
+        for start in range(0, chunks, group)
+        for turn in range(len(stages))
+        for microbatch in range(start, start + group)
+    ]
+    forwards = [Action(Op.F, stages[turn], microbatch) for turn, microbatch in order]
+    backwards = [Action(Op.B, stages[-1 - turn], microbatch) for turn, microbatch in order]
+    row = three_phases(forwards, backwards, (len(stages) - 1) * group + warmup)
+    return (action for action in row if action.microbatch < chunks)
+
+
+def play(phases: Iterable[tuple[int, str]], stages: Sequence[int], chunks: int) -> Iterator[Action]:
+    """Yield the actions of a table of phases, each a repeat count and words; microbatches are counted automatically.
+
+    ::
+
+        F0  the next forward of stages[0]        B1  the next input gradient of stages[1]
+        W0  the oldest weight gradient that      X1  the next full backward of stages[1],
+            waits in stages[0]                       which leaves no weight gradient
+        W   the oldest of any stage
+
+    Microbatches from `chunks` on are left out, so that a table may be written for more.
+    """
+    seen: Counter[tuple[Op, int]] = Counter()
+    waiting: list[Action] = []
+    words = (word for times, text in phases for _ in range(times) for word in text.split())
+    for word in words:
+        if word[0] == "W":
+            action = next(w for w in waiting if word == "W" or w.stage == stages[int(word[1])])
+            waiting.remove(action)
+        else:
+            op, stage = (Op.F if word[0] == "F" else Op.B), stages[int(word[1])]
+            action = Action(op, stage, seen[op, stage])
+            seen[op, stage] += 1
+            if word[0] == "B":
+                waiting.append(action._replace(op=Op.W))
+        if action.microbatch < chunks:
+            yield action

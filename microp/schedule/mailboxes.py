@@ -1,0 +1,60 @@
+"""Assigns each tensor that leaves its rank to a mailbox of its link.
+
+::
+
+    rank 0   F0 ──► slot 0      F1 ──► slot 1      B0 ◄── (rank 1 has used slot 0)
+             F2 ──► slot 0      ...
+
+A tensor stays in its mailbox until the receiver's last action on its (stage, microbatch), because
+autograd keeps the input until then. The sender may write to the mailbox again as soon as it has
+used a tensor that the receiver sent after that action. The order of the messages guarantees this,
+so no lock is needed. If the sender cannot know that a mailbox is free, the tensor gets a new one.
+Between steps all mailboxes are free, because the ranks meet at a barrier.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from microp.schedule.schedule import Action, Schedule
+
+Link = tuple[int, int]
+
+
+def remote_links(schedule: Schedule) -> dict[Action, Link]:
+    """Return action -> (its rank, its consumer's rank), for each action whose tensor leaves its rank."""
+    links = {}
+    for action, consumer in schedule.consumers.items():
+        src, dest = schedule.placement[action.stage], schedule.placement[consumer.stage]
+        if src != dest:
+            links[action] = (src, dest)
+    return links
+
+
+def assign_slots(schedule: Schedule) -> dict[Action, int]:
+    """Return action -> the number of its mailbox on its link, for each action whose tensor leaves its rank."""
+    links = remote_links(schedule)
+    last_use = _last_uses(schedule)
+    place = {action: index for row in schedule.ranks for index, action in enumerate(row)}
+    slots: dict[Action, int] = {}
+    for rank, row in enumerate(schedule.ranks):
+        known: dict[int, int] = {}  # peer -> the index in its row up to which it has certainly run
+        occupied: dict[Link, dict[int, int]] = defaultdict(dict)  # link -> slot -> index of its last use
+        for action in row:
+            source = schedule.source(action)
+            if source in links:
+                peer = links[source][0]
+                known[peer] = max(known.get(peer, -1), place[source])
+            if action in links:
+                peer = links[action][1]
+                taken = occupied[rank, peer]
+                free = (slot for slot, use in taken.items() if use <= known.get(peer, -1))
+                slot = slots[action] = next(free, len(taken))
+                taken[slot] = last_use[schedule.consumers[action]]
+    return slots
+
+
+def _last_uses(schedule: Schedule) -> dict[Action, int]:
+    """Return action -> the index in its rank's row of the last action on the same (stage, microbatch)."""
+    last = {(a.stage, a.microbatch): place for row in schedule.ranks for place, a in enumerate(row)}
+    return {action: last[action.stage, action.microbatch] for _, action in schedule}

@@ -1,0 +1,162 @@
+"""A schedule: the actions of a pipeline, in the order in which each rank runs them. It has no times.
+
+::
+
+    rank 0   0F0 0F1 0B0 0B1        an action is <stage><op><microbatch>
+    rank 1   1F0 1F1 1B0 1B1        a rank runs its row from left to right
+
+    0F0 ──► 1F0        the dependency rule, `Schedule.parents`, stated here and nowhere else:
+     │       │           F(s,m) needs F(s-1,m)
+     ▼       ▼           B(s,m) needs F(s,m) and B(s+1,m)
+    0B0 ◄── 1B0          W(s,m) needs B(s,m)
+
+B is the full backward, unless the same (stage, microbatch) also has a W: then B is only the
+gradient of the input, and W is the gradient of the weights.
+
+Communication is derived: a parent on another rank is a receive, a child on another rank
+is a send.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple
+
+
+class Op(StrEnum):
+    """The three operations of a stage on a microbatch."""
+
+    F = "F"  # forward: activation in, activation (on the last stage the loss) out
+    B = "B"  # backward: gradient in, gradient out; also the weights' gradients, unless there is a W
+    W = "W"  # weight gradient, for schedules that run it later than B
+
+
+class Action(NamedTuple):
+    """One op on one (stage, microbatch); `str(action)` is `"1F0"`, as torch's CSV spells it."""
+
+    op: Op
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.op}{self.microbatch}"
+
+    @classmethod
+    def parse(cls, text: str) -> Action:
+        """Return the action that a text such as `"1F0"` names.
+
+        Raises:
+            ValueError: the text is not an action.
+        """
+        match = re.fullmatch(r"(\d+)([FBW])(\d+)", text)
+        if match is None:
+            raise ValueError(f"{text!r} is not an action: write <stage><F|B|W><microbatch>, such as 1F0")
+        return cls(Op(match[2]), int(match[1]), int(match[3]))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The order of the actions on every rank.
+
+    Attributes:
+        name: its name in tables and run folders.
+        chunks: M, the number of microbatches of a step.
+        ranks: for each rank, its actions in the order in which it runs them.
+
+    Raises:
+        ValueError: there is no rank, or `chunks` is below 1.
+    """
+
+    name: str
+    chunks: int
+    ranks: tuple[tuple[Action, ...], ...]
+
+    def __post_init__(self) -> None:
+        if self.chunks < 1 or not self.ranks:
+            raise ValueError(
+                f"schedule {self.name!r} has chunks={self.chunks} and ranks={len(self.ranks)}: both must be at least 1"
+            )
+
+    def __iter__(self) -> Iterator[tuple[int, Action]]:
+        """Iterate over all (rank, action) pairs, rank by rank."""
+        return ((rank, action) for rank, row in enumerate(self.ranks) for action in row)
+
+    @cached_property
+    def placement(self) -> dict[int, int]:
+        """The rank of each stage: stage -> the first rank that has an action of it."""
+        places: dict[int, int] = {}
+        for rank, action in self:
+            places.setdefault(action.stage, rank)
+        return dict(sorted(places.items()))
+
+    @cached_property
+    def stages(self) -> int:
+        """The number of stages, the highest index plus one."""
+        return max(self.placement, default=-1) + 1
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Return the stages that `rank` holds, in the model's order."""
+        return tuple(stage for stage, place in self.placement.items() if place == rank)
+
+    def parents(self, action: Action) -> tuple[Action, ...]:
+        """Return the actions that must have ended before `action` can start: the one dependency rule."""
+        op, stage, microbatch = action
+        if op is Op.F:
+            return (Action(Op.F, stage - 1, microbatch),) if stage > 0 else ()
+        if op is Op.W:
+            return (Action(Op.B, stage, microbatch),)
+        forward = Action(Op.F, stage, microbatch)
+        if stage == self.stages - 1:
+            return (forward,)
+        return (forward, Action(Op.B, stage + 1, microbatch))
+
+    def source(self, action: Action) -> Action | None:
+        """Return the parent that passes a tensor to `action`: the one on another stage, or None.
+
+        A parent on the same stage passes no tensor: the stage itself keeps the result.
+        """
+        for parent in self.parents(action):
+            if parent.stage != action.stage:
+                return parent
+        return None
+
+    @cached_property
+    def split(self) -> frozenset[tuple[int, int]]:
+        """The (stage, microbatch) pairs that have a W, so that their B is only the input gradient."""
+        return frozenset((a.stage, a.microbatch) for _, a in self if a.op is Op.W)
+
+    @cached_property
+    def split_stages(self) -> frozenset[int]:
+        """The stages with at least one backward that is divided into B and W."""
+        return frozenset(stage for stage, _ in self.split)
+
+    @cached_property
+    def last_gradients(self) -> dict[int, Action]:
+        """The last action of each stage that adds to its weights' gradients: stage -> a W or a full backward."""
+        return {
+            action.stage: action
+            for _, action in self
+            if action.op is Op.W or (action.op is Op.B and (action.stage, action.microbatch) not in self.split)
+        }
+
+    @cached_property
+    def consumers(self) -> dict[Action, Action]:
+        """The consumer of each tensor: action -> the action that takes its tensor; the inverse of `source`."""
+        pairs = ((self.source(action), action) for _, action in self)
+        return {source: action for source, action in pairs if source is not None}
+
+
+def rows(ranks: Iterable[Iterable[Action]]) -> tuple[tuple[Action, ...], ...]:
+    """Return a builder's rows as tuples."""
+    collects = gc.isenabled()
+    gc.disable()  # it would scan millions of actions again and again, and they cannot form reference cycles
+    try:
+        return tuple(tuple(row) for row in ranks)
+    finally:
+        if collects:
+            gc.enable()

@@ -1,0 +1,141 @@
+"""Reads and writes schedules as text: in microp's own form, and in the CSV of torch's pipelining.
+
+::
+
+    # microp schedule zb_h1 chunks=1 ranks=2        microp's: a header, then one line per rank
+    0F0 0B0 0W0
+    1F0 1B0 1W0
+
+    0F0,,,0I0,0W0                                   torch's: one row per rank, one cell per action;
+    ,1F0,1I0,1W0                                    an empty cell is an idle slot
+
+The letters differ. microp has one B, which is the full backward unless the same (stage,
+microbatch) has a W. torch writes I for the input gradient and B for the full backward.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from microp.schedule.schedule import Action, Op, Schedule, rows
+
+_HEADER = re.compile(r"# microp schedule (?P<name>\S.*) chunks=(?P<chunks>\d+) ranks=(?P<ranks>\d+)")
+_CELL = re.compile(r"(?P<stage>\d+)(?P<letter>[FIBW])(?P<microbatch>\d+)")
+# torch's communication actions, which follow from the order, and its mark for two actions that overlap
+_DERIVED = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB])\d*|OVERLAP_F_B")
+
+
+# --- microp's form -------------------------------------------------------------------------------
+
+
+def to_text(schedule: Schedule) -> str:
+    """Return the schedule as text: a header, then one line per rank with its actions separated by spaces.
+
+    ::
+
+        # microp schedule gpipe chunks=2 ranks=2
+        0F0 0F1 0B0 0B1
+        1F0 1F1 1B0 1B1
+    """
+    header = f"# microp schedule {schedule.name} chunks={schedule.chunks} ranks={len(schedule.ranks)}"
+    lines = (" ".join(str(action) for action in row) for row in schedule.ranks)
+    return "\n".join((header, *lines)) + "\n"
+
+
+def from_text(text: str) -> Schedule:
+    """Return the schedule that `to_text` wrote; it is not validated.
+
+    Raises:
+        ValueError: the text is not a schedule; the message gives line and column (both from 1).
+    """
+    lines = text.splitlines()
+    header = _HEADER.fullmatch(lines[0].strip()) if lines else None
+    if header is None:
+        raise ValueError("line 1, column 1: expected '# microp schedule <name> chunks=<M> ranks=<K>'")
+    found = tuple(_parse_row(line, number) for number, line in enumerate(lines[1:], start=2) if line.strip())
+    if len(found) != int(header["ranks"]):
+        raise ValueError(f"line 1, column 1: ranks={header['ranks']}, but {len(found)} rows of actions follow")
+    return Schedule(header["name"], int(header["chunks"]), found)
+
+
+def _parse_row(line: str, number: int) -> tuple[Action, ...]:
+    actions = []
+    for word in re.finditer(r"\S+", line):
+        try:
+            actions.append(Action.parse(word.group()))
+        except ValueError as error:
+            raise ValueError(f"line {number}, column {word.start() + 1}: {error}") from None
+    return tuple(actions)
+
+
+# --- torch's form --------------------------------------------------------------------------------
+
+
+class _Cell(NamedTuple):
+    """An action of a CSV: its line and column, torch's letter for its op, and the action."""
+
+    where: str
+    letter: str
+    action: Action
+
+
+def to_torch_csv(schedule: Schedule) -> str:
+    """Return the CSV that torch's `_PipelineSchedule._load_csv` reads: one row per rank, no idle slots."""
+
+    def cell(action: Action) -> str:
+        split = action.op is Op.B and action[1:] in schedule.split
+        return f"{action.stage}{'I' if split else action.op}{action.microbatch}"
+
+    return "".join(",".join(cell(action) for action in row) + "\n" for row in schedule.ranks)
+
+
+def from_torch_csv(text: str, name: str) -> Schedule:
+    """Return the schedule in a CSV of torch's; it is not validated.
+
+    Idle slots and communication are skipped. An overlapped pair such as
+    `(0F3;7B0)OVERLAP_F_B` is read as one action after the other.
+
+    Args:
+        text: the file's content.
+        name: the schedule's name. The CSV has neither a name nor `chunks`, which is read as the
+            highest microbatch plus one.
+
+    Raises:
+        ValueError: the text is not a schedule; the message gives line and column (both from 1).
+    """
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    table = [list(_cells(line, number)) for number, line in lines]
+    cells = [cell for row in table for cell in row]
+    if not cells:
+        raise ValueError("line 1, column 1: found no action: write one row per rank, such as 0F0,0F1,0B0,0B1")
+    weights = {cell.action[1:] for cell in cells if cell.letter == "W"}
+    for where, letter, (_, stage, microbatch) in cells:
+        if letter == "B" and (stage, microbatch) in weights:
+            raise ValueError(
+                f"{where}: {stage}B{microbatch} is the full backward, but there is a {stage}W{microbatch} too: "
+                f"write {stage}I{microbatch}, or leave the W out"
+            )
+        if letter == "I" and (stage, microbatch) not in weights:
+            raise ValueError(
+                f"{where}: {stage}I{microbatch} is only the input gradient, but there is no {stage}W{microbatch}: "
+                f"add it, or write {stage}B{microbatch}"
+            )
+    chunks = max(cell.action.microbatch for cell in cells) + 1
+    return Schedule(name, chunks, rows((cell.action for cell in row) for row in table))
+
+
+def _cells(line: str, number: int) -> Iterator[_Cell]:
+    for word in re.finditer(r"[^\s,;()]+", line):
+        where = f"line {number}, column {word.start() + 1}"
+        if _DERIVED.fullmatch(word.group()):
+            continue
+        cell = _CELL.fullmatch(word.group())
+        if cell is None:
+            raise ValueError(
+                f"{where}: {word.group()!r} is not an action: "
+                "write <stage><F|I|B|W><microbatch>, such as 1F0, or leave the cell empty"
+            )
+        op = Op.B if cell["letter"] == "I" else Op(cell["letter"])
+        yield _Cell(where, cell["letter"], Action(op, int(cell["stage"]), int(cell["microbatch"])))

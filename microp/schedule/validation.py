@@ -1,0 +1,193 @@
+"""Checks that every rank can run its row of a schedule to the end, or names the actions that stop it.
+
+::
+
+    missing, repeated, out of range, misplaced? ─► deadlocked? ─► more held than allowed?
+
+    schedule 'mine': it deadlocks: 0B0 waits for 1B0, which comes after 1F1 on rank 1, which
+    waits for 0F1, which comes after 0B0 on rank 0
+      rank 0  0F0 [0B0][0F1] 0B1
+      rank 1  1F0 [1F1][1B0] 1B1
+
+Why these checks are enough. Transfers follow from `Schedule.source`: only F(s+1,m) takes the tensor of
+F(s,m), and only B(s-1,m) takes that of B(s,m). If every F and B occurs exactly once, on its stage's
+rank, each tensor that is sent has one receiver, and each receive has one sender: they match **by tag**.
+They also match **in the order of each link** (from one rank to one other), without tags, because the
+engine posts the receives of a link in the order in which its sender's row makes the tensors
+(`receives_to_post`), whatever the order of their use: the n-th posted is the n-th sent.
+
+A rank can then be stopped only by waiting. Posting and sending do not block (`isend_tensor` and
+`irecv_tensor` of every transport only start a transfer), and an action's receives are posted before it
+waits. So an action waits only for its parents and the action before it in its row: on a link that
+keeps the order, the tensors sent before its own come from earlier actions of the same row, and their
+receives are posted earlier. The engine waits for a send only when an answer shows that it has
+arrived, or after the last action, when its receiver can run up to its use. `find_cycle` therefore
+plays the schedule: each rank continues as long as the parents of its next action have run. The order
+in which ranks take turns makes no difference, since an action that has run stops no other. If every
+row is played to its end, every real run ends too; if not, no real run can end.
+
+The proof takes links as independent. It does not cover a transport that blocks one link until another
+has moved (all of a rank's transfers in one queue).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice, pairwise
+from typing import NamedTuple
+
+from microp.schedule.deadlock import find_cycle
+from microp.schedule.format_rows import format_rows
+from microp.schedule.schedule import Action, Op, Schedule
+
+NAMED = 3  # actions of a kind that a message names at most
+HOPS = 8  # steps of a cycle that a message describes at most
+
+
+class _Problem(NamedTuple):
+    """A fault as text, and the actions that show it."""
+
+    text: str
+    marked: Collection[Action]
+
+
+def validate(schedule: Schedule, activation_limit: int | None = None) -> Schedule:
+    """Return the schedule if every rank can run its row to the end; the module's docstring has the proof.
+
+    The cost is linear in the number of actions, however large their indices are.
+
+    Args:
+        schedule: the schedule to check.
+        activation_limit: the most (stage, microbatch) pairs that a rank may hold at once. A pair is
+            held from its F to its W, or to its B if it has no W. None allows any number.
+
+    Raises:
+        ValueError: an action is missing, repeated, out of range or misplaced, or actions wait for
+            each other in a cycle (see `find_cycle`), or a forward exceeds the limit. The first line
+            names the actions; the lines below it show them in their rows.
+    """
+    problems = [*_miscounted(schedule), *_misplaced(schedule)]
+    problems = problems or [*_deadlocked(schedule)]
+    if activation_limit is not None:
+        problems = problems or [*_held_beyond(schedule, activation_limit)]
+    if problems:
+        sentence = "; ".join(problem.text for problem in problems)
+        drawn = format_rows(schedule, set().union(*(problem.marked for problem in problems)))
+        raise ValueError("\n  ".join([f"schedule {schedule.name!r}: {sentence}", *drawn.splitlines()]))
+    return schedule
+
+
+# --- each action once, on its stage's rank ---------------------------------------------------------
+
+
+def _miscounted(schedule: Schedule) -> Iterator[_Problem]:
+    """Yield a problem unless each (stage, microbatch) has one F, one B and at most one W, all in range."""
+    seen: set[Action] = set()
+    strange, repeated = [], []
+    for _, action in schedule:
+        if action.stage < 0 or not 0 <= action.microbatch < schedule.chunks:
+            strange.append(action)
+        elif action in seen:
+            repeated.append(action)
+        else:
+            seen.add(action)
+    if strange:
+        ranges = f"stages go from 0, microbatches from 0 to {schedule.chunks - 1}"
+        yield _Problem(f"{_are(strange)} out of range ({ranges})", strange[:NAMED])
+    if repeated:
+        yield _Problem(f"{_are(repeated)} listed more than once", repeated[:NAMED])
+    gap = next((stage for stage in range(schedule.stages) if stage not in schedule.placement), None)
+    if gap is None:
+        yield from _missing(schedule, seen)
+    else:
+        highest = [action for action in seen if action.stage == schedule.stages - 1]
+        yield _Problem(f"stage {gap} has no action, but stage {schedule.stages - 1} has", highest)
+
+
+def _missing(schedule: Schedule, seen: Collection[Action]) -> Iterator[_Problem]:
+    """Yield a problem if an F or B is missing from `seen`, the actions that are in range."""
+    count = 2 * schedule.stages * schedule.chunks - sum(action.op is not Op.W for action in seen)
+    if count == 0:
+        return
+    pairs = ((stage, microbatch) for stage in range(schedule.stages) for microbatch in range(schedule.chunks))
+    due = (Action(op, *pair) for pair in pairs for op in (Op.F, Op.B))
+    # Stops after the first few: a typo such as chunks=2000000000 must not make this slow.
+    lost = list(islice((action for action in due if action not in seen), NAMED))
+    lost_pairs = {action[1:] for action in lost}
+    affected = [a for a in seen if a[1:] in lost_pairs or not set(schedule.parents(a)).isdisjoint(lost)]
+    yield _Problem(f"{_are(lost, count)} missing", affected)
+
+
+def _misplaced(schedule: Schedule) -> Iterator[_Problem]:
+    """Yield a problem unless all actions of a stage are on one rank and every rank has actions."""
+    counts = Counter((action.stage, rank) for rank, action in schedule)
+    holders: dict[int, int] = {}  # stage -> the rank with most of its actions: a typo moves only a few
+    for (stage, rank), count in counts.items():
+        if stage not in holders or count > counts[stage, holders[stage]]:
+            holders[stage] = rank
+    if len(counts) > len(holders):
+        moved = [(rank, action) for rank, action in schedule if holders[action.stage] != rank]
+        rank, first = moved[0]
+        more = f", and {len(moved) - 1} more are not on their stage's rank" if len(moved) > 1 else ""
+        yield _Problem(
+            f"{first} is on rank {rank}, but rank {holders[first.stage]} holds stage {first.stage}{more}",
+            [action for _, action in moved[:NAMED]],
+        )
+    idle = [rank for rank, row in enumerate(schedule.ranks) if not row]
+    if idle:
+        yield _Problem(f"rank {idle[0]} has nothing to do: use fewer ranks", [])
+
+
+def _are(actions: Sequence[Action], count: int | None = None) -> str:
+    """Return `0F0 is`, or `0F0, 0F1, 0F2 and 5 more are`; `count` is the total if not all are given."""
+    more = (len(actions) if count is None else count) - min(len(actions), NAMED)
+    names = [*map(str, actions[:NAMED]), *([f"{more} more"] if more else [])]
+    if len(names) == 1:
+        return f"{names[0]} is"
+    return f"{', '.join(names[:-1])} and {names[-1]} are"
+
+
+# --- no deadlock -----------------------------------------------------------------------------------
+
+
+def _deadlocked(schedule: Schedule) -> Iterator[_Problem]:
+    cycle = find_cycle(schedule)
+    if not cycle:
+        return
+    steps = []
+    for action, need in islice(pairwise(cycle), HOPS):
+        if need in schedule.parents(action):
+            steps.append(f"waits for {need}")
+        else:
+            steps.append(f"comes after {need} on rank {schedule.placement[need.stage]}")
+    more = f", and so on in a cycle of {len(cycle) - 1} actions" if len(cycle) - 1 > HOPS else ""
+    yield _Problem(f"it deadlocks: {cycle[0]} {', which '.join(steps)}{more}", cycle)
+
+
+# --- memory ------------------------------------------------------------------------------------------
+
+
+def _held(schedule: Schedule, row: Sequence[Action]) -> Iterator[int]:
+    """Yield, after each action of a row, the number of (stage, microbatch) pairs between F and W (or full B)."""
+    now = 0
+    for action in row:
+        if action.op is Op.F:
+            now += 1
+        elif action.op is Op.W or action[1:] not in schedule.split:
+            now -= 1
+        yield now
+
+
+def _held_beyond(schedule: Schedule, limit: int) -> Iterator[_Problem]:
+    peaks = [max(_held(schedule, row)) for row in schedule.ranks]
+    if max(peaks) <= limit:
+        return
+    rank = next(rank for rank, peak in enumerate(peaks) if peak > limit)
+    row = schedule.ranks[rank]
+    first = next(action for action, held in zip(row, _held(schedule, row), strict=True) if held > limit)
+    yield _Problem(
+        f"{first} is the first that makes rank {rank} hold more than activation_limit={limit} "
+        f"(stage, microbatch) pairs: allow {max(peaks)} or more, or use a schedule that holds less",
+        [first],
+    )

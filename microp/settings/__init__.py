@@ -1,0 +1,43 @@
+"""The user's settings: one plain dataclass per group of `conf/`, without torch.
+
+::
+
+    conf/model/mlp.yaml ──► MlpSettings ──► problems()   one sentence per wrong value
+
+A class holds the keys of a group, the meaning of each key (`Attributes`), and `problems()`, which
+lists the wrong values: one sentence each, with the value, the rule and the remedy. The package of
+the same name (model, device, comms) builds the object that the settings describe.
+"""
+
+from microp.settings.comms import CommsSettings
+from microp.settings.data import DataSettings, SyntheticSettings, TextSettings
+from microp.settings.device import DeviceSettings, EmulatedSettings
+from microp.settings.engine import EngineSettings
+from microp.settings.launch import LaunchSettings, is_joined
+from microp.settings.model import GptSettings, MlpSettings, ModelSettings
+from microp.settings.recomputation import NEVER, Checkpointing
+from microp.settings.sync import BucketSettings, SyncSettings
+from microp.settings.tracking import TrackingSettings
+
+MIB = 2**20  # bytes
+
+__all__ = [
+    "MIB",
+    "NEVER",
+    "BucketSettings",
+    "Checkpointing",
+    "CommsSettings",
+    "DataSettings",
+    "DeviceSettings",
+    "EmulatedSettings",
+    "EngineSettings",
+    "GptSettings",
+    "LaunchSettings",
+    "MlpSettings",
+    "ModelSettings",
+    "SyncSettings",
+    "SyntheticSettings",
+    "TextSettings",
+    "TrackingSettings",
+    "is_joined",
+]

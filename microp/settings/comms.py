@@ -1,0 +1,48 @@
+"""The settings of the transport between ranks. `microp.comms` has the transports."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass
+class CommsSettings:
+    """The transport and its time-out.
+
+    Attributes:
+        name: `auto` (NCCL on GPUs; on CPUs shared memory if all ranks are on one host,
+            else gloo), `shm`, `gloo`, `nccl`, or `threads`: all ranks in this process.
+        timeout_s: the longest time that a rank waits for another one before it fails, in seconds.
+    """
+
+    name: str
+    timeout_s: float
+
+    def backend(self, device: str) -> str:
+        """Return the transport that is used on `device`: `name`, or the one that `auto` stands for."""
+        if self.name != "auto":
+            return self.name
+        if device == "cuda":
+            return "nccl"
+        return "shm" if not _why_no_shm() else "gloo"
+
+    def problems(self, device: str) -> list[str]:
+        """List the values that are wrong or do not fit `device`, one sentence each."""
+        found = []
+        if self.timeout_s <= 0:
+            found.append(f"comms.timeout_s={self.timeout_s} is not above 0: give seconds, e.g. 60")
+        if (self.backend(device) == "nccl") != (device == "cuda"):
+            found.append(f"comms={self.name} cannot move tensors of device={device}: use comms=auto")
+        if self.name == "shm" and (why := _why_no_shm()):
+            found.append(f"comms=shm {why}: use comms=gloo")
+        return found
+
+
+def _why_no_shm() -> str:
+    """Return the reason why these ranks cannot share memory; empty if they can."""
+    if not hasattr(os, "memfd_create"):
+        return "needs Linux"
+    if os.environ.get("LOCAL_WORLD_SIZE", "1") != os.environ.get("WORLD_SIZE", "1"):
+        return "needs all ranks on one host"
+    return ""

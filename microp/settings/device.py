@@ -1,0 +1,82 @@
+"""The settings of a rank's device. `microp.device` opens it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+PER = ("layer", "row")
+TIMES = ("forward_ms", "backward_ms", "weight_ms", "recompute_ms", "latency_ms", "reduce_ms")
+
+
+@dataclass
+class DeviceSettings:
+    """The keys of every device.
+
+    Attributes:
+        name: `cpu`, `cuda` (also torch's name for ROCm) or `emulated`.
+        threads: the number of CPU threads per rank; with one thread, ranks compete less for cores
+            and sums are taken in the monolith's order.
+    """
+
+    name: str
+    threads: int
+
+    @property
+    def is_emulated(self) -> bool:
+        """True if actions last their nominal times."""
+        return False
+
+    def problems(self) -> list[str]:
+        """List what is wrong with these values, one sentence each."""
+        if self.threads < 1:
+            return [f"device.threads={self.threads} is below 1: use at least 1"]
+        return []
+
+
+@dataclass
+class EmulatedSettings(DeviceSettings):
+    """Nominal times in milliseconds: one number for all stages, or a list with one number per stage.
+
+    Attributes:
+        forward_ms: the time of F of one microbatch.
+        backward_ms: the time of B of one microbatch. Without `weight_ms` it is the full backward,
+            and a schedule that divides it uses half of it for B and half for W.
+        weight_ms: the time of W of one microbatch; a full backward then takes `backward_ms + weight_ms`.
+        recompute_ms: the time that a recomputation adds to a B; by default `forward_ms`.
+        latency_ms: the time between the sending of a tensor and its arrival.
+        reduce_ms: the time of the sum of a stage's gradients over the replicas, after its last
+            gradient (`per` applies only with `layer`: gradients have no rows); null: the real time.
+        per: the factors of the times: `layer` (the stage's number of layers), `row` (the
+            microbatch's number of rows), both or neither.
+    """
+
+    forward_ms: Any
+    backward_ms: Any
+    weight_ms: Any
+    recompute_ms: Any
+    latency_ms: float
+    reduce_ms: Any
+    per: list[str]
+
+    @property
+    def is_emulated(self) -> bool:
+        return True
+
+    def problems(self) -> list[str]:
+        found = super().problems()
+        for key in TIMES:
+            value = getattr(self, key)
+            values = value if isinstance(value, list) else [value]
+            needed = key in ("forward_ms", "backward_ms", "latency_ms") or isinstance(value, list)
+            if any((each is None and needed) or (each is not None and not _is_time(each)) for each in values):
+                found.append(f"device.{key}={value} is not a time: give milliseconds, 0 or more, or a list of them")
+        wrong = [word for word in self.per if word not in PER]
+        if wrong:
+            found.append(f"device.per={self.per} has {wrong[0]!r}: use layer, row, both or neither, e.g. [layer,row]")
+        return found
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < inf

@@ -1,0 +1,44 @@
+"""The settings of the launcher, which starts the ranks' processes. `microp.worker` has the launchers."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass
+class LaunchSettings:
+    """The launcher and its time-out.
+
+    Attributes:
+        name: `elastic`, or `torchrun` to join a launch that torchrun made, if RANK is in the environment.
+        shutdown_s: the time that the other ranks have to end after one has failed, in seconds.
+    """
+
+    name: str
+    shutdown_s: int
+
+    def problems(self, ranks: int, replicas: int = 1) -> list[str]:
+        """List the values that are wrong or do not fit the environment, one sentence each."""
+        found = []
+        world = os.environ.get("WORLD_SIZE")
+        if self.shutdown_s < 1:
+            found.append(f"launch.shutdown_s={self.shutdown_s} is below 1: use at least 1")
+        if self.name == "torchrun" and not is_joined():
+            found.append(
+                "launch=torchrun, but RANK is not in the environment: start with "
+                f"`torchrun --nproc_per_node={ranks * replicas} -m microp.run ...`, or use launch=elastic"
+            )
+        if is_joined() and world and int(world) != ranks * replicas:
+            found.append(
+                f"ranks={ranks}, but torchrun started {world} processes: use ranks={world}"
+                if replicas == 1
+                else f"ranks={ranks} times replicas={replicas} is {ranks * replicas}, but torchrun started {world} "
+                f"processes: use torchrun --nproc_per_node={ranks * replicas}, or change ranks or replicas"
+            )
+        return found
+
+
+def is_joined() -> bool:
+    """Return whether torchrun started this process as one of the ranks."""
+    return "RANK" in os.environ

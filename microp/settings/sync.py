@@ -1,0 +1,65 @@
+"""The settings of the sum of gradients over replicas. `microp.replicas` computes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ALL_REDUCE = ("auto", "direct", "library", "ring")
+
+
+@dataclass
+class SyncSettings:
+    """The keys of every way to sum.
+
+    Attributes:
+        name: `naive`, `flat`, `ddp`, `torch_ddp`, or `compare`: alternates between `ddp` and `torch_ddp`.
+        all_reduce: the algorithm of the sum: the transport's `library` (gloo, NCCL) in its own thread
+            or stream; `direct`, two messages between each pair of ranks; `ring`, messages between
+            neighbours; microp implements the last two with sends and receives. `auto`: `direct`
+            between ranks that share memory, else `library`.
+    """
+
+    name: str
+    all_reduce: str
+
+    def problems(self, schedule: str, is_split: bool, backend: str) -> list[str]:
+        """List what is wrong with these values, one sentence each.
+
+        Args:
+            schedule: the schedule's name.
+            is_split: whether the schedule divides the backward into B and W.
+            backend: the transport's name.
+        """
+        if self.all_reduce not in ALL_REDUCE:
+            return [f"sync.all_reduce={self.all_reduce} is not one of {', '.join(ALL_REDUCE)}"]
+        return []
+
+
+@dataclass
+class BucketSettings(SyncSettings):
+    """The keys of the ways that sum a bucket as soon as it is full.
+
+    Attributes:
+        bucket_mb: the size at which a bucket is full, in MiB.
+        first_bucket_mb: the same for the first bucket of a stage (1 for torch_ddp).
+    """
+
+    bucket_mb: float
+    first_bucket_mb: float
+
+    def problems(self, schedule: str, is_split: bool, backend: str) -> list[str]:
+        found = super().problems(schedule, is_split, backend)
+        for key in ("bucket_mb", "first_bucket_mb"):
+            if not getattr(self, key) > 0:
+                found.append(f"sync.{key}={getattr(self, key)} is not above 0: give MiB, or use sync=naive")
+        if self.name in ("torch_ddp", "compare"):
+            if is_split:
+                found.append(
+                    f"sync={self.name} does not support schedule {schedule!r}, which divides the backward "
+                    "into B and W: use sync=ddp, or a schedule that does not divide it, e.g. 1f1b"
+                )
+            if backend == "threads":
+                found.append(f"sync={self.name} needs ranks that are processes: use comms=auto")
+        if self.name == "torch_ddp" and self.all_reduce not in ("auto", "library"):
+            found.append(f"sync.all_reduce={self.all_reduce} does not work with sync=torch_ddp: use auto or library")
+        return found

@@ -1,0 +1,17 @@
+"""`python -m microp.simulate`: price a schedule and draw it. Options: `--help`."""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Compose, check, price, show. Exit code 2 for bad input."""
+    from microp.app import answer_version
+
+    answer_version()
+    from microp.app import run_app, run_price
+
+    run_app("simulate", run_price)
+
+
+if __name__ == "__main__":
+    main()

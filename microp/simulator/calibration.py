@@ -1,0 +1,180 @@
+"""Derives costs from measured times, and replays a step with them.
+
+::
+
+    spans ── calibrate ──────► Costs ── simulate ──► spans, replayed: as measured, without noise and overhead
+    rows  ── calibrate_steps ──┘
+
+From simulated spans, `calibrate` returns costs that simulate to the same spans.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import inf
+from statistics import median_low
+from typing import Any
+
+from microp.schedule import Action, Op, Schedule
+from microp.simulator.costs import Costs
+from microp.simulator.simulation import Simulated, simulate
+from microp.trace import Reduction, Span, Spans, after_last_gradient, as_spans, reductions
+
+Times = Mapping[tuple[int, str], Any]
+"""(stage, kind) -> the time of such an action; see `kind_of`."""
+
+
+def kind_of(schedule: Schedule, action: Action) -> str:
+    """Return F, B or W, or X for a full backward on a stage that also has divided ones.
+
+    The four take different times, so each has its own mean or median.
+    """
+    _, stage, microbatch = action
+    if action.op is not Op.B or (stage, microbatch) in schedule.split:
+        return str(action.op)
+    return "X" if stage in schedule.split_stages else "B"
+
+
+def calibrate(schedule: Schedule, spans: Iterable[Span], spared: Collection[int] = ()) -> Costs:
+    """Return the costs in `spans`: the median time of each stage's F, B and W, and of each hop.
+
+    Args:
+        schedule: the schedule that was run.
+        spans: the spans of one or more steps, in any unit of time; the costs are in the same unit.
+        spared: the microbatches that were not recomputed, if the others were.
+    """
+    spans = as_spans(spans)
+    lengths: dict[tuple[int, str], list[Any]] = defaultdict(list)
+    again: dict[tuple[int, str], list[Any]] = defaultdict(list)  # the same for recomputed backwards
+    for span in spans:
+        recomputed = spared and span.op is Op.B and span.microbatch not in spared
+        (again if recomputed else lengths)[span.stage, kind_of(schedule, span.action)].append(span.end - span.start)
+    times = {key: _median(values) for key, values in lengths.items()}
+    times_again = {key: _median(values) for key, values in again.items()}
+    differences: dict[int, list[Any]] = defaultdict(list)
+    for (stage, kind), time in times_again.items():
+        if (stage, kind) in times:
+            differences[stage].append(time - times[stage, kind])
+    extra = {stage: max(0, _median(values)) for stage, values in differences.items()}
+    for (stage, kind), time in times_again.items():  # a kind that was never spared: the other kind's difference
+        times.setdefault((stage, kind), max(0, time - extra.get(stage, 0)))
+    return _costs(schedule, times, _hops(schedule, spans), extra, spared)
+
+
+def calibrate_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, Any]]], spans: Iterable[Span]) -> Costs:
+    """Return costs in milliseconds: the median action times over several steps, and the hops of the traced step.
+
+    Args:
+        schedule: the schedule that was run.
+        steps: for each step, the ranks' rows in the order of the ranks; see `store.records`.
+        spans: the spans of the traced step, in nanoseconds.
+    """
+    values: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for step in steps:
+        for row in step:
+            for name, milliseconds in row["action_ms"].items():
+                values[int(name[:-1]), name[-1]].append(milliseconds)
+    times = {key: _median(each) for key, each in values.items()}
+    return _costs(schedule, times, tuple(hop / 1e6 for hop in _hops(schedule, as_spans(spans))))
+
+
+def _costs(
+    schedule: Schedule,
+    times: Times,
+    hops: tuple[Any, ...],
+    extra: Mapping[int, Any] | None = None,
+    spared: Collection[int] = (),
+) -> Costs:
+    stages = range(schedule.stages)
+    backward = tuple(times[stage, "B"] for stage in stages)
+    weight = tuple(times.get((stage, "W"), 0) for stage in stages)
+    full = tuple(times.get((stage, "X"), backward[stage] + weight[stage]) for stage in stages)
+    return Costs(
+        forward=tuple(times[stage, "F"] for stage in stages),
+        backward=backward,
+        weight=weight,
+        full=full if any(kind == "X" for _, kind in times) else (),
+        latency=hops,
+        recompute=tuple(extra.get(stage, 0) for stage in stages) if extra else (),
+        spared=tuple(spared) if extra else (),
+    )
+
+
+def _hops(schedule: Schedule, spans: Spans) -> tuple[Any, ...]:
+    """Return, for each stage, the time of a hop between it and the stage before it.
+
+    A hop can be timed if the consumer was waiting before the tensor was made: it lasts from the
+    producer's end to the moment at which the consumer had the tensor. A link takes the median of its
+    timed hops. A link without timed hops takes the shortest time from `made` to `ready` if a consumer
+    waited on it for longer than overhead explains, else the smaller of that and the median of all links.
+
+    ::
+
+        made ──── hop ────► ready          timed: the consumer waits before `made`
+          wait_start ─────► ready          the same time, but some of the wait may be overhead
+                    wait_start = ready     the tensor had arrived: the hop took at most this time
+    """
+    ends: dict[Action, list[Any]] = defaultdict(list)
+    for span in spans:
+        ends[span.action].append(span.end)
+    steps: Counter[Action] = Counter()
+    timed: dict[int, list[Any]] = defaultdict(list)
+    seen: dict[int, list[tuple[Any, Any]]] = defaultdict(list)  # link -> (made to ready, wait_start to ready)
+    late = False  # True if actions that need no message begin late; if none does, the spans have no overhead
+    for span in spans:
+        source, step = schedule.source(span.action), steps[span.action]
+        steps[span.action] += 1
+        if source is None or schedule.placement[source.stage] == span.rank:
+            late |= span.ready > span.wait_start
+        elif step < len(ends[source]):
+            link, made = max(source.stage, span.stage), ends[source][step]
+            seen[link].append((span.ready - made, span.ready - span.wait_start))
+            if span.wait_start < made:
+                timed[link].append(span.ready - made)
+    typical = median_low([hop for hops in timed.values() for hop in hops]) if timed else inf
+    overhead = typical if late else 0
+
+    def hop(link: int) -> Any:
+        if link in timed:
+            return _median(timed[link])
+        if link not in seen:
+            return 0
+        shortest = min(hop for hop, _ in seen[link])
+        return shortest if any(wait > overhead for _, wait in seen[link]) else min(typical, shortest)
+
+    return tuple(max(0, hop(stage)) for stage in range(schedule.stages))
+
+
+def _median(values: Iterable[Any]) -> Any:
+    """Return the median; it keeps the values' type if the two in the middle are equal."""
+    ordered = sorted(values)
+    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    return low if low == high else (low + high) / 2
+
+
+def schedule_of(spans: Iterable[Span], name: str) -> Schedule:
+    """Return the schedule that was run: each rank's actions in the order of their starts."""
+    spans = as_spans(spans)
+    rows: list[list[Action]] = [[] for _ in range(int(spans.rank.max()) + 1)]
+    for span in spans:
+        rows[span.rank].append(span.action)
+    return Schedule(name, int(spans.microbatch.max()) + 1, tuple(map(tuple, rows)))
+
+
+def replay(schedule: Schedule, spans: Iterable[Span], spared: Collection[int] = ()) -> Simulated:
+    """Return simulated spans of the schedule with the median times of `spans`; arguments as for `calibrate`."""
+    return simulate(schedule, calibrate(schedule, spans, spared))
+
+
+def replay_reductions(schedule: Schedule, spans: Iterable[Span], taken: Sequence[Reduction]) -> list[Reduction]:
+    """Return the reductions that follow `replay`'s spans, each with its measured time after its last gradient.
+
+    Args:
+        schedule: the schedule that was run.
+        spans: the measured spans.
+        taken: the measured reductions; empty if there is one replica.
+    """
+    spans = as_spans(spans)
+    times = after_last_gradient(schedule, spans, taken)
+    return reductions(schedule, replay(schedule, spans), times) if times else []

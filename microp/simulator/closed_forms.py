@@ -1,0 +1,280 @@
+"""Closed forms of named schedules: makespan, largest span and peaks, without a simulation.
+
+K ranks, M chunks, v stages per rank; f, b, w: the times of a forward, an input gradient and a weight
+gradient of one stage; x = b + w, t = f + x, T = v t; c: one hop (asynchronous latency).
+
+Makespan of a step (the same for `_lifo`):
+
+| schedule | makespan | exact |
+|---|---|---|
+| naive | M (sum t_i + 2(K-1) c) | always |
+| gpipe | sum t_i + (M-1) (max f_i + max x_i) + 2(K-1) c | equal stages: always; unequal: c = 0 |
+| 1f1b | (M+K-1) t + 2c ((K-1) + floor((M-1)(K-1)/K)) | equal stages |
+| 1f1b, stage j rho >= 1 times as heavy | j t + M rho t + max(0, k(t - rho f)) + max(0, k(t - rho x)) | M >= K, c = 0 |
+| eager_1f1b | (M+K-1) t + 2(K-1) c | 2c <= t |
+| interleaved | M T + (K-1) t | K divides M, c = 0 |
+| breadth_first | (v-1) (max(M f, K(f+c)) + max(M x, K(x+c))) + (M+K-1) t + 2(K-1) c | always |
+| zb_h1 | M T + (K-1) (f+b-w) | M >= K, w <= min(f, b), c = 0 |
+| zb_h2 | M T + (K-1) f | M >= 2K-1, f = b = w, c = 0 |
+| zb_interleaved | M T + (K-1) (f+b-w) | K divides M, w <= min(f, b), c = 0 |
+| zb_v | M T + (K-1) f | M >= 2K-1, f = b = w, c = 0 |
+| dualpipe_v | M T + (K-1) (f+b-w) | w <= b <= f <= x, c = 0 |
+| v_half | M T + (3K-7) f, K even; (3K-4) f, K odd | K >= 3, M >= 2K, f = b = w, c = 0 |
+| v_min | M T + (4K-7) f, 3 divides K; else (4K-5) f | K >= 2, M >= 2K, f = b = w, c = 0 |
+
+k = K-1-j. From eager_1f1b on: equal stages.
+
+Largest span of a rank, from its first start to its last end, if it is not the makespan:
+
+| schedule | largest span | exact |
+|---|---|---|
+| zb_h2 | M T + (K-1) (f+b-2w) | M >= 2K-1, w <= min(f, b), c = 0 |
+| zb_v | M T | M >= 2K-1, f = b = w, c = 0 |
+
+Peaks of a rank, in microbatches of the rank (a microbatch on one of v stages counts 1/v). In flight:
+from F to B. Held: from F to W, or to B if there is no W. The peaks depend only on the order.
+
+| schedule | in flight on rank r | held | exact |
+|---|---|---|---|
+| naive | 1 | 1 | always |
+| gpipe, breadth_first | M | M | always |
+| 1f1b | min(K-r, M) | the same | always |
+| eager_1f1b | min(2(K-r)-1, M) | the same | always |
+| interleaved | min(2(K-1-r) + (v-1)K + 1, vM) / v | the same | K divides M |
+| zb_h1 | min(K-r, M) | min(K, M) | always |
+| zb_h2 | min(2(K-r)-1, M) | min(2K-1, M) | always |
+| zb_interleaved | min(K-r + (v-1)K, vM) / v | min(K, M) | K divides M; held: always |
+| zb_v | K | K | M >= 2K-1 |
+| dualpipe_v | K + 1/2 | K + 1/2 | always |
+| v_half | floor(K/2) + 1 | floor(K/2) + 1 | M >= 2K |
+| v_min | none | ceil((K-1)/3) + 1; if K = 2 mod 3, 1/2 less on rank 0, 1 less on ranks 3, 6, ... | M >= 2K |
+
+Sources: arXiv 1811.06965 (GPipe), 2104.04473 (interleaved), 2211.05953 (breadth-first),
+2401.10241 (zero bubble), 2405.15362 (V), 2412.19437 (DualPipe).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from operator import add
+from typing import Any
+
+from microp.schedule import Schedule
+from microp.simulator.costs import Costs
+from microp.trace import idle_fraction
+
+
+class _Shape:
+    """The letters of the tables that need no costs: a schedule's K, M and v, and a rank r."""
+
+    def __init__(self, schedule: Schedule, rank: int = 0) -> None:
+        self.K, self.M, self.r = len(schedule.ranks), schedule.chunks, rank
+        self.v = schedule.stages // self.K
+
+
+class _Case(_Shape):
+    """A schedule with its costs, in the letters of the tables: the times of stage 0, and lists with every stage's."""
+
+    def __init__(self, schedule: Schedule, costs: Costs) -> None:
+        super().__init__(schedule)
+        weights = costs.weight or (0,) * len(costs.forward)
+        self.forwards, self.backwards = costs.forward, tuple(map(add, costs.backward, weights))
+        self.total = sum(self.forwards) + sum(self.backwards)
+        self.f, self.b, self.w, self.c = costs.forward[0], costs.backward[0], weights[0], costs.latency
+        self.x = self.b + self.w
+        self.t = self.f + self.x
+        self.T = self.v * self.t
+        self.equal = all(len(set(times)) == 1 for times in (costs.forward, costs.backward, weights))
+        self.near = self.equal and self.c == 0  # a hop costs nothing
+        self.unit = self.near and self.f == self.b == self.w
+        self.short_w = self.near and self.w <= min(self.f, self.b)
+
+
+_Form = tuple[Callable[[_Case], bool], Callable[[_Case], Any]]  # (is it exact?, its value)
+
+
+# --- formulas that need more than a line, or are used more than once -------------------------------
+
+
+def _gpipe(s: _Case) -> Any:
+    return s.total + (s.M - 1) * (max(s.forwards) + max(s.backwards)) + 2 * (s.K - 1) * s.c
+
+
+def _one_f_one_b(s: _Case) -> Any:
+    return (s.M + s.K - 1) * s.t + 2 * s.c * ((s.K - 1) + (s.M - 1) * (s.K - 1) // s.K)
+
+
+def _heaviest(s: _Case) -> tuple[int, int]:
+    """Return the index of the stage with the longest forward, and the index of another stage."""
+    heavy = s.forwards.index(max(s.forwards))
+    return heavy, 1 if heavy == 0 else 0
+
+
+def _is_one_heavier(s: _Case) -> bool:
+    """Return whether `_one_heavier` is exact.
+
+    All stages but one must be alike, F and B of that one longer by the same factor, M >= K, and c = 0.
+    """
+    heavy, light = _heaviest(s)
+    others = {times for stage, times in enumerate(zip(s.forwards, s.backwards, strict=True)) if stage != heavy}
+    alike = s.forwards[heavy] * s.backwards[light] == s.backwards[heavy] * s.forwards[light]
+    return s.c == 0 and s.M >= s.K and len(others) == 1 and alike
+
+
+def _one_heavier(s: _Case) -> Any:
+    heavy, light = _heaviest(s)
+    f, x, t = s.forwards[heavy], s.backwards[heavy], s.forwards[light] + s.backwards[light]
+    after = s.K - 1 - heavy
+    return heavy * t + s.M * (f + x) + max(0, after * (t - f)) + max(0, after * (t - x))
+
+
+def _breadth_first(s: _Case) -> Any:
+    c = s.c if s.K > 1 else 0  # on one rank there is no hop from stage to stage
+    turn = max(s.M * s.f, s.K * (s.f + c)) + max(s.M * s.x, s.K * (s.x + c))
+    return (s.v - 1) * turn + (s.M + s.K - 1) * s.t + 2 * (s.K - 1) * c
+
+
+def _filled(s: _Case) -> Any:
+    """Return the makespan if weight gradients fill the drain."""
+    return s.M * s.T + (s.K - 1) * (s.f + s.b - s.w)
+
+
+def _skewed(s: _Case) -> Any:
+    """Return the makespan if no rank waits and rank r starts r forwards later than rank 0."""
+    return s.M * s.T + (s.K - 1) * s.f
+
+
+def _v_min(s: _Shape) -> int:
+    most = 2 * ((s.K + 1) // 3 + 1)
+    if s.K % 3 != 2 or s.r % 3 != 0:
+        return most
+    return most - (1 if s.r == 0 else 2)
+
+
+# --- the tables ------------------------------------------------------------------------------------
+
+
+_MAKESPANS: dict[str, list[_Form]] = {
+    "naive": [(lambda _: True, lambda s: s.M * (s.total + 2 * (s.K - 1) * s.c))],
+    "gpipe": [(lambda s: s.equal or s.c == 0, _gpipe)],
+    "1f1b": [(lambda s: s.equal, _one_f_one_b), (_is_one_heavier, _one_heavier)],
+    "eager_1f1b": [
+        (lambda s: s.equal and 2 * s.c <= s.t, lambda s: (s.M + s.K - 1) * s.t + 2 * (s.K - 1) * s.c),
+    ],
+    "interleaved": [(lambda s: s.near and s.M % s.K == 0, lambda s: s.M * s.T + (s.K - 1) * s.t)],
+    "breadth_first": [(lambda s: s.equal, _breadth_first)],
+    "zb_h1": [(lambda s: s.short_w and s.M >= s.K, _filled)],
+    "zb_h2": [(lambda s: s.unit and s.M >= 2 * s.K - 1, _skewed)],
+    "zb_interleaved": [(lambda s: s.short_w and s.M % s.K == 0, _filled)],
+    "zb_v": [(lambda s: s.unit and s.M >= 2 * s.K - 1, _skewed)],
+    "dualpipe_v": [(lambda s: s.near and s.w <= s.b <= s.f <= s.x, _filled)],
+    "v_half": [
+        (
+            lambda s: s.unit and s.K >= 3 and s.M >= 2 * s.K,
+            lambda s: s.M * s.T + (3 * s.K - (4 if s.K % 2 else 7)) * s.f,
+        ),
+    ],
+    "v_min": [
+        (
+            lambda s: s.unit and s.K >= 2 and s.M >= 2 * s.K,
+            lambda s: s.M * s.T + (4 * s.K - (5 if s.K % 3 else 7)) * s.f,
+        ),
+    ],
+}
+
+_LARGEST_SPANS: dict[str, list[_Form]] = {
+    "zb_h2": [
+        (
+            lambda s: s.short_w and s.M >= 2 * s.K - 1,
+            lambda s: s.M * s.T + (s.K - 1) * (s.f + s.b - 2 * s.w),
+        ),
+    ],
+    "zb_v": [(lambda s: s.unit and s.M >= 2 * s.K - 1, lambda s: s.M * s.T)],
+}
+
+_Peak = tuple[Callable[[_Shape], bool], Callable[[_Shape], int]]  # (is it exact?, (stage, microbatch) pairs)
+
+_IN_FLIGHT: dict[str, _Peak] = {
+    "naive": (lambda _: True, lambda _: 1),
+    "gpipe": (lambda _: True, lambda s: s.M),
+    "1f1b": (lambda _: True, lambda s: min(s.K - s.r, s.M)),
+    "eager_1f1b": (lambda _: True, lambda s: min(2 * (s.K - s.r) - 1, s.M)),
+    "interleaved": (
+        lambda s: s.M % s.K == 0,
+        lambda s: min(2 * (s.K - 1 - s.r) + (s.v - 1) * s.K + 1, s.v * s.M),
+    ),
+    "breadth_first": (lambda _: True, lambda s: s.v * s.M),
+    "zb_h1": (lambda _: True, lambda s: min(s.K - s.r, s.M)),
+    "zb_h2": (lambda _: True, lambda s: min(2 * (s.K - s.r) - 1, s.M)),
+    "zb_interleaved": (lambda s: s.M % s.K == 0, lambda s: min(s.K - s.r + (s.v - 1) * s.K, s.v * s.M)),
+    "zb_v": (lambda s: s.M >= 2 * s.K - 1, lambda s: 2 * s.K),
+    "dualpipe_v": (lambda _: True, lambda s: 2 * s.K + 1),
+    "v_half": (lambda s: s.M >= 2 * s.K, lambda s: 2 * (s.K // 2 + 1)),
+}
+
+_HELD: dict[str, _Peak] = _IN_FLIGHT | {
+    "zb_h1": (lambda _: True, lambda s: min(s.K, s.M)),
+    "zb_h2": (lambda _: True, lambda s: min(2 * s.K - 1, s.M)),
+    "zb_interleaved": (lambda _: True, lambda s: s.v * min(s.K, s.M)),
+    "v_min": (lambda s: s.M >= 2 * s.K, _v_min),
+}
+
+
+# --- the values ------------------------------------------------------------------------------------
+
+
+def makespan(schedule: Schedule, costs: Costs) -> Any | None:
+    """Return the time from the first start to the last end of a step, in the costs' unit; None if no form is exact."""
+    return _look_up(_MAKESPANS, schedule, costs)
+
+
+def bubble(schedule: Schedule, costs: Costs) -> Any | None:
+    """Return idle over total time, GPipe's definition: 1 - busy / (ranks x makespan); None if no form is exact."""
+    total = makespan(schedule, costs)
+    if not total:
+        return None
+    work = [schedule.chunks * (costs.forward[stage] + costs.full_backward(stage)) for stage in range(schedule.stages)]
+    busy = [sum(work[stage] for stage in schedule.stages_of(rank)) for rank in range(len(schedule.ranks))]
+    return idle_fraction(busy, total)
+
+
+def largest_span(schedule: Schedule, costs: Costs) -> Any | None:
+    """Return the longest time of a rank from its first start to its last end; None if no form is exact.
+
+    In the costs' unit. It is the cost in Zero Bubble's definition of the bubble, (cost - M T) / cost.
+    """
+    return _look_up(_LARGEST_SPANS, schedule, costs)
+
+
+def in_flight_peak(schedule: Schedule) -> list[Fraction] | None:
+    """Return, for each rank, the most microbatches forwarded and not yet backwarded; None if no form is exact.
+
+    In microbatches of the rank: a microbatch on one of its v stages counts 1/v.
+    """
+    return _peaks(_IN_FLIGHT, schedule)
+
+
+def held_peak(schedule: Schedule) -> list[Fraction] | None:
+    """Return, for each rank, the most microbatches whose activations it holds; None if no form is exact.
+
+    They are held from F to W, or to B if there is no W. In microbatches of the rank, as `in_flight_peak`.
+    """
+    return _peaks(_HELD, schedule)
+
+
+def _look_up(table: dict[str, list[_Form]], schedule: Schedule, costs: Costs) -> Any | None:
+    plain = Costs(costs.forward, costs.backward, costs.weight, costs.latency)
+    # The forms know only an asynchronous latency, no recomputation and no bandwidth. Reductions come later.
+    if isinstance(costs.latency, tuple) or replace(costs, reduction=()) != plain:
+        return None
+    case = _Case(schedule, costs)
+    forms = table.get(schedule.name.removesuffix("_lifo"), [])
+    return next((value(case) for exact, value in forms if exact(case)), None)
+
+
+def _peaks(table: dict[str, _Peak], schedule: Schedule) -> list[Fraction] | None:
+    shapes = [_Shape(schedule, rank) for rank in range(len(schedule.ranks))]
+    exact, pairs = table.get(schedule.name.removesuffix("_lifo"), (lambda _: False, lambda _: 0))
+    return [Fraction(pairs(shape), shape.v) for shape in shapes] if exact(shapes[0]) else None

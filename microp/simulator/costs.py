@@ -1,0 +1,166 @@
+"""The costs of a schedule: how long each action and each hop takes.
+
+::
+
+    stage        0    1    2    3
+    forward     [5 ,  5 ,  5 ,  5 ]     one microbatch through one stage
+    backward    [10, 10 , 10 , 10 ]     its input gradient (all of the backward, if weight is 0)
+    weight      [ 0,  0 ,  0 ,  0 ]     its weight gradient
+    recompute   [ 5,  5 ,  5 ,  5 ]     its forward once more, as a part of its B
+    boundary    [64, 64 , 64 , 64 ]     bytes of the tensor that enters the stage
+                   ╰──╯
+                   a hop: latency + boundary[1] / bandwidth, in either direction
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import inf
+from numbers import Rational
+from typing import Any
+
+from microp.schedule import Action, Op
+from microp.simulator.link_model import Asynchronous, Transfer
+
+OPTIONAL = ("weight", "full", "recompute", "boundary", "reduction")
+PER_STAGE = ("forward", "backward", *OPTIONAL)  # the costs that have a value per stage
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Times per stage, in any one unit and any number type; integers and Fractions stay exact.
+
+    A tuple has one value per stage; an empty one means 0 on every stage (but `spared` lists microbatches).
+
+    Attributes:
+        forward: F of one microbatch.
+        backward: the input gradient of one microbatch.
+        weight: the weight gradient of one microbatch. A B that has no W of its own is the
+            full backward and takes both.
+        full: a full backward on a stage that also has divided ones, if it does not take
+            `backward` + `weight`: dividing a backward costs time.
+        latency: the part of a hop that does not depend on the tensor's size: one value, or one per
+            stage, for the hop between it and the stage before it.
+        recompute: the extra time of a B whose activations are recomputed.
+        spared: the microbatches that are not recomputed; `(chunks - 1,)` is except_last.
+        boundary: bytes of the tensor that enters the stage; its gradient has the same size.
+        bandwidth: bytes per unit of time of one hop.
+        transfer: the link model: the rule for the times of a hop.
+        reduction: the sum of the stage's gradients over the replicas, after the last gradient.
+
+    Raises:
+        ValueError: lists differ in length, a value is negative, or `bandwidth` is not above 0;
+            the message names the key.
+    """
+
+    forward: tuple[Any, ...]
+    backward: tuple[Any, ...]
+    weight: tuple[Any, ...] = ()
+    full: tuple[Any, ...] = field(default=(), kw_only=True)
+    latency: Any = 0
+    recompute: tuple[Any, ...] = ()
+    spared: tuple[int, ...] = ()
+    boundary: tuple[Any, ...] = ()
+    bandwidth: Any = inf
+    transfer: Transfer = field(default_factory=Asynchronous)
+    reduction: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.check(len(self.forward))
+        check_spared("costs", self.spared)
+        if not isinstance(self.latency, tuple):
+            _check_sign("costs.latency", self.latency)
+        if not self.bandwidth > 0:
+            raise ValueError(f"costs.bandwidth={self.bandwidth}: give bytes per unit of time, above 0")
+
+    def check(self, stages: int) -> None:
+        """Raise ValueError unless there is a value for each of `stages` stages."""
+        optional = {name: getattr(self, name) for name in OPTIONAL}
+        given = {name: values for name, values in optional.items() if values}
+        if isinstance(self.latency, tuple):
+            given["latency"] = self.latency
+        check_stages("costs", stages, forward=self.forward, backward=self.backward, **given)
+
+    def of(self, action: Action, split: bool) -> Any:
+        """Return how long `action` takes; `split` is true if its backward is divided into B and W."""
+        stage = action.stage
+        if action.op is Op.F:
+            return self.forward[stage]
+        if action.op is Op.W:
+            return at(self.weight, stage)
+        return self.recomputation(action) + (self.backward[stage] if split else self.full_backward(stage))
+
+    def full_backward(self, stage: int) -> Any:
+        """Return how long an undivided backward of `stage` takes, without recomputation."""
+        return self.full[stage] if self.full else self.backward[stage] + at(self.weight, stage)
+
+    def recomputation(self, action: Action) -> Any:
+        """Return the time that a B takes for recomputation."""
+        return 0 if action.microbatch in self.spared else at(self.recompute, action.stage)
+
+    def hop(self, stage: int) -> Any:
+        """Return how long a tensor takes between the ranks of `stage - 1` and `stage`."""
+        size = at(self.boundary, stage)
+        latency = self.latency[stage] if isinstance(self.latency, tuple) else self.latency
+        return latency + ratio(size, self.bandwidth) if size and self.bandwidth != inf else latency
+
+
+def for_stages(stages: int, **given: Any) -> Costs:
+    """Return the costs of `stages` stages from a user's values: one per stage, or one for all.
+
+    Args:
+        given: attributes of `Costs`; None means not given.
+
+    Raises:
+        ValueError: `forward` or `backward` is missing, or `Costs` refuses the values.
+    """
+    known = {name: value for name, value in given.items() if value is not None}
+    for name in ("forward", "backward"):
+        if name not in known:
+            raise ValueError(f"costs.{name} is missing: give one value per stage, or one for all")
+    for name in PER_STAGE:
+        if name in known:
+            value = known[name]
+            known[name] = tuple(value) if isinstance(value, Sequence) else (value,) * stages
+    check_stages("costs", stages, **{name: known[name] for name in PER_STAGE if name in known})
+    return Costs(**known)
+
+
+def check_stages(room: str, stages: int, **given: Sequence[Any]) -> None:
+    """Raise ValueError unless each of `given` has one value per stage, none of them negative."""
+    for name, values in given.items():
+        if len(values) != stages or not values:
+            raise ValueError(
+                f"{room}.{name} has {len(values)} {'value' if len(values) == 1 else 'values'} for {stages} stages: "
+                "give one per stage, or one for all"
+            )
+        for stage, value in enumerate(values):
+            _check_sign(f"{room}.{name}[{stage}]", value)
+
+
+def check_spared(room: str, microbatches: Iterable[int]) -> None:
+    """Raise ValueError if one of these microbatches is negative."""
+    for microbatch in microbatches:
+        if microbatch < 0:
+            raise ValueError(f"{room}.spared has {microbatch}: microbatches go from 0 to chunks - 1")
+
+
+def _check_sign(key: str, value: Any) -> None:
+    if not value >= 0:
+        found = "negative" if value < 0 else "not a number"
+        raise ValueError(f"{key}={value} is {found}: give a number from 0 up")
+
+
+def at(values: Sequence[Any], stage: int) -> Any:
+    """Return the value of `stage`; an empty list means 0 everywhere."""
+    return values[stage] if values else 0
+
+
+def ratio(dividend: Any, divisor: Any) -> Any:
+    """Return `dividend / divisor`, exact if both are integers or Fractions (and then an int, if it is whole)."""
+    if not isinstance(dividend, Rational) or not isinstance(divisor, Rational):
+        return dividend / divisor
+    quotient = Fraction(dividend) / Fraction(divisor)
+    return quotient.numerator if quotient.denominator == 1 else quotient

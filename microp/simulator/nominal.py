@@ -1,0 +1,62 @@
+"""Computes the nominal costs of a job: an emulated device's times, or one unit per layer.
+
+::
+
+    device.forward_ms=5 device.per=[layer]      stages of 6, 5, 5 layers ──► forward = 30, 25, 25 ms
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from microp.job import Workload
+from microp.settings import DeviceSettings, EmulatedSettings
+from microp.simulator.costs import Costs, for_stages
+
+
+def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None = None) -> Costs:
+    """Return the costs that are known without a measurement.
+
+    Args:
+        device: an emulated device gives its nominal times, in milliseconds; on any other device
+            each of F, B and W takes one unit per layer.
+        workload: the schedule, layers and rows to run.
+        rows: the number of rows of a microbatch; None for the mean over the microbatches.
+
+    Raises:
+        ValueError: a list of times does not have one value per stage; the message names the key.
+    """
+    if not isinstance(device, EmulatedSettings):
+        sizes = tuple(Fraction(size) for size in workload.layers)
+        return Costs(forward=sizes, backward=sizes, weight=sizes)
+    rows = sum(workload.rows) / len(workload.rows) if rows is None else rows
+    stages = len(workload.layers)
+    of_layers = [layers if "layer" in device.per else 1 for layers in workload.layers]
+    scale = [factor * (rows if "row" in device.per else 1) for factor in of_layers]
+
+    def times(key: str, value: Any, scale: Sequence[Any] = scale) -> list[Any]:
+        given = value if isinstance(value, list) else [value] * stages
+        if len(given) != stages:
+            raise ValueError(
+                f"device.{key} has {len(given)} values for {stages} stages: give one per stage, or one for all"
+            )
+        return [time * factor for time, factor in zip(given, scale, strict=True)]
+
+    forward, backward = times("forward_ms", device.forward_ms), times("backward_ms", device.backward_ms)
+    weight = times("weight_ms", device.weight_ms) if device.weight_ms is not None else None
+    if weight is None and workload.schedule.split:
+        weight = backward = [time / 2 for time in backward]
+    recompute = times("recompute_ms", device.forward_ms if device.recompute_ms is None else device.recompute_ms)
+    checkpointing = workload.checkpointing
+    return for_stages(
+        stages,
+        forward=forward,
+        backward=backward,
+        weight=weight,
+        recompute=recompute if checkpointing.segments else None,
+        spared=checkpointing.spared(workload.schedule.chunks),
+        latency=device.latency_ms,
+        reduction=None if device.reduce_ms is None else times("reduce_ms", device.reduce_ms, of_layers),
+    )

@@ -1,0 +1,249 @@
+"""Reads the files of runs and sweeps as data frames.
+
+::
+
+    outputs/runs/<run id>/attempt-<n>/    the newest finished attempt of each run is a row
+    outputs/sweeps/*_<name>/plan.json     lists the runs of the experiment <name>
+
+    row:  summary keys         schedule  chunks  step_ms.median  bubble.measured  ...
+          configuration keys   config.device.name  config.repeat  ...
+          environment keys     env.commit  env.processor  env.cores  ...
+          question             the same name for all launches of one question
+          folder               the folder of the attempt
+
+If a point was planned again (the same overrides in a newer plan of the experiment), only its newer
+run counts, so that rows of an older sweep are not mixed in.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from microp.job import NOT_ASKED
+from microp.store.records import (
+    RecordError,
+    attempts,
+    check_version,
+    read_config,
+    read_env,
+    read_json,
+    read_rows,
+    read_status,
+    read_summary,
+)
+
+if TYPE_CHECKING:  # ranks do not import pandas
+    import pandas as pd
+
+
+def load_runs(folder: Path | str) -> pd.DataFrame:
+    """Return one row per run below `folder`: its newest finished attempt, or else its newest attempt.
+
+    Nested keys are joined by dots, as `step_ms.median` and `config.model.dim`. Runs that cannot be read
+    are left out; `frame.attrs["unreadable"]` lists why, one sentence each.
+
+    Args:
+        folder: an outputs folder, a runs folder or a run.
+
+    Raises:
+        NotADirectoryError: there is no such folder.
+    """
+    import pandas as pd
+
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is not a folder: give outputs, or the output_dir of the runs")
+    rows, unreadable = read_runs(folder)
+    frame = pd.json_normalize(rows)
+    frame.attrs["unreadable"] = unreadable
+    return frame
+
+
+def finished_runs(folder: Path) -> pd.DataFrame:
+    """Return one row per finished run below `folder`; a frame without rows and columns if there is none."""
+    return _finished(read_runs(folder)[0])
+
+
+def _finished(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.json_normalize([row for row in rows if row["status"] == "finished"])
+
+
+def load_steps(attempt: Path) -> pd.DataFrame:
+    """Return every row of every rank of one attempt."""
+    import pandas as pd
+
+    ranks = len(list(attempt.glob("steps.rank*.jsonl")))
+    return pd.DataFrame([row for rank in range(ranks) for row in read_rows(attempt, rank)])
+
+
+def read_runs(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the nested rows of `load_runs`, ordered by run, and why others are left out, one sentence each."""
+    newest: dict[str, tuple[bool, float, Path]] = {}
+    unreadable = []
+    for attempt in attempts(folder):
+        try:
+            status = read_status(attempt)
+        except RecordError as error:
+            unreadable.append(str(error))
+            continue
+        run, entry = attempt.parent.name, (status["status"] == "finished", float(status["started"]), attempt)
+        newest[run] = max(newest.get(run, entry), entry)
+    rows = []
+    for run, (_, _, attempt) in sorted(newest.items()):
+        try:
+            rows.append(_row(run, attempt))
+        except RecordError as error:
+            unreadable.append(str(error))
+    return rows, unreadable
+
+
+def _row(run: str, attempt: Path) -> dict[str, Any]:
+    status = read_status(attempt)["status"]
+    origin = {
+        "attempt": attempt.name,
+        "folder": str(attempt),
+        "config": read_config(attempt),
+        "env": read_env(attempt),
+    }
+    if status != "finished" and not (attempt / "summary.json").exists():  # it was killed, or is still running
+        return {"run_id": run, "status": status, "question": None, **origin}
+    summary = read_summary(attempt)
+    return {**summary, "question": summary["question_id"], **origin}
+
+
+# --- sweeps --------------------------------------------------------------------------------------
+
+
+class Point(NamedTuple):
+    """One run that a sweep planned, and the sweep's name."""
+
+    run_id: str
+    overrides: tuple[str, ...]
+    sweep: str
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The overrides that are part of the question."""
+        return tuple(sorted(each for each in self.overrides if not each.lstrip("+").startswith(NOT_ASKED)))
+
+
+class Plan(NamedTuple):
+    """One `plan.json`; `experiment` is its name, or that of the sweep of which it is a part."""
+
+    folder: Path
+    name: str
+    experiment: str
+    points: tuple[Point, ...]
+
+
+class Store:
+    """A reader of an outputs folder, which reads each file once.
+
+    Args:
+        outputs: the folder; it may be absent.
+    """
+
+    def __init__(self, outputs: Path) -> None:
+        self.outputs = outputs
+
+    @cached_property
+    def plans(self) -> list[Plan]:
+        """All sweeps that were started, oldest first."""
+        return read_plans(self.outputs / "sweeps")[0]
+
+    @cached_property
+    def _read(self) -> tuple[list[dict[str, Any]], list[str]]:
+        return read_runs(self.outputs / "runs")
+
+    @property
+    def unreadable(self) -> list[str]:
+        """The reasons why runs and sweeps are left out, one sentence each."""
+        return [*self._read[1], *read_plans(self.outputs / "sweeps")[1]]
+
+    @cached_property
+    def _all(self) -> pd.DataFrame:
+        return _finished(self._read[0])
+
+    def runs(self, name: str | None = None) -> pd.DataFrame:
+        """Return one row per finished run of the experiment `name`, or of all experiments without a name.
+
+        The frame has neither rows nor columns if there are no runs.
+        """
+        if name is None:
+            return self._all.copy()
+        return self.of({point.run_id for point in self.points(name)})
+
+    def of(self, run_ids: set[str]) -> pd.DataFrame:
+        """Return the rows of these runs."""
+        if self._all.empty:
+            return self._all.copy()
+        return self._all[self._all["run_id"].isin(run_ids)].reset_index(drop=True)
+
+    def points(self, name: str) -> list[Point]:
+        """Return the points that the sweeps of the experiment `name` planned, each point once."""
+        planned = [point for plan in self.plans if plan.experiment == name for point in plan.points]
+        return list({point.asked: point for point in planned}.values())
+
+    def missing(self, name: str) -> list[str]:
+        """Return the commands of an experiment's unfinished points, or of its whole sweep if it was never started."""
+        points = self.points(name)
+        if not points:
+            return [command(name)]
+        return self.unfinished(points)
+
+    def unfinished(self, points: Iterable[Point]) -> list[str]:
+        """Return the commands of those points that have no finished run."""
+        finished = set(self._all.get("run_id", ()))
+        missing = (point for point in points if point.run_id not in finished)
+        return [command(point.sweep, "hydra.mode=RUN", *point.overrides) for point in missing]
+
+
+def command(sweep: str, *overrides: str) -> str:
+    """Return the shell command of a stored sweep or of one of its points; `config` means a sweep without a file."""
+    stored = [] if sweep == "config" else ["-cn", sweep]
+    return shlex.join(["python", "-m", "microp.run", *stored, *overrides])
+
+
+def read_plans(folder: Path) -> tuple[list[Plan], list[str]]:
+    """Return the plans of the sweeps below `folder`, oldest first, and why others are left out, one sentence each."""
+    plans, unreadable = [], []
+    for file in sorted(folder.rglob("plan.json")):
+        try:
+            plans.append(read_plan(file))
+        except RecordError as error:
+            unreadable.append(str(error))
+    return plans, unreadable
+
+
+def read_plan(file: Path) -> Plan:
+    """Return the plan of a sweep.
+
+    Raises:
+        RecordError: the file is truncated or not a plan, or a newer microp wrote it.
+    """
+    try:
+        plan = read_json(file)
+        check_version(plan, file)
+        name = plan["name"]
+        points = tuple(Point(point["run_id"], tuple(point["overrides"]), name) for point in plan["points"])
+        return Plan(file.parent, name, plan.get("experiment", name), points)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, RecordError):
+            raise
+        raise RecordError(f"{file} cannot be read ({error!r}): run its sweep again") from error
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a frame as dictionaries."""
+    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+
+
+def worst_rank_mib(runs: pd.DataFrame) -> list[float]:
+    """Return the peak activations of each run on the rank that holds most; NaN if not measured."""
+    return [max(peaks) if isinstance(peaks, list) else float("nan") for peaks in runs["peak_activation_mib"]]

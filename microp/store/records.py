@@ -1,0 +1,287 @@
+"""Writes and reads the files of an attempt.
+
+::
+
+    outputs/runs/<run id>/attempt-<n>/
+        config.yaml  env.json  status.json      configuration, machine and versions, state
+        schedule.txt                            the order that was run
+        steps.rank<r>.jsonl                     one row per step
+        spans.rank<r>.jsonl                     the trace of the last measured step
+        reductions.rank<r>.jsonl                its sums over the replicas, if there are several
+        summary.json                            the numbers of the whole run
+        error.rank<r>.json  logs/               if something went wrong
+
+Each rank writes only its own files, and writes a step's row before the next step. With replicas,
+the number in a file's name counts the ranks of all replicas, replica after replica; in a row,
+`rank` is the rank within its pipeline and `replica` the number of that pipeline.
+
+`schema_version` is in every step row, in `summary.json` and in a sweep's `plan.json`:
+
+| version | since | changes |
+|---|---|---|
+| 1 | the first runs (no `schema_version`) | |
+| 2 | 22 November 2026 | `question_id`, `schedule.txt`; `replayed` (was: predicted); spans have `wait_start_ns` |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from microp.job import question_id
+from microp.schedule import Op, Schedule, from_text, to_text
+from microp.simulator import schedule_of
+from microp.trace import MOMENTS, Reduction, Span, Spans, as_spans
+
+Row = dict[str, Any]
+SCHEMA_VERSION = 2
+_ALWAYS = ("run_id", "status", "schedule", "chunks", "ranks", "replicas", "step_ms", "bubble")  # in every summary
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
+
+
+class RecordError(ValueError):
+    """A record cannot be read; the message names the file, the reason and the remedy."""
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+
+class RankRecorder:
+    """Writes one rank's files of one attempt.
+
+    Args:
+        attempt: the attempt's folder.
+        rank: the number of the rank among the ranks of all replicas.
+        replica: the replica it belongs to.
+    """
+
+    def __init__(self, attempt: Path, rank: int, replica: int = 0) -> None:
+        self._attempt, self._rank, self._replica = attempt, rank, replica
+        self._steps = (attempt / f"steps.rank{rank}.jsonl").open("w")
+
+    def step(self, row: Row) -> None:
+        """Append one row and pass it to the operating system, so that it survives a kill."""
+        self._steps.write(json.dumps({"schema_version": SCHEMA_VERSION, **row}) + "\n")
+        self._steps.flush()
+
+    def spans(self, step: int, spans: Iterable[Span]) -> None:
+        """Write the trace of one step."""
+        own = {"step": step, "replica": self._replica}
+        names = {moment: f"{moment}_ns" for moment in MOMENTS}
+        rows = ({**own, **{names.get(key, key): value for key, value in span._asdict().items()}} for span in spans)
+        _write_lines(self._attempt / f"spans.rank{self._rank}.jsonl", rows)
+
+    def reductions(self, step: int, found: Iterable[Reduction]) -> None:
+        """Write one step's sums over the replicas; write no file if there are none."""
+        own = {"step": step, "replica": self._replica}
+        rows = [{**own, "rank": r.rank, "stage": r.stage, "start_ns": r.start, "end_ns": r.end} for r in found]
+        if rows:
+            _write_lines(self._attempt / f"reductions.rank{self._rank}.jsonl", rows)
+
+    def error(self, row: Row) -> None:
+        """Write the error of this rank."""
+        write_json(self._attempt / f"error.rank{self._rank}.json", row)
+
+    def close(self) -> None:
+        self._steps.close()
+
+
+def _write_lines(path: Path, rows: Iterable[Row]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically, so that a reader never sees half of it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(value, indent=2) + "\n")
+    draft.replace(path)
+
+
+def write_schedule(attempt: Path, schedule: Schedule) -> None:
+    """Write the schedule that the attempt runs to `schedule.txt`."""
+    (attempt / "schedule.txt").write_text(to_text(schedule))
+
+
+def new_attempt(runs: Path, run_id: str) -> Path:
+    """Make and return the next `attempt-<n>` folder of a run; no attempt is overwritten."""
+    number = 1
+    while True:
+        attempt = runs / run_id / f"attempt-{number}"
+        try:
+            attempt.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return attempt
+
+
+# --- reading -----------------------------------------------------------------------------------
+
+
+def attempts(folder: Path) -> list[Path]:
+    """Return all attempts below `folder` (an outputs folder, a runs folder, a run or an attempt)."""
+    found = [path.parent for path in folder.rglob("status.json")]
+    numbers = {path: path.name.removeprefix("attempt-") for path in found}
+    return sorted((path for path in found if numbers[path].isdigit()), key=lambda p: (p.parent.name, int(numbers[p])))
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def read_config(attempt: Path) -> dict[str, Any]:
+    """Return the resolved configuration of an attempt as plain values.
+
+    Raises:
+        RecordError: the file cannot be read.
+    """
+    return _read_record(attempt / "config.yaml", lambda text: yaml.load(text, _Loader))
+
+
+def read_env(attempt: Path) -> dict[str, Any]:
+    """Return the machine and the versions of an attempt; raises as `read_config`."""
+    return _read_record(attempt / "env.json", json.loads)
+
+
+def read_status(attempt: Path) -> dict[str, Any]:
+    """Return the state of an attempt, with at least `status` and `started`; raises as `read_config`."""
+    status = _read_record(attempt / "status.json", json.loads)
+    if not isinstance(status.get("status"), str) or not isinstance(status.get("started"), int | float):
+        raise _unreadable(attempt / "status.json", "it lacks `status` or `started`")
+    return status
+
+
+def _read_record(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+    try:
+        record = parse(path.read_text())
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+        raise _unreadable(path, reason or repr(error)) from error
+    if not isinstance(record, dict):
+        raise _unreadable(path, "it does not hold keys and values")
+    return record
+
+
+def _unreadable(path: Path, reason: str) -> RecordError:
+    return RecordError(f"{path} cannot be read ({reason}): run its command again")
+
+
+def read_rows(attempt: Path, rank: int) -> list[Row]:
+    """Return the rows of a rank's steps, without a last line that a kill cut short."""
+    path = attempt / f"steps.rank{rank}.jsonl"
+    return list(_json_lines(path)) if path.exists() else []
+
+
+def read_spans(attempt: Path, replica: int = 0) -> Spans:
+    """Return the trace of the last measured step of one replica; empty if there is none."""
+    return as_spans(
+        Span(
+            row["rank"],
+            Op(row["op"]),
+            row["stage"],
+            row["microbatch"],
+            row["wait_start_ns"] if "wait_start_ns" in row else row.get("asked_ns", row["start_ns"]),  # in version 1
+            row["ready_ns"],
+            row["start_ns"],
+            row["end_ns"],
+        )
+        for row in _trace_rows(attempt, "spans", replica)
+    )
+
+
+def read_reductions(attempt: Path, replica: int = 0) -> list[Reduction]:
+    """Return one replica's sums in the last measured step; empty if there is only one replica."""
+    rows = _trace_rows(attempt, "reductions", replica)
+    return [Reduction(r["rank"], r["stage"], r["start_ns"], r["end_ns"]) for r in rows]
+
+
+def read_schedule(attempt: Path) -> Schedule:
+    """Return the schedule that an attempt ran; for version 1, which has no schedule.txt, it is read from the trace.
+
+    Raises:
+        RecordError: there is neither a schedule.txt nor a trace, or the file cannot be read.
+    """
+    if (path := attempt / "schedule.txt").exists():
+        try:
+            return from_text(path.read_text())
+        except ValueError as error:
+            raise _unreadable(path, str(error)) from error
+    if spans := read_spans(attempt):
+        name = _read_record(attempt / "summary.json", json.loads).get("schedule")
+        return schedule_of(spans, str(name))
+    raise RecordError(f"{attempt} has neither schedule.txt nor a trace: run its command again")
+
+
+def read_summary(attempt: Path) -> dict[str, Any]:
+    """Return the numbers of a run, in the form of the current version.
+
+    Raises:
+        RecordError: a newer microp wrote the file, or it is not a summary.
+    """
+    path = attempt / "summary.json"
+    summary = _read_record(path, json.loads)
+    check_version(summary, path)
+    if missing := [key for key in _ALWAYS if key not in summary]:
+        raise _unreadable(path, f"it has no {', '.join(missing)}")
+    return summary if "schema_version" in summary else _from_version_1(attempt, summary)
+
+
+def check_version(record: Mapping[str, Any], path: Path) -> None:
+    """Raise RecordError if a newer microp than this one wrote the record."""
+    version = record.get("schema_version", 1)
+    if not isinstance(version, int):
+        raise _unreadable(path, f"schema_version={version} is not a whole number")
+    if version > SCHEMA_VERSION:
+        raise RecordError(
+            f"{path} has schema_version={version}, and this microp reads up to {SCHEMA_VERSION}: update microp"
+        )
+
+
+def _from_version_1(attempt: Path, summary: dict[str, Any]) -> dict[str, Any]:
+    """Return a summary of version 1 with the names of version 2; a number that it lacks is None."""
+    if not isinstance(summary["bubble"], dict):
+        raise _unreadable(attempt / "summary.json", f"bubble={summary['bubble']} does not hold keys and values")
+    bubble = dict(summary["bubble"])
+    found = {
+        **summary,
+        "schema_version": 1,
+        "question_id": _question_of(attempt) if summary["status"] == "finished" else None,
+        "replayed": {"step_ms": None, "bubble": bubble.pop("predicted", None)},
+        "bubble": bubble,
+    }
+    if summary.get("reduction"):
+        found["reduction"] = {key.replace("predicted_", "simulated_"): v for key, v in summary["reduction"].items()}
+    return found
+
+
+def _question_of(attempt: Path) -> str:
+    """Return the question id of a finished attempt; others may have the trace of some ranks only."""
+    config, order = read_config(attempt), to_text(read_schedule(attempt))
+    try:
+        return question_id(config, order)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(attempt / "config.yaml", f"it is not the configuration of a run: {error!r}") from error
+
+
+def read_errors(attempt: Path) -> list[Row]:
+    """Return the errors that the ranks wrote, the likely cause first and the errors that it caused after it."""
+    errors = [read_json(path) for path in attempt.glob("error.rank*.json")]
+    return sorted(errors, key=lambda error: (error["lost_peer"], error["time"]))
+
+
+def _trace_rows(attempt: Path, kind: str, replica: int) -> Iterator[Row]:
+    paths = sorted(attempt.glob(f"{kind}.rank*.jsonl"))
+    return (row for path in paths for row in _json_lines(path) if row.get("replica", 0) == replica)
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    for line in path.read_text().splitlines():
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            return

@@ -1,0 +1,261 @@
+"""Computes the numbers of a whole run, measured and replayed, from its rows and spans.
+
+Three bubbles, all idle over total (GPipe's definition):
+
+| key | meaning |
+|---|---|
+| `bubble.measured` | the median over the measured steps |
+| `replayed.bubble` | simulated with the run's own median F, B and W times of each stage, and its hops |
+| `bubble.closed_form` | the formula, with an emulated device's times; else with equal layers, F = B = W, free hops |
+
+`replayed.step_ms` is the same simulated step with its sums over the replicas, plus the run's median optimizer time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+
+from microp.job import Job
+from microp.simulator import Costs, Simulated, calibrate_steps, closed_forms, nominal_costs, simulate
+from microp.store.records import SCHEMA_VERSION, Row, read_reductions, read_rows, read_spans
+from microp.trace import (
+    KINDS,
+    StepClock,
+    account,
+    after_last_gradient,
+    bubble_fraction,
+    ends_at,
+    exposed,
+    idle_fraction,
+    makespan,
+    reductions,
+)
+
+
+def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
+    """Return the content of `summary.json`; numbers that need a step that was not reached are None.
+
+    Args:
+        job: the job that was run.
+        attempt: the folder with the ranks' files.
+        status: `finished`, `failed` or `interrupted`.
+    """
+    rows = [read_rows(attempt, number) for number in range(job.processes)]
+    steps = _complete_steps(rows, "measured", job.engines[0])
+    if compared := _syncs(job, steps):
+        steps = [step for step in steps if step[0]["sync"] == "ddp"]
+    memory = _complete_steps(rows, "memory", job.engines[0])
+    losses = _losses(job, steps)
+    step_ms = [max(row["step_ms"] for row in step) for step in steps]
+    replayed = _Replay(job, steps, attempt)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": job.run_id,
+        "question_id": job.question_id,
+        "status": status,
+        "schedule": job.schedule.name,
+        "chunks": job.schedule.chunks,
+        "ranks": job.ranks,
+        "replicas": job.replicas,
+        "sync": job.sync.name if job.replicas > 1 else None,
+        "syncs": compared,
+        "partition": list(job.partition.sizes),
+        "checkpointing": job.checkpointing.name,
+        "model": job.model.name,
+        "device": job.device.name,
+        "comms": job.backend,
+        "batch_size": job.batch_size,
+        "seed": job.seed,
+        "engine": job.engine.name,
+        "engines": _engines(job, rows),
+        "steps": len(steps),
+        "step_ms": _spread(step_ms),
+        "samples_per_s": job.batch_size / median(step_ms) * 1e3 if steps else None,
+        "bubble": {
+            "measured": median(mean(map(_bubble, _by_replica(job, step))) for step in steps) if steps else None,
+            "closed_form": closed_form(job),
+        },
+        "replayed": replayed.numbers(),
+        "reduction": _reduction(job, steps, replayed),
+        "peak_memory_mib": _per_rank(job, memory, "peak_memory_mib"),
+        "peak_activation_mib": _per_rank(job, memory, "peak_activation_mib"),
+        "in_flight_peak": _per_rank(job, memory, "in_flight_peak"),
+        "time_ms": _time(job, steps, attempt),
+        "actions": len(steps) * job.replicas * sum(map(len, job.schedule.ranks)),
+        "overruns": sum(row["overruns"] for step in steps for row in step),
+        "loss": {"first": losses[0], "last": losses[-1]} if losses else None,
+    }
+
+
+def _losses(job: Job, steps: list[list[Row]]) -> list[float]:
+    """Return the loss of the whole batch in each step: the sum over the replicas' last ranks."""
+    last_rank = job.schedule.placement[job.schedule.stages - 1]
+    return [sum(row["loss"] for row in step if row["rank"] == last_rank) for step in steps]
+
+
+def _complete_steps(rows: list[list[Row]], phase: str, engine: str) -> list[list[Row]]:
+    """Return the ranks' rows of each step of `phase` by `engine` that every rank finished."""
+    wanted = [[row for row in own if row["phase"] == phase and row["engine"] == engine] for own in rows]
+    return [list(step) for step in zip(*wanted, strict=False)]
+
+
+def _engines(job: Job, rows: list[list[Row]]) -> dict[str, Any] | None:
+    """Return each engine's time of forward and backward, and the median ratios within a turn; None for one engine."""
+    if job.engine.name != "compare":
+        return None
+    times = {
+        engine: [max(row["pipeline_ms"] for row in step) for step in _complete_steps(rows, "measured", engine)]
+        for engine in job.engines
+    }
+    if job.is_emulated:
+        times["limit"] = [float(makespan(simulate(job.schedule, job_costs(job))))] * len(times["microp"])
+    pairs = [(a, b) for a, b in (("microp", "limit"), ("torch", "limit"), ("torch", "microp")) if {a, b} <= set(times)]
+    return {
+        "pipeline_ms": {engine: _spread(values) for engine, values in times.items()},
+        "ratio": {f"{a}/{b}": _median_ratio(times[a], times[b]) for a, b in pairs},
+        "torch_schedule": job.torch_schedule.name if "torch" in times else None,
+    }
+
+
+def _median_ratio(times: list[float], others: list[float]) -> float | None:
+    ratios = [time / other for time, other in zip(times, others, strict=False)]
+    return median(ratios) if ratios else None
+
+
+def _per_rank(job: Job, steps: list[list[Row]], key: str) -> list[float] | None:
+    """Return one value per rank of the pipeline, the largest over the replicas, from the last step."""
+    if not steps:
+        return None
+    return [max(row[key] for row in own) for own in zip(*_by_replica(job, steps[-1]), strict=True)]
+
+
+def _by_replica(job: Job, step: list[Row]) -> list[list[Row]]:
+    """Return a step's rows, one list per pipeline."""
+    return [step[first : first + job.ranks] for first in range(0, len(step), job.ranks)]
+
+
+def _pairs(job: Job, steps: list[list[Row]]) -> list[list[Row]]:
+    """Return one list of rows per step and pipeline."""
+    return [own for step in steps for own in _by_replica(job, step)]
+
+
+def _spread(values: list[float]) -> dict[str, float | int] | None:
+    if not values:
+        return None
+    low, high = np.percentile(values, [10, 90])
+    return {"median": median(values), "p10": float(low), "p90": float(high), "n": len(values)}
+
+
+def _time(job: Job, steps: list[list[Row]], attempt: Path) -> dict[str, list[float]] | None:
+    """Return the traced step's time by kind, in ms, each a list over the pipeline's ranks; see `trace.account`.
+
+    With replicas it is the mean over them. The kinds of a rank add up to the wall time of the step.
+    """
+    traces = [read_spans(attempt, replica) for replica in range(job.replicas)]
+    whole = sum(map(len, job.schedule.ranks))
+    if not steps or any(len(spans) != whole for spans in traces):
+        return None
+    wall = min(row["began_ns"] for row in steps[-1]), max(row["ended_ns"] for row in steps[-1])
+    booked = []
+    for replica, own in enumerate(_by_replica(job, steps[-1])):
+        clocks = {row["rank"]: step_clock(row) for row in own}
+        booked.append(account(job.schedule, traces[replica], clocks, wall))
+    return {kind: [mean(own[rank][kind] for own in booked) / 1e6 for rank in range(job.ranks)] for kind in KINDS}
+
+
+def step_clock(row: Row) -> StepClock:
+    """Return the times of a rank's row that are not in its spans."""
+    optimizer, recompute, reduction = (round(row[f"{key}_ms"] * 1e6) for key in ("optimizer", "recompute", "exposed"))
+    return StepClock(row["began_ns"], row["ended_ns"], optimizer, recompute, reduction)
+
+
+def _bubble(step: list[Row]) -> float:
+    """Return the idle fraction of one pipeline in one step, from its ranks' rows."""
+    total_ms = (max(row["last_end_ns"] for row in step) - min(row["first_start_ns"] for row in step)) / 1e6
+    return float(idle_fraction([row["compute_ms"] for row in step], total_ms))
+
+
+def job_costs(job: Job) -> Costs:
+    """Return the costs for the formulas: an emulated device's times, else F = B = W = layers."""
+    return nominal_costs(job.device, job.workload, job.mean_rows)
+
+
+def closed_form(job: Job) -> float | None:
+    """Return the bubble by formula, or None if there is no formula for these costs."""
+    form = closed_forms.bubble(job.schedule, job_costs(job))
+    return None if form is None else float(form)
+
+
+class _Replay:
+    """The run's schedule, simulated with its own action times.
+
+    Attributes:
+        spans: of the first replica, in milliseconds; None if no step was traced.
+        sum_ms: the time of each stage's sum over the replicas; empty if there is one replica.
+    """
+
+    def __init__(self, job: Job, steps: list[list[Row]], attempt: Path) -> None:
+        self._job, self._steps = job, steps
+        self.spans: Simulated | None = None
+        self.sum_ms: Sequence[float] = ()
+        traced = read_spans(attempt)
+        if not steps or not len(traced):
+            return
+        self.spans = simulate(job.schedule, calibrate_steps(job.schedule, _pairs(job, steps), traced))
+        self.sum_ms = [ns / 1e6 for ns in after_last_gradient(job.schedule, traced, read_reductions(attempt))]
+
+    def numbers(self) -> dict[str, float | None]:
+        if self.spans is None:
+            return {"step_ms": None, "bubble": None}
+        optimizer_ms = median(max(row["optimizer_ms"] for row in step) for step in self._steps)
+        sums = reductions(self._job.schedule, self.spans, self.sum_ms) if self.sum_ms else []
+        return {
+            "step_ms": float(ends_at(self.spans, sums)) + optimizer_ms,
+            "bubble": float(bubble_fraction(self.spans)),
+        }
+
+
+def _reduction(job: Job, steps: list[list[Row]], replay: _Replay) -> dict[str, Any] | None:
+    """Return the times of the sum over the replicas, measured (medians of the slowest rank) and simulated.
+
+    The times are those of the step up to its optimizer. On an emulated device its nominal times are
+    simulated. On other devices the run's median action times are simulated, and each stage's sum
+    takes as long as in the traced step, from the stage's last gradient on.
+    """
+    if job.replicas == 1 or not steps:
+        return None
+    figures = {
+        key: median(max(row[key] for row in step) for step in steps)
+        for key in ("all_reduce_ms", "exposed_ms", "reduced_bytes")
+    }
+    figures["measured_ms"] = median(max(row["step_ms"] - row["optimizer_ms"] for row in step) for step in steps)
+    figures["simulated_ms"] = figures["simulated_exposed_ms"] = None
+    spans, sum_ms = replay.spans, replay.sum_ms
+    if job.is_emulated:
+        given = job_costs(job)
+        spans, sum_ms = simulate(job.schedule, given), given.reduction or sum_ms
+    if spans is not None and sum_ms:
+        sums = reductions(job.schedule, spans, sum_ms)
+        figures["simulated_ms"] = float(ends_at(spans, sums))
+        figures["simulated_exposed_ms"] = float(max(exposed(spans, sums).values()))
+    return figures
+
+
+def _syncs(job: Job, steps: list[list[Row]]) -> dict[str, Any] | None:
+    """Return the step times of two ways to sum in turn, and the median ratio within a turn; None for one way."""
+    if job.replicas == 1 or job.sync.name != "compare":
+        return None
+    times = {
+        name: [max(row["step_ms"] for row in step) for step in steps if step[0]["sync"] == name]
+        for name in ("ddp", "torch_ddp")
+    }
+    return {
+        "step_ms": {name: _spread(values) for name, values in times.items()},
+        "reduced_bytes": {row["sync"]: row["reduced_bytes"] for step in steps for row in step},
+        "ratio": {"ddp/torch_ddp": _median_ratio(times["ddp"], times["torch_ddp"])},
+    }

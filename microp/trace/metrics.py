@@ -1,0 +1,83 @@
+"""Computes makespan, bubbles, microbatches in flight and idle times from spans.
+
+The literature has three definitions of the bubble:
+
+| function | idle time over | with equal stages and no hops, GPipe and 1F1B | source |
+|---|---|---|---|
+| `bubble_fraction` | the makespan | (K-1) / (M+K-1) | GPipe, arXiv 1811.06965, section 2.3 |
+| `megatron_bubble` | the busy time | (K-1) / M | Narayanan et al., arXiv 2104.04473, section 2.2.1 |
+| `zero_bubble_rate` | the longest span of a rank | (K-1) / (M+K-1) | Qi et al., arXiv 2401.10241, table 5 |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from microp.trace.spans import Span, as_spans
+
+
+def makespan(spans: Iterable[Span]) -> Any:
+    """Return the time from the first start to the last end, over all ranks."""
+    spans = as_spans(spans)
+    return max(spans.per_rank(spans.end, np.maximum).values()) - min(spans.per_rank(spans.start, np.minimum).values())
+
+
+def busy(spans: Iterable[Span]) -> dict[int, Any]:
+    """Return rank -> the sum of its spans' lengths (spans of a rank do not overlap)."""
+    spans = as_spans(spans)
+    return spans.per_rank(spans.end - spans.start, np.add)
+
+
+def idle_fraction(busy: Sequence[Any], total: Any) -> Any:
+    """Return 1 - busy / (ranks x total): the idle fraction of the ranks' time.
+
+    Args:
+        busy: each rank's busy time.
+        total: the time of every rank: the makespan, or the longest span of a rank.
+    """
+    return 1 - sum(busy) / (len(busy) * total)
+
+
+def bubble_fraction(spans: Iterable[Span]) -> Any:
+    """Return idle over total time, GPipe's definition of the bubble."""
+    spans = as_spans(spans)
+    return idle_fraction(list(busy(spans).values()), makespan(spans))
+
+
+def megatron_bubble(spans: Iterable[Span]) -> Any:
+    """Return idle over ideal time, Megatron's definition: ranks x makespan / busy - 1."""
+    per_rank = busy(spans := as_spans(spans))
+    return (len(per_rank) * makespan(spans)) / sum(per_rank.values()) - 1
+
+
+def zero_bubble_rate(spans: Iterable[Span]) -> Any:
+    """Return the idle part of the longest span of a rank, Zero Bubble's definition.
+
+    The time of a step is the longest time from a rank's own first start to its last end, since
+    the next step may begin on one rank while this one ends on another.
+
+    ::
+
+        rank 0   F0 F1 F2 B0 W0 B1 W1 B2 W2              a step that is a parallelogram has no
+        rank 1      F0 B0 F1 B1 F2 B2 W0 W1 W2           bubble: the next step follows directly
+    """
+    per_rank = busy(spans := as_spans(spans))
+    first, last = spans.per_rank(spans.start, np.minimum), spans.per_rank(spans.end, np.maximum)
+    return idle_fraction(list(per_rank.values()), max(last[rank] - first[rank] for rank in per_rank))
+
+
+def in_flight_peak(spans: Iterable[Span]) -> dict[int, int]:
+    """Return rank -> the largest number of (stage, microbatch) pairs forwarded and not yet backwarded."""
+    spans = as_spans(spans)
+    return spans.per_rank(spans.running(np.array([1, -1, 0])[spans.op]), np.maximum)
+
+
+def idle_edges(spans: Iterable[Span]) -> dict[int, tuple[Any, Any]]:
+    """Return rank -> (idle before its first span, idle after its last one) within the makespan."""
+    spans = as_spans(spans)
+    first, last = spans.per_rank(spans.start, np.minimum), spans.per_rank(spans.end, np.maximum)
+    begin, end = min(first.values()), max(last.values())
+    return {rank: (first[rank] - begin, end - last[rank]) for rank in first}

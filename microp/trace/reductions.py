@@ -1,0 +1,99 @@
+"""Times the reductions: the sums of the stages' gradients over the replicas.
+
+::
+
+    rank 0   F0 F1 ........ B0 B1│██████│          exposed: it ends after the last action
+    rank 1   .. F0 B0 F1 B1│██████│                hidden in the drain
+                           └─ the stage's last weight gradient: its reduction may start
+
+The reductions of a rank run one after the other, in the order of their stages' last gradients. All
+functions take simulated or measured spans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from microp.schedule import Schedule
+from microp.trace.spans import Span
+
+
+class Reduction(NamedTuple):
+    """A sum over the replicas, of a stage's gradients or of a part of them, on one rank's clock."""
+
+    rank: int
+    stage: int
+    start: Any
+    end: Any
+
+
+def reductions(schedule: Schedule, spans: Iterable[Span], times: Sequence[Any]) -> list[Reduction]:
+    """Return one reduction per stage, from its last gradient's end or from the end of the reduction before it.
+
+    Args:
+        schedule: the schedule that was run.
+        spans: the spans of one step.
+        times: the time of each stage's reduction, in the spans' unit.
+
+    Raises:
+        ValueError: there is not one time per stage.
+    """
+    if len(times) != schedule.stages:
+        raise ValueError(f"{len(times)} reduction times for {schedule.stages} stages: give one per stage")
+    ends, last = {span.action: span.end for span in spans}, schedule.last_gradients
+    found = []
+    for rank in range(len(schedule.ranks)):
+        free = None
+        for stage in sorted(schedule.stages_of(rank), key=lambda stage: ends[last[stage]]):
+            start = ends[last[stage]] if free is None else max(ends[last[stage]], free)
+            free = start + times[stage]
+            found.append(Reduction(rank, stage, start, free))
+    return found
+
+
+def after_last_gradient(schedule: Schedule, spans: Iterable[Span], found: Iterable[Reduction]) -> tuple[Any, ...]:
+    """Return each stage's time from the earliest start of its reduction to its end, as `reductions` takes it.
+
+    The result is empty unless there are spans and every stage has a reduction.
+    """
+    ends = {span.action: span.end for span in spans}
+    last = schedule.last_gradients
+    reduced: dict[int, Any] = {}  # stage -> the end of its last reduction
+    for reduction in found:
+        reduced[reduction.stage] = max(reduction.end, reduced.get(reduction.stage, reduction.end))
+    if set(reduced) != set(range(schedule.stages)) or not ends:
+        return ()
+    times = dict.fromkeys(reduced, 0)
+    for rank in range(len(schedule.ranks)):
+        free = None
+        for stage in sorted(schedule.stages_of(rank), key=lambda stage: ends[last[stage]]):
+            start = ends[last[stage]] if free is None else max(ends[last[stage]], free)
+            times[stage], free = max(0, reduced[stage] - start), max(reduced[stage], start)
+    return tuple(times[stage] for stage in range(schedule.stages))
+
+
+def ends_at(spans: Iterable[Span], found: Iterable[Reduction]) -> Any:
+    """Return the time at which all actions and reductions have ended."""
+    return max([*(span.end for span in spans), *(reduction.end for reduction in found)])
+
+
+def exposed(spans: Sequence[Span], found: Iterable[Reduction]) -> dict[int, Any]:
+    """Return rank -> the time from its last action's end to its last reduction's end; at least 0."""
+    last_action: dict[int, Any] = {}
+    for span in spans:
+        last_action[span.rank] = max(span.end, last_action.get(span.rank, span.end))
+    left = dict.fromkeys(last_action, 0)
+    for reduction in found:
+        left[reduction.rank] = max(left[reduction.rank], reduction.end - last_action[reduction.rank])
+    return left
+
+
+def time_reducing(found: Iterable[Reduction]) -> Any:
+    """Return the time during which at least one of a rank's reductions was running."""
+    total, until = 0, None
+    for reduction in sorted(found, key=lambda reduction: reduction.start):
+        start = reduction.start if until is None else max(until, reduction.start)
+        total += max(0, reduction.end - start)
+        until = max(start, reduction.end)
+    return total

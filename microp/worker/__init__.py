@@ -1,0 +1,23 @@
+"""Launches the ranks, trains on each of them, and trains the whole model in one process as a reference.
+
+::
+
+    launch_ranks ─► run_rank ─► Trainer.step ─► Engine.step        one process per rank
+    monolith                                                       the same model without a pipeline
+"""
+
+from microp.worker import monolith
+from microp.worker.launch import RankError, connect_joined, launch_ranks, run_joined, run_threads
+from microp.worker.rank import run_rank
+from microp.worker.trainer import Trainer
+
+__all__ = [
+    "RankError",
+    "Trainer",
+    "connect_joined",
+    "launch_ranks",
+    "monolith",
+    "run_joined",
+    "run_rank",
+    "run_threads",
+]

@@ -1,0 +1,265 @@
+"""Starts the ranks of a job and waits until they have ended.
+
+::
+
+    launch_ranks   this process ─► forkserver (torch loaded) ─► rank 0, rank 1, ...   the default
+    run_threads    this process ─► one thread per rank                               comms=threads
+    run_joined     torchrun ─► this process is one rank, torchrun starts the others  RANK is set
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from microp.comms import Comms, init_process_group, thread_comms
+from microp.job import Job
+from microp.store import read_errors
+from microp.worker.rank import run_rank
+
+Entry = Callable[[Job, Comms, int, Path], Any]
+_PRELOAD = ["microp.worker", "torch._dynamo"]  # imported once for all ranks (the optimizer needs the latter)
+_ports: set[int] = set()  # the ports of all launches of this process
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class RankError(RuntimeError):
+    """A rank failed; the message names the rank, and the action and the step if they are known."""
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
+def launch_ranks(job: Job, attempt: Path, shutdown_s: int, entry: Entry = run_rank) -> dict[int, Any]:
+    """Start one process per rank, and return when all have ended.
+
+    Args:
+        job: the job to run.
+        attempt: the folder into which ranks write; elastic writes their output into `logs/`.
+        shutdown_s: the time that the other ranks have to end after one has failed, in seconds.
+        entry: the function that each rank runs, (job, comms, local rank, attempt) -> any picklable value.
+
+    Returns:
+        world rank -> the value that its entry returned.
+
+    Raises:
+        RankError: a rank failed or was killed.
+        KeyboardInterrupt: this process received Ctrl-C or another signal to end.
+    """
+    for name in ("torch.distributed.elastic", "torchelastic-events-null", "torch.multiprocessing.spawn"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    multiprocessing.set_forkserver_preload(_PRELOAD)
+    store = _open_store()
+    config = _launch_config(job, attempt, shutdown_s, store.port)
+    try:
+        with _signal_handlers_kept(), _main_module_hidden(entry):
+            results: dict[int, Any] = elastic_launch(config, _in_new_process)(job, attempt, entry)
+    except SignalException as stop:
+        raise KeyboardInterrupt from stop
+    except ChildFailedError as error:
+        raise RankError(_what_failed(attempt, error)) from None
+    return results
+
+
+def _launch_config(job: Job, attempt: Path, shutdown_s: int, port: int) -> LaunchConfig:
+    return LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=job.processes,
+        run_id=f"{job.run_id}-{uuid.uuid4().hex[:8]}",
+        rdzv_backend="static",
+        rdzv_endpoint=f"localhost:{port}",
+        rdzv_configs={"rank": 0},
+        local_addr="localhost",
+        start_method="forkserver",
+        max_restarts=0,
+        monitor_interval=0.02,
+        shutdown_timeout=shutdown_s,
+        logs_specs=DefaultLogsSpecs(log_dir=str(attempt / "logs"), redirects=Std.ALL),
+    )
+
+
+def _open_store() -> TCPStore:
+    """Open the store through which the ranks of one launch connect, on a port that this process has not used before.
+
+    elastic's own rendezvous, c10d, first waits a random time of up to 0.3 s, so that many hosts do
+    not connect at once. torch remembers the ports of closed stores and fails on a port that the
+    system assigns again, which is likely within 200 launches.
+    """
+    given_again = []  # kept open in the loop, so that the system assigns another port
+    while (store := TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)).port in _ports:
+        given_again.append(store)
+    _ports.add(store.port)
+    return store
+
+
+@contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Restore the signal handlers that elastic replaces."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _what_failed(attempt: Path, error: ChildFailedError) -> str:
+    """Return the message of the failure, from a rank's own error file if there is one.
+
+    The rank that elastic names has often failed only because another rank did.
+    """
+    written = read_errors(attempt)
+    known = {each["world_rank"] for each in written}
+    silent = {rank: failure for rank, failure in error.failures.items() if rank not in known}
+    for rank, failure in silent.items():
+        if failure.exitcode in (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT):
+            return f"rank {rank} was killed by {signal.Signals(-failure.exitcode).name}"
+    if written:
+        return str(written[0]["message"])
+    rank, failure = next(iter(error.failures.items()))
+    return f"rank {rank} ended with exit code {failure.exitcode}: see {attempt / 'logs'}"
+
+
+@contextmanager
+def _main_module_hidden(entry: Entry) -> Iterator[None]:
+    """Prevent the ranks from running the user's script again, as multiprocessing does to import its definitions.
+
+    A script that calls `microp.measure` then needs no `if __name__ == "__main__"`. If the entry is
+    defined in the script itself, the script is not hidden, because the ranks must import the entry.
+    """
+    main = sys.modules["__main__"]
+    if getattr(entry, "func", entry).__module__ == "__main__":
+        yield
+        return
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _in_new_process(job: Job, attempt: Path, entry: Entry) -> Any:
+    """Connect to the other ranks, run `entry`, disconnect and return its result."""
+    gc.freeze()  # the collector need not scan the objects from before the fork
+    end_with_parent()
+    torch.set_num_threads(job.device.threads)
+    local_rank = int(os.environ["LOCAL_RANK"])
+    comms = _connect(job, local_rank)
+    result = entry(job, comms, local_rank, attempt)
+    comms.close()
+    return result
+
+
+def _connect(job: Job, local_rank: int) -> Comms:
+    device = torch.device("cpu")
+    if job.device.name == "cuda":
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    return init_process_group(job.backend, device, job.timeout_s, job.replicas)
+
+
+def end_with_parent() -> None:
+    """End this process soon after the process that launched it has ended, even if that was killed.
+
+    A rank of `launch_ranks` is a child of the forkserver, not of the launcher, and keeps the
+    forkserver alive; multiprocessing gives it a pipe that closes with the launcher. A rank of
+    torchrun is torchrun's own child and gets another parent when torchrun has ended.
+    """
+    launcher, parent = multiprocessing.parent_process(), os.getppid()
+
+    def watch() -> None:
+        if launcher is not None:
+            launcher.join()
+        else:
+            while os.getppid() == parent:
+                time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+# --- threads -------------------------------------------------------------------------------------
+
+
+def run_threads(job: Job, attempt: Path, shutdown_s: int = 0) -> None:
+    """Run every rank as a thread of this process.
+
+    Args:
+        job: the job to run.
+        attempt: the folder into which ranks write.
+        shutdown_s: unused, because a thread that fails wakes the others at once.
+
+    Raises:
+        RankError: a rank failed.
+    """
+    del shutdown_s
+    threads_before = torch.get_num_threads()
+    everyone = thread_comms(job.ranks, job.timeout_s, job.replicas)
+
+    def run(rank: int) -> None:
+        try:
+            run_rank(job, everyone[rank], rank, attempt)
+        except Exception:  # run_rank has written it to the rank's error file
+            everyone[rank].abort()
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(job.processes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.set_num_threads(threads_before)
+    if errors := read_errors(attempt):
+        raise RankError(errors[0]["message"])
+
+
+# --- torchrun ------------------------------------------------------------------------------------
+
+
+def connect_joined(job: Job) -> Comms:
+    """Join the process group of torchrun's launch; return this rank's transport."""
+    end_with_parent()
+    return _connect(job, int(os.environ["LOCAL_RANK"]))
+
+
+def run_joined(job: Job, comms: Comms, attempt: Path) -> None:
+    """Run one rank, then copy every rank's rows and spans into the `attempt` of rank 0.
+
+    Args:
+        job: the job to run.
+        comms: this rank's transport, from `connect_joined`.
+        attempt: the folder into which this rank writes.
+
+    Raises:
+        RankError: this rank failed.
+    """
+    try:
+        run_rank(job, comms, int(os.environ["LOCAL_RANK"]), attempt)
+    except Exception as error:
+        raise RankError(str(error)) from error
+    own = [attempt / f"{kind}.rank{comms.world_rank}.jsonl" for kind in ("steps", "spans", "reductions")]
+    for files in comms.gather_all({path.name: path.read_text() for path in own if path.exists()}):
+        for name, text in files.items():
+            if comms.world_rank == 0 and not (attempt / name).exists():  # written on another host's disk
+                (attempt / name).write_text(text)

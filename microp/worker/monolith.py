@@ -1,0 +1,54 @@
+"""Trains the unpartitioned model in one process; every pipeline must give the same losses and gradients.
+
+::
+
+    for each step:
+        for each microbatch, in order:   loss(model(x), y) * rows / batch rows,  backward
+        optimizer
+
+No stage, engine or schedule is used here, so a mistake in them shows as a difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from microp.job import Job
+from microp.model import Dropout, build_model, open_data
+
+
+class MonolithStep(NamedTuple):
+    """The loss of a step and, for each layer, the gradients of its parameters."""
+
+    loss: float
+    gradients: list[list[Tensor]]
+
+
+def steps(job: Job, count: int) -> Iterator[MonolithStep]:
+    """Train for `count` steps over the job's microbatches in order; yield each step's loss and gradients."""
+    subject = build_model(job.model)
+    model = nn.Sequential(*(subject.layer(index, job.seed) for index in range(job.model.layers)))
+    dropouts = [module for module in model.modules() if isinstance(module, Dropout)]
+    optimizer = torch.optim.Adam(model.parameters(), lr=job.learning_rate, fused=True)
+    windows = open_data(job.data, job.batch_size, job.model.row_bytes, job.seed)
+    for step in range(count):
+        optimizer.zero_grad()
+        total = 0.0
+        for microbatch, window in enumerate(windows(step).split(job.rows)):
+            for dropout in dropouts:
+                dropout.at(step, microbatch)
+            weight = job.rows[microbatch] / job.batch_size
+            loss = subject.loss(model(window[:, :-1]), window[:, 1:]) * weight
+            loss.backward()
+            total += loss.item()
+        yield MonolithStep(total, [gradients_of(layer) for layer in model])
+        optimizer.step()
+
+
+def gradients_of(layer: nn.Module) -> list[Tensor]:
+    """Return copies of the gradients of a layer's parameters, in the order of the parameters."""
+    return [p.grad.clone() for p in layer.parameters() if p.grad is not None]

@@ -1,0 +1,211 @@
+"""One rank's stages, optimizer and engines; runs a step from the loaded batch to its row.
+
+::
+
+    load the batch ─ barrier ─┤ run the actions ─ sum over replicas ─ optimizer ├─ barrier ─ the row
+                              └─────────────────── step_ms ────────────────────┘
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from microp.comms import Comms
+from microp.device import ActivationMeter, open_device
+from microp.engine import Boundary, Engine, Limit, Runner, TorchEngine
+from microp.job import Job
+from microp.model import Batch, Stage, build_model, open_data
+from microp.replicas import open_sync
+from microp.schedule import Schedule
+from microp.settings import MIB
+from microp.simulator import kind_of
+from microp.store import Row
+from microp.trace import StepTrace, time_reducing
+
+
+class Trainer:
+    """One rank's stages, their optimizer and the engines that run them.
+
+    Args:
+        job: the job, which must be the same on every rank.
+        comms: this rank's transport.
+        local_rank: the rank's index on its host.
+
+    Raises:
+        ConnectionError: another rank was given a different job.
+    """
+
+    def __init__(self, job: Job, comms: Comms, local_rank: int = 0) -> None:
+        self._job = job = job.of(comms.replica)
+        self._comms = comms
+        self._device = open_device(job.device, job.workload, comms, local_rank)
+        self._model = build_model(job.model)
+        self._check_fingerprint()
+        held = job.schedule.stages_of(comms.rank)
+        self.stages = {stage: self._build(stage) for stage in held}
+        parameters = [p for stage in self.stages.values() for p in stage.layers.parameters()]
+        self.optimizer = torch.optim.Adam(parameters, lr=job.learning_rate, fused=True)
+        split = job.schedule.split_stages
+        layers = {index: stage.layers for index, stage in self.stages.items()}
+        self.sync = open_sync(job.sync, layers, split, comms, self._device)
+        self.engines = {name: self._runner(name) for name in job.engines}
+        self.engine = self.engines[job.engines[0]]
+        self._windows = None
+        if self._has_first or self._has_last:
+            self._windows = open_data(job.data, job.batch_size, job.model.row_bytes, job.seed)
+
+    def _check_fingerprint(self) -> None:
+        mine = self._job.fingerprint()
+        seen = torch.tensor([mine, -mine], device=self._device.torch_device)
+        self._comms.all_reduce(seen, "max")
+        if self._comms.replica_group:
+            self._comms.replica_group.all_reduce(seen, "max")
+        highest, negated_lowest = seen.tolist()
+        if highest != -negated_lowest:
+            raise ConnectionError("the ranks were given different configurations: use the same command on every host")
+
+    def _build(self, stage: int) -> Stage:
+        job = self._job
+        layers = [self._model.layer(index, job.seed) for index in job.partition.layers_of(stage)]
+        loss = self._model.loss if stage == job.schedule.stages - 1 else None
+        on_device = [layer.to(self._device.torch_device) for layer in layers]
+        split = [microbatch for split_stage, microbatch in job.schedule.split if split_stage == stage]
+        return Stage(on_device, loss, job.checkpointing, job.schedule.chunks, split)
+
+    def _runner(self, engine: str) -> Runner:
+        """Return the runner that an engine's name stands for; all runners use the same stages."""
+        job, stages, comms, device = self._job, self.stages, self._comms, self._device
+        boundary = Boundary(job.model.boundary, self._model.dtype)
+        if engine == "limit":
+            return Limit(job.schedule, stages, boundary, job.rows)
+        if engine == "torch":
+            return TorchEngine(job.torch_schedule, stages, comms, device, boundary, job.rows, job.checkpointing)
+        weights, last = job.engine.batch_weights, self.sync.wrap_last
+        return Engine(job.schedule, stages, comms, device, boundary, job.rows, weights, last)
+
+    @property
+    def _has_first(self) -> bool:
+        return 0 in self.stages
+
+    @property
+    def _has_last(self) -> bool:
+        return self._job.schedule.stages - 1 in self.stages
+
+    def load(self, step: int) -> None:
+        """Discard the last step's gradients, load the step's batch, and wait for the other ranks."""
+        self.sync.clear()
+        inputs = targets = None
+        if self._windows is not None:
+            rows, replica = self._job.rows, self._comms.replica
+            window = self._windows(step).split(self._job.shares)[replica].to(self._device.torch_device)
+            inputs = window[:, :-1].split(rows) if self._has_first else None
+            targets = window[:, 1:].split(rows) if self._has_last else None
+        weights = [rows / self._job.batch_size * self.sync.loss_scale for rows in self._job.rows]
+        first = self._comms.replica * self._job.schedule.chunks
+        for stage in self.stages.values():
+            stage.load(Batch(step, inputs, targets, weights, first))
+        self._comms.barrier()
+        self._device.prepare_step()
+
+    def step(self, step: int, engine: str | None = None) -> Row:
+        """Run one loaded step and the optimizer, and return the times as a row.
+
+        Args:
+            step: the step's index.
+            engine: one of the job's engines; None for the first.
+        """
+        mark = self._device.mark
+        overruns = self._device.overruns
+        engine = engine or self._job.engines[0]
+        runner = self.engines[engine]
+        began = mark()
+        trace = runner.step(step)
+        computed = mark()
+        self.reductions = self.sync.finish()
+        reduced = mark()
+        if trace is not None:  # a runner without a trace used random inputs
+            self.optimizer.step()
+        ended = mark()
+        self._comms.barrier()  # a rank that cleans up would take a core from one that still computes
+        began, computed, reduced, ended = self._device.read([began, computed, reduced, ended])
+        recompute = sum(stage.recompute_ns for stage in self.stages.values())
+        recompute = self._device.recompute_ns(self._job.schedule.ranks[self._comms.rank], recompute)
+        losses = [loss.item() for stage in self.stages.values() for loss in stage.losses]
+        if trace is not None and engine == self._job.engines[0]:
+            self.trace = trace
+        return {
+            "step": step,
+            "rank": self._comms.rank,
+            "replica": self._comms.replica,
+            "engine": engine,
+            "sync": self.sync.name,
+            "loss": sum(losses) / self.sync.loss_scale if self._has_last and trace is not None else None,
+            "began_ns": began,
+            "ended_ns": ended,
+            "step_ms": (ended - began) / 1e6,
+            "optimizer_ms": (ended - reduced) / 1e6,
+            "all_reduce_ms": time_reducing(self.reductions) / 1e6,
+            "exposed_ms": (reduced - computed) / 1e6,
+            "reduced_bytes": self.sync.nbytes,
+            "pipeline_ms": (computed - began) / 1e6 * runner.factor,
+            **({} if trace is None else _pipeline_times(trace, self._job.schedule)),
+            "overruns": self._device.overruns - overruns,
+            "recompute_ms": recompute / 1e6,
+        }
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors alive between two steps: weights, buckets, the optimizer's state, the loaded batch."""
+        yield from self.sync.tensors()
+        for stage in self.stages.values():
+            yield from stage.tensors()
+        for state in self.optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+
+    def memory_step(self, step: int) -> Row:
+        """Run one loaded step under the memory meters, which are exact but slow; return its row."""
+        row: Row = {}
+        stages = list(self.stages.values())
+        meter = ActivationMeter(stages)
+
+        def look() -> None:
+            meter.look()
+            for stage in stages:
+                for tensor in stage.held():
+                    tensor.detach()  # an operation, so that `MemoryMeter` counts a tensor received from another rank
+
+        def metered() -> None:
+            self.engine.after_action = look
+            with meter:
+                row.update(self.step(step))
+            self.engine.after_action = None
+
+        peak = self._device.peak_memory(self._tensors(), metered)
+        return {
+            **row,
+            "peak_memory_mib": peak / MIB,
+            "peak_activation_mib": meter.peak_bytes / MIB,
+            "in_flight_peak": _whole(meter.peak_in_flight / len(stages)),
+        }
+
+
+def _whole(value: float) -> int | float:
+    return int(value) if value.is_integer() else value
+
+
+def _pipeline_times(trace: StepTrace, schedule: Schedule) -> Row:
+    """Return the total compute and wait times of a rank's step, and mean action times by stage and kind (`kind_of`)."""
+    spans = trace.spans
+    lengths: dict[str, list[int]] = defaultdict(list)
+    for span in spans:
+        lengths[f"{span.stage}{kind_of(schedule, span.action)}"].append(span.end - span.start)
+    return {
+        "compute_ms": int((spans.end - spans.start).sum()) / 1e6,
+        "wait_ms": int((spans.start - spans.wait_start).sum()) / 1e6,
+        "first_start_ns": int(spans.start[0]),
+        "last_end_ns": int(spans.end[-1]),
+        "action_ms": {name: sum(values) / len(values) / 1e6 for name, values in lengths.items()},
+    }

@@ -1,0 +1,190 @@
+"""What the figures and the timelines of the report say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from costs_helper import equal
+
+from analysis import engine_speed, m_sensitivity, prediction, rank_time, viewer
+from microp.schedule.builders import gpipe, one_f_one_b
+from microp.simulator import simulate
+from microp.store import LAUNCH, Store, write_schedule
+from tests.made_up import Made, by_stem
+
+# --- what the figures say --------------------------------------------------------------------------------
+
+
+def emulated(like: pd.Series, ranks: int, chunks: int, step_ms: float, launch: int = 0, **changes) -> dict:
+    """A row of a made-up run of GPipe with F = 5, B = 10 ms a row, and 1 row a microbatch, whose order is recorded."""
+    attempt = Path(like["folder"]).parents[3] / "made-up" / f"{ranks}-{chunks}"  # beside the outputs
+    attempt.mkdir(parents=True, exist_ok=True)
+    write_schedule(attempt, gpipe(ranks, chunks))
+    bubble = (ranks - 1) / (chunks + ranks - 1)
+    device = {"forward": 5.0, "backward": 10.0, "weight": float("nan")}
+    return {
+        **like.to_dict(),
+        **{f"config.device.{kind}_ms": value for kind, value in device.items()},
+        "config.device.per": ["layer", "row"],
+        "config.device.latency_ms": 0.0,
+        "device": "emulated",
+        "schedule": "gpipe",
+        "folder": str(attempt),
+        "partition": [1] * ranks,
+        "ranks": ranks,
+        "chunks": chunks,
+        "batch_size": chunks,
+        LAUNCH: launch,
+        "run_id": f"{ranks}-{chunks}-{launch}",
+        "question": f"{ranks}-{chunks}",
+        "step_ms.median": step_ms,
+        "step_ms.p10": step_ms,
+        "step_ms.p90": step_ms,
+        "bubble.measured": bubble,
+        "bubble.closed_form": bubble,
+        "peak_activation_mib": [float(chunks)] * ranks,
+        **changes,
+    }
+
+
+def made_up(outputs: Path, slowest: float = 1.0) -> Made:
+    """K = 4, M = 1 to 32, two launches, times by GPipe's formula; `slowest`: how slow the second is at M = 8."""
+    like = Store(outputs).runs().iloc[0]
+    rows = [
+        emulated(like, 4, chunks, (chunks + 3) * 15.0 * (slowest if chunks == 8 and launch == 1 else 1), launch)
+        for chunks in (1, 2, 4, 8, 16, 32)
+        for launch in (0, 1)
+    ]
+    return Made(rows)
+
+
+def test_the_seeds_examples_are_in_the_table(outputs):
+    table = by_stem(m_sensitivity.exhibits(made_up(outputs)))["m-sensitivity-bubble"].table.set_index("chunks")
+    assert table.loc[4, "as fraction"] == "3/7"
+    assert table.loc[32, "as fraction"] == "3/35"
+
+
+def test_the_fit_finds_the_depth(outputs):
+    """T = (M + 3) (F + B): a/b + 1 = 4."""
+    [line] = by_stem(m_sensitivity.exhibits(made_up(outputs)))["m-sensitivity-depth"].table.to_dict("records")
+    assert (line["a"], line["b"]) == pytest.approx((45, 15))
+    assert (line["depth"], line["formula"]) == pytest.approx((4, 4))
+
+
+def test_the_monolith_is_the_run_of_the_same_work(outputs):
+    """K = 4 stages of 15 ms, M rows: the monolith needs 60 M ms, and the pipeline 15 (M + 3)."""
+    pipeline = made_up(outputs).rows
+    like = Store(outputs).runs().iloc[0]
+    alone = [
+        emulated(like, 1, 1, 60.0 * chunks, launch, batch_size=chunks, partition=[4])
+        for chunks in (4, 32)
+        for launch in (0, 1)
+    ]
+    store = Made(pd.concat([pipeline, pd.DataFrame(alone)], ignore_index=True))
+    table = by_stem(m_sensitivity.exhibits(store))["m-sensitivity-speed-up"].table.set_index("chunks")
+    assert table["speed_up"].to_dict() == pytest.approx({4: 240 / 105, 32: 1920 / 525})
+    assert table["formula"].tolist() == pytest.approx(table["speed_up"].tolist())
+
+
+def test_the_memory_law_is_gpipes(outputs):
+    """One microbatch takes 1 MiB at M = 1, and GPipe holds M of them."""
+    table = by_stem(m_sensitivity.exhibits(made_up(outputs)))["m-sensitivity-memory"].table
+    assert table["activation_mib"].tolist() == table["formula"].tolist() == table["chunks"].tolist()
+
+
+def test_the_order_of_the_rows_does_not_matter(outputs, tmp_path):
+    rows = made_up(outputs, 1.2).rows
+    for name, ordered in {"a": rows, "b": rows.sample(frac=1, random_state=1)}.items():
+        for exhibit in m_sensitivity.exhibits(Made(ordered)):
+            exhibit.save(tmp_path / name)
+    files = sorted(path.name for path in (tmp_path / "a").iterdir() if path.suffix != ".png")
+    assert len(files) == 6
+    assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in files)
+
+
+@pytest.mark.parametrize(("slowest", "hollow"), [(1.05, []), (1.2, [8])])
+def test_a_point_that_is_too_wide_is_drawn_hollow(outputs, slowest, hollow):
+    exhibit = by_stem(m_sensitivity.exhibits(made_up(outputs, slowest)))["m-sensitivity-depth"]
+    lines = [line for line in exhibit.figure.axes[0].get_lines() if line.get_markerfacecolor() == "white"]
+    assert [x for line in lines for x in line.get_xdata()] == hollow
+    legend = [text.get_text() for text in exhibit.figure.legends[0].get_texts()]
+    assert ("hollow: spread too wide" in legend) == bool(hollow)
+
+
+def test_prediction_and_noise(outputs):
+    [exhibit] = prediction.exhibits(Store(outputs))
+    table = exhibit.table
+    assert len(table) == 8
+    assert (table["error"] - (table["replayed_ms"] / table["measured_ms"] - 1)).abs().max() < 1e-12
+    own = table[(table["schedule"] == "gpipe") & (table["chunks"] == 2)]
+    first, second = own["measured_ms"]
+    assert sorted(own["noise"]) == pytest.approx(sorted([first / second - 1, second / first - 1]))
+
+
+def test_of_engines_that_took_turns_the_runs_own_counts(tmp_path):
+    turns = [("measured", "torch"), ("measured", "microp"), ("measured", "microp"), ("memory", "microp")]
+    rows = [json.dumps({"phase": phase, "engine": engine, "step": step}) for step, (phase, engine) in enumerate(turns)]
+    for rank in range(2):
+        (tmp_path / f"steps.rank{rank}.jsonl").write_text("\n".join(rows))
+    steps = prediction.measured_steps(tmp_path, 2)
+    assert [[row["step"] for row in step] for step in steps] == [[1, 1], [2, 2]]
+
+
+def test_engine_speed_is_the_median_over_launches_and_says_where_torch_is_not(outputs):
+    """Three launches; beside ZB-H1 on emulated devices no torch was run."""
+    like = Store(outputs).runs().iloc[0]
+    rows = [
+        {
+            **emulated(like, 4, 8, 1.0, launch, question=schedule, schedule=schedule),
+            "engines.ratio.microp/limit": over,
+            "engines.ratio.torch/limit": over + 0.1 if schedule == "gpipe" else float("nan"),
+            "engines.ratio.torch/microp": (over + 0.1) / over if schedule == "gpipe" else float("nan"),
+            "engines.pipeline_ms.limit.median": 165.0,
+            "engines.pipeline_ms.microp.median": 165.0 * over,
+        }
+        for schedule in ("gpipe", "zb_h1")
+        for launch, over in enumerate((1.01, 1.03, 1.02))
+    ]
+    [exhibit] = engine_speed.exhibits(Made(rows))
+    table = exhibit.table.set_index("schedule")
+    assert table["launches"].tolist() == [3, 3]
+    assert table.loc["gpipe", "microp over the limit"] == pytest.approx(1.02)
+    assert table.loc["gpipe", "torch over the limit"] == pytest.approx(1.12)
+    assert table["torch ms"].isna().all()
+    assert pd.isna(table.loc["zb_h1", "torch over microp"])
+
+
+def test_rank_time_adds_up(outputs):
+    """Every rank's times add up to the step's wall time, the same on both ranks."""
+    [exhibit] = rank_time.exhibits(Store(outputs))
+    times = [column for column in exhibit.table.columns if column.endswith("_ms")]
+    sums = exhibit.table.assign(total=exhibit.table[times].sum(axis=1)).groupby("run_id")["total"]
+    assert len(sums) == 4
+    assert (sums.max() - sums.min()).max() < 1e-6
+
+
+# --- the timelines ----------------------------------------------------------------------------------------
+
+
+def test_a_timeline_has_every_action_with_its_wait():
+    spans = simulate(one_f_one_b(2, 2), equal(2, 5_000_000, 10_000_000))
+    panel = viewer._panel(spans)
+    rows = [panel["spans"][at : at + 7] for at in range(0, len(panel["spans"]), 7)]
+    assert panel["makespan"] == 45_000
+    assert [row for row in rows if row[0] == 1] == [  # rank, op, stage, microbatch, start, length, wait
+        [1, 0, 1, 0, 5_000, 5_000, 5_000],
+        [1, 1, 1, 0, 10_000, 10_000, 0],
+        [1, 0, 1, 1, 20_000, 5_000, 0],
+        [1, 1, 1, 1, 25_000, 10_000, 0],
+    ]
+    assert len(rows) == len(spans)
+
+
+def test_a_page_that_is_full_leaves_the_longest_out(outputs, monkeypatch):
+    monkeypatch.setattr(viewer, "MOST_SPANS", 30)  # a timeline of M = 2 has 8 actions, one of M = 4 has 16
+    data, left_out = viewer.timelines(Store(outputs).runs())
+    assert len(data["runs"]) == 2
+    assert left_out == 2

@@ -1,0 +1,198 @@
+"""The experiments' figures say what is true of runs that obey the model exactly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from costs_helper import equal
+
+from analysis import checkpoint_overhead, hop_latency, nominal, partition_skew, schedules
+from analysis.memory_law import boundary_mib, laws, peak_of
+from microp.schedule import builders as builders
+from microp.schedule import to_text
+from microp.simulator import Costs, simulate
+from microp.store import LAUNCH, RankRecorder, RecordError, write_json, write_schedule
+from tests.made_up import Made, by_stem, run, saves
+
+SEGMENTS = {"never": 0, "always": 1, "segments": 2}
+
+
+# --- checkpoint_overhead ---------------------------------------------------------------------------------
+
+
+def peaks_by_hand(name: str, policy: str, chunks: int) -> list[float]:
+    """In MiB: a = 9 boundaries on the first rank and 8.5 on the last; a boundary has 16 / M rows of 64 x 4 bytes."""
+    boundary = 16 * 64 * 4 / 2**20 / chunks
+    numbers = [chunks, chunks] if name == "gpipe" else [2, 1]
+    if policy == "never":
+        return [number * a * boundary for number, a in zip(numbers, (9, 8.5), strict=True)]
+    if policy == "always":
+        return [9 * boundary, (numbers[1] + 7.5) * boundary]
+    return [(numbers[0] + 4) * boundary, (2 * numbers[1] + 3.5) * boundary]  # the last segment has the head
+
+
+@pytest.fixture
+def checkpointed(tmp_path):
+    """GPipe and 1F1B on two ranks, two M, two launches of which the second is a fifth slower throughout."""
+    rows = []
+    for name, build in {"gpipe": builders.gpipe, "1f1b": builders.one_f_one_b}.items():
+        for chunks in (4, 8):
+            for policy in SEGMENTS:
+                for launch, slower in enumerate((1.0, 1.2)):
+                    schedule, plain = build(2, chunks), equal(2, 5, 10)
+                    costs = plain if policy == "never" else replace(plain, recompute=(5, 5))
+                    changes = {
+                        LAUNCH: launch,
+                        "question": f"{name}-{chunks}-{policy}",
+                        "checkpointing": policy,
+                        "config.checkpointing.segments": SEGMENTS[policy],
+                        "peak_activation_mib": peaks_by_hand(name, policy, chunks),
+                    }
+                    rows.append(run(tmp_path, schedule, costs, slower, **changes))
+    return Made(rows)
+
+
+def test_the_penalty_is_the_one_simulated(checkpointed, tmp_path):
+    """T = 15 and with recomputation 20: a third more, whatever M; the slow launch is compared with itself."""
+    exhibits = checkpoint_overhead.exhibits(checkpointed)
+    table = by_stem(exhibits)["checkpoint-overhead-penalty"].table
+    assert len(table) == 8
+    assert table["ratio"].tolist() == pytest.approx([4 / 3] * 8)
+    assert table["ratio.low"].tolist() == pytest.approx([4 / 3] * 8)
+    [first] = table[
+        (table["chunks"] == 4) & (table["schedule"] == "gpipe") & (table["checkpointing"] == "always")
+    ].to_dict("records")
+    assert first["simulated.high"] == pytest.approx(4 / 3)  # of the launch that is as fast as its actions
+    assert first["kept"] == pytest.approx((4 + 7.5) / (4 * 9))
+    saves(exhibits, tmp_path / "report")
+
+
+def test_the_memory_law_counts_to_the_byte(checkpointed):
+    """The mean segment is off where the last one has the head; the one counted off 1F1B is not."""
+    table = laws(checkpointed.rows, checkpoint_overhead.POINT)
+    assert len(table) == 24
+    assert table["counted error"].abs().max() < 1e-12
+    assert table[table["checkpointing"] != "segments"]["law error"].abs().max() < 1e-12
+    off = table[(table["checkpointing"] == "segments") & (table["rank"] == 1) & (table["schedule"] == "1f1b")]
+    assert off["law error"].tolist() == pytest.approx([5.5 / 5.25 - 1] * 2)
+
+
+@pytest.mark.parametrize(("drain", "most"), [("fifo", 3 + 9 + 8), ("lifo", 3 + 9)])
+def test_except_last_saves_only_where_the_last_goes_first(drain, most):
+    """a = 9, b = 1, M = 4: first-in first-out has the last microbatch whole beside the one that is rebuilt."""
+    [row] = builders.gpipe(1, 4, builders.Drain(drain)).ranks
+    assert peak_of(row, whole=9, inputs=1, segment=8, spared=[3]) == most
+
+
+def test_a_boundary_has_the_models_shape():
+    row = {"config.model.dim": 8, "config.model.dtype": "float64", "batch_size": 32, "chunks": 4}
+    assert boundary_mib(row) == 8 * 8 * 8 / 2**20
+    assert boundary_mib({**row, "config.model.context": 16.0}) == 16 * boundary_mib(row)
+
+
+# --- partition_skew --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def skewed(tmp_path):
+    """Four ranks of 12 layers, F = 1 and B = 2 ms a layer; half of them on the first or the last."""
+    rows = []
+    for build in (builders.gpipe, builders.one_f_one_b):
+        for heavy in (0, 3):
+            for share, layers in ((0.25, [3] * 4), (0.5, [2, 2, 2, 2])):
+                layers = [6 if share == 0.5 and rank == heavy else each for rank, each in enumerate(layers)]
+                schedule = build(4, 8)
+                costs = Costs(tuple(layers), tuple(2 * each for each in layers))
+                changes = {
+                    "partition": layers,
+                    "config.partition.rank": float(heavy),
+                    "config.partition.share": share,
+                    "config.device.forward_ms": 1.0,
+                    "config.device.backward_ms": 2.0,
+                    "config.device.per": ["layer"],
+                }
+                rows.append(run(tmp_path, schedule, costs, **changes))
+    return Made(rows)
+
+
+def test_a_heavy_first_stage_is_cheaper_under_1f1b_alone(skewed, tmp_path):
+    exhibits = partition_skew.exhibits(skewed)
+    saves(exhibits, tmp_path / "report")
+    table = by_stem(exhibits)["partition-skew-position"].table
+    ratios = table[table["position"] == 0].set_index(["schedule", "share"])
+    assert ratios["ratio"].tolist() == pytest.approx(ratios["formula"].tolist())
+    assert ratios.loc[("gpipe", 50.0), "ratio"] == 1
+    assert ratios.loc[("1f1b", 50.0), "ratio"] == pytest.approx(144 / 162)  # M rho t, and three light stages more
+
+
+def test_throughput_and_utilisation_are_the_exact_forms(skewed):
+    tables = {stem: exhibit.table for stem, exhibit in by_stem(partition_skew.exhibits(skewed)).items()}
+    speed = tables["partition-skew-throughput"]
+    assert speed["samples_per_s"].tolist() == pytest.approx(speed["formula"].tolist())
+    assert (speed["bound"] >= speed["samples_per_s"] - 1e-9).all()
+    used = tables["partition-skew-utilisation"]
+    assert used["utilisation"].tolist() == pytest.approx(used["formula"].tolist())
+    assert len(used) == 8 * 4
+
+
+# --- schedules and hop_latency ---------------------------------------------------------------------------
+
+
+def test_the_front_has_what_nothing_beats(tmp_path):
+    """1F1B is as fast as GPipe and holds less, ZB-H1 is faster and holds no more than 1F1B's first rank."""
+    rows = []
+    for build in (builders.gpipe, builders.one_f_one_b, builders.zb_h1, builders.naive):
+        schedule = build(4, 8)
+        given = {"config.device.forward_ms": 5.0, "config.device.backward_ms": 10.0}
+        row = {"checkpointing": "never", **given}
+        costs = equal(4, 5, 10)
+        if schedule.split:
+            costs = Costs((5,) * 4, (5,) * 4, (5,) * 4)
+        rows.append(run(tmp_path, schedule, costs, **row))
+    exhibits = schedules.exhibits(Made(rows))
+    saves(exhibits, tmp_path / "report")
+    table = by_stem(exhibits)["schedules-pareto"].table.set_index("schedule")
+    assert table["step_ms.median"].tolist() == pytest.approx(table["step_ms.formula"].tolist())
+    assert table["bubble.measured"].tolist() == pytest.approx(table["bubble.formula"].tolist())
+    assert table[table["front"]].index.tolist() == ["naive", "zb_h1"]
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [builders.interleaved(2, 4, 2), builders.gpipe(2, 4), builders.gpipe(2, 4, builders.Drain.lifo)],
+    ids=["interleaved", "fifo", "lifo"],
+)
+def test_a_row_s_schedule_is_the_recorded_one_with_its_keys(schedule, tmp_path):
+    """The order is read from schedule.txt, and in a run of version 1 from its trace; a run has one of them."""
+    row = {"folder": str(tmp_path), "schedule": schedule.name}
+    write_schedule(tmp_path, schedule)
+    assert nominal.order(row) == schedule
+
+    (tmp_path / "schedule.txt").unlink()
+    write_json(tmp_path / "summary.json", {"schedule": schedule.name})
+    with pytest.raises(RecordError, match=r"has neither schedule.txt nor a trace: run its command again"):
+        nominal.order(row)
+
+    for rank in range(2):
+        own = (span for span in simulate(schedule, equal(schedule.stages, 5, 10)) if span.rank == rank)
+        RankRecorder(tmp_path, rank).spans(0, own)
+    assert to_text(nominal.order(row)) == to_text(schedule)
+
+
+def test_the_slopes_differ_by_the_formula(tmp_path):
+    """K = 4: 1F1B pays 1.5 c a microbatch for its hops, the others nothing."""
+    rows = []
+    for build in (builders.gpipe, builders.one_f_one_b, builders.eager_1f1b):
+        for latency in (0, 2):
+            for chunks in (8, 16, 32):
+                given = {"config.device.forward_ms": 5.0, "config.device.backward_ms": 10.0}
+                rows.append(run(tmp_path, build(4, chunks), equal(4, 5, 10, latency=latency), **given))
+    exhibits = hop_latency.exhibits(Made(rows))
+    saves(exhibits, tmp_path / "report")
+    found = by_stem(exhibits)
+    times = found["hop-latency-step-time"].table
+    assert times["step_ms.median"].tolist() == pytest.approx(times["formula"].tolist())
+    added = found["hop-latency-slopes"].table
+    assert added["added_ms"].tolist() == pytest.approx(added["formula"].tolist(), abs=1e-6)
+    assert added.set_index(["schedule", "latency_ms"]).loc[("1f1b", 2.0), "formula"] == 3

@@ -1,0 +1,257 @@
+"""The report, made from what a small real sweep left on disk."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import os
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from recorded import python, write_plan
+
+from analysis import __main__ as report
+from analysis import sweep
+from analysis.exhibit import provenance
+from analysis.page import escaped, fenced
+from microp.schedule.builders import gpipe
+from microp.store import LAUNCH, Store
+
+
+@pytest.fixture(scope="module")
+def made(outputs):
+    """`python -m analysis`, and the page."""
+    done = python("-X", "importtime", "-m", "analysis", str(outputs), folder=outputs.parent)
+    assert done.returncode == 0, done.stderr
+    return done, (outputs / "report" / "report.html").read_text()
+
+
+# --- the store ---------------------------------------------------------------------------------------
+
+
+def test_a_row_has_summary_configuration_and_environment(outputs):
+    row = Store(outputs).runs("m_sensitivity").iloc[0]
+    assert row["config.device.name"] == "cpu"
+    assert row["step_ms.n"] == 3
+    assert row["env.cores"] == os.cpu_count()
+    assert Path(row["folder"]).parent.name == row["run_id"]
+
+
+def test_launches_of_one_question_share_its_name(outputs):
+    runs = Store(outputs).runs()
+    assert (runs.groupby("question")[LAUNCH].apply(sorted).map(tuple) == (0, 1)).all()
+    assert runs["question"].nunique() == 4
+
+
+def test_the_newest_finished_attempt_counts(outputs, tmp_path):
+    [first, *_] = (outputs / "runs").glob("gpipe-m2-*")
+    copies = [tmp_path / "runs" / first.name / f"attempt-{number}" for number in (1, 2, 3)]
+    for number, (copy, state) in enumerate(zip(copies, ("finished", "finished", "failed"), strict=True)):
+        shutil.copytree(first / "attempt-1", copy)
+        (copy / "status.json").write_text(json.dumps({"status": state, "started": number}))
+    [row] = Store(tmp_path).runs().to_dict("records")
+    assert row["folder"] == str(copies[1])
+
+
+def test_missing_points_have_their_commands(outputs):
+    command = "python -m microp.run -cn m_sensitivity hydra.mode=RUN chunks=8 'a=[1,2]'"
+    assert Store(outputs).missing("m_sensitivity") == [command]
+    assert Store(outputs).missing("config") == []
+    assert Store(outputs).missing("never_run") == ["python -m microp.run -cn never_run"]
+
+
+def test_a_point_that_was_planned_again_is_its_younger_run(tmp_path):
+    write_plan(tmp_path, "1_mine", "mine", {"old": ["chunks=2"], "other": ["chunks=4"]})
+    write_plan(tmp_path, "2_mine", "mine", {"new": ["tracking=disabled", "chunks=2"]})
+    assert sorted(point.run_id for point in Store(tmp_path).points("mine")) == ["new", "other"]
+
+
+def test_a_plan_that_was_cut_short_is_passed_over(tmp_path):
+    write_plan(tmp_path, "1_mine", "mine", {"run": []})
+    (tmp_path / "sweeps" / "1_mine" / "plan.json").write_text('{"name": "mi')
+    assert Store(tmp_path).plans == []
+
+
+# --- the whole report ----------------------------------------------------------------------------------
+
+
+def test_the_report_is_written_and_names_what_is_missing(outputs, made):
+    done, page = made
+    files = {path.name for path in (outputs / "report").iterdir()}
+    stems = (
+        "m-sensitivity-bubble",
+        "m-sensitivity-memory",
+        "replayed-measured",
+        "rank-time",
+        "sweep-2026-01-02_config",
+    )
+    assert files >= {f"{stem}.{ending}" for stem in stems for ending in ("svg", "png", "csv")} | {"report.md"}
+    assert {str(outputs / "report" / name) for name in files} <= set(done.stdout.splitlines())
+    for text in (done.stdout, (outputs / "report" / "report.md").read_text(), html.unescape(page)):
+        assert "-cn m_sensitivity hydra.mode=RUN chunks=8 'a=[1,2]'" in text
+
+
+def test_the_report_imports_neither_torch_nor_wandb(made):
+    loaded = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in made[0].stderr.splitlines() if "|" in line}
+    assert {"pandas", "matplotlib", "analysis"} <= loaded
+    assert not loaded & {"torch", "wandb", "hydra", "omegaconf"}
+
+
+def test_the_page_fetches_nothing(made):
+    page = re.sub(r"base64,[A-Za-z0-9+/=]+", "", made[1])
+    assert re.findall(r"""(?:src|href)\s*=\s*["'](?!#|data:)""", page) == []
+    assert re.findall(r"<link|@import|url\(|fetch\(|XMLHttpRequest|https?://", page) == []
+    assert "prefers-color-scheme: dark" in page
+    assert 'name="viewport"' in page
+
+
+def test_every_figure_of_the_page_is_in_its_contents_with_caption_and_numbers(made):
+    figures = re.findall(r'<figure id="([^"]+)">', made[1])
+    assert len(figures) >= 5
+    assert all(f'href="#{stem}"' in made[1] for stem in figures)
+    assert made[1].count("<figcaption>") == made[1].count("<summary>The numbers") == len(figures)
+    pictures = re.findall(r"data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)", made[1])
+    assert all(b"<svg" in base64.b64decode(picture) for picture in pictures)
+
+
+class Elements(HTMLParser):
+    """The elements of a page: (tag, attributes), and the text between tags."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict]] = []
+        self.text: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+    def values(self, tag: str, name: str) -> list[str]:
+        return [attributes[name] for each, attributes in self.found if each == tag and name in attributes]
+
+
+def test_names_that_users_made_are_escaped(outputs, tmp_path, capsys):
+    """A sweep, its folder, its points and a run's model are named so as to break out of the page."""
+    name, copy = 'a"><script>`|*', tmp_path / "outputs"
+    shutil.copytree(outputs, copy, ignore=shutil.ignore_patterns("report"))
+    [summary, *_] = sorted(copy.glob("runs/1f1b-m2-*/attempt-1/summary.json"))
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"model": "</script><script>"}))
+    ids = [path.name for path in (copy / "runs").iterdir()]
+    write_plan(copy, f"2026-01-03_{name}", name, {**{run: [] for run in ids}, "not-there": [f"x={name}"]})
+    assert report.main([str(copy)]) == 0
+    capsys.readouterr()
+
+    elements = Elements((copy / "report" / "report.html").read_text())
+    assert [tag for tag, _ in elements.found].count("script") == 2  # the timelines' data and the viewer
+    stem, title = f"sweep-2026-01-03_{name}", f"Sweep 2026-01-03_{name}"
+    assert stem in elements.values("figure", "id")
+    assert f"#{stem}" in elements.values("a", "href")
+    assert title in elements.values("img", "alt")
+    assert title in elements.text
+    assert any(f"-cn '{name}' hydra.mode=RUN 'x={name}'" in text for text in elements.text)
+
+    text = (copy / "report" / "report.md").read_text()
+    assert r'### Sweep 2026-01-03_a"\>\<script\>\`\|\*' in text.splitlines()
+    assert "(sweep-2026-01-03_a%22%3E%3Cscript%3E%60%7C%2A.svg)" in text
+    assert "<script>" not in re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def test_a_fence_is_longer_than_the_backticks_in_it():
+    assert fenced(["echo ````"]) == "`````\necho ````\n`````"
+
+
+@pytest.mark.parametrize(("text", "shown"), [("m_sensitivity, M", "m_sensitivity, M"), ("_a_ [b]", r"\_a\_ \[b\]")])
+def test_only_what_markdown_would_take_for_markup_is_escaped(text, shown):
+    assert escaped(text) == shown
+
+
+def test_the_same_rows_give_the_same_bytes(outputs, made, capsys):
+    before = {path.name: path.read_bytes() for path in (outputs / "report").iterdir()}
+    assert report.main([str(outputs)]) == 0
+    same = {name for name, text in before.items() if (outputs / "report" / name).read_bytes() == text}
+    assert {name for name in before if name.endswith((".svg", ".csv", ".md", ".html"))} <= same
+    capsys.readouterr()
+
+
+def test_captions_say_where_the_rows_come_from(outputs):
+    runs = Store(outputs).runs()
+    text = provenance(runs)
+    assert text.startswith(
+        "From 8 runs: 4 questions, 2 launches each of 3 measured steps; the step times of a question's launches differ"
+    )
+    assert f"Commit {runs['env.commit'][0]}" in text
+    assert f"{os.cpu_count()} core" in text
+
+
+@pytest.mark.parametrize("program", ["analysis", "analysis.m_sensitivity", "analysis.prediction", "analysis.rank_time"])
+def test_nothing_to_draw_is_said_in_one_sentence(program, tmp_path):
+    done = python("-m", program, str(tmp_path / "none"), folder=tmp_path)
+    assert done.returncode == 2
+    assert re.search(
+        r"none holds no finished run to draw: make one with `python -m microp.run.*`$", done.stderr.strip()
+    )
+
+
+def test_one_experiment_alone(outputs, made, tmp_path):
+    copy = tmp_path / "outputs"
+    shutil.copytree(outputs, copy, ignore=shutil.ignore_patterns("report"))
+    done = python("-m", "analysis.m_sensitivity", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    stems = {path.stem for path in (copy / "report").iterdir()}
+    assert stems == {"m-sensitivity-bubble", "m-sensitivity-memory"}  # no monolith, and no second fixed microbatch
+    assert "hydra.mode=RUN chunks=8" in done.stdout
+
+
+# --- any sweep -----------------------------------------------------------------------------------------
+
+
+def test_a_sweep_is_drawn_over_what_varies(outputs, tmp_path, capsys):
+    assert sweep.main([str(outputs / "sweeps"), "--report", str(tmp_path)]) == 0
+    table = pd.read_csv(tmp_path / "sweep-2026-01-02_config.csv")
+    assert table[["schedule.name", "chunks"]].to_numpy().tolist() == [
+        ["1f1b", 2],
+        ["1f1b", 4],
+        ["gpipe", 2],
+        ["gpipe", 4],
+    ]
+    assert (table["launches"] == 1).all()
+    capsys.readouterr()
+
+
+def test_keys_that_follow_from_others_are_no_axes(outputs):
+    """schedule.builder and schedule.drain follow from schedule.name; repeat counts launches."""
+    assert sweep.varying(Store(outputs).runs()) == ["chunks", "schedule.name"]
+
+
+def test_a_folder_of_runs_is_a_sweep_too(outputs, tmp_path, capsys):
+    assert sweep.main([str(outputs / "runs"), "--report", str(tmp_path)]) == 0
+    assert (pd.read_csv(tmp_path / "sweep-runs.csv")["launches"] == 2).all()
+    capsys.readouterr()
+
+
+def test_without_runs_a_sweep_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        sweep.main([str(tmp_path)])
+    assert stop.value.code == 2
+    assert "holds no finished run" in capsys.readouterr().err
+
+
+def test_one_launch_of_each_question_is_shown(outputs, made):
+    data = json.loads(re.search(r'id="timelines">(.*?)</script>', made[1], re.DOTALL)[1])
+    assert [run["id"].rsplit("-", 1)[0] for run in data["runs"]] == [
+        "1f1b-m2-k2",
+        "1f1b-m4-k2",
+        "gpipe-m2-k2",
+        "gpipe-m4-k2",
+    ]
+    for run in data["runs"]:
+        chunks = int(run["id"].split("-m")[1].split("-")[0])
+        assert all(len(panel["spans"]) == 7 * len(gpipe(2, chunks).ranks[0]) * 2 for panel in run["panels"].values())

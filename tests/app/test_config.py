@@ -1,0 +1,123 @@
+"""The rules across fields, the run's name, and the builders' keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from configs import problems, warnings
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+
+from microp.app import CONF, ConfigError, make_job, read_config
+from microp.app.config import register_schemas, to_yaml
+
+
+@pytest.fixture
+def composed():
+    register_schemas()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield lambda *overrides: read_config(compose("config", overrides=list(overrides)))
+
+
+def test_defaults_are_those_of_the_readme(composed):
+    config = composed()
+    plan = make_job(config)
+    assert problems(config) == []
+    assert (plan.schedule.name, plan.ranks, plan.schedule.chunks) == ("gpipe", 2, 4)
+    assert (plan.model.name, plan.model.layers, plan.partition.sizes) == ("mlp", 16, (8, 8))
+    assert plan.rows == (64, 64, 64, 64)
+
+
+@pytest.mark.parametrize("option", sorted(CONF.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_option_composes_and_names_itself(composed, option, tmp_path):
+    group, name = option.parent.name, option.stem
+    if (group, name) == ("partition", "sizes"):
+        config = composed("partition=sizes", "partition.sizes=[1,15]")
+    elif (group, name) == ("schedule", "file"):
+        config = composed("schedule=file", "schedule.path=x")  # a path is not opened to compose
+    else:
+        config = composed(f"{group}={name}")
+    node = getattr(config, group)
+    said = node["name"] if isinstance(node, dict) else getattr(node, "name", None) or node.mode
+    assert said == name
+
+
+def test_the_name_follows_from_the_question_alone(composed):
+    plain = make_job(composed()).run_id
+    assert plain.startswith("gpipe-m4-k2-")
+    for same in (
+        ["tracking=disabled"],
+        ["output_dir=/elsewhere"],
+        ["launch.shutdown_s=9"],
+        ["chunks=4"],
+        ["activation_limit=9"],
+    ):
+        assert make_job(composed(*same)).run_id == plain
+    for other in (["seed=1"], ["repeat=1"], ["model.dim=64"], ["schedule.drain=lifo"], ["checkpointing=always"]):
+        assert make_job(composed(*other)).run_id != plain
+
+
+def test_saved_yaml_is_the_configuration(composed):
+    import yaml
+
+    saved = yaml.safe_load(to_yaml(composed("chunks=8")))
+    assert saved["chunks"] == 8
+    assert saved["model"] == {"name": "mlp", "layers": 16, "dim": 512, "dtype": "float32"}
+
+
+def test_rows_are_spread(composed):
+    assert make_job(composed("batch_size=9", "chunks=4")).rows == (3, 2, 2, 2)
+
+
+def test_warnings(composed, monkeypatch):
+    import os
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    assert warnings(composed()) == []
+    [cores] = warnings(composed("ranks=3"))
+    assert "ranks=3 compute on 2 cores: they take turns" in cores
+    words = warnings(composed("ranks=2", "partition=skewed", "partition.share=0.99"))
+    assert words == ["partition.share=0.99 of 16 layers is 16, but the other ranks need one each: rank 0 gets 15"]
+
+
+def test_a_builder_s_keys_are_its_signature(composed):
+    config = composed()
+    wrong = replace(config, schedule={**config.schedule, "speed": 3})
+    assert problems(wrong) == ["schedule.speed is not a key of schedule=gpipe: leave it out"]
+    lost = replace(config, schedule={"name": "mine", "builder": "microp.schedule.builders.nothing"})
+    assert "schedule.builder=microp.schedule.builders.nothing cannot be imported" in problems(lost)[0]
+
+
+def test_torchrun_must_start_as_many(composed, monkeypatch):
+    config = composed()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert problems(config) == ["ranks=2, but torchrun started 4 processes: use ranks=4"]
+
+
+def test_a_missing_value_is_told_by_key(composed):
+    with pytest.raises(ConfigError, match="partition.sizes has no value"):
+        composed("partition=sizes")
+
+
+def test_an_activation_limit_refuses_and_changes_nothing_else(composed):
+    assert composed().activation_limit is None
+    assert problems(composed("activation_limit=4")) == []  # gpipe holds all 4 chunks
+    [problem] = problems(composed("activation_limit=3"))
+    sentence, *drawn = problem.splitlines()
+    assert sentence.startswith("schedule 'gpipe': 0F3 is the first that makes rank 0 hold more than activation_limit=3")
+    assert "[0F3]" in drawn[0]
+    assert problems(composed("activation_limit=3", "schedule=1f1b")) == []
+    assert problems(composed("activation_limit=0", "schedule=naive"))[0] == (
+        "activation_limit=0 is below 1: use at least 1, or null for none"
+    )
+    with pytest.raises(HydraException, match="activation_limit"):
+        composed("activation_limit=many")
+
+
+@pytest.mark.parametrize("words", [["chunks=2000000000"], ["ranks=2000000000"], ["chunks=2000000000", "ranks=16"]])
+def test_a_typo_is_refused_before_it_is_built(composed, words):
+    [problem] = problems(composed(*words))
+    assert problem.startswith(words[0])

@@ -1,0 +1,334 @@
+"""`python -m microp.simulate`: what it prints, what it prices, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+
+import pytest
+from user import microp
+
+from microp.app import ConfigError, Price, compose_config, make_job, read_config
+from microp.app.pricing_job import make_pricing_job
+from microp.device import memory_probe
+from microp.store import read_rows
+from microp.worker import run_threads
+
+KEYS = {"schedule", "ranks", "chunks", "makespan", "bubble", "in_flight_peak", "peak_memory_mib", "closed_form"}
+
+
+def simulate(*words: str, folder):
+    return microp(*words, folder=folder, program="microp.simulate")
+
+
+def composed(text: str = ""):
+    """The configuration that these words make on the command line of `microp.simulate`."""
+    return read_config(compose_config(*text.split(), name="simulate"))
+
+
+def problems(config) -> list[str]:
+    """Everything that keeps a configuration from being priced."""
+    try:
+        make_pricing_job(config)
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+# --- what a user types ---------------------------------------------------------------------------
+
+
+def test_one_schedule_as_text(tmp_path):
+    done = simulate("schedule=zb_h1", "ranks=4", "chunks=8", "model.dim=64", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    [row] = [line.split() for line in done.stdout.splitlines() if line.startswith("zb_h1")]
+    assert row[:8] == ["zb_h1", "4", "8", "27", "27", "0.1111", "0.1250", "0.1111"]
+    drawn = [line for line in done.stdout.splitlines() if line.startswith("rank ")]
+    assert len(drawn) == 4
+    for rank, line in enumerate(drawn):  # 27 units are 100 columns wide, and rank r begins after r of them
+        assert line.startswith(f"rank {rank} |" + "." * round(rank * 100 / 27) + "F0-")
+    assert "in flight per rank: 4 3 2 1" in done.stdout
+    [folder] = (tmp_path / "outputs" / "simulated").iterdir()
+    assert folder.name.startswith("zb_h1-m8-k4-")
+    drawings = {"timeline.svg", "timeline.png", "trace.json"}
+    assert {path.name for path in folder.iterdir()} == drawings | {"schedule.txt", "schedule.csv"}
+    for name in ("schedule.txt", "schedule.csv"):  # what was written is read back, and is the same
+        path = f"schedule.path={folder / name}"
+        again = simulate("schedule=file", path, "ranks=4", "chunks=8", "model.dim=64", "output=json", folder=tmp_path)
+        assert json.loads(again.stdout)["makespan"] == 27
+    assert f"drawn outputs/simulated/{folder.name}" in done.stdout
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) == 4 * 8 * 3
+    assert {path.name for path in tmp_path.iterdir()} <= {"outputs", ".config", ".cache", ".local"}
+
+
+def test_several_as_one_table(tmp_path):
+    done = simulate("-m", "schedule=1f1b,zb_h1", "ranks=2", "chunks=4,8", "model.dim=64", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith(("1f1b", "zb_h1"))]
+    assert [row[:5] for row in rows] == [
+        ["1f1b", "2", "4", "15", "15"],
+        ["1f1b", "2", "8", "27", "27"],
+        ["zb_h1", "2", "4", "13", "13"],
+        ["zb_h1", "2", "8", "25", "25"],
+    ]
+    assert done.stdout.count("makespan") == 1
+    assert "rank 0 |" not in done.stdout
+
+
+def test_json_is_one_object_a_point_and_nothing_else(tmp_path):
+    words = ["-m", "schedule=interleaved,1f1b", "chunks=4,6", "model.dim=64", "costs.latency=0,0.5", "output=json"]
+    done = simulate(*words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    points = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(p["schedule"], p["chunks"]) for p in points] == [
+        (name, chunks) for name in ("interleaved", "1f1b") for chunks in (4, 4, 6, 6)
+    ]
+    for point in points:
+        assert point.keys() >= KEYS
+        assert point["bubble"].keys() == {"gpipe", "megatron", "zero_bubble"}
+        assert len(point["in_flight_peak"]) == len(point["peak_memory_mib"]) == point["ranks"] == 2
+    assert [p["closed_form"]["makespan"] is None for p in points[:4]] == [
+        False,
+        True,
+        False,
+        True,
+    ]  # interleaved: of no hops alone
+    assert (points[0]["makespan"], points[4]["makespan"]) == (4 * 3 + Fraction(3, 2), 15)
+    assert all(p["closed_form"]["makespan"] == p["makespan"] for p in points[4:])
+    assert not list(tmp_path.rglob("trace.json"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["-m", "schedule=1f1b,dualpipe_v", "ranks=4", "chunks=3,8", "output=json"],
+            "schedule 'dualpipe_v' needs chunks of at least 2 x ranks: chunks=3, ranks=4",
+        ),
+        (["costs.forward=[1,2,3]", "costs.backward=1"], "costs.forward has 3 values for 2 stages: give one per stage"),
+    ],
+    ids=["undefined", "length"],
+)
+def test_bad_input_is_one_message_and_exit_code_2(words, message, tmp_path):
+    done = simulate(*words, folder=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("error:") == 1
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("costs.forward=1", "costs.backward is missing: give one value per stage, or one for all"),
+        ("costs.backward=1", "costs.forward is missing"),
+        ("costs.weight=1", "costs.forward is missing"),
+        ("costs.forward=[1,2] costs.backward=[1,2,3]", "costs.backward has 3 values for 2 stages"),
+        ("costs.forward=[] costs.backward=1", "costs.forward has 0 values for 2 stages"),
+        ("costs.forward=1 costs.backward=1 costs.weight=[1]", "costs.weight has 1 value for 2 stages"),
+        ("costs.recompute=[1,2,3]", "costs.recompute has 3 values for 2 stages"),
+        ("costs.boundary=[1,2,3]", "costs.boundary has 3 values for 2 stages"),
+        ("schedule=interleaved costs.forward=[1,2] costs.backward=1", "costs.forward has 2 values for 4 stages"),
+        ("costs.forward=[1,-2] costs.backward=1", "costs.forward[1]=-2 is negative: give a number from 0 up"),
+        ("costs.forward=1 costs.backward=1 costs.weight=-1", "costs.weight[0]=-1 is negative"),
+        ("costs.latency=-0.5", "costs.latency=-0.5 is negative"),
+        ("costs.bandwidth=0", "costs.bandwidth=0: give bytes per unit of time, above 0"),
+        ("costs.forward=fast costs.backward=1", "costs.forward=fast is not a number, or a list with one per stage"),
+        ("costs.forward=[1,null] costs.backward=1", "costs.forward=[1, None] is not a number, or a list"),
+        ("costs.forward=[1,[2]] costs.backward=1", "costs.forward=[1, [2]] is not a number, or a list"),
+        ("costs.forward=nan costs.backward=1", "costs.forward=nan is not a number"),
+        ("costs.forward=1 costs.backward=inf", "costs.backward=inf is not a number"),
+        ("costs.latency=[1,2]", "costs.latency=[1, 2] is not a number: give a number"),
+        ("costs.bandwidth=[1,2]", "costs.bandwidth=[1, 2] is not a number: give a number"),
+        ("costs.latency=inf", "costs.latency=inf is not a number"),
+        ("costs.boundary=true", "costs.boundary=True is not a number"),
+        ("costs.forward=0 costs.backward=0", "no action takes any time: give one of costs.forward, costs.backward"),
+        ("device=emulated device.forward_ms=0 device.backward_ms=0", "no action takes any time"),
+        ("costs.transfer=pigeon", "costs.transfer=pigeon is not one of asynchronous, sender_busy, serial_link"),
+        ("output=xml", "output=xml is not one of text, json"),
+        ("ranks=0", "ranks=0 is below 1: use at least 1"),
+        ("chunks=0", "chunks=0 is below 1: use at least 1"),
+        ("model.dim=100", "model.dim=100 is not a positive multiple of 8"),
+        ("device=emulated device.forward_ms=[1,2,3]", "device.forward_ms has 3 values for 2 stages"),
+        ("device=emulated device.backward_ms=-1", "device.backward_ms=-1 is not a time"),
+        ("device=emulated costs.latency=3", "costs.latency is not for device=emulated"),
+        ("device=emulated ranks=20 device.per=[layer]", "device.per=['layer'] needs at least one layer per stage"),
+        ("schedule=dualpipe_v ranks=4 chunks=7", "needs chunks of at least 2 x ranks: chunks=7, ranks=4"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_key(words, message):
+    [problem] = problems(composed(words))
+    assert message in problem
+
+
+# --- what is priced ------------------------------------------------------------------------------
+
+
+def figures(config) -> dict:
+    return Price(make_pricing_job(config)).figures
+
+
+@pytest.mark.parametrize(("ranks", "chunks"), [(1, 3), (2, 1), (3, 7), (4, 8), (5, 4)])
+def test_closed_forms(ranks, chunks):
+    """F = 3, B = 4, W = 2, a hop 1, so that F + X = 9."""
+    times = f"ranks={ranks} chunks={chunks} costs.forward=3 costs.backward=4 costs.weight=2 costs.latency=1"
+    hops = (ranks - 1) + (chunks - 1) * (ranks - 1) // ranks
+    makespans = {
+        "naive": chunks * (9 * ranks + 2 * (ranks - 1)),
+        "gpipe": (chunks + ranks - 1) * 9 + 2 * (ranks - 1),
+        "1f1b": (chunks + ranks - 1) * 9 + 2 * hops,
+        "eager_1f1b": (chunks + ranks - 1) * 9 + 2 * (ranks - 1),
+    }
+    in_flight = {
+        "naive": [1] * ranks,
+        "gpipe": [chunks] * ranks,
+        "1f1b": [min(ranks - rank, chunks) for rank in range(ranks)],
+        "eager_1f1b": [min(2 * (ranks - rank) - 1, chunks) for rank in range(ranks)],
+    }
+    for name, expected in makespans.items():
+        found = figures(composed(f"schedule={name} {times}"))
+        assert found["makespan"] == found["closed_form"]["makespan"] == expected
+        assert found["in_flight_peak"] == in_flight[name]
+        assert found["bubble"]["gpipe"] == pytest.approx(1 - 9 * chunks / expected)
+        assert found["bubble"]["megatron"] == pytest.approx(expected / (9 * chunks) - 1)
+
+
+def test_a_rank_of_several_stages_counts_its_microbatches_in_parts():
+    found = figures(composed("schedule=interleaved ranks=2 chunks=4"))
+    assert found["in_flight_peak"] == [2.5, 1.5]  # 2(K-1-r) + (v-1)K + 1 of v = 2 stages
+    assert figures(composed("schedule=zb_v ranks=3 chunks=6"))["in_flight_peak"] == [3, 3, 3]
+
+
+def test_the_published_bubbles():
+    """Zero Bubble (arXiv 2401.10241), K=8, M=24, to all printed digits."""
+    times = "ranks=8 chunks=24 costs.forward=18.522 costs.backward=18.086 costs.weight=9.337 costs.latency=0.601"
+    for name, rate in {"1f1b": 0.2431, "zb_h1": 0.1585, "zb_h2": 0.1083}.items():
+        assert round(figures(composed(f"schedule={name} {times}"))["bubble"]["zero_bubble"], 4) == rate
+
+
+def test_a_list_has_a_value_a_stage():
+    found = figures(composed("costs.forward=[1,2] costs.backward=[3,5] costs.weight=[0,1] chunks=3"))
+    assert found["makespan"] == (1 + 2 + 3 + 6) + 2 * (2 + 6)  # sum of the stages, then the slowest of each
+    looped = figures(composed("schedule=interleaved costs.forward=[1,1,1,3] costs.backward=2 chunks=2"))
+    even = figures(composed("schedule=interleaved costs.forward=1 costs.backward=2 chunks=2"))
+    assert looped["makespan"] > even["makespan"]
+
+
+def test_without_costs_an_average_rank_takes_one_for_each():
+    assert figures(composed("ranks=4 chunks=8"))["makespan"] == 11 * 3
+    # 16 layers as 12 and 4: the first rank takes 3/2 for each, and the second 1/2
+    skewed = figures(composed("partition=skewed partition.share=0.75 chunks=4"))
+    assert skewed["makespan"] == 3 * (Fraction(3, 2) + Fraction(1, 2)) + 3 * 3 * Fraction(3, 2)
+    assert figures(composed("ranks=32 chunks=4"))["makespan"] == 35 * 3  # more stages than layers
+
+
+@pytest.mark.parametrize(
+    ("words", "makespan"),
+    [
+        ("", 11 * 15),
+        ("device.weight_ms=3", 11 * 18),
+        ("device.latency_ms=0.5", 11 * 15 + 2 * 3 * 0.5),
+        ("checkpointing=always", 11 * 20),
+        ("checkpointing=always device.recompute_ms=1", 11 * 16),
+        ("device.per=[layer]", 11 * 15 * 4),  # 16 layers on 4 ranks
+        ("device.per=[row] device.forward_ms=0.5 device.backward_ms=1 batch_size=64", 11 * 1.5 * 8),
+        ("ranks=32", (8 + 31) * 15),  # more stages than layers: the times are none of theirs
+        ("costs.forward=1 costs.backward=1", 11 * 2),  # by hand comes first
+        ("device.latency_ms=1 costs.transfer=sender_busy", None),
+    ],
+)
+def test_an_emulated_device_brings_its_times(words, makespan):
+    found = figures(composed(f"ranks=4 chunks=8 device=emulated {words}"))
+    if makespan is None:
+        assert found["makespan"] > figures(composed("ranks=4 chunks=8 device=emulated device.latency_ms=1"))["makespan"]
+    else:
+        assert found["makespan"] == makespan
+
+
+@pytest.mark.parametrize(
+    ("words", "makespan"),
+    [
+        ("checkpointing=never", 9 * 5),
+        ("checkpointing=always", 9 * 7),  # costs.recompute is costs.forward, if it is not given
+        ("checkpointing=always costs.recompute=1", 9 * 6),
+        ("checkpointing=except_last costs.recompute=1", 9 * 6 - 1),
+        ("checkpointing=except_last", 9 * 7 - 2),
+    ],
+)
+def test_recomputation_takes_time(words, makespan):
+    assert figures(composed(f"ranks=1 chunks=9 costs.forward=2 costs.backward=3 {words}"))["makespan"] == makespan
+
+
+def test_bandwidth_and_boundary():
+    plain = "ranks=3 chunks=2 costs.forward=1 costs.backward=2"
+    assert figures(composed(f"{plain} costs.boundary=6 costs.bandwidth=inf"))["makespan"] == 4 * 3
+    found = figures(composed(f"{plain} costs.boundary=6 costs.bandwidth=4 costs.latency=0.5"))
+    assert found["makespan"] == 4 * 3 + 2 * 2 * 2
+    assert found["closed_form"] == {"makespan": None, "largest_span": None, "in_flight_peak": [2, 2, 2]}
+
+
+def test_whole_numbers_stay_exact():
+    huge = 10**15 + 1
+    found = figures(composed(f"costs.forward={huge} costs.backward={huge}.0 chunks=3"))
+    assert found["makespan"] == 4 * 2 * huge
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1"])
+@pytest.mark.parametrize("checkpointing", ["never", "always"])
+def test_predicted_memory_is_what_a_run_measures(schedule, checkpointing, tmp_path):
+    words = f"schedule={schedule} checkpointing={checkpointing} model.layers=8 model.dim=256 batch_size=512 chunks=8"
+    check_memory(f"{words} ranks=2 steps=1 warmup_steps=1 comms=threads", tmp_path, 0.05)
+
+
+def test_memory_of_other_shapes(tmp_path):
+    """Two stages a rank on unequal partitions, attention, half a stage recomputed."""
+    small = "steps=1 warmup_steps=1 comms=threads chunks=4 batch_size=32"
+    check_memory(f"schedule=zb_v partition=skewed model.dim=256 {small}", tmp_path, 0.05)
+    check_memory(f"schedule=1f1b model=gpt checkpointing=segments {small}", tmp_path, 0.05)
+
+
+def check_memory(words, folder, most):
+    config = composed(words)
+    predicted = figures(config)["peak_memory_mib"]
+    attempt = folder / str(len(list(folder.iterdir())))
+    attempt.mkdir()
+    run_threads(make_job(config), attempt)
+    measured = [read_rows(attempt, rank)[-1]["peak_memory_mib"] for rank in range(config.ranks)]
+    assert predicted == pytest.approx(measured, rel=most), (predicted, measured)
+
+
+def test_memory_follows_the_microbatches_in_flight():
+    """Between two lengths lie activations alone: M of them in GPipe, min(K-r, M) in 1F1B."""
+
+    def peaks(name: str, chunks: int) -> list[float]:
+        """Of all ranks but the last, which has the loss."""
+        words = f"schedule={name} ranks=4 model.layers=8 model.dim=64 chunks={chunks} batch_size={64 * chunks}"
+        return figures(composed(words))["peak_memory_mib"][:3]
+
+    microbatch = 64 * 64 * 4 * 3 / 2**20  # what enters, and two layers' results
+    text = 64 * (8 + 1) * 8 / 2**20  # of a microbatch, as int64, which only the first and the last rank have
+    grown = [more - fewer for fewer, more in zip(peaks("gpipe", 8), peaks("gpipe", 12), strict=True)]
+    assert grown == pytest.approx([4 * (microbatch + text), 4 * microbatch, 4 * microbatch])
+    grown = [more - fewer for fewer, more in zip(peaks("1f1b", 8), peaks("1f1b", 12), strict=True)]
+    assert grown == pytest.approx([4 * text, 0, 0])
+    grown = [more - fewer for fewer, more in zip(peaks("1f1b", 2), peaks("1f1b", 3), strict=True)]
+    assert grown[:2] == pytest.approx([microbatch + text, microbatch])
+
+
+def test_a_model_that_was_not_built_has_no_memory(capsys, monkeypatch):
+    assert figures(composed("ranks=32"))["peak_memory_mib"] is None  # fewer layers than stages
+    monkeypatch.setattr(memory_probe, "LARGEST", 10_000)
+    assert figures(composed("model.dim=64"))["peak_memory_mib"] is None
+    assert "the model has more than 10,000 weights: too many to be built and measured here" in " ".join(
+        capsys.readouterr().err.split()
+    )

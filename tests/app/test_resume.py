@@ -1,0 +1,134 @@
+"""A sweep that is typed again goes on where it stopped."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from user import ROOT, SMALL, microp, read
+
+WORDS = ["-m", "chunks=2,3,4", *SMALL, "tracking=disabled", "comms=threads"]
+
+
+def attempts(folder: Path) -> list[str]:
+    """As `gpipe-m2/attempt-1`, without the hash."""
+    found = (folder / "outputs" / "runs").glob("*/attempt-*")
+    return sorted(f"{path.parent.name.split('-k')[0]}/{path.name}" for path in found)
+
+
+def last_sweep(folder: Path) -> Path:
+    return max((folder / "outputs" / "sweeps").iterdir(), key=lambda path: path.stat().st_mtime)
+
+
+def statuses(folder: Path) -> list[str]:
+    """What the last sweep's table says of its points."""
+    return [row["status"] for row in csv.DictReader((last_sweep(folder) / "table.csv").open())]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A sweep of two points that has been run, and a point of it again alone."""
+    folder = tmp_path_factory.mktemp("swept")
+    for words in (["-m", "chunks=2,3", *WORDS[2:]], ["chunks=3", *WORDS[2:]]):
+        done = microp(*words, folder=folder)
+        assert done.returncode == 0, done.stderr
+        assert "finished already" not in done.stderr
+    assert attempts(folder) == [
+        "gpipe-m2/attempt-1",
+        "gpipe-m3/attempt-1",
+        "gpipe-m3/attempt-2",
+    ]  # alone it always runs
+    return folder
+
+
+def copied(folder: Path, tmp_path: Path) -> Path:
+    shutil.copytree(folder / "outputs", tmp_path / "outputs")
+    time.sleep(max(0.0, 1.01 - (time.time() - last_sweep(folder).stat().st_mtime)))  # a folder of its own second
+    return tmp_path
+
+
+def test_what_is_finished_is_shown_and_not_run_again(swept, tmp_path):
+    folder = copied(swept, tmp_path)
+    done = microp(*WORDS, folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert "2 of 3 points are finished already" in done.stderr
+    assert "gpipe-m4" in done.stderr  # the one that was run, in the progress
+    assert "gpipe-m2" not in done.stderr
+    assert done.stdout.count("finished") == 3
+    assert attempts(folder) == [*attempts(swept), "gpipe-m4/attempt-1"]
+    assert statuses(folder) == ["finished"] * 3
+    assert len(read(last_sweep(folder) / "plan.json")["points"]) == 3
+
+
+def test_what_failed_is_run_again_and_with_again_everything(swept, tmp_path):
+    folder = copied(swept, tmp_path)
+    [status] = (folder / "outputs" / "runs").glob("gpipe-m2-*/attempt-1/status.json")
+    status.write_text(status.read_text().replace('"finished"', '"failed"'))
+    done = microp("-m", "chunks=2,3", *WORDS[2:], folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 2 points are finished already" in done.stderr
+    assert attempts(folder) == sorted([*attempts(swept), "gpipe-m2/attempt-2"])
+    done = microp("-m", "chunks=2,3", *WORDS[2:], "again=true", folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert "finished already" not in done.stderr
+    assert attempts(folder) == sorted(
+        [*attempts(swept), *(f"gpipe-m{m}/attempt-3" for m in (2, 3)), "gpipe-m2/attempt-2"]
+    )
+
+
+def test_points_that_ask_the_same_are_one_and_some_are_left_out(swept, tmp_path):
+    folder = copied(swept, tmp_path)
+    done = microp("-m", "chunks=2,3", "learning_rate=0.001,1e-3", "skip=true,false", *WORDS[2:], folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert len(read(last_sweep(folder) / "plan.json")["points"]) == 2
+    assert attempts(folder) == attempts(swept)
+
+
+def interrupted(folder: Path, words: list[str], moment) -> subprocess.CompletedProcess[str]:
+    """A command that gets Ctrl-C when `moment` has come."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "microp.run", *words]
+    process = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 60
+    while not moment(folder / "outputs" / "runs"):
+        assert time.monotonic() < end
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    return subprocess.CompletedProcess(command, process.returncode, "", errors)
+
+
+def within_the_second(runs: Path) -> bool:
+    rows = runs.glob("gpipe-m3-*/*/steps.rank0.jsonl")
+    return sum(path.stat().st_size for path in rows) > 2000
+
+
+def between_two(runs: Path) -> bool:
+    """The first has ended, the second has not begun its steps."""
+    ended = [path for path in runs.glob("gpipe-m2-*/*/status.json") if read(path)["status"] == "finished"]
+    return bool(ended)
+
+
+@pytest.mark.parametrize("moment", [within_the_second, between_two])
+def test_ctrl_c_and_typed_again(moment, tmp_path):
+    """The points are long enough to be hit and short enough to be made."""
+    words = [*WORDS, "steps=300", "comms=shm"]
+    stopped = interrupted(tmp_path, words, moment)
+    assert stopped.returncode == 130
+    assert "Traceback" not in stopped.stderr
+    assert statuses(tmp_path)[0] == "finished"
+    assert statuses(tmp_path)[2] == "planned"
+    assert len(read(last_sweep(tmp_path) / "plan.json")["points"]) == 3
+    done = microp(*words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 3 points are finished already" in done.stderr
+    assert "gpipe-m2/attempt-2" not in attempts(tmp_path)
+    assert statuses(tmp_path) == ["finished"] * 3

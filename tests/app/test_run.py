@@ -1,0 +1,286 @@
+"""The very commands a user types, in a process of their own."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from user import BIN, ROOT, SMALL, microp, read, start
+
+
+@pytest.fixture(scope="module")
+def one_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    done = microp(*SMALL, "chunks=3", folder=folder)
+    assert done.returncode == 0, done.stderr
+    [attempt] = (folder / "outputs" / "runs").glob("*/attempt-1")
+    return folder, attempt, done
+
+
+def test_a_run_leaves_what_the_design_says(one_run):
+    _, attempt, _ = one_run
+    names = {path.name for path in attempt.iterdir()}
+    ranks = {f"{kind}.rank{rank}.jsonl" for kind in ("steps", "spans") for rank in range(2)}
+    assert names == ranks | {
+        "config.yaml",
+        "env.json",
+        "schedule.txt",
+        "status.json",
+        "summary.json",
+        "tracked.json",
+        "logs",
+    }
+    assert attempt.parent.name.startswith("gpipe-m3-k2-")
+    assert read(attempt / "status.json")["status"] == "finished"
+    assert {"commit", "packages", "cores", "command"} <= read(attempt / "env.json").keys()
+
+
+def test_the_summary_has_what_the_design_names(one_run):
+    _, attempt, _ = one_run
+    summary = read(attempt / "summary.json")
+    expected = {
+        "schema_version": 2,
+        "status": "finished",
+        "schedule": "gpipe",
+        "chunks": 3,
+        "ranks": 2,
+        "replicas": 1,
+        "partition": [2, 2],
+        "checkpointing": "never",
+        "model": "mlp",
+        "device": "cpu",
+        "comms": "shm",
+        "steps": 3,
+        "in_flight_peak": [3, 3],
+    }
+    assert expected.items() <= summary.items()
+    assert summary["run_id"] == attempt.parent.name
+    assert re.fullmatch("[0-9a-f]{12}", summary["question_id"])
+    assert summary["step_ms"]["n"] == 3
+    assert summary["step_ms"]["p10"] <= summary["step_ms"]["median"] <= summary["step_ms"]["p90"]
+    assert summary["bubble"]["closed_form"] == pytest.approx(1 / 4)
+    assert summary["bubble"].keys() == {"measured", "closed_form"}
+    assert 0 < summary["replayed"]["bubble"] < 1
+    assert summary["replayed"]["step_ms"] > 0
+    assert 0 < summary["bubble"]["measured"] < 1
+    assert summary["samples_per_s"] == pytest.approx(8 / summary["step_ms"]["median"] * 1e3)
+    for key in ("peak_memory_mib", "peak_activation_mib"):
+        assert len(summary[key]) == 2
+        assert min(summary[key]) > 0
+    assert summary["loss"].keys() == {"first", "last"}
+
+
+def test_one_row_a_step_and_rank(one_run):
+    _, attempt, _ = one_run
+    for rank in range(2):
+        rows = [json.loads(line) for line in (attempt / f"steps.rank{rank}.jsonl").read_text().splitlines()]
+        assert [row["phase"] for row in rows] == ["warmup", "measured", "measured", "measured", "memory"]
+        assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+        for row in rows:
+            assert (row["schema_version"], row["rank"]) == (2, rank)
+            assert row["step_ms"] > row["compute_ms"] > 0
+        spans = [json.loads(line) for line in (attempt / f"spans.rank{rank}.jsonl").read_text().splitlines()]
+        assert {span["step"] for span in spans} == {3}
+        assert len(spans) == 6
+        assert all(span["wait_start_ns"] <= span["ready_ns"] <= span["start_ns"] < span["end_ns"] for span in spans)
+
+
+def test_the_terminal_says_what_was_found_and_what_to_type_next(one_run):
+    folder, attempt, done = one_run
+    for word in ("schedule", "samples/s", "formula", "gpipe", "0.250", "finished", "wandb leet", "wandb sync"):
+        assert word in done.stdout
+    [draw] = [line for line in done.stdout.splitlines() if line.startswith("draw")]
+    command = draw.removeprefix("draw").split()
+    drawn = start([BIN / "python", *command[1:]], folder)
+    assert drawn.returncode == 0, drawn.stderr
+    assert "rank 1 |" in drawn.stdout
+    assert sorted(path.suffix for path in (folder / "outputs" / "report").iterdir()) == [".json", ".png", ".svg"]
+    assert str(attempt.relative_to(folder)) in draw
+
+
+def test_the_same_question_has_the_same_folder(one_run):
+    """Typed alone, in another order, with another way of tracking: one run, another attempt."""
+    folder, attempt, _ = one_run
+    again = microp("chunks=3", "tracking=disabled", *SMALL[::-1], folder=folder)
+    assert again.returncode == 0, again.stderr
+    assert (attempt.parent / "attempt-2" / "summary.json").exists()
+    assert "wandb" not in again.stdout
+    assert not (attempt.parent / "attempt-2" / "tracked.json").exists()
+
+
+def test_a_sweep(tmp_path):
+    done = microp("-m", "schedule=gpipe,1f1b", "chunks=2,3", *SMALL, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summaries = [read(path) for path in (tmp_path / "outputs" / "runs").glob("*/attempt-1/summary.json")]
+    assert {(s["schedule"], s["chunks"]) for s in summaries} == {(s, m) for s in ("gpipe", "1f1b") for m in (2, 3)}
+    assert len({s["loss"]["last"] for s in summaries if s["chunks"] == 2}) == 1  # the order does not matter
+    [sweep] = (tmp_path / "outputs" / "sweeps").iterdir()
+    rows = list(csv.DictReader((sweep / "table.csv").open()))
+    assert [(row["schedule"], row["chunks"]) for row in rows] == [
+        ("gpipe", "2"),
+        ("gpipe", "3"),
+        ("1f1b", "2"),
+        ("1f1b", "3"),
+    ]
+    plan = read(sweep / "plan.json")
+    assert plan["schema_version"] == 2
+    assert [point["run_id"] for point in plan["points"]] == [row["run_id"] for row in rows]
+    assert plan["points"][1]["overrides"] == ["schedule=gpipe", "chunks=3", *SMALL]
+    assert not list(tmp_path.glob("*.log"))
+    assert {path.name for path in tmp_path.iterdir()} <= {"outputs", ".config", ".cache", ".local"}
+
+
+def test_a_stored_sweep(tmp_path):
+    """By its name alone; naming the folder too is the same."""
+    for where in ([], ["-cd", str(ROOT / "sweeps")]):
+        done = microp(*where, "-cn", "first", *SMALL, "chunks=2", folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert len(list((tmp_path / "outputs" / "runs").glob("*/attempt-1"))) == 2
+        wrong = microp(*where, "-cn", "frist", folder=tmp_path)
+        assert wrong.returncode == 2
+    plans = [read(path) for path in sorted((tmp_path / "outputs" / "sweeps").glob("*/plan.json"))]
+    assert {(plan["name"], plan["experiment"]) for plan in plans} == {("first", "first")}
+    assert all(point["run_id"].startswith(("gpipe-m2-k2-", "1f1b-m2-k2-")) for point in plans[0]["points"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["schedule=1f1b", "ranks=3", "partition=skewed", "partition.share=0.5", "partition.rank=1"],
+        ["schedule=naive", "checkpointing=segments", "partition=sizes", "partition.sizes=[1,3]"],
+        ["schedule=gpipe", "schedule.drain=lifo", "checkpointing=except_last", "data=synthetic", "comms=threads"],
+        ["model=gpt", "model.context=8", "model.heads=2", "model.dropout=0.1", "checkpointing=always", "ranks=1"],
+    ],
+    ids=["1f1b", "naive", "lifo", "gpt"],
+)
+def test_options(words, tmp_path):
+    done = microp(*SMALL, *words, "tracking=disabled", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "finished" in done.stdout
+    if "ranks=3" in words:
+        assert "they take turns" in " ".join(done.stderr.split())
+
+
+BAD = {
+    "chunks=300": "chunks=300 is more than batch_size=256 has rows: use at most 256",
+    "ranks=20": "ranks=20 is more than model.layers=16",
+    "ranks=0": "ranks=0 is below 1",
+    "chunks=0": "chunks=0 is below 1",
+    "steps=0": "steps=0 is below 1",
+    "batch_size=0": "batch_size=0 is below 1",
+    "partition=skewed partition.share=1": "partition.share=1.0 is not between 0 and 1",
+    "partition=skewed partition.rank=2": "partition.rank=2 is not one of the 2 ranks",
+    "partition=sizes partition.sizes=[3,4]": "partition.sizes=[3, 4] add up to 7: they must add up to 16 layers",
+    "partition=sizes": "partition.sizes has no value",
+    "schedule=foo": "Available options in 'schedule'",
+    "model=foo": "Available options in 'model'",
+    "colour=red": "colour",
+    "chunks=many": "chunks",
+    "model.depth=3": "model.depth",
+    "schedule.drain=sideways": "expected one of [fifo, lifo]",
+    "model=gpt model.heads=3": "model.heads=3 does not divide model.dim=64",
+    "data.path=/nowhere": "data.path=/nowhere does not exist",
+    "data.path=/dev/null": "data.path=/dev/null is empty",
+    "tracking=online": "needs a W&B key",
+    "comms=nccl": "comms=nccl cannot move tensors of device=cpu",
+    "replicas=0": "replicas=0 is below 1",
+    "replicas=3 chunks=4 batch_size=11": "replicas=3 times chunks=4 is more than batch_size=11 has rows",
+    "replicas=2 sync.bucket_mb=-1": "sync.bucket_mb=-1.0 is not above 0",
+    "replicas=2 sync=torch_ddp schedule=zb_h1": "sync=torch_ddp does not support schedule 'zb_h1'",
+    "replicas=2 sync=torch_ddp comms=threads": "sync=torch_ddp needs ranks that are processes",
+    "replicas=2 sync=flat sync.all_reduce=tree": "sync.all_reduce=tree is not one of auto, direct, library, ring",
+    "replicas=2 engine=compare": "replicas=2 needs engine=microp",
+    "replicas=2 sync=foo": "Available options in 'sync'",
+    "activation_limit=3": "hold more than activation_limit=3",
+    "launch=torchrun": "RANK is not in the environment",
+    "-m chunks=4,300 ranks=2,30": "ranks=30 is more than",
+    "-m schedule=gpipe,foo": "Available options in 'schedule'",
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_bad_input_is_one_message_and_exit_code_2(words, tmp_path):
+    done = microp(*words.split(), folder=tmp_path)
+    assert done.returncode == 2
+    assert BAD[words] in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []  # nothing was started, nothing written
+
+
+def test_a_file_that_deadlocks_is_told_and_drawn(tmp_path):
+    (tmp_path / "my.csv").write_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
+    done = microp("schedule=file", "schedule.path=my.csv", "chunks=2", folder=tmp_path)
+    assert done.returncode == 2
+    assert "error: schedule 'file': it deadlocks: 0B0 waits for 1B0, which comes after 1F1 on rank 1" in done.stderr
+    assert "  rank 0  0F0 [0B0][0F1] 0B1\n  rank 1  1F0 [1F1][1B0] 1B1\n" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["my.csv"]  # nothing was started
+
+
+def test_all_problems_are_told_at_once(tmp_path):
+    words = ["model.dim=100", "chunks=999", "partition=skewed", "partition.share=2", "schedule.drain=x", "steps=0"]
+    done = microp(*words, folder=tmp_path)
+    assert done.returncode == 2
+    for word in ("model.dim=100", "chunks=999", "partition.share=2", "schedule.drain=x", "steps=0"):
+        assert f"error: {word}" in done.stderr
+
+
+def test_no_gpu(tmp_path):
+    import torch
+
+    if not torch.cuda.is_available():
+        done = microp("device=cuda", folder=tmp_path)
+        assert done.returncode == 2
+        assert "torch sees no GPU" in done.stderr
+
+
+def torchrun(ranks: int, *arguments: str, folder: Path):
+    return start([BIN / "torchrun", f"--nproc_per_node={ranks}", "-m", "microp.run", *arguments], folder)
+
+
+def test_joining_torchrun(tmp_path):
+    done = torchrun(2, *SMALL, "chunks=2", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [attempt] = (tmp_path / "outputs" / "runs").glob("*/*")
+    assert read(attempt / "summary.json")["steps"] == 3
+    assert done.stdout.count("finished") == 1
+    assert sorted(read(attempt / "tracked.json")) == ["rank0", "rank1", "summary"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["-m", "chunks=2,4"], "use `python -m microp.run -m"), (["ranks=3"], "torchrun started 2 processes")],
+)
+def test_what_torchrun_cannot_do(words, message, tmp_path):
+    done = torchrun(2, *words, *SMALL, folder=tmp_path)
+    assert done.returncode != 0
+    assert done.stderr.count(message) == 1
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_sweep_keeps_its_rows_and_leaves_nothing_running(signal_number, tmp_path):
+    words = ["-m", "chunks=2,4", *SMALL, "steps=100000", "tracking=disabled"]
+    command = [sys.executable, "-m", "microp.run", *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    runs = tmp_path / "outputs" / "runs"
+    end = time.monotonic() + 60
+    while sum(path.stat().st_size for path in runs.glob("*/*/steps.rank0.jsonl")) < 2000:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process.send_signal(signal_number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
+    [attempt] = runs.glob("*/*")  # the second point has not been started
+    assert read(attempt / "status.json")["status"] == "interrupted"
+    assert read(attempt / "summary.json")["steps"] > 0

@@ -1,0 +1,85 @@
+"""Both implementations of the verbs, and what they say when a peer does not do its part."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import ranks as rank_code
+import torch
+from conftest import small_job
+from threads import in_threads
+
+from microp.comms import thread_comms
+from microp.schedule.builders import gpipe
+from microp.worker import launch_ranks
+
+
+@pytest.mark.parametrize("where", ["shm", "gloo", "threads"])
+def test_verbs(where, tmp_path):
+    if where == "threads":
+        results = in_threads(3, rank_code.use_verbs)
+    else:
+        found = launch_ranks(small_job(schedule=gpipe(3, 1), backend=where), tmp_path, 3, rank_code.verbs)
+        results = [found[rank] for rank in range(3)]
+    for rank, result in enumerate(results):
+        before = (rank - 1) % 3
+        assert result == {
+            "next": [1, 2, None][rank],
+            "prev": [None, 0, 1][rank],
+            "got": [before + 1.0] * 3,
+            "echo": [[n * 2 ** min(2, (rank - 1) % 3) for n in row] for row in ([0, 1, 2], [3, 4, 5])],
+            "aligned": True,
+            "sum": [6.0] * 3,
+            "max": [3.0] * 3,
+            "mean": [2.0] * 3,
+            "all": ["from 0", "from 1", "from 2"],
+        }
+
+
+def test_unknown_reduction():
+    [comms] = thread_comms(1)
+    with pytest.raises(ValueError, match="op='median' is not a reduction: use one of sum, product, min, max"):
+        comms.all_reduce(torch.ones(1), "median")
+
+
+def test_gloo_sees_a_short_message(tmp_path):
+    results = launch_ranks(small_job(schedule=gpipe(2, 1), backend="gloo"), tmp_path, 3, rank_code.send_short)
+    assert results[1] == "rank 0 sent fewer bytes than the 44 of shape [11]"
+
+
+def test_threads_see_another_size():
+    first, second = thread_comms(2)
+    first.send_tensor(torch.ones(10), 1)
+    with pytest.raises(ConnectionError, match=r"rank 0 sent torch.float32 \[10\], expected torch.float32 \[11\]"):
+        second.recv_tensor([11], 0)
+
+
+def test_a_peer_that_does_not_send():
+    _, second = thread_comms(2, timeout_s=0.05)
+    with pytest.raises(TimeoutError, match="waited 0.05 s for rank 0"):
+        second.recv_tensor([1], 0)
+
+
+def test_a_failed_thread_wakes_the_others():
+    first, second = thread_comms(2)
+    threading.Timer(0.05, first.abort).start()
+    with pytest.raises(ConnectionError, match="lost rank 0"):
+        second.recv_tensor([1], 0)
+    with pytest.raises(ConnectionError):
+        second.barrier()
+
+
+def test_messages_with_tags_do_not_mix():
+    first, second = thread_comms(2)
+    for tag in (3, 1, 2):
+        first.send_tensor(torch.full((1,), float(tag)), 1, tag)
+    assert [second.recv_tensor([1], 0, tag).item() for tag in (1, 2, 3)] == [1, 2, 3]
+
+
+def test_a_sent_tensor_may_be_written_again():
+    first, second = thread_comms(2)
+    tensor = torch.ones(2)
+    first.send_tensor(tensor, 1)
+    tensor.zero_()
+    assert second.recv_tensor([2], 0).tolist() == [1, 1]

@@ -1,0 +1,22 @@
+"""Configurations as a user types them, and what is said of them."""
+
+from __future__ import annotations
+
+from microp.app import Config, ConfigError, compose_config, config_checks, make_job, read_config
+
+
+def config(*overrides: str) -> Config:
+    return read_config(compose_config(*overrides))
+
+
+def problems(config: Config) -> list[str]:
+    """Everything that keeps a configuration from being run."""
+    try:
+        make_job(config)
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+def warnings(config: Config) -> list[str]:
+    return config_checks.warnings(config, make_job(config))

@@ -1,0 +1,150 @@
+"""The meters count what a calculation by hand counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from configs import config
+from conftest import CHECKPOINTING, small_job
+
+from microp.app import config_checks
+from microp.device import ActivationMeter, Cpu, MemoryMeter
+from microp.model import Batch, Stage, build_model
+from microp.schedule.builders import gpipe, naive, one_f_one_b
+from microp.settings import DeviceSettings, MlpSettings
+from microp.store import read_rows
+from microp.worker import run_threads
+
+MIB = 2**20
+
+
+def test_memory_meter_counts_every_storage_once_while_it_lives():
+    alive = torch.zeros(MIB // 4)
+    meter = MemoryMeter([alive, alive[5:]])
+    with meter:
+        a = alive + 1  # 2 MiB
+        b = a.view(2, -1)  # a view is no more memory
+        c = b * 2  # 3 MiB
+        del a, b, c
+        d = torch.empty(MIB // 2)  # 1 + 2
+        d.add_(1)
+    assert meter.peak_bytes == 3 * MIB
+
+
+def test_memory_meter_leaves_out_what_is_only_written():
+    """A tensor that was there before, as another rank's mailbox is, does not become this rank's by being written."""
+    mailbox = torch.zeros(MIB // 4)
+    meter = MemoryMeter([])
+    with meter:
+        mailbox.copy_(torch.ones(1))  # 4 bytes of its own
+        mailbox.add_(1)
+        assert meter.bytes == 0
+        seen = mailbox.detach()  # the receiver's look at it
+        assert meter.bytes == MIB
+    assert seen.data_ptr() == mailbox.data_ptr()
+    assert meter.peak_bytes == MIB
+
+
+def test_a_sent_copy_is_not_the_sender_s_memory():
+    from microp.comms import thread_comms
+
+    first, second = thread_comms(2)
+    with MemoryMeter([]) as meter:
+        first.send_tensor(torch.ones(MIB // 4), 1)
+        assert meter.bytes == 0
+        second.recv_tensor([MIB // 4], 0).detach()
+    assert meter.peak_bytes == MIB
+
+
+def test_memory_meter_agrees_with_torch_s_tracker_on_one_pass():
+    """torch's own tracker refuses a layer that is called twice; once, both see the same."""
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    layer, x = torch.nn.Linear(256, 256), torch.randn(64, 256)
+
+    def step():
+        layer(x).relu().sum().backward()
+
+    tracker = MemTracker()
+    tracker.track_external(layer, x)
+    with tracker:
+        step()
+    theirs = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    layer.zero_grad()
+    ours = Cpu().peak_memory([*layer.parameters(), x], step)
+    assert ours == pytest.approx(theirs, rel=0.01)  # theirs rounds each tensor up
+
+
+def test_activation_meter_by_hand():
+    model, rows = build_model(MlpSettings("mlp", 6, 64, "float32")), 10
+    size = rows * 64 * 4  # one activation, a boundary as well
+    layers = [model.layer(i, 0) for i in range(1, 5)]
+    expected = {
+        "never": 3 * 5 * size,  # the input and four ReLU results of three microbatches
+        "except_last": (5 + 1 + 5) * size,  # one recomputed, one input, one kept whole: it is used last
+        "always": (2 + 5) * size,  # at the first backward: two inputs and one recomputed
+        "segments": (2 * 2 + 1 + 3) * size,  # two inputs each of two, one of its own, half a stage
+    }
+    for name, checkpointing in CHECKPOINTING.items():
+        stage = Stage(layers, None, checkpointing, 3)
+        stage.load(Batch(0, None, None, [1.0] * 3))
+        meter = ActivationMeter([stage])
+        with meter:
+            for m in range(3):
+                stage.forward(m, torch.randn(rows, 64))
+                meter.look()
+            for m in range(3):
+                stage.backward(m, torch.ones(rows, 64))
+                meter.look()
+        assert (name, meter.peak_bytes) == (name, expected[name])
+        assert meter.peak_in_flight == 3
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize(
+    ("build", "peak"),
+    [
+        (naive, lambda r, k, m: 1),
+        (gpipe, lambda r, k, m: m),
+        (one_f_one_b, lambda r, k, m: min(k - r, m)),
+    ],
+)
+def test_in_flight_is_counted_in_the_run(build, peak, chunks, tmp_path):
+    ranks = 4
+    run_threads(small_job(schedule=build(ranks, chunks), steps=1), tmp_path)
+    memory = [read_rows(tmp_path, rank)[-1] for rank in range(ranks)]
+    assert [row["phase"] for row in memory] == ["memory"] * ranks
+    assert [row["in_flight_peak"] for row in memory] == [peak(rank, ranks, chunks) for rank in range(ranks)]
+
+
+def test_peak_memory_falls_with_checkpointing(tmp_path):
+    peaks = {}
+    for name in ("never", "always"):
+        folder = tmp_path / name
+        folder.mkdir()
+        model = MlpSettings("mlp", 8, 64, "float32")
+        job = small_job(model=model, batch_size=512, checkpointing=CHECKPOINTING[name], steps=1)
+        run_threads(job, folder)
+        peaks[name] = [read_rows(folder, rank)[-1] for rank in range(2)]
+    for key in ("peak_memory_mib", "peak_activation_mib"):
+        assert all(a[key] < n[key] for a, n in zip(peaks["always"], peaks["never"], strict=True))
+
+
+def test_problems_without_a_gpu(monkeypatch):
+    def problems(ranks: int) -> list[str]:
+        return config_checks.problems(config("device=cuda", f"ranks={ranks}"))
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    [problem] = problems(2)
+    assert "torch sees no GPU" in problem
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert problems(2) == []
+    assert problems(3) == ["ranks=3 is more than the 2 GPUs here: use at most 2, each rank needs its own"]
+    assert DeviceSettings("cpu", 0).problems() == ["device.threads=0 is below 1: use at least 1"]
+
+
+def test_marks_are_the_host_s_clock():
+    device = Cpu()
+    marks = [device.mark() for _ in range(3)]
+    assert device.read(marks) == sorted(marks)

@@ -1,0 +1,242 @@
+"""Emulated devices: what an action costs, that it lasts that long, and that its mathematics is real."""
+
+from __future__ import annotations
+
+import time
+from math import inf, nan
+
+import pytest
+import ranks as rank_code
+from configs import config, problems
+from conftest import CHECKPOINTING, mlp, small_job
+from emulation import opened, settings, shortest, workload
+from threads import in_threads
+
+from microp.app import terminal
+from microp.schedule import Action, Op, uniform
+from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
+from microp.simulator import Costs, nominal_costs
+from microp.store import read_rows, read_spans, summarise
+from microp.worker import monolith, run_threads
+
+# --- what an action costs ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, Costs((2, 2, 2), (6, 6, 6))),
+        ({"forward_ms": [1, 2, 3]}, Costs((1, 2, 3), (6, 6, 6))),
+        ({"weight_ms": 5}, Costs((2, 2, 2), (6, 6, 6), (5, 5, 5))),
+        ({"weight_ms": [0, 1, 2]}, Costs((2, 2, 2), (6, 6, 6), (0, 1, 2))),
+        ({"per": ["layer"]}, Costs((6, 4, 2), (18, 12, 6))),
+        ({"per": ["row"]}, Costs((8, 8, 8), (24, 24, 24))),
+        ({"per": ["row", "layer"]}, Costs((24, 16, 8), (72, 48, 24))),
+        ({"per": ["layer"], "backward_ms": [3, 6, 9]}, Costs((6, 4, 2), (9, 12, 9))),
+        ({"latency_ms": 0.5, "per": ["layer", "row"]}, Costs((24, 16, 8), (72, 48, 24), latency=0.5)),
+        ({"recompute_ms": 1}, Costs((2, 2, 2), (6, 6, 6))),  # nothing is recomputed
+    ],
+    ids=str,
+)
+def test_a_full_backward(given, expected):
+    assert nominal_costs(settings(**given), workload(), rows=4) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "backward", "weight"),
+    [({}, 3, 3), ({"weight_ms": 5}, 6, 5), ({"weight_ms": 0}, 6, 0), ({"backward_ms": [6, 6, 6]}, 3, 3)],
+    ids=str,
+)
+def test_a_backward_that_is_split(given, backward, weight):
+    costs = nominal_costs(settings(**given), workload(zb_h1(3, 3)), rows=4)
+    assert costs == Costs((2,) * 3, (backward,) * 3, (weight,) * 3)
+    whole, parts = (Action(Op.B, 1, 0), False), [(Action(Op.B, 1, 0), True), (Action(Op.W, 1, 0), True)]
+    assert costs.of(*whole) == sum(costs.of(*part) for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("given", "checkpointing", "recompute", "spared"),
+    [
+        ({}, "never", (), ()),
+        ({}, "always", (2, 2, 2), ()),
+        ({"recompute_ms": 1.5}, "always", (1.5, 1.5, 1.5), ()),
+        ({"recompute_ms": 0}, "always", (0, 0, 0), ()),
+        ({"recompute_ms": [1, 2, 3], "per": ["layer"]}, "segments", (3, 4, 3), ()),
+        ({"forward_ms": [1, 2, 3]}, "except_last", (1, 2, 3), (2,)),
+    ],
+    ids=str,
+)
+def test_recomputation(given, checkpointing, recompute, spared):
+    costs = nominal_costs(settings(**given), workload(checkpointing=checkpointing), rows=4)
+    assert (costs.recompute, costs.spared) == (recompute, spared)
+
+
+@pytest.mark.parametrize("key", ["forward_ms", "backward_ms", "weight_ms", "recompute_ms"])
+def test_a_list_of_another_length_names_its_key(key):
+    for values in ([], [1, 2], [1, 2, 3, 4]):
+        message = rf"device.{key} has {len(values)} values for 3 stages: give one per stage, or one"
+        with pytest.raises(ValueError, match=message):
+            nominal_costs(settings(**{key: values}), workload(), rows=1)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({key: -1} for key in ("forward_ms", "backward_ms", "weight_ms", "recompute_ms", "latency_ms")),
+        *({key: [1, wrong]} for key in ("forward_ms", "weight_ms") for wrong in (None, "2", True, -0.5)),
+        *({"forward_ms": wrong} for wrong in (None, nan, inf, "fast", {"a": 1}, True)),
+        {"latency_ms": inf},
+        {"per": ["stage"]},
+        {"per": ["row", "rows"]},
+    ],
+    ids=str,
+)
+def test_what_is_no_time_names_its_key(given):
+    [key] = given
+    [problem] = settings(**given).problems()
+    assert problem.startswith(f"device.{key}={given[key]} ")
+
+
+def test_good_times_are_no_problem():
+    for given in ({}, {"forward_ms": 0}, {"backward_ms": [1, 2.5]}, {"weight_ms": 3}, {"per": ["row", "layer"]}):
+        assert settings(**given).problems() == []
+    assert settings(threads=0).problems() == ["device.threads=0 is below 1: use at least 1"]
+
+
+# --- how long it lasts ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "action", "nominal"),
+    [
+        ({"forward_ms": [1, 4]}, "1F0", 4),
+        ({"backward_ms": [1, 4]}, "1B0", 4),
+        ({"backward_ms": 1.0, "weight_ms": 3.0}, "1B0", 4),
+        ({"forward_ms": 2.0, "per": ["row"]}, "0F1", 4),  # the second microbatch has 2 rows
+        ({"forward_ms": 1.0, "per": ["layer"]}, "0F0", 3),
+    ],
+)
+def test_an_action_lasts_its_nominal_time(given, action, nominal):
+    device = opened(workload(gpipe(2, 2), (3, 2), (4, 2)), **given)
+    calls = []
+
+    def work(microbatch, x):
+        calls.append((microbatch, x))
+        return "y"
+
+    action = Action.parse(action)
+    paced, _ = device.bind(action, work)
+    assert nominal <= shortest(lambda: (device.prepare_step(), paced(action.microbatch, "x"))) < 1.5 * nominal
+    assert set(calls) == {(action.microbatch, "x")}
+    assert paced(action.microbatch, "x") == "y"
+
+
+@pytest.mark.parametrize(("action", "nominal"), [("0B0", 3), ("0W0", 3)])
+def test_the_halves_of_a_backward_that_is_split(action, nominal):
+    action = Action.parse(action)
+    device = opened(workload(zb_h1(3, 3)))
+    paced, _ = device.bind(action, lambda _, x: x)
+    assert nominal <= shortest(lambda: (device.prepare_step(), paced(action.microbatch, None))) < 1.5 * nominal
+
+
+def test_an_action_that_takes_too_long_is_counted():
+    device = opened(workload(), forward_ms=5.0)
+    quick, slow = (device.bind(Action(Op.F, 0, 0), lambda _, x, ms=ms: time.sleep(ms / 1e3))[0] for ms in (0, 8))
+    quick(0, None)
+    assert device.overruns == 0
+    slow(0, None)
+    slow(0, None)
+    assert device.overruns == 2
+
+
+# --- real runs -----------------------------------------------------------------------------------
+
+TINY = {"forward_ms": 0.2, "backward_ms": 0.4}
+
+
+@pytest.mark.parametrize("build", [gpipe, one_f_one_b, zb_h1, interleaved, zb_v])
+@pytest.mark.parametrize("checkpointing", ["never", "except_last"])
+def test_gradients_are_the_monolith_s(build, checkpointing):
+    schedule = build(2, 4)
+    job = small_job(
+        schedule=schedule,
+        partition=uniform(6, schedule.stages),
+        checkpointing=CHECKPOINTING[checkpointing],
+        device=settings(**TINY, latency_ms=0.2),
+        backend="threads",
+    )
+    results = in_threads(2, lambda comms: rank_code.train(job, comms))
+    got = {index: gradients for _, layers in results for index, gradients in layers.items()}
+    want = list(monolith.steps(small_job(schedule=gpipe(1, 4)), rank_code.STEPS))
+    losses = next(losses for losses, _ in results if losses)
+    assert losses == [step.loss for step in want]
+    for index, layer in enumerate(want[-1].gradients):
+        assert rank_code.digest(got[index]) == rank_code.digest(layer)
+
+
+def run(tmp_path, checkpointing="never", **device):
+    job = small_job(
+        schedule=one_f_one_b(2, 4),
+        model=mlp(),
+        batch_size=8,
+        steps=4,
+        device=settings(**device),
+        backend="threads",
+        checkpointing=CHECKPOINTING[checkpointing],
+    )
+    run_threads(job, tmp_path)
+    return job, read_spans(tmp_path), summarise(job, tmp_path, "finished")
+
+
+def test_a_run_lasts_what_it_was_told_to(tmp_path):
+    job, spans, summary = run(tmp_path, forward_ms=[2.0, 3.0], backward_ms=[4.0, 6.0], latency_ms=1.0)
+    nominal = {"0F": 2.0, "1F": 3.0, "0B": 4.0, "1B": 6.0}
+    ends = {span.action: span.start + nominal[f"{span.stage}{span.op}"] * 1e6 for span in spans}
+    for span in spans:
+        assert span.end >= ends[span.action]
+        source = job.schedule.source(span.action)
+        if source is not None:
+            assert (span.start - ends[source]) / 1e6 >= 1.0
+    assert summary["step_ms"]["median"] >= 4 * 9 + 2 + 4 + 2  # the slow stage, what is around it, two hops
+
+
+def test_overruns_are_counted_and_said(tmp_path, capsys):
+    """Rank 1 is told to take no time at all."""
+    _, _, summary = run(tmp_path, forward_ms=[30.0, 0.0], backward_ms=[30.0, 0.0])
+    rows = [row for rank in range(2) for row in read_rows(tmp_path, rank) if row["phase"] == "measured"]
+    assert [row["overruns"] for row in rows] == [0] * 4 + [8] * 4
+    assert (summary["overruns"], summary["actions"]) == (4 * 8, 4 * 16)
+    shown = {**summary, "folder": "outputs", "message": None}
+    terminal.show([shown], tmp_path, "disabled")
+    assert "32 of 64 actions took longer than their nominal time: they measure the machine" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    terminal.show([{**shown, "overruns": 0}], tmp_path, "disabled")
+    assert "nominal" not in capsys.readouterr().err
+
+
+def test_recomputation_is_booked_as_it_was_told(tmp_path):
+    """Its real work takes no time to speak of; what is accounted for is the nominal time."""
+    _, spans, summary = run(tmp_path, "except_last", forward_ms=1.0, backward_ms=2.0, recompute_ms=[1.0, 3.0])
+    assert summary["time_ms"]["recompute"] == pytest.approx([3 * 1.0, 3 * 3.0])
+    for rank in range(2):
+        busy_ms = sum(span.end - span.start for span in spans if span.rank == rank) / 1e6
+        assert summary["time_ms"]["compute"][rank] + summary["time_ms"]["recompute"][rank] == pytest.approx(busy_ms)
+        assert busy_ms >= 4 * 1 + 4 * 2 + 3 * (1, 3)[rank]
+
+
+# --- a hop ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        (["comms=gloo"], True),
+        (["comms=shm"], False),
+        (["comms=threads"], False),
+        (["comms=gloo", "device.latency_ms=0"], False),
+    ],
+)
+def test_latency_needs_a_transport_that_stamps(words, refused):
+    message = "device.latency_ms=1.5 needs stamped messages: use comms=shm or threads, not gloo"
+    assert problems(config("device=emulated", "device.latency_ms=1.5", *words)) == ([message] if refused else [])

@@ -1,0 +1,89 @@
+"""What leaves has the size that is awaited; what is measured keeps the order and the dependencies."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from conftest import small_job
+
+from microp.comms import Comms
+from microp.engine import ActionError
+from microp.schedule.builders import gpipe, naive, one_f_one_b
+from microp.store import read_spans
+from microp.trace import in_flight_peak
+from microp.worker import Trainer, launch_ranks, run_threads
+
+
+def test_a_tensor_of_another_shape_does_not_leave():
+    job = small_job(schedule=gpipe(2, 2))
+
+    class Alone(Comms):
+        """Rank 0 of 2, to whom nobody answers."""
+
+        rank, world_size, timeout_s = 0, 2, 1
+
+        def all_reduce(self, tensor, op="sum"):
+            return tensor
+
+        def isend_tensor(self, tensor, dest, tag=0):
+            raise AssertionError("it must not leave")
+
+        def irecv_tensor(self, *_):
+            raise AssertionError("the send comes first")
+
+        all_gather = barrier = close = lambda *_: None
+
+    trainer = Trainer(job, Alone())
+    trainer.load(0)
+    engine = trainer.engine
+    engine._shapes[0] = (1, 32)
+    engine._program = [bound._replace(posts=()) for bound in engine._bind(trainer.stages, {}, trainer.sync.wrap_last)]
+    with pytest.raises(ActionError, match=r"rank 0, action 0F0, step 0: made torch.float32 \[5, 32\], 1F0 takes"):
+        trainer.engine.step(0)
+
+
+@pytest.mark.parametrize(("build", "ranks"), [(gpipe, 3), (one_f_one_b, 3), (naive, 2)])
+def test_measured_spans_keep_the_order_and_the_dependencies(build, ranks, tmp_path):
+    schedule = build(ranks, 5)
+    launch_ranks(small_job(schedule=schedule), tmp_path, 3)
+    spans = read_spans(tmp_path)
+    ends = {span.action: span.end for span in spans}
+    assert len(ends) == len(spans) == 2 * 5 * ranks
+    for rank in range(ranks):
+        own = sorted((span for span in spans if span.rank == rank), key=lambda span: span.start)
+        assert tuple(span.action for span in own) == schedule.ranks[rank]
+        assert all(a.end <= b.start for a, b in pairwise(own))
+    for span in spans:
+        assert all(ends[parent] <= span.start for parent in schedule.parents(span.action))
+    peaks = {"gpipe": [5] * 3, "1f1b": [3, 2, 1], "naive": [1, 1]}[schedule.name]
+    assert in_flight_peak(spans) == dict(enumerate(peaks))
+
+
+def test_the_loss_falls_on_both_models(tmp_path):
+    from conftest import gpt, mlp
+
+    from microp.store import read_rows
+
+    for model in (mlp(), gpt(dropout=0.0)):
+        folder = tmp_path / model.name
+        folder.mkdir()
+        run_threads(small_job(model=model, batch_size=64, steps=40), folder)
+        losses = [row["loss"] for row in read_rows(folder, 1)]
+        assert sum(losses[-5:]) / 5 < losses[0] - 1.0
+        assert all(row["loss"] is None for row in read_rows(folder, 0))
+
+
+def test_gradients_are_dropped_between_steps():
+    from microp.comms import thread_comms
+
+    job = small_job(schedule=gpipe(1, 2))
+    [comms] = thread_comms(1)
+    trainer = Trainer(job, comms, 0)
+    trainer.load(0)
+    trainer.step(0)
+    weight = next(trainer.stages[0].layers.parameters())
+    assert isinstance(weight.grad, torch.Tensor)
+    trainer.load(1)
+    assert weight.grad is None

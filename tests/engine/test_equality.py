@@ -1,0 +1,162 @@
+"""Gradients and losses equal the monolith's bit for bit, on real processes.
+
+schedules x ranks x chunks x partitions x checkpointing x models, one launch for each
+number of ranks; chunks go below the ranks, are no multiple of them, and do not divide the
+batch of 9 rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, partial
+from itertools import cycle, product
+
+import pytest
+import ranks as rank_code
+import torch
+from conftest import CHECKPOINTING, gpt, mlp, small_job
+
+from microp.schedule import Op, skewed, uniform
+from microp.schedule import builders as schedules
+from microp.schedule.builders import Drain, gpipe, naive, one_f_one_b, zb_h1
+from microp.settings import EngineSettings
+from microp.worker import launch_ranks, monolith
+
+CHUNKS = (1, 2, 3, 5, 8)
+BUILDERS = [getattr(schedules, name) for name in schedules.__all__ if name not in ("Drain", "from_file")]
+MODELS = {"mlp": mlp, "gpt": gpt}
+
+
+@cache
+def expected(model: str, chunks: int):
+    job = small_job(schedule=gpipe(1, chunks), model=MODELS[model]())
+    done = list(monolith.steps(job, rank_code.STEPS))
+    return [step.loss for step in done], [rank_code.digest(layer) for layer in done[-1].gradients]
+
+
+def cases(ranks: int):
+    grid = product((naive, gpipe, one_f_one_b), CHUNKS, (uniform, skewed), CHECKPOINTING.values(), MODELS)
+    for build, chunks, cut, checkpointing, name in grid:
+        model = MODELS[name]()
+        yield small_job(
+            schedule=build(ranks, chunks),
+            partition=cut(model.layers, ranks),
+            checkpointing=checkpointing,
+            model=model,
+        )
+
+
+@pytest.mark.parametrize(("ranks", "backend"), [(1, "shm"), (2, "shm"), (3, "shm"), (4, "shm"), (3, "gloo")])
+def test_bit_for_bit(ranks, backend, tmp_path):
+    jobs = [replace(job, backend=backend) for job in cases(ranks)]
+    entry = partial(rank_code.train_all, jobs)
+    results = launch_ranks(jobs[0], tmp_path, 3, entry)
+    for number, job in enumerate(jobs):
+        losses, layers = expected(job.model.name, job.schedule.chunks)
+        case = (job.schedule.name, job.schedule.chunks, job.partition, job.checkpointing.name, job.model.name)
+        got = {}
+        for rank in range(ranks):
+            got |= results[rank][number][1]
+        assert results[ranks - 1][number][0] == losses, case
+        assert [got[index] for index in range(job.model.layers)] == layers, case
+
+
+OTHERS = [b for b in BUILDERS if b not in (naive, gpipe, one_f_one_b)]
+
+
+def in_monolith_s_order(schedule) -> bool:
+    """Whether every stage adds up its weights' gradients from the first microbatch to the last."""
+    adds = {stage: [] for stage in range(schedule.stages)}
+    for _, action in schedule:
+        whole = action.op is Op.B and (action.stage, action.microbatch) not in schedule.split
+        if whole or action.op is Op.W:
+            adds[action.stage].append(action.microbatch)
+    return all(order == sorted(order) for order in adds.values())
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_every_schedule(ranks, tmp_path):
+    """All other builders, M from 1 to 3K; models, partitions and checkpointing take turns."""
+    turns = cycle(product((mlp, gpt), CHECKPOINTING.values(), (uniform, skewed)))
+    jobs = []
+    for build, chunks in product(OTHERS, range(1, 3 * ranks + 1)):
+        try:
+            schedule = build(ranks, chunks)
+        except ValueError:
+            continue  # the builder says for which numbers it is not defined
+        make, checkpointing, cut = next(turns)
+        assert in_monolith_s_order(schedule)
+        model = replace(make(), layers=schedule.stages + 1)
+        jobs.append(
+            small_job(
+                schedule=schedule,
+                model=model,
+                partition=cut(model.layers, schedule.stages),
+                checkpointing=checkpointing,
+                batch_size=13,
+            )
+        )
+    results = launch_ranks(jobs[0], tmp_path, 3, partial(rank_code.train_all, jobs))
+    oracle = cache(lambda model, layers, chunks: monolith_of(model, layers, chunks, 13))
+    for number, job in enumerate(jobs):
+        case = (job.schedule.name, job.schedule.chunks, job.partition.sizes, job.checkpointing.name)
+        losses, layers = oracle(job.model.name, job.model.layers, job.schedule.chunks)
+        got = {index: bits for rank in range(ranks) for index, bits in results[rank][number][1].items()}
+        assert [got[index] for index in range(job.model.layers)] == layers, case
+        last = job.schedule.placement[job.schedule.stages - 1]
+        assert results[last][number][0] == losses, case
+
+
+def monolith_of(name: str, layers: int, chunks: int, batch_size: int):
+    model = replace(MODELS[name](), layers=layers)
+    job = small_job(schedule=gpipe(1, chunks), model=model, batch_size=batch_size)
+    done = list(monolith.steps(job, rank_code.STEPS))
+    return [step.loss for step in done], [rank_code.digest(layer) for layer in done[-1].gradients]
+
+
+OTHER_SUMS = {
+    "last in, first out": (gpipe(3, 5, Drain.lifo), False),
+    "W batched": (zb_h1(3, 5), True),
+}
+
+
+@pytest.mark.parametrize("sums", OTHER_SUMS)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
+def test_another_order_of_summation(model, checkpointing, sums, tmp_path):
+    """float64, to 1e-12."""
+    subject = MODELS[model]("float64")
+    schedule, batch_weights = OTHER_SUMS[sums]
+    job = small_job(
+        schedule=schedule,
+        engine=EngineSettings("microp", batch_weights),
+        partition=uniform(subject.layers, 3),
+        model=subject,
+        checkpointing=CHECKPOINTING[checkpointing],
+    )
+    ranks = launch_ranks(job, tmp_path, 3, rank_code.train_tensors)
+    *_, want = monolith.steps(job, rank_code.STEPS)
+    got = {index: grads for _, layers in ranks.values() for index, grads in layers.items()}
+    for index, gradients in enumerate(want.gradients):
+        for mine, theirs in zip(got[index], gradients, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+    assert ranks[2][0][-1] == pytest.approx(want.loss, abs=1e-12)
+
+
+def test_the_gradient_is_the_batch_s():
+    """Weighting each microbatch by its rows gives the gradient of the whole batch's mean."""
+    [whole], [split] = (
+        list(monolith.steps(small_job(model=mlp("float64"), schedule=gpipe(1, chunks)), 1)) for chunks in (1, 4)
+    )
+    for mine, theirs in zip(split.gradients, whole.gradients, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_a_wrong_gradient_is_seen():
+    """The comparison can fail: one changed bit changes a digest."""
+    [step] = monolith.steps(small_job(), 1)
+    weight, bias = step.gradients[0]
+    changed = weight.clone()
+    changed.view(-1).view(torch.int32)[3] ^= 1
+    assert rank_code.digest([changed, bias]) != rank_code.digest([weight, bias])

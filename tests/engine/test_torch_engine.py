@@ -1,0 +1,115 @@
+"""torch's pipeline runtime in the engine's place, and the comparison of both in one launch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import ranks as rank_code
+import torch
+from configs import config, problems
+from conftest import CHECKPOINTING, gpt, mlp, small_job
+
+from microp.job import TORCH_SCHEDULES
+from microp.job.torch_support import nearest_in_torch
+from microp.schedule import uniform
+from microp.schedule.builders import breadth_first, gpipe, interleaved, naive, one_f_one_b, zb_h1, zb_v
+from microp.settings import EngineSettings
+from microp.store import read_json, read_rows, read_spans, summarise, write_json
+from microp.worker import launch_ranks
+
+BUILDERS = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved": partial(interleaved, stages_per_rank=2),
+    "breadth_first": partial(breadth_first, stages_per_rank=2),
+    "zb_v": zb_v,
+}
+
+
+def job_for(build, **changes):
+    schedule, model = build(2, 4), changes.pop("model", mlp())
+    cut = uniform(model.layers, schedule.stages)
+    return small_job(schedule=schedule, model=model, partition=cut, batch_size=8, **changes)
+
+
+def test_every_schedule_of_torch_is_tried():
+    assert set(BUILDERS) == set(TORCH_SCHEDULES)
+
+
+def test_both_engines_give_the_same_losses_and_gradients(tmp_path):
+    """Of the first step and of the second, which sees the optimizer's work."""
+    jobs = [job_for(build) for build in BUILDERS.values()]
+    jobs += [job_for(gpipe, model=gpt(), checkpointing=CHECKPOINTING[name]) for name in ("never", "always", "segments")]
+    both = [replace(job, engine=EngineSettings(name, False)) for job in jobs for name in ("microp", "torch")]
+    results = launch_ranks(both[0], tmp_path, 3, partial(rank_code.train_all_tensors, both))
+    for number, job in enumerate(jobs):
+        for rank in (0, 1):
+            (losses, layers), (theirs, their_layers) = results[rank][2 * number : 2 * number + 2]
+            assert losses == pytest.approx(theirs, rel=1e-5), job.schedule.name
+            assert layers.keys() == their_layers.keys()
+            for index, tensors in layers.items():
+                for mine, other in zip(tensors, their_layers[index], strict=True):
+                    torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("build", "engines"), [(gpipe, {"microp", "limit", "torch"}), (naive, {"microp", "limit"})])
+def test_a_comparison_alternates_and_is_summed_up(build, engines, tmp_path):
+    job = job_for(build, engine=EngineSettings("compare", False), steps=4)
+    launch_ranks(job, tmp_path, 3)
+    rows = read_rows(tmp_path, 0)
+    measured = [row["engine"] for row in rows if row["phase"] == "measured"]
+    turns = [measured[i : i + len(engines)] for i in range(0, len(measured), len(engines))]
+    assert len(turns) == 4
+    assert all(set(turn) == engines for turn in turns)
+    assert len({turn[0] for turn in turns}) == len(engines)  # nobody always comes first
+    assert [row["engine"] for row in rows if row["phase"] == "memory"] == ["microp"]
+    write_json(tmp_path / "summary.json", summarise(job, tmp_path, "finished"))
+    summary = read_json(tmp_path / "summary.json")
+    assert summary["steps"] == 4
+    times = summary["engines"]["pipeline_ms"]
+    assert set(times) == engines
+    assert all(0 < time["median"] < summary["step_ms"]["median"] * 100 for time in times.values())
+    assert ("torch/microp" in summary["engines"]["ratio"]) == ("torch" in engines)
+    assert len(read_spans(tmp_path)) == sum(map(len, job.schedule.ranks))
+
+
+def test_a_run_by_torch_leaves_the_same_rows(tmp_path):
+    for name in ("microp", "torch"):
+        (tmp_path / name).mkdir()
+        launch_ranks(job_for(one_f_one_b, engine=EngineSettings(name, False)), tmp_path / name, 3)
+    keys = [[set(row) for row in read_rows(tmp_path / name, 1)] for name in ("microp", "torch")]
+    assert keys[0] == keys[1]
+    mine, theirs = ({span.action for span in read_spans(tmp_path / name)} for name in ("microp", "torch"))
+    assert mine == theirs
+
+
+def test_beside_a_schedule_that_torch_lacks_its_nearest_is_run():
+    assert nearest_in_torch(zb_h1(2, 4)).name == "1f1b"
+    assert nearest_in_torch(gpipe(2, 4)).name == "gpipe"
+    assert job_for(zb_h1, engine=EngineSettings("compare", False)).engines == ("microp", "limit", "torch")
+
+
+def test_a_comparison_does_without_torch_where_it_cannot():
+    few = job_for(lambda ranks, _: one_f_one_b(ranks, 1), engine=EngineSettings("compare", False))
+    assert few.engines == ("microp", "limit")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("schedule=zb_h1", "engine=torch has no schedule 'zb_h1': use one of gpipe, 1f1b"),
+        ("ranks=1", "engine=torch needs a pipeline of ranks=2 or more"),
+        ("chunks=3", "engine=torch needs equal microbatches: 256 rows in chunks=3 are not"),
+        (
+            "schedule=1f1b ranks=4 chunks=2",
+            "engine=torch needs at least one microbatch per stage for 1f1b",
+        ),
+        ("checkpointing=except_last", "engine=torch treats all microbatches alike: checkpointing=except_last does not"),
+        ("comms=threads", "engine=torch needs ranks that are processes: use comms=auto"),
+    ],
+)
+def test_what_torch_cannot_run_is_refused(overrides, message):
+    found = problems(config("engine=torch", *overrides.split()))
+    assert any(problem.startswith(message) for problem in found)

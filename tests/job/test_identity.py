@@ -1,0 +1,126 @@
+"""What makes two runs the same: run ids and question ids."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from microp.app import compose_config, job_of, read_config
+from microp.app.config import plain
+from microp.job import Job, identity
+from microp.schedule import to_text
+from microp.schedule.builders import gpipe, one_f_one_b
+
+GOLDEN = {  # overrides -> the run id that they had before the code was moved into packages
+    "": "gpipe-m4-k2-55b3113b",
+    "schedule=1f1b chunks=8": "1f1b-m8-k2-4515b895",
+    "schedule=interleaved ranks=4 chunks=8": "interleaved-m8-k4-e29eacc0",
+    "device=emulated ranks=4 model.dim=64 model.layers=4 batch_size=64 "
+    "device.per=[layer,row] device.latency_ms=1.5": "gpipe-m4-k4-e38e800f",
+    "model=gpt batch_size=32": "gpipe-m4-k2-d23083ab",
+    "replicas=2 sync=compare ranks=1 chunks=1": "gpipe-m1-k1-r2-c9364ba5",
+    "partition=skewed partition.share=0.8": "gpipe-m4-k2-1ee8bbdf",
+    "partition=sizes partition.sizes=[4,12]": "gpipe-m4-k2-a0778ca0",
+    "schedule=gpipe schedule.drain=lifo checkpointing=except_last": "gpipe-m4-k2-8d5e861b",
+    "schedule=zb_v checkpointing=segments checkpointing.segments=3 engine.batch_weights=true": "zb_v-m4-k2-0a285e6a",
+    "repeat=2": "gpipe-m4-k2-f42bcdf1",
+    "engine=compare comms=gloo device.threads=2": "gpipe-m4-k2-ed1ab2c8",
+    "schedule=v_half ranks=4 chunks=8 data=synthetic tracking=disabled seed=5 again=true": "v_half-m8-k4-30200f1a",
+}
+
+
+@pytest.mark.parametrize(("overrides", "run_id"), GOLDEN.items(), ids=GOLDEN.values())
+def test_old_results_stay_found(overrides: str, run_id: str) -> None:
+    assert job_of(*overrides.split()).run_id == run_id
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    return job_of()
+
+
+def test_launches_of_one_question_share_its_id(job: Job) -> None:
+    launches = [job_of(f"repeat={repeat}") for repeat in (0, 1, 2)]
+    assert {each.question_id for each in launches} == {job.question_id}
+    assert len({each.run_id for each in launches}) == 3
+    assert launches[0].run_id == job.run_id
+
+
+ASKED = [
+    *("ranks=4", "chunks=8", "replicas=2", "batch_size=128", "steps=7", "warmup_steps=2", "learning_rate=0.01"),
+    *("seed=1", "schedule=1f1b", "schedule.drain=lifo", "partition=skewed", "model=gpt", "model.dim=64"),
+    *("checkpointing=always", "engine=compare", "data=synthetic", "device=emulated", "device.threads=2"),
+    *("comms=gloo", "comms=shm"),
+]
+
+
+def test_every_other_question_has_another_id(job: Job) -> None:
+    jobs = [job, *(job_of(word) for word in ASKED)]
+    assert len({each.question_id for each in jobs}) == len(jobs)
+    assert len({each.run_id for each in jobs}) == len(jobs)
+    assert not {each.question_id for each in jobs} & {each.run_id.rsplit("-")[-1] for each in jobs}
+
+
+def test_how_replicas_are_kept_equal_is_asked_only_where_there_are_some(job: Job) -> None:
+    assert job_of("sync=flat").question_id == job.question_id
+    one, other = (job_of("replicas=2", f"sync={sync}") for sync in ("ddp", "flat"))
+    assert one.question_id != other.question_id
+    assert one.run_id != other.run_id
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "comms.timeout_s=7",
+        "tracking=online",
+        "tracking=disabled",
+        "tracking.tags=[mine]",
+        "launch=torchrun",
+        "launch.shutdown_s=9",
+        "output_dir=elsewhere",
+        "activation_limit=99",
+        "again=true",
+        "skip=true",
+    ],
+)
+def test_where_how_and_whether_it_runs_is_not_asked(job: Job, word: str) -> None:
+    config, order = plain(read_config(compose_config(word))), to_text(job.schedule)
+    assert config != plain(read_config(compose_config()))
+    assert (identity.run_id(config, order), identity.question_id(config, order)) == (job.run_id, job.question_id)
+
+
+def test_another_order_in_the_same_file_is_another_question(tmp_path) -> None:
+    path, found = tmp_path / "mine.txt", []
+    for schedule in (gpipe(2, 3), one_f_one_b(2, 3), gpipe(2, 3)):
+        path.write_text(to_text(schedule))
+        found.append(job_of("schedule=file", f"schedule.path={path}", "chunks=3"))
+    first, other, again = ((each.run_id, each.question_id) for each in found)
+    assert first[0] != other[0]
+    assert first[1] != other[1]
+    assert first == again
+
+
+def test_a_key_that_is_added_later_asks_nothing_new_at_its_default(monkeypatch) -> None:
+    config, order = plain(read_config(compose_config())), to_text(gpipe(2, 4))
+    before = identity.run_id(config, order), identity.question_id(config, order)
+    later = copy.deepcopy(config)
+    later |= {"shape": None, "made": {"up": {"later": [1, 2]}}}
+    later["model"]["bias"] = True
+    monkeypatch.setattr(identity, "ADDED", {"shape": None, "model.bias": True, "made.up.later": [1, 2]})
+    assert (identity.run_id(config, order), identity.question_id(config, order)) == before  # it lacks the keys
+    for group, key, value in (("model", "bias", False), ("made", "up", {"later": [1]}), (None, "shape", 3)):
+        changed = copy.deepcopy(later)
+        (changed if group is None else changed[group])[key] = value
+        assert identity.run_id(changed, order) != before[0]
+        assert identity.question_id(changed, order) != before[1]
+    del later["made"]
+    assert (identity.run_id(later, order), identity.question_id(later, order)) == before
+
+
+def test_the_configuration_is_left_as_it_was() -> None:
+    config = plain(read_config(compose_config("comms.timeout_s=7", "replicas=1")))
+    copied = copy.deepcopy(config)
+    identity.run_id(config, "")
+    identity.question_id(config, "")
+    assert config == copied

@@ -1,0 +1,94 @@
+"""The course: every lab runs, and what it teaches is so."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from microp.labs import LABS, ddp, gpipe, manual_replicas, manual_split, memory_wall, monolith, naive, one_f_one_b
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "microp" / "labs"
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_a_lab_is_short(path):
+    assert len(path.read_text().splitlines()) < 80
+
+
+def test_the_readme_lists_them_in_order():
+    text = (ROOT / "README.md").read_text()
+    assert re.findall(r"-m microp\.labs\.(\w+)`", text) == list(LABS)
+    assert all((FOLDER / f"{name}.py").exists() for name in LABS)
+
+
+def test_the_list(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "microp.labs"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert re.findall(r"microp\.labs\.(\w+)", done.stdout) == list(LABS)
+
+
+def test_monolith(capsys):
+    monolith.main()
+    losses = [float(loss) for loss in re.findall(r"loss (\d\.\d+)", capsys.readouterr().out)]
+    assert len(losses) > 5
+    assert losses[-1] < losses[0] - 1
+
+
+def test_memory_wall(capsys):
+    memory_wall.main([])
+    text = capsys.readouterr().out
+    assert "   40.00 GB  parameters" in text
+    assert "   80.00 GB  Adam's two moments" in text
+    assert "The parameters alone are 40 GB: they do not fit on a card of 24 GB." in text
+    memory_wall.main(["--parameters", "1e9"])
+    assert "they fit on a card of 24 GB" in capsys.readouterr().out
+
+
+def test_manual_split(capsys):
+    manual_split.main()
+    text = capsys.readouterr().out
+    assert text.index("gradients: False") < text.index("gradients: True", text.index("gradients: False"))
+    assert "32 of 32 gradients equal the monolith's bit for bit" in text
+
+
+def test_manual_replicas(capsys):
+    manual_replicas.main()
+    alone, average = map(float, re.findall(r"(\d\.\de-\d+)", capsys.readouterr().out))
+    assert average < 1e-12 < 1e-4 < alone
+
+
+def test_ping_pong_by_torchrun():
+    command = [str(Path(sys.executable).parent / "torchrun"), "--nproc_per_node=2", "-m", "microp.labs.ping_pong"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    assert "world of 2: rank 0 is process" in done.stdout
+    assert ", between None and 1; rank 1 is process" in done.stdout
+    assert "the mean of their numbers, 0.5" in done.stdout
+    rows = [list(map(float, line.split())) for line in done.stdout.splitlines() if re.fullmatch(r"[\d. ]+", line)]
+    assert [row[0] for row in rows] == [4**power for power in range(8)]
+    assert all(row[1] > 0 < row[3] for row in rows)  # times; a rate in whole MiB/s is 0 where a core is not free
+    assert all(row[4] > 0 for row in rows)
+
+
+def test_three_pipelines():
+    found = {lab.__name__.rsplit(".")[-1]: lab.main() for lab in (naive, gpipe, one_f_one_b)}
+    assert all(share == pytest.approx(1 / 4, abs=0.03) for share in found["naive"]["utilisation"])
+    for name in ("gpipe", "one_f_one_b"):
+        assert all(share == pytest.approx(4 / 7, abs=0.05) for share in found[name]["utilisation"])
+    assert found["naive"]["in_flight"] == [1, 1, 1, 1]
+    assert found["gpipe"]["in_flight"] == [4, 4, 4, 4]
+    assert found["one_f_one_b"]["in_flight"] == [4, 3, 2, 1]
+
+
+def test_hooks_fire_from_the_last_layer_to_the_first(capsys):
+    labels = ddp.main()
+    layers = [int(label.split()[1]) for label in labels]
+    assert layers == sorted(layers, reverse=True)
+    assert len(labels) == 32
+    early, every = map(int, re.search(r"(\d+) of (\d+) sums started before", capsys.readouterr().out).groups())
+    assert 0 < early <= every

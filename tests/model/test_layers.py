@@ -1,0 +1,110 @@
+"""Layers follow from (seed, index), whoever builds them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import gpt, mlp
+
+from microp.model import Dropout, build_model
+from microp.model.layers import Bits
+from microp.settings import MlpSettings
+
+MODELS = [mlp(), gpt(), mlp("float64"), gpt("float64")]
+
+
+@pytest.mark.parametrize("settings", MODELS, ids=lambda m: f"{m.name}-{m.dtype}")
+def test_layers_fit_each_other(settings):
+    model = build_model(settings)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randint(0, 256, (16, settings.row_bytes), generator=generator)
+    for index in range(model.layers):
+        x = model.layer(index, 0)(x)
+        if index < model.layers - 1:
+            assert tuple(x.shape) == settings.boundary(16)
+            assert x.dtype == model.dtype == getattr(torch, settings.dtype)
+    loss = model.loss(x, torch.randint(0, 256, (16, settings.row_bytes), generator=generator))
+    assert 4.5 < loss.item() < 7.5  # about ln 256 = 5.55 before training
+
+
+@pytest.mark.parametrize("settings", MODELS[:2], ids=lambda m: m.name)
+def test_a_layer_does_not_depend_on_what_was_built_before(settings):
+    model = build_model(settings)
+    torch.manual_seed(1)
+    alone = model.layer(3, seed=5)
+    torch.manual_seed(2)
+    for index in range(3):
+        model.layer(index, seed=5)
+    again, other = model.layer(3, seed=5), model.layer(3, seed=6)
+    assert all(torch.equal(a, b) for a, b in zip(alone.parameters(), again.parameters(), strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(alone.parameters(), other.parameters(), strict=True))
+    neighbour = model.layer(2, seed=5)
+    assert any(not torch.equal(a, b) for a, b in zip(alone.parameters(), neighbour.parameters(), strict=True))
+
+
+def test_building_leaves_the_global_generator_alone():
+    before = torch.get_rng_state()
+    build_model(gpt()).layer(0, 0)
+    build_model(mlp()).layer(0, 0)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_mlp_has_sixteen_linear_layers_as_the_courses_have():
+    model = build_model(MlpSettings("mlp", 16, 64, "float32"))
+    linear = [m for i in range(16) for m in model.layer(i, 0).modules() if isinstance(m, torch.nn.Linear)]
+    assert len(linear) == 16
+
+
+def test_bits():
+    assert Bits(torch.float32)(torch.tensor([[5, 255]])).tolist() == [[1, -1, 1, -1, -1, -1, -1, -1] + [1] * 8]
+
+
+def test_gpt_sees_no_later_byte():
+    model = build_model(gpt(dropout=0.0))
+    layers = torch.nn.Sequential(*(model.layer(i, 0) for i in range(model.layers)))
+    x = torch.randint(0, 256, (1, model.context))
+    y = x.clone()
+    y[0, 5] = (y[0, 5] + 1) % 256
+    a, b = layers(x), layers(y)
+    assert torch.equal(a[0, :5], b[0, :5])
+    assert not torch.equal(a[0, 5:], b[0, 5:])
+
+
+def test_dropout_follows_from_seed_step_and_microbatch():
+    x = torch.ones(1000)
+
+    def mask(seed, step, microbatch):
+        dropout = Dropout(0.25, seed)
+        dropout.at(step, microbatch)
+        return dropout(x)
+
+    assert torch.equal(mask(1, 2, 3), mask(1, 2, 3))
+    for other in (mask(0, 2, 3), mask(1, 0, 3), mask(1, 2, 0)):
+        assert not torch.equal(mask(1, 2, 3), other)
+    assert mask(1, 2, 3).unique().tolist() == [0.0, pytest.approx(1 / 0.75)]
+    assert 0.7 < (mask(1, 2, 3) > 0).float().mean() < 0.8
+    assert Dropout(0.0, 1)(x) is x
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 3}, "model.heads=3 does not divide model.dim=16"),
+        ({"heads": 0}, "model.heads=0 does not divide"),
+        ({"context": 0}, "model.context=0 is below 1"),
+        ({"layers": 0}, "model.layers=0 is below 1"),
+        ({"dropout": 1.0}, "model.dropout=1.0 is not in"),
+        ({"dtype": "float16"}, "model.dtype=float16"),
+    ],
+)
+def test_problems(changes, message):
+    model = gpt()
+    for key, value in changes.items():
+        setattr(model, key, value)
+    assert any(message in problem for problem in model.problems())
+
+
+def test_mlp_wants_whole_bytes():
+    assert MlpSettings("mlp", 2, 12, "float32").problems() == [
+        "model.dim=12 is not a positive multiple of 8, the bits of a byte: use e.g. 64"
+    ]

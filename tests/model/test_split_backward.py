@@ -1,0 +1,197 @@
+"""B and W together are the full backward, bit for bit, for any module that owns weights."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from conftest import CHECKPOINTING, mlp
+from torch import nn
+from torch.autograd.graph import get_gradient_edge
+
+from microp.device import ActivationMeter
+from microp.model import Batch, Stage, build_model
+from microp.model.split_backward import Deferred, SplitBackward, run_together, weight_owners
+
+
+class TwoInTwoOut(nn.Module):
+    """Owns a weight, takes a tensor by keyword, and gives a dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x, scale=1.0, *, other):
+        return {"a": x @ self.weight * scale, "b": other + self.weight.sum()}
+
+
+class Joined(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = TwoInTwoOut()
+
+    def forward(self, x):
+        out = self.inner(x, 2.0, other=x * 3)
+        return out["a"] + out["b"]
+
+
+class Tied(nn.Module):
+    """One layer twice, and its weight once more in another."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(self.first(x))))
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+MODULES = {
+    "linear": (nn.Linear(8, 5), (4, 8)),
+    "linear 3d": (nn.Linear(8, 5), (2, 3, 8)),
+    "without bias": (nn.Linear(8, 5, bias=False), (4, 8)),
+    "norm": (nn.LayerNorm(8), (4, 8)),
+    "deep": (nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 3))), (4, 8)),
+    "convolution": (nn.Conv1d(8, 3, 2), (2, 8, 6)),
+    "attention": (Attention(), (2, 5, 8)),
+    "tied": (Tied(), (4, 8)),
+    "keywords and dicts": (Joined(), (4, 8)),
+}
+
+
+REORDERED = ("attention", "tied")  # one weight or input is used several times: its parts add up in another order
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_b_and_w_are_the_full_backward(name):
+    module, shape = MODULES[name]
+    whole, split = copy.deepcopy(module).double(), copy.deepcopy(module).double()
+    tolerance = 1e-12 if name in REORDERED else 0.0
+    backward = SplitBackward(split)
+    for _ in range(2):  # gradients add up
+        x = torch.randn(shape, dtype=torch.float64)
+        mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        deferred = backward.deferred = Deferred()
+        y, z = split(mine), whole(theirs)
+        assert torch.equal(y, z)
+        g = torch.randn_like(y)
+        before = [None if p.grad is None else p.grad.clone() for p in split.parameters()]
+        found = deferred.backward(get_gradient_edge(y), g, mine, backward.anchor)
+        assert all(p.grad is b or torch.equal(p.grad, b) for p, b in zip(split.parameters(), before, strict=True))
+        z.backward(g)
+        torch.testing.assert_close(found, theirs.grad, rtol=0, atol=tolerance)
+        deferred.run()
+        for a, b in zip(split.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=tolerance)
+
+
+def divide(module: nn.Module, x: torch.Tensor) -> Deferred:
+    """Forward and B of the module's sum; W is left."""
+    backward = SplitBackward(module)
+    deferred = backward.deferred = Deferred()
+    loss = module(x).sum()
+    deferred.backward(get_gradient_edge(loss), None, x, backward.anchor)
+    return deferred
+
+
+def test_several_microbatches_w_can_be_one_product():
+    module = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 3, bias=False)).double()
+    whole, backward, several = copy.deepcopy(module), SplitBackward(module), []
+    for rows in (4, 3, 4):
+        x = torch.randn(rows, 8, dtype=torch.float64)
+        whole(x).square().sum().backward()
+        deferred = backward.deferred = Deferred()
+        several.append(deferred)
+        deferred.backward(get_gradient_edge(module(x).square().sum()), None, x, backward.anchor)
+    run_together(several)
+    for a, b in zip(module.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-12)
+    assert not any(deferred.parts for deferred in several)
+
+
+def test_an_input_that_is_written_after_its_forward_is_refused():
+    layer = nn.Linear(4, 4)
+    backward = SplitBackward(layer)
+    deferred = backward.deferred = Deferred()
+    x = torch.randn(2, 4)
+    loss = layer(x).sum()
+    x.zero_()
+    with pytest.raises(RuntimeError, match="written in place"):
+        deferred.backward(get_gradient_edge(loss), None, x, backward.anchor)
+
+
+def test_an_embedding_has_no_input_gradient():
+    table = nn.Embedding(10, 4)
+    deferred = divide(table, torch.tensor([1, 1, 3]))
+    assert table.weight.grad is None
+    assert len(deferred.parts) == 1
+    deferred.run()
+    assert table.weight.grad[:, 0].tolist() == [0, 2, 0, 1, 0, 0, 0, 0, 0, 0]
+
+
+def test_hooks_go_on_working():
+    layer, seen = nn.Linear(4, 4), []
+    layer.register_forward_hook(lambda *_: seen.append("forward"))
+    layer.register_full_backward_hook(lambda *_: seen.append("backward"))
+    layer.weight.register_post_accumulate_grad_hook(lambda _: seen.append("weight"))
+    deferred = divide(layer, torch.randn(2, 4, requires_grad=True))
+    assert seen == ["forward", "backward"]
+    deferred.run()
+    assert seen == ["forward", "backward", "weight"]
+
+
+def test_without_deferred_nothing_is_divided():
+    layer = nn.Linear(4, 4)
+    backward = SplitBackward(layer)
+    layer(torch.randn(2, 4)).sum().backward()
+    assert layer.weight.grad is not None
+    deferred = backward.deferred = Deferred()
+    with torch.no_grad():
+        layer(torch.randn(2, 4))
+    assert deferred.parts == []
+
+
+def test_frozen_weights_stay_so():
+    layer = nn.Linear(4, 4)
+    layer.bias.requires_grad_(False)
+    divide(layer, torch.randn(2, 4)).run()
+    assert layer.bias.grad is None
+    assert layer.weight.grad is not None
+
+
+def test_the_outermost_owner_is_divided_whole():
+    module = Attention()
+    assert list(weight_owners(module)) == [module.attention]
+    assert len(list(weight_owners(build_model(mlp()).layer(0, 0)))) == 1
+
+
+@pytest.mark.parametrize("name", CHECKPOINTING)
+def test_what_is_held_between_b_and_w_is_counted(name):
+    """After B: of each of four Linear layers its input and its output's gradient; after W nothing."""
+    rows, dim = 10, 32
+    size = rows * dim * 4
+    model = build_model(mlp())
+    stage = Stage([model.layer(i, 0) for i in range(1, 5)], None, CHECKPOINTING[name], 1, [0])
+    stage.load(Batch(0, None, None, [1.0]))
+    meter = ActivationMeter([stage])
+    with meter:
+        stage.forward(0, torch.randn(rows, dim))
+        stage.backward(0, torch.ones(rows, dim))
+        meter.peak_bytes = 0
+        meter.look()
+        assert meter.peak_bytes == 8 * size
+        stage.weight_gradient(0, None)
+        meter.peak_bytes = 0
+        meter.look()
+        assert meter.peak_bytes == 0

@@ -1,0 +1,88 @@
+"""What a stage keeps, and that running again gives the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import CHECKPOINTING, gpt, mlp
+from torch.utils.checkpoint import checkpoint_sequential
+
+from microp.model import Batch, Stage, build_model
+from microp.settings import Checkpointing
+
+
+def make(checkpointing, chunks=3, model=None, first=1, last=5):
+    model = build_model(model or mlp())
+    stage = Stage([model.layer(i, 0) for i in range(first, last)], None, checkpointing, chunks)
+    stage.load(Batch(0, None, None, [1.0] * chunks))
+    return stage
+
+
+def run(stage, chunks=3):
+    torch.manual_seed(0)
+    xs = [torch.randn(4, 32) for _ in range(chunks)]
+    outputs = [stage.forward(m, x) for m, x in enumerate(xs)]
+    inputs = [stage.backward(m, torch.ones_like(y)) for m, y in enumerate(outputs)]
+    return outputs, inputs, [p.grad for p in stage.layers.parameters()]
+
+
+@pytest.mark.parametrize("name", ["except_last", "always", "segments"])
+def test_recomputation_changes_no_bit(name):
+    for mine, theirs in zip(run(make(CHECKPOINTING[name])), run(make(CHECKPOINTING["never"])), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_segments_equal_torch_s_checkpoint_sequential():
+    _, [mine, *_], gradients = run(make(Checkpointing("segments", 2, False), 1), 1)
+    model = build_model(mlp())
+    layers = torch.nn.Sequential(*(model.layer(i, 0) for i in range(1, 5)))
+    torch.manual_seed(0)
+    x = torch.randn(4, 32, requires_grad=True)
+    checkpoint_sequential(layers, 2, x, use_reentrant=False).sum().backward()
+    assert torch.equal(mine, x.grad)
+    assert all(torch.equal(a, p.grad) for a, p in zip(gradients, layers.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("never", [1, 1, 1]), ("except_last", [1, 1, 1]), ("always", [1, 1, 1]), ("segments", [2, 2, 2])],
+)
+def test_what_is_kept(name, kept):
+    stage = make(CHECKPOINTING[name])
+    for microbatch in range(3):
+        stage.forward(microbatch, torch.randn(4, 32))
+    assert [len(stage.kept[m]) for m in range(3)] == kept
+    graphs = [stage.kept[m][0].root is not None for m in range(3)]
+    assert graphs == {"never": [True] * 3, "except_last": [False, False, True]}.get(name, [False] * 3)
+    stage.backward(0, torch.ones(4, 32))
+    assert sorted(stage.kept) == [1, 2]
+
+
+def test_more_segments_than_layers_is_one_a_layer():
+    stage = make(Checkpointing("segments", 99, False))
+    stage.forward(0, torch.randn(4, 32))
+    assert len(stage.kept[0]) == 4
+
+
+def test_dropout_is_the_same_in_the_recomputation():
+    def once(name):
+        stage = make(CHECKPOINTING[name], 1, gpt(dropout=0.5), 1, 4)
+        torch.manual_seed(0)
+        y = stage.forward(0, torch.randn(2, 8, 16))
+        torch.manual_seed(99)
+        return [y, stage.backward(0, torch.ones_like(y)), *(p.grad for p in stage.layers.parameters())]
+
+    for name in ("always", "segments"):
+        assert all(torch.equal(a, b) for a, b in zip(once(name), once("never"), strict=True))
+
+
+def test_recomputation_is_timed_and_only_then():
+    for name in CHECKPOINTING:
+        stage = make(CHECKPOINTING[name])
+        run(stage)
+        assert (stage.recompute_ns > 0) == (name != "never")
+
+
+def test_problems():
+    assert Checkpointing("segments", 0, False).problems() == ["checkpointing.segments=0 is below 1: use at least 1"]
+    assert Checkpointing("never", 0, False).problems() == []

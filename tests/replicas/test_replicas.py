@@ -1,0 +1,137 @@
+"""Replicas end a step with the same bits, and these are the batch's gradients: a single process gives them too."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from functools import cache, partial
+from itertools import cycle, product
+
+import pytest
+import ranks as rank_code
+import torch
+from conftest import CHECKPOINTING, gpt, mlp, small_job
+
+from microp.comms import ThreadComms, thread_comms
+from microp.comms.base import Summed
+from microp.schedule import builders as schedules
+from microp.schedule import skewed, uniform
+from microp.settings import BucketSettings, SyncSettings
+from microp.worker import launch_ranks, monolith
+
+BUILDERS = [getattr(schedules, name) for name in schedules.__all__ if name not in ("Drain", "from_file")]
+ROWS = 29  # divided neither by the replicas nor by the chunks
+TINY = 0.002  # MiB: a stage of the small models has several buckets
+SYNCS = {
+    "naive": SyncSettings("naive", "library"),
+    "flat": SyncSettings("flat", "library"),
+    "ddp": BucketSettings("ddp", "library", TINY, TINY / 2),
+    "naive direct": SyncSettings("naive", "direct"),
+    "ddp direct": BucketSettings("ddp", "direct", TINY, TINY / 2),
+    "naive ring": SyncSettings("naive", "ring"),
+    "flat ring": SyncSettings("flat", "ring"),
+    "ddp ring": BucketSettings("ddp", "ring", TINY, TINY / 2),
+}
+TORCH = BucketSettings("torch_ddp", "library", TINY, TINY)
+
+
+def cases(replicas: int, ranks: int, syncs, chunks: int):
+    """Every schedule with every sync; models, partitions and checkpointing take turns."""
+    turns = cycle(product((mlp, gpt), CHECKPOINTING.values(), (uniform, skewed)))
+    for build, sync in product(BUILDERS, syncs):
+        try:
+            schedule = build(ranks, chunks)
+        except ValueError:
+            continue  # not defined for so few ranks or chunks
+        make, checkpointing, cut = next(turns)
+        if sync.problems(schedule.name, bool(schedule.split), "shm"):
+            continue
+        model = replace(make("float64"), layers=schedule.stages + 1)
+        yield small_job(
+            schedule=schedule,
+            model=model,
+            partition=cut(model.layers, schedule.stages),
+            checkpointing=checkpointing,
+            batch_size=ROWS,
+            replicas=replicas,
+            sync=sync,
+        )
+
+
+@cache
+def single_process(name: str, layers: int, chunks: int, replicas: int):
+    model = replace({"mlp": mlp, "gpt": gpt}[name]("float64"), layers=layers)
+    job = small_job(schedule=schedules.gpipe(1, chunks), model=model, batch_size=ROWS, replicas=replicas)
+    return list(monolith.steps(job, rank_code.STEPS))
+
+
+def check(job, found: list[rank_code.Left]) -> None:
+    case = (job.schedule.name, job.replicas, job.sync, job.checkpointing.name, job.model.name)
+    pipelines = [found[first : first + job.ranks] for first in range(0, len(found), job.ranks)]
+    bits = [{index: own for left in pipeline for index, own in left.bits.items()} for pipeline in pipelines]
+    assert all(own == bits[0] for own in bits), case
+    assert len({pipeline[job.schedule.placement[0]].inputs for pipeline in pipelines}) == job.replicas
+    want = single_process(job.model.name, job.model.layers, job.schedule.chunks, job.replicas)
+    got = {index: gradients for left in pipelines[0] for index, gradients in left.gradients.items()}
+    for index, gradients in enumerate(want[-1].gradients):
+        for mine, theirs in zip(got[index], gradients, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12, msg=lambda text: f"{case}: {text}")
+    last = job.schedule.placement[job.schedule.stages - 1]
+    losses = [sum(shares) for shares in zip(*(pipeline[last].losses for pipeline in pipelines), strict=True)]
+    assert losses == pytest.approx([step.loss for step in want], abs=1e-12), case
+
+
+def in_threads(job, everyone=None) -> list[rank_code.Left]:
+    everyone = everyone or thread_comms(job.ranks, 10, job.replicas)
+    found, failures = {}, []
+
+    def live(comms) -> None:
+        try:
+            found[comms.world_rank] = rank_code.train_replica(job, comms)
+        except Exception as error:
+            failures.append(error)
+            comms.abort()
+
+    threads = [threading.Thread(target=live, args=(comms,), daemon=True) for comms in everyone]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive(), "it hangs"
+    if failures:
+        raise failures[0]
+    return [found[number] for number in range(job.processes)]
+
+
+@pytest.mark.parametrize("sync", SYNCS)
+@pytest.mark.parametrize(("ranks", "replicas"), [(1, 3), (2, 2), (2, 3)])
+def test_threads(ranks, replicas, sync):
+    jobs = list(cases(replicas, ranks, [SYNCS[sync]], 4))
+    assert len(jobs) > 5
+    for job in jobs:
+        check(job, in_threads(job))
+
+
+@pytest.mark.parametrize(("ranks", "replicas"), [(1, 2), (2, 2), (2, 3)])
+def test_processes(ranks, replicas, tmp_path):
+    jobs = list(cases(replicas, ranks, [*SYNCS.values(), TORCH], 3 if ranks == 1 else 4))
+    results = launch_ranks(jobs[0], tmp_path, 3, partial(rank_code.train_replicas, jobs))
+    assert {job.sync.name for job in jobs} == {"naive", "flat", "ddp", "torch_ddp"}
+    for number, job in enumerate(jobs):
+        check(job, [results[rank][number] for rank in range(job.processes)])
+
+
+class Deaf(ThreadComms):
+    """A rank whose sums over the replicas do nothing."""
+
+    def iall_reduce(self, tensor):
+        return Summed(tensor, 1)
+
+
+def test_a_sum_that_does_nothing_is_seen():
+    job = next(cases(2, 2, [SYNCS["flat"]], 4))
+    everyone = thread_comms(2, 10, 2)
+    for comms in everyone:
+        comms.replica_group = Deaf(comms.replica_group._hub, comms.replica_group.rank, 10)
+    with pytest.raises(AssertionError):
+        check(job, in_threads(job, everyone))

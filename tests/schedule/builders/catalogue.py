@@ -1,0 +1,82 @@
+"""Every builder with every knob that changes its order, for tests that hold for all of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from microp.schedule import Op, Schedule
+from microp.schedule import builders as schedules
+from microp.simulator import Costs, simulate
+
+Builder = Callable[[int, int], Schedule]
+
+LOOPED = {
+    "interleaved": schedules.interleaved,
+    "breadth_first": schedules.breadth_first,
+    "zb_interleaved": schedules.zb_interleaved,
+}
+
+BUILDERS: dict[str, list[Builder]] = {
+    "naive": [schedules.naive],
+    "gpipe": [schedules.gpipe, partial(schedules.gpipe, drain=schedules.Drain.lifo)],
+    "1f1b": [schedules.one_f_one_b],
+    "eager_1f1b": [schedules.eager_1f1b],
+    **{name: [partial(builder, stages_per_rank=v) for v in (1, 2, 3)] for name, builder in LOOPED.items()},
+    "zb_h1": [schedules.zb_h1],
+    "zb_h2": [schedules.zb_h2],
+    "zb_v": [schedules.zb_v],
+    "dualpipe_v": [schedules.dualpipe_v],
+    "v_half": [schedules.v_half],
+    "v_min": [schedules.v_min],
+}
+BUILDERS["breadth_first"].append(partial(schedules.breadth_first, drain=schedules.Drain.lifo))
+
+V_SHAPED = ("zb_v", "dualpipe_v", "v_half", "v_min")
+
+
+def lengths(name: str, most: int = 8) -> Iterator[tuple[int, int]]:
+    """(ranks, chunks) on which the builder is defined: K in 1 .. 6 and 8, M in 1 .. 3K+2."""
+    for ranks in (k for k in (1, 2, 3, 4, 5, 6, 8) if k <= most):
+        for chunks in range(2 * ranks if name == "dualpipe_v" else 1, 3 * ranks + 3):
+            yield ranks, chunks
+
+
+def held_peak(schedule: Schedule) -> list[int]:
+    """For each rank the most (stage, microbatch) pairs between their F and their W (or whole B)."""
+    peaks = []
+    for row in schedule.ranks:
+        now, peak = 0, 0
+        for action in row:
+            last = action.op is Op.W or (action.op is Op.B and action[1:] not in schedule.split)
+            now += (action.op is Op.F) - last
+            peak = max(peak, now)
+        peaks.append(peak)
+    return peaks
+
+
+def grid(schedule: Schedule) -> list[list[str]]:
+    """The simulated timeline as the docstrings draw it: a cell a slot, every action one slot long.
+
+    A whole backward among split ones is two slots long, the second a `=`; `.` is a bubble.
+    """
+    ones = (1,) * schedule.stages
+    spans = simulate(schedule, Costs(ones, ones, ones if schedule.split else ()))
+    rows = [["."] * max(span.end for span in spans) for _ in schedule.ranks]
+    for span in spans:
+        one_stage = schedule.stages == len(schedule.ranks)
+        rows[span.rank][span.start] = f"{'' if one_stage else span.stage}{span.op}{span.microbatch}"
+        for slot in range(span.start + 1, span.end):
+            rows[span.rank][slot] = "="
+    return rows
+
+
+def pictured(doc: str | None) -> list[list[str]]:
+    """The cells that a docstring draws, rank by rank; the remark behind a row is left out."""
+    rows = []
+    for line in re.findall(r"rank \d+ +(.*)", doc or ""):
+        words = line.split()
+        cells = [re.fullmatch(r"\d*[FBW]\d+|\.|=", word) is not None for word in words]
+        rows.append(words[: cells.index(False) if False in cells else None])
+    return rows

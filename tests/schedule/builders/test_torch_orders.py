@@ -1,0 +1,72 @@
+"""The orders are torch's own, wherever torch lists the same schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from catalogue import Builder, lengths
+from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
+
+from microp.schedule import Op
+from microp.schedule import builders as schedules
+from microp.schedule.builders import Drain
+
+LETTERS = {"F": Op.F, "I": Op.B, "B": Op.B, "W": Op.W}
+
+
+def _listing(
+    name: str, ranks: int, chunks: int, stages_per_rank: int | None
+) -> tuple[tuple[tuple[int, Op, int], ...], ...]:
+    """torch's order in our letters, without idle slots and communication, overlapped pairs one after the other."""
+
+    def row(actions: list) -> Iterator[tuple]:  # type: ignore[type-arg]
+        for action in filter(None, actions):
+            for one in action.sub_actions or (action,):
+                if one.computation_type.value in LETTERS:
+                    yield LETTERS[one.computation_type.value], one.stage_index, one.microbatch_index
+
+    return tuple(tuple(row(actions)) for actions in get_schedule_ops(name, ranks, chunks, stages_per_rank))
+
+
+def test_gpipe() -> None:
+    for ranks, chunks in lengths("gpipe", most=5):
+        assert schedules.gpipe(ranks, chunks).ranks == _listing("GPipe", ranks, chunks, None)
+
+
+@pytest.mark.parametrize("stages_per_rank", [2, 3])
+@pytest.mark.parametrize(
+    ("name", "build"), [("Interleaved1F1B", schedules.interleaved), ("InterleavedZeroBubble", schedules.zb_interleaved)]
+)
+def test_interleaved(name: str, build: Builder, stages_per_rank: int) -> None:
+    for ranks, chunks in lengths("interleaved", most=5):
+        if chunks % ranks == 0 or chunks < ranks:  # torch makes other rounds, or none, of what the ranks do not divide
+            ours = build(ranks, chunks, stages_per_rank)  # type: ignore[call-arg]
+            assert ours.ranks == _listing(name, ranks, chunks, stages_per_rank)
+
+
+@pytest.mark.parametrize("stages_per_rank", [2, 3])
+def test_breadth_first(stages_per_rank: int) -> None:
+    for ranks, chunks in lengths("breadth_first", most=4):
+        ours = schedules.breadth_first(ranks, chunks, stages_per_rank, Drain.lifo)
+        assert ours.ranks == _listing("LoopedBFS", ranks, chunks, stages_per_rank)
+
+
+@pytest.mark.parametrize(("name", "build"), [("ZBVZeroBubble", schedules.zb_v), ("DualPipeV", schedules.dualpipe_v)])
+def test_v_shapes(name: str, build: Builder) -> None:
+    for ranks, chunks in lengths(build.__name__, most=6):
+        ours = build(ranks, chunks)
+        assert ours.ranks == _listing(name, ranks, chunks, None)
+
+
+def test_dualpipe_v_has_whole_backwards_where_torch_has() -> None:
+    for ranks, chunks in lengths("dualpipe_v", most=6):
+        whole = {
+            (one.stage_index, one.microbatch_index)
+            for row in get_schedule_ops("DualPipeV", ranks, chunks, None)
+            for action in filter(None, row)
+            for one in action.sub_actions or (action,)
+            if one.computation_type.value == "B"
+        }
+        ours = schedules.dualpipe_v(ranks, chunks)
+        assert {a[1:] for _, a in ours if a.op is Op.B} - ours.split == whole

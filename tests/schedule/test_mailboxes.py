@@ -1,0 +1,126 @@
+"""Tensors share a mailbox only where the schedule itself keeps the second from coming too early.
+
+The oracle knows when each action has certainly ended: an action follows the one before it
+in its row and its parents, and whatever those follow.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from graphlib import TopologicalSorter
+from itertools import combinations, pairwise
+from random import Random
+
+import pytest
+from random_schedules import random_schedule
+
+from microp.schedule import Action, Schedule, assign_slots, remote_links
+from microp.schedule import builders as schedules
+from microp.schedule.builders import gpipe, naive, one_f_one_b
+
+BUILDERS = [getattr(schedules, name) for name in schedules.__all__ if name not in ("Drain", "from_file")]
+
+
+def every_schedule(build):
+    """K from 1 to 5, M from 1 to 3K, where the builder is defined."""
+    for ranks in range(1, 6):
+        for chunks in range(1, 3 * ranks + 1):
+            try:
+                yield build(ranks, chunks)
+            except ValueError:
+                continue
+
+
+def what_comes_before(schedule: Schedule) -> dict[Action, set[Action]]:
+    """action -> all that has certainly ended when it begins."""
+    waits = {action: set(schedule.parents(action)) for _, action in schedule}
+    for row in schedule.ranks:
+        for previous, action in pairwise(row):
+            waits[action].add(previous)
+    before: dict[Action, set[Action]] = {}
+    for action in TopologicalSorter(waits).static_order():
+        before[action] = waits[action].union(*(before[need] for need in waits[action]))
+    return before
+
+
+def last_use(schedule: Schedule, sent: Action) -> Action:
+    """The receiver's last action on the (stage, microbatch) that takes what `sent` makes."""
+    consumer = schedule.consumers[sent]
+    row = schedule.ranks[schedule.placement[consumer.stage]]
+    return [action for action in row if action[1:] == consumer[1:]][-1]
+
+
+def by_mailbox(schedule: Schedule, slots: dict[Action, int]) -> dict[tuple[int, int, int], list[Action]]:
+    """(sender, receiver, slot) -> what goes through it, in the sender's order."""
+    links = remote_links(schedule)
+    boxes: dict[tuple[int, int, int], list[Action]] = defaultdict(list)
+    for _, action in schedule:
+        if action in links:
+            boxes[(*links[action], slots[action])].append(action)
+    return boxes
+
+
+def clashes(schedule: Schedule, slots: dict[Action, int]) -> list[str]:
+    """Pairs in one mailbox, of which the second can be sent while the first is still in use."""
+    before = what_comes_before(schedule)
+    return [
+        f"{second} may overwrite {first} before {last_use(schedule, first)}"
+        for box in by_mailbox(schedule, slots).values()
+        for first, second in combinations(box, 2)
+        if last_use(schedule, first) not in before[second]
+    ]
+
+
+def sizes(schedule: Schedule) -> dict[tuple[int, int], int]:
+    """Each link and its number of mailboxes, which are numbered from 0."""
+    numbers: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for src, dest, slot in by_mailbox(schedule, assign_slots(schedule)):
+        numbers[src, dest].add(slot)
+    assert all(used == set(range(len(used))) for used in numbers.values())
+    return {link: len(used) for link, used in numbers.items()}
+
+
+@pytest.mark.parametrize("build", BUILDERS, ids=lambda build: build.__name__)
+def test_nothing_is_overwritten_that_is_still_in_use(build):
+    tried = list(every_schedule(build))
+    assert len(tried) >= 10
+    for schedule in tried:
+        slots = assign_slots(schedule)
+        assert slots.keys() == remote_links(schedule).keys()
+        assert clashes(schedule, slots) == [], (schedule.name, len(schedule.ranks), schedule.chunks)
+
+
+def test_any_valid_schedule():
+    random = Random(8)
+    for schedule in (random_schedule(random) for _ in range(300)):
+        assert clashes(schedule, assign_slots(schedule)) == []
+
+
+def test_what_leaves_a_rank_is_what_a_parent_on_another_rank_makes():
+    for build in BUILDERS:
+        for schedule in every_schedule(build):
+            rank_of = {action: rank for rank, action in schedule}
+            pairs = ((parent, child) for child in rank_of for parent in schedule.parents(child))
+            expected = {p: (rank_of[p], rank_of[c]) for p, c in pairs if rank_of[p] != rank_of[c]}
+            assert remote_links(schedule) == expected
+
+
+def neighbours(ranks: int, mailboxes) -> dict[tuple[int, int], int]:
+    """Both directions of each link, with the number that `mailboxes` says for its lower rank."""
+    return {link: mailboxes(rank) for rank in range(ranks - 1) for link in ((rank, rank + 1), (rank + 1, rank))}
+
+
+@pytest.mark.parametrize("ranks", range(1, 6))
+def test_as_many_mailboxes_as_microbatches_in_flight(ranks):
+    for chunks in range(1, 3 * ranks + 1):
+        assert sizes(gpipe(ranks, chunks)) == neighbours(ranks, lambda _, chunks=chunks: chunks)
+        assert sizes(one_f_one_b(ranks, chunks)) == neighbours(ranks, lambda r, chunks=chunks: min(ranks - r, chunks))
+        assert sizes(naive(ranks, chunks)) == neighbours(ranks, lambda _: 1)
+
+
+def test_the_oracle_sees_one_mailbox_too_few():
+    schedule = one_f_one_b(3, 6)
+    slots = assign_slots(schedule)
+    assert clashes(schedule, {action: slot % 2 for action, slot in slots.items()})[0] == (
+        "0F2 may overwrite 0F0 before 1B0"
+    )

@@ -1,0 +1,96 @@
+"""Both text forms there and back, torch's reading of what is written, and what is said of errors."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+from torch.distributed.pipelining import schedules as torch_schedules
+
+from microp.schedule import Schedule, from_text, from_torch_csv, to_text, to_torch_csv, validate
+from microp.schedule import builders as schedules
+
+EACH = [
+    schedules.naive(2, 3),
+    schedules.gpipe(3, 4),
+    schedules.gpipe(3, 4, schedules.Drain.lifo),
+    schedules.one_f_one_b(4, 6),
+    schedules.eager_1f1b(3, 5),
+    schedules.interleaved(4, 6, stages_per_rank=3),
+    schedules.breadth_first(2, 3),
+    schedules.zb_h1(3, 5),
+    schedules.zb_h2(3, 5),
+    schedules.zb_interleaved(4, 8),
+    schedules.zb_v(3, 4),
+    schedules.dualpipe_v(4, 11),
+    schedules.v_half(4, 8),
+    schedules.v_min(3, 6),
+]
+each = pytest.mark.parametrize("schedule", EACH, ids=lambda schedule: schedule.name)
+
+
+@each
+def test_text_there_and_back(schedule: Schedule) -> None:
+    assert from_text(to_text(schedule)) == schedule
+
+
+@each
+def test_torch_csv_there_and_back(schedule: Schedule) -> None:
+    assert from_torch_csv(to_torch_csv(schedule), schedule.name) == schedule
+
+
+@each
+def test_torch_reads_and_accepts_what_is_written(schedule: Schedule) -> None:
+    rows = csv.reader(to_torch_csv(schedule).splitlines())
+    actions = {rank: [torch_schedules._Action.from_str(cell) for cell in row] for rank, row in enumerate(rows)}
+    ranks = len(schedule.ranks)
+    placement = torch_schedules._validate_schedule(actions, ranks, schedule.stages, schedule.chunks)
+    assert placement == schedule.placement
+
+
+def test_the_two_spellings() -> None:
+    schedule = schedules.zb_h1(2, 2)
+    assert (
+        to_text(schedule)
+        == "# microp schedule zb_h1 chunks=2 ranks=2\n0F0 0F1 0B0 0W0 0B1 0W1\n1F0 1B0 1F1 1B1 1W0 1W1\n"
+    )
+    assert to_torch_csv(schedule) == "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1F1,1I1,1W0,1W1\n"
+    assert to_torch_csv(schedules.gpipe(2, 1)) == "0F0,0B0\n1F0,1B0\n"
+
+
+def test_torch_csv_with_idle_slots_overlaps_and_communication() -> None:
+    text = "0F0,0SEND_F0,,,0RECV_B0,0B0,0REDUCE_GRAD\r\n,1RECV_F0,1UNSHARD,(1F0;1B0)OVERLAP_F_B, 1SEND_B0,\r\n\r\n"
+    schedule = from_torch_csv(text, "mine")
+    assert schedule == Schedule("mine", 1, schedules.gpipe(2, 1).ranks)
+    validate(schedule)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "line 1, column 1: expected '# microp schedule"),
+        ("# microp schedule x chunks=2\n", "line 1, column 1: expected '# microp schedule"),
+        ("# microp schedule x chunks=1 ranks=2\n0F0 0B0\n", "line 1, column 1: ranks=2, but 1 rows"),
+        ("# microp schedule x chunks=1 ranks=1\n0F0 0X0\n", "line 2, column 5: '0X0' is not an action"),
+        ("# microp schedule x chunks=1 ranks=1\n\n  0F 0B0\n", "line 3, column 3: '0F' is not an action"),
+    ],
+)
+def test_errors_in_our_form(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_text(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "line 1, column 1: found no action"),
+        (",,\n", "line 1, column 1: found no action"),
+        ("0F0,0B0\n1F0,1Q0\n", "line 2, column 5: '1Q0' is not an action"),
+        ("0F0,,0X0\n", "line 1, column 6: '0X0' is not an action"),
+        ("0F0,0I0\n", "line 1, column 5: 0I0 is only the input gradient, but there is no 0W0"),
+        ("0F0,0B0\n,0W0\n", "line 1, column 5: 0B0 is the full backward, but there is a 0W0 too: write 0I0"),
+    ],
+)
+def test_errors_in_torch_csv(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_torch_csv(text, "x")

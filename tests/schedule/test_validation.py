@@ -1,0 +1,259 @@
+"""What is refused, in which words; and that what is accepted runs, whatever was done to it.
+
+Mutants of every builder's orders are refused or give the monolith's gradients, over tags and
+over links that keep nothing but their order.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from contextlib import suppress
+from functools import partial
+from itertools import product
+
+import pytest
+from catalogue import BUILDERS, held_peak
+from drawn import read
+from mutants import mutants
+from threads import differs, run, tagless
+
+from microp.comms import thread_comms
+from microp.engine import engine
+from microp.schedule import Action, Op, Schedule, receives_to_post, validate
+from microp.schedule.builders import gpipe, naive, one_f_one_b, zb_v
+
+EVERY = [pytest.param(build, id=f"{name}-{i}") for name, builds in BUILDERS.items() for i, build in enumerate(builds)]
+
+
+def build(builder, ranks: int, chunks: int) -> Schedule:
+    """With more chunks where the builder asks for them."""
+    try:
+        return builder(ranks, chunks)
+    except ValueError:
+        return builder(ranks, 2 * ranks)
+
+
+# --- what is said ----------------------------------------------------------------------------------
+
+REFUSED = [
+    (read("0F0 0B0", "1F0"), "1B0 is missing", "rank 0  0F0 [0B0]\n  rank 1 [1F0]"),
+    (read("0F0 0F0 0B0"), "0F0 is listed more than once", "rank 0 [0F0][0F0] 0B0"),
+    (read("0F0 0B0 0F0", "0B0"), "0F0 and 0B0 are listed more than once; 0B0 is on rank 1, but rank 0 holds", "[0B0]"),
+    (read("0F0 0B0 0F1 0B1"), "0F1 and 0B1 are out of range (stages go from 0, microbatches from 0 to 0)", "[0F1]"),
+    (read("0F0", chunks=3), "0B0, 0F1, 0B1 and 2 more are missing", "rank 0 [0F0]"),
+    (read("0F0 0B0 1F0", "1B0"), "1B0 is on rank 1, but rank 0 holds stage 1", "rank 1 [1B0]"),
+    (
+        read("1F0 0F0 0B0 0F1 0B1", "1B0 1F1 1B1", chunks=2),
+        "1F0 is on rank 0, but rank 1 holds stage 1",
+        "rank 0 [1F0]",
+    ),
+    (read("0F0 0B0", ""), "rank 1 has nothing to do: use fewer ranks", ""),
+    (read("0F0 0B0 2F0 2B0"), "stage 1 has no action, but stage 2 has", "[2F0][2B0]"),
+    (Schedule("drawn", 1, ((Action(Op.F, -1, 0),),)), "-1F0 is out of range (stages go from 0", "[-1F0]"),
+    (read("0B0 0F0"), "it deadlocks: 0B0 waits for 0F0, which comes after 0B0 on rank 0", "rank 0 [0B0][0F0]"),
+    (read("0F0 0W0 0B0"), "it deadlocks: 0W0 waits for 0B0, which comes after 0W0 on rank 0", "0F0 [0W0][0B0]"),
+    (
+        read("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1", chunks=2),
+        "it deadlocks: 0B0 waits for 1B0, which comes after 1F1 on rank 1, which waits for 0F1, "
+        "which comes after 0B0 on rank 0",
+        "rank 0  0F0 [0B0][0F1] 0B1\n  rank 1  1F0 [1F1][1B0] 1B1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("schedule", "sentence", "picture"), REFUSED)
+def test_a_refusal_is_a_sentence_and_a_picture(schedule, sentence, picture):
+    with pytest.raises(ValueError, match="schedule 'drawn': ") as caught:
+        validate(schedule)
+    first, *drawn = str(caught.value).splitlines()
+    assert first.startswith(f"schedule 'drawn': {sentence}")
+    assert picture in "\n".join(drawn)
+    assert all(line.startswith("  rank ") for line in drawn)
+
+
+def test_what_runs_is_given_back():
+    for fine in (read("1F0 1B0", "0F0 2F0 2B0 0B0"), read("0F1 0F0 0B0 0B1", "1F0 1B0 1F1 1B1", chunks=2)):
+        assert validate(fine) is fine
+
+
+def test_a_circle_of_many_is_cut_short():
+    ring = (
+        (Action(Op.F, 20 + r, 0), Action(Op.F, r, 0), Action(Op.B, 20 + r, 0), Action(Op.B, r, 0)) for r in range(20)
+    )
+    with pytest.raises(ValueError, match=r"and so on in a cycle of 21 actions\n") as caught:
+        validate(Schedule("ring", 1, tuple(ring)))
+    assert len(str(caught.value).splitlines()) == 9
+
+
+@pytest.mark.parametrize(
+    "typo",
+    [
+        read("0F0 0B0 2000000000F0"),
+        read("0F0 0B0 0F2000000000"),
+        read("0F0 0B0", chunks=2_000_000_000),
+        read("0F0 0B0 0F1999999999", chunks=2_000_000_000),
+        read("1999999999F0 1999999999B0", chunks=2_000_000_000),
+    ],
+)
+def test_a_typo_takes_no_time(typo):
+    start = time.process_time()
+    with pytest.raises(ValueError, match="schedule 'drawn'"):
+        validate(typo)
+    assert time.process_time() - start < 1
+
+
+def test_the_cost_is_linear():
+    def seconds(chunks: int) -> float:
+        schedule = one_f_one_b(16, chunks)
+        start = time.process_time()
+        validate(schedule, 16)
+        return time.process_time() - start
+
+    assert min(seconds(1600) for _ in range(3)) < 25 * min(seconds(200) for _ in range(3))  # 8 if it is linear
+
+
+@pytest.mark.parametrize("builder", EVERY)
+def test_the_activation_limit_is_the_peak(builder):
+    for ranks in (1, 3, 4):
+        schedule = build(builder, ranks, 7)
+        peak = max(held_peak(schedule))
+        assert validate(schedule, peak) is schedule
+        with pytest.raises(ValueError, match=f"hold more than activation_limit={peak - 1}.*: allow {peak} or more"):
+            validate(schedule, peak - 1)
+
+
+def test_the_first_forward_beyond_the_limit_is_drawn():
+    with pytest.raises(ValueError, match="drawn") as caught:
+        validate(read("0F0 0F1 0B0 0B1 0W0 0W1", "1F0 1B0 1F1 1B1", chunks=2), 1)
+    assert str(caught.value).splitlines()[1:] == [
+        "  rank 0  0F0 [0F1] 0B0  0B1  0W0  0W1",
+        "  rank 1  1F0  1B0  1F1  1B1",
+    ]
+
+
+# --- what each link carries ------------------------------------------------------------------------
+
+
+def links(schedule: Schedule) -> tuple[dict, dict, dict]:
+    """(src, dest) -> what is sent, in the order of the sends; what is posted; what is used."""
+    sent, posted, used = {}, {}, {}
+    for rank, row in enumerate(schedule.ranks):
+        plan, seen = receives_to_post(schedule, rank), set()
+        for action in row:
+            for source in plan[action]:
+                posted.setdefault((schedule.placement[source.stage], rank), []).append(source)
+                seen.add(source)
+            source, consumer = schedule.source(action), schedule.consumers.get(action)
+            if source is not None and (src := schedule.placement[source.stage]) != rank:
+                used.setdefault((src, rank), []).append(source)
+                assert source in seen, f"{action} needs {source} before its receive is posted"
+            if consumer is not None and (dest := schedule.placement[consumer.stage]) != rank:
+                sent.setdefault((rank, dest), []).append(action)
+    return sent, posted, used
+
+
+def accepted(schedule: Schedule, seed: int) -> list[tuple[str, Schedule]]:
+    """The mutants that are not refused."""
+    found = []
+    for what, mutant in mutants(schedule, seed):
+        with suppress(ValueError):
+            found.append((what, validate(mutant)))
+    return found
+
+
+@pytest.mark.parametrize("builder", EVERY)
+def test_sends_and_receives_match_by_tag_and_in_order(builder):
+    """Of every builder and of every mutant that is accepted."""
+    for ranks in (2, 3, 4):
+        schedule = build(builder, ranks, 5)
+        for each in (schedule, *(mutant for _, mutant in accepted(schedule, seed=ranks))):
+            sent, posted, used = links(each)
+            assert posted == sent
+            assert {link: sorted(tensors) for link, tensors in used.items()} == {
+                link: sorted(tensors) for link, tensors in sent.items()
+            }
+            assert all(count == 1 for tensors in sent.values() for count in Counter(tensors).values())
+
+
+def out_of_order(schedule: Schedule) -> set[tuple[int, int]]:
+    """The links on which tensors are used in another order than they are sent in."""
+    sent, _, used = links(schedule)
+    return {link for link in sent if sent[link] != used[link]}
+
+
+def test_some_orders_use_tensors_in_another_order_than_they_are_sent():
+    assert out_of_order(read("0F0 0F1 0B0 0B1", "1F1 1F0 1B0 1B1", chunks=2)) == {(0, 1)}
+    assert out_of_order(gpipe(4, 8)) == set()
+    assert out_of_order(zb_v(3, 6)) == {(0, 1), (1, 2)}
+
+
+# --- what is accepted runs -------------------------------------------------------------------------
+
+
+SMALL = [
+    pytest.param(partial(build, builder, ranks, chunks), id=f"{name}-{i}-k{ranks}-m{chunks}")
+    for name, builders in BUILDERS.items()
+    for i, builder in enumerate(builders)
+    for ranks, chunks in ((2, 3), (3, 4))
+    if ranks * getattr(builder, "keywords", {}).get("stages_per_rank", 1) <= 6  # the model's layers
+]
+
+
+@pytest.mark.parametrize("make", SMALL)
+def test_a_mutant_is_refused_or_runs_correctly(make):
+    """Deleted, doubled, misplaced, moved and swapped actions; of those that are accepted a sample is run."""
+    schedule = make()
+    fine = accepted(schedule, seed=7)
+    kinds = Counter(what for what, _ in fine)
+    weights = sum(action.op is Op.W for _, action in schedule)
+    assert (kinds["doubled"], kinds["misplaced"], kinds["crossed"]) == (0, 0, 0)
+    assert kinds["deleted"] == weights  # without its W a B is the full backward
+    assert kinds["swapped"] > 0
+    rng = random.Random(11)
+    lost_weight = [mutant for what, mutant in fine if what == "deleted"]
+    reordered = [mutant for what, mutant in fine if what != "deleted"]
+    chosen = rng.sample(lost_weight, min(2, len(lost_weight))) + rng.sample(reordered, min(10, len(reordered)))
+    for number, mutant in enumerate(chosen):
+        got = run(mutant, (thread_comms, tagless)[number % 2])
+        assert differs(mutant, got) <= 1e-12, mutant.ranks
+
+
+@pytest.mark.parametrize("builder", EVERY)
+def test_every_builder_runs_over_links_without_tags(builder):
+    per_rank = getattr(builder, "keywords", {}).get("stages_per_rank", 1)
+    for ranks, chunks in product((2, 3, 4), (3, 5)):
+        schedule = build(builder, ranks, chunks)
+        if ranks * per_rank <= 6 and schedule.stages <= 6:
+            assert differs(schedule, run(schedule, tagless)) <= 1e-12
+
+
+@pytest.mark.parametrize("builder", EVERY)
+def test_receives_posted_at_their_use_need_links_in_order(builder, monkeypatch):
+    """Without the engine's plan only schedules run that use the tensors of each link in the order of their sends."""
+
+    def at_use(schedule, rank):
+        sources = {action: schedule.source(action) for action in schedule.ranks[rank]}
+        return {a: (s,) if s and schedule.placement[s.stage] != rank else () for a, s in sources.items()}
+
+    monkeypatch.setattr(engine, "receives_to_post", at_use)
+    schedule = build(builder, 3, 6)
+    if schedule.stages > 6:
+        pytest.skip("the model has 6 layers")
+    if not out_of_order(schedule):
+        assert differs(schedule, run(schedule, tagless)) <= 1e-12
+        return
+    try:
+        got = run(schedule, tagless)
+    except engine.ActionError:  # microbatches of other rows
+        return
+    assert differs(schedule, got) > 1e-6
+
+
+def test_the_comparison_can_fail():
+    schedule = naive(2, 3)
+    got = run(schedule)
+    assert differs(schedule, got) <= 1e-12
+    got[0][0].view(-1)[0] += 1e-9
+    assert differs(schedule, got) > 1e-12

@@ -1,0 +1,309 @@
+"""Costs that are read off spans: those of simulated spans give the same spans again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+from itertools import chain
+from random import Random
+
+import pytest
+from catalogue import BUILDERS, lengths
+from costs_helper import equal
+from drawn import read, read_spans
+from random_schedules import random_costs, random_schedule
+
+from microp.schedule import Op, Schedule
+from microp.schedule.builders import dualpipe_v, gpipe, naive, one_f_one_b, zb_h1
+from microp.simulator import (
+    Costs,
+    calibrate,
+    calibrate_steps,
+    closed_forms,
+    for_stages,
+    kind_of,
+    replay,
+    schedule_of,
+    simulate,
+)
+from microp.simulator.link_model import Asynchronous
+from microp.trace import Actions, Span, StepTrace, makespan
+from microp.worker.trainer import _pipeline_times
+
+EVERY = [
+    pytest.param(name, build, id=f"{name}-{i}") for name, all_of in BUILDERS.items() for i, build in enumerate(all_of)
+]
+
+
+def uneven_costs(random: Random, schedule: Schedule) -> Costs:
+    """Integers, Fractions or both; a hop is 0, the same everywhere, or each its own."""
+    unit = random.choice((1, Fraction(1, random.randint(2, 7))))
+
+    def times(least: int, most: int) -> tuple[int | Fraction, ...]:
+        return tuple(random.randint(least, most) * unit for _ in range(schedule.stages))
+
+    return Costs(
+        forward=times(1, 9),
+        backward=times(1, 9),
+        weight=random.choice(((), times(0, 9))),
+        full=random.choice(((), times(1, 18))),
+        latency=random.choice((0, random.randint(1, 9), times(0, 4), times(0, 30))),
+    )
+
+
+def spared_costs(random: Random, schedule: Schedule) -> Costs:
+    """The same, with recomputation of some microbatches."""
+    again = tuple(random.randint(0, 5) for _ in range(schedule.stages))
+    some = tuple(microbatch for microbatch in range(schedule.chunks) if random.random() < 0.3)
+    spared = random.choice(((), (schedule.chunks - 1,), some))
+    return replace(uneven_costs(random, schedule), recompute=again, spared=spared)
+
+
+def assert_same_spans(schedule: Schedule, costs: Costs) -> None:
+    spans = simulate(schedule, costs)
+    again = simulate(schedule, calibrate(schedule, spans, costs.spared))
+    assert list(again) == list(spans), (schedule.name, len(schedule.ranks), schedule.chunks, costs)
+    exact = {int, Fraction} if Fraction in map(type, spans.end.tolist()) else {int}
+    assert set(map(type, again.end.tolist())) <= exact
+
+
+def shown(schedule: Schedule, spans: list[Span]) -> Iterator[int]:
+    """The links on which a consumer once waited for its tensor, so that the hop can be seen."""
+    ends = {span.action: span.end for span in spans}
+    for span in spans:
+        source = schedule.source(span.action)
+        if source is None or schedule.placement[source.stage] == span.rank:
+            continue
+        if span.wait_start < ends[source] or span.wait_start < span.start:
+            yield max(source.stage, span.stage)
+
+
+def assert_same_costs(schedule: Schedule, costs: Costs) -> None:
+    """As far as the spans show them; of a stage without divided backwards the backward is the full one."""
+    spans = simulate(schedule, costs)
+    found = calibrate(schedule, spans, costs.spared)
+    kinds = {(span.stage, kind_of(schedule, span.action)) for span in spans}
+    plain = {
+        (span.stage, kind_of(schedule, span.action))
+        for span in spans
+        if not costs.spared or span.microbatch in costs.spared
+    }
+    for stage in range(schedule.stages):
+        assert found.forward[stage] == costs.forward[stage]
+        if costs.recompute and not plain & {(stage, "B"), (stage, "X")}:
+            continue
+        own = {kind for place, kind in kinds if place == stage}
+        told = {kind for place, kind in plain if place == stage}
+        again = 0
+        if costs.recompute and not costs.spared:
+            again = costs.recompute[stage]  # of all microbatches: it cannot be told from the backward
+        divided = "W" in own
+        if "B" in told:
+            expected = costs.backward[stage] if divided else costs.full_backward(stage)
+            assert found.backward[stage] == expected + again
+        if divided:
+            assert found.weight[stage] == (costs.weight[stage] if costs.weight else 0)
+        if "X" in told:
+            assert found.full[stage] == costs.full_backward(stage) + again
+    for link in set(shown(schedule, list(spans))):
+        assert found.hop(link) == costs.hop(link)
+
+
+@pytest.mark.parametrize("recomputed", [False, True], ids=["", "recomputed"])
+@pytest.mark.parametrize(("name", "build"), EVERY)
+def test_costs_of_simulated_spans_give_the_same_spans_again(name, build, recomputed):
+    random = Random(name)
+    for ranks, chunks in lengths(name, most=4):
+        schedule = build(ranks, chunks)
+        for _ in range(2):
+            costs = (spared_costs if recomputed else uneven_costs)(random, schedule)
+            assert_same_spans(schedule, costs)
+            assert_same_costs(schedule, costs)
+
+
+def test_any_schedule():
+    """Stages anywhere, some backwards divided and others not, tensors used in any order."""
+    random = Random(12)
+    for _ in range(400):
+        schedule = random_schedule(random)
+        costs = random.choice((spared_costs, uneven_costs))(random, schedule)
+        assert_same_spans(schedule, costs)
+        assert_same_costs(schedule, costs)
+        bandwidth = random_costs(random, schedule, Asynchronous())  # a hop is latency and size over bandwidth
+        assert_same_spans(schedule, bandwidth)
+
+
+def test_where_everything_shows_the_costs_are_found_again():
+    schedule = one_f_one_b(3, 6)
+    assert calibrate(schedule, simulate(schedule, Costs((5, 6, 7), (11, 12, 13), latency=4))) == Costs(
+        (5, 6, 7), (11, 12, 13), (0, 0, 0), latency=(0, 4, 4)
+    )
+    schedule = zb_h1(3, 6)
+    costs = Costs((5, 6, 7), (11, 12, 13), (3, 2, 1), latency=(0, 4, 6))
+    assert calibrate(schedule, simulate(schedule, costs)) == costs
+    costs = replace(costs, recompute=(5, 6, 7), spared=(5,))
+    assert calibrate(schedule, simulate(schedule, costs), spared=(5,)) == costs
+    schedule = dualpipe_v(2, 4)  # every stage has divided and full backwards; stages 1 and 2 are on one rank
+    costs = Costs((5,) * 4, (6, 20, 7, 8), (4, 1, 3, 2), full=(15, 20, 12, 11), latency=(0, 2, 0, 2))
+    assert calibrate(schedule, simulate(schedule, costs)) == costs
+
+
+@pytest.mark.parametrize(
+    ("ranks", "chunks", "steps"), [pytest.param(2, 8, 245), pytest.param(4, 8, 255), pytest.param(4, 16, 495)]
+)
+def test_a_replay_of_dualpipe_v_without_noise_is_the_step(ranks, chunks, steps):
+    """Its divided and its full backwards have different lengths: one median over both would be wrong."""
+    schedule = dualpipe_v(ranks, chunks)
+    costs = for_stages(2 * ranks, forward=5, backward=5, weight=5)
+    spans = simulate(schedule, costs)
+    assert makespan(replay(schedule, spans)) == makespan(spans) == closed_forms.makespan(schedule, costs) == steps
+    assert list(replay(schedule, spans)) == list(spans)
+
+
+def test_the_order_that_was_run_is_read_off_the_spans():
+    random = Random(13)
+    for _ in range(50):
+        schedule = random_schedule(random)
+        spans = list(simulate(schedule, for_stages(schedule.stages, forward=2, backward=3, weight=1, latency=2)))
+        assert schedule_of(random.sample(spans, len(spans)), "random") == schedule
+
+
+# --- medians --------------------------------------------------------------------------------------
+
+
+def test_times_are_medians():
+    spans = read_spans("F0 F1 F2  .  . B0 B1 B2", " . F0 F1 F2 B0 B1 B2  .")
+    assert calibrate(gpipe(2, 3), spans).backward[1] == 1
+    lengths = iter((1, 2, 9, 4, 4, 7))
+    stretched, time = [], 0
+    for span in read_spans("F0 F1 F2 B0 B1 B2"):
+        stretched.append(span._replace(wait_start=time, ready=time, start=time, end=(time := time + next(lengths))))
+    assert calibrate(gpipe(1, 3), stretched) == Costs((2,), (4,), (0,), latency=(0,))
+
+
+def moved(spans, by: int) -> list[Span]:
+    return [
+        span._replace(wait_start=span.wait_start + by, ready=span.ready + by, start=span.start + by, end=span.end + by)
+        for span in spans
+    ]
+
+
+def test_several_steps_are_one_after_the_other():
+    """A consumer takes the tensor of its own step."""
+    schedule, long = one_f_one_b(3, 4), Costs((5, 6, 7), (11, 12, 13), latency=(0, 4, 6))
+    one = simulate(schedule, long)
+    assert calibrate(schedule, [*one, *moved(one, 1000), *moved(one, 2000)]) == calibrate(schedule, one)
+    other = simulate(schedule, Costs((6, 7, 8), (13, 14, 15), latency=(0, 5, 8)))
+    third = simulate(schedule, Costs((9, 9, 9), (99, 99, 99), latency=(0, 50, 80)))
+    middle = calibrate(schedule, [*moved(third, 2000), *one, *moved(other, 1000)])
+    assert middle == calibrate(schedule, other)
+
+
+def test_noise_gives_costs_all_the_same():
+    """Times that contradict each other: recomputed backwards that are shorter, tensors that are there too early."""
+    random = Random(14)
+    for _ in range(100):
+        schedule = random_schedule(random)
+        spans = []
+        for span in simulate(schedule, uneven_costs(random, schedule)):
+            wait_start = 10 * span.wait_start + random.randint(0, 9)
+            start = 10 * span.start + random.randint(9, 18)
+            end = max(start, 10 * span.end + random.randint(0, 9))
+            spans.append(span._replace(wait_start=wait_start, ready=start, start=start, end=end))
+        calibrate(schedule, spans, spared=random.choice([(), (0,), (0, schedule.chunks - 1)]))
+        hurried = [span._replace(wait_start=0, ready=0) for span in spans]
+        assert calibrate(schedule, hurried).latency == (0,) * schedule.stages
+
+
+# --- hops -----------------------------------------------------------------------------------------
+
+
+def test_a_link_takes_the_median_of_its_own_hops():
+    """Also where every action begins one moment late."""
+    pair = read("0F0 0B0", "1F0 2F0 2B0 1B0")
+    spans = [
+        Span(0, Op.F, 0, 0, 0, 1, 1, 10),
+        Span(1, Op.F, 1, 0, 0, 13, 13, 20),  # waited for since 0: the hop takes 3
+        Span(1, Op.F, 2, 0, 20, 21, 21, 30),
+        Span(1, Op.B, 2, 0, 30, 31, 31, 40),
+        Span(1, Op.B, 1, 0, 40, 41, 41, 50),
+        Span(0, Op.B, 0, 0, 10, 57, 57, 60),  # waited for since 10: 7
+    ]
+    assert calibrate(pair, spans).latency == (0, 5, 0)
+
+
+def ring(there: int, used: int) -> tuple[Schedule, list[Span]]:
+    """Two ranks with two stages each. Link 1 is waited for and takes 4; rank 0 looks for stage 1's F0 at `there`.
+
+    Every action needs one moment before it begins.
+    """
+    schedule = read("0F0 2F0 2B0 0B0", "1F0 3F0 3B0 1B0")
+    spans = [
+        Span(0, Op.F, 0, 0, 0, 1, 1, 10),
+        Span(1, Op.F, 1, 0, 0, 14, 14, 20),
+        Span(0, Op.F, 2, 0, there, used, used, used + 10),
+        Span(1, Op.F, 3, 0, 20, used + 14, used + 14, used + 20),
+        Span(1, Op.B, 3, 0, used + 20, used + 21, used + 21, used + 30),
+        Span(0, Op.B, 2, 0, used + 10, used + 34, used + 34, used + 40),
+        Span(1, Op.B, 1, 0, used + 90, used + 91, used + 91, used + 95),
+        Span(0, Op.B, 0, 0, used + 40, used + 99, used + 99, used + 110),
+    ]
+    return schedule, spans
+
+
+@pytest.mark.parametrize(
+    ("there", "used", "hop"),
+    [
+        pytest.param(40, 41, 4, id="long there: as on the other links"),
+        pytest.param(21, 22, 2, id="seen to take less than on the other links"),
+        pytest.param(23, 36, 16, id="waited for longer than any overhead"),
+    ],
+)
+def test_links_that_nobody_waits_at_from_before_the_tensor_is_made(there, used, hop):
+    schedule, spans = ring(there, used)
+    assert calibrate(schedule, spans).latency == (0, 4, hop, 4)
+
+
+# --- rows of steps ---------------------------------------------------------------------------------
+
+
+def rows_of(schedule: Schedule, spans: list[Span]) -> list[dict]:
+    """Each rank's row as the trainer writes it, from spans in nanoseconds."""
+
+    def trace(rank: int) -> StepTrace:
+        own = [span for span in spans if span.rank == rank]
+        times = list(chain.from_iterable((span.wait_start, span.start, span.end) for span in own))
+        return StepTrace(Actions.of([schedule.ranks[rank]], rank), lambda: times)
+
+    return [{"rank": rank, **_pipeline_times(trace(rank), schedule)} for rank in range(len(schedule.ranks))]
+
+
+@pytest.mark.parametrize(("name", "build"), EVERY)
+def test_rows_give_the_same_costs_as_spans(name, build):
+    random = Random(name)
+    for ranks, chunks in ((1, 3), (2, 4), (3, 7), (4, 8)):
+        schedule = build(ranks, chunks)
+        costs = uneven_costs(random, schedule)
+        times = {
+            key: tuple(int(420_000 * time) for time in getattr(costs, key))
+            for key in ("forward", "backward", "weight", "full")
+        }
+        latency = random.choice((0, 300_000, tuple(random.randint(0, 900_000) for _ in range(schedule.stages))))
+        spans = simulate(schedule, Costs(**times, latency=latency))
+        rows = rows_of(schedule, list(spans))
+        found, expected = calibrate_steps(schedule, [rows] * 3, spans), calibrate(schedule, spans)
+        for key in ("forward", "backward", "weight", "full", "latency"):
+            in_ms = [time / 1e6 for time in getattr(expected, key)]
+            assert list(getattr(found, key)) == pytest.approx(in_ms, rel=1e-12), key
+        assert makespan(simulate(schedule, found)) == pytest.approx(makespan(spans) / 1e6, rel=1e-9)
+
+
+def test_rows_of_several_steps_give_medians():
+    schedule = naive(2, 2)
+    steps = []
+    for factor in (1, 5, 2):
+        spans = simulate(schedule, equal(2, 1_000_000 * factor, 3_000_000 * factor, 500_000))
+        steps.append(rows_of(schedule, list(spans)))
+    found = calibrate_steps(schedule, steps, spans)
+    assert found == Costs((2.0, 2.0), (6.0, 6.0), (0, 0), latency=(0, 0.5))

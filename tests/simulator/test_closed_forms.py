@@ -1,0 +1,161 @@
+"""Formulas against the simulator, exactly, over random integer costs."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+
+import pytest
+from catalogue import BUILDERS, held_peak, lengths
+
+from microp.schedule import Schedule
+from microp.schedule import builders as schedules
+from microp.simulator import Costs, closed_forms, simulate
+from microp.trace import Span, bubble_fraction, in_flight_peak, makespan
+
+TRIALS = 250
+
+
+def _largest_span(spans: list[Span]) -> int:
+    ranks = {span.rank for span in spans}
+    own = {rank: [span for span in spans if span.rank == rank] for rank in ranks}
+    return max(max(s.end for s in row) - min(s.start for s in row) for row in own.values())
+
+
+def _random_schedule(name: str, rng: random.Random) -> Schedule:
+    ranks = rng.randint(1, 6)
+    chunks = rng.choice([rng.randint(1, 3 * ranks + 2), ranks * rng.randint(1, 3), 2 * ranks])
+    return rng.choice(BUILDERS[name])(ranks, max(chunks, 2 * ranks) if name == "dualpipe_v" else chunks)
+
+
+def _random_costs(stages: int, rng: random.Random) -> Costs:
+    """Equal stages; often with F = B = W, often with hops that cost nothing."""
+    f, b, w = (rng.randint(1, 9) for _ in range(3))
+    f, b, w = rng.choice([(f, b, w), (f, f, f), tuple(sorted((f, b, w), reverse=True)), (f, b, 0)])
+    return Costs((f,) * stages, (b,) * stages, (w,) * stages, latency=rng.choice([0, 0, rng.randint(1, 9)]))
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_makespan_and_bubble(name: str) -> None:
+    rng = random.Random(name)
+    known = 0
+    for _ in range(TRIALS):
+        schedule = _random_schedule(name, rng)
+        costs = _random_costs(schedule.stages, rng)
+        spans = simulate(schedule, costs)
+        expected = closed_forms.makespan(schedule, costs)
+        if expected is not None:
+            known += 1
+            assert makespan(spans) == expected, (schedule.name, len(schedule.ranks), schedule.chunks, costs)
+            assert bubble_fraction(spans) == pytest.approx(closed_forms.bubble(schedule, costs), abs=1e-12)
+    assert known >= TRIALS // 12
+
+
+@pytest.mark.parametrize("name", ["zb_h2", "zb_v"])
+def test_largest_span(name: str) -> None:
+    rng = random.Random(name)
+    known = 0
+    for _ in range(TRIALS):
+        schedule = _random_schedule(name, rng)
+        costs = _random_costs(schedule.stages, rng)
+        expected = closed_forms.largest_span(schedule, costs)
+        if expected is not None:
+            known += 1
+            assert _largest_span(simulate(schedule, costs)) == expected
+    assert known >= TRIALS // 12
+
+
+@pytest.mark.parametrize("name", ["naive", "gpipe"])
+def test_makespan_of_unequal_stages(name: str) -> None:
+    rng = random.Random(name)
+    for _ in range(TRIALS):
+        schedule = _random_schedule(name, rng)
+        times = [tuple(rng.randint(1, 9) for _ in range(schedule.stages)) for _ in range(3)]
+        costs = Costs(*times, latency=rng.randint(1, 9) if name == "naive" else 0)
+        assert makespan(simulate(schedule, costs)) == closed_forms.makespan(schedule, costs)
+
+
+def test_makespan_of_1f1b_with_one_heavy_stage() -> None:
+    rng = random.Random(1)
+    for _ in range(TRIALS):
+        ranks = rng.randint(2, 6)
+        schedule = schedules.one_f_one_b(ranks, rng.randint(ranks, 3 * ranks))
+        heavy, rho = rng.randrange(ranks), rng.randint(2, 4)
+        times = [[rng.randint(1, 9)] * ranks for _ in range(3)]
+        for row in times:
+            row[heavy] *= rho
+        costs = Costs(*map(tuple, times))
+        assert makespan(simulate(schedule, costs)) == closed_forms.makespan(schedule, costs)
+
+
+def test_fractions_stay_exact() -> None:
+    schedule = schedules.zb_interleaved(3, 6)
+    third = (Fraction(1, 3),) * 6
+    costs = Costs(third, third, third)
+    assert closed_forms.makespan(schedule, costs) == makespan(simulate(schedule, costs)) == Fraction(38, 3)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_in_flight_and_held_peaks(name: str) -> None:
+    known = {"in flight": 0, "held": 0}
+    for build in BUILDERS[name]:
+        for ranks, chunks in lengths(name, most=6):
+            schedule = build(ranks, chunks)
+            ones = (1,) * schedule.stages
+            loops = schedule.stages // ranks
+            in_flight = closed_forms.in_flight_peak(schedule)
+            if in_flight is not None:
+                known["in flight"] += 1
+                measured = in_flight_peak(simulate(schedule, Costs(ones, ones, ones)))
+                assert in_flight == [Fraction(measured[rank], loops) for rank in range(ranks)]
+            held = closed_forms.held_peak(schedule)
+            if held is not None:
+                known["held"] += 1
+                assert held == [Fraction(peak, loops) for peak in held_peak(schedule)]
+    assert known["held"] > 10
+    assert name == "v_min" or known["in flight"] > 10
+
+
+@pytest.mark.parametrize(
+    ("schedule", "costs"),
+    [
+        pytest.param(schedules.gpipe(2, 2), Costs((1, 2), (1, 2), latency=1), id="unequal stages and a hop"),
+        pytest.param(schedules.one_f_one_b(3, 3), Costs((1, 2, 3), (1, 2, 3)), id="three different stages"),
+        pytest.param(schedules.one_f_one_b(4, 3), Costs((1, 1, 1, 2), (1, 1, 1, 2)), id="a heavy stage, M < K"),
+        pytest.param(schedules.eager_1f1b(2, 2), Costs((1, 1), (1, 1), latency=2), id="a hop too long"),
+        pytest.param(schedules.interleaved(2, 3), Costs((1,) * 4, (1,) * 4), id="K does not divide M"),
+        pytest.param(schedules.zb_h1(2, 2), Costs((1, 1), (1, 1), (2, 2)), id="W longer than F"),
+        pytest.param(schedules.zb_v(2, 2), Costs(*[(1,) * 4] * 3), id="M < 2K-1"),
+        pytest.param(schedules.v_half(2, 4), Costs(*[(1,) * 4] * 3), id="V-Half of two ranks"),
+        pytest.param(Schedule("mine", 2, schedules.gpipe(2, 2).ranks), Costs((1, 1), (1, 1)), id="an unknown name"),
+    ],
+)
+def test_no_form_where_none_is_exact(schedule: Schedule, costs: Costs) -> None:
+    assert closed_forms.makespan(schedule, costs) is None
+    assert closed_forms.bubble(schedule, costs) is None
+
+
+# --- published -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("build", "rate"), [("one_f_one_b", 0.2431), ("zb_h1", 0.1585), ("zb_h2", 0.1083)])
+def test_zero_bubble_tables_5_and_9(build: str, rate: float) -> None:
+    """arXiv 2401.10241: 8 ranks, 24 chunks; bubble = (cost - M T) / cost, cost the largest span of a rank."""
+    f, b, w, c = (Fraction(ms) for ms in ("18.522", "18.086", "9.337", "0.601"))
+    spans = simulate(getattr(schedules, build)(8, 24), Costs((f,) * 8, (b,) * 8, (w,) * 8, c))
+    cost = _largest_span(spans)
+    assert round(float((cost - 24 * (f + b + w)) / cost), 4) == rate
+
+
+@pytest.mark.parametrize(("chunks", "rate"), [(4, Fraction(3, 7)), (32, Fraction(3, 35))])
+def test_gpipe_bubble(chunks: int, rate: Fraction) -> None:
+    ones = (Fraction(1),) * 4
+    assert closed_forms.bubble(schedules.gpipe(4, chunks), Costs(ones, ones)) == rate
+
+
+def test_a_heavy_first_stage_is_cheaper_than_a_heavy_last_one() -> None:
+    schedule = schedules.one_f_one_b(4, 8)
+    first = closed_forms.makespan(schedule, Costs((2, 1, 1, 1), (4, 2, 2, 2)))
+    last = closed_forms.makespan(schedule, Costs((1, 1, 1, 2), (2, 2, 2, 4)))
+    assert (first, last) == (51, 57)
+    assert round(first / last, 3) == 0.895

@@ -1,0 +1,308 @@
+"""Simulated times against a fixed point, closed forms and drawings; causes; speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import pairwise
+from random import Random
+from time import process_time
+
+import pytest
+from costs_helper import equal
+from drawn import read
+from random_schedules import random_costs, random_schedule
+
+from microp.schedule import Action, Op, Schedule
+from microp.schedule.builders import gpipe, naive, one_f_one_b
+from microp.simulator import TRANSFERS, Costs, closed_forms, critical_path, for_stages, simulate
+from microp.simulator.link_model import Asynchronous, Rendezvous, SenderBusy, SerialLink
+from microp.simulator.lowered import NONE, parent_positions
+from microp.trace import Actions, Span, busy, in_flight_peak, makespan, zero_bubble_rate
+
+RULES = pytest.mark.parametrize("transfer", TRANSFERS.values(), ids=TRANSFERS)
+
+
+class FixedPoint:
+    """What the times must be, by repeating what each rule says until nothing changes.
+
+    Nothing is shared with the simulator but the schedule's own rule and the numbers.
+    """
+
+    def __init__(self, schedule: Schedule, costs: Costs) -> None:
+        self.schedule, self.costs, self.rule = schedule, costs, type(costs.transfer)
+        self.rank = {action: rank for rank, action in schedule}
+        self.end = dict.fromkeys(self.rank, 0)
+        self.arrival = dict.fromkeys(self.rank, 0)  # of the message that the action sends
+        self.freed = dict.fromkeys(self.rank, 0)
+        self.asked = dict.fromkeys(self.rank, 0)  # when the rank had nothing else to do before the action
+        while self._improve():
+            pass
+
+    def takes(self, action: Action):
+        costs, stage, split = self.costs, action.stage, Action(Op.W, *action[1:]) in self.rank
+        weight = costs.weight[stage] if costs.weight else 0
+        if action.op is Op.F:
+            return costs.forward[stage]
+        if action.op is Op.W:
+            return weight
+        full = costs.full[stage] if costs.full else costs.backward[stage] + weight
+        return (costs.backward[stage] if split else full) + self.extra(action, costs.recompute)
+
+    def extra(self, action: Action, values):
+        recomputed = action.op is Op.B and action.microbatch not in self.costs.spared
+        return values[action.stage] if recomputed and values else 0
+
+    def remote(self, action: Action) -> Action | None:
+        return next((p for p in self.schedule.parents(action) if self.rank[p] != self.rank[action]), None)
+
+    def hop(self, one: Action, other: Action):
+        link, latency = max(one.stage, other.stage), self.costs.latency
+        if isinstance(latency, tuple):
+            latency = latency[link]
+        return latency + Fraction(self.costs.boundary[link], self.costs.bandwidth) if self.costs.boundary else latency
+
+    def _improve(self) -> bool:
+        before = dict(self.end), dict(self.arrival), dict(self.freed)
+        children = {self.remote(action): action for action in self.rank}
+        for row in self.schedule.ranks:
+            free = 0
+            link: dict[int, object] = {}
+            for action in row:
+                source = self.remote(action)
+                self.asked[action] = ready = free
+                if source is not None:
+                    arrival = self.arrival[source]
+                    if self.rule is Rendezvous:
+                        arrival = max(self.end[source], free) + self.hop(source, action)
+                    ready = max(free, arrival)
+                self.end[action] = ready + self.takes(action)
+                free = self.end[action]
+                if action in children:
+                    child = children[action]
+                    peer, hop = self.rank[child], self.hop(action, child)
+                    begin = max(free, link.get(peer, 0)) if self.rule is SerialLink else free
+                    link[peer] = self.arrival[action] = begin + hop
+                    free += hop if self.rule is SenderBusy else 0
+                self.freed[action] = free
+        return before != (self.end, self.arrival, self.freed)
+
+
+@RULES
+def test_times_are_those_of_the_fixed_point(transfer):
+    random = Random(1)
+    for _ in range(60):
+        schedule = random_schedule(random)
+        costs = random_costs(random, schedule, transfer)
+        spans, expected = simulate(schedule, costs), FixedPoint(schedule, costs)
+        assert {span.action: span.end for span in spans} == expected.end
+        assert {span.action: span.wait_start for span in spans} == expected.asked
+        assert all(span.end - span.start == expected.takes(span.action) for span in spans)
+        assert [(span.rank, span.action) for span in spans] == list(schedule)
+
+
+def test_inputs_are_ready_when_the_last_parent_is_there():
+    random = Random(2)
+    for _ in range(60):
+        schedule = random_schedule(random)
+        costs = random_costs(random, schedule, Asynchronous())
+        times = FixedPoint(schedule, costs)
+        for span in simulate(schedule, costs):
+            there = [
+                times.end[parent] + (times.hop(parent, span.action) if times.rank[parent] != span.rank else 0)
+                for parent in schedule.parents(span.action)
+            ]
+            assert span.ready == span.start == max([span.wait_start, *there])
+
+
+def test_positions_of_parents_are_the_rule():
+    random = Random(3)
+    for schedule in (random_schedule(random) for _ in range(60)):
+        actions = [action for _, action in schedule]
+        found = parent_positions(schedule, Actions.of(schedule.ranks))
+        for index, action in enumerate(actions):
+            parents = [actions[column[index]] for column in found if column[index] != NONE]
+            assert parents == list(schedule.parents(action))
+
+
+@pytest.mark.parametrize("builder", [naive, gpipe, one_f_one_b])
+def test_closed_forms(builder):
+    random = Random(4)
+    for _ in range(60):
+        ranks, chunks = random.randint(1, 6), random.randint(1, 14)
+        unit = random.choice((1, Fraction(1, 3)))
+        costs = equal(ranks, *(random.randint(least, 12) * unit for least in (1, 1, 0)))
+        schedule = builder(ranks, chunks)
+        assert makespan(simulate(schedule, costs)) == closed_forms.makespan(schedule, costs)
+
+
+@pytest.mark.parametrize("builder", [gpipe, one_f_one_b])
+def test_recomputation_is_a_part_of_the_backward(builder):
+    random = Random(5)
+    for _ in range(40):
+        ranks, chunks, f = random.randint(1, 6), random.randint(1, 12), random.randint(1, 9)
+        x = random.randint(f, 20)
+        costs = for_stages(ranks, forward=f, backward=x, recompute=f)
+        assert makespan(simulate(builder(ranks, chunks), costs)) == (chunks + ranks - 1) * (2 * f + x)
+
+
+def test_full_backwards_have_their_own_time():
+    """On stage 0 microbatch 0 is divided, microbatch 1 is not."""
+    schedule = read("0F0 0F1 0B0 0W0 0B1", chunks=2)
+    for full, end in (((), 7), ((9,), 9)):
+        spans = simulate(schedule, Costs((1,), (3,), (4,), full=full))
+        assert [span.end - span.start for span in spans] == [1, 1, 3, 4, end]
+
+
+def test_except_last_recomputes_all_but_one():
+    costs = for_stages(2, forward=3, backward=6, recompute=3, spared=(4,))
+    assert busy(simulate(gpipe(2, 5), costs)) == dict.fromkeys((0, 1), 5 * 9 + 4 * 3)
+
+
+def test_the_published_bubble_of_1f1b():
+    """Zero Bubble (arXiv 2401.10241), Table 9: K=8, M=24."""
+    times = for_stages(8, forward=18.522, backward=18.086, weight=9.337, latency=0.601)
+    assert round(zero_bubble_rate(simulate(one_f_one_b(8, 24), times)), 4) == 0.2431
+
+
+@pytest.mark.parametrize(
+    ("builder", "peak"),
+    [
+        (naive, lambda _after, _chunks: 1),
+        (gpipe, lambda _after, chunks: chunks),
+        (one_f_one_b, lambda after, chunks: min(after + 1, chunks)),
+    ],
+)
+def test_in_flight_peaks(builder, peak):
+    for ranks in range(1, 6):
+        for chunks in range(1, 9):
+            peaks = in_flight_peak(simulate(builder(ranks, chunks), equal(ranks, 1, 2, 1)))
+            assert peaks == {rank: peak(ranks - 1 - rank, chunks) for rank in range(ranks)}
+
+
+@RULES
+def test_the_critical_path_is_as_long_as_the_step(transfer):
+    random = Random(6)
+    for _ in range(60):
+        schedule = random_schedule(random)
+        costs = random_costs(random, schedule, transfer)
+        spans = simulate(schedule, costs)
+        path = critical_path(spans)
+        assert path[0].start == 0
+        assert path[-1].end - path[0].start == makespan(spans)
+        for gap in gaps(schedule, costs, path):
+            assert gap
+
+
+def gaps(schedule: Schedule, costs: Costs, path: list[Span]) -> Iterator[bool]:
+    """Whether each step of the path is explained: by nothing between, or by the rule's hops."""
+    times = FixedPoint(schedule, costs)
+    for span, later in pairwise(path):
+        message = times.remote(later.action)
+        if span.rank == later.rank:
+            asked = times.freed[span.action]
+            wait = times.hop(message, later.action) if message and isinstance(costs.transfer, Rendezvous) else 0
+            yield later.start == asked + wait
+        else:
+            row = schedule.ranks[span.rank]
+            queue = row[row.index(span.action) : row.index(message) + 1]
+            sent = {source: child for child in times.rank if (source := times.remote(child)) in queue}
+            hops = [times.hop(*pair) for pair in sent.items() if times.rank[pair[1]] == later.rank]
+            yield len(hops) == 1 or isinstance(costs.transfer, SerialLink)
+            yield later.start == span.end + sum(hops)
+
+
+def test_what_is_on_the_critical_path_matters():
+    """Without hops, a path is found again by its length alone: shorten any stage of it and the step is shorter."""
+    schedule = one_f_one_b(4, 8)
+    forward = (5, 5, 9, 5)
+    path = critical_path(simulate(schedule, Costs(forward, (10,) * 4)))
+    assert sum(span.end - span.start for span in path) == path[-1].end
+    assert {span.stage for span in path if span.op is Op.F} >= {2}
+    shorter = Costs((5, 5, 8, 5), (10,) * 4)
+    assert makespan(simulate(schedule, shorter)) < path[-1].end
+
+
+def test_floats_are_what_the_same_sums_of_floats_give():
+    schedule, costs = one_f_one_b(3, 5), equal(3, 0.1, 0.2, 0.05)
+    assert {span.action: span.end for span in simulate(schedule, costs)} == FixedPoint(schedule, costs).end
+
+
+def test_integers_beyond_64_bits_stay_exact():
+    huge = 10**20
+    spans = simulate(gpipe(2, 3), equal(2, huge, huge + 1))
+    assert makespan(spans) == 4 * (2 * huge + 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (("0B0 0F0 0F1 0B1",), r"deadlocks: 0F0 comes after 0B0"),
+        (("0F0 0F1 0B0 0B1", "1F0 1B1 1F1 1B0"), r"deadlocks: 1F1 comes after 1B1"),
+        (("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"), r"deadlocks at .*: validate\(\) names the cycle"),
+        (("0F0 0B0 0F7 0B7",), r"microbatches beyond chunks=2"),
+    ],
+)
+def test_what_cannot_end_is_refused(rows, message):
+    schedule = read(*rows, chunks=2)
+    with pytest.raises(ValueError, match=message):
+        simulate(schedule, equal(schedule.stages, 1, 1))
+
+
+WHOLE = "0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"
+DIVIDED = "0F0 0F1 0B0 0W0 0B1 0W1", "1F0 1B0 1W0 1F1 1B1 1W1"
+
+
+def edited(rows: Sequence[str], action: str, by: str) -> Schedule:
+    return read(*(row.replace(action, by) for row in rows), chunks=2)
+
+
+@pytest.mark.parametrize("rows", [WHOLE, DIVIDED], ids=["whole", "divided"])
+def test_a_schedule_that_lacks_an_action_is_refused(rows):
+    """Also the last rank's last B and the first stage's, which no other action needs where nothing is divided."""
+    costs = for_stages(2, forward=1, backward=1, weight=1)
+    for action in " ".join(rows).split():
+        lacking = edited(rows, action, "")
+        if "W" in action:  # the B is the full backward then
+            assert len(simulate(lacking, costs)) == 11
+            continue
+        with pytest.raises(ValueError, match=f"schedule 'drawn' lacks {action}: every stage needs an F and a B"):
+            simulate(lacking, costs)
+
+
+def test_a_schedule_that_lacks_a_stage_is_refused():
+    with pytest.raises(ValueError, match=r"lacks 1F0: every stage needs"):
+        simulate(read("0F0 0B0", "2F0 2B0"), for_stages(3, forward=1, backward=1))
+
+
+@pytest.mark.parametrize("rows", [WHOLE, DIVIDED], ids=["whole", "divided"])
+def test_a_schedule_that_repeats_an_action_is_refused(rows):
+    """At once, at the end of its row, and on another rank."""
+    costs = for_stages(2, forward=1, backward=1, weight=1)
+    for action in " ".join(rows).split():
+        repeats = edited(rows, action, f"{action} {action}"), read(rows[0] + " " + action, rows[1], chunks=2)
+        for schedule in (*repeats, read(rows[0], rows[1] + " " + action, chunks=2)):
+            with pytest.raises(
+                ValueError, match=f"schedule 'drawn' has {action} more than once: keep only one of them"
+            ):
+                simulate(schedule, costs)
+
+
+def test_costs_of_another_length_are_refused():
+    with pytest.raises(
+        ValueError, match=r"costs.forward has 3 values for 4 stages: give one per stage, or one for all"
+    ):
+        simulate(gpipe(4, 2), equal(3, 1, 1))
+
+
+def seconds(chunks: int) -> float:
+    schedule = one_f_one_b(64, chunks)
+    start = process_time()
+    simulate(schedule, equal(64, 3, 5, 1))
+    return process_time() - start
+
+
+def test_time_grows_with_the_number_of_actions():
+    few, many = (min(seconds(chunks) for _ in range(3)) for chunks in (128, 512))
+    assert many < 1
+    assert many < 12 * few  # 4 times the actions; the rest is for a busy machine

@@ -1,0 +1,137 @@
+"""What is written is what is read, also when a process was killed in the middle of a line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from microp.schedule import Op, to_text
+from microp.schedule.builders import gpipe, zb_v
+from microp.store import (
+    RankRecorder,
+    attempts,
+    finished_runs,
+    load_runs,
+    load_steps,
+    new_attempt,
+    read_errors,
+    read_reductions,
+    read_rows,
+    read_schedule,
+    read_spans,
+    write_json,
+    write_schedule,
+)
+from microp.trace import Reduction, Span, Spans
+
+
+def test_rows_and_spans_round_trip(tmp_path):
+    recorder = RankRecorder(tmp_path, 1)
+    rows = [{"schema_version": 2, "step": step, "rank": 1, "loss": 0.5 * step} for step in range(3)]
+    for row in rows:
+        recorder.step({key: value for key, value in row.items() if key != "schema_version"})
+        assert read_rows(tmp_path, 1)[-1] == row  # on disk at once
+    spans = [Span(1, Op.F, 1, 0, 5, 9, 10, 20), Span(1, Op.B, 1, 0, 20, 20, 20, 40)]
+    recorder.spans(2, spans)
+    recorder.close()
+    assert read_rows(tmp_path, 1) == rows
+    assert isinstance(read_spans(tmp_path), Spans)
+    assert list(read_spans(tmp_path)) == spans
+    first = json.loads((tmp_path / "spans.rank1.jsonl").read_text().splitlines()[0])
+    assert (first["op"], first["step"], first["replica"]) == ("F", 2, 0)
+    assert [first[f"{moment}_ns"] for moment in ("wait_start", "ready", "start", "end")] == [5, 9, 10, 20]
+
+
+@pytest.mark.parametrize("schedule", [zb_v(2, 4), gpipe(3, 2)], ids=["zb_v", "gpipe"])
+def test_a_schedule_round_trips(schedule, tmp_path):
+    write_schedule(tmp_path, schedule)
+    assert read_schedule(tmp_path) == schedule
+    assert (tmp_path / "schedule.txt").read_text() == to_text(schedule)
+
+
+def test_the_sums_of_each_replica_round_trip(tmp_path):
+    """The number in a file's name counts all ranks; a row has the rank within its pipeline."""
+    for number, (replica, rank) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
+        RankRecorder(tmp_path, number, replica).reductions(3, [Reduction(rank, rank, 10 * number, 10 * number + 5)])
+    assert read_reductions(tmp_path, 1) == [Reduction(0, 0, 20, 25), Reduction(1, 1, 30, 35)]
+    RankRecorder(tmp_path, 9).reductions(3, [])
+    assert not (tmp_path / "reductions.rank9.jsonl").exists()
+
+
+def test_a_line_cut_short_loses_only_itself(tmp_path):
+    (tmp_path / "steps.rank0.jsonl").write_text('{"step": 0}\n{"step": 1}\n{"st')
+    assert [row["step"] for row in read_rows(tmp_path, 0)] == [0, 1]
+
+
+def test_no_attempt_is_written_over(tmp_path):
+    folders = [new_attempt(tmp_path, "run") for _ in range(11)]
+    assert [folder.name for folder in folders] == [f"attempt-{n}" for n in range(1, 12)]
+    for folder in folders:
+        write_json(folder / "status.json", {})
+    copy = tmp_path / "run" / "attempt-3.copy"
+    copy.mkdir()
+    write_json(copy / "status.json", {})
+    assert attempts(tmp_path) == folders  # 10 comes after 9, and a folder with another name is no attempt
+
+
+def test_the_cause_comes_before_its_victims(tmp_path):
+    for rank, lost, time in ((0, True, 1.0), (1, False, 3.0), (2, True, 2.0)):
+        RankRecorder(tmp_path, rank).error({"rank": rank, "lost_peer": lost, "time": time})
+    assert [error["rank"] for error in read_errors(tmp_path)] == [1, 0, 2]
+
+
+def write_attempt(runs: Path, run: str, status: str, started: float, step_ms: float | None) -> Path:
+    """An attempt's small files; without a step time it has no summary."""
+    attempt = new_attempt(runs, run)
+    write_json(attempt / "status.json", {"status": status, "started": started, "message": None})
+    write_json(attempt / "env.json", {"cores": 2})
+    (attempt / "config.yaml").write_text("model: {dim: 64}\nrepeat: 0\n")
+    if step_ms is not None:
+        point = {"run_id": run, "question_id": "0123456789ab", "status": status, "schedule": "gpipe", "chunks": 4}
+        numbers = {"ranks": 2, "replicas": 1, "step_ms": {"median": step_ms}, "bubble": {"measured": 0.2}}
+        write_json(attempt / "summary.json", {"schema_version": 2, **point, **numbers})
+    return attempt
+
+
+def test_a_run_is_one_row_of_its_newest_finished_attempt(tmp_path):
+    """Attempts are compared by the time of their start; a run that never finished is its newest attempt."""
+    for status, started, step_ms in (("finished", 1, 10.0), ("finished", 3, 11.0), ("finished", 2, 12.0)):
+        write_attempt(tmp_path / "runs", "a", status, started, step_ms)
+    write_attempt(tmp_path / "runs", "a", "failed", 4, 13.0)
+    write_attempt(tmp_path / "runs", "b", "interrupted", 1, 20.0)
+    write_attempt(tmp_path / "runs", "b", "running", 2, None)
+    runs = load_runs(tmp_path).set_index("run_id")
+    assert runs.attrs["unreadable"] == []
+    assert runs["attempt"].to_dict() == {"a": "attempt-2", "b": "attempt-2"}
+    assert runs["status"].to_dict() == {"a": "finished", "b": "running"}
+    assert runs.loc["a", "step_ms.median"] == 11.0
+    assert runs.loc["a", "question"] == "0123456789ab"
+    assert (runs["config.model.dim"] == 64).all()
+    assert (runs["env.cores"] == 2).all()
+    assert runs.loc["b", "folder"] == str(tmp_path / "runs" / "b" / "attempt-2")
+    assert finished_runs(tmp_path)["run_id"].tolist() == ["a"]
+
+
+def test_a_folder_without_runs_has_no_rows_and_one_that_is_not_there_is_named(tmp_path):
+    assert load_runs(tmp_path).empty
+    assert finished_runs(tmp_path).empty
+    with pytest.raises(NotADirectoryError, match="nothing is not a folder: give outputs"):
+        load_runs(tmp_path / "nothing")
+
+
+def test_the_steps_of_an_attempt_are_one_row_per_step_and_rank(tmp_path):
+    for rank in range(2):
+        recorder = RankRecorder(tmp_path, rank)
+        for step in range(3):
+            recorder.step({"step": step, "rank": rank})
+    steps = load_steps(tmp_path)
+    assert steps[["rank", "step"]].to_numpy().tolist() == [[rank, step] for rank in range(2) for step in range(3)]
+
+
+def test_half_a_file_is_never_seen(tmp_path):
+    write_json(tmp_path / "a.json", {"old": 1})
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "a.json", {"new": object()})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"old": 1}

@@ -1,0 +1,126 @@
+"""What is read off spans, on examples small enough to count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from random import Random
+
+import numpy as np
+import pytest
+from costs_helper import equal
+from drawn import read_spans
+from random_schedules import random_costs, random_schedule
+
+from microp.schedule import Action, Op
+from microp.schedule.builders import gpipe, one_f_one_b
+from microp.simulator import simulate
+from microp.trace import (
+    MOMENTS,
+    Spans,
+    as_spans,
+    bubble_fraction,
+    busy,
+    column_type,
+    idle_edges,
+    in_flight_peak,
+    makespan,
+    megatron_bubble,
+    zero_bubble_rate,
+)
+
+GPIPE = read_spans(
+    "F0 F1 F2  .  . B0 B1 B2",
+    " . F0 F1 F2 B0 B1 B2  .",
+)
+PARALLELOGRAM = read_spans(
+    "F0 F1 F2 B0 W0 B1 W1 B2 W2",
+    " . F0 B0 F1 B1 F2 B2 W0 W1 W2",
+)
+SKEWED = read_spans(  # rank 1 starts late and is idle inside
+    "F0 B0  .  .  .",
+    " .  . F0  . B0",
+)
+
+
+@pytest.mark.parametrize(
+    ("spans", "gpipe_bubble", "megatron", "zero_bubble"),
+    [
+        (GPIPE, Fraction(1, 4), Fraction(1, 3), 1 - Fraction(12, 2 * 8)),
+        (PARALLELOGRAM, Fraction(1, 10), Fraction(1, 9), 0),
+        (SKEWED, Fraction(6, 10), Fraction(6, 4), 1 - Fraction(4, 2 * 3)),
+    ],
+    ids=["gpipe", "parallelogram", "skewed"],
+)
+def test_three_bubbles(spans, gpipe_bubble, megatron, zero_bubble):
+    assert bubble_fraction(spans) == gpipe_bubble
+    assert megatron_bubble(spans) == megatron
+    assert zero_bubble_rate(spans) == zero_bubble
+
+
+@pytest.mark.parametrize("builder", [gpipe, one_f_one_b])
+def test_bubbles_of_the_textbook(builder):
+    for ranks in range(1, 6):
+        for chunks in range(1, 9):
+            spans = simulate(builder(ranks, chunks), equal(ranks, Fraction(2), Fraction(5)))
+            assert bubble_fraction(spans) == Fraction(ranks - 1, chunks + ranks - 1)
+            assert megatron_bubble(spans) == Fraction(ranks - 1, chunks)
+
+
+def test_what_is_counted():
+    assert makespan(GPIPE) == 8
+    assert busy(GPIPE) == {0: 6, 1: 6}
+    assert in_flight_peak(GPIPE) == {0: 3, 1: 3}
+    assert in_flight_peak(PARALLELOGRAM) == {0: 3, 1: 1}
+    assert in_flight_peak(read_spans("F0 F1", " . F0")) == {0: 2, 1: 1}  # ranks do not add up
+    assert idle_edges(GPIPE) == {0: (0, 0), 1: (1, 1)}
+    assert idle_edges(SKEWED) == {0: (0, 3), 1: (2, 0)}
+
+
+def test_measured_times_need_not_begin_at_zero():
+    later = [span._replace(**{moment: getattr(span, moment) + 10**15 for moment in MOMENTS}) for span in GPIPE]
+    assert makespan(later) == 8
+    assert bubble_fraction(later) == Fraction(1, 4)
+
+
+def test_no_spans():
+    assert busy([]) == in_flight_peak([]) == {}
+
+
+def test_columns_are_a_sequence_of_spans():
+    spans = simulate(gpipe(2, 3), equal(2, 2, 3, 1))
+    assert len(spans) == 12
+    assert spans[0] == (0, Op.F, 0, 0, 0, 0, 0, 2)
+    assert spans[0].action == Action(Op.F, 0, 0)
+    assert type(spans[0].start) is int
+    assert spans[-1] == list(spans)[-1] == spans[11]
+    assert spans[2:4] == list(spans)[2:4]
+    assert [spans.at(position) for position in range(12)] == [span.action for span in spans]
+    with pytest.raises(IndexError):
+        spans[12]
+
+
+def test_columns_hold_what_they_are_given_in_any_order():
+    random = Random(1)
+    for _ in range(20):
+        schedule = random_schedule(random)
+        costs = replace(random_costs(random, schedule), weight=(Fraction(1, 2),) * schedule.stages)
+        spans = simulate(schedule, costs)
+        shuffled = random.sample(list(spans), len(spans))
+        assert list(as_spans(shuffled)) == list(spans)
+        assert as_spans(spans) is spans
+        for read_off in (makespan, busy, bubble_fraction, in_flight_peak, idle_edges):
+            assert read_off(shuffled) == read_off(spans)
+
+
+def test_split_backwards_are_those_with_a_w():
+    spans = as_spans(read_spans("F0 F1 B0 B1 W1"))
+    assert [str(spans.at(i)) for i in np.flatnonzero(spans.is_split())] == ["0F1", "0B1", "0W1"]
+    assert isinstance(spans, Spans)
+
+
+def test_a_column_keeps_numbers_as_they_are():
+    assert column_type([1, 2], bound=2) is np.int64
+    assert column_type([1, 2.5], bound=2.5) is np.float64
+    assert column_type([1, Fraction(1, 2)], bound=1) is object
+    assert column_type([1, 2**62], bound=2**62) is object

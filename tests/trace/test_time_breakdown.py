@@ -1,0 +1,264 @@
+"""Every nanosecond of a step is booked once, and as what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+
+import pytest
+from conftest import CHECKPOINTING, small_job
+from costs_helper import equal
+from random_schedules import random_schedule
+
+from microp.schedule import Action, Op, Schedule
+from microp.schedule.builders import gpipe, interleaved, naive, one_f_one_b
+from microp.settings import EmulatedSettings
+from microp.simulator import Costs, simulate
+from microp.store import read_rows, summarise
+from microp.trace import KINDS, MOMENTS, Span, Spans, StepClock, account, makespan
+from microp.worker import run_threads
+
+
+def ended_at_once(schedule: Schedule, spans: list[Span]) -> dict[int, StepClock]:
+    """The clocks of ranks that do nothing but their actions: they wait for the next as soon as they are free."""
+    clocks = {}
+    for rank in range(len(schedule.ranks)):
+        free = 0
+        for span in sorted((span for span in spans if span.rank == rank), key=lambda span: span.start):
+            assert span.wait_start == free
+            free = span.end
+        clocks[rank] = StepClock(began=0, ended=free, optimizer=0, recompute=0)
+    return clocks
+
+
+def booked(schedule: Schedule, costs) -> dict[int, dict[str, int]]:
+    """The accounts of a simulated step, without the kinds that are 0."""
+    spans = list(simulate(schedule, costs))
+    accounts = account(schedule, spans, ended_at_once(schedule, spans))
+    return {rank: {kind: time for kind, time in times.items() if time} for rank, times in accounts.items()}
+
+
+# --- by hand -------------------------------------------------------------------------------------
+
+
+def test_a_wait_is_the_peer_s_fault_until_its_end_and_the_link_s_after_it():
+    """
+    ::
+
+                  0         10        20        30        40        50
+        rank 0    hhFFFFFFFFtttt......................BBBBBBoooo        t: it looks for its gradient at 12
+        rank 1    h...........FFFFFBBBBBBB                              on its way from 10 to 12, from 26 to 34
+    """
+    schedule = Schedule("pair", 1, tuple(tuple(map(Action.parse, row.split())) for row in ("0F0 0B0", "1F0 1B0")))
+    times = {"0F0": (2, 2, 2, 10), "1F0": (1, 12, 12, 17), "1B0": (17, 17, 17, 26), "0B0": (12, 34, 34, 40)}
+    spans = [Span(a.stage, *a, *times[str(a)]) for _, a in schedule]
+    clocks = {0: StepClock(0, 45, optimizer=4, recompute=2), 1: StepClock(1, 30, optimizer=1, recompute=0)}
+    found = account(schedule, spans, clocks)
+    assert found == {
+        0: {
+            "compute": 8 + 4,
+            "recompute": 2,
+            "optimizer": 4,
+            "transfer": 34 - 26,
+            "warmup": 0,
+            "steady": 0,
+            "drain": 26 - 12,
+            "reduction": 0,
+            "host": 2 + 2 + 1,  # before its forward, before it asks for its gradient, before its optimizer
+        },
+        1: {
+            "compute": 5 + 9,
+            "recompute": 0,
+            "optimizer": 1,
+            "transfer": 12 - 10,
+            "warmup": 10 - 1,
+            "steady": 0,
+            "drain": 45 - 30,  # until the last rank has ended
+            "reduction": 0,
+            "host": 1 + 3,  # it began later, and something lay between its backward and its optimizer
+        },
+    }
+
+
+def test_what_comes_from_the_own_rank_is_no_transfer():
+    schedule = interleaved(1, 1)  # two stages on one rank
+    times = ((10 * place - 1, 10 * place, 10 * place, 10 * place + 6) for place in range(4))
+    spans = [Span(0, *action, *moments) for action, moments in zip(schedule.ranks[0], times, strict=True)]
+    [times] = account(schedule, spans, {0: StepClock(-2, 40, 3, 0)}).values()
+    assert times == {**dict.fromkeys(KINDS, 0), "compute": 24, "optimizer": 3, "host": 42 - 24 - 3}
+
+
+def test_phases_of_1f1b():
+    """F = 1, B = 2: idle (K-1)(F+B) = 9 on every rank; the first backward waits for all ranks below it."""
+    accounts = booked(one_f_one_b(4, 8), equal(4, 1, 2))
+    assert accounts == {
+        0: {"compute": 24, "warmup": 6, "drain": 3},
+        1: {"compute": 24, "warmup": 5, "drain": 4},
+        2: {"compute": 24, "warmup": 4, "drain": 5},
+        3: {"compute": 24, "warmup": 3, "drain": 6},
+    }
+
+
+def test_phases_of_gpipe():
+    """The wait between the last forward and the first backward is the drain's: nothing new comes in."""
+    assert booked(gpipe(3, 4), equal(3, 1, 2)) == {
+        0: {"compute": 12, "drain": 6},
+        1: {"compute": 12, "warmup": 1, "drain": 5},
+        2: {"compute": 12, "warmup": 2, "drain": 4},
+    }
+
+
+def test_a_slow_rank_makes_the_others_wait_in_the_steady_phase():
+    """Two ranks, the second twice as slow: between a forward and the next backward the first waits 3."""
+    accounts = booked(one_f_one_b(2, 6), Costs((1, 2), (2, 4)))
+    assert accounts[1] == {"compute": 36, "warmup": 1, "drain": 2}
+    assert accounts[0] == {"compute": 18, "warmup": 5, "steady": 3 * 3, "drain": 3 + 4}
+
+
+def test_a_hop_is_transfer_and_the_peer_s_work_is_not():
+    """One microbatch after the other, F = 4, B = 8, a hop 1: all 5 tensors are waited for from beginning to end."""
+    assert booked(naive(2, 5), equal(2, 4, 8, 1)) == {
+        0: {"compute": 60, "transfer": 5, "warmup": 13, "steady": 3 * 13, "drain": 13},
+        1: {"compute": 60, "transfer": 5, "warmup": 4, "steady": 4 * 13, "drain": 9},
+    }
+
+
+# --- against a clerk who looks at every moment -----------------------------------------------------
+
+
+def look(schedule: Schedule, spans: list[Span], clocks, rank: int, moment: int) -> str:
+    """What `rank` does at `moment`."""
+    own = [span for span in spans if span.rank == rank]
+    ends = {span.action: span.end for span in spans}
+    clock = clocks[rank]
+    if moment >= clock.ended:
+        return "drain"
+    if clock.ended - clock.optimizer <= moment:
+        return "optimizer"
+    if any(span.start <= moment < span.end for span in own):
+        return "compute"
+    for span in own:
+        source = schedule.source(span.action)
+        if span.wait_start <= moment < span.start and source is not None:
+            if schedule.placement[source.stage] == rank:
+                return "host"
+            if moment >= ends[source]:
+                return "transfer"
+            if all(other.op is not Op.F or other.start < span.start for other in own):
+                return "drain"
+            begun = any(other.op is Op.B and other.start < span.start for other in own)
+            return "steady" if begun else "warmup"
+    return "host"
+
+
+def observed(random: Random, schedule: Schedule, spans: list[Span]) -> tuple[list[Span], dict[int, StepClock]]:
+    """Spans and clocks of ranks that also do other things, before, between and after their actions."""
+    waiting, clocks = [], {}
+    for rank in range(len(schedule.ranks)):
+        own = [span for span in spans if span.rank == rank]
+        began = free = own[0].start - random.randint(0, 4)
+        for span in own:
+            wait_start, free = random.randint(free, span.start), span.end
+            waiting.append(span._replace(wait_start=wait_start, ready=random.randint(wait_start, span.start)))
+        optimizer = random.randint(0, 3)
+        backwards = sum(span.end - span.start for span in own if span.op is Op.B)
+        recompute = random.randint(0, backwards)
+        clocks[rank] = StepClock(began, free + random.randint(0, 3) + optimizer, optimizer, recompute)
+    return waiting, clocks
+
+
+def with_gaps(random: Random, spans: Iterable[Span]) -> list[Span]:
+    """Three times as slow, with actions that begin up to two moments late."""
+    return [span._replace(start=3 * span.start + random.randint(0, 2), end=3 * span.end) for span in spans]
+
+
+def test_any_step_is_booked_moment_by_moment():
+    random = Random(9)
+    for _ in range(60):
+        schedule = random_schedule(random)
+        times = (tuple(random.randint(1, 7) for _ in range(schedule.stages)) for _ in range(3))
+        spans = with_gaps(random, simulate(schedule, Costs(*times, latency=random.randint(0, 5))))
+        spans, clocks = observed(random, schedule, spans)
+        began, ended = min(c.began for c in clocks.values()), max(c.ended for c in clocks.values())
+        for rank, times in account(schedule, random.sample(spans, len(spans)), clocks).items():
+            assert list(times) == list(KINDS)
+            assert sum(times.values()) == ended - began
+            assert min(times.values()) >= 0
+            expected = dict.fromkeys(KINDS, 0)
+            for moment in range(began, ended):
+                expected[look(schedule, spans, clocks, rank, moment)] += 1
+            expected["compute"] -= clocks[rank].recompute
+            expected["recompute"] += clocks[rank].recompute
+            assert times == expected
+
+
+def test_one_rank_s_account_is_the_same_without_the_others():
+    schedule = one_f_one_b(3, 4)
+    spans = simulate(schedule, equal(3, 1, 2, 1))
+    clocks, wall = ended_at_once(schedule, list(spans)), (0, makespan(spans))
+    accounts = account(schedule, spans, clocks, wall)
+    for rank, clock in clocks.items():
+        assert account(schedule, spans, {rank: clock}, wall) == {rank: accounts[rank]}
+
+
+# --- the work that it takes -----------------------------------------------------------------------
+
+
+class CountedSpan(Span):
+    """A span that counts what is read off any of them."""
+
+    reads = 0
+
+    def __getattribute__(self, name):
+        CountedSpan.reads += 1
+        return super().__getattribute__(name)
+
+
+class CountedSpans(Spans):
+    """Spans that count how often one is handed out."""
+
+    handed_out = 0
+
+    def __iter__(self):
+        for span in super().__iter__():
+            self.handed_out += 1
+            yield CountedSpan(*span)
+
+
+@pytest.mark.parametrize(("ranks", "chunks"), [(2, 4), (2, 64), (16, 64)])
+def test_the_work_is_linear_in_the_number_of_spans(monkeypatch, ranks, chunks):
+    """Each span is handed out once, its source is looked up once, and no span is read again for each other one."""
+    schedule = one_f_one_b(ranks, chunks)
+    simulated = simulate(schedule, equal(ranks, 1, 2, 1))
+    spans = CountedSpans(simulated, *(getattr(simulated, moment) for moment in MOMENTS))
+    clocks = ended_at_once(schedule, list(simulated))
+    looked_up, source = [], Schedule.source
+    monkeypatch.setattr(Schedule, "source", lambda self, action: looked_up.append(action) or source(self, action))
+    monkeypatch.setattr(CountedSpan, "reads", 0)
+    account(schedule, spans, clocks)
+    assert len(looked_up) == len(set(looked_up)) == len(simulated) == 2 * ranks * chunks
+    assert spans.handed_out == len(simulated)
+    assert CountedSpan.reads <= 30 * len(simulated)
+
+
+# --- a real run ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checkpointing", ["never", "always"])
+def test_a_real_step_adds_up(checkpointing, tmp_path):
+    device = EmulatedSettings("emulated", 1, 1.0, 2.0, None, None, 0.3, None, [])
+    schedule = one_f_one_b(3, 5)
+    job = small_job(schedule=schedule, device=device, checkpointing=CHECKPOINTING[checkpointing], backend="threads")
+    run_threads(job, tmp_path)
+    time_ms = summarise(job, tmp_path, "finished")["time_ms"]
+    rows = [[row for row in read_rows(tmp_path, rank) if row["phase"] == "measured"][-1] for rank in range(3)]
+    wall_ms = (max(row["ended_ns"] for row in rows) - min(row["began_ns"] for row in rows)) / 1e6
+    for rank in range(3):
+        times = {kind: values[rank] for kind, values in time_ms.items()}
+        assert times.keys() == set(KINDS)
+        assert sum(times.values()) == pytest.approx(wall_ms, rel=0.01)
+        assert min(times.values()) >= 0
+        assert times["compute"] >= 5 * 3
+        assert (times["recompute"] > 0) == (checkpointing == "always")
+        assert times["warmup"] + times["drain"] > 0.5 * 2 * 3  # most of the bubble's (K-1)(F+B)
+    assert time_ms["transfer"][0] + time_ms["transfer"][2] > 0

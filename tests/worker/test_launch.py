@@ -1,0 +1,205 @@
+"""Ranks start, fail and end as they should: real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import ranks as rank_code
+import user
+from conftest import small_job
+
+from microp.schedule.builders import gpipe, one_f_one_b
+from microp.store import read_json, read_rows
+from microp.worker import RankError, launch, launch_ranks, run_threads
+
+TESTS = Path(__file__).parents[1]
+
+
+def alive(pid: int) -> bool:
+    """Running, and not a zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_killed_rank_is_named_and_ends_the_others(tmp_path):
+    job = small_job(schedule=one_f_one_b(3, 4), steps=50)
+    began = time.monotonic()
+    with pytest.raises(RankError, match="rank 2 was killed by SIGKILL"):
+        launch_ranks(job, tmp_path, 3, rank_code.die)
+    assert time.monotonic() - began < 15
+    assert [row["step"] for row in read_rows(tmp_path, 0)] == [0, 1]  # no row is lost
+
+
+def test_a_failed_action_names_rank_action_and_step(tmp_path):
+    job = small_job(schedule=gpipe(2, 4), steps=50)
+    expected = "rank 1, action 1F1, step 2: the layer is broken"
+    with pytest.raises(RankError, match=expected):
+        launch_ranks(job, tmp_path, 3, rank_code.raise_in_action)
+    error = read_json(tmp_path / "error.rank1.json")
+    assert error["message"] == expected
+    assert "ValueError: the layer is broken" in error["traceback"]
+    assert [row["step"] for row in read_rows(tmp_path, 1)] == [0, 1]
+
+
+def test_a_rank_that_does_not_answer(tmp_path):
+    results = launch_ranks(small_job(timeout_s=1), tmp_path, 3, rank_code.never_send)
+    assert results[1] == "rank 1 waited 1 s for 0F0 from rank 0 (step 0)"
+
+
+def test_ranks_with_different_jobs_refuse(tmp_path):
+    results = launch_ranks(small_job(), tmp_path, 3, rank_code.different_jobs)
+    assert all("different configurations" in message for message in results.values())
+
+
+def test_a_failed_thread_is_named(tmp_path, monkeypatch):
+    from microp.model import Stage
+
+    forward = Stage.forward
+
+    def failing(stage, microbatch, x):
+        if x is not None and microbatch == 1:
+            raise ValueError("the layer is broken")
+        return forward(stage, microbatch, x)
+
+    monkeypatch.setattr(Stage, "forward", failing)
+    with pytest.raises(RankError, match="rank 1, action 1F1, step 0: the layer is broken"):
+        run_threads(small_job(), tmp_path)
+
+
+def test_signal_handlers_are_put_back(tmp_path):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    launch_ranks(small_job(), tmp_path, 3)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_ranks_end_with_their_parent(how, tmp_path):
+    code = (
+        "from pathlib import Path; import ranks; from conftest import small_job; from microp import worker\n"
+        f"worker.launch_ranks(small_job(), Path({str(tmp_path)!r}), 3, ranks.sleep_on)"
+    )
+    script = tmp_path / "parent.py"
+    script.write_text("if __name__ == '__main__':\n    " + code.replace("\n", "\n    "))
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
+    parent = subprocess.Popen([sys.executable, script], env=environment, stderr=subprocess.DEVNULL)
+    files = [tmp_path / "pid0", tmp_path / "pid1"]
+    wait_for(lambda: all(file.exists() and file.read_text() for file in files), 60)
+    pids = [int(file.read_text()) for file in files]
+    assert all(alive(pid) for pid in pids)
+    parent.send_signal(how)
+    parent.wait(15)
+    wait_for(lambda: not any(alive(pid) for pid in pids), 10)
+
+
+def wait_for(condition, seconds):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come about in time"
+        time.sleep(0.05)
+
+
+def test_no_port_is_used_twice(monkeypatch):
+    """torch fails on a port that one of its earlier stores had; the system gives ports out again."""
+
+    class Store:
+        given = iter([5, 5, 5, 7])
+
+        def __init__(self, *_: object, **__: object) -> None:
+            self.port = next(self.given)
+
+    monkeypatch.setattr(launch, "TCPStore", Store)
+    monkeypatch.setattr(launch, "_ports", set())
+    assert [launch._open_store().port for _ in range(2)] == [5, 7]
+
+
+# --- the script that launches --------------------------------------------------------------------
+
+NO_GUARD = """
+from pathlib import Path
+
+with Path("counter").open("a") as counter:
+    counter.write("once ")
+
+import microp
+
+words = {words}
+runs = [microp.measure("ranks=2", "chunks=2", "tracking=disabled", *words) for _ in range(2)]
+print(*(run.summary["status"] for run in runs), __name__)
+"""
+
+ENTRY_IN_THE_SCRIPT = """
+import sys
+from functools import partial
+from pathlib import Path
+
+from conftest import small_job
+from microp.worker import launch_ranks
+
+
+def entry(word, job, comms, local_rank, attempt):
+    return word, comms.rank, sys.modules[entry.__module__].__name__
+
+
+def plain(job, comms, local_rank, attempt):
+    return entry("plain", job, comms, local_rank, attempt)
+
+
+if __name__ == "__main__":
+    for each in (plain, partial(entry, "partial")):
+        print(launch_ranks(small_job(), Path.cwd(), 3, each))
+"""
+
+
+def test_a_script_without_a_guard_runs_once(tmp_path):
+    """The ranks of `microp.measure` do not run the top level of the script that calls it."""
+    script = tmp_path / "script.py"
+    script.write_text(NO_GUARD.format(words=user.SMALL))
+    done = user.start([sys.executable, str(script)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-3:] == ["finished", "finished", "__main__"]
+    assert (tmp_path / "counter").read_text() == "once "
+
+
+def test_an_entry_of_the_script_itself_is_found(tmp_path):
+    """A function, or a part of one; the ranks have the script's module under another name, as of any process."""
+    script = tmp_path / "script.py"
+    script.write_text(ENTRY_IN_THE_SCRIPT)
+    done = user.start([sys.executable, str(script)], tmp_path, PYTHONPATH=f"{TESTS}:{TESTS.parent}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        str({rank: (word, rank, "__mp_main__") for rank in range(2)}) for word in ("plain", "partial")
+    ]
+
+
+def test_a_lab_s_entry_is_found(tmp_path):
+    done = user.microp(folder=tmp_path, program="microp.labs.ddp")
+    assert done.returncode == 0, done.stderr
+    assert "sums started before the backward ended" in done.stdout
+
+
+@pytest.mark.parametrize("error", [None, RankError])
+def test_the_script_s_module_is_put_back(error):
+    main = sys.modules["__main__"]
+    with suppress(RankError), launch._main_module_hidden(rank_code.verbs):
+        assert sys.modules["__main__"] is not main
+        if error is not None:
+            raise error
+    assert sys.modules["__main__"] is main
+    with launch._main_module_hidden(in_main):
+        assert sys.modules["__main__"] is main
+
+
+def in_main(*_: object) -> None:
+    """As if it were the script's."""
+
+
+in_main.__module__ = "__main__"
