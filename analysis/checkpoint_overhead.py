@@ -68,11 +68,11 @@ def compare(runs: pd.DataFrame) -> pd.DataFrame:
     both = paired(saved, plain, SAME, "step_ms.median")
     launch = itemgetter(*SAME, LAUNCH)
     without = {launch(row): row for row in records(plain)}
-    simulated = [predict(without[launch(row)], row) for row in records(both)]
+    simulated = [simulated_ratios(without[launch(row)], row) for row in records(both)]
     return both.assign(**pd.DataFrame(simulated, both.index, ["simulated", "R alone"]))
 
 
-def predict(plain: dict[str, Any], row: dict[str, Any]) -> tuple[float, float]:
+def simulated_ratios(plain: dict[str, Any], row: dict[str, Any]) -> tuple[float, float]:
     """Return the simulated ratios of step times, with recomputation over without.
 
     Args:
@@ -112,7 +112,7 @@ def with_recomputation(schedule: Schedule, costs: Costs, steps: Sequence[Any], s
 
 
 def penalty(compared: pd.DataFrame) -> Exhibit | None:
-    """Return the figure of the step time relative to `never` against M, with its prediction."""
+    """Return the figure of the step time relative to `never` against M, measured and simulated."""
     if compared.empty:
         return None
     table = over_launches(compared, POINT, ["ratio", "simulated", "R alone", "kept"])
@@ -124,7 +124,7 @@ def penalty(compared: pd.DataFrame) -> Exhibit | None:
         axis.axhline(1, color="0.6", linewidth=0.8)
         axis.set_ylim(0.9, 0.1 + table[["ratio", "simulated"]].max().max())
     text = (
-        "Step time over that of the same launch with every activation kept. Dashed: the prediction, the schedule "
+        "Step time over that of the same launch with every activation kept. Dashed: the schedule "
         "simulated with the measured F, B and R, over the same with the F and B of the run that keeps everything. "
         "Distance of the measured overhead (ratio - 1) from the simulated one: "
         f"{_misses(table, 'simulated')}. Adding R alone to the F and B of the run that keeps everything would give "
@@ -136,7 +136,10 @@ def penalty(compared: pd.DataFrame) -> Exhibit | None:
 
 def _misses(table: pd.DataFrame, simulated: str) -> str:
     """Return the distance of the measured overhead from the simulated one as text."""
-    steady = table[~table["ratio.wide"]]
+    table = table.dropna(subset=[f"overhead / {simulated}"])
+    if table.empty:
+        return "unknown, because no run left a trace"
+    steady = table[~table["ratio.wide"].astype(bool)]
     miss, of_steady = ((own[f"overhead / {simulated}"] - 1).abs() for own in (table, steady))
     return (
         f"{miss.median():.0%} in the median and {miss.max():.0%} at most over {len(miss)} points, "
@@ -208,7 +211,7 @@ def pareto(runs: pd.DataFrame, compared: pd.DataFrame) -> Exhibit | None:
 
 
 def _policies(table: pd.DataFrame) -> dict[Any, plot.Look]:
-    """Return the looks of all policies, the usual ones first: a policy then looks the same in every figure."""
+    """Return the looks of all policies. The usual policies come first, so that each looks the same in every figure."""
     return plot.looks([*POLICIES, *sorted(set(table["checkpointing"]) - set(POLICIES))])
 
 

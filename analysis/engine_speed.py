@@ -33,13 +33,19 @@ POINT = ["device", "ranks", "config.model.dim", "schedule", "chunks"]
 
 
 def exhibits(store: Store) -> list[Exhibit]:
-    """Return one figure: the step times of both engines over the limit, with one panel per kind of stage."""
+    """Return one figure: the step times of both engines over the limit, with one panel per kind of stage.
+
+    Only runs that compare a pipeline with the limit (`engine=compare`) are drawn.
+    """
     runs = store.runs(NAME)
     if runs.empty:
         return []
     for column in (*RATIOS, *TIMES):
         if column not in runs:
             runs[column] = float("nan")
+    runs = runs.dropna(subset=[ratio for ratio in RATIOS if ratio.endswith("/limit")], how="all")
+    if runs.empty:
+        return []
     table = over_launches(runs, POINT, [*RATIOS, *TIMES])
     text = (
         "Step time (forward and backward) over the limit, which is (M+K-1)/M times the compute time of one rank alone, "
@@ -53,7 +59,7 @@ def exhibits(store: Store) -> list[Exhibit]:
 
 def figure(table: pd.DataFrame) -> Any:
     """Return a figure with one panel per device, K and model size."""
-    panels = list(table.groupby(POINT[:3], sort=True))
+    panels = list(table.groupby(POINT[:3], sort=True, dropna=False))
     columns = 2 if len(panels) > 1 else 1
     sheet, axes = plot.sheet(-(-len(panels) // columns), columns)
     looks = plot.looks(table["schedule"].unique())

@@ -4,7 +4,7 @@
 
     Exhibit ── save ──► m-sensitivity-bubble.svg  .png  .csv
                         the same rows give the same bytes of SVG and CSV
-            ── full_caption ──► "Idle time over ... From 72 runs: 24 questions, 3 launches each ..."
+            ── full_caption ──► "Idle time over ... From 72 runs of 24 configurations, 3 launches each ..."
 """
 
 from __future__ import annotations
@@ -82,13 +82,16 @@ def provenance(runs: pd.DataFrame) -> str:
     launches = runs.groupby("question").size()
     steps = runs["steps"]
     text = (
-        f"From {_count(len(runs), 'run')}: {_count(len(launches), 'question')}, "
-        f"{_range(launches)} {'launch' if launches.max() == 1 else 'launches'} each of {_range(steps)} measured steps"
+        f"From {_count(len(runs), 'run')} of {_count(len(launches), 'configuration')}, "
+        f"{_range(launches)} {'launch' if launches.max() == 1 else 'launches'} each; "
+        f"{_range(steps)} measured {'step' if steps.max() == 1 else 'steps'} per launch"
     )
     spread = launch_spread(runs)
     if spread is not None:
         middle, most = spread
-        text += f"; the step times of a question's launches differ by {middle:.1%} in the median and {most:.1%} at most"
+        text += (
+            f"; launches of a configuration differ in step time by {middle:.1%} in the median and {most:.1%} at most"
+        )
     machines = sorted({_machine(row) for row in records(runs)})
     commits = sorted({str(commit or "unknown") for commit in runs["env.commit"]})
     return f"{text}. Commit {', '.join(commits)}; {' and '.join(machines)}."

@@ -23,12 +23,14 @@ from analysis import plot
 from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, distance, drawn
 from microp.settings import MIB
-from microp.store import Store, over_launches, paired, records
+from microp.store import LAUNCH, Store, over_launches, paired, records
 
 NAME = "gradient_sync"
 WAYS = ["naive", "flat", "ddp", "torch_ddp"]
 DIM, BUCKET = "config.model.dim", "config.sync.bucket_mb"
 USUAL_MB = 25.0  # torch's bucket size
+TIMES = ["reduction.exposed_ms", "reduction.all_reduce_ms", "reduction.reduced_bytes"]
+NEEDED = ["config.sync.all_reduce", BUCKET, *TIMES]
 
 
 def exhibits(store: Store) -> list[Exhibit]:
@@ -36,6 +38,8 @@ def exhibits(store: Store) -> list[Exhibit]:
     runs = store.runs(NAME)
     if runs.empty:
         return []
+    absent = [column for column in NEEDED if column not in runs]  # of runs with one replica, or without buckets
+    runs = runs.assign(**dict.fromkeys(absent, np.nan))
     runs["ring"] = runs["config.sync.all_reduce"] == "ring"
     real = runs[(runs["device"] != "emulated") & ~runs["ring"]]
     made = [
@@ -51,7 +55,7 @@ def ways(runs: pd.DataFrame, real: pd.DataFrame) -> Exhibit | None:
     """Return the figure of the step time and the exposed time of the sum against the size of the model."""
     if runs.empty:
         return None
-    values = ["step_ms.median", "reduction.exposed_ms", "reduction.all_reduce_ms", "reduction.reduced_bytes"]
+    values = ["step_ms.median", *TIMES]
     table = over_launches(runs, ["sync", DIM], values)
     # torch waits for its sums within the last backward, so that their time cannot be measured separately
     table.loc[table["sync"] == "torch_ddp", ["reduction.exposed_ms", "reduction.all_reduce_ms"]] = np.nan
@@ -89,7 +93,8 @@ def _in_turn(real: pd.DataFrame) -> str:
 
 def buckets(runs: pd.DataFrame) -> Exhibit | None:
     """Return the figure of the step time against the bucket size, with one panel per size of the model."""
-    if runs.empty or runs[BUCKET].nunique() < 2:
+    runs = runs.dropna(subset=[BUCKET])
+    if runs[BUCKET].nunique() < 2:
         return None
     table = over_launches(runs, [DIM, "sync", BUCKET], ["step_ms.median"])
     sizes = sorted(table[DIM].unique())
@@ -113,10 +118,15 @@ def _model_mib(runs: pd.DataFrame, dim: Any) -> float:
 
 
 def ring(runs: pd.DataFrame) -> Exhibit | None:
-    """Return the figure of the time of one ring sum against its bytes, with the fitted latency and bandwidth."""
+    """Return the figure of the time of one ring sum against its bytes, with the fitted latency and bandwidth.
+
+    Only numbers of replicas with two sizes are drawn, because one size does not determine the fit.
+    """
+    runs = runs[(runs["replicas"] > 1) & (runs["reduction.all_reduce_ms"] > 0)]
+    runs = runs.assign(mib=runs["reduction.reduced_bytes"] / MIB)
+    runs = runs[runs.groupby("replicas")["mib"].transform("nunique") > 1]
     if runs.empty:
         return None
-    runs = runs.assign(mib=runs["reduction.reduced_bytes"] / MIB)
     table = over_launches(runs, ["replicas", "mib"], ["reduction.all_reduce_ms"])
     fits: dict[int, tuple[float, float]] = {}
     for n in sorted(table["replicas"].unique().tolist()):
@@ -157,10 +167,10 @@ def _ring_ms(replicas: int, mib: float, alpha: float, beta: float) -> float:
 
 def scaling(runs: pd.DataFrame) -> Exhibit | None:
     """Return the figure of the throughput of N emulated replicas over that of one, for each size of the model."""
-    alone = runs[runs["replicas"] == 1] if not runs.empty else runs
-    if alone.empty:
-        return None
+    alone = runs[runs["replicas"] == 1].drop_duplicates([DIM, LAUNCH])
     compared = paired(runs, alone, [DIM], "samples_per_s")
+    if compared["replicas"].nunique() < 2:
+        return None
     table = over_launches(compared, [DIM, "replicas"], ["ratio", "step_ms.median"])
     figure, axes = plot.sheet(1, 1, (4.2, 3.0))
     axis = axes[0, 0]

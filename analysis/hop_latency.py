@@ -32,7 +32,7 @@ LATENCY = "latency of a hop c, ms"
 
 def exhibits(store: Store) -> list[Exhibit]:
     """Return up to two figures: step time against latency, and the time that latency adds per microbatch."""
-    runs = store.runs(NAME)
+    runs = nominal.emulated(store.runs(NAME))
     if runs.empty:
         return []
     runs = runs.assign(latency_ms=runs["config.device.latency_ms"].astype(float))
@@ -61,9 +61,9 @@ def step_time(runs: pd.DataFrame) -> Exhibit:
 
 
 def slopes(runs: pd.DataFrame) -> Exhibit | None:
-    """Return the figure of the time that latency adds per microbatch; None without runs at latency 0."""
+    """Return the figure of the time that latency adds per microbatch; None without runs at latency 0 and at another."""
     fits = pd.DataFrame(list(_fits(runs)))
-    if fits.empty or not (fits["latency_ms"] == 0).any():
+    if fits.empty or not (fits["latency_ms"] == 0).any() or fits["latency_ms"].nunique() < 2:
         return None
     without = fits[fits["latency_ms"] == 0]
     compared = paired(fits, without, ["schedule"], "b")

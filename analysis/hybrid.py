@@ -5,8 +5,8 @@
     rank 0   F0 F1 ........ B0 B1│█████│      finishes last: its sum is exposed
     rank 1   .. F0 B0 F1 B1│█████│            finishes earlier: its sum is hidden
 
-The prediction covers the step without its optimizer: the simulated schedule, with the sum of each
-stage starting at the end of its last weight gradient.
+The simulation covers the step without its optimizer: the schedule, with the sum of each stage
+starting at the end of its last weight gradient.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import plot
+from analysis import nominal, plot
 from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, distance, drawn
 from microp.store import Store, over_launches, read_reductions, read_spans, records
@@ -29,15 +29,23 @@ MEASURED, SIMULATED = "reduction.measured_ms", "reduction.simulated_ms"
 
 def exhibits(store: Store) -> list[Exhibit]:
     """Return up to two figures: step time against the time of a sum, and timelines."""
-    runs = store.runs(NAME)
+    runs = nominal.emulated(store.runs(NAME))
     if runs.empty:
         return []
     runs = runs.assign(reduce_ms=runs["config.device.reduce_ms"].astype(float))
     return drawn([steps(runs), timelines(runs)], store.missing(NAME))
 
 
-def steps(runs: pd.DataFrame) -> Exhibit:
-    """Return the figure of the step time without optimizer against the time of a sum, with one panel per M."""
+def steps(runs: pd.DataFrame) -> Exhibit | None:
+    """Return the figure of the step time without optimizer against the time of a sum, with one panel per M.
+
+    It is None if no run has several replicas.
+    """
+    if MEASURED not in runs:
+        return None
+    runs = runs.dropna(subset=[MEASURED])
+    if runs.empty:
+        return None
     table = over_launches(runs, POINT, [MEASURED, SIMULATED, "reduction.exposed_ms", "reduction.simulated_exposed_ms"])
     table["measured / simulated"] = table[MEASURED] / table[SIMULATED]
     labels = ("sum of a stage's gradients, ms", "step without optimizer, ms")
@@ -52,12 +60,16 @@ def steps(runs: pd.DataFrame) -> Exhibit:
 
 
 def timelines(runs: pd.DataFrame) -> Exhibit | None:
-    """Return the timelines of one launch per schedule, with the sums; None if no run left a trace."""
+    """Return the timelines of one launch per schedule, with the sums; None if no run left a trace of them."""
     chunks, every = runs["chunks"].min(), sorted(runs["reduce_ms"].unique())
     middle = every[len(every) // 2]
     shown = runs[(runs["chunks"] == chunks) & (runs["reduce_ms"] == middle)].drop_duplicates("schedule")
     traces = {row["schedule"]: Path(row["folder"]) for row in records(shown)}
-    traces = {name: traces[name] for name in plot.in_order(traces) if read_spans(traces[name])}
+    traces = {
+        name: traces[name]
+        for name in plot.in_order(traces)
+        if read_spans(traces[name]) and read_reductions(traces[name])
+    }
     if not traces:
         return None
     figure, axes = plot.sheet(len(traces), 1, (7.0, 1.5), sharex=True)

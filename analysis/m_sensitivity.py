@@ -101,8 +101,10 @@ def speed_up(found: Sequence[Part], runs: pd.DataFrame) -> Exhibit | None:
     return Exhibit("m-sensitivity-speed-up", "Speed-up against M", text, figure, pd.concat(tables), used)
 
 
-def bubble(found: Sequence[Part]) -> Exhibit:
-    """Return the figure of the measured bubble and its formula."""
+def bubble(found: Sequence[Part]) -> Exhibit | None:
+    """Return the figure of the measured bubble and its formula; None if no part has two values of M."""
+    if not found:
+        return None
     tables = [_table(part, "bubble.measured", WIDE_FRACTION) for part in found]
     for table in tables:
         table["as fraction"] = [_fraction(value) for value in table["formula"]]
@@ -123,14 +125,15 @@ def _fraction(value: float) -> str:
 
 def effective_depth(found: Sequence[Part]) -> Exhibit | None:
     """Return the figure of the lines T = a + b M through the step times and of the depths a/b + 1."""
-    growing = [part for part in found if part.fixed == "microbatch"]
+    fitted = {part.title: pd.DataFrame(_fits(part)) for part in found if part.fixed == "microbatch"}
+    growing = [part for part in found if part.fixed == "microbatch" and not fitted[part.title].empty]
     if not growing:
         return None
     figure, axes = plot.sheet(2, len(growing), gridspec_kw={"height_ratios": [3, 2]})
     tables = []
     for (above, below), part in zip(axes.T, growing, strict=True):
         times = over_launches(part.rows, POINT, ["step_ms.median"])
-        fits = over_launches(pd.DataFrame(_fits(part)), ["schedule"], ["a", "b", "depth", "formula"])
+        fits = over_launches(fitted[part.title], ["schedule"], ["a", "b", "depth", "formula"])
         named = plot.looks(fits["schedule"])
         for position, (name, look) in enumerate(named.items()):
             own = fits[fits["schedule"] == name].assign(position=position)
@@ -142,8 +145,8 @@ def effective_depth(found: Sequence[Part]) -> Exhibit | None:
             above.plot(ends, [line["a"] + line["b"] * m for m in ends], color=look.colour, linestyle=look.line)
             plot.points(below, own, "position", "depth", look, name)
             plot.theory(below, [position - 0.35, position + 0.35], [line["formula"]] * 2)
-        pipelined = times[times["schedule"] != "naive"]["step_ms.median"]
-        above.set(xlabel=plot.CHUNKS, xlim=(0, None), ylim=(0, 1.2 * pipelined.max()))
+        pipelined = times[times["schedule"] != "naive"] if set(times["schedule"]) != {"naive"} else times
+        above.set(xlabel=plot.CHUNKS, xlim=(0, None), ylim=(0, 1.2 * pipelined["step_ms.median"].max()))
         above.set_title(part.title)
         above.xaxis.set_major_locator(MaxNLocator(integer=True))
         below.set(ylim=(0, max(part.ranks, fits["depth.high"].max()) + 0.6), xlim=(-0.5, len(fits) - 0.5))
@@ -232,7 +235,8 @@ def _table(part: Part, value: str, floor: float = 0.0) -> pd.DataFrame:
     """Return a table with one row per schedule and M, and the bubble's formula in `formula`."""
     table = over_launches(part.rows, POINT, [value], floor)
     formula = part.rows[[*POINT, "bubble.closed_form"]].drop_duplicates(POINT)
-    return _named(part, table.merge(formula.rename(columns={"bubble.closed_form": "formula"}), on=POINT))
+    formula = formula.rename(columns={"bubble.closed_form": "formula"}).astype({"formula": float})
+    return _named(part, table.merge(formula, on=POINT))
 
 
 def _named(part: Part, table: pd.DataFrame) -> pd.DataFrame:

@@ -18,6 +18,7 @@ other runs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def peak_of(actions: Sequence[Action], whole: float, inputs: float, segment: flo
 
 
 def laws(runs: pd.DataFrame, point: Sequence[str]) -> pd.DataFrame:
-    """Return a table of measured and predicted peaks, with one row per point and rank.
+    """Return a table of measured peaks and of those by the law, with one row per point and rank.
 
     Args:
         runs: one row per launch; launches agree in bytes, so that one per point is used.
@@ -79,22 +80,26 @@ def laws(runs: pd.DataFrame, point: Sequence[str]) -> pd.DataFrame:
         `counted error`. A model without a 1F1B run that keeps everything, which gives a, has no rows.
     """
     rows = records(runs.dropna(subset=["peak_activation_mib"]).drop_duplicates(point).sort_values(list(point)))
-    orders = {(row["schedule"], row["chunks"]): spans for row in rows if (spans := read_spans(Path(row["folder"])))}
-    single = {(row["model"], row["checkpointing"]): row for row in reversed(rows) if row["schedule"] == "1f1b"}
+    orders = {_order_of(row): spans for row in rows if (spans := read_spans(Path(row["folder"])))}
+    single = {_stages_of(row): row for row in reversed(rows) if row["schedule"] == "1f1b"}
     lines = [
         {**{key: row[key] for key in point}, "rank": rank, **found}
         for row in rows
-        if (row["schedule"], row["chunks"]) in orders and (row["model"], "never") in single
-        for rank, found in enumerate(_laws(row, single, orders[row["schedule"], row["chunks"]]))
+        if _order_of(row) in orders and _stages_of({**row, "checkpointing": "never"}) in single
+        for rank, found in enumerate(_laws(row, single, orders[_order_of(row)]))
     ]
     return pd.DataFrame(lines)
 
 
+_order_of = itemgetter("schedule", "ranks", "chunks")
+_stages_of = itemgetter("model", "ranks", "checkpointing")
+
+
 def _laws(row: dict[str, Any], single: dict[Any, dict[str, Any]], spans: Any) -> Iterator[dict[str, float]]:
-    """Yield the measured and the predicted peak of each rank of a run."""
+    """Yield the measured peak and the peaks by the law of each rank of a run."""
     schedule = schedule_of(spans, row["schedule"])
-    plain = single[row["model"], "never"]
-    like = single.get((row["model"], row["checkpointing"]), row)
+    plain = single[_stages_of({**row, "checkpointing": "never"})]
+    like = single.get(_stages_of(row), row)
     segments = int(row["config.checkpointing.segments"])
     everything = range(schedule.chunks)
     spared = everything if not segments else everything[-1:] if row["config.checkpointing.spare_last"] else ()

@@ -21,6 +21,11 @@ from microp.store import read_schedule
 from microp.trace import makespan
 
 
+def emulated(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs on emulated devices, the only ones that have nominal times."""
+    return runs if runs.empty else runs[runs["device"] == "emulated"].reset_index(drop=True)
+
+
 def order(row: dict[str, Any]) -> Schedule:
     """Return the schedule of a row, as it was recorded.
 

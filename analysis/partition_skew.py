@@ -65,11 +65,13 @@ class Part(NamedTuple):
 def exhibits(store: Store) -> list[Exhibit]:
     """Return up to three figures: utilisation, throughput, and the position of the heavy rank."""
     runs = store.runs(NAME)
-    if runs.empty:
+    if "config.partition.share" not in runs:
         return []
     runs = runs.dropna(subset=["config.partition.share"])
     runs = runs.assign(position=runs["config.partition.rank"].astype(int), share=100 * runs["config.partition.share"])
     found = list(parts(runs.drop_duplicates(["device", "ranks", *POINT, LAUNCH])))
+    if not found:
+        return []
     made = [utilisation(found), throughput(found), positions(found)]
     return drawn(made, store.missing(NAME))
 
@@ -91,6 +93,8 @@ def _layer_times(rows: pd.DataFrame) -> Iterator[tuple[float, float]]:
         elif len(set(row["partition"])) == 1:
             steps = measured_steps(Path(row["folder"]), row["ranks"])
             actions = [action for step in steps for own in step for action in own["action_ms"].items()]
+            if not actions:
+                continue
             forward, backward = (median(time for name, time in actions if name.endswith(op)) for op in "FB")
             yield forward / row["partition"][0], backward / row["partition"][0]
 
@@ -213,8 +217,11 @@ def _throughput(part: Part) -> pd.DataFrame:
 
 
 def positions(found: Sequence[Part]) -> Exhibit | None:
-    """Return the figure of the step time by position and schedule, relative to a heavy last rank."""
-    tables = [table for part in found if not (table := _over_last(part)).empty]
+    """Return the figure of the step time by position and schedule, relative to a heavy last rank.
+
+    It is None if only one position was run, or none with the last rank heavy.
+    """
+    tables = [table for part in found if (table := _over_last(part))["position"].nunique() > 1]
     if not tables:
         return None
     heights = [table.groupby(["schedule", "position"]).ngroups for table in tables]

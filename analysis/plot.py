@@ -170,7 +170,7 @@ def front(table: pd.DataFrame, x: str, y: str) -> list[Any]:
 
 
 def scatter(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str, named: dict[Any, Look]) -> None:
-    """Draw one marker per row, in the look of its `by`, and a line through the Pareto front.
+    """Draw one marker per row and a line through the Pareto front; rows with the same value of `by` look the same.
 
     Args:
         table: a table from `statistics.over_launches`, which has `y`.

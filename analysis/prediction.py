@@ -1,12 +1,12 @@
-"""Replayed and measured step times of all runs, and the error of prediction compared with the noise.
+"""Replayed and measured step times of all runs, and the error of the replay compared with the noise.
 
 ::
 
     a run's own median F, B, W times and hop ── simulate ──► replayed makespan ┐
     its measured steps ── median of last end - first start ──► measured ────────┴─► error
 
-The noise is the distance of a launch from the median of the other launches of its question. A
-prediction that does not know the launch itself cannot be expected to be more accurate.
+The noise is the distance of a launch from the median of the other launches of its question. An
+estimate that does not know the launch itself cannot be expected to be more accurate.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def exhibits(store: Store) -> list[Exhibit]:
     text = (
         "Left: makespan of a step, replayed by the simulator with the run's own median action and hop times, against "
         "the median measured makespan. Right: cumulative share of runs by error (solid) and by noise (dashed), the "
-        "distance of a launch from the median of the other launches of its question. Vertical lines: 1 and 5 %. "
+        "distance of a launch from the median of the other launches of its configuration. Vertical lines: 1 and 5 %. "
         f"{summary}."
     )
     used = runs[runs["run_id"].isin(table["run_id"])]

@@ -36,8 +36,8 @@ SHOWN = {
 
 
 def exhibits(store: Store) -> list[Exhibit]:
-    """Return two figures: the schedules side by side, and memory against time."""
-    runs = store.runs(NAME)
+    """Return up to two figures of the emulated runs: the schedules side by side, and memory against time."""
+    runs = nominal.emulated(store.runs(NAME))
     if runs.empty:
         return []
     runs = runs.drop_duplicates([*POINT, LAUNCH]).reset_index(drop=True)
@@ -61,7 +61,8 @@ def _theory(row: dict[str, Any]) -> tuple[float, float]:
 
 def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
     """Return the figure of bubble, memory and step time with one row per schedule and one marker per M."""
-    own = table[table["checkpointing"] == "never"] if "never" in set(table["checkpointing"]) else table
+    plain = table[table["checkpointing"] == "never"]
+    own = table if plain.empty else plain
     order = own.groupby("schedule")["step_ms.median"].max().sort_values(ascending=False).index.tolist()
     figure, axes = plot.sheet(1, len(SHOWN), (2.7, 0.22 * len(order) + 1.0), sharey=True)
     formulas = {"bubble.measured": "bubble.formula", "step_ms.median": "step_ms.formula"}
@@ -82,8 +83,8 @@ def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
     plot.legend(figure)
     miss = (own["step_ms.median"] / own["step_ms.formula"] - 1).abs()
     text = (
-        "Bubble, peak activations of the rank that holds most, and step time of the schedules at equal M, without "
-        f"recomputation, the slowest at the bottom. {INTERVALS} Strokes: the closed form, or the simulation if there "
+        "Bubble, peak activations of the rank that holds most, and step time of the schedules at equal M, "
+        f"{'with' if plain.empty else 'without'} recomputation, the slowest at the bottom. {INTERVALS} Strokes: the closed form, or the simulation if there "
         "is none, for the nominal times. The measured step times differ from it by "
         f"{distance(own['step_ms.median'], own['step_ms.formula'])}, for {own['schedule'][miss == miss.max()].iloc[0]}."
     )
@@ -91,8 +92,11 @@ def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
     return Exhibit("schedules-compared", "Schedules at equal M", text, figure, own.drop(columns="front"), used)
 
 
-def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
+def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit | None:
     """Return the figure of the step time against memory, over schedules and policies of recomputation."""
+    table = table.dropna(subset=["activation_kib"])
+    if table.empty:
+        return None
     chunks = sorted(table["chunks"].unique())
     figure, axes = plot.sheet(1, len(chunks), (4.2, 3.4))
     looks = plot.looks(["never", *sorted(set(table["checkpointing"]) - {"never"})])

@@ -109,7 +109,7 @@ def _say(key: str, value: Any) -> str:
 
 
 def _draw(table: pd.DataFrame, axes: Axes) -> Any:
-    shown = [quantity for quantity in QUANTITIES if table[quantity].notna().any()]
+    shown = [quantity for quantity in QUANTITIES if table[quantity].notna().any()] or ["step_ms.median"]
     columns = list(dict.fromkeys(table["column"]))
     width = 5.0 if len(columns) == 1 else 3.0
     figure, grid = plot.sheet(len(shown), len(columns), (width, 2.0), sharex=True, sharey="row")

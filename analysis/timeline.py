@@ -29,22 +29,24 @@ def main(arguments: list[str] | None = None) -> int:
         "--report", type=Path, default=Path("outputs/report"), help="folder for the files (default: outputs/report)"
     )
     options = parser.parse_args(arguments)
-    found = []
-    for attempt in attempts(options.run):
+    traced = []
+    for each in attempts(options.run):
         with suppress(RecordError):
-            found.append((read_status(attempt)["started"], attempt))
-    traced = [(started, attempt) for started, attempt in found if read_spans(attempt)]
+            if list(each.glob("spans.rank*.jsonl")):
+                traced.append((read_status(each)["started"], each))
     if not traced:
         parser.error(f"{options.run} holds no attempt with a trace: give a folder below outputs/runs")
     _, attempt = max(traced)
     try:
-        summary = read_summary(attempt)
+        summary = read_summary(attempt)  # first, because it names the version
+        measured = read_spans(attempt)
+        sums = {"measured": read_reductions(attempt)}
     except RecordError as error:
         parser.error(str(error))
-    measured = read_spans(attempt)
+    if not measured:
+        parser.error(f"{attempt} has an empty trace: run its command again")
     schedule = schedule_of(measured, summary["schedule"])
     panels: dict[str, Sequence[Span]] = {"measured": measured}
-    sums = {"measured": read_reductions(attempt)}
     time_ms = summary.get("time_ms")  # None if a rank failed before it had written its trace
     if time_ms:
         panels = {"replayed": replay(schedule, measured), **panels}
@@ -52,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name, spans in panels.items():
         print(f"{name}\n{render.text(spans, sums=sums[name])}\n")
     if time_ms:
-        print(accounting_table(time_ms))
+        print(time_table(time_ms))
     options.report.mkdir(parents=True, exist_ok=True)
     place = options.report / f"timeline-{attempt.parent.name}-{attempt.name}"
     files = render.figure(panels, f"{attempt.parent.name}, {attempt.name}: last measured step", place, sums=sums)
@@ -62,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def accounting_table(time_ms: dict[str, list[float]]) -> str:
+def time_table(time_ms: dict[str, list[float]]) -> str:
     """Return a text table of the step's time in ms, with one line per rank and one column per kind."""
     ranks = range(len(time_ms["compute"]))
     lines = ["ms      " + "".join(f"{kind:>11}" for kind in (*time_ms, "sum"))]

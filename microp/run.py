@@ -12,6 +12,9 @@ def main() -> None:
 
     answer_version()
     from microp.app import run_app, run_point
+    from microp.app.places import see_current_folder
+
+    see_current_folder()
 
     run_app("config", run_point)
 

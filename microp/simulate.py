@@ -9,6 +9,9 @@ def main() -> None:
 
     answer_version()
     from microp.app import run_app, run_price
+    from microp.app.places import see_current_folder
+
+    see_current_folder()
 
     run_app("simulate", run_price)
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 from random import Random
 
 from microp.schedule import Action, Op, Schedule
-from microp.simulator import TRANSFERS, Costs, Transfer
+from microp.simulator import LINK_MODELS, Costs, LinkModel
 
 
 def random_schedule(random: Random) -> Schedule:
@@ -28,7 +28,7 @@ def random_schedule(random: Random) -> Schedule:
     return Schedule("random", chunks, tuple(map(tuple, rows)))
 
 
-def random_costs(random: Random, schedule: Schedule, transfer: Transfer | None = None) -> Costs:
+def random_costs(random: Random, schedule: Schedule, transfer: LinkModel | None = None) -> Costs:
     """Integers, or Fractions; some microbatches recomputed, hops of any length, one for all or one per stage."""
     unit = random.choice((1, Fraction(1, random.randint(2, 7))))
 
@@ -45,5 +45,5 @@ def random_costs(random: Random, schedule: Schedule, transfer: Transfer | None =
         spared=tuple(m for m in range(schedule.chunks) if random.random() < 0.3),
         boundary=random.choice(((), times(0, 20))),
         bandwidth=random.randint(1, 6),
-        transfer=transfer or random.choice(list(TRANSFERS.values())),
+        transfer=transfer or random.choice(list(LINK_MODELS.values())),
     )

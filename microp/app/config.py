@@ -17,12 +17,12 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from microp.app.errors import ConfigError
 from microp.app.expressions import evaluate
+from microp.app.hydra_problems import REFUSED, hydra_problems, in_a_line, option_problems
 from microp.app.places import CONF
 from microp.settings import (
     BucketSettings,
@@ -170,25 +170,14 @@ def compose_config(*overrides: str, name: str = "config") -> DictConfig:
     Raises:
         ConfigError: a key or an option does not exist, or a value has the wrong type.
     """
+    if found := option_problems(overrides):
+        raise ConfigError(found)
     register_schemas()
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             return compose(name, list(overrides))
-    except (HydraException, OmegaConfBaseException) as error:
+    except REFUSED as error:
         raise ConfigError(hydra_problems(error)) from error
-
-
-def in_a_line(error: OmegaConfBaseException) -> str:
-    """Return an error as one line: its key, and what is wrong with the value."""
-    text = str(error).splitlines()[0].removeprefix("ValueError raised while resolving interpolation: ")
-    return f"{error.full_key}: {text}" if error.full_key else text
-
-
-def hydra_problems(error: Exception) -> list[str]:
-    """Return the reasons why Hydra cannot compose a configuration, one sentence per problem."""
-    if isinstance(error, OmegaConfBaseException):
-        return [in_a_line(error)]
-    return [str(error), *([str(error.__cause__)] if error.__cause__ else [])]
 
 
 def plain(config: Config) -> dict[str, Any]:

@@ -29,7 +29,9 @@ def problems(config: Config) -> list[str]:
         found.append(f"engine={config.engine.name} needs ranks that are processes: use comms=auto")
     latency, backend = getattr(config.device, "latency_ms", 0), config.comms.backend(config.device.name)
     if latency and backend not in ("shm", "threads"):
-        found.append(f"device.latency_ms={latency} needs stamped messages: use comms=shm or threads, not {backend}")
+        found.append(
+            f"device.latency_ms={latency} needs a transport that records sending times: use comms=shm or comms=threads, not {backend}"
+        )
     if not config.model.problems():
         found += config.data.problems(config.model.row_bytes)
     if config.chunks > config.batch_size > 0:
@@ -45,7 +47,9 @@ def problems(config: Config) -> list[str]:
     if config.replicas > 1 and config.engine.name != "microp":
         found.append(f"replicas={config.replicas} needs engine=microp, not {config.engine.name}")
     if getattr(config.device, "reduce_ms", None) is not None and config.sync.name in ("torch_ddp", "compare"):
-        found.append(f"device.reduce_ms needs sums apart from the backward: use sync=ddp, not {config.sync.name}")
+        found.append(
+            f"device.reduce_ms cannot be used if the sums are part of the backward: use sync=ddp, not {config.sync.name}"
+        )
     if config.ranks > config.model.layers > 0:
         found.append(
             f"ranks={config.ranks} is more than model.layers={config.model.layers}: every rank "

@@ -15,56 +15,90 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import field, make_dataclass
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from hydra.utils import get_method
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+T = TypeVar("T")
 
-def build(group: str, node: dict[str, Any], **given: int) -> Any:
+
+def build(group: str, node: dict[str, Any], made: type[T], **given: int) -> T:
     """Call the builder of an option with the given arguments and the option's own keys.
 
     Args:
         group: the option's group, for messages.
         node: the option: `name`, `builder` (a dotted path) and the builder's keys.
+        made: what the builder returns.
         given: the arguments of every builder of the group, for example the number of ranks.
 
     Raises:
         ValueError: the builder cannot be imported, a key is unknown or of the wrong type, or
-            the builder refuses the numbers.
+            the builder refuses the numbers, fails, or returns something else than `made`.
     """
+    for key in ("name", "builder"):
+        if not isinstance(node.get(key), str):
+            raise ValueError(f"{group}.{key} has no value: give each option of {group} a name and a builder")
     knobs = _knobs(group, node)
+    what = f"{group}.builder={node['builder']}"
+    numbers = ", ".join(f"{key}={value}" for key, value in given.items())
     try:
-        return _builder(group, node)(**given, **knobs)
+        result = _builder(group, node)(**given, **knobs)
     except ValueError as error:
         named = any(str(error).startswith(f"{key}=") for key in knobs)
         raise ValueError(f"{group}.{error}" if named else str(error)) from error
+    except (Exception, SystemExit) as error:  # a builder may be the user's own
+        raise ValueError(f"{what} failed for {numbers}: {_said(error)}") from error
+    if not isinstance(result, made):
+        got = "None" if result is None else f"a value of type {type(result).__name__}"
+        raise ValueError(f"{what} returned {got}, not a {made.__name__}")
+    return result
 
 
 def _builder(group: str, node: dict[str, Any]) -> Callable[..., Any]:
     try:
         return get_method(node["builder"])
-    except Exception as error:  # Hydra wraps whatever the import raised
-        raise ValueError(f"{group}.builder={node['builder']} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:  # Hydra wraps whatever the import raised
+        raise ValueError(f"{group}.builder={node['builder']} cannot be imported: {_said(error)}") from error
 
 
 def _knobs(group: str, node: dict[str, Any]) -> dict[str, Any]:
     """Return an option's keys without `name` and `builder`, with the types of the builder's signature."""
     builder = _builder(group, node)
-    hints = get_type_hints(builder)
+    parameters, hints = _signature(group, node, builder)
     knobs = {key: value for key, value in node.items() if key not in ("name", "builder")}
     for key in knobs:
-        if key not in inspect.signature(builder).parameters:
+        if key not in parameters:
             raise ValueError(f"{group}.{key} is not a key of {group}={node['name']}: leave it out")
-    schema = make_dataclass(group, [(key, hints[key], field(default=MISSING)) for key in knobs])
-    typed = OmegaConf.structured(schema)
+    schema = make_dataclass(group, [(key, hints.get(key, Any), field(default=MISSING)) for key in knobs])
+    try:
+        typed = OmegaConf.structured(schema)
+    except OmegaConfBaseException as error:
+        raise ValueError(
+            f"{group}.builder={node['builder']} has a key of a type that cannot be read: {error}"
+        ) from error
     for key, value in knobs.items():
         try:
             typed[key] = value
         except OmegaConfBaseException as error:
             raise ValueError(f"{group}.{key}={value}: {str(error).splitlines()[0]}") from error
     return {key: _plain(typed[key]) for key in knobs}
+
+
+def _signature(group: str, node: dict[str, Any], builder: Callable[..., Any]) -> tuple[set[str], dict[str, Any]]:
+    """Return the names of a builder's parameters, and the types of those that have an annotation."""
+    try:
+        return set(inspect.signature(builder).parameters), get_type_hints(builder)
+    except Exception as error:  # an annotation is evaluated, and may be anything
+        raise ValueError(
+            f"{group}.builder={node['builder']} has a signature that cannot be read: {_said(error)}"
+        ) from error
+
+
+def _said(error: BaseException) -> str:
+    """Return the type and the message of an exception in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _plain(value: Any) -> Any:

@@ -18,16 +18,15 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn, ParamSpec
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from microp.app import terminal
-from microp.app.config import Config, hydra_problems, plain, read_config
+from microp.app.config import Config, plain, read_config
 from microp.app.errors import ConfigError
 from microp.app.hydra_internals import expand
+from microp.app.hydra_problems import REFUSED, hydra_problems
 
 BAD_INPUT = 2
 P = ParamSpec("P")
@@ -106,7 +105,7 @@ class PointsCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         try:
             points = [(overrides, node) for overrides, node in expand(config) if not node.skip]
-        except (HydraException, OmegaConfBaseException) as error:
+        except REFUSED as error:
             refuse(hydra_problems(error))
         self._start(config, points)
 

@@ -21,6 +21,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
 
 
 def typed_options() -> argparse.Namespace:
@@ -61,6 +62,13 @@ def expand(config: DictConfig) -> list[tuple[list[str], DictConfig]]:
         ConfigLoaderImpl._apply_overrides_to_config(values, node)
         found.append((list(point), node))
     return found
+
+
+def root_of(error: OmegaConfBaseException) -> DictConfig | None:
+    """Return the whole configuration in which an error occurred, or None if the error does not know it."""
+    node = error.parent_node
+    root = None if node is None else node._get_root()
+    return root if isinstance(root, DictConfig) else None
 
 
 class Composer:

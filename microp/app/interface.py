@@ -23,7 +23,7 @@ from microp.app.pricing import Price
 from microp.app.pricing_job import make_pricing_job
 from microp.app.sweep import SweepCallback, board, run_point
 from microp.simulator import replay, schedule_of
-from microp.store import load_steps, read_json, read_spans, read_summary
+from microp.store import load_steps, read_json, read_spans, read_summary, spans_frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,14 +56,7 @@ class Run:
     @cached_property
     def spans(self) -> pd.DataFrame:
         """The trace of the last measured step: one row per action, moments in milliseconds from the first start."""
-        import pandas as pd
-
-        spans = read_spans(self.folder)
-        frame = pd.DataFrame(list(spans), columns=list(trace.Span._fields))
-        moments = list(trace.MOMENTS)
-        renamed = {moment: f"{moment}_ms" for moment in moments}
-        frame[moments] = (frame[moments] - int(spans.start.min())) / 1e6
-        return frame.rename(columns=renamed)
+        return spans_frame(read_spans(self.folder), 1e6, "_ms")
 
     def draw(self, path: Path | str | None = None) -> str:
         """Return the last measured step as text, replayed above measured.

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from microp.app import config_checks
@@ -15,8 +16,8 @@ from microp.app.config import Config, compose_config, plain, read_config
 from microp.app.errors import ConfigError
 from microp.app.factory import build
 from microp.job import Job, Workload, question_id, run_id, torch_problems
-from microp.schedule import Partition, Schedule, spread, to_text, validate
-from microp.simulator import nominal_costs
+from microp.schedule import Partition, Schedule, builders, spread, to_text, validate
+from microp.simulator import closed_forms, nominal_costs
 
 
 def make_job(config: Config) -> Job:
@@ -26,7 +27,7 @@ def make_job(config: Config) -> Job:
         ConfigError: the configuration is wrong; its `problems` lists all problems.
     """
     found = config_checks.problems(config)
-    schedule, refused = _schedule_of(config)
+    schedule, order, refused = _schedule_of(config)
     found += refused
     partition, refused = _partition_of(config, config.ranks if schedule is None else schedule.stages)
     found += refused
@@ -35,7 +36,7 @@ def make_job(config: Config) -> Job:
     found += _sync_problems(config, schedule)
     if found or schedule is None or partition is None:
         raise ConfigError(found)
-    asked, order = plain(config), to_text(schedule)
+    asked = plain(config)
     return Job(
         run_id=run_id(asked, order),
         question_id=question_id(asked, order),
@@ -68,13 +69,13 @@ def job_of(*overrides: str) -> Job:
 
 
 def make_schedule(config: Config) -> Schedule:
-    """Return the schedule that the builder of group `schedule` makes.
+    """Return the schedule that the builder of group `schedule` makes; a user's own gets the name of its option.
 
     Raises:
-        ValueError: a key is unknown or of the wrong type, or the builder refuses the numbers.
+        ValueError: a key is unknown or of the wrong type, the builder refuses the numbers or fails, or
+            a user's own schedule has the name of one of microp's.
     """
-    schedule: Schedule = build("schedule", config.schedule, ranks=config.ranks, chunks=config.chunks)
-    return schedule
+    return _named(config, _built(config))
 
 
 def make_partition(config: Config, stages: int) -> Partition:
@@ -83,8 +84,7 @@ def make_partition(config: Config, stages: int) -> Partition:
     Raises:
         ValueError: a key is unknown or of the wrong type, or the builder refuses the numbers.
     """
-    partition: Partition = build("partition", config.partition, layers=config.model.layers, stages=stages)
-    return partition
+    return build("partition", config.partition, Partition, layers=config.model.layers, stages=stages)
 
 
 def rows_of_first_replica(config: Config) -> tuple[int, ...]:
@@ -92,14 +92,38 @@ def rows_of_first_replica(config: Config) -> tuple[int, ...]:
     return spread(spread(config.batch_size, max(config.replicas, 1))[0], max(config.chunks, 1))
 
 
-def _schedule_of(config: Config) -> tuple[Schedule | None, list[str]]:
-    """Return the schedule and its problems; None if it is invalid, or its numbers are refused anyway."""
+def _built(config: Config) -> Schedule:
+    return build("schedule", config.schedule, Schedule, ranks=config.ranks, chunks=config.chunks)
+
+
+def _named(config: Config, schedule: Schedule) -> Schedule:
+    """Return the schedule; one that a user's own function made gets the name of its option.
+
+    The function can return any name, also that of a schedule with closed forms, which would be wrong for it.
+    """
+    name, builder = config.schedule["name"], config.schedule["builder"]
+    if builder.startswith(f"{builders.__name__}."):
+        return schedule
+    if name.removesuffix("_lifo") in closed_forms.NAMES:
+        raise ValueError(
+            f"schedule.name={name} is the name of one of microp's schedules, but builder={builder} is not microp's: "
+            "choose another name"
+        )
+    return replace(schedule, name=name)
+
+
+def _schedule_of(config: Config) -> tuple[Schedule | None, str, list[str]]:
+    """Return the schedule, its text with the builder's own name, which identifies runs, and its problems.
+
+    The schedule is None if it is invalid, or its numbers are refused anyway.
+    """
     if not config_checks.is_worth_a_schedule(config):
-        return None, []
+        return None, "", []
     try:
-        schedule = validate(make_schedule(config), config.activation_limit)
+        built = _built(config)
+        schedule = validate(_named(config, built), config.activation_limit)
     except ValueError as error:
-        return None, [str(error)]
+        return None, "", [str(error)]
     found: list[Any] = []
     if config.engine.batch_weights and not schedule.split:
         found.append(
@@ -107,7 +131,7 @@ def _schedule_of(config: Config) -> tuple[Schedule | None, list[str]]:
         )
     if config.engine.name == "torch":
         found += torch_problems(schedule, config.checkpointing, spread(config.batch_size, config.chunks))
-    return schedule, found
+    return schedule, to_text(built), found
 
 
 def _partition_of(config: Config, stages: int) -> tuple[Partition | None, list[str]]:

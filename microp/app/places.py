@@ -26,10 +26,21 @@ SWEEPS = find("sweeps")
 CHECKOUT = None if CONF.parent == PACKAGE else PACKAGE.parent  # None if microp is installed
 
 
+def see_current_folder() -> None:
+    """Let Python import modules of the current folder, for a user's own builders; `python -m` does so anyway.
+
+    The folder is the last one that is searched, so that a file in it cannot hide an installed module.
+    Rank processes inherit the list.
+    """
+    here = str(Path.cwd())
+    if not {"", here} & set(sys.path):
+        sys.path.append(here)
+
+
 def has_analysis() -> bool:
     """Return whether `python -m analysis.timeline`, typed in the current folder, would find that module.
 
-    `python -m` searches the current folder first; the `microp` command, which calls this, does not.
+    `python -m` searches the current folder first; the `microp` command, which calls this, searches it last.
     """
     found = PathFinder.find_spec("analysis", [str(Path.cwd()), *sys.path])
     folders = (found and found.submodule_search_locations) or []

@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import cached_property
 from numbers import Rational
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
@@ -34,6 +34,10 @@ from microp.simulator import (
     critical_path,
     simulate,
 )
+from microp.store import spans_frame
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DRAWN = 20_000  # actions; with more, a figure is unreadable and a trace takes hundreds of megabytes
 
@@ -43,15 +47,15 @@ class Price:
 
     Attributes:
         schedule: the order that was priced.
-        spans: every action's moments, in the unit of the costs.
+        timeline: every action's moments, in the unit of the costs.
         sums: the sums over the replicas after the spans; empty if the costs have none.
         figures: all numbers, as plain values.
     """
 
     def __init__(self, job: PricingJob) -> None:
         self.schedule, self._costs = job.schedule, job.costs
-        self.spans: Simulated = simulate(job.schedule, job.costs)
-        self.sums = trace.reductions(self.schedule, self.spans, job.costs.reduction) if job.costs.reduction else []
+        self.timeline: Simulated = simulate(job.schedule, job.costs)
+        self.sums = trace.reductions(self.schedule, self.timeline, job.costs.reduction) if job.costs.reduction else []
         self.figures: dict[str, Any] = _plain(self._figures(job))
 
     def __repr__(self) -> str:
@@ -68,27 +72,32 @@ class Price:
         return float(self.figures["bubble"]["gpipe"])
 
     @cached_property
+    def spans(self) -> pd.DataFrame:
+        """One row per action: rank, op, stage, microbatch, and its moments in the unit of the costs."""
+        return spans_frame(self.timeline)
+
+    @cached_property
     def text(self) -> str:
         """The timeline as text, one line per rank."""
-        return trace.text(self.spans, rows=32, sums=self.sums)
+        return trace.text(self.timeline, rows=32, sums=self.sums)
 
     def draw(self, path: Path | str | None = None) -> str:
         """Return the timeline as text; with a path (without ending), also write it as SVG and PNG."""
         if path is not None:
-            trace.figure({"simulated": self.spans}, self.schedule.name, Path(path), trace.UNITS)
+            trace.figure({"simulated": self.timeline}, self.schedule.name, Path(path), trace.UNITS)
         return self.text
 
     def save(self, folder: Path) -> None:
         """Write the timeline, a trace for Perfetto and the schedule in both text forms into `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
-        panels = {"simulated": self.spans}
+        panels = {"simulated": self.timeline}
         trace.figure(panels, folder.name, folder / "timeline", trace.UNITS)
         trace.perfetto(panels, self.schedule, folder / "trace.json", trace.UNITS)
         (folder / "schedule.txt").write_text(to_text(self.schedule))
         (folder / "schedule.csv").write_text(to_torch_csv(self.schedule))
 
     def _figures(self, job: PricingJob) -> dict[str, Any]:
-        schedule, spans, ranks = self.schedule, self.spans, range(len(self.schedule.ranks))
+        schedule, spans, ranks = self.schedule, self.timeline, range(len(self.schedule.ranks))
         in_flight = trace.in_flight_peak(spans)
         left = trace.exposed(spans, self.sums) if self.sums else {}
         return {
@@ -119,11 +128,11 @@ def _memory(job: PricingJob, spans: Simulated) -> list[float] | None:
     """Return each rank's peak in MiB: weights, Adam's state, batch, activations; None if the model cannot be built."""
     if job.workload is None:
         return None
-    from microp.device import batch_bytes, stage_footprint  # torch, which nothing else here needs
+    from microp.device import batch_bytes, probe_stages  # torch, which nothing else here needs
 
     config, schedule = job.config, job.schedule
     try:
-        footprint, state = stage_footprint(config.model, job.workload)
+        footprint, state = probe_stages(config.model, job.workload)
     except ValueError as error:
         terminal.warn(str(error))
         return None
@@ -158,7 +167,7 @@ def run_price(config: DictConfig) -> dict[str, Any]:
         print(json.dumps(figures), flush=True)
         return figures
     figures["text"], figures["folder"] = priced.text, None
-    if len(priced.spans) <= DRAWN:
+    if len(priced.timeline) <= DRAWN:
         folder = Path(point.output_dir) / "simulated" / run_id(plain(point), to_text(priced.schedule))
         priced.save(folder)
         figures["folder"] = str(folder)

@@ -19,7 +19,7 @@ from microp.app.job_factory import make_partition, make_schedule, rows_of_first_
 from microp.job import Workload
 from microp.schedule import Schedule, validate
 from microp.settings import EmulatedSettings
-from microp.simulator import PER_STAGE, TRANSFERS, Costs, for_stages, nominal_costs
+from microp.simulator import LINK_MODELS, PER_STAGE, Costs, for_stages, nominal_costs
 
 PROVEN = 500_000  # ranks times chunks; a larger schedule is not validated, only the simulation finds its deadlocks
 
@@ -54,8 +54,8 @@ def make_pricing_job(config: SimulateConfig) -> PricingJob:
     ]
     if config.output not in ("text", "json"):
         found.append(f"output={config.output} is not one of text, json")
-    if config.costs.transfer not in TRANSFERS:
-        found.append(f"costs.transfer={config.costs.transfer} is not one of {', '.join(TRANSFERS)}")
+    if config.costs.transfer not in LINK_MODELS:
+        found.append(f"costs.transfer={config.costs.transfer} is not one of {', '.join(LINK_MODELS)}")
     found += config.model.problems() + config.checkpointing.problems() + config.device.problems()
     found += _cost_problems(config.costs.numbers())
     if found:
@@ -105,7 +105,7 @@ def _costs(config: SimulateConfig, schedule: Schedule, workload: Workload | None
         ValueError: the costs do not fit the schedule; the message names the key.
     """
     given = {key: _exact(value) for key, value in config.costs.numbers().items()}
-    given["transfer"] = TRANSFERS[config.costs.transfer]
+    given["transfer"] = LINK_MODELS[config.costs.transfer]
     by_hand = any(given[key] is not None for key in ("forward", "backward", "weight"))
     if isinstance(config.device, EmulatedSettings) and not by_hand:
         return _emulated_costs(config, config.device, schedule, workload)
@@ -136,7 +136,7 @@ def _emulated_costs(
     if workload is None:
         workload = Workload(schedule, (1,) * schedule.stages, rows_of_first_replica(config), config.checkpointing)
     costs = nominal_costs(device, workload, config.batch_size / config.replicas / config.chunks)
-    return replace(costs, transfer=TRANSFERS[config.costs.transfer])
+    return replace(costs, transfer=LINK_MODELS[config.costs.transfer])
 
 
 def _exact(value: Any) -> Any:

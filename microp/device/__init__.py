@@ -17,7 +17,7 @@ from microp.device.base import Device, Give, Run
 from microp.device.cpu import Cpu
 from microp.device.cuda import Cuda
 from microp.device.emulated import Emulated
-from microp.device.memory_probe import batch_bytes, count_weights, stage_footprint
+from microp.device.memory_probe import batch_bytes, count_weights, probe_stages
 from microp.device.meters import ActivationMeter, MemoryMeter
 from microp.job import Workload
 from microp.settings import DeviceSettings, EmulatedSettings
@@ -34,7 +34,7 @@ __all__ = [
     "batch_bytes",
     "count_weights",
     "open_device",
-    "stage_footprint",
+    "probe_stages",
 ]
 
 

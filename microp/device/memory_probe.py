@@ -22,7 +22,7 @@ from microp.device.meters import MemoryMeter
 from microp.job import Workload
 from microp.model import BYTES, Batch, Model, Stage, build_model
 from microp.settings import NEVER, Checkpointing, ModelSettings
-from microp.simulator import Footprint
+from microp.simulator import StageMemory
 
 STATE = 3  # tensors of the weights' size that persist between steps: the weights and Adam's two moments
 LARGEST = 200_000_000  # weights; a larger model is not built for a measurement
@@ -49,7 +49,7 @@ def batch_bytes(settings: ModelSettings, rows: int) -> int:
     return rows * (settings.row_bytes + 1) * torch.int64.itemsize
 
 
-def stage_footprint(settings: ModelSettings, workload: Workload) -> tuple[Footprint, list[int]]:
+def probe_stages(settings: ModelSettings, workload: Workload) -> tuple[StageMemory, list[int]]:
     """Return the memory of a microbatch of average size on each stage, and of each stage's weights and Adam's state.
 
     Returns:
@@ -61,12 +61,12 @@ def stage_footprint(settings: ModelSettings, workload: Workload) -> tuple[Footpr
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the work is small; on busy cores, threads that wait for each other take seconds
     try:
-        return _stage_footprint(settings, workload)
+        return _probe_stages(settings, workload)
     finally:
         torch.set_num_threads(threads)
 
 
-def _stage_footprint(settings: ModelSettings, workload: Workload) -> tuple[Footprint, list[int]]:
+def _probe_stages(settings: ModelSettings, workload: Workload) -> tuple[StageMemory, list[int]]:
     model = build_model(settings)
     rows = sum(workload.rows) / len(workload.rows)
     kept: list[Measured] = []
@@ -86,7 +86,7 @@ def _stage_footprint(settings: ModelSettings, workload: Workload) -> tuple[Footp
     segments = tuple(min(again.segments, size) for size in workload.layers)
     # A recomputed stage holds `segments` boundaries from F to B, and one segment's activations during B.
     per_segment = [every.activation / count if count else 0 for every, count in zip(kept, segments, strict=True)]
-    footprint = Footprint(
+    footprint = StageMemory(
         activation=tuple(every.activation for every in kept),
         boundary=tuple(r.activation / count if count else 0 for r, count in zip(recomputed, segments, strict=True)),
         pending=tuple(r.pending for r in recomputed),

@@ -139,8 +139,8 @@ class Engine:
         self._shapes = [boundary.shape(count) for count in rows]
         self._comms.expect(self._messages())
         groups = weight_groups(schedule.ranks[comms.rank]) if batch_weights else {}
-        self._program = self._bind(stages, groups, last)
-        self._marks: list[Any] = [None] * (3 * len(self._program))
+        self._bound = self._bind(stages, groups, last)
+        self._marks: list[Any] = [None] * (3 * len(self._bound))
         self._actions = Actions.of([schedule.ranks[self._rank]], self._rank)
         self.after_action: Callable[[], None] | None = None  # set by the activation meter for its step
 
@@ -156,7 +156,7 @@ class Engine:
         local_boxes = {action: _LocalBox() for action in row}
         inboxes = {source: self._inbox(source) for action in row if (source := remote_source(schedule, rank, action))}
         outboxes = {action: box for action in row if (box := self._outbox(action)) is not None}
-        program = []
+        bound = []
         for action in row:
             stage = stages[action.stage]
             run: Run = {Op.F: stage.forward, Op.B: stage.backward, Op.W: stage.weight_gradient}[action.op]
@@ -170,7 +170,7 @@ class Engine:
             run, give = self._device.bind(action, run, give)
             if action == last_of[action.stage]:
                 run = last(action.stage, run)
-            program.append(
+            bound.append(
                 _Bound(
                     tuple(post for source in posts[action] if (post := inboxes[source].post) is not None),
                     take,
@@ -182,7 +182,7 @@ class Engine:
             )
         done = {sent for action in row for sent in completed[action]}
         self._left = [box.finish for sent, box in outboxes.items() if sent not in done and box.finish is not None]
-        return program
+        return bound
 
     def _messages(self) -> list[Message]:
         """Return all messages of a step, between any two ranks."""
@@ -212,7 +212,7 @@ class Engine:
         mark, marks, after = self._device.mark, self._marks, self.after_action
         at = 0  # the index of the action's first mark
         try:
-            for posts, take, run, microbatch, give, completed in self._program:
+            for posts, take, run, microbatch, give, completed in self._bound:
                 for post in posts:
                     post()
                 marks[at] = mark()
@@ -263,7 +263,7 @@ class Engine:
         return 2 * (action.stage * self._schedule.chunks + action.microbatch) + (action.op is Op.B)
 
     def _describe(self, error: Exception, index: int, number: int) -> str:
-        action = self._schedule.ranks[self._rank][min(index, len(self._program) - 1)]
+        action = self._schedule.ranks[self._rank][min(index, len(self._bound) - 1)]
         source = self._schedule.source(action)
         if isinstance(error, TimeoutError) and source is not None:
             src = self._schedule.placement[source.stage]

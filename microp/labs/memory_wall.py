@@ -15,7 +15,7 @@ import argparse
 import math
 
 from microp.app import job_of
-from microp.device import stage_footprint
+from microp.device import probe_stages
 
 GB = 1e9
 MEASURED_DIM = 256
@@ -24,7 +24,7 @@ MEASURED_DIM = 256
 def activation_bytes(rows: int, layers: int, dim: float) -> float:
     """Return the bytes that the layers keep for the backward of `rows` rows, measured at a small width and scaled."""
     job = job_of("ranks=1", "chunks=1", f"batch_size={rows}", f"model.dim={MEASURED_DIM}", f"model.layers={layers}")
-    footprint, _ = stage_footprint(job.model, job.workload)
+    footprint, _ = probe_stages(job.model, job.workload)
     return float(footprint.activation[0]) / MEASURED_DIM * dim
 
 

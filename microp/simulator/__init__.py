@@ -21,18 +21,18 @@ from microp.simulator.calibration import (
     schedule_of,
 )
 from microp.simulator.costs import PER_STAGE, Costs, for_stages
-from microp.simulator.link_model import TRANSFERS, Transfer
-from microp.simulator.memory import Footprint, activation_peak
+from microp.simulator.link_model import LINK_MODELS, LinkModel
+from microp.simulator.memory import StageMemory, activation_peak
 from microp.simulator.nominal import nominal_costs
 from microp.simulator.simulation import Simulated, critical_path, simulate
 
 __all__ = [
+    "LINK_MODELS",
     "PER_STAGE",
-    "TRANSFERS",
     "Costs",
-    "Footprint",
+    "LinkModel",
     "Simulated",
-    "Transfer",
+    "StageMemory",
     "activation_peak",
     "calibrate",
     "calibrate_steps",

@@ -5,7 +5,8 @@
     spans ── calibrate ──────► Costs ── simulate ──► spans, replayed: as measured, without noise and overhead
     rows  ── calibrate_steps ──┘
 
-From simulated spans, `calibrate` returns costs that simulate to the same spans.
+From spans that were simulated with asynchronous hops, `calibrate` returns costs that simulate to the same spans.
+Other link models are not recovered: the costs that it returns always have asynchronous hops.
 """
 
 from __future__ import annotations

@@ -221,6 +221,9 @@ _HELD: dict[str, _Peak] = _IN_FLIGHT | {
     "v_min": (lambda s: s.M >= 2 * s.K, _v_min),
 }
 
+# The names of all schedules with a formula; the names with `_lifo` behind them have the same formulas.
+NAMES = frozenset((*_MAKESPANS, *_LARGEST_SPANS, *_HELD))
+
 
 # --- the values ------------------------------------------------------------------------------------
 

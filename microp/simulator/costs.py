@@ -22,7 +22,7 @@ from numbers import Rational
 from typing import Any
 
 from microp.schedule import Action, Op
-from microp.simulator.link_model import Asynchronous, Transfer
+from microp.simulator.link_model import Asynchronous, LinkModel
 
 OPTIONAL = ("weight", "full", "recompute", "boundary", "reduction")
 PER_STAGE = ("forward", "backward", *OPTIONAL)  # the costs that have a value per stage
@@ -64,7 +64,7 @@ class Costs:
     spared: tuple[int, ...] = ()
     boundary: tuple[Any, ...] = ()
     bandwidth: Any = inf
-    transfer: Transfer = field(default_factory=Asynchronous)
+    transfer: LinkModel = field(default_factory=Asynchronous)
     reduction: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
@@ -128,23 +128,23 @@ def for_stages(stages: int, **given: Any) -> Costs:
     return Costs(**known)
 
 
-def check_stages(room: str, stages: int, **given: Sequence[Any]) -> None:
+def check_stages(prefix: str, stages: int, **given: Sequence[Any]) -> None:
     """Raise ValueError unless each of `given` has one value per stage, none of them negative."""
     for name, values in given.items():
         if len(values) != stages or not values:
             raise ValueError(
-                f"{room}.{name} has {len(values)} {'value' if len(values) == 1 else 'values'} for {stages} stages: "
+                f"{prefix}.{name} has {len(values)} {'value' if len(values) == 1 else 'values'} for {stages} stages: "
                 "give one per stage, or one for all"
             )
         for stage, value in enumerate(values):
-            _check_sign(f"{room}.{name}[{stage}]", value)
+            _check_sign(f"{prefix}.{name}[{stage}]", value)
 
 
-def check_spared(room: str, microbatches: Iterable[int]) -> None:
+def check_spared(prefix: str, microbatches: Iterable[int]) -> None:
     """Raise ValueError if one of these microbatches is negative."""
     for microbatch in microbatches:
         if microbatch < 0:
-            raise ValueError(f"{room}.spared has {microbatch}: microbatches go from 0 to chunks - 1")
+            raise ValueError(f"{prefix}.spared has {microbatch}: microbatches go from 0 to chunks - 1")
 
 
 def _check_sign(key: str, value: Any) -> None:

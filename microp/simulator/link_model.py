@@ -27,7 +27,7 @@ def later(moment: Moment, by: Any) -> Moment:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class LinkModel:
     """A rule for the times of a hop; the methods here describe a pure delay."""
 
     def send(self, done: Moment, idle: Moment, hop: Any) -> tuple[Moment, Moment]:
@@ -40,19 +40,19 @@ class Transfer:
         """
         return done, (done[0] + hop, done[1])
 
-    def receive(self, asked: Moment, there: Moment, hop: Any) -> Moment:
+    def receive(self, wait_start: Moment, arrival: Moment, hop: Any) -> Moment:
         """Return when the receiver holds the tensor.
 
         Args:
-            asked: when the receiver's rank began to wait for it.
-            there: when it arrives, as `send` returned it.
+            wait_start: when the receiver's rank began to wait for it.
+            arrival: when it arrives, as `send` returned it.
             hop: how long a transfer takes.
         """
-        return there
+        return arrival
 
 
 @dataclass(frozen=True)
-class Asynchronous(Transfer):
+class Asynchronous(LinkModel):
     """The sender continues at once, and any number of tensors travel at the same time.
 
     ::
@@ -65,7 +65,7 @@ class Asynchronous(Transfer):
 
 
 @dataclass(frozen=True)
-class SenderBusy(Transfer):
+class SenderBusy(LinkModel):
     """The sender's rank does nothing else during the transfer.
 
     ::
@@ -75,12 +75,12 @@ class SenderBusy(Transfer):
     """
 
     def send(self, done: Moment, idle: Moment, hop: Any) -> tuple[Moment, Moment]:
-        there = later(done, hop)
-        return there, there
+        arrival = later(done, hop)
+        return arrival, arrival
 
 
 @dataclass(frozen=True)
-class SerialLink(Transfer):
+class SerialLink(LinkModel):
     """One direction of a link carries one tensor at a time, in the order in which they are made.
 
     ::
@@ -95,7 +95,7 @@ class SerialLink(Transfer):
 
 
 @dataclass(frozen=True)
-class Rendezvous(Transfer):
+class Rendezvous(LinkModel):
     """A transfer begins when the tensor is made and the receiver has reached its receive.
 
     The receiver's work hides no transfer. The sender continues at once: if it waited for the
@@ -111,11 +111,11 @@ class Rendezvous(Transfer):
     def send(self, done: Moment, idle: Moment, hop: Any) -> tuple[Moment, Moment]:
         return done, done
 
-    def receive(self, asked: Moment, there: Moment, hop: Any) -> Moment:
-        return later(max(asked, there), hop)
+    def receive(self, wait_start: Moment, arrival: Moment, hop: Any) -> Moment:
+        return later(max(wait_start, arrival), hop)
 
 
-TRANSFERS: dict[str, Transfer] = {
+LINK_MODELS: dict[str, LinkModel] = {
     "asynchronous": Asynchronous(),
     "sender_busy": SenderBusy(),
     "serial_link": SerialLink(),

@@ -82,6 +82,8 @@ def parent_positions(schedule: Schedule, actions: Actions) -> list[Column]:
     """
     if actions.microbatch.max(initial=0) >= schedule.chunks:
         raise ValueError(f"schedule {schedule.name!r} has microbatches beyond chunks={schedule.chunks}")
+    if actions.microbatch.min(initial=0) < 0 or actions.stage.min(initial=0) < 0:
+        raise ValueError(f"schedule {schedule.name!r} has a stage or a microbatch below 0")
     lanes = _lanes(schedule)
     index = {lane: number for number, lane in enumerate(lanes)}
     parents = [[index[parent] for parent in schedule.parents(lane)] for lane in lanes]
@@ -98,7 +100,10 @@ def parent_positions(schedule: Schedule, actions: Actions) -> list[Column]:
 
 
 def _check_complete(schedule: Schedule, actions: Actions, lanes: list[Action], position: Column) -> None:
-    """Raise ValueError unless every F and B occurs exactly once, and no W more than once."""
+    """Raise ValueError unless every F and B occurs exactly once on its stage's rank, and no W more than once."""
+    idle = [rank for rank, row in enumerate(schedule.ranks) if not row]
+    if idle:
+        raise ValueError(f"schedule {schedule.name!r}: rank {idle[0]} has no actions: use fewer ranks")
     lost = np.argwhere(position[: 2 * schedule.stages] == NONE)  # the lanes of F and B come first
     for lane, microbatch in lost[:1]:
         missing = lanes[lane]._replace(microbatch=int(microbatch))
@@ -107,6 +112,13 @@ def _check_complete(schedule: Schedule, actions: Actions, lanes: list[Action], p
         last = set(position[position != NONE].tolist())
         again = next(actions.at(place) for place in range(len(actions)) if place not in last)
         raise ValueError(f"schedule {schedule.name!r} has {again} more than once: keep only one of them")
+    holders = np.array([schedule.placement.get(stage, NONE) for stage in range(schedule.stages)])
+    for moved in np.flatnonzero(holders[actions.stage] != actions.rank)[:1]:
+        action, rank = actions.at(moved), actions.rank[moved]
+        raise ValueError(
+            f"schedule {schedule.name!r}: {action} is on rank {rank}, but rank {schedule.placement[action.stage]} "
+            f"holds stage {action.stage}"
+        )
 
 
 def _lanes(schedule: Schedule) -> list[Action]:

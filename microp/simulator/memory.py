@@ -27,7 +27,7 @@ from microp.trace import B, Column, F, Span, Spans, W, as_spans, column_type
 
 
 @dataclass(frozen=True)
-class Footprint:
+class StageMemory:
     """Bytes of one microbatch, one value per stage; an empty tuple means 0 on every stage.
 
     Attributes:
@@ -74,7 +74,7 @@ class Footprint:
         return ratio(self.activation[stage], segments) if segments else 0
 
 
-def activation_peak(spans: Iterable[Span], footprint: Footprint) -> dict[int, Any]:
+def activation_peak(spans: Iterable[Span], footprint: StageMemory) -> dict[int, Any]:
     """Return rank -> the most bytes that it holds at once.
 
     Raises:

@@ -23,7 +23,7 @@ import numpy as np
 
 from microp.schedule import Schedule
 from microp.simulator.costs import Costs
-from microp.simulator.link_model import Moment, Transfer
+from microp.simulator.link_model import LinkModel, Moment
 from microp.simulator.lowered import NONE, Lowered, lower
 from microp.trace import Actions, Column, Span, Spans, column_type
 
@@ -55,14 +55,16 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulated:
         ValueError: the costs are for another number of stages than the schedule has, or the
             schedule deadlocks or lacks an action.
     """
-    program = lower(schedule, costs)
-    actions, kind, kinds = program.actions, program.kind, program.kinds
+    lowered = lower(schedule, costs)
+    actions, kind, kinds = lowered.actions, lowered.kind, lowered.kinds
     times = [time for each in kinds for time in (each.takes, each.hop_in)]
     dtype = column_type(times, bound=2 * len(actions) * max(times))
-    clocks = _Clocks(program, costs.transfer, dtype)
+    clocks = _Clocks(lowered, costs.transfer, dtype)
     stuck = clocks.run()
     if stuck is not None:
-        raise ValueError(f"schedule {schedule.name!r} deadlocks at {actions.at(stuck)}: validate() names the cycle")
+        raise ValueError(
+            f"schedule {schedule.name!r} deadlocks at {actions.at(stuck)}: microp.schedule.validate names the cycle"
+        )
     start = np.concatenate([np.asarray(starts, dtype) for starts in clocks.starts])
     end = start + np.array([each.takes for each in kinds], dtype)[kind]
     wait_start = np.concatenate([np.asarray(frees, dtype) for frees in clocks.frees])
@@ -85,7 +87,7 @@ class _Clocks:
     """The ranks' clocks; each rank runs its row on its own.
 
     Args:
-        program: the actions and their times.
+        lowered: the actions and their times.
         transfer: the rule for the times of a hop.
         dtype: the type of a column that holds the times.
 
@@ -95,16 +97,16 @@ class _Clocks:
         causes: for each rank and action, the position of the action that caused its start.
     """
 
-    def __init__(self, program: Lowered, transfer: Transfer, dtype: type) -> None:
-        first = program.actions.first.tolist()
+    def __init__(self, lowered: Lowered, transfer: LinkModel, dtype: type) -> None:
+        first = lowered.actions.first.tolist()
         new = _GROWING[dtype]
         self.starts = [new() for _ in first]
         self.frees = [new() for _ in first]
         self.causes = [array("i") for _ in first]
-        self._program, self._transfer = program, transfer
+        self._lowered, self._transfer = lowered, transfer
         self._mail: dict[int, Moment] = {}  # sender's position -> when its message arrives
         self._waiting: dict[int, Generator[int]] = {}  # sender's position -> the walk that waits for it
-        edges = pairwise((*first, len(program.actions)))
+        edges = pairwise((*first, len(lowered.actions)))
         self._runnable = [self._walk(row, range(*edge)) for row, edge in enumerate(edges)]
 
     def run(self) -> int | None:
@@ -121,8 +123,8 @@ class _Clocks:
         starts, frees, causes = self.starts[row], self.frees[row], self.causes[row]
         mail, waiting, send, receive = self._mail, self._waiting, self._transfer.send, self._transfer.receive
         part = slice(positions.start, positions.stop)
-        senders = self._program.source.data[part]
-        kinds = map(self._program.kinds.__getitem__, self._program.kind.data[part])
+        senders = self._lowered.source.data[part]
+        kinds = map(self._lowered.kinds.__getitem__, self._lowered.kind.data[part])
         free = outset = (0, NONE)
         idle: dict[int, Moment] = {}  # peer -> when the last message sent to it arrives
         for position, sender, (takes, hop_in, peer, hop_out) in zip(positions, senders, kinds, strict=True):

@@ -19,6 +19,7 @@ from microp.store.frames import (
     read_plan,
     read_plans,
     records,
+    spans_frame,
     worst_rank_mib,
 )
 from microp.store.records import (
@@ -79,6 +80,7 @@ __all__ = [
     "read_status",
     "read_summary",
     "records",
+    "spans_frame",
     "step_clock",
     "summarise",
     "take_agent",

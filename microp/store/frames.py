@@ -35,6 +35,7 @@ from microp.store.records import (
     read_status,
     read_summary,
 )
+from microp.trace import MOMENTS, Span, Spans
 
 if TYPE_CHECKING:  # ranks do not import pandas
     import pandas as pd
@@ -80,6 +81,22 @@ def load_steps(attempt: Path) -> pd.DataFrame:
 
     ranks = len(list(attempt.glob("steps.rank*.jsonl")))
     return pd.DataFrame([row for rank in range(ranks) for row in read_rows(attempt, rank)])
+
+
+def spans_frame(spans: Spans, per_unit: float = 1, suffix: str = "") -> pd.DataFrame:
+    """Return one row per span: rank, op, stage, microbatch, and its moments counted from the first start.
+
+    Args:
+        spans: measured or simulated.
+        per_unit: the length of a unit in the time of the spans, e.g. 1e6 for milliseconds from nanoseconds.
+        suffix: what the unit adds to the names of the moments, e.g. `_ms`.
+    """
+    import pandas as pd
+
+    frame = pd.DataFrame(list(spans), columns=list(Span._fields))
+    moments = list(MOMENTS)
+    frame[moments] = (frame[moments] - min(spans.start)).astype(float) / per_unit
+    return frame.rename(columns={moment: moment + suffix for moment in moments})
 
 
 def read_runs(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:

@@ -15,7 +15,7 @@ Each rank writes only its own files, and writes a step's row before the next ste
 the number in a file's name counts the ranks of all replicas, replica after replica; in a row,
 `rank` is the rank within its pipeline and `replica` the number of that pipeline.
 
-`schema_version` is in every step row, in `summary.json` and in a sweep's `plan.json`:
+`schema_version` is in every row of a step, span or reduction, in `summary.json` and in a sweep's `plan.json`:
 
 | version | since | changes |
 |---|---|---|
@@ -29,7 +29,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -39,6 +39,7 @@ from microp.simulator import schedule_of
 from microp.trace import MOMENTS, Reduction, Span, Spans, as_spans
 
 Row = dict[str, Any]
+T = TypeVar("T")
 SCHEMA_VERSION = 2
 _ALWAYS = ("run_id", "status", "schedule", "chunks", "ranks", "replicas", "step_ms", "bubble")  # in every summary
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
@@ -66,7 +67,7 @@ class RankRecorder:
 
     def step(self, row: Row) -> None:
         """Append one row and pass it to the operating system, so that it survives a kill."""
-        self._steps.write(json.dumps({"schema_version": SCHEMA_VERSION, **row}) + "\n")
+        self._steps.write(_line(row))
         self._steps.flush()
 
     def spans(self, step: int, spans: Iterable[Span]) -> None:
@@ -92,7 +93,11 @@ class RankRecorder:
 
 
 def _write_lines(path: Path, rows: Iterable[Row]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(map(_line, rows)))
+
+
+def _line(row: Row) -> str:
+    return json.dumps({"schema_version": SCHEMA_VERSION, **row}) + "\n"
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -172,32 +177,40 @@ def _unreadable(path: Path, reason: str) -> RecordError:
 
 
 def read_rows(attempt: Path, rank: int) -> list[Row]:
-    """Return the rows of a rank's steps, without a last line that a kill cut short."""
+    """Return the rows of a rank's steps, without a last line that a kill cut short.
+
+    Raises:
+        RecordError: a newer microp wrote the file, or it does not hold rows.
+    """
     path = attempt / f"steps.rank{rank}.jsonl"
     return list(_json_lines(path)) if path.exists() else []
 
 
 def read_spans(attempt: Path, replica: int = 0) -> Spans:
-    """Return the trace of the last measured step of one replica; empty if there is none."""
-    return as_spans(
-        Span(
-            row["rank"],
-            Op(row["op"]),
-            row["stage"],
-            row["microbatch"],
-            row["wait_start_ns"] if "wait_start_ns" in row else row.get("asked_ns", row["start_ns"]),  # in version 1
-            row["ready_ns"],
-            row["start_ns"],
-            row["end_ns"],
-        )
-        for row in _trace_rows(attempt, "spans", replica)
+    """Return the trace of the last measured step of one replica, empty if there is none; raises as `read_rows`."""
+    return as_spans(_trace(attempt, "spans", replica, _span))
+
+
+def _span(row: Row) -> Span:
+    return Span(
+        row["rank"],
+        Op(row["op"]),
+        row["stage"],
+        row["microbatch"],
+        row["wait_start_ns"] if "wait_start_ns" in row else row.get("asked_ns", row["start_ns"]),  # in version 1
+        row["ready_ns"],
+        row["start_ns"],
+        row["end_ns"],
     )
 
 
 def read_reductions(attempt: Path, replica: int = 0) -> list[Reduction]:
-    """Return one replica's sums in the last measured step; empty if there is only one replica."""
-    rows = _trace_rows(attempt, "reductions", replica)
-    return [Reduction(r["rank"], r["stage"], r["start_ns"], r["end_ns"]) for r in rows]
+    """Return one replica's sums in the last measured step, none if it is the only one; raises as `read_rows`."""
+    return list(_trace(attempt, "reductions", replica, _reduction))
+
+
+def _reduction(row: Row) -> Reduction:
+    return Reduction(row["rank"], row["stage"], row["start_ns"], row["end_ns"])
 
 
 def read_schedule(attempt: Path) -> Schedule:
@@ -274,14 +287,36 @@ def read_errors(attempt: Path) -> list[Row]:
     return sorted(errors, key=lambda error: (error["lost_peer"], error["time"]))
 
 
-def _trace_rows(attempt: Path, kind: str, replica: int) -> Iterator[Row]:
-    paths = sorted(attempt.glob(f"{kind}.rank*.jsonl"))
-    return (row for path in paths for row in _json_lines(path) if row.get("replica", 0) == replica)
+def check_rows(attempt: Path) -> None:
+    """Raise RecordError if a newer microp wrote the rows of an attempt; only the first row of each file is read."""
+    for kind in ("steps", "spans", "reductions"):
+        for path in sorted(attempt.glob(f"{kind}.rank*.jsonl")):
+            next(_json_lines(path), None)
+
+
+def _trace(attempt: Path, kind: str, replica: int, parse: Callable[[Row], T]) -> Iterator[T]:
+    for path in sorted(attempt.glob(f"{kind}.rank*.jsonl")):
+        for row in _json_lines(path):
+            if row.get("replica", 0) == replica:
+                try:
+                    yield parse(row)
+                except (KeyError, TypeError, ValueError) as error:
+                    raise _unreadable(path, f"a row is not one of {kind}: {error!r}") from error
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
-    for line in path.read_text().splitlines():
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            return
+    """Yield the rows of a file up to a line that was cut short, after checking the version of the first row."""
+    try:
+        with path.open() as lines:
+            for number, line in enumerate(lines):
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError:
+                    return
+                if not isinstance(row, dict):
+                    raise _unreadable(path, "a row does not hold keys and values")
+                if number == 0:
+                    check_version(row, path)
+                yield row
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        raise _unreadable(path, str(error)) from error

@@ -238,5 +238,7 @@ def test_recomputation_is_booked_as_it_was_told(tmp_path):
     ],
 )
 def test_latency_needs_a_transport_that_stamps(words, refused):
-    message = "device.latency_ms=1.5 needs stamped messages: use comms=shm or threads, not gloo"
+    message = (
+        "device.latency_ms=1.5 needs a transport that records sending times: use comms=shm or comms=threads, not gloo"
+    )
     assert problems(config("device=emulated", "device.latency_ms=1.5", *words)) == ([message] if refused else [])

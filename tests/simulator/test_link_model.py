@@ -6,7 +6,7 @@ import pytest
 
 from microp.schedule import Op
 from microp.schedule.builders import gpipe, naive, one_f_one_b
-from microp.simulator import TRANSFERS, Costs, simulate
+from microp.simulator import LINK_MODELS, Costs, simulate
 from microp.simulator.link_model import Asynchronous, Rendezvous, SenderBusy, SerialLink
 from microp.trace import makespan
 
@@ -36,13 +36,13 @@ def test_hops_longer_and_shorter_than_a_forward(transfer, forward, hop, rows):
     assert drawn([span for span in simulate(gpipe(2, 4), costs) if span.op is Op.F], 2) == rows
 
 
-@pytest.mark.parametrize("transfer", TRANSFERS.values(), ids=TRANSFERS)
+@pytest.mark.parametrize("transfer", LINK_MODELS.values(), ids=LINK_MODELS)
 def test_one_tensor_under_way_at_a_time_costs_the_same_by_every_rule(transfer):
     costs = Costs((1, 1, 1), (2, 2, 2), latency=5, transfer=transfer)
     assert makespan(simulate(naive(3, 4), costs)) == 4 * (3 * (1 + 2) + 4 * 5)
 
 
-@pytest.mark.parametrize("transfer", TRANSFERS.values(), ids=TRANSFERS)
+@pytest.mark.parametrize("transfer", LINK_MODELS.values(), ids=LINK_MODELS)
 def test_without_hops_the_rules_are_one(transfer):
     spans = simulate(gpipe(3, 4), Costs((1, 2, 3), (3, 2, 4), transfer=transfer))
     assert spans.end.tolist() == simulate(gpipe(3, 4), Costs((1, 2, 3), (3, 2, 4))).end.tolist()
@@ -57,7 +57,7 @@ def test_the_two_directions_of_a_link_do_not_queue():
 
 def test_rules_are_values():
     assert Costs((1,), (1,)) == Costs((1,), (1,), transfer=Asynchronous()) != Costs((1,), (1,), transfer=SerialLink())
-    assert {name: type(rule).__name__ for name, rule in TRANSFERS.items()} == {
+    assert {name: type(rule).__name__ for name, rule in LINK_MODELS.items()} == {
         "asynchronous": "Asynchronous",
         "sender_busy": "SenderBusy",
         "serial_link": "SerialLink",

@@ -12,7 +12,7 @@ from random_schedules import random_costs, random_schedule
 
 from microp.schedule import Op, Schedule
 from microp.schedule.builders import gpipe, naive, one_f_one_b
-from microp.simulator import Footprint, activation_peak, simulate
+from microp.simulator import StageMemory, activation_peak, simulate
 from microp.trace import in_flight_peak
 
 A, BOUNDARY = 720, 10
@@ -22,7 +22,7 @@ A, BOUNDARY = 720, 10
 @pytest.mark.parametrize("segments", [0, 1, 2, 5])
 def test_the_law_of_memory(builder, segments):
     spans = simulate(builder(4, 6), equal(4, 1, 2))
-    footprint = Footprint((A,) * 4, (BOUNDARY,) * 4, segments=(segments,) * 4)
+    footprint = StageMemory((A,) * 4, (BOUNDARY,) * 4, segments=(segments,) * 4)
     law = {
         rank: held * segments * BOUNDARY + A // segments if segments else held * A
         for rank, held in in_flight_peak(spans).items()
@@ -31,7 +31,7 @@ def test_the_law_of_memory(builder, segments):
 
 
 def test_except_last_saves_only_where_the_last_comes_back_first():
-    footprint = Footprint((A,), (BOUNDARY,), segments=(1,), spared=(2,))
+    footprint = StageMemory((A,), (BOUNDARY,), segments=(1,), spared=(2,))
     first_in_first_out = read_spans("F0 F1 F2 B0 B1 B2")
     last_in_first_out = read_spans("F0 F1 F2 B2 B1 B0")
     assert activation_peak(first_in_first_out, footprint) == {0: 2 * BOUNDARY + A + A}
@@ -39,21 +39,21 @@ def test_except_last_saves_only_where_the_last_comes_back_first():
 
 
 def test_what_waits_for_w_is_held():
-    footprint = Footprint((A,), pending=(100,))
+    footprint = StageMemory((A,), pending=(100,))
     assert activation_peak(read_spans("F0 B0 F1 B1 F2 B2 W0 W1 W2"), footprint) == {0: A + 2 * 100}
     assert activation_peak(read_spans("F0 B0 W0 F1 B1 W1"), footprint) == {0: A}
     assert activation_peak(read_spans("F0 B0 F1 B1"), footprint) == {0: A}  # a full backward keeps nothing
 
 
 def test_gradients_stay_once_they_are_made():
-    footprint = Footprint((A,), gradients=(50,), in_backward=(7,), in_weight=(3,))
+    footprint = StageMemory((A,), gradients=(50,), in_backward=(7,), in_weight=(3,))
     assert activation_peak(read_spans("F0 F1 B0 B1"), footprint) == {0: 2 * A + 7}  # the first backward finds none
     assert activation_peak(read_spans("F0 B0 F1 B1"), footprint) == {0: A + 50 + 7}
     assert activation_peak(read_spans("F0 B0 W0"), footprint) == {0: A + 7}
     assert activation_peak(read_spans("F0 B0 W0 F1 B1 W1"), footprint) == {0: A + 50 + 7}
 
 
-def bookkeeper(schedule: Schedule, footprint: Footprint) -> dict[int, int | Fraction]:
+def bookkeeper(schedule: Schedule, footprint: StageMemory) -> dict[int, int | Fraction]:
     """Peaks from what lies on a rank's shelf, by (stage, microbatch, what for)."""
     peaks = {}
     split = {(action.stage, action.microbatch) for _, action in schedule if action.op is Op.W}
@@ -89,7 +89,7 @@ def test_any_schedule_any_footprint():
         def values(most: int, stages: int = schedule.stages) -> tuple[int, ...]:
             return tuple(random.randint(0, most) for _ in range(stages))
 
-        footprint = Footprint(
+        footprint = StageMemory(
             activation=values(99),
             boundary=values(9),
             pending=values(50),
@@ -105,10 +105,10 @@ def test_any_schedule_any_footprint():
 
 def test_refusals_name_the_key():
     with pytest.raises(ValueError, match=r"footprint.boundary has 2 values for 3 stages"):
-        Footprint((1, 1, 1), (1, 1))
+        StageMemory((1, 1, 1), (1, 1))
     with pytest.raises(ValueError, match=r"footprint.pending\[1\]=-4 is negative"):
-        Footprint((1, 1), pending=(1, -4))
+        StageMemory((1, 1), pending=(1, -4))
     with pytest.raises(ValueError, match=r"footprint.spared has -1: microbatches go from 0"):
-        Footprint((1, 1), spared=(-1,))
+        StageMemory((1, 1), spared=(-1,))
     with pytest.raises(ValueError, match=r"footprint.activation has 1 value for 2 stages"):
-        activation_peak(simulate(gpipe(2, 2), equal(2, 1, 1)), Footprint((1,)))
+        activation_peak(simulate(gpipe(2, 2), equal(2, 1, 1)), StageMemory((1,)))

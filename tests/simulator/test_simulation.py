@@ -15,12 +15,12 @@ from random_schedules import random_costs, random_schedule
 
 from microp.schedule import Action, Op, Schedule
 from microp.schedule.builders import gpipe, naive, one_f_one_b
-from microp.simulator import TRANSFERS, Costs, closed_forms, critical_path, for_stages, simulate
+from microp.simulator import LINK_MODELS, Costs, closed_forms, critical_path, for_stages, simulate
 from microp.simulator.link_model import Asynchronous, Rendezvous, SenderBusy, SerialLink
 from microp.simulator.lowered import NONE, parent_positions
 from microp.trace import Actions, Span, busy, in_flight_peak, makespan, zero_bubble_rate
 
-RULES = pytest.mark.parametrize("transfer", TRANSFERS.values(), ids=TRANSFERS)
+RULES = pytest.mark.parametrize("transfer", LINK_MODELS.values(), ids=LINK_MODELS)
 
 
 class FixedPoint:
@@ -306,3 +306,14 @@ def test_time_grows_with_the_number_of_actions():
     few, many = (min(seconds(chunks) for _ in range(3)) for chunks in (128, 512))
     assert many < 1
     assert many < 12 * few  # 4 times the actions; the rest is for a busy machine
+
+
+def test_negative_numbers_idle_ranks_and_misplaced_actions_are_refused():
+    forward, backward = Action(Op.F, 0, 0), Action(Op.B, 0, 0)
+    below = Schedule("below", 1, ((forward._replace(microbatch=-1), backward._replace(microbatch=-1)),))
+    with pytest.raises(ValueError, match="below 0"):
+        simulate(below, Costs((1,), (1,)))
+    with pytest.raises(ValueError, match="rank 1 has no actions"):
+        simulate(Schedule("idle", 1, ((forward, backward), ())), Costs((1,), (1,)))
+    with pytest.raises(ValueError, match="0B0 is on rank 1, but rank 0 holds stage 0"):
+        simulate(Schedule("moved", 1, ((forward,), (backward,))), Costs((1,), (1,)))

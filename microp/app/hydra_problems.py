@@ -1,0 +1,159 @@
+"""Says in one line per problem why Hydra cannot compose a configuration.
+
+::
+
+    Error merging override chunks=abc                  ┐
+    Value 'abc' of type 'str' could not be converted.. ┴─►  chunks=abc is not an integer: use a whole number
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Any
+
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from yaml import MarkedYAMLError, YAMLError
+
+from microp.app.hydra_internals import root_of
+
+# All errors by which Hydra and its libraries refuse what a user typed or wrote into a file.
+REFUSED = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
+
+TYPES = {
+    "Integer": "an integer: use a whole number",
+    "Float": "a number: use for example 0.5",
+}
+SEVERAL = r"(?:Ambiguous value for argument|Sweep parameters) '(.*?)'(?: requires --multirun)?$"
+
+
+def hydra_problems(error: BaseException) -> list[str]:
+    """Return the reasons why Hydra cannot compose a configuration, one line per problem."""
+    return [_one_line(_problem(error))]
+
+
+def in_a_line(error: OmegaConfBaseException) -> str:
+    """Return an error as one line: its key, and what is wrong with the value."""
+    return _one_line(_value_problem(str(error), error.full_key or ""))
+
+
+def option_problems(words: tuple[Any, ...]) -> list[str]:
+    """Return what cannot be an override of a single configuration: an option such as -m, or no string at all."""
+    found = []
+    for word in words:
+        if not isinstance(word, str):
+            found.append(f"{word!r} is not an override: give strings, for example 'chunks=8'")
+        elif word in ("-m", "--multirun"):
+            found.append(f"{word} is for the command line: here use a loop over the values of a sweep")
+        elif word.startswith("-"):
+            found.append(f"{word} is an option of the command line: here only overrides are allowed, such as chunks=8")
+    return [_one_line(problem) for problem in found]
+
+
+def _problem(error: BaseException) -> str:
+    cause, text = error.__cause__, str(error)
+    match error:
+        case OmegaConfBaseException():
+            return in_a_line(error)
+        case OverrideParseException():
+            return f"{error.override} is not an override: write key=value, and put special characters in quotes"
+        case MissingConfigException():
+            return _missing(error)
+        case MarkedYAMLError(problem_mark=mark) if mark:
+            return f"{mark.name}: it is not YAML: {error.problem} in line {mark.line + 1}"
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError):
+        typed = re.match(r"Could not override '(.*)'", text)
+        return _unknown(typed[1] if typed else str(cause.full_key), root_of(cause))
+    if isinstance(cause, OmegaConfBaseException):
+        return in_a_line(cause)
+    if several := re.match(SEVERAL, text.partition("\n")[0]):
+        key, _, values = several[1].partition("=")
+        return (
+            f"{several[1]} has several values: for a sweep use -m on the command line or a loop in Python, "
+            f"for a list {key}=[{values}]"
+        )
+    if exists := re.search(r"An item is already at '(.*)'", text):
+        return f"+{exists[1]} is a key already: leave out the +"
+    if in_file := re.match(r"In '(.*)': \w+ raised while composing config:\n", text):
+        return f"in {in_file[1]}: {_problem_in_file(text[in_file.end() :])}"
+    return _first_sentences(text or str(cause))
+
+
+def _missing(error: MissingConfigException) -> str:
+    """Return what is wrong with the name of an option or of a configuration."""
+    name, text = str(error.missing_cfg_file), str(error)
+    if "primary config" in text:
+        return f"-cn {name} is not found"
+    group, slash, option = name.rpartition("/")
+    if not slash or error.options is None:
+        return f"{_first_sentences(text).removesuffix('.')}: there is no such file"
+    options = list(error.options)
+    near = get_close_matches(option, options, 1)
+    return (
+        f"{group}={option} is not an option of {group}: use one of {', '.join(options)}"
+        f"{f' (did you mean {near[0]}?)' if near else ''}"
+    )
+
+
+def _problem_in_file(text: str) -> str:
+    key = re.search(r"full_key: (\S+)", text)
+    full_key = key[1] if key else ""
+    return (
+        _unknown(full_key, None)
+        if re.match(r"Key '.*' (not in|is not in struct)", text)
+        else _value_problem(text, full_key)
+    )
+
+
+def _unknown(key: str, root: DictConfig | None) -> str:
+    """Return that a key is unknown, and which one may be meant."""
+    tree = OmegaConf.to_container(root, resolve=False) if root is not None else {}
+    assert isinstance(tree, dict)
+    if not key.startswith("hydra"):
+        tree.pop("hydra", None)
+    known = list(_dotted(tree))
+    group, _, rest = key.partition(".")
+    node = tree.get(group)
+    if rest and isinstance(node, dict) and isinstance(node.get("name"), str):
+        own = [name for name in node if name not in ("name", "builder")]
+        near = get_close_matches(rest, own, 1)
+        use = f"did you mean {group}.{near[0]}?" if near else f"its keys are {', '.join(own)}" if own else "it has none"
+        return f"{key} is not a key of {group}={node['name']}: {use}"
+    ends = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
+    near = get_close_matches(key, known, 2) or ends[:2]
+    use = f"did you mean {' or '.join(near)}?" if near else "see all keys with -c job"
+    return f"{key} is not a key of a {'price' if 'costs' in tree else 'run'}: {use}"
+
+
+def _dotted(tree: dict[Any, Any], before: str = "") -> Iterator[str]:
+    """Yield the keys of a tree, and the dotted keys below them."""
+    for key, value in tree.items():
+        yield f"{before}{key}"
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{before}{key}.")
+
+
+def _value_problem(text: str, key: str) -> str:
+    """Return what is wrong with the value of a key, from OmegaConf's message."""
+    text = text.partition("\n    full_key:")[0].removeprefix("ValueError raised while resolving interpolation: ")
+    if wrong := re.match(r"Value '(.*)' of type '.*' could not be converted to (\w+)$", text, re.DOTALL):
+        return f"{key}={wrong[1]} is not {TYPES.get(wrong[2], f'a value of type {wrong[2]}')}"
+    if wrong := re.match(r"Value '(.*)' is not a valid bool", text, re.DOTALL):
+        return f"{key}={wrong[1]} is not a truth value: use true or false"
+    return f"{key}: {text}" if key and not key.startswith("hydra.overrides") else text
+
+
+def _first_sentences(text: str) -> str:
+    """Return Hydra's own text in one line, without its advice to add keys and without its search path."""
+    lines = []
+    for line in text.partition("Config search path:")[0].partition("\n    ")[0].splitlines():
+        if line.strip() and not line.startswith(("To append", "See https", "Available options")):
+            lines.append(line.strip())
+    return " ".join(lines)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
