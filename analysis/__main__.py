@@ -24,7 +24,7 @@ from rich.progress import track
 from analysis import page, sweep
 from analysis.command import ANY_RUN, OUTPUTS, nothing, print_missing, print_unreadable, save
 from analysis.page import Section
-from microp.store import Store
+from microp.store import RecordError, Store
 
 EXPERIMENTS = (  # each draws the runs of sweeps/<name>.yaml
     "m_sensitivity",
@@ -45,8 +45,9 @@ def sections(store: Store) -> Iterator[Section]:
     for name in (*EXPERIMENTS, *OVER_ALL_RUNS):
         module = importlib.import_module(f"analysis.{name}")
         missing = store.missing(name) if name in EXPERIMENTS else []
+        started = name not in EXPERIMENTS or bool(store.points(name))
         title = str(module.__doc__).splitlines()[0].rstrip(".")
-        yield Section(name, title, module.exhibits(store), missing)
+        yield Section(name, title, module.exhibits(store), missing, started)
     yield own_sweeps(store)
 
 
@@ -76,14 +77,18 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(stderr=True)
     total = len(EXPERIMENTS) + len(OVER_ALL_RUNS) + 1
     quiet = not console.is_terminal
-    for section in track(sections(store), "figures", total, console=console, transient=True, disable=quiet):
-        save(section.exhibits, folder)
-        made.append(section)
-    texts = {"report.md": page.markdown(made, runs), "report.html": page.html(made, folder, runs)}
+    try:
+        for section in track(sections(store), "figures", total, console=console, transient=True, disable=quiet):
+            save(section.exhibits, folder)
+            made.append(section)
+        texts = {"report.md": page.markdown(made, runs), "report.html": page.html(made, folder, runs)}
+    except RecordError as error:
+        parser.error(str(error))
     for name, text in texts.items():
         (folder / name).write_text(text)
         print(folder / name)
-    print_missing([command for section in made for command in section.missing])
+    missing = [command for section in made if section.started for command in section.missing]
+    print_missing(missing, [command for section in made if not section.started for command in section.missing])
     print(f"open  {folder / 'report.html'}")
     return 0
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from analysis.exhibit import Exhibit
-from microp.store import Store
+from microp.store import RecordError, Store
 
 OUTPUTS = Path("outputs")
 SHOWN = 10  # commands in the terminal; the report has all of them
@@ -38,7 +38,10 @@ def main(name: str, exhibits: Exhibits, made_by: str | None = None, arguments: l
     )
     options = parser.parse_args(arguments)
     store = Store(options.outputs)
-    made = exhibits(store)
+    try:
+        made = exhibits(store)
+    except RecordError as error:
+        parser.error(str(error))
     if not made:
         parser.error(nothing(options.outputs, made_by or store.missing(name)[0]))
     save(made, options.outputs / "report")
@@ -59,13 +62,16 @@ def nothing(outputs: Path, command: str) -> str:
     return f"{outputs} holds no finished run to draw: make one with `{command}`"
 
 
-def print_missing(commands: list[str]) -> None:
-    """Print the commands of the points that have not been run."""
+def print_missing(commands: list[str], not_started: Sequence[str] = ()) -> None:
+    """Print the commands of the points that have not been run, and of the sweeps that were never started."""
     if commands:
-        print(f"points not run yet, {len(commands)} commands (a sweep that is started again continues):")
+        print(f"points not run yet, {len(commands)} (a sweep that is started again continues):")
         print("\n".join(f"  {command}" for command in commands[:SHOWN]))
     if len(commands) > SHOWN:
         print(f"  ... and {len(commands) - SHOWN} more")
+    if not_started:
+        print(f"sweeps not started, {len(not_started)}:")
+        print("\n".join(f"  {command}" for command in not_started))
 
 
 def print_unreadable(store: Store) -> None:

@@ -61,17 +61,15 @@ def steps(runs: pd.DataFrame) -> Exhibit | None:
 
 def timelines(runs: pd.DataFrame) -> Exhibit | None:
     """Return the timelines of one launch per schedule, with the sums; None if no run left a trace of them."""
-    chunks, every = runs["chunks"].min(), sorted(runs["reduce_ms"].unique())
+    runs = runs[[bool(read_spans(Path(at)) and read_reductions(Path(at))) for at in runs["folder"]]]
+    if runs.empty:
+        return None
+    chunks = runs["chunks"].min()
+    every = sorted(runs[runs["chunks"] == chunks]["reduce_ms"].unique())
     middle = every[len(every) // 2]
     shown = runs[(runs["chunks"] == chunks) & (runs["reduce_ms"] == middle)].drop_duplicates("schedule")
-    traces = {row["schedule"]: Path(row["folder"]) for row in records(shown)}
-    traces = {
-        name: traces[name]
-        for name in plot.in_order(traces)
-        if read_spans(traces[name]) and read_reductions(traces[name])
-    }
-    if not traces:
-        return None
+    folders = {row["schedule"]: Path(row["folder"]) for row in records(shown)}
+    traces = {name: folders[name] for name in plot.in_order(folders)}
     figure, axes = plot.sheet(len(traces), 1, (7.0, 1.5), sharex=True)
     lines = []
     for axis, (schedule, attempt) in zip(axes[:, 0], traces.items(), strict=True):

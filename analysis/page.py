@@ -26,17 +26,30 @@ from analysis.exhibit import Exhibit
 
 HERE = Path(__file__).parent
 PIXELS_PER_INCH = 96  # of CSS
-ALWAYS = {"title": "microp: report", "missing": "Points not run yet"}
+ALWAYS = {"title": "microp: report"}
 MARKDOWN = re.compile(r"[\\`*\[\]<>|&~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")  # an underscore in a word is harmless
 
 
 class Section(NamedTuple):
-    """One experiment of the report: its name, its title, its figures, and the commands of its missing points."""
+    """One experiment of the report.
+
+    Attributes:
+        name: the name of its module.
+        title: its heading.
+        exhibits: its figures.
+        missing: the commands of the points that have not been run, or the sweep's own if it was never started.
+        started: whether the sweep was started.
+    """
 
     name: str
     title: str
     exhibits: Sequence[Exhibit]
     missing: Sequence[str]
+    started: bool = True
+
+    @property
+    def missing_title(self) -> str:
+        return f"Points not run yet: {len(self.missing)}" if self.started else "Not started"
 
 
 class Picture(NamedTuple):

@@ -67,8 +67,8 @@ def exhibits(store: Store) -> list[Exhibit]:
     text = (
         "Share of a traced step's wall time by kind, for each rank; a bar adds up to the whole step. Waits for another "
         "rank are divided by phase into warm-up, steady and drain. Transfer: the rank waited for a tensor that was "
-        "being sent. Reduction: the rank waited for the sum over the replicas. The figure shows, for each configuration, "
-        "the launch with the median step time; the table has all configurations."
+        "being sent. Reduction: the rank waited for the sum over the replicas. The figure shows, for each "
+        "configuration, the launch with the median step time; the table has all configurations."
     )
     return [Exhibit("rank-time", "Time of each rank by kind", text, figure, _table(typical), typical)]
 

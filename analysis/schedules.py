@@ -84,9 +84,10 @@ def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
     miss = (own["step_ms.median"] / own["step_ms.formula"] - 1).abs()
     text = (
         "Bubble, peak activations of the rank that holds most, and step time of the schedules at equal M, "
-        f"{'with' if plain.empty else 'without'} recomputation, the slowest at the bottom. {INTERVALS} Strokes: the closed form, or the simulation if there "
-        "is none, for the nominal times. The measured step times differ from it by "
-        f"{distance(own['step_ms.median'], own['step_ms.formula'])}, for {own['schedule'][miss == miss.max()].iloc[0]}."
+        f"{'with' if plain.empty else 'without'} recomputation, the slowest at the bottom. {INTERVALS} Strokes: the "
+        "closed form, or the simulation if there is none, for the nominal times. The measured step times differ from "
+        f"it by {distance(own['step_ms.median'], own['step_ms.formula'])}, for "
+        f"{own['schedule'][miss == miss.max()].iloc[0]}."
     )
     used = runs[runs["checkpointing"].isin(own["checkpointing"])]
     return Exhibit("schedules-compared", "Schedules at equal M", text, figure, own.drop(columns="front"), used)

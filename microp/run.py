@@ -15,7 +15,6 @@ def main() -> None:
     from microp.app.places import see_current_folder
 
     see_current_folder()
-
     run_app("config", run_point)
 
 

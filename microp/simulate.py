@@ -12,7 +12,6 @@ def main() -> None:
     from microp.app.places import see_current_folder
 
     see_current_folder()
-
     run_app("simulate", run_price)
 
 

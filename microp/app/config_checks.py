@@ -30,7 +30,8 @@ def problems(config: Config) -> list[str]:
     latency, backend = getattr(config.device, "latency_ms", 0), config.comms.backend(config.device.name)
     if latency and backend not in ("shm", "threads"):
         found.append(
-            f"device.latency_ms={latency} needs a transport that records sending times: use comms=shm or comms=threads, not {backend}"
+            f"device.latency_ms={latency} needs a transport that records sending times: "
+            f"use comms=shm or comms=threads, not {backend}"
         )
     if not config.model.problems():
         found += config.data.problems(config.model.row_bytes)
@@ -48,7 +49,8 @@ def problems(config: Config) -> list[str]:
         found.append(f"replicas={config.replicas} needs engine=microp, not {config.engine.name}")
     if getattr(config.device, "reduce_ms", None) is not None and config.sync.name in ("torch_ddp", "compare"):
         found.append(
-            f"device.reduce_ms cannot be used if the sums are part of the backward: use sync=ddp, not {config.sync.name}"
+            f"device.reduce_ms cannot be used if the sums are part of the backward: "
+            f"use sync=ddp, not {config.sync.name}"
         )
     if config.ranks > config.model.layers > 0:
         found.append(

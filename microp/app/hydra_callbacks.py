@@ -25,7 +25,7 @@ from omegaconf import DictConfig
 from microp.app import terminal
 from microp.app.config import Config, plain, read_config
 from microp.app.errors import ConfigError
-from microp.app.hydra_internals import expand
+from microp.app.hydra_internals import expand, typed_overrides
 from microp.app.hydra_problems import REFUSED, hydra_problems
 
 BAD_INPUT = 2
@@ -99,7 +99,7 @@ class PointsCallback(Callback):
 
     @loud
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        self._start(config, [(list(config.hydra.overrides.task), config)])
+        self._start(config, [(typed_overrides(config), config)])
 
     @loud
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:

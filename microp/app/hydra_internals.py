@@ -20,7 +20,7 @@ from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 
@@ -29,6 +29,13 @@ def typed_options() -> argparse.Namespace:
     options: argparse.Namespace
     options, _ = get_args_parser().parse_known_args()
     return options
+
+
+def typed_overrides(config: DictConfig) -> list[str]:
+    """Return the overrides of a command as they were typed; an interpolation in them is not resolved."""
+    typed = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+    assert isinstance(typed, list)
+    return typed
 
 
 def expand(config: DictConfig) -> list[tuple[list[str], DictConfig]]:
@@ -46,7 +53,7 @@ def expand(config: DictConfig) -> list[tuple[list[str], DictConfig]]:
     assert isinstance(loader, ConfigLoaderImpl)
     stored = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
     parser = OverridesParser.create(config_loader=loader)
-    overrides = parser.parse_overrides([*stored, *config.hydra.overrides.task])
+    overrides = parser.parse_overrides([*stored, *typed_overrides(config)])
     [points] = BasicSweeper.split_arguments(overrides, max_batch_size=None)
     composed: dict[tuple[str, ...], DictConfig] = {}
     found = []

@@ -58,6 +58,8 @@ def _problem(error: BaseException) -> str:
     match error:
         case OmegaConfBaseException():
             return in_a_line(error)
+        case OverrideParseException() if "$\\{" in error.override:  # so Hydra's sweeper writes it
+            return f"{error.override.replace(chr(92), '')} cannot be given to a sweep: write it into a file for -cn"
         case OverrideParseException():
             return f"{error.override} is not an override: write key=value, and put special characters in quotes"
         case MissingConfigException():
@@ -78,7 +80,7 @@ def _problem(error: BaseException) -> str:
     if exists := re.search(r"An item is already at '(.*)'", text):
         return f"+{exists[1]} is a key already: leave out the +"
     if in_file := re.match(r"In '(.*)': \w+ raised while composing config:\n", text):
-        return f"in {in_file[1]}: {_problem_in_file(text[in_file.end() :])}"
+        return f"in {in_file[1]}: {_problem_in_file(text[in_file.end() :], error.__context__)}"
     return _first_sentences(text or str(cause))
 
 
@@ -98,14 +100,12 @@ def _missing(error: MissingConfigException) -> str:
     )
 
 
-def _problem_in_file(text: str) -> str:
+def _problem_in_file(text: str, context: BaseException | None) -> str:
     key = re.search(r"full_key: (\S+)", text)
     full_key = key[1] if key else ""
-    return (
-        _unknown(full_key, None)
-        if re.match(r"Key '.*' (not in|is not in struct)", text)
-        else _value_problem(text, full_key)
-    )
+    if re.match(r"Key '.*' (not in|is not in struct)", text):
+        return _unknown(full_key, root_of(context) if isinstance(context, OmegaConfBaseException) else None)
+    return _value_problem(text, full_key)
 
 
 def _unknown(key: str, root: DictConfig | None) -> str:

@@ -26,8 +26,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from microp.app.config import register_schemas
 from microp.app.errors import ConfigError
-from microp.app.hydra_problems import in_a_line
 from microp.app.hydra_internals import composer, expand
+from microp.app.hydra_problems import in_a_line
 from microp.app.places import CONF, SWEEPS
 from microp.app.sweep_parts import PARTS, register_parts
 

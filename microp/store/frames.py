@@ -18,6 +18,7 @@ run counts, so that rows of an older sweep are not mixed in.
 from __future__ import annotations
 
 import shlex
+import warnings
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +28,7 @@ from microp.job import NOT_ASKED
 from microp.store.records import (
     RecordError,
     attempts,
+    check_rows,
     check_version,
     read_config,
     read_env,
@@ -45,7 +47,7 @@ def load_runs(folder: Path | str) -> pd.DataFrame:
     """Return one row per run below `folder`: its newest finished attempt, or else its newest attempt.
 
     Nested keys are joined by dots, as `step_ms.median` and `config.model.dim`. Runs that cannot be read
-    are left out; `frame.attrs["unreadable"]` lists why, one sentence each.
+    are left out with a warning; `frame.attrs["unreadable"]` lists why, one sentence each.
 
     Args:
         folder: an outputs folder, a runs folder or a run.
@@ -59,6 +61,10 @@ def load_runs(folder: Path | str) -> pd.DataFrame:
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder: give outputs, or the output_dir of the runs")
     rows, unreadable = read_runs(folder)
+    if unreadable:
+        number = "1 run is" if len(unreadable) == 1 else f"{len(unreadable)} runs are"
+        more = "" if len(unreadable) == 1 else ' (attrs["unreadable"] lists the other reasons)'
+        warnings.warn(f"{number} left out: {unreadable[0]}{more}", stacklevel=2)
     frame = pd.json_normalize(rows)
     frame.attrs["unreadable"] = unreadable
     return frame
@@ -76,7 +82,11 @@ def _finished(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def load_steps(attempt: Path) -> pd.DataFrame:
-    """Return every row of every rank of one attempt."""
+    """Return every row of every rank of one attempt.
+
+    Raises:
+        RecordError: a newer microp wrote the rows, or they cannot be read.
+    """
     import pandas as pd
 
     ranks = len(list(attempt.glob("steps.rank*.jsonl")))
@@ -131,6 +141,7 @@ def _row(run: str, attempt: Path) -> dict[str, Any]:
     if status != "finished" and not (attempt / "summary.json").exists():  # it was killed, or is still running
         return {"run_id": run, "status": status, "question": None, **origin}
     summary = read_summary(attempt)
+    check_rows(attempt)
     return {**summary, "question": summary["question_id"], **origin}
 
 

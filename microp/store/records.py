@@ -192,16 +192,10 @@ def read_spans(attempt: Path, replica: int = 0) -> Spans:
 
 
 def _span(row: Row) -> Span:
-    return Span(
-        row["rank"],
-        Op(row["op"]),
-        row["stage"],
-        row["microbatch"],
-        row["wait_start_ns"] if "wait_start_ns" in row else row.get("asked_ns", row["start_ns"]),  # in version 1
-        row["ready_ns"],
-        row["start_ns"],
-        row["end_ns"],
-    )
+    wait_start = row["wait_start_ns"] if "wait_start_ns" in row else row.get("asked_ns", row["start_ns"])  # version 1
+    rank, stage, microbatch = _numbers(row, "rank", "stage", "microbatch")
+    ready, start, end = _numbers(row, "ready_ns", "start_ns", "end_ns")
+    return Span(rank, Op(row["op"]), stage, microbatch, wait_start, ready, start, end)
 
 
 def read_reductions(attempt: Path, replica: int = 0) -> list[Reduction]:
@@ -210,7 +204,14 @@ def read_reductions(attempt: Path, replica: int = 0) -> list[Reduction]:
 
 
 def _reduction(row: Row) -> Reduction:
-    return Reduction(row["rank"], row["stage"], row["start_ns"], row["end_ns"])
+    return Reduction(*_numbers(row, "rank", "stage", "start_ns", "end_ns"))
+
+
+def _numbers(row: Row, *keys: str) -> list[Any]:
+    values = [row[key] for key in keys]
+    if not all(isinstance(value, int | float) for value in values):
+        raise TypeError(f"{keys} are not all numbers")
+    return values
 
 
 def read_schedule(attempt: Path) -> Schedule:

@@ -28,6 +28,7 @@ from typing import Any
 from microp.settings import TrackingSettings
 from microp.simulator import replay, schedule_of
 from microp.store.records import (
+    check_rows,
     read_config,
     read_env,
     read_json,
@@ -64,10 +65,14 @@ def mirror(attempt: Path, settings: TrackingSettings, folder: Path) -> None:
         folder: W&B's files are written to `folder/wandb`.
 
     Raises:
+        RecordError: a newer microp wrote the attempt, or it cannot be read; nothing is mirrored then.
         Exception: whatever W&B raises; the W&B runs made before it are in `tracked.json`.
     """
     if settings.mode == "disabled":
         return
+    check_rows(attempt)
+    if (attempt / "summary.json").exists():
+        read_summary(attempt)
     done: dict[str, str] = read_json(path) if (path := attempt / "tracked.json").exists() else {}
     uid, agent = read_status(attempt)["uid"], read_env(attempt).get("wandb_agent", {})
     ranks = range(len(list(attempt.glob("steps.rank*.jsonl"))))

@@ -10,6 +10,7 @@ import pytest
 from costs_helper import equal
 
 from analysis import engine_speed, m_sensitivity, prediction, rank_time, viewer
+from analysis.timeline import time_table
 from microp.schedule.builders import gpipe, one_f_one_b
 from microp.simulator import simulate
 from microp.store import LAUNCH, Store, write_schedule
@@ -188,3 +189,9 @@ def test_a_page_that_is_full_leaves_the_longest_out(outputs, monkeypatch):
     data, left_out = viewer.timelines(Store(outputs).runs())
     assert len(data["runs"]) == 2
     assert left_out == 2
+
+
+def test_the_table_of_times_adds_up_each_rank():
+    lines = time_table({"compute": [1.0, 2.0], "warmup": [0.5, 0.25]}).splitlines()
+    assert lines[0].split() == ["ms", "compute", "warmup", "sum"]
+    assert [line.split()[2:] for line in lines[1:3]] == [["1.00", "0.50", "1.50"], ["2.00", "0.25", "2.25"]]

@@ -119,6 +119,16 @@ def test_every_figure_of_the_page_is_in_its_contents_with_caption_and_numbers(ma
     assert all(b"<svg" in base64.b64decode(picture) for picture in pictures)
 
 
+def test_a_sweep_that_was_never_started_is_said_to_be_so(outputs, made):
+    done, page = made
+    text = (outputs / "report" / "report.md").read_text()
+    assert "Points not run yet: 1\n\n```\npython -m microp.run -cn m_sensitivity hydra.mode=RUN chunks=8" in text
+    assert "Not started\n\n```\npython -m microp.run -cn hybrid\n```" in text
+    assert "<summary>Not started</summary>" in page
+    assert re.search(r"sweeps not started, \d+:\n  python -m microp.run -cn ", done.stdout)
+    assert "points not run yet, 1 (" in done.stdout
+
+
 class Elements(HTMLParser):
     """The elements of a page: (tag, attributes), and the text between tags."""
 
@@ -185,7 +195,8 @@ def test_captions_say_where_the_rows_come_from(outputs):
     runs = Store(outputs).runs()
     text = provenance(runs)
     assert text.startswith(
-        "From 8 runs: 4 questions, 2 launches each of 3 measured steps; the step times of a question's launches differ"
+        "From 8 runs of 4 configurations, 2 launches each; 3 measured steps per launch; "
+        "launches of a configuration differ in step time by "
     )
     assert f"Commit {runs['env.commit'][0]}" in text
     assert f"{os.cpu_count()} core" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,11 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 
 from microp.app import CONF, ConfigError, make_job, read_config
-from microp.app.config import register_schemas, to_yaml
+from microp.app.config import plain, register_schemas, to_yaml
+from microp.job import question_id, run_id
+from microp.schedule import to_text
+from microp.schedule.builders import gpipe
+from microp.simulator import closed_forms
 
 
 @pytest.fixture
@@ -87,6 +92,78 @@ def test_a_builder_s_keys_are_its_signature(composed):
     assert problems(wrong) == ["schedule.speed is not a key of schedule=gpipe: leave it out"]
     lost = replace(config, schedule={"name": "mine", "builder": "microp.schedule.builders.nothing"})
     assert "schedule.builder=microp.schedule.builders.nothing cannot be imported" in problems(lost)[0]
+
+
+OWN = """
+import sys
+from microp.schedule import Schedule
+from microp.schedule.builders import gpipe
+def bare(ranks, chunks, group=2): return gpipe(ranks, chunks, "fifo")
+def divides(ranks, chunks): return 1 / 0
+def exits(ranks, chunks): sys.exit("two\\nlines")
+def nothing(ranks, chunks): pass
+def number(ranks, chunks): return 3
+def odd(ranks, chunks, group: "NoSuchType" = 2): pass
+def own_class(ranks, chunks, group: Schedule = None): pass
+"""
+
+
+@pytest.fixture
+def own(composed, monkeypatch, tmp_path):
+    """Configurations with a builder of a user's own."""
+    (tmp_path / "own_builders.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(function: str, name: str = "mine", **keys):
+        return replace(composed(), schedule={"name": name, "builder": f"own_builders.{function}", **keys})
+
+    yield make
+    sys.modules.pop("own_builders", None)
+
+
+def test_a_parameter_without_annotation_takes_any_value(own):
+    for value in (3, "three", [1, 2], None):
+        assert problems(own("bare", group=value)) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "keys", "line"),
+    [
+        ("divides", {}, " failed for ranks=2, chunks=4: ZeroDivisionError: division by zero"),
+        ("exits", {}, " failed for ranks=2, chunks=4: SystemExit: two lines"),
+        ("nothing", {}, " returned None, not a Schedule"),
+        ("number", {}, " returned a value of type int, not a Schedule"),
+        ("odd", {"group": 1}, " has a signature that cannot be read: NameError: name 'NoSuchType' is not defined"),
+    ],
+)
+def test_a_builder_that_fails_is_one_line(own, function, keys, line):
+    assert problems(own(function, **keys)) == [f"schedule.builder=own_builders.{function}{line}"]
+    [missing] = problems(own("missing"))
+    assert missing.startswith("schedule.builder=own_builders.missing cannot be imported: ")
+    assert missing.isprintable()
+    assert len(problems(own("own_class", group=1))) == 1
+
+
+def test_an_option_needs_a_builder_and_a_name(own):
+    for key in ("name", "builder"):
+        config = own("bare")
+        del config.schedule[key]
+        assert problems(config) == [f"schedule.{key} has no value: give each option of schedule a name and a builder"]
+
+
+def test_a_user_s_schedule_has_the_name_of_its_option_and_the_same_run_id(own):
+    """The function says `gpipe`, for which there is a closed form."""
+    config = own("bare")
+    job = make_job(config)
+    assert (job.schedule.name, job.schedule.ranks) == ("mine", gpipe(2, 4).ranks)
+    asked, order = plain(config), to_text(gpipe(2, 4))
+    assert (job.run_id, job.question_id) == (run_id(asked, order), question_id(asked, order))
+    assert closed_forms.in_flight_peak(job.schedule) is None
+    for name in ("gpipe", "1f1b_lifo", "v_min"):
+        assert problems(own("bare", name)) == [
+            f"schedule.name={name} is the name of one of microp's schedules, but builder=own_builders.bare is not "
+            "microp's: choose another name"
+        ]
 
 
 def test_torchrun_must_start_as_many(composed, monkeypatch):

@@ -96,8 +96,18 @@ def test_a_name_that_is_not_found_is_followed_by_those_that_come_near(asked, lin
 def test_a_wrong_name_is_bad_input(tmp_path):
     done = microp("-cn", "frist", folder=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith("Cannot find primary config 'frist'")
-    assert done.stderr.splitlines()[-1] == "stored sweeps with a similar name: first"
+    assert done.stderr == "error: -cn frist is not found; stored sweeps with a similar name: first\n"
+
+
+def test_the_current_folder_is_searched_last(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["/usr/lib/nothing"])
+    for _ in range(2):
+        places.see_current_folder()
+        assert sys.path == ["/usr/lib/nothing", str(tmp_path)]
+    monkeypatch.setattr(sys, "path", [""])
+    places.see_current_folder()
+    assert sys.path == [""]
 
 
 @pytest.mark.parametrize("asked", ["m_sensitivity.parts", "m_sensitivity.parts.yaml"])

@@ -40,7 +40,7 @@ def test_rows_and_spans_round_trip(tmp_path):
     assert isinstance(read_spans(tmp_path), Spans)
     assert list(read_spans(tmp_path)) == spans
     first = json.loads((tmp_path / "spans.rank1.jsonl").read_text().splitlines()[0])
-    assert (first["op"], first["step"], first["replica"]) == ("F", 2, 0)
+    assert (first["schema_version"], first["op"], first["step"], first["replica"]) == (2, "F", 2, 0)
     assert [first[f"{moment}_ns"] for moment in ("wait_start", "ready", "start", "end")] == [5, 9, 10, 20]
 
 
@@ -56,6 +56,7 @@ def test_the_sums_of_each_replica_round_trip(tmp_path):
     for number, (replica, rank) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
         RankRecorder(tmp_path, number, replica).reductions(3, [Reduction(rank, rank, 10 * number, 10 * number + 5)])
     assert read_reductions(tmp_path, 1) == [Reduction(0, 0, 20, 25), Reduction(1, 1, 30, 35)]
+    assert json.loads((tmp_path / "reductions.rank0.jsonl").read_text())["schema_version"] == 2
     RankRecorder(tmp_path, 9).reductions(3, [])
     assert not (tmp_path / "reductions.rank9.jsonl").exists()
 

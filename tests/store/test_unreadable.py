@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,17 @@ from test_versions import RECORDED, RUN, WORDS
 from user import microp
 
 from microp import tracking
-from microp.store import RecordError, Store, load_runs, read_plan, read_schedule, read_status, read_summary
+from microp.store import (
+    RecordError,
+    Store,
+    load_runs,
+    read_plan,
+    read_reductions,
+    read_schedule,
+    read_spans,
+    read_status,
+    read_summary,
+)
 
 BROKEN = {
     "missing": None,
@@ -48,7 +59,12 @@ def damage(path: Path, content: str | bytes | None) -> None:
 def test_a_run_with_a_broken_file_is_left_out_and_the_file_is_named(outputs, name, how):
     path = outputs / "runs" / "broken" / "attempt-1" / name
     damage(path, BROKEN[how])
-    runs, known = load_runs(outputs), Store(outputs)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        runs, known = load_runs(outputs), Store(outputs)
+    assert [str(each.message).startswith("1 run is left out: ") for each in warned] == [True] * len(
+        runs.attrs["unreadable"]
+    )
     if (name, how) in (("status.json", "missing"), ("env.json", "no keys"), ("env.json", "other types")):
         assert runs.attrs["unreadable"] == []  # without a status it is no attempt, and env.json needs no key
         return
@@ -69,6 +85,37 @@ def test_readers_raise_nothing_but_record_errors(outputs, how):
             continue  # it is read from the trace, beside a summary that is broken
         with pytest.raises(RecordError, match="cannot be read"):
             read(attempt)
+
+
+@pytest.mark.parametrize("kind", ["spans", "reductions"])
+@pytest.mark.parametrize(
+    "row", ["{}", "[1]", '{"rank": 0, "op": "X", "stage": 0, "microbatch": 0, "start_ns": 1}', '{"rank": "0"}']
+)
+def test_an_odd_row_of_a_trace_is_a_record_error(tmp_path, kind, row):
+    path = tmp_path / f"{kind}.rank0.jsonl"
+    path.write_text(row + "\n")
+    with pytest.raises(RecordError, match="cannot be read") as refused:
+        (read_spans if kind == "spans" else read_reductions)(tmp_path)
+    assert str(refused.value).startswith(f"{path} ")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_timeline_and_a_report_name_an_odd_trace(outputs):
+    path = outputs / "runs" / "broken" / "attempt-1" / "spans.rank1.jsonl"
+    damage(path, "{}\n")
+    for folder, program, code in ((path.parent, "analysis.timeline", 2), (outputs, "analysis", 0)):
+        done = microp(str(folder), folder=outputs.parent, program=program)
+        assert done.returncode == code
+        assert "Traceback" not in done.stderr
+        assert f"{path} cannot be read" in done.stderr
+
+
+def test_two_runs_that_are_left_out_are_one_warning(outputs):
+    for run in (RUN, "broken"):
+        damage(outputs / "runs" / run / "attempt-1" / "summary.json", "{")
+    with pytest.warns(UserWarning, match=r"^2 runs are left out: .*summary.json cannot be read") as warned:
+        load_runs(outputs)
+    assert len(warned) == 1
 
 
 @pytest.mark.parametrize("how", BROKEN)

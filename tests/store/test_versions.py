@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from user import microp
 
-from microp.app import job_of
+from microp import tracking
+from microp.app import Run, job_of
 from microp.schedule.builders import zb_v
 from microp.store import (
     RecordError,
@@ -21,6 +22,8 @@ from microp.store import (
     load_runs,
     load_steps,
     read_plan,
+    read_reductions,
+    read_rows,
     read_schedule,
     read_spans,
     read_summary,
@@ -152,7 +155,8 @@ def test_runs_of_a_newer_version_are_left_out_and_named(outputs, attempt):
     other = outputs / "runs" / "another" / "attempt-1"
     shutil.copytree(attempt, other)
     change(other / "summary.json", schema_version=3)
-    runs = load_runs(outputs)
+    with pytest.warns(UserWarning, match="1 run is left out: .*schema_version=3"):
+        runs = load_runs(outputs)
     assert runs["run_id"].tolist() == [RUN]
     [reason] = runs.attrs["unreadable"]
     assert "schema_version=3" in reason
@@ -161,6 +165,54 @@ def test_runs_of_a_newer_version_are_left_out_and_named(outputs, attempt):
     done = microp(str(outputs), folder=outputs.parent, program="analysis")
     assert done.returncode == 0, done.stderr
     assert f"left out: {reason}" in done.stderr.splitlines()
+
+
+def of_version_99(attempt: Path) -> None:
+    """Every record that has a version gets version 99, and other names for all else."""
+    write_json(attempt / "summary.json", {"schema_version": 99, "all": "new"})
+    for path in attempt.glob("*.jsonl"):
+        path.write_text('{"schema_version": 99, "all": "new"}\n')
+
+
+def test_every_reader_refuses_a_newer_attempt(outputs, attempt):
+    of_version_99(attempt)
+    (attempt / "reductions.rank0.jsonl").write_text('{"schema_version": 99}\n')
+    run = Run(attempt)
+    reads = [
+        lambda: read_rows(attempt, 0),
+        lambda: read_spans(attempt),
+        lambda: read_reductions(attempt),
+        lambda: load_steps(attempt),
+        lambda: run.steps,
+        lambda: run.spans,
+        lambda: run.summary,
+    ]
+    for read in reads:
+        with pytest.raises(RecordError, match="schema_version=99, and this microp reads up to 2: update microp"):
+            read()
+
+
+def test_a_newer_attempt_is_neither_drawn_nor_mirrored(outputs, attempt, capsys):
+    of_version_99(attempt)
+    drawn = microp(str(attempt), folder=outputs.parent, program="analysis.timeline")
+    assert drawn.returncode == 2
+    assert "Traceback" not in drawn.stderr
+    assert "schema_version=99" in drawn.stderr.splitlines()[-1]
+    for _ in range(2):
+        assert tracking.main([str(outputs), "--mode=offline"]) == 1
+        said = capsys.readouterr()
+        assert "mirrored" not in said.out
+        [line] = said.err.splitlines()
+        assert "schema_version=99" in line
+    assert not (attempt / "tracked.json").exists()
+
+
+def test_rows_of_a_newer_version_alone_leave_the_run_out(outputs, attempt):
+    path = attempt / "steps.rank1.jsonl"
+    path.write_text('{"schema_version": 99}\n')
+    with pytest.warns(UserWarning, match="schema_version=99"):
+        assert load_runs(outputs).empty
+    assert tracking.main([str(outputs), "--mode=offline"]) == 1
 
 
 def test_a_point_with_a_record_of_a_newer_version_is_run_again(outputs, attempt):
