@@ -11,8 +11,7 @@ def main() -> None:
     from microp.app import answer_version
 
     answer_version()
-    from microp.app import run_app, run_point
-    from microp.app.places import see_current_folder
+    from microp.app import run_app, run_point, see_current_folder
 
     see_current_folder()
     run_app("config", run_point)

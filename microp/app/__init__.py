@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from microp.app.hydra_app import run_app
     from microp.app.interface import Run, measure, price
     from microp.app.job_factory import job_of, make_job
-    from microp.app.places import CONF
+    from microp.app.places import CONF, see_current_folder
     from microp.app.pricing import Price, run_price
     from microp.app.sweep import run_point
     from microp.app.version import answer_version, installed_version
@@ -43,6 +43,7 @@ _MODULES = {
     "run_app": "hydra_app",
     "run_point": "sweep",
     "run_price": "pricing",
+    "see_current_folder": "places",
 }
 __all__ = [
     "CONF",
@@ -62,6 +63,7 @@ __all__ = [
     "run_app",
     "run_point",
     "run_price",
+    "see_current_folder",
 ]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from microp import trace
-from microp.app import config_checks
+from microp.app import config_checks, terminal
 from microp.app.config import SimulateConfig, compose_config, read_config
 from microp.app.errors import RunError
 from microp.app.pricing import Price
@@ -86,7 +86,8 @@ def measure(*overrides: str) -> Run:
     job = SweepCallback.check(point)
     for warning in config_checks.warnings(point, job):
         warnings.warn(warning, stacklevel=2)
-    board.open([len(list(job.phases()))])
+    if terminal.err.is_terminal:  # a notebook gets no bar
+        board.open([len(list(job.phases()))])
     try:
         folder = run_point(config)
     finally:

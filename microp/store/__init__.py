@@ -22,13 +22,12 @@ from microp.store.frames import (
     spans_frame,
     worst_rank_mib,
 )
+from microp.store.recorder import RankRecorder, new_attempt, write_json, write_schedule
 from microp.store.records import (
     SCHEMA_VERSION,
-    RankRecorder,
     RecordError,
     Row,
     attempts,
-    new_attempt,
     read_config,
     read_env,
     read_errors,
@@ -39,8 +38,6 @@ from microp.store.records import (
     read_spans,
     read_status,
     read_summary,
-    write_json,
-    write_schedule,
 )
 from microp.store.statistics import LAUNCH, WIDE_FRACTION, interval, least_squares, over_launches, paired
 from microp.store.summary import step_clock, summarise

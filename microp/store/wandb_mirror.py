@@ -27,6 +27,7 @@ from typing import Any
 
 from microp.settings import TrackingSettings
 from microp.simulator import replay, schedule_of
+from microp.store.recorder import write_json
 from microp.store.records import (
     check_rows,
     read_config,
@@ -36,7 +37,6 @@ from microp.store.records import (
     read_spans,
     read_status,
     read_summary,
-    write_json,
 )
 from microp.trace import MOMENTS, picture
 
