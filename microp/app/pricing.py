@@ -132,11 +132,11 @@ def _memory(job: PricingJob, spans: Simulated) -> list[float] | None:
 
     config, schedule = job.config, job.schedule
     try:
-        footprint, state = probe_stages(config.model, job.workload)
+        stage_memory, state = probe_stages(config.model, job.workload)
     except ValueError as error:
         terminal.warn(str(error))
         return None
-    peaks = activation_peak(spans, footprint)
+    peaks = activation_peak(spans, stage_memory)
     batch = batch_bytes(config.model, spread(config.batch_size, config.replicas)[0])
     ends = {schedule.placement[0], schedule.placement[schedule.stages - 1]}
     return [

@@ -53,7 +53,7 @@ def probe_stages(settings: ModelSettings, workload: Workload) -> tuple[StageMemo
     """Return the memory of a microbatch of average size on each stage, and of each stage's weights and Adam's state.
 
     Returns:
-        The footprint, and for each stage the bytes of its weights and of Adam's two moments.
+        The memory of each stage, and the bytes of its weights and of Adam's two moments.
 
     Raises:
         ValueError: the model has more than `LARGEST` weights.
@@ -86,7 +86,7 @@ def _probe_stages(settings: ModelSettings, workload: Workload) -> tuple[StageMem
     segments = tuple(min(again.segments, size) for size in workload.layers)
     # A recomputed stage holds `segments` boundaries from F to B, and one segment's activations during B.
     per_segment = [every.activation / count if count else 0 for every, count in zip(kept, segments, strict=True)]
-    footprint = StageMemory(
+    stage_memory = StageMemory(
         activation=tuple(every.activation for every in kept),
         boundary=tuple(r.activation / count if count else 0 for r, count in zip(recomputed, segments, strict=True)),
         pending=tuple(r.pending for r in recomputed),
@@ -96,7 +96,7 @@ def _probe_stages(settings: ModelSettings, workload: Workload) -> tuple[StageMem
         segments=segments if again.segments else (),
         spared=workload.checkpointing.spared(workload.schedule.chunks),
     )
-    return footprint, [STATE * size for size in weights]
+    return stage_memory, [STATE * size for size in weights]
 
 
 class _Probe:

@@ -24,8 +24,8 @@ MEASURED_DIM = 256
 def activation_bytes(rows: int, layers: int, dim: float) -> float:
     """Return the bytes that the layers keep for the backward of `rows` rows, measured at a small width and scaled."""
     job = job_of("ranks=1", "chunks=1", f"batch_size={rows}", f"model.dim={MEASURED_DIM}", f"model.layers={layers}")
-    footprint, _ = probe_stages(job.model, job.workload)
-    return float(footprint.activation[0]) / MEASURED_DIM * dim
+    stage_memory, _ = probe_stages(job.model, job.workload)
+    return float(stage_memory.activation[0]) / MEASURED_DIM * dim
 
 
 def main(arguments: list[str] | None = None) -> None:

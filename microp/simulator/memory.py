@@ -55,13 +55,13 @@ class StageMemory:
 
     def __post_init__(self) -> None:
         self.check(len(self.activation))
-        check_spared("footprint", self.spared)
+        check_spared("stage_memory", self.spared)
 
     def check(self, stages: int) -> None:
-        """Raise ValueError unless this is the footprint of `stages` stages."""
+        """Raise ValueError unless there is a value for each of `stages` stages."""
         optional = ("boundary", "pending", "in_backward", "in_weight", "gradients", "segments")
         given = {name: values for name in optional if (values := getattr(self, name))}
-        check_stages("footprint", stages, activation=self.activation, **given)
+        check_stages("stage_memory", stages, activation=self.activation, **given)
 
     def kept(self, stage: int) -> Any:
         """Return the bytes held from F to B: the inputs of the segments, or the activation if there are none."""
@@ -74,23 +74,23 @@ class StageMemory:
         return ratio(self.activation[stage], segments) if segments else 0
 
 
-def activation_peak(spans: Iterable[Span], footprint: StageMemory) -> dict[int, Any]:
+def activation_peak(spans: Iterable[Span], stage_memory: StageMemory) -> dict[int, Any]:
     """Return rank -> the most bytes that it holds at once.
 
     Raises:
-        ValueError: the footprint is for another number of stages than the spans.
+        ValueError: `stage_memory` is for another number of stages than the spans.
     """
     spans = as_spans(spans)
     stages = int(spans.stage.max()) + 1
-    footprint.check(stages)
-    footprints = footprint, replace(footprint, segments=())  # for recomputed and for spared microbatches
-    stage = spans.stage + stages * np.isin(spans.microbatch, footprint.spared)
+    stage_memory.check(stages)
+    memories = stage_memory, replace(stage_memory, segments=())  # for recomputed and for spared microbatches
+    stage = spans.stage + stages * np.isin(spans.microbatch, stage_memory.spared)
     is_split = spans.is_split()
-    kept = _column([each.kept(s) for each in footprints for s in range(stages)], len(spans))[stage]
-    rebuilt = _column([each.rebuilt(s) for each in footprints for s in range(stages)], len(spans))[stage]
+    kept = _column([each.kept(s) for each in memories for s in range(stages)], len(spans))[stage]
+    rebuilt = _column([each.rebuilt(s) for each in memories for s in range(stages)], len(spans))[stage]
     pending, gradients, in_backward, in_weight = (
         _column([at(values, s) for s in range(stages)], len(spans))[spans.stage]
-        for values in (footprint.pending, footprint.gradients, footprint.in_backward, footprint.in_weight)
+        for values in (stage_memory.pending, stage_memory.gradients, stage_memory.in_backward, stage_memory.in_weight)
     )
     backward = np.where(is_split, pending, 0) - kept
     changes = np.select([spans.op == F, spans.op == B, spans.op == W], [kept, backward, -pending])
