@@ -127,7 +127,7 @@ def _draw(table: pd.DataFrame, axes: Axes) -> Any:
             if _doubles(ticks, numeric):
                 own = plot.beside(own, "x", "line", named)
             plot.lines(axis, own, "x", quantity, "line", named)
-            axis.set_ylim(bottom=0)
+            axis.set_ylim(0, 1.05 * axis.get_ylim()[1])  # room for a marker at the top
     for axis, column in zip(grid[0], columns, strict=True):
         axis.set_title(column)
     for axis in grid[-1]:
