@@ -21,8 +21,12 @@ demo: $(READY)
 	$(BIN)/python -m analysis.timeline outputs/runs
 	$(BIN)/python -m analysis
 
+# Tests whose ranks need the cores run one after the other; the others use two processes.
+ALONE := tests/app tests/comms tests/device tests/engine tests/labs tests/model tests/replicas tests/worker
+
 test: style
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(ALONE)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(addprefix --ignore=,$(ALONE))
 
 style: $(READY)
 	$(BIN)/ruff check .

@@ -12,7 +12,6 @@ a module are drawn as by `python -m analysis.sweep`.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 from collections.abc import Iterator
@@ -21,9 +20,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from analysis import page, sweep
-from analysis.command import ANY_RUN, OUTPUTS, nothing, print_missing, print_unreadable, save
-from analysis.page import Section
+from analysis import answers, page, sweep
+from analysis.command import ANY_RUN, OUTPUTS, command_parser, nothing, print_missing, print_unreadable, save
+from analysis.overview import overview, without_result
+from analysis.page import Report, Section
 from microp.store import RecordError, Store
 
 EXPERIMENTS = (  # each draws the runs of sweeps/<name>.yaml
@@ -41,14 +41,15 @@ MOST_SWEEPS = 6  # the newest of the user's own sweeps
 
 
 def sections(store: Store) -> Iterator[Section]:
-    """Yield the sections of the report, in order."""
+    """Yield the user's own sweeps, the experiments and what uses all runs, in the order of the page."""
+    yield own_sweeps(store)
     for name in (*EXPERIMENTS, *OVER_ALL_RUNS):
         module = importlib.import_module(f"analysis.{name}")
         missing = store.missing(name) if name in EXPERIMENTS else []
         started = name not in EXPERIMENTS or bool(store.points(name))
         title = str(module.__doc__).splitlines()[0].rstrip(".")
-        yield Section(name, title, module.exhibits(store), missing, started)
-    yield own_sweeps(store)
+        exhibits = module.exhibits(store)
+        yield Section(name, title, answers.find(name, store) if exhibits else "", exhibits, missing, started)
 
 
 def own_sweeps(store: Store) -> Section:
@@ -58,12 +59,12 @@ def own_sweeps(store: Store) -> Section:
     made = (sweep.of_plan(store, plan) for plan in newest[:MOST_SWEEPS])
     drawn = [exhibit for exhibit in made if exhibit is not None]
     missing = [command for exhibit in drawn for command in exhibit.missing]
-    return Section("own-sweeps", "Other sweeps, newest first", drawn, missing)
+    return Section("own-sweeps", "Your own sweeps, newest first", "", drawn, missing)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Write every figure and the report; print their files and the commands of missing points."""
-    parser = argparse.ArgumentParser(prog="python -m analysis", description=main.__doc__)
+    parser = command_parser("analysis", main.__doc__)
     parser.add_argument(
         "outputs", type=Path, nargs="?", default=OUTPUTS, help="the folder that runs write to (default: outputs)"
     )
@@ -81,7 +82,10 @@ def main(arguments: list[str] | None = None) -> int:
         for section in track(sections(store), "figures", total, console=console, transient=True, disable=quiet):
             save(section.exhibits, folder)
             made.append(section)
-        texts = {"report.md": page.markdown(made, runs), "report.html": page.html(made, folder, runs)}
+        own, *others = made
+        parts = others[: len(EXPERIMENTS)], others[len(EXPERIMENTS) :]
+        report = Report(overview(store), own, *parts, without_result(store))
+        texts = {"report.md": page.markdown(report), "report.html": page.html(report, folder, runs)}
     except RecordError as error:
         parser.error(str(error))
     for name, text in texts.items():

@@ -1,4 +1,4 @@
-"""Recomputation of activations: its cost in time and its saving in memory.
+"""What does recomputation of activations cost in time, and what does it save in memory?
 
 ::
 
@@ -14,18 +14,22 @@ Measured bytes are compared with GPipe's memory law; see `memory_law`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from analysis import plot
+from analysis import looks, plot, scales
 from analysis.command import main
-from analysis.exhibit import INTERVALS, Exhibit, drawn
+from analysis.exhibit import INTERVALS, Exhibit, counted, drawn, percent
 from analysis.memory_law import laws
 from analysis.prediction import measured_steps
 from microp.schedule import Schedule
@@ -119,17 +123,18 @@ def penalty(compared: pd.DataFrame) -> Exhibit | None:
     table["overhead"] = table["ratio"] - 1
     for name in ("simulated", "R alone"):
         table[f"overhead / {name}"] = table["overhead"] / (table[name] - 1)
-    figure = _panels(table, "ratio", "simulated", "step time relative to never")
+    keys = [looks.dotted("simulated, in the same colour"), looks.thin("1: every activation kept")]
+    figure = _panels(table, "ratio", "simulated", "step time / that of never", keys)
     for axis in figure.axes:
-        axis.axhline(1, color="0.6", linewidth=0.8)
-        axis.set_ylim(0.9, 0.1 + table[["ratio", "simulated"]].max().max())
+        plot.level(axis, 1)
+        axis.set_ylim(min(0.9, table["ratio"].min() - 0.05), 0.1 + table[["ratio", "simulated"]].max().max())
     text = (
-        "Step time over that of the same launch with every activation kept. Dashed: the schedule "
-        "simulated with the measured F, B and R, over the same with the F and B of the run that keeps everything. "
-        "Distance of the measured overhead (ratio - 1) from the simulated one: "
-        f"{_misses(table, 'simulated')}. Adding R alone to the F and B of the run that keeps everything would give "
-        "more, because a forward that keeps nothing is cheaper and a backward finds rebuilt activations in the cache; "
-        f"distance from that: {_misses(table, 'R alone')}. {INTERVALS} Long bars are cut off."
+        "Step time over that of the same launch with every activation kept. Dotted: simulated with the run's own F, B "
+        f"and recomputation R. The overhead (ratio - 1) differs from the simulated one by "
+        f"{_misses(table, 'simulated')}. "
+        "Simulated with R added to the F and B of the run that keeps everything, which leaves out that a forward "
+        "without activations to keep and a backward that finds them in the cache are shorter, it differs by "
+        f"{_misses(table, 'R alone')}. {INTERVALS} Long bars are cut off."
     )
     return Exhibit("checkpoint-overhead-penalty", "The cost of recomputation", text, figure, table, compared)
 
@@ -138,13 +143,11 @@ def _misses(table: pd.DataFrame, simulated: str) -> str:
     """Return the distance of the measured overhead from the simulated one as text."""
     table = table.dropna(subset=[f"overhead / {simulated}"])
     if table.empty:
-        return "unknown, because no run left a trace"
-    steady = table[~table["ratio.wide"].astype(bool)]
-    miss, of_steady = ((own[f"overhead / {simulated}"] - 1).abs() for own in (table, steady))
+        return "an unknown amount, because no run left a trace"
+    miss = (table[f"overhead / {simulated}"] - 1).abs()
     return (
-        f"{miss.median():.0%} in the median and {miss.max():.0%} at most over {len(miss)} points, "
-        f"{(miss <= 0.1).sum()} of them within 10 %; of the {len(steady)} points whose spread is not too wide, "
-        f"{(of_steady <= 0.1).sum()} are within 10 %"
+        f"{percent(miss.median(), 0)} in the median and {percent(miss.max(), 0)} at most "
+        f"({counted(len(miss), 'point')}, {(miss <= 0.1).sum()} within 10 %)"
     )
 
 
@@ -160,16 +163,17 @@ def memory(runs: pd.DataFrame) -> Exhibit | None:
     for part in (".low", ".high"):
         worst[f"activation_mib{part}"] = worst["activation_mib"]
     worst["activation_mib.wide"] = False
-    figure = _panels(worst, "activation_mib", "counted", "peak activations of a rank, MiB")
-    for axis in figure.axes:
-        axis.set_yscale("log", base=2)
-        plot.plain(axis.yaxis)
+    key = looks.dotted("closed form: GPipe's memory law, in the same colour")
+    figure = _panels(worst, "activation_mib", "counted", "peak activations of a rank, MiB", [key])
+    for axis, (_, _, own) in zip(figure.axes, _split(worst), strict=True):
+        scales.logarithmic(axis.yaxis, [*own["activation_mib"], *own["counted"]])
     text = (
-        "Peak bytes of activations on the rank that holds most, counted exactly in a separate step. Dashed: GPipe's "
-        "law, n a without recomputation and n b + the largest segment with it; a, b and the segment follow from the "
-        "batch's shape and from the 1F1B runs with the smallest M. The largest error over "
-        f"{len(table)} points and ranks is {table['counted error'].abs().max():.1%}. With (a - b)/g for the segment, "
-        f"which spreads the head over all segments, it is {table['law error'].abs().max():.1%}."
+        "Peak bytes of activations on the rank that holds most, counted exactly in a separate step. Dotted: closed "
+        "form (GPipe's memory law) for n microbatches in flight, n a without recomputation and n b + the largest "
+        "segment with it; activations a, inputs of segments b and the segment are those of the 1F1B runs with the "
+        f"smallest M. Its largest error over {counted(len(table), 'point')} and ranks is "
+        f"{percent(table['counted error'].abs().max())}; with g equal segments, (a - b)/g, it is "
+        f"{percent(table['law error'].abs().max())}."
     )
     used = runs[runs["peak_activation_mib"].notna()]
     return Exhibit("checkpoint-overhead-memory", "The saving of recomputation", text, figure, table, used)
@@ -187,15 +191,20 @@ def pareto(runs: pd.DataFrame, compared: pd.DataFrame) -> Exhibit | None:
     best = [plot.front(own, "worst_mib", "step_ms.median") for _, own in table.groupby("model")]
     table["front"] = table.index.isin([label for labels in best for label in labels])
     models = sorted(table["model"].unique())
-    figure, axes = plot.sheet(1, len(models), (3.8, 3.2))
-    for axis, model in zip(axes[0], models, strict=True):
+    figure, axes = plot.panels(len(models), 3.0)
+    markers = looks.looks(sorted(table["schedule"].unique()))
+    for axis, model in zip(axes, models, strict=True):
         own = table[table["model"] == model]
-        plot.scatter(axis, own, "worst_mib", "step_ms.median", "checkpointing", _policies(own))
-        axis.set_xscale("log", base=2)
-        plot.plain(axis.xaxis)
-        axis.set(title=model, xlabel="peak activations of a rank, MiB", ylim=(0, 1.3 * own["step_ms.median"].max()))
-    axes[0, 0].set_ylabel("step time, ms")
-    plot.legend(figure, [plot.FRONT])
+        for policy, look in _policies(own).items():
+            for schedule, shape in markers.items():
+                same = own[(own["checkpointing"] == policy) & (own["schedule"] == schedule)]
+                pair = looks.Look(look.colour, shape.marker, "")
+                plot.points(axis, same, "worst_mib", "step_ms.median", pair, f"{schedule}, {policy}")
+        plot.draw_front(axis, own[own["front"]], "worst_mib", "step_ms.median")
+        plot.titled(axis, model, "peak activations of a rank, MiB", "step time, ms")
+        scales.logarithmic(axis.xaxis, own["worst_mib"])
+        axis.set_ylim(0, 1.3 * own["step_ms.median"].max())
+    plot.legend(figure, [looks.FRONT])
     text = (
         "Step time against peak activations of the rank that holds most, one marker per schedule, policy and M. The "
         f"line is the Pareto front. {INTERVALS} Long bars are cut off."
@@ -210,26 +219,52 @@ def pareto(runs: pd.DataFrame, compared: pd.DataFrame) -> Exhibit | None:
     return Exhibit("checkpoint-overhead-pareto", "Memory against time", text, figure, table, runs)
 
 
-def _policies(table: pd.DataFrame) -> dict[Any, plot.Look]:
+def _policies(table: pd.DataFrame) -> dict[Any, looks.Look]:
     """Return the looks of all policies. The usual policies come first, so that each looks the same in every figure."""
-    return plot.looks([*POLICIES, *sorted(set(table["checkpointing"]) - set(POLICIES))])
+    return looks.looks([*POLICIES, *sorted(set(table["checkpointing"]) - set(POLICIES))])
 
 
-def _panels(table: pd.DataFrame, value: str, simulated: str, label: str) -> Any:
-    """Return a figure with one row per model and one column per schedule: `value` over M, `simulated` dashed."""
-    models, schedules = sorted(table["model"].unique()), plot.in_order(sorted(table["schedule"].unique()))
-    figure, axes = plot.sheet(len(models), len(schedules), (2.7, 2.3), sharey="row")
-    for (model, schedule), own in table.groupby(["model", "schedule"]):
-        axis = axes[models.index(model), schedules.index(schedule)]
-        named = {name: look for name, look in _policies(own).items() if name in set(own["checkpointing"])}
-        shifted = plot.beside(own, "chunks", "checkpointing", named)
-        plot.lines(axis, shifted, "chunks", value, "checkpointing", named, simulated)
-        plot.powers(axis, own["chunks"], plot.CHUNKS)
-        axis.set_title(f"{model}, {schedule}")
-    for axis in axes[:, 0]:
-        axis.set_ylabel(label)
-    plot.legend(figure, [plot.THEORY])
+def _split(table: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """Yield the title, the horizontal axis and the rows of each panel: with a single M, one for all schedules."""
+    chunks = table["chunks"].unique()
+    models = sorted(table["model"].unique())
+    if len(chunks) == 1:
+        for model in models:
+            yield f"{model}, M = {chunks[0]}", "policy of recomputation", table[table["model"] == model]
+        return
+    for schedule, model in product(looks.in_order(sorted(table["schedule"])), models):
+        own = table[(table["schedule"] == schedule) & (table["model"] == model)]
+        if not own.empty:
+            yield f"{model}, {schedule}", plot.CHUNKS, own
+
+
+def _panels(table: pd.DataFrame, value: str, simulated: str, label: str, legend: Sequence[Line2D]) -> Figure:
+    """Return a figure of `value` with `simulated` dotted, against M, or against the policy if there is a single M."""
+    groups = list(_split(table))
+    figure, axes = plot.panels(len(groups))
+    for axis, (title, x, own) in zip(axes, groups, strict=True):
+        (_against_chunks if x == plot.CHUNKS else _against_policy)(axis, own, value, simulated)
+        plot.titled(axis, title, x, label)
+    plot.legend(figure, legend)
     return figure
+
+
+def _against_chunks(axis: Axes, own: pd.DataFrame, value: str, simulated: str) -> None:
+    named = {name: look for name, look in _policies(own).items() if name in set(own["checkpointing"])}
+    shifted = plot.beside(own, "chunks", "checkpointing", named)
+    plot.lines(axis, shifted, "chunks", value, "checkpointing", named, simulated)
+    scales.powers(axis, own["chunks"])
+
+
+def _against_policy(axis: Axes, own: pd.DataFrame, value: str, simulated: str) -> None:
+    policies = [name for name in _policies(own) if name in set(own["checkpointing"])]
+    for number, (schedule, look) in enumerate(markers := looks.looks(sorted(own["schedule"].unique())).items()):
+        same = own[own["schedule"] == schedule]
+        same = same.assign(at=same["checkpointing"].map(policies.index) + 0.2 * (number - (len(markers) - 1) / 2))
+        for row in records(same):
+            plot.computed(axis, [row["at"] - 0.1, row["at"] + 0.1], [row[simulated]] * 2, look.colour)
+        plot.points(axis, same, "at", value, look._replace(line=""), str(schedule))
+    scales.categories(axis, policies)
 
 
 if __name__ == "__main__":

@@ -3,20 +3,25 @@
 ::
 
     outputs/ ── Store ── exhibits ──► outputs/report/<stem>.svg .png .csv
+                                      the answer to the experiment's question
                                       and the commands of the points that have not been run
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import microp
+from analysis import answers
 from analysis.exhibit import Exhibit
+from microp.settings import CommandParser
 from microp.store import RecordError, Store
 
 OUTPUTS = Path("outputs")
+WIDTH = 100  # of running text in the terminal
 SHOWN = 10  # commands in the terminal; the report has all of them
 ANY_RUN = "python -m microp.run"
 Exhibits = Callable[[Store], list[Exhibit]]
@@ -32,7 +37,7 @@ def main(name: str, exhibits: Exhibits, made_by: str | None = None, arguments: l
         arguments: the arguments of the command line.
     """
     about = "Write the figures and tables of this section into OUTPUTS/report."
-    parser = argparse.ArgumentParser(prog=f"python -m analysis.{name}", description=about)
+    parser = command_parser(f"analysis.{name}", about)
     parser.add_argument(
         "outputs", type=Path, nargs="?", default=OUTPUTS, help="the folder that runs write to (default: outputs)"
     )
@@ -45,9 +50,17 @@ def main(name: str, exhibits: Exhibits, made_by: str | None = None, arguments: l
     if not made:
         parser.error(nothing(options.outputs, made_by or store.missing(name)[0]))
     save(made, options.outputs / "report")
+    print_answer(answers.find(name, store))
     print_missing([command for exhibit in made[:1] for command in exhibit.missing])
     print_unreadable(store)
     return 0
+
+
+def command_parser(module: str, about: str | None) -> CommandParser:
+    """Return a parser for `python -m <module>` that knows `--version`."""
+    parser = CommandParser(prog=f"python -m {module}", description=about)
+    parser.add_argument("--version", action="version", version=f"microp {microp.__version__}")
+    return parser
 
 
 def save(exhibits: Iterable[Exhibit], folder: Path) -> None:
@@ -57,9 +70,22 @@ def save(exhibits: Iterable[Exhibit], folder: Path) -> None:
             print(file)
 
 
+def print_answer(answer: str) -> None:
+    """Print the answer to an experiment's question, if there is one."""
+    if answer:
+        print(textwrap.fill(answer, WIDTH))
+
+
 def nothing(outputs: Path, command: str) -> str:
-    """Return the error message for a folder in which there is nothing to draw."""
+    """Return the error message for a folder that does not exist, or in which there is nothing to draw."""
+    if not outputs.is_dir():
+        return f"{absent(outputs)}: give the folder that runs write to, or make a run with `{command}`"
     return f"{outputs} holds no finished run to draw: make one with `{command}`"
+
+
+def absent(folder: Path) -> str:
+    """Return what is wrong with a path that is not a folder."""
+    return f"{folder} is a file and not a folder" if folder.is_file() else f"there is no folder {folder}"
 
 
 def print_missing(commands: list[str], not_started: Sequence[str] = ()) -> None:

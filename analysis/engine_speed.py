@@ -1,4 +1,4 @@
-"""Step times of microp and of torch's pipeline runtime, relative to the arithmetic limit.
+"""How far are microp and torch's pipeline runtime from the arithmetic limit?
 
 ::
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import plot
+from analysis import looks, plot, scales
 from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, drawn, kind_of
 from microp.store import Store, over_launches
@@ -37,44 +37,43 @@ def exhibits(store: Store) -> list[Exhibit]:
 
     Only runs that compare a pipeline with the limit (`engine=compare`) are drawn.
     """
-    runs = store.runs(NAME)
-    if runs.empty:
-        return []
-    for column in (*RATIOS, *TIMES):
-        if column not in runs:
-            runs[column] = float("nan")
-    runs = runs.dropna(subset=[ratio for ratio in RATIOS if ratio.endswith("/limit")], how="all")
+    runs = prepared(store.runs(NAME))
     if runs.empty:
         return []
     table = over_launches(runs, POINT, [*RATIOS, *TIMES])
     text = (
         "Step time (forward and backward) over the limit, which is (M+K-1)/M times the compute time of one rank alone, "
         "or the closed form on emulated devices, whose clock leaves out the time that the host oversleeps. Colour: "
-        "microp; grey: torch.distributed.pipelining with the same schedule (1F1B for ZB-H1). A launch counts with the "
-        f"median of its ratios, each taken within one turn of the engines. {INTERVALS}"
+        "microp; grey: torch.distributed.pipelining with the same schedule (1F1B for ZB-H1). The engines run in turn, "
+        "step by step; a ratio is of two steps of the same turn, and a launch counts with the median of its ratios. "
+        f"{INTERVALS}"
     )
     made = Exhibit("engine-speed", "microp, torch and the limit", text, figure(table), named(table), runs)
     return drawn([made], store.missing(NAME))
 
 
+def prepared(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs that compare an engine with the limit, with all columns of ratios and times."""
+    if runs.empty:
+        return runs
+    runs = runs.assign(**{column: float("nan") for column in (*RATIOS, *TIMES) if column not in runs})
+    return runs.dropna(subset=[ratio for ratio in RATIOS if ratio.endswith("/limit")], how="all")
+
+
 def figure(table: pd.DataFrame) -> Any:
     """Return a figure with one panel per device, K and model size."""
     panels = list(table.groupby(POINT[:3], sort=True, dropna=False))
-    columns = 2 if len(panels) > 1 else 1
-    sheet, axes = plot.sheet(-(-len(panels) // columns), columns)
-    looks = plot.looks(table["schedule"].unique())
-    grey = {schedule: look._replace(colour="0.6") for schedule, look in looks.items()}
-    for axis in axes.flat[len(panels) :]:
-        axis.set_visible(False)
-    for axis, ((device, ranks, dim), own) in zip(axes.flat, panels, strict=False):
-        plot.lines(axis, own, "chunks", "engines.ratio.microp/limit", "schedule", looks)
-        plot.lines(axis, own, "chunks", "engines.ratio.torch/limit", "schedule", grey, label="torch, in turn with {}")
-        axis.axhline(1, color="0.25", linewidth=0.8)
+    sheet, axes = plot.panels(len(panels))
+    named = looks.looks(table["schedule"].unique())
+    grey = {schedule: look._replace(colour="0.6") for schedule, look in named.items()}
+    for axis, ((device, ranks, dim), own) in zip(axes, panels, strict=True):
+        plot.lines(axis, own, "chunks", "engines.ratio.microp/limit", "schedule", named, label="microp, {}")
+        plot.lines(axis, own, "chunks", "engines.ratio.torch/limit", "schedule", grey, label="torch, compared with {}")
+        plot.level(axis, 1)
         size = "" if device == "emulated" else f", dim {dim}"
-        axis.set_title(f"{kind_of(str(device))}{size}, K = {ranks}")
-        axis.set_ylabel("step time / limit")
-        plot.powers(axis, own["chunks"], plot.CHUNKS)
-    plot.legend(sheet)
+        plot.titled(axis, f"{kind_of(str(device))}{size}, K = {ranks}", plot.CHUNKS, "step time / limit")
+        scales.powers(axis, own["chunks"])
+    plot.legend(sheet, [looks.thin("1: the arithmetic limit")])
     return sheet
 
 

@@ -20,7 +20,8 @@ from matplotlib.figure import Figure
 from microp.store import records
 
 NUMBERS = "%.6g"  # in a CSV file: more digits than any measurement has
-INTERVALS = "Markers are medians over launches, bars their 95 % bootstrap intervals."
+FIT = 3  # points that a line through them needs: a line through two has no error
+INTERVALS = "Markers: medians over launches; bars: 95 % bootstrap intervals."
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Exhibit:
         table: the numbers that the figure shows.
         runs: the rows of the store that were used.
         missing: the commands of the points that have not been run.
+        answer: what the runs say, if the figure is the only one of its sweep; see `answers`.
     """
 
     stem: str
@@ -44,10 +46,16 @@ class Exhibit:
     table: pd.DataFrame
     runs: pd.DataFrame
     missing: Sequence[str] = ()
+    answer: str = ""
+
+    @property
+    def origin(self) -> str:
+        """The origin of the rows: numbers of runs, launches and steps, spread, commit, machine."""
+        return provenance(self.runs)
 
     def full_caption(self) -> str:
-        """Return the caption with its provenance: numbers of runs, launches and steps, spread, commit, machine."""
-        return f"{self.caption.rstrip()} {provenance(self.runs)}"
+        """Return the caption with the origin of the rows."""
+        return f"{self.caption.rstrip()} {self.origin}"
 
     def save(self, folder: Path) -> list[Path]:
         """Write the figure as SVG and PNG and the table as CSV, and return the paths of the files."""
@@ -64,6 +72,11 @@ def drawn(found: Iterable[Exhibit | None], missing: Sequence[str]) -> list[Exhib
     return [replace(exhibit, missing=missing) for exhibit in found if exhibit is not None]
 
 
+def not_fitted(what: str) -> str:
+    """Return the sentence for points through which no line is drawn; `what` names them, as "sizes"."""
+    return f"No line is fitted to fewer than {FIT} {what}, because one through two has no error."
+
+
 def kind_of(device: str) -> str:
     """Return the kind of computation on a device: "emulated" or "real compute"."""
     return "emulated" if device == "emulated" else "real compute"
@@ -72,7 +85,12 @@ def kind_of(device: str) -> str:
 def distance(measured: pd.Series[float], expected: pd.Series[float], digits: int = 1) -> str:
     """Return the relative distance of measured values from expected ones as text: its median and its maximum."""
     miss = (measured / expected - 1).abs()
-    return f"{miss.median():.{digits}%} in the median and {miss.max():.{digits}%} at most"
+    return f"{percent(miss.median(), digits)} in the median and {percent(miss.max(), digits)} at most"
+
+
+def percent(fraction: Any, digits: int = 1) -> str:
+    """Return a fraction in percent as text, as "0.7 %"."""
+    return f"{100 * fraction:.{digits}f} %"
 
 
 def provenance(runs: pd.DataFrame) -> str:
@@ -82,19 +100,26 @@ def provenance(runs: pd.DataFrame) -> str:
     launches = runs.groupby("question").size()
     steps = runs["steps"]
     text = (
-        f"From {_count(len(runs), 'run')} of {_count(len(launches), 'configuration')}, "
+        f"From {counted(len(runs), 'run')} of {counted(len(launches), 'configuration')}, "
         f"{_range(launches)} {'launch' if launches.max() == 1 else 'launches'} each; "
         f"{_range(steps)} measured {'step' if steps.max() == 1 else 'steps'} per launch"
     )
     spread = launch_spread(runs)
     if spread is not None:
         middle, most = spread
-        text += (
-            f"; launches of a configuration differ in step time by {middle:.1%} in the median and {most:.1%} at most"
-        )
-    machines = sorted({_machine(row) for row in records(runs)})
-    commits = sorted({str(commit or "unknown") for commit in runs["env.commit"]})
-    return f"{text}. Commit {', '.join(commits)}; {' and '.join(machines)}."
+        apart = f"{percent(middle)} in the median and {percent(most)} at most"
+        text += f"; launches of a configuration differ in step time by {apart}"
+    return f"{text}. Commit {commits(runs)}; {machines(runs)}."
+
+
+def commits(runs: pd.DataFrame) -> str:
+    """Return the commits that made the runs, as text."""
+    return ", ".join(sorted({str(commit or "unknown") for commit in runs["env.commit"]}))
+
+
+def machines(runs: pd.DataFrame) -> str:
+    """Return the machines that made the runs, as text."""
+    return " and ".join(sorted({_machine(row) for row in records(runs)}))
 
 
 def launch_spread(runs: pd.DataFrame) -> tuple[float, float] | None:
@@ -114,10 +139,11 @@ def launch_spread(runs: pd.DataFrame) -> tuple[float, float] | None:
 def _machine(row: dict[str, Any]) -> str:
     gpus = row.get("env.gpus")
     extra = f", {', '.join(map(str, gpus))}" if isinstance(gpus, list) and gpus else ""
-    return f"{row['env.processor'] or 'unknown processor'}, {_count(row['env.cores'], 'core')}{extra}"
+    return f"{row['env.processor'] or 'unknown processor'}, {counted(row['env.cores'], 'core')}{extra}"
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, as "1 run" and "2 runs"."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 

@@ -1,4 +1,4 @@
-"""Cost of keeping replicas equal: ways to sum gradients, bucket sizes, the ring, more replicas.
+"""What does it cost to keep replicas equal?
 
 ::
 
@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import plot
+from analysis import looks, plot, scales
+from analysis.answers.words import points, spread
 from analysis.command import main
-from analysis.exhibit import INTERVALS, Exhibit, distance, drawn
+from analysis.exhibit import FIT, INTERVALS, Exhibit, distance, drawn, not_fitted
 from microp.settings import MIB
 from microp.store import LAUNCH, Store, over_launches, paired, records
 
@@ -35,12 +36,9 @@ NEEDED = ["config.sync.all_reduce", BUCKET, *TIMES]
 
 def exhibits(store: Store) -> list[Exhibit]:
     """Return up to four figures: ways to sum, bucket sizes, the ring, and scaling."""
-    runs = store.runs(NAME)
+    runs = prepared(store.runs(NAME))
     if runs.empty:
         return []
-    absent = [column for column in NEEDED if column not in runs]  # of runs with one replica, or without buckets
-    runs = runs.assign(**dict.fromkeys(absent, np.nan))
-    runs["ring"] = runs["config.sync.all_reduce"] == "ring"
     real = runs[(runs["device"] != "emulated") & ~runs["ring"]]
     made = [
         ways(real[(real[BUCKET].fillna(USUAL_MB) == USUAL_MB) & real["sync"].isin(WAYS)], real),
@@ -51,6 +49,15 @@ def exhibits(store: Store) -> list[Exhibit]:
     return drawn(made, store.missing(NAME))
 
 
+def prepared(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs with all columns that are needed, and `ring`: whether the ring made their sums."""
+    if runs.empty:
+        return runs
+    absent = [column for column in NEEDED if column not in runs]  # of runs with one replica, or without buckets
+    runs = runs.assign(**dict.fromkeys(absent, np.nan))
+    return runs.assign(ring=runs["config.sync.all_reduce"] == "ring")
+
+
 def ways(runs: pd.DataFrame, real: pd.DataFrame) -> Exhibit | None:
     """Return the figure of the step time and the exposed time of the sum against the size of the model."""
     if runs.empty:
@@ -59,13 +66,12 @@ def ways(runs: pd.DataFrame, real: pd.DataFrame) -> Exhibit | None:
     table = over_launches(runs, ["sync", DIM], values)
     # torch waits for its sums within the last backward, so that their time cannot be measured separately
     table.loc[table["sync"] == "torch_ddp", ["reduction.exposed_ms", "reduction.all_reduce_ms"]] = np.nan
-    figure, axes = plot.sheet(1, 2)
-    for axis, value, name in zip(axes[0], values, ("step time, ms", "exposed time of the sum, ms"), strict=False):
-        plot.lines(axis, table, DIM, value, "sync", plot.looks(WAYS))
-        plot.powers(axis, table[DIM], "width of the model's 16 layers")
-        axis.set(yscale="log", ylabel=name)
-        plot.plain(axis.yaxis)
-        axis.yaxis.set_minor_formatter(lambda number, _: f"{number:g}" if f"{number:e}"[0] in "25" else "")
+    figure, axes = plot.panels(2, 2.6)
+    for axis, value, name in zip(axes, values, ("step time, ms", "exposed time of the sum, ms"), strict=False):
+        plot.lines(axis, table, DIM, value, "sync", looks.looks(WAYS))
+        plot.titled(axis, x="width of the model's 16 layers", y=name, own=True)
+        scales.powers(axis, table[DIM])
+        scales.logarithmic(axis.yaxis, table[value].dropna())
     plot.legend(figure)
     text = (
         "Two replicas of the whole model, 32 rows each. Left: time of a step with its optimizer. Right: time that a "
@@ -80,12 +86,8 @@ def _in_turn(real: pd.DataFrame) -> str:
     both = real[real["sync"] == "compare"]
     if both.empty:
         return ""
-    table = over_launches(both, [DIM], ["syncs.ratio.ddp/torch_ddp"])
-    seen = "; ".join(
-        f"{row['syncs.ratio.ddp/torch_ddp']:.2f} ({row['syncs.ratio.ddp/torch_ddp.low']:.2f} to "
-        f"{row['syncs.ratio.ddp/torch_ddp.high']:.2f}) at {row[DIM]}"
-        for row in records(table)
-    )
+    table = points(both, [DIM], ["syncs.ratio.ddp/torch_ddp"])
+    seen = "; ".join(f"{spread(row, 'syncs.ratio.ddp/torch_ddp')} at width {row[DIM]}" for row in records(table))
     same = (both["syncs.reduced_bytes.ddp"] == both["syncs.reduced_bytes.torch_ddp"]).all()
     moved = "both move the same bytes" if same else "they do not move the same bytes"
     return f"Median ratio of step times, ddp over torch_ddp in turn within one launch: {seen}; {moved}."
@@ -98,12 +100,11 @@ def buckets(runs: pd.DataFrame) -> Exhibit | None:
         return None
     table = over_launches(runs, [DIM, "sync", BUCKET], ["step_ms.median"])
     sizes = sorted(table[DIM].unique())
-    figure, axes = plot.sheet(1, len(sizes), (2.3, 2.5))
-    for axis, dim in zip(axes[0], sizes, strict=True):
-        plot.lines(axis, table[table[DIM] == dim], BUCKET, "step_ms.median", "sync", plot.looks(WAYS))
-        plot.powers(axis, table[BUCKET], "bucket, MiB")
-        axis.set_title(f"width {dim}, {_model_mib(runs, dim):.1f} MiB")
-    axes[0, 0].set_ylabel("step time, ms")
+    figure, axes = plot.panels(len(sizes))
+    for axis, dim in zip(axes, sizes, strict=True):
+        plot.lines(axis, table[table[DIM] == dim], BUCKET, "step_ms.median", "sync", looks.looks(WAYS))
+        plot.titled(axis, f"width {dim}, {_model_mib(runs, dim):.1f} MiB", "bucket, MiB", "step time, ms")
+        scales.powers(axis, table[BUCKET])
     plot.legend(figure)
     text = (
         "Step time against the bucket size of the gradients (the first bucket of a step has at most 1 MiB), with two "
@@ -120,33 +121,53 @@ def _model_mib(runs: pd.DataFrame, dim: Any) -> float:
 def ring(runs: pd.DataFrame) -> Exhibit | None:
     """Return the figure of the time of one ring sum against its bytes, with the fitted latency and bandwidth.
 
-    Only numbers of replicas with two sizes are drawn, because one size does not determine the fit.
+    Only numbers of replicas with two sizes are drawn; a fit needs three, because one through two has no error.
     """
+    runs, table = ring_sums(runs)
+    if runs.empty:
+        return None
+    fits = ring_fits(table)
+    table["fit"] = [
+        _ring_ms(row["replicas"], row["mib"], *fits.get(row["replicas"], (np.nan, np.nan))) for row in records(table)
+    ]
+    figure, [axis] = plot.panels(1, 2.8)
+    value, label = "reduction.all_reduce_ms", "{} replicas"
+    named = looks.looks(sorted(table["replicas"].unique()))
+    plot.lines(axis, table, "mib", value, "replicas", named, "fit", label)
+    plot.titled(axis, x="bytes summed S, MiB", y="time of the sum, ms")
+    scales.logarithmic(axis.xaxis, table["mib"])
+    scales.logarithmic(axis.yaxis, [*table[value], *table["fit"]])
+    plot.legend(figure, [looks.dotted("least-squares fit: 2(N-1) α + 2(N-1)/N S/β")] if fits else [])
+    text = "Time of one sum of all gradients by the ring against its bytes."
+    if fits:
+        seen = "; ".join(f"N = {n}: α {alpha:.2f} ms, β {beta / 1024:.2f} GiB/s" for n, (alpha, beta) in fits.items())
+        known = table.dropna(subset=["fit"])
+        text += (
+            " Dotted: least-squares fit of 2(N-1) α + 2(N-1)/N S/β (Patarasuk and Yuan 2009), with latency α and "
+            f"bandwidth β: {seen}. The error of the fit is {distance(known['fit'], known[value], 0)}."
+        )
+    if len(fits) < len(named):
+        text += f" {not_fitted('sizes')}"
+    text += f" {INTERVALS}"
+    return Exhibit("gradient-sync-ring", "Latency and bandwidth of the ring", text, figure, table, runs)
+
+
+def ring_sums(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the runs of the ring with two sizes or more, and a table of the times of their sums."""
     runs = runs[(runs["replicas"] > 1) & (runs["reduction.all_reduce_ms"] > 0)]
     runs = runs.assign(mib=runs["reduction.reduced_bytes"] / MIB)
     runs = runs[runs.groupby("replicas")["mib"].transform("nunique") > 1]
-    if runs.empty:
-        return None
-    table = over_launches(runs, ["replicas", "mib"], ["reduction.all_reduce_ms"])
-    fits: dict[int, tuple[float, float]] = {}
+    return runs, over_launches(runs, ["replicas", "mib"], ["reduction.all_reduce_ms"])
+
+
+def ring_fits(table: pd.DataFrame) -> dict[int, tuple[float, float]]:
+    """Return latency and bandwidth of the ring for each number of replicas with `FIT` sizes; see `alpha_beta`."""
+    fits = {}
     for n in sorted(table["replicas"].unique().tolist()):
         own = table[table["replicas"] == n]
-        fits[n] = alpha_beta(n, own["mib"], own["reduction.all_reduce_ms"])
-    table["fit"] = [_ring_ms(row["replicas"], row["mib"], *fits[row["replicas"]]) for row in records(table)]
-    figure, axes = plot.sheet(1, 1, (4.2, 3.0))
-    axis = axes[0, 0]
-    value, label = "reduction.all_reduce_ms", "{} replicas"
-    plot.lines(axis, table, "mib", value, "replicas", plot.looks(fits), "fit", label)
-    axis.set(xscale="log", yscale="log", xlabel="bytes summed S, MiB", ylabel="time of the sum, ms")
-    plot.plain(axis.xaxis, axis.yaxis)
-    plot.legend(figure, [plot.THEORY])
-    seen = "; ".join(f"N = {n}: α {alpha:.2f} ms, β {beta / 1024:.2f} GiB/s" for n, (alpha, beta) in fits.items())
-    text = (
-        "Time of one sum of all gradients by the ring against its bytes. Dashed: 2(N-1) α + 2(N-1)/N S/β (Patarasuk "
-        f"and Yuan 2009) with the best-fitting latency and bandwidth: {seen}. The error of the fit is "
-        f"{distance(table['fit'], table[value], 0)}. {INTERVALS}"
-    )
-    return Exhibit("gradient-sync-ring", "Latency and bandwidth of the ring", text, figure, table, runs)
+        if len(own) >= FIT:
+            fits[n] = alpha_beta(n, own["mib"], own["reduction.all_reduce_ms"])
+    return fits
 
 
 def alpha_beta(replicas: int, mib: pd.Series[float], times: pd.Series[float]) -> tuple[float, float]:
@@ -165,25 +186,29 @@ def _ring_ms(replicas: int, mib: float, alpha: float, beta: float) -> float:
     return turns * alpha + turns / replicas * mib / beta * 1e3
 
 
+def relative_to_one(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the runs with one replica, and all runs with `ratio`, their throughput over that of one replica."""
+    alone = runs[runs["replicas"] == 1].drop_duplicates([DIM, LAUNCH])
+    return alone, paired(runs, alone, [DIM], "samples_per_s")
+
+
 def scaling(runs: pd.DataFrame) -> Exhibit | None:
     """Return the figure of the throughput of N emulated replicas over that of one, for each size of the model."""
-    alone = runs[runs["replicas"] == 1].drop_duplicates([DIM, LAUNCH])
-    compared = paired(runs, alone, [DIM], "samples_per_s")
+    alone, compared = relative_to_one(runs)
     if compared["replicas"].nunique() < 2:
         return None
     table = over_launches(compared, [DIM, "replicas"], ["ratio", "step_ms.median"])
-    figure, axes = plot.sheet(1, 1, (4.2, 3.0))
-    axis = axes[0, 0]
-    plot.lines(axis, table, "replicas", "ratio", DIM, plot.looks(sorted(table[DIM].unique())), label="width {}")
+    figure, [axis] = plot.panels(1, 2.8)
+    plot.lines(axis, table, "replicas", "ratio", DIM, looks.looks(sorted(table[DIM].unique())), label="width {}")
     numbers = sorted(table["replicas"].unique())
-    plot.theory(axis, numbers, numbers)
-    plot.powers(axis, numbers, "replicas N")
-    axis.set_ylabel("throughput relative to one replica")
-    plot.legend(figure, [plot.THEORY])
+    axis.plot(numbers, numbers, **looks.THIN)
+    plot.titled(axis, x="replicas N", y="throughput / that of one replica")
+    scales.powers(axis, numbers)
+    plot.legend(figure, [looks.thin("N: sums that cost nothing")])
     step = 1e3 * float(alone["batch_size"].iloc[0]) / float(alone["samples_per_s"].median())
     text = (
         "Rows per second over those of one replica, paired by launch. Each replica is an emulated device whose step "
-        f"takes {step:.0f} ms for 16 rows, so that only the sums, which are real, can add time. Dashed: N. On a host "
+        f"takes {step:.0f} ms for 16 rows, so that only the sums, which are real, can add time. Grey: N. On a host "
         f"with fewer cores than replicas the sums compete for cores. {INTERVALS}"
     )
     return Exhibit("gradient-sync-scaling", "Scaling with replicas", text, figure, table, runs)

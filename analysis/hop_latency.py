@@ -1,4 +1,4 @@
-"""Hop latency: its effect on the step time, and the part of it that each schedule hides.
+"""Which schedules hide the latency of a hop?
 
 ::
 
@@ -20,9 +20,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import nominal, plot
+from analysis import looks, nominal, plot
 from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, distance, drawn
+from microp.schedule import Schedule
+from microp.simulator import Costs
 from microp.store import LAUNCH, Store, least_squares, over_launches, paired, records
 
 NAME = "hop_latency"
@@ -32,39 +34,49 @@ LATENCY = "latency of a hop c, ms"
 
 def exhibits(store: Store) -> list[Exhibit]:
     """Return up to two figures: step time against latency, and the time that latency adds per microbatch."""
-    runs = nominal.emulated(store.runs(NAME))
+    runs = prepared(store.runs(NAME))
     if runs.empty:
         return []
-    runs = runs.assign(latency_ms=runs["config.device.latency_ms"].astype(float))
-    runs = runs.drop_duplicates([*POINT, LAUNCH]).reset_index(drop=True)
-    made = [step_time(runs), slopes(runs)]
+    made = [slopes(runs), step_time(runs)]
     return drawn(made, store.missing(NAME))
 
 
-def _nominal_ms(row: dict[str, Any]) -> float:
+def prepared(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the emulated runs, one row per point and launch, with the column `latency_ms`."""
+    runs = nominal.emulated(runs)
+    if runs.empty:
+        return runs
+    runs = runs.assign(latency_ms=runs["config.device.latency_ms"].astype(float))
+    return runs.drop_duplicates([*POINT, LAUNCH]).reset_index(drop=True)
+
+
+def _nominal(row: dict[str, Any]) -> tuple[Schedule, Costs]:
     schedule = nominal.order(row)
-    return nominal.step_ms(schedule, nominal.costs(row, schedule))
+    return schedule, nominal.costs(row, schedule)
 
 
 def step_time(runs: pd.DataFrame) -> Exhibit:
     """Return the figure of the step time against latency, with one panel per M."""
     table = over_launches(runs, POINT, ["step_ms.median"])
     point = itemgetter(*POINT)
-    formula = {point(row): _nominal_ms(row) for row in records(runs)}
-    table["formula"] = [formula[point(row)] for row in records(table)]
-    figure = plot.for_each_chunks(table, "latency_ms", "step_ms.median", "formula", LATENCY, "step time, ms")
+    cases = {point(row): _nominal(row) for row in records(runs)}
+    table["formula"] = [nominal.step_ms(*cases[point(row)]) for row in records(table)]
+    origin = f"{nominal.origin(cases.values())}, with the device's nominal times"
+    figure = plot.for_each_chunks(
+        table, "latency_ms", "step_ms.median", "formula", (LATENCY, "step time, ms"), f"{origin}, in the same colour"
+    )
     text = (
-        "Step time against the latency of a hop. Dashed: the exact forms for the nominal times, from which the "
-        f"measured step times differ by {distance(table['step_ms.median'], table['formula'])}. {INTERVALS}"
+        f"Step time against the latency of a hop. Dotted: {origin}; the measured step times differ from it by "
+        f"{distance(table['step_ms.median'], table['formula'])}. {INTERVALS}"
     )
     return Exhibit("hop-latency-step-time", "Step time against hop latency", text, figure, table, runs)
 
 
-def slopes(runs: pd.DataFrame) -> Exhibit | None:
-    """Return the figure of the time that latency adds per microbatch; None without runs at latency 0 and at another."""
+def added(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of the time that latency adds per microbatch; empty without runs at latency 0 and at another."""
     fits = pd.DataFrame(list(_fits(runs)))
     if fits.empty or not (fits["latency_ms"] == 0).any() or fits["latency_ms"].nunique() < 2:
-        return None
+        return pd.DataFrame()
     without = fits[fits["latency_ms"] == 0]
     compared = paired(fits, without, ["schedule"], "b")
     compared["added_ms"] = compared["b"] - compared["b"] / compared["ratio"]
@@ -74,19 +86,30 @@ def slopes(runs: pd.DataFrame) -> Exhibit | None:
     table["formula"] = [
         2 * row["latency_ms"] * (ranks - 1) / ranks if row["schedule"] == "1f1b" else 0.0 for row in records(table)
     ]
-    figure, axes = plot.sheet(1, 1, (4.2, 3.0))
-    axis = axes[0, 0]
-    looks = plot.looks(sorted(table["schedule"].unique()))
-    plot.lines(axis, table, "latency_ms", "added_ms", "schedule", looks, "formula")
-    axis.set(xlabel=LATENCY, ylabel="time added per microbatch, ms")
-    plot.legend(figure, [plot.THEORY])
+    return table
+
+
+def slopes(runs: pd.DataFrame) -> Exhibit | None:
+    """Return the figure of the time that latency adds per microbatch; None without runs at latency 0 and at another."""
+    table = added(runs)
+    if table.empty:
+        return None
+    ranks = int(runs["ranks"].iloc[0])
+    figure, [axis] = plot.panels(1, 2.8)
+    plot.lines(axis, table, "latency_ms", "added_ms", "schedule", looks.looks(sorted(table["schedule"])), "formula")
+    plot.titled(axis, x=LATENCY, y="time added per microbatch, ms")
+    others = [name for name in looks.in_order(table["schedule"]) if name != "1f1b"]
+    closed = ["2c(K-1)/K for 1f1b"] * ("1f1b" in set(table["schedule"])) + [f"0 for {' and '.join(others)}"] * bool(
+        others
+    )
+    plot.legend(figure, [looks.dotted(f"closed form: {', '.join(closed)}")])
     at = table["latency_ms"].max()
     worst = table[table["latency_ms"] == at].set_index("schedule")["added_ms"]
     seen = ", ".join(f"{name} {value:.2f} ms" for name, value in worst.items())
     text = (
         "Time that the latency of a hop adds per microbatch: the slope b of T(M) = a + b M, minus the slope without "
-        f"latency, paired by launch. Dashed: 2c(K-1)/K for 1F1B, here {2 * (ranks - 1) / ranks:g} c, and 0 for the "
-        f"others. At c = {at:g} ms: {seen}. {INTERVALS}"
+        f"latency, paired by launch. Dotted: closed form, {', '.join(closed)}; K = {ranks}. "
+        f"At c = {at:g} ms: {seen}. {INTERVALS}"
     )
     return Exhibit("hop-latency-slopes", "Cost of hop latency per microbatch", text, figure, table, runs)
 

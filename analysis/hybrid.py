@@ -1,4 +1,4 @@
-"""Gradient sums over the replicas of a pipeline: their position in the step, and their simulated cost.
+"""Where do the gradient sums over replicas fall in a pipeline's step, and does the simulation agree?
 
 ::
 
@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import nominal, plot
+from analysis import looks, nominal, plot
 from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, distance, drawn
 from microp.store import Store, over_launches, read_reductions, read_spans, records
 from microp.trace import drawing as render
+from microp.trace import ends_at
 
 NAME = "hybrid"
 POINT = ["chunks", "schedule", "reduce_ms"]
@@ -29,11 +30,21 @@ MEASURED, SIMULATED = "reduction.measured_ms", "reduction.simulated_ms"
 
 def exhibits(store: Store) -> list[Exhibit]:
     """Return up to two figures: step time against the time of a sum, and timelines."""
-    runs = nominal.emulated(store.runs(NAME))
+    runs = prepared(store.runs(NAME))
     if runs.empty:
         return []
-    runs = runs.assign(reduce_ms=runs["config.device.reduce_ms"].astype(float))
     return drawn([steps(runs), timelines(runs)], store.missing(NAME))
+
+
+def prepared(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the emulated runs with the column `reduce_ms`, the nominal time of a sum."""
+    runs = nominal.emulated(runs)
+    return runs if runs.empty else runs.assign(reduce_ms=runs["config.device.reduce_ms"].astype(float))
+
+
+def summed(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs with several replicas, whose sums were measured."""
+    return runs.dropna(subset=[MEASURED]) if MEASURED in runs else runs.head(0)
 
 
 def steps(runs: pd.DataFrame) -> Exhibit | None:
@@ -41,18 +52,17 @@ def steps(runs: pd.DataFrame) -> Exhibit | None:
 
     It is None if no run has several replicas.
     """
-    if MEASURED not in runs:
-        return None
-    runs = runs.dropna(subset=[MEASURED])
+    runs = summed(runs)
     if runs.empty:
         return None
     table = over_launches(runs, POINT, [MEASURED, SIMULATED, "reduction.exposed_ms", "reduction.simulated_exposed_ms"])
     table["measured / simulated"] = table[MEASURED] / table[SIMULATED]
-    labels = ("sum of a stage's gradients, ms", "step without optimizer, ms")
-    figure = plot.for_each_chunks(table, "reduce_ms", MEASURED, SIMULATED, *labels)
+    names = ("sum of a stage's gradients, ms", "step without optimizer, ms")
+    origin = "simulated with the device's nominal times and the sums, in the same colour"
+    figure = plot.for_each_chunks(table, "reduce_ms", MEASURED, SIMULATED, names, origin)
     first = records(runs)[0]
     text = (
-        f"{first['replicas']} replicas of a pipeline of {first['ranks']} emulated ranks. Dashed: simulated together "
+        f"{first['replicas']} replicas of a pipeline of {first['ranks']} emulated ranks. Dotted: simulated together "
         f"with the sums; the measured step times differ from it by {distance(table[MEASURED], table[SIMULATED])}. "
         f"{INTERVALS}"
     )
@@ -69,12 +79,12 @@ def timelines(runs: pd.DataFrame) -> Exhibit | None:
     middle = every[len(every) // 2]
     shown = runs[(runs["chunks"] == chunks) & (runs["reduce_ms"] == middle)].drop_duplicates("schedule")
     folders = {row["schedule"]: Path(row["folder"]) for row in records(shown)}
-    traces = {name: folders[name] for name in plot.in_order(folders)}
-    figure, axes = plot.sheet(len(traces), 1, (7.0, 1.5), sharex=True)
-    lines = []
-    for axis, (schedule, attempt) in zip(axes[:, 0], traces.items(), strict=True):
-        spans, sums = read_spans(attempt), read_reductions(attempt)
-        render.draw(axis, spans, 1e6, sums)
+    traces = {name: folders[name] for name in looks.in_order(folders)}
+    figure, axes = plot.sheet(len(traces), 1, 1.6, sharex=True)
+    lines, seen = [], {name: (read_spans(attempt), read_reductions(attempt)) for name, attempt in traces.items()}
+    until = max(ends_at(spans, sums) - min(span.start for span in spans) for spans, sums in seen.values())
+    for axis, (schedule, (spans, sums)) in zip(axes[:, 0], seen.items(), strict=True):
+        render.draw(axis, spans, 1e6, sums, until)
         axis.grid(visible=False)
         axis.set_title(schedule)
         begin = min(span.start for span in spans)
@@ -89,9 +99,10 @@ def timelines(runs: pd.DataFrame) -> Exhibit | None:
             for s in sums
         ]
     axes[-1, 0].set_xlabel("time since the step's first action, ms")
+    plot.legend(figure, render.keys([span for spans, _ in seen.values() for span in spans], sums=True))
     text = (
-        f"A measured step of the first replica, M = {chunks}: F light, B dark, W orange; grey, below the actions: the "
-        f"sum of a stage's gradients over the replicas ({middle:g} ms). It starts after the stage's last weight "
+        f"A measured step of the first replica, M = {chunks}. Below the actions of a rank: the sum of a "
+        f"stage's gradients over the replicas ({middle:g} ms). It starts after the stage's last weight "
         "gradient, so that the sums of the last stages end while the first stages still compute."
     )
     return Exhibit("hybrid-timelines", "Gradient sums within a step", text, figure, pd.DataFrame(lines), shown)

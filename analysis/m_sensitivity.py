@@ -1,4 +1,4 @@
-"""Effect of the number of microbatches M on speed-up, bubble, effective depth and memory.
+"""How do speed-up, bubble and memory depend on the number of microbatches M?
 
 ::
 
@@ -7,8 +7,7 @@
            │     ●   ●   ●             │   ●              a/b   depth of the pipeline, minus 1
            └───────────── M            └──┴───────── M    this gives the bubble without a trace
 
-M is varied in two ways: with a fixed batch the microbatches shrink as M grows, with a fixed
-microbatch the batch grows. The kind of a run is found from its row.
+With a fixed batch the microbatches shrink as M grows, with a fixed microbatch the batch grows.
 """
 
 from __future__ import annotations
@@ -19,16 +18,26 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from analysis import nominal, plot
+from analysis import looks, nominal, plot, scales
 from analysis.command import main
-from analysis.exhibit import INTERVALS, Exhibit, drawn, kind_of
+from analysis.exhibit import FIT, INTERVALS, Exhibit, drawn, kind_of, not_fitted
+from analysis.monolith import monoliths, speed_ups
 from microp.simulator import closed_forms
-from microp.store import LAUNCH, WIDE_FRACTION, Store, least_squares, over_launches, paired, records
+from microp.store import LAUNCH, WIDE_FRACTION, Store, least_squares, over_launches, records
 
 NAME = "m_sensitivity"
 POINT = ["schedule", "chunks"]
+BUBBLES = {  # the closed forms of the bubble with equal layers, F = B = W and free hops
+    "gpipe": "(K-1)/(M+K-1)",
+    "1f1b": "(K-1)/(M+K-1)",
+    "zb_h1": "(K-1)/(3M+K-1) from M = K on",
+    "naive": "(K-1)/K",
+}
 
 
 class Part(NamedTuple):
@@ -51,7 +60,7 @@ def exhibits(store: Store) -> list[Exhibit]:
         return []
     runs = runs.assign(work=[step_work(row) for row in records(runs)])
     found = list(parts(runs))
-    made = [speed_up(found, runs), bubble(found), effective_depth(found), memory(found)]
+    made = [bubble(found), speed_up(found, runs), effective_depth(found), memory(found)]
     return drawn(made, store.missing(NAME))
 
 
@@ -77,46 +86,49 @@ def parts(runs: pd.DataFrame) -> Iterator[Part]:
 
 def speed_up(found: Sequence[Part], runs: pd.DataFrame) -> Exhibit | None:
     """Return the figure of the speed-up over the unpartitioned model, paired by launch."""
-    same = ["device", "config.model.name", "config.model.layers", "config.model.dim", "work"]
-    alone = runs[(runs["ranks"] == 1) & (runs["chunks"] == 1)].drop_duplicates([*same, LAUNCH])
     compared = [
-        part._replace(rows=rows.assign(speed_up=1 / rows["ratio"]))
-        for part in found
-        if (rows := paired(part.rows, alone, same, "step_ms.median"))["chunks"].nunique() > 1
+        part._replace(rows=rows) for part in found if (rows := speed_ups(part.rows, runs))["chunks"].nunique() > 1
     ]
     if not compared:
         return None
     tables = [_table(part, "speed_up") for part in compared]
     for table, part in zip(tables, compared, strict=True):
         table["formula"] = part.ranks * (1 - table["formula"])
-    figure = _panels(compared, tables, "speed_up", "speed-up over one rank")
-    for axis, part in _of_parts(figure, compared):
-        axis.axhline(part.ranks, color="0.6", linewidth=0.8)
-        axis.annotate(f"K = {part.ranks}", (1, part.ranks), (2, -3), textcoords="offset points", va="top", fontsize=7)
+    legend = [looks.dotted("closed form: K (1 - bubble), in the same colour"), looks.thin("K, the number of ranks")]
+    figure = _panels(compared, tables, "speed_up", "speed-up over one rank", legend)
+    for axis, part in zip(figure.axes, compared, strict=True):
+        plot.level(axis, part.ranks)
     text = (
         "Step time of the unpartitioned model (one rank, one microbatch, the same batch) over that of the pipeline, "
-        f"paired by launch. Dashed: K (1 - bubble), with the bubble's formula. {INTERVALS}"
+        f"paired by launch. Dotted: closed form, K (1 - bubble) with the bubble {_closed_forms(tables)}. {INTERVALS}"
     )
-    used = pd.concat([alone, *(part.rows for part in compared)])
+    used = pd.concat([monoliths(runs), *(part.rows for part in compared)])
     return Exhibit("m-sensitivity-speed-up", "Speed-up against M", text, figure, pd.concat(tables), used)
 
 
 def bubble(found: Sequence[Part]) -> Exhibit | None:
-    """Return the figure of the measured bubble and its formula; None if no part has two values of M."""
+    """Return the figure of the bubble, measured and by closed form; None if no part has two values of M."""
     if not found:
         return None
     tables = [_table(part, "bubble.measured", WIDE_FRACTION) for part in found]
     for table in tables:
         table["as fraction"] = [_fraction(value) for value in table["formula"]]
         table["measured - formula"] = table["bubble.measured"] - table["formula"]
-    figure = _panels(found, tables, "bubble.measured", "bubble, idle / total")
+    key = [looks.dotted("closed form, in the same colour: equal layers, free hops")]
+    figure = _panels(found, tables, "bubble.measured", "bubble, idle / total", key)
     for axis in figure.axes:
         axis.set_ylim(0, None)
-    text = (
-        "Idle time over total time of all ranks. Dashed: the formulas, (K-1)/(M+K-1) for GPipe and 1F1B, which "
-        f"assume that all layers cost the same. {INTERVALS}"
-    )
+    text = f"Idle time over total time of all ranks. Dotted: closed form, {_closed_forms(tables)}. {INTERVALS}"
     return Exhibit("m-sensitivity-bubble", "Bubble against M", text, figure, pd.concat(tables), _rows(found))
+
+
+def _closed_forms(tables: Sequence[pd.DataFrame]) -> str:
+    """Return the closed forms of the bubble that were drawn, each with its schedules."""
+    told: dict[str, list[str]] = {}
+    for name in looks.in_order(pd.concat(tables).dropna(subset=["formula"])["schedule"]):
+        told.setdefault(BUBBLES.get(name, "another"), []).append(name)
+    forms = ", ".join(f"{form} for {' and '.join(own)}" for form, own in told.items())
+    return f"{forms}, with layers of equal cost and free hops"
 
 
 def _fraction(value: float) -> str:
@@ -125,57 +137,81 @@ def _fraction(value: float) -> str:
 
 def effective_depth(found: Sequence[Part]) -> Exhibit | None:
     """Return the figure of the lines T = a + b M through the step times and of the depths a/b + 1."""
-    fitted = {part.title: pd.DataFrame(_fits(part)) for part in found if part.fixed == "microbatch"}
-    growing = [part for part in found if part.fixed == "microbatch" and not fitted[part.title].empty]
+    growing = [part for part in found if part.fixed == "microbatch"]
     if not growing:
         return None
-    figure, axes = plot.sheet(2, len(growing), gridspec_kw={"height_ratios": [3, 2]})
-    tables = []
-    for (above, below), part in zip(axes.T, growing, strict=True):
-        times = over_launches(part.rows, POINT, ["step_ms.median"])
-        fits = over_launches(fitted[part.title], ["schedule"], ["a", "b", "depth", "formula"])
-        named = plot.looks(fits["schedule"])
-        for position, (name, look) in enumerate(named.items()):
-            own = fits[fits["schedule"] == name].assign(position=position)
-            [line] = records(own)
-            plot.points(
-                above, times[times["schedule"] == name], "chunks", "step_ms.median", look._replace(line=""), name
-            )
-            ends = [0, part.rows["chunks"].max()]
-            above.plot(ends, [line["a"] + line["b"] * m for m in ends], color=look.colour, linestyle=look.line)
-            plot.points(below, own, "position", "depth", look, name)
-            plot.theory(below, [position - 0.35, position + 0.35], [line["formula"]] * 2)
-        pipelined = times[times["schedule"] != "naive"] if set(times["schedule"]) != {"naive"} else times
-        above.set(xlabel=plot.CHUNKS, xlim=(0, None), ylim=(0, 1.2 * pipelined["step_ms.median"].max()))
-        above.set_title(part.title)
-        above.xaxis.set_major_locator(MaxNLocator(integer=True))
-        below.set(ylim=(0, max(part.ranks, fits["depth.high"].max()) + 0.6), xlim=(-0.5, len(fits) - 0.5))
-        below.set_xticks(range(len(named)), list(named))
-        below.axhline(part.ranks, color="0.6", linewidth=0.8)
-        tables.append(_named(part, fits))
-    axes[0, 0].set_ylabel("step time, ms")
-    axes[1, 0].set_ylabel("effective depth, a/b + 1")
-    plot.legend(figure, [plot.THEORY])
-    text = (
-        "Above: step time, and the least-squares line T = a + b M through the points with M >= K, fitted to relative "
-        "errors (the naive schedule exceeds the panel). Below: the depth a/b + 1 of each line, found without a trace. "
-        f"Dashed: the depth by the schedule's formula; grey: K. {INTERVALS}"
-    )
-    return Exhibit("m-sensitivity-depth", "T(M) = a + b M", text, figure, pd.concat(tables), _rows(growing))
+    values = ["a", "b", "depth", "formula"]
+    tables = [over_launches(pd.DataFrame(_fits(part)), ["schedule"], values) for part in growing]
+    known = [table["depth"].notna().any() for table in tables]
+    layout: dict[str, Any] = {"gridspec_kw": {"width_ratios": [3, 2]}} if any(known) else {}
+    figure, axes = plot.sheet(len(growing), 1 + any(known), **layout)
+    for row, part, fits in zip(axes, growing, tables, strict=True):
+        _step_times(row[0], part, fits)
+        if any(known):
+            _depths(row[1], part, fits)
+    fits = pd.concat(map(_named, growing, tables))
+    legend, text = [], "Step time against M."
+    if any(known):
+        legend = [looks.dotted("least-squares line T = a + b M"), looks.thin("K, the number of ranks")]
+        text = (
+            "Left: step time and its least-squares line T = a + b M over M >= K, by relative errors (naive exceeds the "
+            "panel). Right: a/b + 1 of each line, an estimate of the number of ranks from step times alone."
+        )
+    if fits["formula"].notna().any():
+        legend.insert(1, looks.stroke("depth by the closed form of the bubble: equal layers, free hops"))
+    if fits["depth"].isna().any():
+        text += f" {not_fitted('values of M >= K')}"
+    plot.legend(figure, legend)
+    return Exhibit("m-sensitivity-depth", "T(M) = a + b M", f"{text} {INTERVALS}", figure, fits, _rows(growing))
+
+
+def _step_times(axis: Axes, part: Part, fits: pd.DataFrame) -> None:
+    """Draw the step times over M, and the lines through them."""
+    times = over_launches(part.rows, POINT, ["step_ms.median"])
+    ends = [0, part.rows["chunks"].max()]
+    for name, look in looks.looks(fits["schedule"]).items():
+        own = times[times["schedule"] == name]
+        plot.points(axis, own, "chunks", "step_ms.median", look._replace(line=""), str(name))
+        [line] = records(fits[fits["schedule"] == name])
+        if not pd.isna(line["depth"]):
+            plot.computed(axis, ends, [line["a"] + line["b"] * m for m in ends], look.colour)
+    pipelined = times[times["schedule"] != "naive"] if set(times["schedule"]) != {"naive"} else times
+    plot.titled(axis, part.title, plot.CHUNKS, "step time, ms")
+    axis.set(xlim=(0, None), ylim=(0, 1.2 * pipelined["step_ms.median"].max()))
+    axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+
+
+def _depths(axis: Axes, part: Part, fits: pd.DataFrame) -> None:
+    """Draw the depth of each line; without lines the panel is left out."""
+    fits = fits.dropna(subset=["depth"])
+    if fits.empty:
+        axis.remove()
+        return
+    named = looks.looks(fits["schedule"])
+    for position, (name, look) in enumerate(named.items()):
+        own = fits[fits["schedule"] == name]
+        at = pd.Series(position, own.index)
+        plot.across(axis, own, "depth", at, look, "")
+        plot.strokes(axis, own["formula"], at)
+    scales.name_rows(axis, list(named), 0.9)
+    axis.set_xlabel("effective depth, a/b + 1")
+    axis.set_xlim(0, max(part.ranks, fits["depth.high"].max()) + 0.6)
+    axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axis.axvline(part.ranks, **looks.THIN)
 
 
 def _fits(part: Part) -> Iterator[dict[str, Any]]:
-    """Yield the line of each schedule and launch; `formula` is the depth that follows from the closed form."""
+    """Yield the line of each schedule and launch, NaN if it has too few M; `formula` is the depth by closed form."""
     for (schedule, launch), rows in part.rows.groupby(["schedule", LAUNCH]):
         rows = rows[rows["chunks"] >= part.ranks]  # with fewer microbatches ZB-H1 has another shape
-        if rows["chunks"].nunique() < 2:
-            continue
-        known = rows.dropna(subset=["bubble.closed_form"])
-        a, b = least_squares(rows["chunks"], rows["step_ms.median"])
-        line = {"schedule": schedule, LAUNCH: launch, "a": a, "b": b, "depth": a / b + 1, "formula": float("nan")}
-        if known["chunks"].nunique() > 1:
-            ideal_a, ideal_b = least_squares(known["chunks"], known["chunks"] / (1 - known["bubble.closed_form"]))
-            line["formula"] = ideal_a / ideal_b + 1
+        line = {"schedule": schedule, LAUNCH: launch, **dict.fromkeys(("a", "b", "depth", "formula"), float("nan"))}
+        if rows["chunks"].nunique() >= FIT:
+            a, b = least_squares(rows["chunks"], rows["step_ms.median"])
+            line |= {"a": a, "b": b, "depth": a / b + 1}
+            known = rows.dropna(subset=["bubble.closed_form"])
+            if known["chunks"].nunique() > 1:
+                ideal_a, ideal_b = least_squares(known["chunks"], known["chunks"] / (1 - known["bubble.closed_form"]))
+                line["formula"] = ideal_a / ideal_b + 1
         yield line
 
 
@@ -191,18 +227,19 @@ def memory(found: Sequence[Part]) -> Exhibit | None:
     tables = [_table(part, "activation_mib") for part in measured]
     for table, part in zip(tables, measured, strict=True):
         table["formula"] = [_law(part, row) for row in records(table)]
-    figure = _panels(measured, tables, "activation_mib", "peak activations of a rank, MiB")
+    known = pd.concat(tables)["formula"].notna().any()
+    key = [looks.dotted("closed form: microbatches held, times the bytes of one at M = 1")] if known else []
+    figure = _panels(measured, tables, "activation_mib", "peak activations of a rank, MiB", key)
     for axis in figure.axes:
         axis.set_ylim(0, None)
     text = (
-        "Peak bytes of activations on the rank that holds most, counted exactly in a separate step. With a fixed "
-        "microbatch, memory grows with M under GPipe and stays constant from M = K on under 1F1B; with a fixed batch "
-        "it is constant under GPipe and falls under 1F1B. Dashed: the number of microbatches held, by formula, times "
-        "the bytes of one microbatch, taken from M = 1."
+        "Peak bytes of activations on the rank that holds most, counted exactly in a separate step. Dotted: closed "
+        "form, the number of microbatches that the schedule holds times the bytes of one, taken from M = 1. With a "
+        "fixed microbatch it grows with M under GPipe and is constant from M = K on under 1F1B; with a fixed batch it "
+        "is constant under GPipe and falls under 1F1B."
     )
-    return Exhibit(
-        "m-sensitivity-memory", "Peak activations against M", text, figure, pd.concat(tables), _rows(measured)
-    )
+    title = "Peak activations against M"
+    return Exhibit("m-sensitivity-memory", title, text, figure, pd.concat(tables), _rows(measured))
 
 
 def _law(part: Part, point: dict[str, Any]) -> float:
@@ -221,18 +258,12 @@ def _law(part: Part, point: dict[str, Any]) -> float:
     return max(peaks)
 
 
-def _of_parts(figure: Any, found: Sequence[Part]) -> Iterator[tuple[Any, Part]]:
-    """Return the axis of each part, with the part."""
-    axes = {axis.get_title(loc="left"): axis for axis in figure.axes}
-    return ((axes[part.title], part) for part in found)
-
-
 def _rows(found: Sequence[Part]) -> pd.DataFrame:
     return pd.concat([part.rows for part in found]).drop_duplicates("run_id")
 
 
 def _table(part: Part, value: str, floor: float = 0.0) -> pd.DataFrame:
-    """Return a table with one row per schedule and M, and the bubble's formula in `formula`."""
+    """Return a table with one row per schedule and M, and the bubble by closed form in `formula`."""
     table = over_launches(part.rows, POINT, [value], floor)
     formula = part.rows[[*POINT, "bubble.closed_form"]].drop_duplicates(POINT)
     formula = formula.rename(columns={"bubble.closed_form": "formula"}).astype({"formula": float})
@@ -245,29 +276,18 @@ def _named(part: Part, table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _panels(found: Sequence[Part], tables: Sequence[pd.DataFrame], value: str, label: str) -> Any:
-    """Return a figure with one panel per part: `value` over M, one line per schedule, and the formulas."""
-    rows, columns = (list(dict.fromkeys(keys)) for keys in ([p.fixed for p in found], [p[:2] for p in found]))
-    figure, grid = plot.sheet(len(rows), len(columns))
-    free = {
-        (row, column): axis
-        for row, line in zip(rows, grid, strict=True)
-        for column, axis in zip(columns, line, strict=True)
-    }
-    for part, table in zip(found, tables, strict=True):
-        axis = free.pop((part.fixed, part[:2]))
-        named = plot.looks(table["schedule"])
-        for _, own in table.groupby("schedule"):
-            plot.theory(axis, own["chunks"], own["formula"])
+def _panels(
+    found: Sequence[Part], tables: Sequence[pd.DataFrame], value: str, label: str, legend: Sequence[Line2D]
+) -> Figure:
+    """Return a figure with one panel per part: `value` over M, one line per schedule, and the closed forms."""
+    figure, axes = plot.panels(len(found))
+    for axis, part, table in zip(axes, found, tables, strict=True):
+        named = looks.looks(table["schedule"])
         shifted = plot.beside(table, "chunks", "schedule", named)
-        plot.lines(axis, shifted, "chunks", value, "schedule", named)
-        plot.powers(axis, table["chunks"], plot.CHUNKS)
-        axis.set_title(part.title)
-    for axis in free.values():
-        axis.remove()
-    for axis in grid[:, 0]:
-        axis.set_ylabel(label)
-    plot.legend(figure, [plot.THEORY])
+        plot.lines(axis, shifted, "chunks", value, "schedule", named, "formula")
+        scales.powers(axis, table["chunks"])
+        plot.titled(axis, part.title, plot.CHUNKS, label)
+    plot.legend(figure, legend)
     return figure
 
 

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,19 @@ def step_ms(schedule: Schedule, given: Costs) -> float:
     """Return the makespan by its closed form, or by simulation if there is none."""
     form = closed_forms.makespan(schedule, given)
     return float(makespan(simulate(schedule, given)) if form is None else form)
+
+
+def origin(cases: Iterable[tuple[Schedule, Costs]]) -> str:
+    """Return for which schedules `step_ms` is a closed form, and for which it is simulated, as text."""
+    closed: dict[str, set[bool]] = {}
+    for schedule, given in cases:
+        closed.setdefault(schedule.name, set()).add(closed_forms.makespan(schedule, given) is not None)
+    ways = {"closed form": {True}, "simulated": {False}, "closed form or simulated": {True, False}}
+    found = {way: [name for name, kinds in closed.items() if kinds == own] for way, own in ways.items()}
+    found = {way: names for way, names in found.items() if names}
+    if len(found) == 1:
+        return next(iter(found))
+    return "; ".join(f"{way} for {', '.join(names)}" for way, names in found.items())
 
 
 def is_given(value: Any) -> bool:

@@ -2,9 +2,10 @@
 
 ::
 
-    report.html.j2   contents ── a section per experiment ── figure, caption, table, missing points
-                              ── the timelines, for viewer.js
-    report.md.j2     the same sections, with links to the files of figures and tables
+    report.html.j2   what there is ── contents ── the user's own sweeps ── viewer.html.j2, the timelines
+                     ── a section per experiment that has runs: question, answer, best figure, further ones
+                     ── what uses all runs ── commands of what was not run ── runs without a result
+    report.md.j2     the same in the same order, with links to the files of figures and tables
 
 Everything is inside the HTML file: figures as data URIs, style and script in place. Nothing is
 fetched. Names come from users (sweeps, schedules, folders), so both templates escape them.
@@ -22,7 +23,7 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from analysis import viewer
-from analysis.exhibit import Exhibit
+from analysis.exhibit import Exhibit, counted
 
 HERE = Path(__file__).parent
 PIXELS_PER_INCH = 96  # of CSS
@@ -31,25 +32,55 @@ MARKDOWN = re.compile(r"[\\`*\[\]<>|&~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")  # 
 
 
 class Section(NamedTuple):
-    """One experiment of the report.
+    """One experiment of the report, or all sweeps of the user's own.
 
     Attributes:
         name: the name of its module.
         title: its heading.
-        exhibits: its figures.
+        answer: what the runs say on the experiment's question; empty if they are too few.
+        exhibits: its figures, the best one first; none if there is nothing to draw.
         missing: the commands of the points that have not been run, or the sweep's own if it was never started.
         started: whether the sweep was started.
     """
 
     name: str
     title: str
+    answer: str
     exhibits: Sequence[Exhibit]
     missing: Sequence[str]
     started: bool = True
 
+
+class Report(NamedTuple):
+    """What the page shows, in its order.
+
+    Attributes:
+        overview: what there is, in a few sentences.
+        own: the user's own sweeps.
+        experiments: the sections of the stored sweeps.
+        over_all: the sections that use all runs.
+        without_result: the runs that did not finish or cannot be read, one sentence each.
+    """
+
+    overview: str
+    own: Section
+    experiments: Sequence[Section]
+    over_all: Sequence[Section]
+    without_result: Sequence[str]
+
     @property
-    def missing_title(self) -> str:
-        return f"Points not run yet: {len(self.missing)}" if self.started else "Not started"
+    def sections(self) -> list[Section]:
+        return [self.own, *self.experiments, *self.over_all]
+
+    def shown(self) -> dict[str, Any]:
+        """Return the values of a template: what has figures, and what has not been run."""
+        return {
+            **self._asdict(),
+            "own": self.own if self.own.exhibits else None,
+            "experiments": [section for section in self.experiments if section.exhibits],
+            "over_all": [section for section in self.over_all if section.exhibits],
+            "not_run": [section for section in self.sections if section.missing],
+        }
 
 
 class Picture(NamedTuple):
@@ -60,24 +91,21 @@ class Picture(NamedTuple):
     source: str
 
 
-def html(sections: Sequence[Section], folder: Path, runs: pd.DataFrame) -> str:
+def html(report: Report, folder: Path, runs: pd.DataFrame) -> str:
     """Return the page; the figures are read back from `folder`, where they have been saved."""
-    timelines, left_out = viewer.timelines(runs)
+    exhibits = [exhibit for section in report.sections for exhibit in section.exhibits]
     return _render(
         "report.html.j2",
-        sections=sections,
-        runs=len(runs),
-        pictures={exhibit.stem: _picture(exhibit, folder) for section in sections for exhibit in section.exhibits},
-        timelines=timelines,
-        left_out=left_out,
+        pictures={exhibit.stem: _picture(exhibit, folder) for exhibit in exhibits},
         style=(HERE / "report.css").read_text(),
-        script=(HERE / "viewer.js").read_text(),
+        **report.shown(),
+        **viewer.parts(runs),
     )
 
 
-def markdown(sections: Sequence[Section], runs: pd.DataFrame) -> str:
+def markdown(report: Report) -> str:
     """Return the report as Markdown, for a file in the folder of the figures and tables."""
-    return _render("report.md.j2", sections=sections, runs=len(runs)).rstrip("\n") + "\n"
+    return _render("report.md.j2", **report.shown())
 
 
 def _render(template: str, **values: Any) -> str:
@@ -91,7 +119,7 @@ def _render(template: str, **values: Any) -> str:
         keep_trailing_newline=True,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    environment.filters |= {"short": short, "escaped": escaped, "fenced": fenced}
+    environment.filters |= {"short": short, "escaped": escaped, "fenced": fenced, "counted": counted}
     environment.globals["zip"] = zip
     return environment.get_template(template).render(ALWAYS | values)
 

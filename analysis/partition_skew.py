@@ -1,4 +1,4 @@
-"""Skewed partitions: the cost of giving one rank most of the layers, by the position of that rank.
+"""What does a skewed partition cost, and does it matter which rank has most of the layers?
 
 ::
 
@@ -6,28 +6,28 @@
                             ▌ ▌ ▌ ▌ ▌ ▌ ▌ ▌         the other ranks
     1f1b, heavy last     ▌ ▌      ▌ ▌ ▌
                            █ █ █ █ █ █ █ █          the work before and after it is exposed
-                           ◄── M beta ───►          beta: F + B of the heavy rank; no step is shorter
+                           ◄── M beta ───►          beta: F + B of the heavy rank, its work alone
 
-The bottleneck limits the throughput to sum t / (K beta) times that of K equally loaded ranks. The exact
-forms are those of `microp.simulator.closed_forms`, with the nominal times of an emulated device; with real
-compute the time of a layer is taken from the runs with the uniform partition.
+The time of a layer is the nominal one of an emulated device, or the median over the uniform runs.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.patches import Patch
 
-from analysis import nominal, plot
+from analysis import looks, nominal, plot
 from analysis.command import main
-from analysis.exhibit import INTERVALS, Exhibit, distance, drawn, kind_of
+from analysis.exhibit import INTERVALS, Exhibit, distance, drawn, kind_of, percent
 from analysis.prediction import makespan_ms, measured_steps
 from microp.schedule import Schedule
 from microp.simulator import Costs, simulate
@@ -38,20 +38,29 @@ NAME = "partition_skew"
 POINT = ["schedule", "position", "share"]
 point_of = itemgetter(*POINT)
 SHARE = "share of the layers on one rank, %"
+OF_RANKS = {"-": "the heavy rank", "--": "the other ranks, median"}  # in the figure of the utilisation
 
 
 class Part(NamedTuple):
-    """The rows of one device and one K, and the times of a layer's F and B there, in ms."""
+    """The rows of one device and one K, and F and B of a layer in each run that gives them, in ms."""
 
     device: str
     ranks: int
     rows: pd.DataFrame
-    forward: float
-    backward: float
+    times: Sequence[tuple[float, float]]
 
     @property
     def title(self) -> str:
         return f"{kind_of(self.device)}, K = {self.ranks}"
+
+    @property
+    def origin(self) -> str:
+        """The origin of a layer's times, as text."""
+        if self.device == "emulated":
+            return "nominal"
+        low, high = min(map(sum, self.times)), max(map(sum, self.times))
+        runs = "the uniform run" if len(self.times) == 1 else f"the median of {len(self.times)} uniform runs"
+        return f"{runs} ({low:.3g} to {high:.3g} ms per layer)" if low < high else runs
 
     def order(self, schedule: str) -> Schedule:
         """Return the schedule as it was run."""
@@ -59,30 +68,36 @@ class Part(NamedTuple):
 
     def costs(self, layers: Sequence[int]) -> Costs:
         """Return the costs of stages with these numbers of layers."""
-        return Costs(tuple(n * self.forward for n in layers), tuple(n * self.backward for n in layers))
+        forward, backward = (median(column) for column in zip(*self.times, strict=True))
+        return Costs(tuple(n * forward for n in layers), tuple(n * backward for n in layers))
+
+    def alone_ms(self, row: dict[str, Any]) -> tuple[float, float, float]:
+        """Return the time of the heavy rank's work in a step by the median of `times`, the shortest and the longest."""
+        middle = self.costs([row["chunks"] * max(row["partition"])])
+        each = [row["chunks"] * max(row["partition"]) * sum(pair) for pair in self.times]
+        return middle.forward[0] + middle.backward[0], min(each), max(each)
 
 
 def exhibits(store: Store) -> list[Exhibit]:
     """Return up to three figures: utilisation, throughput, and the position of the heavy rank."""
-    runs = store.runs(NAME)
-    if "config.partition.share" not in runs:
-        return []
-    runs = runs.dropna(subset=["config.partition.share"])
-    runs = runs.assign(position=runs["config.partition.rank"].astype(int), share=100 * runs["config.partition.share"])
-    found = list(parts(runs.drop_duplicates(["device", "ranks", *POINT, LAUNCH])))
+    found = list(parts(store.runs(NAME)))
     if not found:
         return []
-    made = [utilisation(found), throughput(found), positions(found)]
+    made = [throughput(found), positions(found), utilisation(found)]
     return drawn(made, store.missing(NAME))
 
 
 def parts(runs: pd.DataFrame) -> Iterator[Part]:
-    """Yield the rows of each device and K with the times of a layer there."""
+    """Yield the rows of each device and K with the times of a layer there; nothing without skewed partitions."""
+    if "config.partition.share" not in runs:
+        return
+    runs = runs.dropna(subset=["config.partition.share"])
+    runs = runs.assign(position=runs["config.partition.rank"].astype(int), share=100 * runs["config.partition.share"])
+    runs = runs.drop_duplicates(["device", "ranks", *POINT, LAUNCH])
     for (device, _), rows in runs.groupby(["device", "ranks"], sort=True):
         times = list(_layer_times(rows))
         if times:
-            forward, backward = (median(column) for column in zip(*times, strict=True))
-            yield Part(str(device), int(rows["ranks"].iloc[0]), rows.reset_index(drop=True), forward, backward)
+            yield Part(str(device), int(rows["ranks"].iloc[0]), rows.reset_index(drop=True), times)
 
 
 def _layer_times(rows: pd.DataFrame) -> Iterator[tuple[float, float]]:
@@ -106,31 +121,40 @@ def utilisation(found: Sequence[Part]) -> Exhibit:
     """Return the figure of each rank's utilisation, the share of the makespan in which it computes."""
     tables = [_used(part) for part in found]
     table = pd.concat(tables)
-    keys = list(dict.fromkeys(zip(table["panel"], table["schedule"], strict=True)))
-    most = sorted(table["position"].unique())
-    figure, axes = plot.sheet(len(keys), len(most), (2.6, 1.9), sharey=True, sharex=True)
-    free = {(key, position): axes[row, column] for row, key in enumerate(keys) for column, position in enumerate(most)}
-    looks = plot.looks(range(max(part.ranks for part in found)))
-    for (panel, schedule, position), own in table.groupby(["panel", "schedule", "position"]):
-        axis = free.pop(((panel, schedule), position))
-        plot.lines(axis, own, "share", "utilisation", "rank", looks, "formula", "rank {}")
-        axis.set(title=f"{panel}\n{schedule}, heavy rank {position}", ylim=(0, 1.05), xlabel=SHARE)
-        axis.xaxis.set_tick_params(labelbottom=True)
-    for axis in free.values():
-        axis.remove()
-    for axis in axes[:, 0]:
-        axis.set_ylabel("utilisation")
-    plot.legend(figure, [plot.THEORY])
+    shown = _heavy_and_others(table)
+    groups = list(shown.groupby(["panel", "schedule"], sort=False))
+    figure, axes = plot.panels(len(groups))
+    named = looks.looks(sorted(shown["position"].unique()))
+    for axis, ((panel, schedule), own) in zip(axes, groups, strict=True):
+        for heavy, line in ((True, "-"), (False, "--")):
+            drawn_as = {position: look._replace(line=line) for position, look in named.items()}
+            rows, label = own[own["heavy"] == heavy], "rank {} is heavy" if heavy else ""
+            plot.lines(axis, rows, "share", "utilisation", "position", drawn_as, "formula", label)
+        plot.titled(axis, f"{panel}, {schedule}", SHARE, "utilisation of a rank")
+        axis.set_ylim(0, 1.05)
+    keys = [looks.line(label, style) for style, label in OF_RANKS.items()]
+    plot.legend(figure, [*keys, looks.dotted("simulated, in the same colour: equal layers, free hops")])
     others = table[(table["rank"] != table["position"]) & (table["share"] == 80)]
-    seen = "; ".join(f"{panel} {value:.0%}" for panel, value in others.groupby("panel")["utilisation"].median().items())
+    middle = others.groupby("panel")["utilisation"].median()
+    seen = "; ".join(f"{percent(value, 0)} ({panel})" for panel, value in middle.items())
     text = (
-        "Compute time over makespan of each rank, against the share of layers on the heavy rank (the smallest share is "
-        f"the uniform partition). Dashed: simulated, with equal layers. {INTERVALS} "
-        + (f"Median utilisation of the other ranks at a share of 80 %: {seen}." if seen else "")
+        "Compute time over makespan of the heavy rank, and the median of the other ranks, which have equally many "
+        "layers, against the share of layers on the heavy rank (the smallest share is the uniform partition). Dotted: "
+        f"simulated, with equal layers. The table has every rank. {INTERVALS}"
+        + (f" Median utilisation of the other ranks at a share of 80 %: {seen}." if seen else "")
     )
     return Exhibit(
         "partition-skew-utilisation", "Utilisation under a skewed partition", text, figure, table, _rows(found)
     )
+
+
+def _heavy_and_others(table: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per point for the heavy rank, and one for the median of the others."""
+    table = table.assign(heavy=table["rank"] == table["position"]).astype({"utilisation.wide": float})
+    values = [column for column in table.columns if column.startswith(("utilisation", "formula"))]
+    keys = ["panel", "schedule", "position", "share", "heavy"]
+    shown = table.groupby(keys, sort=False)[values].median().reset_index()
+    return shown.astype({"utilisation.wide": bool})
 
 
 def _used(part: Part) -> pd.DataFrame:
@@ -160,55 +184,52 @@ def _utilisation(row: dict[str, Any]) -> list[float]:
 
 
 def throughput(found: Sequence[Part]) -> Exhibit:
-    """Return the figure of the throughput, with its exact form and the bound of the bottleneck."""
-    tables = [_throughput(part) for part in found]
+    """Return the figure of the throughput: measured, computed, and by the heavy rank's work alone."""
+    tables = [throughputs(part) for part in found]
     table = pd.concat(tables)
-    names = plot.in_order(sorted(table["schedule"].unique()))
-    figure, axes = plot.sheet(len(found), len(names), (3.8, 2.5), sharey="row")
-    looks = plot.looks(sorted(table["position"].unique()))
-    for line, part, own in zip(axes, found, tables, strict=True):
-        bound = own.drop_duplicates("share").sort_values("share")
-        for axis, schedule in zip(line, names, strict=True):
-            axis.plot(bound["share"], bound["bound"], color="0.6", linewidth=1.2, label="bottleneck bound")
-            speeds = own[own["schedule"] == schedule]
-            plot.lines(axis, speeds, "share", "samples_per_s", "position", looks, "formula", "heavy rank {}")
-            axis.set(title=f"{part.title}, {schedule}", xlabel=SHARE, ylim=(0, None))
-        line[0].set_ylabel("rows per second")
-    plot.legend(figure, [plot.THEORY])
+    names = looks.in_order(sorted(table["schedule"].unique()))
+    every = product(zip(found, tables, strict=True), names)
+    groups = [(part, name, own) for (part, own), name in every if name in set(own["schedule"])]
+    figure, axes = plot.panels(len(groups))
+    named = looks.looks(sorted(table["position"].unique()))
+    for axis, (part, schedule, own) in zip(axes, groups, strict=True):
+        alone = own.drop_duplicates("share").sort_values("share")
+        axis.plot(alone["share"], alone["alone"], **looks.THIN)
+        axis.fill_between(alone["share"], alone["alone.low"], alone["alone.high"], color="0.9", linewidth=0, zorder=0.5)
+        speeds = own[own["schedule"] == schedule]
+        plot.lines(axis, speeds, "share", "samples_per_s", "position", named, "formula", "rank {} is heavy")
+        plot.titled(axis, f"{part.title}, {schedule}", SHARE, "rows per second", own=True)
+        axis.set_ylim(0, None)
+    origin = _origin(found)
+    keys: list[Artist] = [looks.thin("the heavy rank's work alone, M (F + B)")]
+    if (table["alone.low"] < table["alone.high"]).any():
+        keys.append(Patch(color="0.9", label="the same by the fastest and the slowest uniform run"))
+    plot.legend(figure, [looks.dotted(f"{origin}, in the same colour"), *keys])
     miss = "; ".join(
-        f"{panel}: {distance(own['samples_per_s'], own['formula'])}" for panel, own in table.groupby("panel")
+        f"{distance(own['samples_per_s'], own['formula'])} ({panel})" for panel, own in table.groupby("panel")
     )
     text = (
-        "Throughput against the share of layers on the heavy rank. Grey: the bottleneck's bound, by which a step takes "
-        "at least M times the heavy rank's F + B. Dashed: the exact form, or the simulation if there is none, without "
-        "optimizer and transfers; with real compute the time of a layer is taken from the uniform runs. Distance of "
-        f"the measured throughput from it: {miss}. {INTERVALS}"
+        "Throughput against the share of layers on the heavy rank. Grey: the rows per second if a step took only the "
+        f"heavy rank's M (F + B). Dotted: {origin}. Both are without optimizer and transfers; time of a layer: "
+        f"{'; '.join(f'{part.title}, {part.origin}' for part in found)}. The measured throughput differs from the "
+        f"dotted line by {miss}. {INTERVALS}"
     )
     return Exhibit(
         "partition-skew-throughput", "Throughput under a skewed partition", text, figure, table, _rows(found)
     )
 
 
-def _named(schedule: str, position: int) -> str:
-    return f"{schedule}, rank {position}"
-
-
-def _ordered(lines: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Return the lines grouped by schedule, the usual schedules first."""
-    order = plot.in_order([schedule for schedule, _ in lines])
-    return sorted(lines, key=lambda line: (order.index(line[0]), line[1]))
-
-
-def _throughput(part: Part) -> pd.DataFrame:
+def throughputs(part: Part) -> pd.DataFrame:
+    """Return a table of rows per second: measured, computed, and by the heavy rank's work alone."""
     table = over_launches(part.rows, POINT, ["samples_per_s", "step_ms.median"])
-    theory = {}
+    expected = {}
     for row in records(part.rows.drop_duplicates(POINT)):
-        costs = part.costs(row["partition"])
-        bound = row["chunks"] * max(f + b for f, b in zip(costs.forward, costs.backward, strict=True))
-        formula = nominal.step_ms(part.order(row["schedule"]), costs)
+        formula = nominal.step_ms(part.order(row["schedule"]), part.costs(row["partition"]))
+        alone, fastest, slowest = part.alone_ms(row)
         rows = row["batch_size"] * 1e3
-        theory[point_of(row)] = (rows / formula, rows / bound, formula)
-    table[["formula", "bound", "formula_ms"]] = [theory[point_of(row)] for row in records(table)]
+        expected[point_of(row)] = (rows / formula, formula, rows / alone, rows / slowest, rows / fastest)
+    columns = ["formula", "formula_ms", "alone", "alone.low", "alone.high"]
+    table[columns] = [expected[point_of(row)] for row in records(table)]
     table.insert(0, "panel", part.title)
     return table
 
@@ -219,44 +240,45 @@ def _throughput(part: Part) -> pd.DataFrame:
 def positions(found: Sequence[Part]) -> Exhibit | None:
     """Return the figure of the step time by position and schedule, relative to a heavy last rank.
 
-    It is None if only one position was run, or none with the last rank heavy.
+    It is None unless the last rank was heavy at a share at which another was, too.
     """
-    tables = [table for part in found if (table := _over_last(part))["position"].nunique() > 1]
+    tables = [table for part in found if not (table := _over_last(part)).empty]
     if not tables:
         return None
-    heights = [table.groupby(["schedule", "position"]).ngroups for table in tables]
-    layout = {"gridspec_kw": {"height_ratios": heights}}
-    figure, axes = plot.sheet(len(tables), 1, (6.6, 0.42 * max(heights) + 0.9), **layout)
-    for axis, table in zip(axes[:, 0], tables, strict=True):
-        lines = _ordered(list(dict.fromkeys(zip(table["schedule"], table["position"], strict=True))))
-        shares = sorted(table["share"].unique())
-        grid = np.full((len(lines), len(shares)), np.nan)
-        for row in records(table):
-            y, x = lines.index((row["schedule"], row["position"])), shares.index(row["share"])
-            grid[y, x] = row["ratio"]
-            colour = "white" if abs(row["ratio"] - 1) > 0.09 else "black"
-            text = f"{row['ratio']:.2f}\n({row['formula']:.2f})"
-            axis.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=7, color=colour)
-        image = axis.pcolormesh(grid, cmap="RdBu_r", vmin=0.85, vmax=1.15, edgecolors="white")
-        axis.set_xticks([x + 0.5 for x in range(len(shares))], [f"{share:g}" for share in shares])
-        axis.set_yticks([y + 0.5 for y in range(len(lines))], [_named(*line) for line in lines])
-        axis.set(title=table["panel"].iloc[0], xlabel=SHARE)
-        axis.invert_yaxis()
-        axis.grid(visible=False)
-    figure.colorbar(image, ax=axes[:, 0].tolist(), label="step time relative to a heavy last rank", shrink=0.8)
+    figure, axes = plot.panels(len(tables), 2.8)
+    lines = [[f"{row['schedule']}, rank {row['position']} is heavy" for row in records(table)] for table in tables]
+    named = looks.looks(sorted({name for names in lines for name in names}))
+    for axis, table, names in zip(axes, tables, lines, strict=True):
+        plot.lines(axis, table.assign(line=names), "share", "ratio", "line", named, "formula")
+        plot.level(axis, 1)
+        plot.titled(axis, table["panel"].iloc[0], SHARE, "step time / that with a heavy last rank", own=True)
+    origin = _origin(found)
+    plot.legend(figure, [looks.dotted(f"{origin}, in the same colour"), looks.thin("1: the last rank is heavy")])
+    seen = "; ".join(
+        f"{name} {' and '.join(f'{own[key].min():.2f} to {own[key].max():.2f}' for key in ('formula', 'ratio'))}"
+        for name, own in pd.concat(tables).groupby("schedule")
+    )
     text = (
         "Step time by the position of the heavy rank, over that of the same launch, schedule and share with the last "
-        "rank heavy: median over launches, and in brackets the exact form. By the exact form a heavy first rank is "
-        "cheaper under 1F1B, and the position makes no difference under GPipe."
+        f"rank heavy; a uniform partition has no heavy rank. Dotted: {origin}. The ratio, computed and measured: "
+        f"{seen}. {INTERVALS}"
     )
     return Exhibit(
         "partition-skew-position", "Position of the heavy rank", text, figure, pd.concat(tables), _rows(found)
     )
 
 
+def _origin(found: Sequence[Part]) -> str:
+    """Return how the step times of these parts are computed."""
+    points = ((part, row) for part in found for row in records(part.rows.drop_duplicates(POINT)))
+    cases = ((part.order(row["schedule"]), part.costs(row["partition"])) for part, row in points)
+    return f"{nominal.origin(cases)}, with equal layers and free hops"
+
+
 def _over_last(part: Part) -> pd.DataFrame:
     last = part.rows[part.rows["position"] == part.ranks - 1]
-    compared = paired(part.rows, last, ["schedule", "share"], "step_ms.median")
+    others = part.rows[(part.rows["position"] != part.ranks - 1) & (part.rows["partition"].map(set).map(len) > 1)]
+    compared = paired(others, last, ["schedule", "share"], "step_ms.median")
     table = over_launches(compared, POINT, ["ratio"])
     layers = {point_of(row): row["partition"] for row in records(part.rows)}
 

@@ -1,103 +1,121 @@
-"""The style and the building blocks of all figures, which are legible without colour.
+"""The building blocks of all figures: sheets of panels, lines with intervals, axes and legends whose text fits.
 
 ::
 
-    gpipe   ──●──   blue     filled marker: the median over launches, with its interval as a bar
-    1f1b    ──■──   orange   hollow marker: the spread is too wide to rely on
-    zb_h1   ──▲──   green    thin dashed line: theory, in the colour of the measured line
+    ┌ 6.4 inches ───────────────────────┐   as wide as a page's text, so that all figures have letters
+    │  names of the lines, in columns   │   of one size on a page, in a paper and on a phone
+    │  panel           panel            │
+    │  panel           panel            │   two panels in a row, more rows for more panels
+    │  ····· what is computed, and how  │
+    └───────────────────────────────────┘
 
-Lines differ in marker and dashes as well as in colour. The colours are those of Okabe and Ito
-(seaborn's `colorblind`), and a schedule looks the same in every figure.
+See `looks` for colours and markers, `scales` for axes, `fitting` for the measuring of text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from analysis import fitting
+from analysis.looks import COMPUTED, FRONT, THIN, TOO_WIDE, Look, dotted, in_order, looks
 
 STYLE: dict[str, Any] = {
     **sns.axes_style("ticks"),
+    "axes.formatter.use_mathtext": False,
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlelocation": "left",
-    "axes.titlesize": 9,
-    "axes.labelsize": 9,
+    "axes.titlesize": fitting.POINTS,
+    "axes.labelsize": fitting.POINTS,
     "axes.linewidth": 0.7,
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # part of matplotlib, so that files have the same bytes everywhere
-    "font.size": 9,
+    "font.size": fitting.POINTS,
     "grid.color": "#e4e4e4",
     "grid.linewidth": 0.6,
-    "legend.fontsize": 8,
+    "legend.fontsize": fitting.POINTS,
     "legend.frameon": False,
     "lines.linewidth": 1.4,
     "lines.markersize": 5,
     "savefig.dpi": 200,
     "svg.fonttype": "path",
     "svg.hashsalt": "microp",  # makes the ids in a file the same every time
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
+    "text.hinting": "none",  # so that a text is as wide in a PNG as in an SVG
+    "text.parse_math": False,  # a user's name may have a $
+    "xtick.labelsize": fitting.POINTS,
+    "ytick.labelsize": fitting.POINTS,
 }
 mpl.rcParams.update(cast(Any, STYLE))
+WIDTH = 6.4  # inches
+HEIGHT = 2.3  # of a panel, with its title and the names of its axes
+BESIDE, ABOVE = 0.8, 0.75  # of a panel's width and height: what its title and the labels of its axes take
+HANDLE = 5.4 * fitting.POINTS / 72  # of a legend's column: what the sample of a line and the space around it take
 CHUNKS = "microbatches M"
-PANEL = (3.3, 2.6)  # width and height of one panel, in inches
 
 
-class Look(NamedTuple):
-    """The colour, marker and line style of one thing."""
-
-    colour: Any
-    marker: str
-    line: Any
+# --- sheets ----------------------------------------------------------------------------------------
 
 
-_COLOURS = [sns.color_palette("colorblind")[index] for index in (0, 1, 2, 3, 4, 5, 7, 9)]
-_MARKERS = "os^DvPX*<>hp"
-_LINES: list[Any] = ["-", (0, (5, 1.5)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2, 1, 2)), (0, (2, 2))]
-SCHEDULES = ("gpipe", "1f1b", "zb_h1", "naive", "eager_1f1b", "interleaved", "zb_h2", "zb_v")
-THEORY = Line2D([], [], color="0.25", linewidth=0.9, linestyle=(0, (4, 2)), label="theory")
-FRONT = Line2D([], [], color="0.45", linewidth=1.0, label="Pareto front")
-TOO_WIDE = Line2D(
-    [], [], color="0.4", marker="o", markerfacecolor="white", linestyle="", label="hollow: spread too wide"
-)
-
-
-def looks(names: Iterable[Any]) -> dict[Any, Look]:
-    """Return a look for each name; each of the usual schedules has its own, the same in all figures."""
-    wanted = in_order(names)
-    numbers = {name: SCHEDULES.index(name) for name in wanted if name in SCHEDULES}
-    free = (number for number in range(len(wanted) + len(SCHEDULES)) if number not in numbers.values())
-    numbers |= {name: next(free) for name in wanted if name not in numbers}
-    return {
-        name: Look(
-            _COLOURS[numbers[name] % len(_COLOURS)],
-            _MARKERS[numbers[name] % len(_MARKERS)],
-            _LINES[numbers[name] % len(_LINES)],
-        )
-        for name in wanted
-    }
-
-
-def sheet(rows: int = 1, columns: int = 1, panel: tuple[float, float] = PANEL, **layout: Any) -> tuple[Figure, Any]:
-    """Return a figure and the array of its axes, of shape (rows, columns).
+def sheet(rows: int = 1, columns: int = 1, height: float = HEIGHT, **layout: Any) -> tuple[Figure, Any]:
+    """Return a figure as wide as all figures and the array of its axes, of shape (rows, columns).
 
     Args:
-        panel: width and height of one panel, in inches.
+        height: of one panel, in inches.
         layout: further arguments of `Figure.subplots`, such as `sharey=True`.
     """
-    figure = Figure(figsize=(panel[0] * columns, panel[1] * rows + 0.4), layout="constrained")
+    figure = Figure(figsize=(WIDTH, height * rows), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **layout)
+
+
+def panels(number: int, height: float = HEIGHT, **layout: Any) -> tuple[Figure, list[Axes]]:
+    """Return a figure with two panels per row, and the panels in reading order; a single one has the whole row."""
+    columns = min(number, 2)
+    figure, grid = sheet(-(-number // columns), columns, height, **layout)
+    for axis in grid.flat[number:]:
+        axis.remove()
+    return figure, list(grid.flat[:number])
+
+
+def room(axis: Axes) -> float:
+    """Return about the width of a panel between its axes, in inches."""
+    place = axis.get_subplotspec()
+    return WIDTH / (place.get_gridspec().ncols if place else 1) - BESIDE
+
+
+def titled(axis: Axes, title: str = "", x: str = "", y: str = "", own: bool = False) -> None:
+    """Set the title of a panel and the names of its axes, with units, broken into lines where they are too long.
+
+    Args:
+        own: whether the vertical axis is the panel's own. If not, it is named in the first panel of a row only.
+    """
+    place = axis.get_subplotspec()
+    if place is None:
+        return
+    height = cast(Figure, axis.get_figure(root=True)).get_figheight() / place.get_gridspec().nrows - ABOVE
+    axis.set_title(fitting.wrapped(title, room(axis)))
+    axis.set_xlabel(fitting.wrapped(x, room(axis)))
+    if own or place.is_first_col():
+        axis.set_ylabel(fitting.wrapped(y, height))
+
+
+def heighten(where: Axes | Figure, inches: float) -> None:
+    """Make a figure higher, for what needs room beside its panels."""
+    figure = where if isinstance(where, Figure) else cast(Figure, where.get_figure(root=True))
+    figure.set_figheight(figure.get_figheight() + inches)
+
+
+# --- what is drawn ---------------------------------------------------------------------------------
 
 
 def points(axis: Axes, table: pd.DataFrame, x: str, y: str, look: Look, label: str) -> None:
@@ -114,7 +132,24 @@ def points(axis: Axes, table: pd.DataFrame, x: str, y: str, look: Look, label: s
     axis.errorbar(table[x], table[y], [below, above], color=look.colour, linestyle="", capsize=2, elinewidth=0.9)
     axis.plot(table[x], table[y], color=look.colour, marker=look.marker, linestyle=look.line, label=label)
     wide = table[table[f"{y}.wide"].astype(bool)]
-    axis.plot(wide[x], wide[y], color=look.colour, marker=look.marker, markerfacecolor="white", linestyle="")
+    if not wide.empty:
+        axis.plot(wide[x], wide[y], color=look.colour, marker=look.marker, markerfacecolor="white", linestyle="")
+
+
+def across(axis: Axes, table: pd.DataFrame, value: str, at: Any, look: Look, label: str) -> None:
+    """Draw medians along the horizontal axis, each at its place `at` of the vertical one, with their intervals."""
+    below, above = table[value] - table[f"{value}.low"], table[f"{value}.high"] - table[value]
+    axis.errorbar(table[value], at, xerr=[below, above], color=look.colour, linestyle="", capsize=2, elinewidth=0.9)
+    axis.plot(table[value], at, color=look.colour, marker=look.marker, linestyle="", label=label)
+    wide = table[f"{value}.wide"].astype(bool)
+    axis.plot(
+        table[value][wide], at[wide], color=look.colour, marker=look.marker, markerfacecolor="white", linestyle=""
+    )
+
+
+def strokes(axis: Axes, values: Any, at: Any) -> None:
+    """Draw what was computed for the medians of `across`: short upright strokes."""
+    axis.plot(values, at, "|", color="0.1", markersize=9, zorder=3)
 
 
 def lines(
@@ -127,37 +162,48 @@ def lines(
     formula: str | None = None,
     label: str = "{}",
 ) -> None:
-    """Draw one line per value of `by`, with its theory behind it in the same colour.
+    """Draw one line per value of `by`, with what was computed for it behind it, dotted in the same colour.
 
     Args:
         table: a table from `statistics.over_launches`, which has `y`.
         named: the values of `by` to draw, with their looks.
-        formula: the column of the theory, if there is one.
+        formula: the column of what was computed, if there is one.
         label: the name of a line in the legend, with {} for the value of `by`.
     """
     for value, look in named.items():
         own = table[table[by] == value].sort_values(x)
         if formula is not None:
-            theory(axis, own[x], own[formula], look.colour)
+            computed(axis, own[x], own[formula], look.colour)
         points(axis, own, x, y, look, label.format(value))
 
 
-def for_each_chunks(table: pd.DataFrame, x: str, y: str, formula: str, xlabel: str, ylabel: str) -> Figure:
-    """Return a figure with one panel per M and, in each, one line per schedule with its theory."""
+def for_each_chunks(table: pd.DataFrame, x: str, y: str, formula: str, names: tuple[str, str], origin: str) -> Figure:
+    """Return a figure with one panel per M and, in each, one line per schedule with what was computed for it.
+
+    Args:
+        names: of the two axes, with units.
+        origin: what the column `formula` is, for the legend.
+    """
     chunks = sorted(table["chunks"].unique())
-    figure, axes = sheet(1, len(chunks))
-    for axis, number in zip(axes[0], chunks, strict=True):
-        own = table[table["chunks"] == number]
-        lines(axis, own, x, y, "schedule", looks(sorted(own["schedule"].unique())), formula)
-        axis.set(title=f"M = {number}", xlabel=xlabel)
-    axes[0, 0].set_ylabel(ylabel)
-    legend(figure, [THEORY])
+    figure, axes = panels(len(chunks))
+    named = looks(sorted(table["schedule"].unique()))
+    for axis, number in zip(axes, chunks, strict=True):
+        lines(axis, table[table["chunks"] == number], x, y, "schedule", named, formula)
+        titled(axis, f"M = {number}", *names)
+    legend(figure, [dotted(origin)])
     return figure
 
 
-def theory(axis: Axes, x: Iterable[float], y: Iterable[float], colour: Any = "0.25") -> None:
-    """Draw a thin dashed line without markers."""
-    axis.plot(list(x), list(y), color=colour, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1.5)
+def computed(axis: Axes, x: Iterable[float], y: Iterable[float], colour: Any) -> None:
+    """Draw what was computed, unless it is all NaN: a thin dotted line without markers, in front of the measured."""
+    heights = np.asarray(list(y), dtype=float)
+    if not np.isnan(heights).all():
+        axis.plot(list(x), heights, color=colour, zorder=2.5, **COMPUTED)
+
+
+def level(axis: Axes, value: float) -> None:
+    """Draw a thin grey line at a value that is known without a run."""
+    axis.axhline(value, **THIN)
 
 
 def front(table: pd.DataFrame, x: str, y: str) -> list[Any]:
@@ -169,31 +215,10 @@ def front(table: pd.DataFrame, x: str, y: str) -> list[Any]:
     return best
 
 
-def scatter(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str, named: dict[Any, Look]) -> None:
-    """Draw one marker per row and a line through the Pareto front; rows with the same value of `by` look the same.
-
-    Args:
-        table: a table from `statistics.over_launches`, which has `y`.
-    """
-    lines(axis, table, x, y, by, {name: look._replace(line="") for name, look in named.items()})
-    best = table.loc[front(table, x, y)]
+def draw_front(axis: Axes, best: pd.DataFrame, x: str, y: str) -> None:
+    """Draw a line through the rows of a Pareto front."""
+    best = best.sort_values(x)
     axis.plot(best[x], best[y], color=FRONT.get_color(), linewidth=FRONT.get_linewidth(), zorder=1.5)
-
-
-def powers(axis: Axes, values: Iterable[float], label: str) -> None:
-    """Make the horizontal axis logarithmic to base 2, with ticks at `values` only."""
-    ticks = sorted(set(values))
-    axis.set_xscale("log", base=2)
-    axis.xaxis.set_major_locator(FixedLocator(ticks))
-    axis.xaxis.set_minor_locator(NullLocator())
-    plain(axis.xaxis)
-    axis.set_xlabel(label)
-
-
-def plain(*scales: Axis) -> None:
-    """Label the ticks of logarithmic scales with plain numbers instead of powers."""
-    for scale in scales:
-        scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def beside(table: pd.DataFrame, x: str, by: str, named: Iterable[Any]) -> pd.DataFrame:
@@ -202,37 +227,47 @@ def beside(table: pd.DataFrame, x: str, by: str, named: Iterable[Any]) -> pd.Dat
     Coinciding points of different lines then lie side by side.
     """
     places = {name: place for place, name in enumerate(named)}
-    shift = table[by].map(places) - (len(places) - 1) / 2
-    return table.assign(**{x: table[x] * 2 ** (0.05 * shift)})
+    shift = (table[by].map(places) - (len(places) - 1) / 2) * min(0.05, 0.4 / max(1, len(places)))
+    return table.assign(**{x: table[x] * 2**shift})
 
 
-def legend(figure: Figure, extra: Iterable[Line2D] = ()) -> None:
-    """Add one legend above all panels, with each name once, and with a key to hollow markers if there are any."""
-    found: dict[str, Any] = {}
+# --- legends ---------------------------------------------------------------------------------------
+
+
+def legend(figure: Figure, extra: Iterable[Artist] = ()) -> None:
+    """Add a legend of all names above the panels, each once, and one of `extra` below them.
+
+    The one below also explains hollow markers, if there are any.
+    """
+    found: dict[str, Artist] = {}
     for axis in figure.axes:
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
             found.setdefault(name, handle)
-    found = {name: found[name] for name in in_order(found)} | {str(line.get_label()): line for line in extra}
+    _legend(figure, "upper", [(name, found[name]) for name in in_order(found)])
+    keys = [*extra]
     if any(_is_hollow(line) for axis in figure.axes for line in axis.get_lines()):
-        found[str(TOO_WIDE.get_label())] = TOO_WIDE
-    columns = _fitting([len(name) for name in found], figure.get_figwidth())
-    figure.legend(list(found.values()), list(found), loc="outside upper center", ncols=columns, handlelength=2.8)
+        keys.append(TOO_WIDE)
+    _legend(figure, "lower", [(str(key.get_label()), key) for key in keys])
 
 
-def _fitting(letters: list[int], inches: float) -> int:
-    """Return the largest number of columns that fits names of these lengths; columns are filled one by one."""
-    for columns in range(len(letters), 1, -1):
-        height = -(-len(letters) // columns)
-        longest = (max(letters[top : top + height]) for top in range(0, len(letters), height))
-        if sum(0.65 + 0.075 * letter for letter in longest) <= inches:  # a handle and its name
+def _legend(figure: Figure, where: str, entries: Sequence[tuple[str, Artist]]) -> None:
+    """Add a legend, and make the figure higher by its height."""
+    if not entries:
+        return
+    names = [fitting.wrapped(name, WIDTH - HANDLE - 0.3) for name, _ in entries]
+    columns = _fitting([fitting.width(name) for name in names])
+    height = -(-len(names) // columns) + sum(name.count("\n") for name in names)
+    heighten(figure, 0.1 + height * fitting.LINE * 1.15 * fitting.POINTS / 72)
+    handles = [handle for _, handle in entries]
+    figure.legend(handles, names, loc=cast(Any, f"outside {where} center"), ncols=columns, handlelength=2.6)
+
+
+def _fitting(widths: list[float]) -> int:
+    """Return the largest number of columns that fits names of these widths; columns are filled one by one."""
+    for columns in range(len(widths), 1, -1):
+        if sum(max(part) + HANDLE for part in np.array_split(widths, columns)) <= WIDTH:
             return columns
     return 1
-
-
-def in_order(names: Iterable[Any]) -> list[Any]:
-    """Return the names without repetition: the usual schedules in their usual order, then the others as given."""
-    wanted = list(dict.fromkeys(names))
-    return [name for name in SCHEDULES if name in wanted] + [name for name in wanted if name not in SCHEDULES]
 
 
 def _is_hollow(line: Line2D) -> bool:

@@ -1,4 +1,4 @@
-"""Replayed and measured step times of all runs, and the error of the replay compared with the noise.
+"""How far is the replayed step time from the measured one?
 
 ::
 
@@ -21,32 +21,44 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis import plot
+from analysis import looks, plot, scales
 from analysis.command import ANY_RUN, main
-from analysis.exhibit import Exhibit, kind_of
+from analysis.exhibit import Exhibit, counted, kind_of, percent
 from microp.simulator import calibrate_steps, schedule_of, simulate
 from microp.store import Row, Store, read_rows, read_spans, records
 from microp.trace import makespan
+
+NOISE = (0, (3, 2))  # the dashes of the noise between launches
 
 
 def exhibits(store: Store) -> list[Exhibit]:
     """Return one figure over all runs."""
     runs = store.runs()
-    table = pd.DataFrame([line for row in records(runs) for line in _compare(row)])
+    table = compared(runs)
     if table.empty:
         return []
-    table["error"] = table["replayed_ms"] / table["measured_ms"] - 1
-    table["noise"] = table.groupby("question")["measured_ms"].transform(_from_the_others)
     summary = "; ".join(_summary(kind, own) for kind, own in table.groupby("kind"))
+    several = table["run_id"].nunique() > 1
     text = (
-        "Left: makespan of a step, replayed by the simulator with the run's own median action and hop times, against "
-        "the median measured makespan. Right: cumulative share of runs by error (solid) and by noise (dashed), the "
-        "distance of a launch from the median of the other launches of its configuration. Vertical lines: 1 and 5 %. "
-        f"{summary}."
+        f"{'Left: m' if several else 'M'}akespan of a step, simulated with the run's own median action and hop times, "
+        "against the median measured one. "
+        + ("Right: cumulative share of runs by the error of the simulated makespan. " if several else "")
+        + ("Noise: a launch's distance from the median of the other launches. " if table["noise"].notna().any() else "")
+        + f"{summary}."
     )
     used = runs[runs["run_id"].isin(table["run_id"])]
     shown = table.drop(columns="question").sort_values(["kind", "run_id"])
     return [Exhibit("replayed-measured", "Replayed against measured", text, _draw(table), shown, used)]
+
+
+def compared(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with one row per run: both makespans, the replay's error, the launch's noise."""
+    table = pd.DataFrame([line for row in records(runs) for line in _compare(row)])
+    if table.empty:
+        return table
+    table["error"] = table["replayed_ms"] / table["measured_ms"] - 1
+    table["noise"] = table.groupby("question")["measured_ms"].transform(_from_the_others)
+    return table
 
 
 def _compare(row: dict[str, Any]) -> Iterator[Row]:
@@ -93,43 +105,61 @@ def _from_the_others(values: pd.Series[float]) -> pd.Series[float]:
 
 def _summary(kind: Any, own: pd.DataFrame) -> str:
     error, noise = own["error"].abs(), own["noise"].abs().dropna()
-    text = f"{kind}, {len(own)} runs: median error {error.median():.1%}, 90 % of runs within {error.quantile(0.9):.1%}"
+    most = f"90 % of runs within {percent(error.quantile(0.9))}"
+    text = f"{kind}, {counted(len(own), 'run')}: median error {percent(error.median())}, {most}"
     if noise.empty:
         return text
-    return f"{text} (noise {noise.median():.1%} and {noise.quantile(0.9):.1%})"
+    return f"{text} (noise {percent(noise.median())} and {percent(noise.quantile(0.9))})"
 
 
 def _draw(table: pd.DataFrame) -> Any:
-    figure, axes = plot.sheet(1, 2, (3.8, 3.2))
-    left, right = axes[0]
-    named = plot.looks(sorted(table["kind"].unique()))
-    for kind, look in named.items():
-        own = table[table["kind"] == kind]
-        hollow = {"markerfacecolor": "none", "markersize": 4, "markeredgewidth": 0.8}
-        left.plot(own["measured_ms"], own["replayed_ms"], look.marker, color=look.colour, label=kind, **hollow)
-        _shares(right, own["error"], color=look.colour, marker=look.marker, markersize=4)
-        dashes = {"linestyle": (0, (3, 2)), "linewidth": 1, "markerfacecolor": "none", "markersize": 4}
-        _shares(right, own["noise"].dropna(), color=look.colour, marker=look.marker, **dashes)
-    ends = [0.8 * table["measured_ms"].min(), 1.25 * table["measured_ms"].max()]
-    left.plot(ends, ends, color="0.25", linewidth=0.8, zorder=1)
-    left.set(xscale="log", yscale="log", xlabel="measured makespan, ms", ylabel="replayed makespan, ms")
-    for distance in (0.01, 0.05):
-        right.axvline(100 * distance, color="0.6", linewidth=0.7)
-    right.set(xscale="log", xlim=(0.03, 100), ylim=(0, 1), xlabel="distance, %", ylabel="share of runs")
-    plot.plain(left.xaxis, left.yaxis, right.xaxis)
-    right.plot([], [], color="0.25", label="error")
-    right.plot([], [], color="0.25", linestyle=(0, (3, 2)), linewidth=1, label="noise between launches")
-    plot.legend(figure)
+    figure, axes = plot.panels(1 + (len(table) > 1), 3.0)
+    named = looks.looks(sorted(table["kind"].unique()))
+    _makespans(axes[0], table, named)
+    keys = [looks.thin("simulated = measured")]
+    if len(axes) > 1:
+        _errors(axes[1], table, named)
+        keys = [looks.line("error", "-"), looks.thin("left: simulated = measured; right: 1 % and 5 %")]
+    if len(axes) > 1 and table["noise"].notna().any():
+        keys.insert(1, looks.line("noise between launches", NOISE))
+    plot.legend(figure, keys)
     return figure
 
 
+def _makespans(axis: Axes, table: pd.DataFrame, named: dict[Any, looks.Look]) -> None:
+    """Draw the simulated over the measured makespan of each run."""
+    for kind, look in named.items():
+        own = table[table["kind"] == kind]
+        hollow: dict[str, Any] = {"markerfacecolor": "none", "markersize": 4, "markeredgewidth": 0.8}
+        axis.plot(own["measured_ms"], own["replayed_ms"], look.marker, color=look.colour, label=kind, **hollow)
+    times = [*table["measured_ms"], *table["replayed_ms"]]
+    plot.titled(axis, x="measured makespan, ms", y="simulated makespan, ms", own=True)
+    for scale in (axis.xaxis, axis.yaxis):
+        scales.logarithmic(scale, times)
+    axis.plot(axis.get_xlim(), axis.get_xlim(), zorder=1, **looks.THIN)
+
+
+def _errors(axis: Axes, table: pd.DataFrame, named: dict[Any, looks.Look]) -> None:
+    """Draw the cumulative share of runs over their error, and over the noise of their launches."""
+    for kind, look in named.items():
+        own = table[table["kind"] == kind]
+        _shares(axis, own["error"], color=look.colour, marker=look.marker, markersize=4)
+        dashes: dict[str, Any] = {"linestyle": NOISE, "linewidth": 1, "markerfacecolor": "none", "markersize": 4}
+        _shares(axis, own["noise"].dropna(), color=look.colour, marker=look.marker, **dashes)
+    for distance in (1, 5):
+        axis.axvline(distance, **looks.THIN)
+    plot.titled(axis, x="distance, %", y="share of runs", own=True)
+    scales.logarithmic(axis.xaxis, (0.05, 60))
+    axis.set_ylim(0, 1.03)
+
+
 def _shares(axis: Axes, values: pd.Series[float], **look: Any) -> None:
-    """Draw the cumulative share of values over their size in percent."""
+    """Draw the cumulative share of values over their size in percent, at least two markers."""
     ordered = np.sort(100 * values.abs().to_numpy(dtype=float))
     if len(ordered):
-        axis.step(
-            ordered.clip(0.001), np.arange(1, len(ordered) + 1) / len(ordered), where="post", markevery=0.15, **look
-        )
+        shares = np.arange(1, len(ordered) + 1) / len(ordered)
+        every = max(1, len(ordered) // 7)
+        axis.step(ordered.clip(0.05), shares, where="post", markevery=every, **look)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""Time of each rank by kind: compute, waits, transfer and the rest of a step, as stacked bars.
+"""Where did the time of each rank go?
 
 ::
 
-    share │░░░░│    │░░░░│  warm-up, steady, drain: waits for another rank     the bar of a rank
-    of the│    │░░░░│████│  transfer: waits for a tensor that was sent         adds up to the
-    step  │████│████│████│  compute, recompute, optimizer, host                step's wall time
-           r0   r1   r2
+    gpipe, 42 ms   r0 │████████░░░░░░│   compute, recompute, optimizer, host
+                   r1 │███████████░░░│   wait: transfer, for a tensor that was sent
+    1f1b, 40 ms    r0 │████████░░░░░░│   wait: warm-up, steady phase, drain: for another rank
+                   r1 │███████████░░░│   a bar adds up to the step's wall time
+                      └ share of step
 
 For each device, model and number of ranks the figure shows the setting that most schedules share;
-if there are several, the one whose number of microbatches is nearest to 2K. The table has all
+if there are several, one without recomputation whose number of microbatches is nearest to 2K. The table has all
 questions.
 """
 
@@ -20,14 +21,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 
-from analysis import plot
+from analysis import fitting, looks, plot, scales
 from analysis.command import ANY_RUN, main
-from analysis.exhibit import Exhibit
+from analysis.exhibit import Exhibit, percent
 from microp.store import Store, records
 from microp.trace import KINDS
 
 PANELS = 6
+GAP = 0.08  # inches between the bars of two schedules
+AROUND = 0.85  # inches of a panel above and below its bars
+SEEN = 0.003  # of a bar: what is shorter cannot be seen, and has no entry in the legend
 WHERE = ["device", "model", "ranks"]
 SETTING = ["chunks", "batch_size", "checkpointing", "config.partition.name", "place"]
 # compute is dark and waits are light; hatching separates neighbours that are alike without colour
@@ -37,40 +42,60 @@ LOOKS: dict[str, tuple[str, str]] = {
     "optimizer": ("#d55e00", "\\\\\\"),
     "host": ("#303030", ""),
     "transfer": ("#cc79a7", "xxx"),
-    "warmup": ("#dcdcdc", ""),
-    "steady": ("#bdbdbd", "..."),
-    "drain": ("#efefef", ""),
+    "warmup": ("#c0c0c0", ""),
+    "steady": ("#9c9c9c", "..."),
+    "drain": ("#c0c0c0", "////"),
     "reduction": ("#009e73", "++"),
+}
+NAMES = {
+    "transfer": "wait: transfer",
+    "warmup": "wait: warm-up",
+    "steady": "wait: steady phase",
+    "drain": "wait: drain",
+    "reduction": "wait: sum over replicas",
 }
 assert set(LOOKS) == set(KINDS), "each kind of time has a look"
 
 
 def exhibits(store: Store) -> list[Exhibit]:
     """Return one figure with one panel per device, model and number of ranks."""
-    runs = store.runs()
-    if "time_ms.compute" not in runs:
-        return []
-    runs = runs[(runs["ranks"] > 1) & runs["time_ms.compute"].notna()]
+    runs = typical(store.runs())
     if runs.empty:
         return []
-    runs = runs.assign(place=runs["partition"].map(str))
-    typical = runs.loc[runs.groupby("question")["step_ms.median"].apply(_middle)]
-    panels = [(where, _most_compared(own)) for where, own in typical.groupby(WHERE)]
+    panels = [(where, _most_compared(own)) for where, own in runs.groupby(WHERE)]
     panels = sorted(panels, key=lambda panel: -panel[1]["schedule"].nunique())[:PANELS]
-    figure, axes = plot.sheet(len(panels), 1, (7.2, 2.1))
+    heights = [AROUND + len(own) * (_thickness(own) * own["ranks"].iloc[0] + GAP) for _, own in panels]
+    layout = {"gridspec_kw": {"height_ratios": heights}}
+    figure, axes = plot.sheet(len(panels), 1, sum(heights) / len(heights), **layout)
     for axis, (where, own) in zip(axes[:, 0], panels, strict=True):
         _draw(axis, own)
         first = records(own)[0]
-        axis.set_title(f"{where[0]}, {where[1]}, K = {first['ranks']}, M = {first['chunks']}")
-    axes[-1, 0].set_xlabel("ranks of each schedule")
-    plot.legend(figure)
+        again = "" if first["checkpointing"] == "never" else f", recomputation: {first['checkpointing']}"
+        title = f"{where[0]}, {where[1]}, K = {first['ranks']}, M = {first['chunks']}{again}"
+        plot.titled(axis, title, "share of the step's wall time, %")
+    most = pd.DataFrame([shares.max(axis=1) for _, own in panels for row in records(own) for shares in [_shares(row)]])
+    shown = [kind for kind in LOOKS if most[kind].max() >= SEEN]
+    plot.legend(figure, [Patch(**_look(kind), label=NAMES.get(kind, kind)) for kind in shown])
     text = (
-        "Share of a traced step's wall time by kind, for each rank; a bar adds up to the whole step. Waits for another "
-        "rank are divided by phase into warm-up, steady and drain. Transfer: the rank waited for a tensor that was "
-        "being sent. Reduction: the rank waited for the sum over the replicas. The figure shows, for each "
-        "configuration, the launch with the median step time; the table has all configurations."
+        "Share of a traced step's wall time by kind, one bar per rank with rank 0 at the top; the time of the whole "
+        "step is beside the name. Host: what is left, the rank's own time around its actions. Waits in warm-up, steady "
+        "phase and drain are for another rank to finish an action; transfer is a wait for a tensor that was already "
+        "being sent. Shown is the launch with the median step time; the table has all configurations, and kinds below "
+        f"{percent(SEEN)} of every bar."
     )
-    return [Exhibit("rank-time", "Time of each rank by kind", text, figure, _table(typical), typical)]
+    return [Exhibit("rank-time", "Time of each rank by kind", text, figure, _table(runs), runs)]
+
+
+def typical(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the launch with the median step time of each question on several ranks whose time is accounted for."""
+    if "time_ms.compute" not in runs:
+        return runs.head(0)
+    runs = runs[(runs["ranks"] > 1) & runs["time_ms.compute"].notna()]
+    if runs.empty:
+        return runs
+    equal = runs["partition"].map(set).map(len) == 1  # with one stage per rank or several
+    runs = runs.assign(place=runs["partition"].map(str).where(~equal, "equal"))
+    return runs.loc[runs.groupby("question")["step_ms.median"].apply(_middle)]
 
 
 def _middle(steps: pd.Series[float]) -> Any:
@@ -79,37 +104,57 @@ def _middle(steps: pd.Series[float]) -> Any:
 
 
 def _most_compared(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the setting that most schedules share; among equals, of the one nearest to M = 2K."""
+    """Return the rows of the setting that most schedules share.
+
+    Among equals a setting without recomputation comes first, and then the one nearest to M = 2K.
+    """
     by_setting = rows.groupby(SETTING, dropna=False)["schedule"].nunique().reset_index(name="schedules")
     by_setting["far"] = np.log2(by_setting["chunks"] / (2 * rows["ranks"].iloc[0])).abs()
-    best = by_setting.sort_values(["schedules", "far", *SETTING], ascending=[False, *[True] * (len(SETTING) + 1)])
+    by_setting["again"] = by_setting["checkpointing"] != "never"
+    order = ["schedules", "again", "far", *SETTING]
+    best = by_setting.sort_values(order, ascending=[key != "schedules" for key in order])
     return rows.merge(best.head(1), on=SETTING).drop_duplicates("schedule")
+
+
+def _thickness(rows: pd.DataFrame) -> float:
+    """Return the thickness of a bar in inches, so that the ranks of a schedule leave room for its name."""
+    return max(0.05, min(0.12, 0.32 / float(rows["ranks"].iloc[0])))
 
 
 def _draw(axis: Axes, rows: pd.DataFrame) -> None:
     by_schedule = rows.set_index("schedule")
-    left, places, names = 0.0, [], []
-    for schedule in plot.in_order(rows["schedule"]):
+    names, gap = [], GAP / _thickness(rows)
+    for place, schedule in enumerate(looks.in_order(rows["schedule"])):
         row = by_schedule.loc[schedule]
-        spent = {kind: np.array(_spent(row, kind), dtype=float) for kind in LOOKS}
-        ranks = len(spent["compute"])
-        total = np.sum(list(spent.values()), axis=0)
-        x, below = left + np.arange(ranks), np.zeros(ranks)
-        for kind, (colour, hatch) in LOOKS.items():
-            share = spent[kind] / total
-            axis.bar(x, share, 0.9, below, color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=kind)
-            below += share
-        axis.text(left + (ranks - 1) / 2, 1.02, f"{schedule}, {total.max():.1f} ms", ha="center", fontsize=7)
-        places += list(x)
-        names += [str(rank) for rank in range(ranks)]
-        left += ranks + 1
-    axis.set_xticks(places, names)
-    axis.set(ylim=(0, 1.12), yticks=[0, 0.25, 0.5, 0.75, 1], ylabel="share of the step")
+        shares = _shares(row)
+        ranks = shares.shape[1]
+        total = np.sum([kind_ms(row, kind) for kind in LOOKS], axis=0)
+        group = ranks + gap  # the height of a schedule, in bars
+        at, left = place + (np.arange(ranks) + 0.5 + gap / 2) / group - 0.5, np.zeros(ranks)
+        for kind in LOOKS:
+            share = 100 * shares.loc[kind].to_numpy()
+            if share.any():
+                axis.barh(at, share, 0.92 / group, left, **_look(kind))
+                left += share
+        names.append(f"{fitting.shortened(str(schedule), scales.ROW)}, {total.max():.1f} ms")
+    scales.name_rows(axis, names, 2 * scales.ROW)
+    axis.set_xlim(0, 100)
     axis.grid(visible=False)
-    axis.tick_params(axis="x", length=0)
+    axis.tick_params(axis="y", length=0)
 
 
-def _spent(row: Any, kind: str) -> list[float]:
+def _shares(row: Any) -> pd.DataFrame:
+    """Return the share of each kind (rows) in the step's wall time on each rank (columns)."""
+    spent = pd.DataFrame({kind: kind_ms(row, kind) for kind in LOOKS}).T.astype(float)
+    return spent / spent.sum()
+
+
+def _look(kind: str) -> dict[str, Any]:
+    colour, hatch = LOOKS[kind]
+    return {"facecolor": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0}
+
+
+def kind_ms(row: Any, kind: str) -> list[float]:
     """Return the time of a kind on each rank in ms; 0 for a run that was recorded before the kind existed."""
     values: Any = row.get(f"time_ms.{kind}")
     return values if isinstance(values, list) else [0.0] * len(row["time_ms.compute"])
@@ -121,7 +166,7 @@ def _table(rows: pd.DataFrame) -> pd.DataFrame:
         {
             **{key: row[key] for key in ("schedule", "chunks", "ranks", "device", "model", "checkpointing", "run_id")},
             "rank": rank,
-            **{f"{kind}_ms": _spent(row, kind)[rank] for kind in LOOKS},
+            **{f"{kind}_ms": kind_ms(row, kind)[rank] for kind in LOOKS},
         }
         for row in records(rows.sort_values(["device", "ranks", "schedule", "chunks", "run_id"]))
         for rank in range(len(row["time_ms.compute"]))

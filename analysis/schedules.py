@@ -1,4 +1,4 @@
-"""All schedules at equal M: bubble, memory, step time, and the best compromises of the last two.
+"""Which schedule is fastest at equal M, and which needs least memory?
 
 ::
 
@@ -18,8 +18,9 @@ from operator import itemgetter
 from typing import Any
 
 import pandas as pd
+from matplotlib.ticker import MaxNLocator
 
-from analysis import nominal, plot
+from analysis import looks, nominal, plot, scales
 from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, distance, drawn
 from microp.simulator import simulate
@@ -44,15 +45,15 @@ def exhibits(store: Store) -> list[Exhibit]:
     runs = runs.assign(activation_kib=[1024 * peak for peak in worst_rank_mib(runs)])
     table = over_launches(runs, POINT, list(SHOWN))
     point = itemgetter(*POINT)
-    theory = {point(row): _theory(row) for row in records(runs)}
-    table[["bubble.formula", "step_ms.formula"]] = [theory[point(row)] for row in records(table)]
+    expected = {point(row): _expected(row) for row in records(runs)}
+    table[["bubble.formula", "step_ms.formula"]] = [expected[point(row)] for row in records(table)]
     table["front"] = False
-    for _, own in table.groupby("chunks"):
+    for _, own in table.groupby(["chunks", "checkpointing"]):  # a panel of the figure
         table.loc[plot.front(own, "activation_kib", "step_ms.median"), "front"] = True
     return drawn([compared(table, runs), pareto(table, runs)], store.missing(NAME))
 
 
-def _theory(row: dict[str, Any]) -> tuple[float, float]:
+def _expected(row: dict[str, Any]) -> tuple[float, float]:
     """Return bubble and makespan (in ms) for the nominal times."""
     schedule = nominal.order(row)
     costs = nominal.costs(row, schedule)
@@ -63,33 +64,32 @@ def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
     """Return the figure of bubble, memory and step time with one row per schedule and one marker per M."""
     plain = table[table["checkpointing"] == "never"]
     own = table if plain.empty else plain
-    order = own.groupby("schedule")["step_ms.median"].max().sort_values(ascending=False).index.tolist()
-    figure, axes = plot.sheet(1, len(SHOWN), (2.7, 0.22 * len(order) + 1.0), sharey=True)
+    order = own.groupby("schedule")["step_ms.median"].max().sort_values().index.tolist()
+    figure, axes = plot.sheet(1, len(SHOWN), 0.22 * len(order) + 0.8, sharey=True)
     formulas = {"bubble.measured": "bubble.formula", "step_ms.median": "step_ms.formula"}
-    looks = plot.looks([f"M = {chunks}" for chunks in sorted(own["chunks"].unique())])
+    named = looks.looks(sorted(own["chunks"].unique()))
     for axis, (value, label) in zip(axes[0], SHOWN.items(), strict=True):
-        for place, (name, look) in enumerate(looks.items()):
-            line = own[own["chunks"].map("M = {}".format) == name]
-            at = line["schedule"].map(order.index) + 0.24 * (place - (len(looks) - 1) / 2)
-            below, above = line[value] - line[f"{value}.low"], line[f"{value}.high"] - line[value]
-            axis.errorbar(line[value], at, xerr=[below, above], color=look.colour, linestyle="", capsize=2)
-            axis.plot(line[value], at, look.marker, color=look.colour, label=name)
-            wide = line[f"{value}.wide"].astype(bool)
-            axis.plot(line[value][wide], at[wide], look.marker, color=look.colour, markerfacecolor="white")
+        for place, (chunks, look) in enumerate(named.items()):
+            line = own[own["chunks"] == chunks]
+            at = line["schedule"].map(order.index) + 0.6 / len(named) * (place - (len(named) - 1) / 2)
+            plot.across(axis, line, value, at, look, f"M = {chunks}")
             if value in formulas:
-                axis.plot(line[formulas[value]], at, "|", color="0.1", markersize=9, label="theory", zorder=3)
-        axis.set(xlabel=label, xlim=(0, None))
-    axes[0, 0].set_yticks(range(len(order)), order)
-    plot.legend(figure)
+                plot.strokes(axis, line[formulas[value]], at)
+        plot.titled(axis, x=label)
+        axis.set_xlim(0, None)
+        axis.xaxis.set_major_locator(MaxNLocator(3))
+    scales.name_rows(axes[0, 0], order)
+    plot.legend(figure, [looks.stroke("closed form or simulated, with the device's nominal times")])
+    used = runs[runs["checkpointing"].isin(own["checkpointing"])]
+    orders = [(row, nominal.order(row)) for row in records(used.drop_duplicates(POINT))]
+    origin = nominal.origin((schedule, nominal.costs(row, schedule)) for row, schedule in orders)
     miss = (own["step_ms.median"] / own["step_ms.formula"] - 1).abs()
     text = (
         "Bubble, peak activations of the rank that holds most, and step time of the schedules at equal M, "
-        f"{'with' if plain.empty else 'without'} recomputation, the slowest at the bottom. {INTERVALS} Strokes: the "
-        "closed form, or the simulation if there is none, for the nominal times. The measured step times differ from "
-        f"it by {distance(own['step_ms.median'], own['step_ms.formula'])}, for "
-        f"{own['schedule'][miss == miss.max()].iloc[0]}."
+        f"{'with' if plain.empty else 'without'} recomputation, the slowest at the bottom. {INTERVALS} Strokes: bubble "
+        f"simulated with the nominal times; step time by {origin}. The measured step times differ from the computed by "
+        f"{distance(own['step_ms.median'], own['step_ms.formula'])} ({own['schedule'][miss == miss.max()].iloc[0]})."
     )
-    used = runs[runs["checkpointing"].isin(own["checkpointing"])]
     return Exhibit("schedules-compared", "Schedules at equal M", text, figure, own.drop(columns="front"), used)
 
 
@@ -98,36 +98,28 @@ def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit | None:
     table = table.dropna(subset=["activation_kib"])
     if table.empty:
         return None
-    chunks = sorted(table["chunks"].unique())
-    figure, axes = plot.sheet(1, len(chunks), (4.2, 3.4))
-    looks = plot.looks(["never", *sorted(set(table["checkpointing"]) - {"never"})])
-    for axis, number in zip(axes[0], chunks, strict=True):
-        own = table[table["chunks"] == number]
-        plot.scatter(axis, own, "activation_kib", "step_ms.median", "checkpointing", looks)
-        for row in records(own[own["front"]]):  # the space below and left of the front is empty
-            at = (row["activation_kib"], row["step_ms.median"])
-            below = {"textcoords": "offset points", "ha": "right", "va": "top", "fontsize": 7}
-            axis.annotate(row["schedule"], at, (-4, -1), **below)
-        axis.set(title=f"M = {number}", xlabel=SHOWN["activation_kib"], ylim=(0.85 * own["step_ms.median"].min(), None))
-        axis.set_xscale("log", base=2)
-        axis.set_xlim(0.6 * own["activation_kib"].min(), None)
-        axis.set_yscale("log", base=2)
-        plot.plain(axis.xaxis, axis.yaxis)
-    axes[0, 0].set_ylabel("step time, ms")
-    plot.legend(figure, [plot.FRONT])
+    value, time = "activation_kib", "step_ms.median"
+    groups = list(table.groupby(["chunks", "checkpointing"], sort=True))
+    groups = sorted(groups, key=lambda group: (group[0][0], group[0][1] != "never"))
+    figure, axes = plot.panels(len(groups), 2.8)
+    named = {name: look._replace(line="") for name, look in looks.looks(sorted(table["schedule"].unique())).items()}
+    for axis, ((chunks, policy), own) in zip(axes, groups, strict=True):
+        same = table[table["chunks"] == chunks]
+        plot.lines(axis, own, value, time, "schedule", named)
+        plot.draw_front(axis, own[own["front"]], value, time)
+        plot.titled(axis, f"M = {chunks}, recomputation: {policy}", SHOWN[value], SHOWN[time])
+        scales.logarithmic(axis.xaxis, same[value])
+        scales.logarithmic(axis.yaxis, same[time])
+    plot.legend(figure, [looks.FRONT])
     fronts = "; ".join(
-        f"M = {number}: " + ", ".join(_named(row) for row in records(own.sort_values("activation_kib")))
-        for number, own in table[table["front"]].groupby("chunks")
+        f"{', '.join(own[own['front']].sort_values(value)['schedule'])} (M = {chunks}, recomputation: {policy})"
+        for (chunks, policy), own in groups
     )
     text = (
-        "Step time against peak activations of the rank that holds most, one marker per schedule and policy of "
-        f"recomputation. {INTERVALS} The line is the Pareto front, by ascending memory: {fronts}."
+        "Step time against peak activations of the rank that holds most, one marker per schedule. The line is the "
+        f"Pareto front of its panel; on it are, from the least memory to the shortest step: {fronts}. {INTERVALS}"
     )
     return Exhibit("schedules-pareto", "Memory against time over schedules", text, figure, table, runs)
-
-
-def _named(row: dict[str, Any]) -> str:
-    return str(row["schedule"]) + ("" if row["checkpointing"] == "never" else f" ({row['checkpointing']})")
 
 
 if __name__ == "__main__":

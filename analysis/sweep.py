@@ -6,31 +6,33 @@
     x                   chunks: the numeric key with the most values
     lines               schedule, with all keys that are left over
     columns             model.dim: the next key, if it has few values
-    rows                step time, bubble, peak activations
+    rows                step time, bubble, peak activations, each a row of panels
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
+from matplotlib.figure import Figure
 
-from analysis import plot
-from analysis.command import OUTPUTS, nothing, print_missing, save
-from analysis.exhibit import INTERVALS, Exhibit
+from analysis import looks, plot, scales
+from analysis.answers.sweep import answer
+from analysis.command import OUTPUTS, command_parser, nothing, print_answer, print_missing, save
+from analysis.exhibit import INTERVALS, Exhibit, counted
 from microp.job import NOT_ASKED
 from microp.store import LAUNCH, WIDE_FRACTION, Plan, Store, finished_runs, over_launches, read_plans, worst_rank_mib
 
 QUANTITIES = {  # column -> its label, and a width of the interval that is never too wide
     "step_ms.median": ("step time, ms", 0.0),
     "bubble.measured": ("bubble, idle / total", WIDE_FRACTION),
-    "activation_mib": ("peak activations\nof a rank, MiB", 0.0),
+    "activation_mib": ("peak activations of a rank, MiB", 0.0),
 }
-MOST_COLUMNS = 4
+MOST_COLUMNS = 3
+MOST_LINES = 24  # more cannot be told apart
 FIRST = ("chunks", "ranks", "batch_size", "schedule", "partition", "checkpointing", "model", "device", "comms")
 
 
@@ -59,12 +61,19 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = 
         table = table.merge(own.drop(columns="launches") if "launches" in table else own, on=points)
     formula = rows[[*points, "bubble.closed_form"]].drop_duplicates(points)
     table = table.merge(formula.rename(columns={"bubble.closed_form": "formula"}), on=points).sort_values(points)
+    number = table["line"].nunique()
+    closed = (
+        "Dotted: closed form of the bubble, for equal layers and free hops or for an emulated device's nominal times."
+    )
     text = (
-        f"{len(table)} points; varied: {', '.join(keys) or 'nothing'}. {INTERVALS} Dashed: the formula of the bubble, "
-        "if known."
+        f"{counted(len(table), 'point')}; varied: {', '.join(keys) or 'nothing'}. {INTERVALS}"
+        + (f" {closed}" if table["formula"].notna().any() else "")
+        + (f" Drawn: the first {MOST_LINES} of {number} lines; the table has all." if number > MOST_LINES else "")
     )
     figure = _draw(table, axes)
-    return Exhibit(stem, title, text, figure, table.drop(columns=points), runs, list(missing))
+    named = rows.assign(**{key: [_say(key, value) for value in rows[key]] for key in keys})
+    said = answer(named, keys)
+    return Exhibit(stem, title, text, figure, table.drop(columns=points), runs, list(missing), said)
 
 
 def varying(runs: pd.DataFrame) -> list[str]:
@@ -108,31 +117,29 @@ def _say(key: str, value: Any) -> str:
     return number if key.endswith(".name") else f"{key}={number}"
 
 
-def _draw(table: pd.DataFrame, axes: Axes) -> Any:
+def _draw(table: pd.DataFrame, axes: Axes) -> Figure:
     shown = [quantity for quantity in QUANTITIES if table[quantity].notna().any()] or ["step_ms.median"]
     columns = list(dict.fromkeys(table["column"]))
-    width = 5.0 if len(columns) == 1 else 3.0
-    figure, grid = plot.sheet(len(shown), len(columns), (width, 2.0), sharex=True, sharey="row")
+    figure, grid = plot.sheet(len(shown), len(columns), 2.0, sharex=True, sharey="row")
     numeric = pd.api.types.is_numeric_dtype(table["x"])
     ticks = sorted(table["x"].unique()) if numeric else list(dict.fromkeys(table["x"]))
-    named = plot.looks(dict.fromkeys(table["line"]))
+    named = looks.looks(list(dict.fromkeys(table["line"]))[:MOST_LINES])
     for axis_row, quantity in zip(grid, shown, strict=True):
-        axis_row[0].set_ylabel(QUANTITIES[quantity][0])
         for axis, column in zip(axis_row, columns, strict=True):
-            own = table[table["column"] == column]
+            own = table[(table["column"] == column) & table["line"].isin(named)]
             own = own.assign(x=own["x"] if numeric else [ticks.index(value) for value in own["x"]])
-            if quantity == "bubble.measured":
-                for _, line in own.groupby("line"):
-                    plot.theory(axis, line["x"], line["formula"])
             if _doubles(ticks, numeric):
                 own = plot.beside(own, "x", "line", named)
-            plot.lines(axis, own, "x", quantity, "line", named)
+            plot.lines(axis, own, "x", quantity, "line", named, "formula" if quantity == "bubble.measured" else None)
             axis.set_ylim(0, 1.05 * axis.get_ylim()[1])  # room for a marker at the top
-    for axis, column in zip(grid[0], columns, strict=True):
-        axis.set_title(column)
+            title, x = column if quantity == shown[0] else "", axes.x if quantity == shown[-1] else ""
+            plot.titled(axis, title, x or "", QUANTITIES[quantity][0])
     for axis in grid[-1]:
-        _label(axis, axes.x, ticks, numeric)
-    plot.legend(figure, [plot.THEORY] if table["formula"].notna().any() else [])
+        _tick(axis, ticks, numeric)
+    plot.legend(
+        figure,
+        [looks.dotted("closed form of the bubble, in the same colour")] if table["formula"].notna().any() else [],
+    )
     return figure
 
 
@@ -141,12 +148,13 @@ def _doubles(ticks: list[Any], numeric: bool) -> bool:
     return numeric and len(ticks) > 1 and ticks[0] > 0 and ticks[-1] / ticks[0] >= 4
 
 
-def _label(axis: Any, name: str | None, ticks: list[Any], numeric: bool) -> None:
+def _tick(axis: Any, ticks: list[Any], numeric: bool) -> None:
     if _doubles(ticks, numeric):
-        plot.powers(axis, ticks, name or "")
-        return
-    axis.set_xlabel(name or "")
-    axis.set_xticks(ticks if numeric else range(len(ticks)), [f"{t:g}" if numeric else str(t) for t in ticks])
+        scales.powers(axis, ticks)
+    elif numeric:
+        scales.evenly(axis, ticks)
+    else:
+        scales.categories(axis, [str(tick) for tick in ticks])
 
 
 def of_plan(store: Store, plan: Plan) -> Exhibit | None:
@@ -158,7 +166,7 @@ def of_plan(store: Store, plan: Plan) -> Exhibit | None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Draw the newest sweep below a folder, or all runs below it if it has no sweep."""
-    parser = argparse.ArgumentParser(prog="python -m analysis.sweep", description=main.__doc__)
+    parser = command_parser("analysis.sweep", main.__doc__)
     parser.add_argument("folder", type=Path, help="outputs/sweeps, one of its folders, or a folder of runs")
     parser.add_argument(
         "--report", type=Path, default=OUTPUTS / "report", help="folder for the files (default: outputs/report)"
@@ -175,6 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
     if made is None:
         parser.error(nothing(options.folder, "python -m microp.run -m schedule=gpipe,1f1b chunks=4,8,16"))
     save([made], options.report)
+    print_answer(made.answer)
     print_missing(list(made.missing))
     return 0
 

@@ -9,26 +9,26 @@ first is drawn, with the sums over all replicas, replayed and measured.
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
+import textwrap
 from contextlib import suppress
 from pathlib import Path
 
-from microp.simulator import replay, replay_reductions, schedule_of
-from microp.store import RecordError, attempts, read_reductions, read_spans, read_status, read_summary
-from microp.trace import Span
-from microp.trace import drawing as render
+from analysis.command import absent, command_parser
+from microp.store import RecordError, attempts, read_status, read_summary, read_traced_step
+from microp.trace import figure, perfetto, screen, timeline
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Draw a run's last measured step, replayed above measured, as text and as a figure."""
-    parser = argparse.ArgumentParser(prog="python -m analysis.timeline", description=main.__doc__)
+    parser = command_parser("analysis.timeline", main.__doc__)
     parser.add_argument("run", type=Path, help="an attempt, or a folder, whose newest attempt is drawn")
     parser.add_argument(
         "--report", type=Path, default=Path("outputs/report"), help="folder for the files (default: outputs/report)"
     )
     options = parser.parse_args(arguments)
+    if not options.run.is_dir():
+        parser.error(f"{absent(options.run)}: give a folder below outputs/runs")
     traced = []
     for each in attempts(options.run):
         with suppress(RecordError):
@@ -39,45 +39,57 @@ def main(arguments: list[str] | None = None) -> int:
     _, attempt = max(traced)
     try:
         summary = read_summary(attempt)  # first, because it names the version
-        measured = read_spans(attempt)
-        sums = {"measured": read_reductions(attempt)}
+        step = read_traced_step(attempt, summary)
     except RecordError as error:
         parser.error(str(error))
-    if not measured:
+    if step is None:
         parser.error(f"{attempt} has an empty trace: run its command again")
-    schedule = schedule_of(measured, summary["schedule"])
-    panels: dict[str, Sequence[Span]] = {"measured": measured}
-    time_ms = summary.get("time_ms")  # None if a rank failed before it had written its trace
-    if time_ms:
-        panels = {"replayed": replay(schedule, measured), **panels}
-        sums["replayed"] = replay_reductions(schedule, measured, sums["measured"])
-    for name, spans in panels.items():
-        print(f"{name}\n{render.text(spans, sums=sums[name])}\n")
-    if time_ms:
-        print(time_table(time_ms))
+    title = f"{attempt.parent.name}, {attempt.name}: last measured step"
+    shown = screen()
+    replicas, predicted = summary["replicas"], summary.get("predicted")
+    lines = timeline(step.panels, shown.columns, sums=step.sums, predicted=predicted, replicas=replicas)
+    print(f"{title}\n{shown.text(lines)}\n")
+    if summary["time_ms"]:
+        if replicas > 1:
+            print(f"means over the {replicas} replicas:")
+        print(time_table(summary["time_ms"], shown.columns))
     options.report.mkdir(parents=True, exist_ok=True)
     place = options.report / f"timeline-{attempt.parent.name}-{attempt.name}"
-    files = render.figure(panels, f"{attempt.parent.name}, {attempt.name}: last measured step", place, sums=sums)
-    files.append(render.perfetto(panels, schedule, place.with_name(f"{place.name}.trace.json")))
+    files = figure(step.panels, title, place, sums=step.sums)
+    files.append(perfetto(step.panels, step.schedule, place.with_name(f"{place.name}.trace.json")))
     for file in files:
         print(file)
     return 0
 
 
-def time_table(time_ms: dict[str, list[float]]) -> str:
-    """Return a text table of the step's time in ms, with one line per rank and one column per kind."""
-    ranks = range(len(time_ms["compute"]))
-    lines = ["ms      " + "".join(f"{kind:>11}" for kind in (*time_ms, "sum"))]
-    for rank in ranks:
-        own = [values[rank] for values in time_ms.values()]
-        lines.append(f"rank {rank:<3}" + "".join(f"{value:11.2f}" for value in (*own, sum(own))))
-    return "\n".join(
-        [
-            *lines,
-            "warmup, steady, drain: waits for another rank; transfer: waits for a tensor that is being sent; "
-            "reduction: waits for the sum over the replicas\n",
-        ]
-    )
+def time_table(time_ms: dict[str, list[float]], columns: int = 100) -> str:
+    """Return a text table of the step's time in ms: a line per rank, and a column per kind.
+
+    Args:
+        time_ms: kind -> its time on each rank.
+        columns: the width; the kinds that have no room stand below, with the ranks again.
+    """
+    total = [sum(own) for own in zip(*time_ms.values(), strict=True)]
+    cells = [
+        [text.rjust(max(len(kind), 6) + 2) for text in (kind, *(f"{value:.2f}" for value in values))]
+        for kind, values in {**time_ms, "sum": total}.items()
+    ]
+    names = [name.ljust(8) for name in ("ms", *(f"rank {rank}" for rank in range(len(total))))]
+    blocks = [names]
+    for column in cells:
+        if len(blocks[-1][0] + column[0]) > columns and len(blocks[-1][0]) > len(names[0]):
+            blocks.append(names)
+        blocks[-1] = [line + cell for line, cell in zip(blocks[-1], column, strict=True)]
+    return "\n\n".join("\n".join(block) for block in [*blocks, textwrap.wrap(WAITS, columns)]) + "\n"
+
+
+WAITS = (
+    "compute: forward and backward, without recompute; optimizer: its step; host: the rest, in which Python runs; "
+    "warmup, steady, drain: waits for another rank; transfer: waits for a tensor that is being sent; "
+    "reduction: waits for the sum over the replicas; "
+    "sum: the whole step, from its begin on the first rank to its end on the last one. It is longer than the time "
+    "above, because a part of optimizer and host is before the first action or after the last one and its sum."
+)
 
 
 if __name__ == "__main__":

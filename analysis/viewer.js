@@ -1,216 +1,189 @@
-// Interactive timeline of a step. No library, no network.
+// The interactive timelines: what a user does, and the state that it changes. No library, no network.
 //
-//   choose a run ─► replayed | measured ─► canvas: one row per rank, one bar per action
-//   wheel, pinch, + and -: zoom   drag: pan   hover, tap, arrow keys: describe an action
+//   Ctrl and wheel, pinch, + and -: zoom         drag, Shift and arrows: move         0: the whole step
+//   pointer: tooltip                             arrows: from action to action        p: the same action in the next panel
+//   click, Enter: select, in all panels          Escape: unselect                     without Ctrl the wheel is the page's
+//
+// The state can be read in the data-* attributes of #viewer.
 "use strict";
 (() => {
   const root = document.getElementById("viewer");
-  const { runs } = JSON.parse(document.getElementById("timelines").textContent);
-  if (!root || runs.length === 0) return;
-  const FIELDS = 7; // rank, op, stage, microbatch, start, length, wait
-  const OPS = [
-    { name: "F, forward", letter: "F", fill: "#9ecae1", ink: "#000" },
-    { name: "B, backward", letter: "B", fill: "#3182bd", ink: "#fff" },
-    { name: "W, weight gradient", letter: "W", fill: "#fdae6b", ink: "#000" },
-  ];
-  const ROW = 34, LABEL = 54, AXIS = 26;
-  const part = (name) => root.querySelector(`[data-part=${name}]`);
-  const [select, canvas, told, facts] = ["run", "canvas", "told", "facts"].map(part);
-  const pen = canvas.getContext("2d");
-  let run = runs.find((each) => each.ranks > 1) ?? runs[0], panel = "measured", from = 0, to = 1, chosen = -1; // from, to: the visible range
-  const pointers = new Map();
+  const { runs, palette, reduction } = JSON.parse(document.getElementById("timelines").textContent);
+  const [canvas, tip, told, facts, key] = ["canvas", "tip", "told", "facts", "key"].map((name) => root.querySelector(`[data-part=${name}]`));
+  const drawing = new TimelineCanvas(canvas, reduction);
+  const steps = new Map(), selections = new Map(); // of a run: its step; the place that is selected in it
+  const touches = new Map(); // of a pointer that is down: its x
+  const NARROW = 480; // a drawing of fewer pixels has its tooltip below it, because it would cover most of the drawing
+  const CLICK = 4; // pixels that the pointer may travel in a click
+  const BELOW = 80; // pixels that the tooltip may reach below the drawing, over the text there
+  let step, from = 0, to = 1, pointed = null, pointer = null; // pointer: where it is, if it points, and not the keyboard
+  let last = { panel: 0, action: 0 }, travelled = 0;
 
-  for (const [index, each] of runs.entries()) select.add(new Option(each.name, String(index)));
-  select.value = String(runs.indexOf(run));
+  const selected = () => selections.get(step.run) ?? null;
 
-  const now = () => run.panels[panel];
-  const whole = () => Math.max(...Object.values(run.panels).map((each) => each.makespan));
-  const spans = () => now().spans;
-  const count = () => spans().length / FIELDS;
-  const span = (index) => {
-    const [rank, op, stage, microbatch, start, length, wait] = spans().slice(index * FIELDS, (index + 1) * FIELDS);
-    return { rank, op: OPS[op], stage, microbatch, start, length, wait };
-  };
-  const width = () => canvas.clientWidth - LABEL;
-  const x = (time) => LABEL + ((time - from) / (to - from)) * width();
-  const time = (at) => from + ((at - LABEL) / width()) * (to - from);
-  const ms = (micros) => (micros < 1000 ? `${micros} µs` : `${(micros / 1000).toPrecision(4)} ms`);
-
-  function draw() {
-    const scale = window.devicePixelRatio || 1, ink = getComputedStyle(root).color;
-    canvas.style.height = `${run.ranks * ROW + AXIS}px`;
-    canvas.width = Math.round(canvas.clientWidth * scale);
-    canvas.height = Math.round((run.ranks * ROW + AXIS) * scale);
-    pen.setTransform(scale, 0, 0, scale, 0, 0);
-    pen.font = "12px system-ui, sans-serif";
-    pen.textBaseline = "middle";
-    drawAxis(ink);
-    pen.save();
-    pen.beginPath();
-    pen.rect(LABEL, 0, width(), run.ranks * ROW);
-    pen.clip();
-    for (let index = 0; index < count(); index++) drawSpan(span(index), index === chosen, ink);
-    pen.restore();
-    pen.fillStyle = ink;
-    pen.textAlign = "left";
-    for (let rank = 0; rank < run.ranks; rank++) pen.fillText(`rank ${rank}`, 2, rank * ROW + ROW / 2);
-    facts.textContent = `${run.id}, ${panel}: ${ms(now().makespan)}, bubble ${now().bubble.toFixed(3)}`;
+  function refresh() { // shows the state
+    const chosen = selected()?.action ?? null;
+    drawing.refresh({ step, from, to, selected: chosen, pointed });
+    Object.assign(root.dataset, {
+      run: step.run.id, from, to, left: TimelineCanvas.LABEL, rows: JSON.stringify(drawing.rows()),
+      selected: chosen === null ? "" : step.actions[chosen].name,
+      pointed: pointed ? `${step.panels[pointed.panel].name} ${step.actions[pointed.action].name}` : "",
+    });
+    const place = pointed ?? selected(), note = place?.action === chosen ? "Selected: " : "";
+    told.textContent = place ? note + step.sentence(place) : "Point at an action, or focus the drawing and use the arrow keys.";
+    placeTip();
   }
 
-  function drawSpan(each, isChosen, ink) {
-    const left = x(each.start), long = x(each.start + each.length) - left, top = each.rank * ROW + 3;
-    if (left > canvas.clientWidth || left + long < LABEL) return;
-    pen.fillStyle = each.op.fill;
-    pen.fillRect(left, top, Math.max(long - 0.6, 0.6), ROW - 6);
-    if (isChosen) {
-      pen.strokeStyle = ink;
-      pen.lineWidth = 2.5;
-      pen.strokeRect(left + 1, top + 1, Math.max(long - 2, 1), ROW - 8);
-    }
-    const name = `${each.op.letter}${each.microbatch}`;
-    if (long > pen.measureText(name).width + 4) {
-      pen.fillStyle = each.op.ink;
-      pen.textAlign = "center";
-      pen.fillText(name, left + long / 2, top + (ROW - 6) / 2);
-    }
+  function placeTip() {
+    tip.hidden = !pointed || travelled > CLICK;
+    if (tip.hidden) return;
+    const table = document.createElement("table"), { name, words } = step.actions[pointed.action];
+    step.table(pointed.action).forEach((texts, line) => {
+      const row = table.insertRow();
+      texts.forEach((text, column) => row.append(element(line && column ? "td" : "th", text)));
+    });
+    tip.replaceChildren(element("b", name), ` ${words}`, table);
+    const bar = { x: drawing.x(step.middle(pointed)), y: drawing.top(pointed.panel, step.actions[pointed.action].rank) + drawing.row / 2 };
+    const at = pointer ?? bar, isNarrow = canvas.clientWidth < NARROW;
+    const left = isNarrow ? 0 : Math.max(0, Math.min(at.x + 14, canvas.clientWidth - tip.offsetWidth));
+    const below = at.y + 18, above = at.y - 12 - tip.offsetHeight, isLow = below + tip.offsetHeight > canvas.clientHeight + BELOW;
+    tip.style.transform = `translate(${left}px, ${isNarrow ? canvas.clientHeight + 2 : isLow && above > 0 ? above : below}px)`;
   }
 
-  function drawAxis(ink) {
-    const bottom = run.ranks * ROW;
-    const rough = (to - from) / Math.max(2, width() / 110), power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= rough);
-    pen.strokeStyle = ink;
-    pen.fillStyle = ink;
-    pen.lineWidth = 1;
-    pen.textAlign = "center";
-    for (let at = Math.ceil(from / step) * step; at <= to; at += step) {
-      pen.globalAlpha = 0.18;
-      pen.beginPath();
-      pen.moveTo(x(at), 0);
-      pen.lineTo(x(at), bottom);
-      pen.stroke();
-      pen.globalAlpha = 1;
-      if (x(at) > LABEL + 14 && x(at) < canvas.clientWidth - 24) {
-        pen.fillText(`${+(at / 1000).toPrecision(6)} ms`, x(at), bottom + AXIS / 2);
-      }
-    }
+  function element(tag, text) {
+    return Object.assign(document.createElement(tag), { textContent: text });
   }
 
-  function choose(index) {
-    chosen = index;
-    if (index < 0) {
-      told.textContent = "Point at an action, or focus the drawing and use the arrow keys.";
-    } else {
-      const each = span(index);
-      told.textContent =
-        `${each.op.letter}${each.microbatch} on rank ${each.rank}: ${each.op.name} of stage ${each.stage}, ` +
-        `microbatch ${each.microbatch}; starts at ${ms(each.start)}, takes ${ms(each.length)}, ` +
-        `the rank waited ${ms(each.wait)} before it`;
-    }
-    draw();
+  function introduce() { // a run's header line and legend
+    facts.replaceChildren(...[...step.run.facts, step.run.id].flatMap((text) => [element("span", text), " "]));
+    const hasSums = step.panels.some(({ sums }) => sums.length > 0);
+    const sums = hasSums ? [{ letter: "▂", ink: "white", colour: reduction, words: "sum over the replicas" }] : [];
+    key.replaceChildren(...[...step.legend(), ...sums].map(({ letter, ink, colour, words }) => {
+      const item = document.createElement("span"), chip = element("i", letter);
+      Object.assign(chip.style, { background: colour, color: ink });
+      item.append(chip, words);
+      return item;
+    }));
   }
+
+  function show(run) {
+    if (!steps.has(run)) steps.set(run, new Step(run, palette));
+    step = steps.get(run);
+    pointed = pointer = null;
+    last = { panel: 0, action: 0 };
+    introduce();
+    everything();
+  }
+
+  // --- the view ---------------------------------------------------------------------------------------------
 
   function look(begin, end) {
-    const shortest = whole() / 2000, long = Math.min(Math.max(end - begin, shortest), whole() * 1.02);
-    from = Math.min(Math.max(begin, 0), whole() * 1.02 - long);
+    const room = step.whole * 1.02, long = Math.min(Math.max(end - begin, step.whole / 2000), room);
+    from = Math.min(Math.max(begin, 0), room - long);
     to = from + long;
-    draw();
+    refresh();
   }
-  const zoom = (factor, about = (from + to) / 2) => look(about - (about - from) * factor, about + (to - about) * factor);
-  const pan = (share) => look(from + share * (to - from), to + share * (to - from));
-  const everything = () => look(0, whole() * 1.02);
+  const zoom = (factor, about = centre()) => look(about - (about - from) * factor, about + (to - about) * factor);
+  const move = (share) => look(from + share * (to - from), to + share * (to - from));
+  const everything = () => look(0, step.whole * 1.02);
 
-  function show(nextRun, nextPanel) {
-    const isNew = nextRun !== run;
-    run = nextRun;
-    panel = nextPanel;
-    for (const button of root.querySelectorAll("[data-panel]")) {
-      button.setAttribute("aria-pressed", String(button.dataset.panel === panel));
-    }
-    if (isNew) everything();
-    choose(-1);
+  function centre() { // of a zoom: what is pointed at or selected, if it is visible
+    const place = pointed ?? selected(), middle = place ? step.middle(place) : -1;
+    return from <= middle && middle <= to ? middle : (from + to) / 2;
   }
 
-  function under(event) {
+  // --- pointing and selecting ---------------------------------------------------------------------------------
+
+  function point(place, at = null) {
+    pointed = place;
+    pointer = at;
+    last = place ?? last;
+    refresh();
+  }
+
+  function select(place) {
+    if (place === null) selections.delete(step.run);
+    else selections.set(step.run, place);
+    refresh();
+  }
+
+  function go(next) { // points from the keyboard: at the place that `next` gives, or first at the last one
+    const begin = pointed ?? selected(), place = begin ? next(begin) : last;
+    const { start, end } = step.panels[place.panel], half = (to - from) / 2, middle = step.middle(place);
+    if (start[place.action] < from || end[place.action] > to) look(middle - half, middle + half);
+    point(place);
+  }
+
+  // --- buttons and keys -----------------------------------------------------------------------------------------
+
+  const views = { in: () => zoom(0.6), out: () => zoom(1 / 0.6), left: () => move(-0.3), right: () => move(0.3), all: everything };
+  for (const button of root.querySelectorAll("[data-do]")) button.addEventListener("click", views[button.dataset.do]);
+
+  const keys = {
+    "+": views.in, "=": views.in, "-": views.out, 0: views.all,
+    ArrowRight: (isShift) => (isShift ? views.right() : go((place) => step.along(place, 1))),
+    ArrowLeft: (isShift) => (isShift ? views.left() : go((place) => step.along(place, -1))),
+    ArrowDown: () => go((place) => step.across(place, 1)),
+    ArrowUp: () => go((place) => step.across(place, -1)),
+    Home: () => go((place) => step.along(place, -Infinity)),
+    End: () => go((place) => step.along(place, Infinity)),
+    Enter: () => pointed && select(pointed),
+    Escape: () => select(null),
+    p: () => go(({ panel, action }) => ({ panel: (panel + 1) % step.panels.length, action })),
+  };
+  canvas.addEventListener("keydown", (event) => {
+    if (!Object.hasOwn(keys, event.key) || event.ctrlKey || event.metaKey || event.altKey) return;
+    keys[event.key](event.shiftKey);
+    event.preventDefault();
+  });
+  canvas.addEventListener("blur", () => point(null));
+
+  // --- mouse and touch ------------------------------------------------------------------------------------------
+
+  const at = (event) => {
     const box = canvas.getBoundingClientRect();
-    const at = time(event.clientX - box.left), rank = Math.floor((event.clientY - box.top) / ROW);
-    for (let index = 0; index < count(); index++) {
-      const each = span(index);
-      if (each.rank === rank && each.start <= at && at < each.start + each.length) return index;
-    }
-    return -1;
-  }
-
-  function follow(index) {
-    const each = span(index);
-    if (each.start < from || each.start + each.length > to) {
-      const half = (to - from) / 2, middle = each.start + each.length / 2;
-      look(middle - half, middle + half);
-    }
-    choose(index);
-  }
-
-  select.addEventListener("change", () => show(runs[Number(select.value)], panel));
-  for (const button of root.querySelectorAll("[data-panel]")) {
-    button.addEventListener("click", () => show(run, button.dataset.panel));
-  }
-  const actions = { in: () => zoom(0.6), out: () => zoom(1 / 0.6), left: () => pan(-0.3), right: () => pan(0.3), all: everything };
-  for (const button of root.querySelectorAll("[data-do]")) button.addEventListener("click", actions[button.dataset.do]);
+    return { x: event.clientX - box.left, y: event.clientY - box.top };
+  };
+  const pointAt = (event) => point(drawing.under(at(event)), at(event));
 
   canvas.addEventListener("wheel", (event) => {
-    if (!event.ctrlKey && Math.abs(event.deltaX) > Math.abs(event.deltaY)) pan(event.deltaX / 800);
-    else zoom(Math.exp(event.deltaY / 400), time(event.clientX - canvas.getBoundingClientRect().left));
+    if (!event.ctrlKey && !event.metaKey) return;
+    zoom(Math.exp(Math.max(-1, Math.min(1, event.deltaY / 400))), drawing.time(at(event).x));
+    pointAt(event);
     event.preventDefault();
   }, { passive: false });
 
   canvas.addEventListener("pointerdown", (event) => {
-    pointers.set(event.pointerId, event.clientX);
+    if (touches.size === 0) travelled = 0;
+    touches.set(event.pointerId, at(event).x);
     canvas.setPointerCapture(event.pointerId);
-    choose(under(event));
   });
   canvas.addEventListener("pointermove", (event) => {
-    if (!pointers.has(event.pointerId)) {
-      const index = under(event);
-      if (index !== chosen) choose(index);
-      return;
-    }
-    const before = [...pointers.values()];
-    pointers.set(event.pointerId, event.clientX);
-    const after = [...pointers.values()], box = canvas.getBoundingClientRect();
-    if (after.length === 1) {
-      pan((before[0] - after[0]) / width());
-    } else {
-      const gap = ([a, b]) => Math.max(Math.abs(a - b), 10);
-      zoom(gap(before) / gap(after), time((after[0] + after[1]) / 2 - box.left));
-    }
+    if (!touches.has(event.pointerId)) return pointAt(event);
+    const before = [...touches.values()];
+    touches.set(event.pointerId, at(event).x);
+    const after = [...touches.values()], gap = ([a, b]) => Math.max(Math.abs(a - b), 10);
+    travelled += after.length > 1 ? CLICK + 1 : Math.abs(after[0] - before[0]);
+    if (after.length > 1) return zoom(gap(before) / gap(after), drawing.time((after[0] + after[1]) / 2));
+    return travelled > CLICK ? move((before[0] - after[0]) / drawing.width) : undefined;
   });
-  for (const name of ["pointerup", "pointercancel"]) {
-    canvas.addEventListener(name, (event) => pointers.delete(event.pointerId));
-  }
-
-  canvas.addEventListener("keydown", (event) => {
-    const keys = {
-      "+": actions.in, "=": actions.in, "-": actions.out, "0": everything, Home: everything,
-      ArrowRight: () => follow(Math.min(chosen + 1, count() - 1)),
-      ArrowLeft: () => follow(Math.max(chosen - 1, 0)),
-      ArrowDown: () => follow(beside(1)),
-      ArrowUp: () => follow(beside(-1)),
-      p: () => show(run, panel === "measured" ? "replayed" : "measured"),
-    };
-    if (!keys[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
-    keys[event.key]();
-    event.preventDefault();
+  canvas.addEventListener("pointerup", (event) => {
+    touches.delete(event.pointerId);
+    if (touches.size > 0) return;
+    const isClick = travelled <= CLICK;
+    travelled = 0;
+    pointAt(event);
+    if (isClick) select(pointed && pointed.action !== selected()?.action ? pointed : null);
   });
+  canvas.addEventListener("pointercancel", (event) => { // the page scrolls
+    touches.delete(event.pointerId);
+    travelled = 0;
+  });
+  canvas.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && touches.size === 0 && point(null));
 
-  function beside(rows) { // the neighbouring rank's action at the time of the chosen one, or its next one
-    if (chosen < 0) return 0;
-    const own = span(chosen), rank = own.rank + rows;
-    const there = [...Array(count()).keys()].filter((index) => span(index).rank === rank);
-    return there.find((index) => span(index).start + span(index).length > own.start) ?? there.at(-1) ?? chosen;
-  }
-
-  window.addEventListener("resize", draw);
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-  everything();
-  show(run, panel);
+  new ResizeObserver(refresh).observe(canvas.parentElement);
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", refresh);
+  const first = Math.max(0, runs.findIndex((run) => run.ranks > 1));
+  show(runs[first]);
+  runFinder(root, runs, first, show);
 })();

@@ -1,18 +1,27 @@
-"""Data of the interactive timelines in the report, which `viewer.js` draws.
+"""The interactive timelines in the report: their data, and what `viewer.html.j2` is filled with.
 
 ::
 
-    {"runs": [{"name": "gpipe, M = 4, K = 2 ...", "id": ..., "ranks": 2,
-               "panels": {"measured": {"makespan": ..., "bubble": ..., "spans": [...]},
-                          "replayed": ...}}]}
-                                        spans: seven numbers each, rank, op, stage, microbatch,
-                                        start, length, wait; times in microseconds
+    {"palette": [{"letter": "F", "name": "forward", "fill": [first stage, second stage], "ink": ...}, ...],
+     "reduction": the colour of a sum over the replicas,
+     "runs": [{"name": "gpipe, M=4, K=2 ...", "id": ..., "sweep": ..., "ranks": 2,
+               "shades": [0, 0],                         of each stage: which of the two fills it has
+               "actions": [0, 0, 0, 0, ...],             four numbers each: rank, op, stage, microbatch
+               "parents": [[], [0], ...],                for each action, the actions that it waits for
+               "facts": ["replayed 62.1 ms, bubble 0.205", ...],    the line above the timelines
+               "panels": [{"name": "replayed", "length": ...,       of the step, with its sums
+                           "times": [0, 5000, 0, ...],   three numbers for each action: start, length, wait
+                           "sums": [0, 0, 9000, 500]},   four numbers each: rank, stage, start, length
+                          {"name": "measured", ...}]}]}
 
-A wait is the idle time of the rank before the action.
+Panels are shown in this order, from top to bottom; any number of them may share the actions.
+Times are in microseconds from the panel's first start. A wait is the idle time of the rank before
+the action. Of several replicas the first is shown, with the sums over all of them.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -20,12 +29,28 @@ from typing import Any
 
 import pandas as pd
 
-from microp.simulator import replay, schedule_of
-from microp.store import read_spans, records
-from microp.trace import Span, bubble_fraction, makespan
+from analysis.sweep import varying
+from microp.schedule import Op, Schedule
+from microp.store import TracedStep, read_traced_step, records
+from microp.trace import COLOURS, INK, REDUCTION, Reduction, Span, ends_at, header, shade
 
-OPS = "FBW"
+HERE = Path(__file__).parent
+NAMES = {Op.F: "forward", Op.B: "backward", Op.W: "weight gradient"}
+OPS = tuple(NAMES)
+PALETTE = [{"letter": op, "name": name, "fill": COLOURS[op], "ink": INK[op]} for op, name in NAMES.items()]
+SCRIPTS = ("run_finder.js", "viewer_step.js", "viewer_canvas.js", "viewer.js")  # one script, in this order
 MOST_SPANS = 40_000  # over all measured timelines; about 2 MB of the page
+
+
+def parts(runs: pd.DataFrame) -> dict[str, Any]:
+    """Return the values that `viewer.html.j2` and its style need of the page."""
+    data, left_out = timelines(runs)
+    return {
+        "timelines": data,
+        "left_out": left_out,
+        "viewer_style": (HERE / "viewer.css").read_text(),
+        "viewer_script": "".join((HERE / name).read_text() for name in SCRIPTS),
+    }
 
 
 def timelines(runs: pd.DataFrame) -> tuple[dict[str, Any], int]:
@@ -34,46 +59,104 @@ def timelines(runs: pd.DataFrame) -> tuple[dict[str, Any], int]:
     Returns:
         the data of the viewer, and the number of questions that were left out.
     """
-    runs = runs[runs["replicas"] == 1]  # a replayed schedule is one pipeline
-    first = records(runs.sort_values(["question", "config.repeat"]).drop_duplicates("question"))
+    first = runs.sort_values(["question", "config.repeat"]).drop_duplicates("question").reset_index(drop=True)
+    names = _names(first)
     shown: list[tuple[Any, dict[str, Any]]] = []
     room, left_out = MOST_SPANS, 0
-    for row in sorted(first, key=lambda row: (row["ranks"] * row["chunks"], row["run_id"])):
-        spans = read_spans(Path(row["folder"])) if room > 0 else []
-        room -= len(spans)
-        if not spans or room < 0:
+    for number, row in sorted(enumerate(records(first)), key=lambda each: (_actions(each[1]), each[1]["run_id"])):
+        if room < 0:
             left_out += 1
             continue
-        shown.append(
-            ((row["device"], row["model"], row["ranks"], row["schedule"], row["chunks"]), _timeline(row, spans))
-        )
-    return {"runs": [timeline for _, timeline in sorted(shown, key=lambda each: each[0])]}, left_out
+        step = read_traced_step(Path(row["folder"]), {**row, "time_ms": True})  # a finished run has all ranks' traces
+        if step is None:
+            continue
+        room -= len(step.panels["measured"])
+        if room < 0:
+            left_out += 1
+            continue
+        place = (row["device"], row["model"], row["ranks"], row["schedule"], row["chunks"], names[number])
+        shown.append((place, _timeline(row, names[number], step)))
+    ordered = [timeline for _, timeline in sorted(shown, key=lambda each: each[0])]
+    return {"palette": PALETTE, "reduction": REDUCTION, "runs": ordered}, left_out
 
 
-def _timeline(row: dict[str, Any], spans: Sequence[Span]) -> dict[str, Any]:
-    panels = {"measured": spans, "replayed": replay(schedule_of(spans, row["schedule"]), spans)}
-    name = f"{row['schedule']}, M = {row['chunks']}, K = {row['ranks']}, {row['device']} {row['model']}"
+def _actions(row: dict[str, Any]) -> int:
+    return int(row["ranks"]) * int(row["chunks"])
+
+
+def _names(runs: pd.DataFrame) -> list[str]:
+    """Return a name for each run; names that would be equal get the configuration keys in which the runs differ."""
+    names = [_name(row) for row in records(runs)]
+    same: dict[str, list[int]] = defaultdict(list)
+    for number, name in enumerate(names):
+        same[name].append(number)
+    for group in same.values():
+        keys = varying(runs.iloc[group]) if len(group) > 1 else []
+        for number in group:
+            values = ((key, runs[f"config.{key}"].iloc[number]) for key in keys)
+            own = (f", {key}={_text(value)}" for key, value in values if value == value)  # NaN: the run has no such key
+            names[number] += "".join(own)
+    return names
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _name(row: dict[str, Any]) -> str:
+    name = f"{row['schedule']}, M={row['chunks']}, K={row['ranks']}, {row['device']} {row['model']}"
     name += f", {row['batch_size']} rows"
+    if row["replicas"] > 1:
+        name += f", {row['replicas']} replicas"
     if len(set(row["partition"])) > 1:
         name += f", layers {row['partition']}"
     if row["checkpointing"] != "never":
         name += f", checkpointing {row['checkpointing']}"
+    return name
+
+
+def _timeline(row: dict[str, Any], name: str, step: TracedStep) -> dict[str, Any]:
+    schedule = step.schedule
+    places = {action: number for number, (_, action) in enumerate(schedule)}
+    actions = ((rank, OPS.index(action.op), action.stage, action.microbatch) for rank, action in schedule)
+    holds = [schedule.stages_of(rank) for rank in range(len(schedule.ranks))]
+    experiment = row.get("env.experiment")
     return {
         "name": name,
         "id": row["run_id"],
+        "sweep": experiment if isinstance(experiment, str) else "",
         "ranks": row["ranks"],
-        "panels": {panel: _panel(own) for panel, own in panels.items()},
+        "shades": [shade(stage, holds[rank]) for stage, rank in schedule.placement.items()],
+        "actions": list(chain(*actions)),
+        "parents": [[places[parent] for parent in schedule.parents(action)] for _, action in schedule],
+        "facts": header(step.panels, step.sums, _predicted(row)),
+        "panels": [_panel(schedule, kind, spans, step.sums[kind]) for kind, spans in step.panels.items()],
     }
 
 
-def _panel(spans: Sequence[Span]) -> dict[str, Any]:
+def _predicted(row: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the step time and the bubble that were predicted of a run; None if they were not."""
+    known = {key: row.get(f"predicted.{key}") for key in ("step_ms", "bubble")}
+    return None if pd.isna(list(known.values())).any() else known
+
+
+def _panel(schedule: Schedule, kind: str, spans: Sequence[Span], found: Sequence[Reduction]) -> dict[str, Any]:
     begin = min(span.start for span in spans)
-    free: dict[int, Any] = {}
-    numbers = []
-    for span in sorted(spans, key=lambda span: (span.rank, span.start)):
-        start, end = round((span.start - begin) / 1000), round((span.end - begin) / 1000)
-        wait = start - free.get(span.rank, 0)
-        numbers.append((span.rank, OPS.index(span.op), span.stage, span.microbatch, start, end - start, wait))
-        free[span.rank] = end
-    total = round(float(makespan(spans)) / 1000)
-    return {"makespan": total, "bubble": round(float(bubble_fraction(spans)), 4), "spans": list(chain(*numbers))}
+
+    def micros(time: Any) -> int:
+        return round(float(time - begin) / 1000)
+
+    by_action = {span.action: span for span in spans}
+    free = [0] * len(schedule.ranks)
+    times: list[int] = []
+    for rank, action in schedule:
+        start, end = micros(by_action[action].start), micros(by_action[action].end)
+        times += (start, end - start, start - free[rank])
+        free[rank] = end
+    sums = ((s.rank, s.stage, micros(s.start), micros(s.end) - micros(s.start)) for s in found)
+    return {
+        "name": kind,
+        "length": micros(ends_at(spans, found)),
+        "times": times,
+        "sums": list(chain(*sums)),
+    }

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 
-from microp.app import self_checks, terminal
+from microp.app import answer_version, self_checks
+from microp.settings import CommandParser
+from microp.terminal import console
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Check that microp works on this machine and that its mathematics is right; exit code 1 if a check fails."""
-    argparse.ArgumentParser(prog="python -m microp.check", description=main.__doc__).parse_args(arguments)
+    answer_version()
+    CommandParser(prog="python -m microp.check", description=main.__doc__).parse_args(arguments)
     failed = 0
-    with terminal.err.status("checking"):
+    with console.err.status("checking"):
         for name, passed, figure in self_checks.run_checks():
             failed += not passed
-            terminal.out.print(f"{'[green]pass[/]' if passed else '[red]FAIL[/]'}  {name:32} {figure}", soft_wrap=True)
+            console.out.print(f"{'[green]pass[/]' if passed else '[red]FAIL[/]'}  {name:32} {figure}", soft_wrap=True)
     return 1 if failed else 0
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 
-from microp.app import overheads
+from microp.app import answer_version, overheads
+from microp.settings import CommandParser
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure stages that do nothing on every transport, and the start and end of a point; print the times."""
-    parser = argparse.ArgumentParser(prog="python -m microp.null_stages", description=main.__doc__)
+    answer_version()
+    parser = CommandParser(prog="python -m microp.null_stages", description=main.__doc__)
     parser.add_argument("--rows", type=int, default=8, help="rows of a microbatch (default: 8)")
     parser.add_argument("--dim", type=int, default=128, help="numbers per row (default: 128)")
     parser.add_argument("--steps", type=int, default=100, help="measured steps (default: 100)")

@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
-from microp.settings import TrackingSettings
+from microp.app import answer_version
+from microp.settings import NEEDS_KEY, CommandParser, TrackingSettings, has_key, out_of_reach
 from microp.store import attempts, mirror, read_config
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Mirror every attempt below a folder that has not been mirrored yet."""
-    parser = argparse.ArgumentParser(prog="python -m microp.tracking", description=main.__doc__)
+    answer_version()
+    parser = CommandParser(prog="python -m microp.tracking", description=main.__doc__)
     parser.add_argument("folder", nargs="?", default="outputs", type=Path, help="default: outputs")
     parser.add_argument("--mode", choices=["offline", "online"], help="default: the mode that the run was started with")
     options = parser.parse_args(arguments)
     if not options.folder.is_dir():
         parser.error(f"{options.folder} is not a folder: give outputs, a run or an attempt")
     failed = 0
-    found = attempts(options.folder)
+    if not (found := attempts(options.folder)):
+        print(f"{options.folder} holds no run, so there is nothing to mirror", file=sys.stderr)
     for number, attempt in enumerate(found, start=1):
         try:
-            settings = TrackingSettings(**read_config(attempt)["tracking"])
-            settings.mode = options.mode or settings.mode
-            if settings.problems():
-                parser.error(settings.problems()[0])
-            mirror(attempt, settings, attempt.parents[2])
-            print(f"{number}/{len(found)} {attempt}: {'disabled' if settings.mode == 'disabled' else 'mirrored'}")
+            said = _mirror(attempt, options.mode)
+            print(f"{number}/{len(found)} {attempt}: {said}")
         except Exception as error:  # W&B may raise anything; the other attempts are still mirrored
             failed += 1
             print(f"{number}/{len(found)} {attempt}: {error}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _mirror(attempt: Path, mode: str | None) -> str:
+    """Mirror one attempt, unless W&B would fail for sure, and return what was done."""
+    settings = TrackingSettings.recorded(read_config(attempt)["tracking"])
+    settings.mode = mode or settings.mode
+    output = attempt.parents[2]
+    if settings.mode == "disabled":
+        return "disabled"
+    if settings.mode == "online" and not has_key():
+        raise ConnectionError(f"it {NEEDS_KEY} add --mode offline")
+    if settings.mode == "online" and (away := out_of_reach()):
+        raise ConnectionError(f"{away}: add --mode offline")
+    if problem := settings.folder_problem(output) or next(iter(settings.problems()), None):
+        raise ValueError(problem)
+    made = mirror(attempt, settings, settings.folder(output))
+    return f"mirrored {', '.join(made)}" if made else "complete before"
 
 
 if __name__ == "__main__":

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
-from microp.app import ConfigError, terminal, wandb_grid
+from microp.app import ConfigError, answer_version, wandb_grid
+from microp.settings import CommandParser
+from microp.terminal import console
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the grids or write them into files. Exit code 2 for bad input."""
-    parser = argparse.ArgumentParser(prog="python -m microp.wandb_grid", description=__doc__)
+    answer_version()
+    parser = CommandParser(prog="python -m microp.wandb_grid", description=__doc__)
     parser.add_argument("name", help="a stored sweep, for example m_sensitivity")
     parser.add_argument("--part", help="only this part of it, for example k4_batch")
     parser.add_argument(
@@ -24,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.output is None:
             print("---\n".join(grid.to_yaml() for grid in grids), end="")
             if len(grids) > 1:
-                terminal.note(
+                console.note(
                     f"{len(grids)} grids, because one cannot leave points out: --output DIR writes a file for each"
                 )
             return 0
@@ -34,10 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"wandb sweep {file}")
     except ConfigError as error:
         for problem in error.problems:
-            terminal.error(problem)
+            console.error(problem)
         return 2
     except OSError as error:
-        terminal.error(f"cannot write {error.filename}: {error.strerror}")
+        console.error(f"cannot write {error.filename}: {error.strerror}")
         return 2
     return 0
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
+import browser
 import pytest
 import torch
 from recorded import small_sweep
@@ -62,6 +64,12 @@ def small_job(**changes) -> Job:
     return replace(job, **changes)
 
 
+for name in [name for name in os.environ if name.startswith("WANDB_")]:
+    del os.environ[name]  # they are options of microp
+for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"):
+    os.environ.pop(name, None)  # what is printed has the width and the colours of a pipe
+
+
 @pytest.fixture(autouse=True)
 def _same_every_time():
     """Sums in the order in which ranks sum, and the same random numbers in every run of the tests."""
@@ -76,3 +84,13 @@ def _same_every_time():
 def outputs(tmp_path_factory):
     """The folder that a small sweep of two schedules left; only reports may be added to it."""
     return small_sweep(tmp_path_factory.mktemp("sweep"))
+
+
+def pytest_unconfigure(config):
+    """Say in the last lines that the browser's tests were skipped, and what they need."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    skipped = [str(report.longrepr[2]) for report in reporter.stats.get("skipped", ())] if reporter else []
+    for reason in (browser.NO_PLAYWRIGHT, browser.NO_CHROMIUM):
+        number = sum(reason in each for each in skipped)
+        if number:
+            reporter.write_line(f"{number} tests of the report's page in a browser were skipped: {reason}")

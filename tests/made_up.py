@@ -93,6 +93,7 @@ def run(folder: Path, schedule: Schedule, costs: Costs, slower: float = 1.0, **c
         "bubble.measured": float(bubble_fraction(spans)),
         "peak_activation_mib": [float(in_flight[rank]) for rank in range(ranks)],
         "in_flight_peak": [in_flight[rank] for rank in range(ranks)],
+        "disturbed": False,
         LAUNCH: 0,
         "config.model.dim": 64,
         "config.model.dtype": "float32",

@@ -161,6 +161,57 @@ def raise_in_action(job: Job, comms: Comms, _local_rank: int, attempt: Path) -> 
     run_rank(job, comms, comms.rank, attempt)
 
 
+class Fault(NamedTuple):
+    """What happens to the last rank in its third step, and where.
+
+    Attributes:
+        how: `kill`, `stop`, `hang`, `raise` or `memory`.
+        where: `forward`, `backward` or `weight_gradient` of microbatch 1, `optimizer`, or `Trainer`, its constructor.
+    """
+
+    how: str
+    where: str
+
+    def __call__(self, job: Job, comms: Comms, _local_rank: int, attempt: Path) -> None:
+        from microp.model import Stage
+        from microp.worker import run_rank
+
+        (attempt / f"pid{comms.rank}").write_text(str(os.getpid()))
+        if comms.rank == job.ranks - 1:
+            holder: type = Stage
+            name = self.where
+            if self.where == "optimizer":
+                holder, name = torch.optim.Adam, "step"
+            elif self.where == "Trainer":
+                holder, name = Trainer, "_build"
+            original, calls = getattr(holder, name), [0]
+
+            def faulty(that, *given, **named):
+                calls[0] += 1
+                if self._is_due(that, given, calls[0]):
+                    self._happen()
+                return original(that, *given, **named)
+
+            setattr(holder, name, faulty)
+        run_rank(job, comms, comms.rank, attempt)
+
+    def _is_due(self, that: object, given: Sequence[object], calls: int) -> bool:
+        if self.where == "Trainer":
+            return True
+        if self.where == "optimizer":
+            return calls == 3
+        return given[0] == 1 and that.batch.step == 2  # type: ignore[attr-defined]
+
+    def _happen(self) -> None:
+        if self.how == "raise":
+            raise ValueError("the layer is broken")
+        if self.how == "memory":
+            raise MemoryError
+        if self.how == "hang":
+            time.sleep(600)
+        os.kill(os.getpid(), signal.SIGKILL if self.how == "kill" else signal.SIGSTOP)
+
+
 def sleep_on(_job: Job, comms: Comms, _local_rank: int, attempt: Path) -> None:
     """Say who I am, then do nothing for a long time."""
     (attempt / f"pid{comms.rank}").write_text(str(os.getpid()))

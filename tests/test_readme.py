@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from user import SMALL, add_schedule, microp, read, readme_block, start
 
+from microp.schedule.builders import gpipe
+from microp.simulator import for_stages, simulate
+from microp.trace import plain, timeline
+
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
 
@@ -23,7 +27,7 @@ def test_the_python_example_runs(tmp_path):
     (tmp_path / "example.py").write_text(readme_block("python", "microp.measure") + "print(len(runs))\n")
     done = start([sys.executable, "example.py"], tmp_path)
     assert done.returncode == 0, done.stderr
-    for text in ("wait_start_ms", "replayed\nrank 0 |", "measured\nrank 0 |"):
+    for text in ("wait_start_ms", "action times\nrank 0 |", "measured step\nrank 0 |"):
         assert text in done.stdout
     assert done.stdout.endswith("\n1\n")
 
@@ -52,3 +56,17 @@ def test_the_schedules_it_lists_are_the_options():
         name for line in table.splitlines() if "|" in line for name in re.findall(r"`([a-z0-9_]+)`", line.split("|")[1])
     }
     assert listed == options
+
+
+def test_its_first_picture_is_what_is_drawn():
+    """Titles, marks and legend are the tool's; the times are those of one run."""
+    shown = README.split("```")[1].strip().splitlines()
+    spans = simulate(gpipe(2, 8), for_stages(2, forward=2e6, backward=3e6))
+    drawn = plain(timeline({"replayed": spans, "measured": spans}, columns=110)).splitlines()
+    assert len(shown) == len(drawn)
+    for ours, theirs in zip(shown, drawn, strict=True):
+        if "|" in theirs:
+            assert re.sub("[-=·]+", "", ours) == re.sub("[-=·]+", "", theirs)
+        elif "└" not in theirs:
+            assert re.sub(r"[\d.+-]+", "", ours) == re.sub(r"[\d.+-]+", "", theirs)
+    assert max(map(len, shown)) <= 110

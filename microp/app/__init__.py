@@ -15,23 +15,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from microp.app.config import Config, compose_config, read_config
+    from microp.app.config import compose_config, read_config
     from microp.app.errors import ConfigError, RunError
+    from microp.app.help_page import about_sweep
     from microp.app.hydra_app import run_app
     from microp.app.interface import Run, measure, price
     from microp.app.job_factory import job_of, make_job
-    from microp.app.places import CONF, see_current_folder
+    from microp.app.places import CONF, see_current_folder, sweep_names
     from microp.app.pricing import Price, run_price
+    from microp.app.schema import Config
     from microp.app.sweep import run_point
     from microp.app.version import answer_version, installed_version
 
 _MODULES = {
     "CONF": "places",
-    "Config": "config",
+    "Config": "schema",
     "ConfigError": "errors",
     "Price": "pricing",
     "Run": "interface",
     "RunError": "errors",
+    "about_sweep": "help_page",
     "answer_version": "version",
     "compose_config": "config",
     "installed_version": "version",
@@ -44,6 +47,7 @@ _MODULES = {
     "run_point": "sweep",
     "run_price": "pricing",
     "see_current_folder": "places",
+    "sweep_names": "places",
 }
 __all__ = [
     "CONF",
@@ -52,6 +56,7 @@ __all__ = [
     "Price",
     "Run",
     "RunError",
+    "about_sweep",
     "answer_version",
     "compose_config",
     "installed_version",
@@ -64,6 +69,7 @@ __all__ = [
     "run_point",
     "run_price",
     "see_current_folder",
+    "sweep_names",
 ]
 
 

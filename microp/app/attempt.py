@@ -9,12 +9,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -23,11 +26,15 @@ from typing import Any
 
 import torch
 
-from microp.app import places, terminal
-from microp.app.config import Config, to_yaml
+from microp.app import places
+from microp.app.config import to_yaml
+from microp.app.schema import Config
 from microp.job import Job
-from microp.store import mirror, new_attempt, summarise, take_agent, write_json, write_schedule
+from microp.store import Follower, load_average, mirror, new_attempt, summarise, take_agent, write_json, write_schedule
+from microp.terminal import console
 from microp.worker import RankError, connect_joined, run_joined
+
+log = logging.getLogger(__name__)
 
 
 class Attempt:
@@ -37,6 +44,7 @@ class Attempt:
         config: the valid configuration.
         job: the job of that configuration.
         experiment: the name of the stored sweep that the point belongs to, if any.
+        overrides: what was typed for the point.
 
     Attributes:
         folder: the attempt's folder, which gets all files.
@@ -45,14 +53,20 @@ class Attempt:
         KeyboardInterrupt: Ctrl-C, after it has been recorded.
     """
 
-    def __init__(self, config: Config, job: Job, experiment: str | None) -> None:
+    def __init__(self, config: Config, job: Job, experiment: str | None, overrides: Sequence[str] = ()) -> None:
+        config = replace(config, tracking=config.tracking.reachable())  # what is recorded is what was done
         self._config, self._job = config, job
         self.folder = new_attempt(Path(config.output_dir) / "runs", job.run_id)
         (self.folder / "config.yaml").write_text(to_yaml(config))
-        write_json(self.folder / "env.json", {**_environment(), "experiment": experiment, "wandb_agent": take_agent()})
+        asked = {"experiment": experiment, "overrides": list(overrides), "wandb_agent": take_agent()}
+        self._env = {**_environment(), **asked}
+        self._write_load("start")
         write_schedule(self.folder, job.schedule)
         self._status: dict[str, Any] = {"uid": uuid.uuid4().hex[:12], "pid": os.getpid(), "started": time.time()}
         self._write_status("running")
+        log.debug("%d ranks start, and write to %s", config.ranks * config.replicas, self.folder)
+        follows = config.tracking.follow and config.tracking.mode != "disabled"
+        self._follower = Follower(self.folder) if follows else None
 
     def __enter__(self) -> Path:
         return self.folder
@@ -65,20 +79,35 @@ class Attempt:
             return True
         elif isinstance(error, KeyboardInterrupt):
             write_json(self.folder / "summary.json", summarise(self._job, self.folder, "interrupted"))
-            self._write_status("interrupted")
+            self._write_status("interrupted")  # a follower then ends by itself
+        elif self._follower is not None:
+            self._follower.stop()
         return False
 
     def close(self, state: str, message: str | None = None) -> None:
-        """Write the summary and the status, and mirror the attempt to W&B."""
+        """Write the load average, the summary and the status, and mirror the attempt to W&B."""
+        self._write_load("end")
         write_json(self.folder / "summary.json", summarise(self._job, self.folder, state))
         self._write_status(state, message)
+        took = self._status["ended"] - self._status["started"]
+        log.debug("the ranks ended after %.1f s (%s); summary.json and status.json are written", took, state)
+        settings = self._config.tracking
         try:
-            mirror(self.folder, self._config.tracking, Path(self._config.output_dir))
+            if self._follower is not None:
+                self._follower.wait()
+            else:
+                mirror(self.folder, settings, settings.folder(Path(self._config.output_dir)))
+            log.debug("W&B: %s", "not used" if settings.mode == "disabled" else f"the run is mirrored, {settings.mode}")
         except Exception as error:  # W&B may raise anything, and the run is complete without it
-            terminal.warn(
+            console.warn(
                 f"W&B failed ({error}); the run is finished and recorded. To mirror it later: "
                 f"python -m microp.tracking {self._config.output_dir}"
             )
+
+    def _write_load(self, moment: str) -> None:
+        """Add the load average before (`start`) or after (`end`) the ranks' run to env.json."""
+        self._env["load"] = {**self._env.get("load", {}), moment: load_average()}
+        write_json(self.folder / "env.json", self._env)
 
     def _write_status(self, state: str, message: str | None = None) -> None:
         if state != "running":
@@ -86,14 +115,14 @@ class Attempt:
         write_json(self.folder / "status.json", {"status": state, "message": message, **self._status})
 
 
-def run_as_rank(config: Config, job: Job, experiment: str | None) -> Path:
+def run_as_rank(config: Config, job: Job, experiment: str | None, overrides: Sequence[str]) -> Path:
     """Run one rank of a torchrun launch and return the attempt's folder; rank 0 records the attempt.
 
     Raises:
         RankError: a rank failed.
     """
     comms = connect_joined(job)
-    attempt = Attempt(config, job, experiment) if comms.world_rank == 0 else None
+    attempt = Attempt(config, job, experiment, overrides) if comms.world_rank == 0 else None
     folder = Path(comms.gather_all(str(attempt.folder) if attempt else "")[0])
     folder.mkdir(parents=True, exist_ok=True)  # another host does not have it yet
     try:

@@ -9,10 +9,12 @@
 from __future__ import annotations
 
 import os
+from math import inf
+from pathlib import Path
 
-from microp.app.config import Config
+from microp.app.schema import Config
 from microp.job import Job
-from microp.settings import is_joined
+from microp.settings import is_joined, not_writable, out_of_reach
 
 QUICK = 100_000  # ranks times chunks; a larger schedule is not built if the configuration is refused anyway
 
@@ -22,6 +24,7 @@ def problems(config: Config) -> list[str]:
     found = _out_of_range(config)
     for group in (config.model, config.checkpointing, config.tracking):
         found += group.problems()
+    found += _folder_problems(config)
     found += config.device.problems() + _gpu_problems(config)
     found += config.comms.problems(config.device.name)
     found += config.launch.problems(config.ranks, config.replicas)
@@ -70,9 +73,18 @@ def _out_of_range(config: Config) -> list[str]:
         found.append(f"warmup_steps={config.warmup_steps} is below 0: use 0 or more")
     if config.activation_limit is not None and config.activation_limit < 1:
         found.append(f"activation_limit={config.activation_limit} is below 1: use at least 1, or null for none")
-    if config.learning_rate <= 0:
-        found.append(f"learning_rate={config.learning_rate} is not above 0: use for example 0.001")
+    if not 0 < config.learning_rate < inf:
+        found.append(f"learning_rate={config.learning_rate} is not a number above 0: use for example 0.001")
     return found
+
+
+def _folder_problems(config: Config) -> list[str]:
+    """Return why the run's files, or else W&B's, cannot be written; nothing is written to find out."""
+    output = Path(config.output_dir)
+    if reason := not_writable(output):
+        return [f"output_dir={output} cannot be written ({reason}): choose another folder"]
+    problem = config.tracking.folder_problem(output)
+    return [problem] if problem else []
 
 
 def _gpu_problems(config: Config) -> list[str]:
@@ -113,6 +125,9 @@ def warnings(config: Config, job: Job) -> list[str]:
             f"{who} compute on {cores} cores: they take turns, so the timings measure "
             f"the cores and not the schedule (gradients, losses and memory are still exact)"
         )
+    if config.tracking.mode == "online" and (away := out_of_reach()):
+        runs = config.tracking.folder(Path(config.output_dir)) / "wandb" / "offline-run-*"
+        found.append(f"{away}: the runs are mirrored offline; send them later with `wandb sync {runs}`")
     partition = job.partition
     share, rank = config.partition.get("share"), config.partition.get("rank")
     if share is not None and rank is not None and config.ranks > 1:

@@ -11,6 +11,7 @@ With HYDRA_FULL_ERROR=1 in the environment, the traceback of a refusal is printe
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import traceback
 from collections.abc import Callable, Iterator
@@ -18,14 +19,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import hydra
-from omegaconf import DictConfig
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf
 
-from microp.app import stored_sweeps, sweep, terminal
+from microp.app import stored_sweeps, sweep
 from microp.app.config import register_schemas
-from microp.app.errors import ConfigError
-from microp.app.hydra_callbacks import PointsCallback, refuse
+from microp.app.errors import ConfigError, RunError
+from microp.app.hydra_callbacks import PointsCallback, chooses_points, refuse
+from microp.app.hydra_internals import check_options
 from microp.app.hydra_problems import REFUSED, hydra_problems
 from microp.app.places import CONF
+from microp.terminal import console
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 
@@ -42,27 +46,49 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
         try:
             return task(config)
         except ConfigError as error:
-            refuse(error.problems)
+            if not chooses_points():
+                refuse(error.problems)
+            for problem in error.problems:
+                console.warn(problem)
+            raise  # the sweeper's trial fails
 
     register_schemas()
+    _log_to_terminal()
     try:
+        check_options()
         stored_sweeps.register()
         with _raising():
             hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(refusing)()
-    except ConfigError as error:
-        refuse(error.problems)
+    except RunError as error:
+        console.error(f"{error} (the sweeper stopped; with hydra.sweeper.max_failure_rate=1 Optuna's goes on)")
+        raise SystemExit(1) from None
     except REFUSED as error:
-        if PointsCallback.began:  # not the input: a point failed
+        if PointsCallback.began and not isinstance(error, ConfigError):  # not the input: a point failed
             raise
         if os.environ.get(FULL_ERROR) == "1":
             traceback.print_exc()
         near = stored_sweeps.nearest(error)
-        refuse([f"{problem}; {near}" if near else problem for problem in hydra_problems(error)])
+        refuse([f"{problem}; {near}" if near else problem for problem in _problems(error)])
     except KeyboardInterrupt:
-        terminal.error("interrupted: what has been recorded is in the run's folder")
+        console.error("interrupted: what has been recorded is in the run's folder")
         raise SystemExit(130) from None
     finally:
         sweep.close()
+
+
+def _problems(error: Exception) -> list[str]:
+    """Return why Hydra cannot compose a command's configuration, and what else is wrong with it."""
+    rests = error.rests if isinstance(error, ConfigError) else []
+    callback = OmegaConf.select(rests[0].config, "hydra.callbacks.points._target_") if rests else None
+    return get_class(callback).all_problems(error) if callback else hydra_problems(error)  # type: ignore[attr-defined]
+
+
+def _log_to_terminal() -> None:
+    """Show what Hydra and microp log, which is something only with `hydra.verbose=true`."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(relativeCreated)6.0f ms  %(name)s  %(message)s"))
+    for name in ("hydra", "microp"):
+        logging.getLogger(name).addHandler(handler)
 
 
 @contextmanager

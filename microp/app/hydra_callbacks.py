@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
+import re
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -22,13 +25,17 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from microp.app import terminal
-from microp.app.config import Config, plain, read_config
+from microp.app.config import plain, read_composed, what_runs
 from microp.app.errors import ConfigError
-from microp.app.hydra_internals import expand, typed_overrides
+from microp.app.hydra_internals import expand, is_basic, typed_overrides
 from microp.app.hydra_problems import REFUSED, hydra_problems
+from microp.app.knobs import NOTHING_LEFT, Knobs
+from microp.app.schema import Config
+from microp.terminal import console
 
 BAD_INPUT = 2
+SILENT_S = 10  # the longest time that another rank of torchrun waits for rank 0 to print what is wrong, in seconds
+log = logging.getLogger(__name__)
 P = ParamSpec("P")
 
 
@@ -87,9 +94,43 @@ class PointsCallback(Callback):
 
     @classmethod
     def take(cls, config: Config) -> Any:
-        """Return what was prepared for a point; prepare it now if that was done in another process."""
+        """Return what was prepared for a point.
+
+        It is prepared now if that was done in another process, or if the sweeper has only just chosen the point.
+        """
         found = cls._prepared.pop(_key(config), None)
         return cls.prepare(config) if found is None else found
+
+    @classmethod
+    def all_problems(cls, error: Exception) -> list[str]:
+        """Return why configurations were refused, and what else is wrong with them.
+
+        They are read without the overrides that were refused. What is then found is left out if it names a refused
+        key, because that key has its default instead of the user's value.
+        """
+        found, knobs = hydra_problems(error), Knobs()
+        rests = error.rests if isinstance(error, ConfigError) else []
+        for rest in rests:
+            try:
+                cls._read(rest.overrides, rest.config, knobs)
+            except ConfigError as more:
+                found += [problem for problem in more.problems if not _names(problem, rest.refused)]
+        refused = [key for rest in rests for key in rest.refused]
+        return list(dict.fromkeys(found + [problem for problem in knobs.problems if not _names(problem, refused)]))
+
+    def problems_together(self, points: list[Point]) -> list[str]:
+        """Return what is wrong with valid points as points of one command."""
+        return []
+
+    @classmethod
+    def _read(cls, overrides: list[str], node: DictConfig, knobs: Knobs) -> Point:
+        """Return a point, checked and prepared, and add its knobs; raises as `prepare`."""
+        asked = read_composed(node)
+        if asked.skip:  # a single run; a sweep has left such points out before
+            raise ConfigError([NOTHING_LEFT])
+        knobs.add(overrides, asked)
+        point = what_runs(asked)
+        return Point(overrides, point, cls.check(point))
 
     def begin(self, config: DictConfig, points: list[Point]) -> None:
         """React to the start of the command: all points are valid, and nothing has been started."""
@@ -104,10 +145,13 @@ class PointsCallback(Callback):
     @loud
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         try:
-            points = [(overrides, node) for overrides, node in expand(config) if not node.skip]
+            points = expand(config)
+            left = [(overrides, node) for overrides, node in points if not node.skip]
         except REFUSED as error:
-            refuse(hydra_problems(error))
-        self._start(config, points)
+            refuse(self.all_problems(error))
+        if points and not left:
+            refuse([NOTHING_LEFT])
+        self._start(config, left)
 
     @loud
     def on_run_end(self, config: DictConfig, **_: Any) -> None:
@@ -118,17 +162,25 @@ class PointsCallback(Callback):
         self.end(config)
 
     def _start(self, config: DictConfig, composed: list[tuple[list[str], DictConfig]]) -> None:
-        points, problems = [], []
+        points, problems, knobs = [], [], Knobs()
         for overrides, node in composed:
             try:
-                point = read_config(node)
-                points.append(Point(overrides, point, self.check(point)))
+                points.append(self._read(overrides, node, knobs))
             except ConfigError as error:
                 problems += error.problems
-        if problems:
+        if problems := problems + knobs.problems + self.problems_together(points):
             refuse(list(dict.fromkeys(problems)))
+        if speaks():
+            for note in knobs.notes:
+                console.note(note)
+        log.debug("%s composed and checked", "1 point is" if len(points) == 1 else f"{len(points)} points are")
         PointsCallback.began = True
         self.begin(config, points)
+
+
+def _names(problem: str, keys: list[str]) -> bool:
+    """Return whether a problem names one of these keys, or a key of one of these groups."""
+    return any(re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", problem) for key in keys)
 
 
 def _key(config: Config) -> str:
@@ -143,6 +195,16 @@ def is_sweep(config: DictConfig) -> bool:
 def config_name() -> str:
     """Return the name of the running point's primary configuration: `config`, or that of a stored sweep."""
     return str(HydraConfig.get().job.config_name) if HydraConfig.initialized() else "config"
+
+
+def overrides() -> list[str]:
+    """Return the overrides of the running point."""
+    return list(HydraConfig.get().overrides.task)
+
+
+def chooses_points() -> bool:
+    """Return whether the running point was chosen by a sweeper that learns from the points before it, as Optuna's."""
+    return sweep_folder() is not None and not is_basic(HydraConfig.get().sweeper)
 
 
 def sweep_folder() -> Path | None:
@@ -161,5 +223,7 @@ def refuse(problems: list[str]) -> NoReturn:
     """Print what has to be changed, and exit with code 2; nothing has been started."""
     if speaks():
         for problem in problems:
-            terminal.error(problem)
+            console.error(problem)
+    else:  # torchrun stops all ranks as soon as one exits, so rank 0 must be the first
+        time.sleep(SILENT_S)
     raise SystemExit(BAD_INPUT)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import copy
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NoReturn
 
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -21,7 +23,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
+
+from microp.app.errors import ConfigError, Rest
+from microp.app.hydra_loader import Loader, key_of
 
 
 def typed_options() -> argparse.Namespace:
@@ -31,11 +35,39 @@ def typed_options() -> argparse.Namespace:
     return options
 
 
+def check_options() -> None:
+    """Refuse what Hydra's parser of the command line would refuse with several lines of usage.
+
+    Raises:
+        ConfigError: an option does not exist or has no value; what is wrong, in one line.
+    """
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError([f"{message}; see --help"])
+
+    parser = get_args_parser()
+    vars(parser)["error"] = refuse
+    _, others = parser.parse_known_args()
+    words = sys.argv[1:]
+    for option in (word for word in others if word.startswith("-")):
+        after = words[words.index(option) + 1 :]
+        key, _, value = option.lstrip("-").partition("=")
+        value = value or next((word for word in after[:1] if "=" not in word and not word.startswith("-")), "...")
+        raise ConfigError([f"{option} is not an option: if it is a key, write {key}={value}, without dashes"])
+    if others:
+        raise ConfigError([f"{others[0]} stands after an option: write options such as -m before all overrides"])
+
+
 def typed_overrides(config: DictConfig) -> list[str]:
     """Return the overrides of a command as they were typed; an interpolation in them is not resolved."""
     typed = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     assert isinstance(typed, list)
     return typed
+
+
+def is_basic(sweeper: DictConfig) -> bool:
+    """Return whether a sweeper is Hydra's own, whose points are known before the first one runs."""
+    return bool(sweeper._target_.endswith("BasicSweeper"))
 
 
 def expand(config: DictConfig) -> list[tuple[list[str], DictConfig]]:
@@ -44,38 +76,73 @@ def expand(config: DictConfig) -> list[tuple[list[str], DictConfig]]:
     Composing takes 70 ms. It is done once per choice of options; values are then set in a copy.
 
     Raises:
-        HydraException: a point cannot be composed (an unknown option, a wrong type).
+        HydraException: the axes of the sweep cannot be read.
+        ConfigError: a point cannot be composed (an unknown option, a wrong type); it has the problems of all points.
     """
     sweeper = config.hydra.sweeper
-    if not sweeper._target_.endswith("BasicSweeper"):
+    if not is_basic(sweeper):
         return []
     loader = GlobalHydra.instance().config_loader()
-    assert isinstance(loader, ConfigLoaderImpl)
+    assert isinstance(loader, Loader)
     stored = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
     parser = OverridesParser.create(config_loader=loader)
     overrides = parser.parse_overrides([*stored, *typed_overrides(config)])
     [points] = BasicSweeper.split_arguments(overrides, max_batch_size=None)
-    composed: dict[tuple[str, ...], DictConfig] = {}
-    found = []
+    composed: dict[tuple[str, ...], tuple[DictConfig, dict[str, Any]]] = {}
+    found, problems, rests = [], [], []
+    alone: dict[tuple[str, ...], bool] = {}
     for point in points:
-        parsed = parser.parse_overrides(point)
-        values = [each for each in parsed if not loader.repository.group_exists(each.key_or_group)]
-        options = tuple(str(each.input_line) for each in parsed if each not in values)
-        if options not in composed:
-            composed[options] = loader.load_sweep_config(config, list(options))
-            with read_write(composed[options]), open_dict(composed[options]):
-                composed[options].pop("hydra")  # the larger part, and the same for all points
-        node = copy.deepcopy(composed[options])
-        ConfigLoaderImpl._apply_overrides_to_config(values, node)
-        found.append((list(point), node))
+        options, values = loader.split(point)
+        try:
+            if tuple(options) not in composed:
+                composed[tuple(options)] = _options_of(config, loader, options)
+            node, choices = copy.deepcopy(composed[tuple(options)])
+            loader.apply(node, choices, values)
+            found.append((list(point), node))
+        except ConfigError as error:
+            problems += error.problems
+            rests += error.rests
+            if tuple(options) in composed:
+                rests += _rest_of(loader, composed[tuple(options)], options, values, alone)
+    if problems:
+        rests += [Rest(overrides, node, []) for overrides, node in found]
+        raise ConfigError(list(dict.fromkeys(problems)), rests)
     return found
 
 
-def root_of(error: OmegaConfBaseException) -> DictConfig | None:
-    """Return the whole configuration in which an error occurred, or None if the error does not know it."""
-    node = error.parent_node
-    root = None if node is None else node._get_root()
-    return root if isinstance(root, DictConfig) else None
+def _rest_of(
+    loader: Loader,
+    composed: tuple[DictConfig, dict[str, Any]],
+    options: list[str],
+    values: list[str],
+    alone: dict[tuple[str, ...], bool],
+) -> list[Rest]:
+    """Return a point without the values that are wrong; `alone` remembers which ones are, for the other points."""
+
+    def applied(words: list[str]) -> DictConfig | None:
+        node, choices = copy.deepcopy(composed)
+        try:
+            loader.apply(node, choices, words)
+        except ConfigError:
+            return None
+        return node
+
+    for word in values:
+        if (*options, word) not in alone:
+            alone[*options, word] = applied([word]) is not None
+    good = [word for word in values if alone[*options, word]]
+    node = applied(good)
+    refused = [key_of(word) for word in values if word not in good]
+    return [] if node is None else [Rest([*options, *good], node, refused)]
+
+
+def _options_of(config: DictConfig, loader: Loader, options: list[str]) -> tuple[DictConfig, dict[str, Any]]:
+    """Return a point of a sweep with these options and no values set, without Hydra's own part, and its choices."""
+    node = loader.load_sweep_config(config, options)
+    choices = dict(node.hydra.runtime.choices)
+    with read_write(node), open_dict(node):
+        node.pop("hydra")  # the larger part, and the same for all points
+    return node, choices
 
 
 class Composer:

@@ -18,7 +18,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from microp.app.hydra_internals import root_of
+from microp.app.errors import ConfigError
+from microp.app.places import sweep_names
+from microp.app.schema import FIXED
 
 # All errors by which Hydra and its libraries refuse what a user typed or wrote into a file.
 REFUSED = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
@@ -32,6 +34,8 @@ SEVERAL = r"(?:Ambiguous value for argument|Sweep parameters) '(.*?)'(?: require
 
 def hydra_problems(error: BaseException) -> list[str]:
     """Return the reasons why Hydra cannot compose a configuration, one line per problem."""
+    if isinstance(error, ConfigError):
+        return error.problems
     return [_one_line(_problem(error))]
 
 
@@ -60,6 +64,8 @@ def _problem(error: BaseException) -> str:
             return in_a_line(error)
         case OverrideParseException() if "$\\{" in error.override:  # so Hydra's sweeper writes it
             return f"{error.override.replace(chr(92), '')} cannot be given to a sweep: write it into a file for -cn"
+        case OverrideParseException() if error.override in sweep_names():
+            return f"{error.override} is not an override: for the stored sweep of that name use -cn {error.override}"
         case OverrideParseException():
             return f"{error.override} is not an override: write key=value, and put special characters in quotes"
         case MissingConfigException():
@@ -68,7 +74,7 @@ def _problem(error: BaseException) -> str:
             return f"{mark.name}: it is not YAML: {error.problem} in line {mark.line + 1}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
         typed = re.match(r"Could not override '(.*)'", text)
-        return _unknown(typed[1] if typed else str(cause.full_key), root_of(cause))
+        return unknown_key(typed[1] if typed else str(cause.full_key), _root_of(cause))
     if isinstance(cause, OmegaConfBaseException):
         return in_a_line(cause)
     if several := re.match(SEVERAL, text.partition("\n")[0]):
@@ -104,28 +110,54 @@ def _problem_in_file(text: str, context: BaseException | None) -> str:
     key = re.search(r"full_key: (\S+)", text)
     full_key = key[1] if key else ""
     if re.match(r"Key '.*' (not in|is not in struct)", text):
-        return _unknown(full_key, root_of(context) if isinstance(context, OmegaConfBaseException) else None)
+        return unknown_key(full_key, _root_of(context) if isinstance(context, OmegaConfBaseException) else None)
     return _value_problem(text, full_key)
 
 
-def _unknown(key: str, root: DictConfig | None) -> str:
-    """Return that a key is unknown, and which one may be meant."""
+def unknown_key(key: str, root: DictConfig | None, value: str = "") -> str:
+    """Return that a key with this value is unknown, and which one, or which stored sweep, may be meant."""
     tree = OmegaConf.to_container(root, resolve=False) if root is not None else {}
     assert isinstance(tree, dict)
     if not key.startswith("hydra"):
         tree.pop("hydra", None)
-    known = list(_dotted(tree))
+    known = [each for each in _dotted(tree) if each != key and each.rpartition(".")[2] not in FIXED]
     group, _, rest = key.partition(".")
     node = tree.get(group)
-    if rest and isinstance(node, dict) and isinstance(node.get("name"), str):
-        own = [name for name in node if name not in ("name", "builder")]
+    if rest and isinstance(node, dict):
+        own = [name for name in node if name not in FIXED and name != rest]
         near = get_close_matches(rest, own, 1)
         use = f"did you mean {group}.{near[0]}?" if near else f"its keys are {', '.join(own)}" if own else "it has none"
-        return f"{key} is not a key of {group}={node['name']}: {use}"
+        what = f"{group}={node['name']}" if "name" in node else group
+        return f"{key} is not a key of {what}: {use}"
     ends = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
-    near = get_close_matches(key, known, 2) or ends[:2]
-    use = f"did you mean {' or '.join(near)}?" if near else "see all keys with -c job"
-    return f"{key} is not a key of a {'price' if 'costs' in tree else 'run'}: {use}"
+    alike = [name for name in known if ("." in name) == ("." in key)]  # a group before its keys
+    near = ends[:2] or get_close_matches(key, alike, 2) or get_close_matches(key, known, 2)
+    use = f"did you mean {' or '.join(near)}?" if near else "see all keys with --help"
+    stored = sweep_names()
+    if key in ("experiment", "sweep") or value in stored:
+        name = next(iter(get_close_matches(value, stored, 1)), "NAME")
+        use = f"for a stored sweep use -cn {name}"
+    what = "price" if "costs" in tree else "run"
+    if what == "run" and group in ("costs", "output"):
+        use = "it is one of python -m microp.simulate, which prices a schedule"
+    return f"{key} is not a key of a {what}: {use}"
+
+
+def _root_of(error: OmegaConfBaseException) -> DictConfig | None:
+    """Return the whole configuration in which an error occurred, or None if the error does not know it."""
+    node = error.parent_node
+    root = None if node is None else node._get_root()
+    return root if isinstance(root, DictConfig) else None
+
+
+def taken_away(key: str) -> str:
+    """Return that a key was taken away, by `~key`."""
+    return f"~{key} takes away a key that every run needs: leave ~{key} out"
+
+
+def not_used(what: str, by: str, remedy: str) -> str:
+    """Return that a key has no effect, for example `partition.share=0.8` by `partition=uniform`."""
+    return f"{what} is not used by {by}: {remedy}"
 
 
 def _dotted(tree: dict[Any, Any], before: str = "") -> Iterator[str]:
@@ -141,6 +173,10 @@ def _value_problem(text: str, key: str) -> str:
     text = text.partition("\n    full_key:")[0].removeprefix("ValueError raised while resolving interpolation: ")
     if wrong := re.match(r"Value '(.*)' of type '.*' could not be converted to (\w+)$", text, re.DOTALL):
         return f"{key}={wrong[1]} is not {TYPES.get(wrong[2], f'a value of type {wrong[2]}')}"
+    if "is not a ListConfig, list or tuple" in text:
+        return f"{key} is a list: use {key}=[...] with its values between commas"
+    if optional := re.match(r"field '(.*)' is not Optional$", text):
+        return f"{optional[1]}=null: {optional[1]} needs a value: give one, or leave the key out for its default"
     if wrong := re.match(r"Value '(.*)' is not a valid bool", text, re.DOTALL):
         return f"{key}={wrong[1]} is not a truth value: use true or false"
     return f"{key}: {text}" if key and not key.startswith("hydra.overrides") else text

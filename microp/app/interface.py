@@ -16,14 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from microp import trace
-from microp.app import config_checks, terminal
-from microp.app.config import SimulateConfig, compose_config, read_config
-from microp.app.errors import RunError
+from microp.app import config_checks
+from microp.app.config import compose_config, read_config
+from microp.app.errors import ConfigError, RunError
+from microp.app.job_factory import make_job
+from microp.app.knobs import NOTHING_LEFT
 from microp.app.pricing import Price
 from microp.app.pricing_job import make_pricing_job
-from microp.app.sweep import SweepCallback, board, run_point
-from microp.simulator import replay, schedule_of
-from microp.store import load_steps, read_json, read_spans, read_summary, spans_frame
+from microp.app.schema import SimulateConfig
+from microp.app.sweep import board, run_attempt
+from microp.store import load_steps, read_json, read_spans, read_summary, read_traced_step, spans_frame
+from microp.terminal import console
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,17 +61,23 @@ class Run:
         """The trace of the last measured step: one row per action, moments in milliseconds from the first start."""
         return spans_frame(read_spans(self.folder), 1e6, "_ms")
 
-    def draw(self, path: Path | str | None = None) -> str:
+    def draw(self, path: Path | str | None = None, columns: int = 100) -> str:
         """Return the last measured step as text, replayed above measured.
 
         Args:
             path: if given (without ending), the timelines are also written there as SVG and PNG.
+            columns: the width of the text, in characters.
+
+        Raises:
+            ValueError: the run has no trace.
         """
-        spans = read_spans(self.folder)
-        panels = {"replayed": replay(schedule_of(spans, self.summary["schedule"]), spans), "measured": spans}
+        step = read_traced_step(self.folder, self.summary)
+        if step is None:
+            raise ValueError(f"{self.folder} has an empty trace: run its command again")
         if path is not None:
-            trace.figure(panels, self.summary["run_id"], Path(path))
-        return "\n\n".join(f"{name}\n{trace.text(each)}" for name, each in panels.items())
+            trace.figure(step.panels, self.summary["run_id"], Path(path), sums=step.sums)
+        predicted, replicas = self.summary.get("predicted"), self.summary["replicas"]
+        return trace.plain(trace.timeline(step.panels, columns, sums=step.sums, predicted=predicted, replicas=replicas))
 
 
 def measure(*overrides: str) -> Run:
@@ -81,18 +90,18 @@ def measure(*overrides: str) -> Run:
         ConfigError: the configuration is wrong and nothing was started; its `problems` lists all problems.
         RunError: a rank failed; the message says which one, at which action and step.
     """
-    config = compose_config(*overrides)
-    point = read_config(config)
-    job = SweepCallback.check(point)
+    point = read_config(compose_config(*overrides))
+    if point.skip:
+        raise ConfigError([NOTHING_LEFT])
+    job = make_job(point)
     for warning in config_checks.warnings(point, job):
         warnings.warn(warning, stacklevel=2)
-    if terminal.err.is_terminal:  # a notebook gets no bar
+    if console.err.is_terminal:  # a notebook gets no bar
         board.open([len(list(job.phases()))])
     try:
-        folder = run_point(config)
+        folder = run_attempt(point, job, overrides)
     finally:
         board.close()
-    assert folder is not None  # a single point always runs
     status = read_json(folder / "status.json")
     if status["status"] != "finished":
         raise RunError(f"{status['message']} (see {folder})")

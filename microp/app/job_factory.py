@@ -8,16 +8,19 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
-from typing import Any
 
 from microp.app import config_checks
-from microp.app.config import Config, compose_config, plain, read_config
+from microp.app.config import compose_config, plain, read_config
 from microp.app.errors import ConfigError
 from microp.app.factory import build
+from microp.app.schema import Config
 from microp.job import Job, Workload, question_id, run_id, torch_problems
 from microp.schedule import Partition, Schedule, builders, spread, to_text, validate
 from microp.simulator import closed_forms, nominal_costs
+
+log = logging.getLogger(__name__)
 
 
 def make_job(config: Config) -> Job:
@@ -122,13 +125,10 @@ def _schedule_of(config: Config) -> tuple[Schedule | None, str, list[str]]:
     try:
         built = _built(config)
         schedule = validate(_named(config, built), config.activation_limit)
+        log.debug("%s is valid: %d ranks, %d chunks", schedule.name, config.ranks, config.chunks)
     except ValueError as error:
         return None, "", [str(error)]
-    found: list[Any] = []
-    if config.engine.batch_weights and not schedule.split:
-        found.append(
-            f"engine.batch_weights=true, but schedule {schedule.name!r} has no W: use one with W, for example zb_h1"
-        )
+    found: list[str] = []
     if config.engine.name == "torch":
         found += torch_problems(schedule, config.checkpointing, spread(config.batch_size, config.chunks))
     return schedule, to_text(built), found

@@ -26,6 +26,11 @@ SWEEPS = find("sweeps")
 CHECKOUT = None if CONF.parent == PACKAGE else PACKAGE.parent  # None if microp is installed
 
 
+def sweep_names() -> list[str]:
+    """Return the names of the stored sweeps."""
+    return sorted(path.stem for path in SWEEPS.glob("*.yaml") if not path.stem.endswith(".parts"))
+
+
 def see_current_folder() -> None:
     """Let Python import modules of the current folder, for a user's own builders; `python -m` does so anyway.
 

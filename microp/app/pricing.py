@@ -20,10 +20,10 @@ from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
 from microp import trace
-from microp.app import terminal
-from microp.app.config import Config, SimulateConfig, plain, read_config
+from microp.app.config import plain, read_config
 from microp.app.hydra_callbacks import Point, PointsCallback
 from microp.app.pricing_job import PricingJob, make_pricing_job
+from microp.app.schema import Config, SimulateConfig
 from microp.job import run_id
 from microp.schedule import spread, to_text, to_torch_csv
 from microp.settings import MIB
@@ -35,11 +35,13 @@ from microp.simulator import (
     simulate,
 )
 from microp.store import spans_frame
+from microp.terminal import console, price_table
 
 if TYPE_CHECKING:
     import pandas as pd
 
 DRAWN = 20_000  # actions; with more, a figure is unreadable and a trace takes hundreds of megabytes
+ROWS = 32  # the most ranks of a timeline in the terminal
 
 
 class Price:
@@ -76,16 +78,21 @@ class Price:
         """One row per action: rank, op, stage, microbatch, and its moments in the unit of the costs."""
         return spans_frame(self.timeline)
 
-    @cached_property
-    def text(self) -> str:
-        """The timeline as text, one line per rank."""
-        return trace.text(self.timeline, rows=32, sums=self.sums)
+    def draw(self, path: Path | str | None = None, columns: int = 100) -> str:
+        """Return the timeline as text.
 
-    def draw(self, path: Path | str | None = None) -> str:
-        """Return the timeline as text; with a path (without ending), also write it as SVG and PNG."""
+        Args:
+            path: if given (without ending), the timeline is also written there as SVG and PNG.
+            columns: the width of the text, in characters.
+        """
         if path is not None:
             trace.figure({"simulated": self.timeline}, self.schedule.name, Path(path), trace.UNITS)
-        return self.text
+        return trace.plain(self.lines(columns))
+
+    def lines(self, columns: int) -> list[trace.Line]:
+        """Return the timeline as lines of text with their looks."""
+        name = "simulated"
+        return trace.timeline({name: self.timeline}, columns, ROWS, trace.UNITS, {name: self.sums})
 
     def save(self, folder: Path) -> None:
         """Write the timeline, a trace for Perfetto and the schedule in both text forms into `folder`."""
@@ -134,7 +141,7 @@ def _memory(job: PricingJob, spans: Simulated) -> list[float] | None:
     try:
         stage_memory, state = probe_stages(config.model, job.workload)
     except ValueError as error:
-        terminal.warn(str(error))
+        console.warn(str(error))
         return None
     peaks = activation_peak(spans, stage_memory)
     batch = batch_bytes(config.model, spread(config.batch_size, config.replicas)[0])
@@ -160,13 +167,14 @@ def run_price(config: DictConfig) -> dict[str, Any]:
     """Price one point, print or draw it, and return its figures; this is Hydra's task function."""
     point = read_config(config)
     assert isinstance(point, SimulateConfig)
-    with terminal.err.status(f"pricing {point.schedule['name']}"):
+    with console.err.status(f"pricing {point.schedule['name']}"):
         priced = Price(PricingCallback.take(point))
     figures = dict(priced.figures)
     if point.output == "json":
         print(json.dumps(figures), flush=True)
         return figures
-    figures["text"], figures["folder"] = priced.text, None
+    shown = trace.screen()
+    figures["text"], figures["folder"] = shown.text(priced.lines(shown.columns)), None
     if len(priced.timeline) <= DRAWN:
         folder = Path(point.output_dir) / "simulated" / run_id(plain(point), to_text(priced.schedule))
         priced.save(folder)
@@ -184,12 +192,13 @@ class PricingCallback(PointsCallback):
 
     def begin(self, config: DictConfig, points: list[Point]) -> None:
         self._as_text = config.output == "text"
-        self._figures: list[dict[str, Any]] = []
+        self._points: list[price_table.Priced] = []
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         if isinstance(job_return.return_value, dict):
-            self._figures.append(job_return.return_value)
+            asked = plain(read_config(config)), list(job_return.overrides or ())
+            self._points.append(price_table.Priced(*asked, job_return.return_value))
 
     def end(self, config: DictConfig) -> None:
-        if self._as_text and self._figures:
-            terminal.show_prices(self._figures)
+        if self._as_text and self._points:
+            price_table.show(self._points)

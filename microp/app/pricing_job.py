@@ -13,9 +13,9 @@ from fractions import Fraction
 from math import inf, isfinite
 from typing import Any
 
-from microp.app.config import Config, SimulateConfig
 from microp.app.errors import ConfigError
 from microp.app.job_factory import make_partition, make_schedule, rows_of_first_replica
+from microp.app.schema import Config, SimulateConfig
 from microp.job import Workload
 from microp.schedule import Schedule, validate
 from microp.settings import EmulatedSettings
@@ -82,6 +82,12 @@ def _cost_problems(numbers: dict[str, Any]) -> list[str]:
         if value is not None and not all(_is_number(each, key) for each in values):
             form = "a number, or a list with one per stage" if per_stage else "a number"
             found.append(f"costs.{key}={value} is not {form}: give {form}")
+        elif value is not None:
+            negative = [(at, each) for at, each in enumerate(values) if each < 0]
+            found += [
+                f"costs.{key}{f'[{at}]' if isinstance(value, list) else ''}={each} is negative: give a number from 0 up"
+                for at, each in negative[:1]
+            ]
     return found
 
 

@@ -17,8 +17,9 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from microp.app.errors import ConfigError
+from microp.app.help_page import key_page, sweep_page
 from microp.app.hydra_internals import typed_options
-from microp.app.places import SWEEPS
+from microp.app.places import SWEEPS, sweep_names
 from microp.app.sweep_parts import PARTS, register_parts
 
 
@@ -50,24 +51,20 @@ def register() -> None:
         raise ConfigError([f"-cn {typed.config_name} is no sweep, but the parts of one: use -cn {sweep}"])
     register_parts(SWEEPS, *([Path(typed.config_dir)] if typed.config_dir else []))
     Plugins.instance().register(StoredSweeps)
-    OmegaConf.register_new_resolver("sweep_list", listed, replace=True)  # for --help
-
-
-def names() -> list[str]:
-    """Return the names of the stored sweeps."""
-    return sorted(path.stem for path in SWEEPS.glob("*.yaml") if not path.name.endswith(PARTS))
+    OmegaConf.register_new_resolver("key_page", key_page, replace=True)  # for --help
+    OmegaConf.register_new_resolver("sweep_page", sweep_page, replace=True)
 
 
 def listed() -> str:
     """Return the names of the stored sweeps in one line, without the quick ones."""
-    return ", ".join(name for name in names() if not name.endswith("_quick"))
+    return ", ".join(name for name in sweep_names() if not name.endswith("_quick"))
 
 
 def nearest(error: BaseException | None) -> str | None:
     """Return a line with similar names if `error` is about a `-cn` name that Hydra did not find, else None."""
     if not isinstance(error, MissingConfigException) or "primary config" not in str(error):
         return None
-    stored, asked = names(), str(error.missing_cfg_file).removesuffix(".yaml")
+    stored, asked = sweep_names(), str(error.missing_cfg_file).removesuffix(".yaml")
     if asked in stored:  # `microp.simulate` does not look there
         return f"{asked!r} is a stored sweep of runs: microp -cn {asked}"
     if near := difflib.get_close_matches(asked, stored):

@@ -26,9 +26,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from microp.app.config import SCHEMAS, Config
 from microp.app.errors import ConfigError
 from microp.app.hydra_problems import in_a_line
+from microp.app.schema import SCHEMAS, Config
 
 PARTS = ".parts.yaml"
 

@@ -59,6 +59,7 @@ class Grid:
             "description": self.description,
             "program": "microp/run.py",
             "method": "grid",
+            "metric": {"name": "step_ms", "goal": "minimize"},  # for `bayes` in place of `grid`
             "command": [*self.command, "hydra.mode=RUN", "tracking=online", "${args_no_hyphens}"],
             "parameters": {key: {"values": values} for key, values in self.axes.items()},
         }

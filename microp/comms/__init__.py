@@ -21,29 +21,43 @@ from microp.comms.deadline import Pacer, sleep_until, wake_on_time
 from microp.comms.delayed import DelayedComms
 from microp.comms.direct import direct_sums
 from microp.comms.group import GroupComms
+from microp.comms.heartbeat import PID, PLACE, SINCE, STEP, Beat, Heartbeats, Place, awaited_rank, trail
+from microp.comms.processes import STOPPED
+from microp.comms.processes import state as process_state
 from microp.comms.ring import Ring, ring_sum
 from microp.comms.shm import ShmComms
 from microp.comms.threads import ThreadComms, thread_comms
 
 __all__ = [
+    "PID",
+    "PLACE",
     "REDUCTIONS",
+    "SINCE",
+    "STEP",
+    "STOPPED",
+    "Beat",
     "Comms",
     "DelayedComms",
     "GroupComms",
+    "Heartbeats",
     "Inbox",
     "Message",
     "Outbox",
     "Pacer",
     "Pending",
+    "Place",
     "Ring",
     "ShmComms",
     "Sum",
     "ThreadComms",
+    "awaited_rank",
     "direct_sums",
     "init_process_group",
+    "process_state",
     "ring_sum",
     "sleep_until",
     "thread_comms",
+    "trail",
     "wake_on_time",
 ]
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from microp.comms.heartbeat import Heartbeats
 
 REDUCTIONS = ("sum", "product", "min", "max")
 
@@ -157,6 +159,11 @@ class Comms(ABC):
     def world_rank(self) -> int:
         """The index of this rank among the ranks of all pipelines, counted replica after replica."""
         return self.replica * self.world_size + self.rank
+
+    @cached_property
+    def heartbeats(self) -> Heartbeats:
+        """Where the ranks are in their step; only of this rank, unless the launcher has set that of all ranks."""
+        return Heartbeats(self.world_rank + 1)
 
     def gather_all(self, value: Any) -> list[Any]:
         """Return the picklable `value` of every rank of all pipelines, in the order of `world_rank`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from time import perf_counter_ns
 from typing import Any
@@ -91,7 +92,8 @@ class GroupComms(Comms):
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         check_reduction(op)
-        dist.all_reduce(tensor, _REDUCE[op], group=self.group)
+        with _in_our_words(self.timeout_s, "another rank"):
+            dist.all_reduce(tensor, _REDUCE[op], group=self.group)
         return tensor
 
     def iall_reduce(self, tensor: Tensor) -> Sum:
@@ -100,11 +102,13 @@ class GroupComms(Comms):
 
     def all_gather(self, value: Any) -> list[Any]:
         values = [None] * self.world_size
-        dist.all_gather_object(values, value, group=self.group)
+        with _in_our_words(self.timeout_s, "another rank"):
+            dist.all_gather_object(values, value, group=self.group)
         return values
 
     def barrier(self) -> None:
-        dist.barrier()
+        with _in_our_words(self.timeout_s, "another rank"):
+            dist.barrier()
 
     def close(self) -> None:
         dist.barrier()  # no rank closes a connection that another rank still uses
@@ -135,6 +139,17 @@ class _Canary:
         return self._tail is not None and torch.equal(self._tail, self.PATTERN[-len(self._tail) :])
 
 
+@contextmanager
+def _in_our_words(timeout_s: float, peer: str) -> Iterator[None]:
+    """Raise TimeoutError and ConnectionError for the RuntimeError of torch, whose text names a file of gloo's."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "imed out" in str(error):
+            raise TimeoutError(f"waited {timeout_s:g} s for {peer}") from error
+        raise ConnectionError(f"lost {peer}: the connection was closed") from error
+
+
 class _Transfer:
     """A torch.distributed transfer; keeps its tensor alive, as gloo requires."""
 
@@ -143,12 +158,8 @@ class _Transfer:
         self._timeout_s, self._canary = timeout_s, canary
 
     def wait(self) -> Tensor:
-        try:
+        with _in_our_words(self._timeout_s, f"rank {self._peer}"):
             self._work.wait(timedelta(seconds=self._timeout_s))
-        except RuntimeError as error:
-            if "imed out" in str(error):
-                raise TimeoutError(f"waited {self._timeout_s:g} s for rank {self._peer}") from error
-            raise ConnectionError(f"lost rank {self._peer}: {error}") from error
         if self._canary is not None and self._canary.is_unwritten():
             raise ConnectionError(
                 f"rank {self._peer} sent fewer bytes than the {self._tensor.nbytes} of shape {list(self._tensor.shape)}"

@@ -22,7 +22,6 @@ import mmap
 import os
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -32,6 +31,7 @@ from torch import Tensor
 
 from microp.comms.base import Inbox, Message, Outbox, Pending
 from microp.comms.group import GroupComms
+from microp.comms.processes import is_alive
 
 LINE = 64  # bytes: a cache line, and the alignment at which matrix products give the same bits
 STAMP = 32  # the offset of the stamp in the first line, after the semaphore
@@ -180,14 +180,6 @@ class ShmComms(GroupComms):
             if not is_alive(self._pids[src]):
                 raise ConnectionError(f"lost rank {src}: its process {self._pids[src]} has ended")
         raise TimeoutError(f"waited {self.timeout_s:g} s for rank {src}")
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether process `pid` runs; a zombie, which its parent has not waited for, does not count."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # it ended, perhaps between opening and reading
-        return False
 
 
 class _Copied(NamedTuple):

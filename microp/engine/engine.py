@@ -19,12 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from microp.comms import Comms, Inbox, Message, Outbox
+from microp.comms import PLACE, SINCE, Comms, Inbox, Message, Outbox, trail
 from microp.device import Device, Give, Run
 from microp.model import Stage
 from microp.schedule import (
@@ -58,6 +59,14 @@ class Runner(Protocol):
 
 class ActionError(RuntimeError):
     """An action failed; the message names the rank, the action and the step."""
+
+
+def in_words(error: BaseException) -> str:
+    """Return an error as one line; one without a text, such as a MemoryError, by its name."""
+    if isinstance(error, MemoryError):
+        return f"out of memory{f' ({error})' if str(error) else ''}"
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 class Boundary(NamedTuple):
@@ -136,6 +145,8 @@ class Engine:
     ) -> None:
         self._schedule, self._comms, self._device = schedule, device.wrap_comms(comms), device
         self._rank, self._dtype = comms.rank, boundary.dtype
+        self._world_rank, self._heartbeats = comms.world_rank, comms.heartbeats
+        self._beat = comms.heartbeats.line(comms.world_rank)
         self._shapes = [boundary.shape(count) for count in rows]
         self._comms.expect(self._messages())
         groups = weight_groups(schedule.ranks[comms.rank]) if batch_weights else {}
@@ -210,14 +221,18 @@ class Engine:
             ActionError: an action failed, or a peer did not answer in time.
         """
         mark, marks, after = self._device.mark, self._marks, self.after_action
+        beat, place, since, clock = self._beat, PLACE, SINCE, perf_counter_ns
         at = 0  # the index of the action's first mark
+        now = 0  # twice the index of the action
         try:
             for posts, take, run, microbatch, give, completed in self._bound:
                 for post in posts:
                     post()
+                beat[place] = now
                 marks[at] = mark()
                 x = take() if take is not None else None
                 marks[at + 1] = mark()
+                beat[place], beat[since] = now + 1, clock()
                 y = run(microbatch, x)
                 marks[at + 2] = mark()
                 if give is not None:
@@ -228,10 +243,11 @@ class Engine:
                 if after is not None:
                     after()
                 at += 3
+                now += 2
             for finish in self._left:
                 finish()
         except Exception as error:
-            raise ActionError(self._describe(error, at // 3, number)) from error
+            raise ActionError(self._describe(error, now // 2, number)) from error
         return StepTrace(self._actions, partial(self._device.read, tuple(marks)))
 
     def _inbox(self, source: Action) -> Inbox:
@@ -267,8 +283,10 @@ class Engine:
         source = self._schedule.source(action)
         if isinstance(error, TimeoutError) and source is not None:
             src = self._schedule.placement[source.stage]
-            return f"rank {self._rank} waited {self._comms.timeout_s:g} s for {source} from rank {src} (step {number})"
-        return f"rank {self._rank}, action {action}, step {number}: {error or type(error).__name__}"
+            why = trail(self._heartbeats, self._schedule, self._world_rank - self._rank + src)
+            waited = f"{self._comms.timeout_s:g} s for {source} from rank {src}"
+            return f"rank {self._rank} waited {waited}{why} (step {number})"
+        return f"rank {self._rank}, action {action}, step {number}: {in_words(error)}"
 
 
 def _run_group(stage: Stage, microbatches: Sequence[int], _microbatch: int, _x: Tensor | None) -> None:

@@ -11,11 +11,11 @@ A number in float32 takes 4 bytes. GB are 10^9 bytes, as in the specification of
 
 from __future__ import annotations
 
-import argparse
 import math
 
 from microp.app import job_of
 from microp.device import probe_stages
+from microp.settings import CommandParser
 
 GB = 1e9
 MEASURED_DIM = 256
@@ -30,7 +30,7 @@ def activation_bytes(rows: int, layers: int, dim: float) -> float:
 
 def main(arguments: list[str] | None = None) -> None:
     """Print the memory that training a model needs, and the number of cards with that memory."""
-    parser = argparse.ArgumentParser(prog="python -m microp.labs.memory_wall", description=main.__doc__)
+    parser = CommandParser(prog="python -m microp.labs.memory_wall", description=main.__doc__)
     parser.add_argument("--parameters", type=float, default=10e9, help="parameters of the model (default: 1e10)")
     parser.add_argument("--layers", type=int, default=16, help="layers of the model (default: 16)")
     parser.add_argument("--rows", type=int, default=256, help="rows of a batch (default: 256)")

@@ -16,7 +16,7 @@ import torch
 
 from microp.app import job_of
 from microp.store import read_spans, summarise
-from microp.trace import bubble_fraction, busy, makespan, text
+from microp.trace import bubble_fraction, busy, makespan, screen, timeline
 from microp.worker import launch_ranks
 
 RANKS, CHUNKS = 4, 4
@@ -37,7 +37,8 @@ def show(schedule: str, lesson: str) -> dict[str, list[float]]:
         launch_ranks(job, Path(folder), 3)
         spans, summary = read_spans(Path(folder)), summarise(job, Path(folder), "finished")
     print(f"{schedule}: {RANKS} ranks, {CHUNKS} microbatches, one step of {summary['step_ms']['median']:.0f} ms\n")
-    print(f"{text(spans, columns=88)}\n")
+    shown = screen()
+    print(f"{shown.text(timeline({'measured': spans}, shown.columns))}\n")
     total = makespan(spans)
     shares = [time / total for time in busy(spans).values()]
     held, peaks = summary["in_flight_peak"], summary["peak_activation_mib"]

@@ -64,6 +64,10 @@ def skewed(layers: int, stages: int, share: float = 0.8, rank: int = 0) -> Parti
 
     Every other stage keeps at least one layer, even if `share` would leave it none.
 
+    Args:
+        share: the share of the layers on that stage, between 0 and 1.
+        rank: the number of that stage.
+
     Raises:
         ValueError: `share` is not between 0 and 1, `rank` is not a stage, or there are
             more stages than layers.
@@ -82,6 +86,9 @@ def skewed(layers: int, stages: int, share: float = 0.8, rank: int = 0) -> Parti
 
 def of_sizes(layers: int, stages: int, sizes: list[int]) -> Partition:
     """Return the partition with exactly these sizes.
+
+    Args:
+        sizes: the number of layers of each stage, for example [4,12].
 
     Raises:
         ValueError: there is not one size per stage, a size is below 1, or the sizes do not

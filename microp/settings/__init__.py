@@ -9,6 +9,7 @@ lists the wrong values: one sentence each, with the value, the rule and the reme
 the same name (model, device, comms) builds the object that the settings describe.
 """
 
+from microp.settings.command_line import CommandParser
 from microp.settings.comms import CommsSettings
 from microp.settings.data import DataSettings, SyntheticSettings, TextSettings
 from microp.settings.device import DeviceSettings, EmulatedSettings
@@ -17,15 +18,18 @@ from microp.settings.launch import LaunchSettings, is_joined
 from microp.settings.model import GptSettings, MlpSettings, ModelSettings
 from microp.settings.recomputation import NEVER, Checkpointing
 from microp.settings.sync import BucketSettings, SyncSettings
-from microp.settings.tracking import TrackingSettings
+from microp.settings.tracking import NEEDS_KEY, TrackingSettings, not_writable
+from microp.settings.wandb_server import has_key, out_of_reach, server
 
 MIB = 2**20  # bytes
 
 __all__ = [
     "MIB",
+    "NEEDS_KEY",
     "NEVER",
     "BucketSettings",
     "Checkpointing",
+    "CommandParser",
     "CommsSettings",
     "DataSettings",
     "DeviceSettings",
@@ -39,5 +43,9 @@ __all__ = [
     "SyntheticSettings",
     "TextSettings",
     "TrackingSettings",
+    "has_key",
     "is_joined",
+    "not_writable",
+    "out_of_reach",
+    "server",
 ]

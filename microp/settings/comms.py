@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from math import inf
 
 
 @dataclass
@@ -30,8 +31,8 @@ class CommsSettings:
     def problems(self, device: str) -> list[str]:
         """List the values that are wrong or do not fit `device`, one sentence each."""
         found = []
-        if self.timeout_s <= 0:
-            found.append(f"comms.timeout_s={self.timeout_s} is not above 0: give seconds, e.g. 60")
+        if not 0 < self.timeout_s < inf:
+            found.append(f"comms.timeout_s={self.timeout_s} is not a number above 0: give seconds, e.g. 60")
         if (self.backend(device) == "nccl") != (device == "cuda"):
             found.append(f"comms={self.name} cannot move tensors of device={device}: use comms=auto")
         if self.name == "shm" and (why := _why_no_shm()):

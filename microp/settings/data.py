@@ -35,7 +35,7 @@ class TextSettings(DataSettings):
 
     Attributes:
         path: a file, or a folder, which is read with its subfolders in alphabetical order;
-            None for the source files of the standard library.
+            null for the source files of the standard library.
     """
 
     path: str | None

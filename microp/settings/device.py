@@ -17,7 +17,7 @@ class DeviceSettings:
     Attributes:
         name: `cpu`, `cuda` (also torch's name for ROCm) or `emulated`.
         threads: the number of CPU threads per rank; with one thread, ranks compete less for cores
-            and sums are taken in the monolith's order.
+            and sums are taken in the same order as in the undivided model.
     """
 
     name: str

@@ -13,7 +13,7 @@ class ModelSettings(ABC):
     Attributes:
         name: the option's name in `conf/model/`.
         layers: the number of layers that are partitioned.
-        dim: the width of the tensor between two layers.
+        dim: the width of the tensor between two layers; a multiple of 8 for mlp.
         dtype: `float32` or `float64`, for weights and activations.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 ALL_REDUCE = ("auto", "direct", "library", "ring")
 
@@ -50,8 +51,8 @@ class BucketSettings(SyncSettings):
     def problems(self, schedule: str, is_split: bool, backend: str) -> list[str]:
         found = super().problems(schedule, is_split, backend)
         for key in ("bucket_mb", "first_bucket_mb"):
-            if not getattr(self, key) > 0:
-                found.append(f"sync.{key}={getattr(self, key)} is not above 0: give MiB, or use sync=naive")
+            if not 0 < getattr(self, key) < inf:
+                found.append(f"sync.{key}={getattr(self, key)} is not a number above 0: give MiB, or use sync=naive")
         if self.name in ("torch_ddp", "compare"):
             if is_split:
                 found.append(

@@ -2,47 +2,109 @@
 
 from __future__ import annotations
 
-import netrc
 import os
-from dataclasses import dataclass
-from urllib.parse import urlparse
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from microp.settings.wandb_server import has_key, out_of_reach
 
 MODES = ("offline", "online", "disabled")
+NEEDS_KEY = "needs a W&B key: set WANDB_API_KEY or run `wandb login`, or"
+_NOT_IN_PROJECTS = "/\\#?%:"  # W&B refuses these in the name of a project
+_LONGEST_PROJECT = 128
+_SPELLINGS = {"dryrun": "offline", "run": "online"}  # W&B's older words, which WANDB_MODE still takes
 
 
 @dataclass
 class TrackingSettings:
-    """The options of Weights & Biases.
+    """The options of Weights & Biases. For a value that is null W&B's own environment variable counts.
 
     Attributes:
-        mode: `offline` (files, no account, no connection), `online` or `disabled`.
-        project: the W&B project.
-        entity: the W&B team or user; None for the account's default.
+        mode: `offline` (files, no account, no connection), `online` or `disabled`; null for WANDB_MODE, else offline.
+        project: the W&B project; null for WANDB_PROJECT, else microp.
+        entity: the W&B team or user; null for WANDB_ENTITY, else the account's default.
+        dir: W&B's files are written to `<dir>/wandb`; null for WANDB_DIR, else the output folder.
         tags: words by which W&B can filter the runs.
+        follow: log the rows while the run runs, by a process of its own; null for only if the mode is online.
+        system_metrics: W&B's own measurements of the host (processor, memory, network) while it follows a run.
     """
 
-    mode: str
-    project: str
+    mode: str | None
+    project: str | None
     entity: str | None
+    dir: str | None
     tags: list[str]
+    follow: bool | None
+    system_metrics: bool
+
+    @classmethod
+    def recorded(cls, values: Mapping[str, Any]) -> TrackingSettings:
+        """Return the settings of a recorded run; older ones lack the later keys."""
+        return cls(**{"dir": None, "follow": None, "system_metrics": False, **values})
+
+    def resolved(self) -> TrackingSettings:
+        """Return the settings with a value for each key that was left to the environment."""
+        mode = self.mode or os.environ.get("WANDB_MODE") or "offline"
+        mode = _SPELLINGS.get(mode, mode)
+        return replace(
+            self,
+            mode=mode,
+            project=(os.environ.get("WANDB_PROJECT") or "microp") if self.project is None else self.project,
+            entity=self.entity or os.environ.get("WANDB_ENTITY") or None,
+            dir=self.dir or os.environ.get("WANDB_DIR") or None,
+            follow=mode == "online" if self.follow is None else self.follow,
+        )
+
+    def reachable(self) -> TrackingSettings:
+        """Return the settings with which nothing waits for a server: offline where it cannot be reached."""
+        return replace(self, mode="offline") if self.mode == "online" and out_of_reach() else self
+
+    def folder(self, output: Path) -> Path:
+        """Return the folder in which `wandb/` is, for runs below `output`."""
+        return Path(self.dir) if self.dir else output
 
     def problems(self) -> list[str]:
         """List what is wrong with these values, one sentence each."""
         if self.mode not in MODES:
-            return [f"tracking.mode={self.mode} is not one of {', '.join(MODES)}"]
-        if self.mode == "online" and not _has_key():
             return [
-                "tracking=online needs a W&B key: set WANDB_API_KEY or run `wandb login`, "
-                "or use tracking=offline and `wandb sync` later"
+                f"tracking.mode={self.mode} is not one of {', '.join(MODES)}: "
+                f"use tracking=offline, or set WANDB_MODE to one of them"
+            ]
+        if self.mode == "online" and not has_key():
+            return [
+                f"tracking=online {NEEDS_KEY} use tracking=offline and `wandb sync` later",
+            ]
+        project = str(self.project)
+        if self.mode != "disabled" and not project:
+            return ["tracking.project= is empty: give a name, or leave the key out for microp"]
+        if self.mode != "disabled" and (set(project) & set(_NOT_IN_PROJECTS) or len(project) > _LONGEST_PROJECT):
+            return [
+                f"tracking.project={project} is not a name for a W&B project: "
+                f"use at most {_LONGEST_PROJECT} characters and none of {' '.join(_NOT_IN_PROJECTS)}"
+            ]
+        if self.system_metrics and not self.follow:
+            return [
+                "tracking.system_metrics=true measures the host while a run is followed: "
+                "add tracking.follow=true or use tracking=online"
             ]
         return []
 
+    def folder_problem(self, output: Path) -> str | None:
+        """Return why W&B's files cannot be written, for runs below `output`: W&B would silently write elsewhere."""
+        folder = self.folder(output) / "wandb"
+        if self.mode == "disabled" or not (reason := not_writable(folder)):
+            return None
+        return f"W&B's files cannot be written to {folder} ({reason}): set tracking.dir or WANDB_DIR to another folder"
 
-def _has_key() -> bool:
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+
+def not_writable(folder: Path) -> str | None:
+    """Return why files cannot be written to a folder, which need not exist; None if they can. Nothing is left there."""
     try:
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
+        there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        with tempfile.TemporaryDirectory(dir=there):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)

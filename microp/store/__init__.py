@@ -4,10 +4,13 @@
 
     ranks ── RankRecorder ──► outputs/runs/... ── summarise ──► summary.json ── mirror ──► W&B
                               outputs/runs, outputs/sweeps ── load_runs, Store ──► frames
+                                              ── list_runs, select ──► rows ── pair_questions ──► comparisons
 
 pandas and wandb are imported only where they are used, because a rank needs neither.
 """
 
+from microp.store.comparison import Comparison, Verdict, compare, launch_times
+from microp.store.disturbance import DISTURBANCES, Disturbance, disturbances, load_average
 from microp.store.frames import (
     Plan,
     Point,
@@ -21,6 +24,18 @@ from microp.store.frames import (
     records,
     spans_frame,
     worst_rank_mib,
+)
+from microp.store.question_pairs import (
+    FIGURES,
+    Figure,
+    FigurePair,
+    Pairing,
+    QuestionPair,
+    compare_figure,
+    environment_columns,
+    pair_questions,
+    tell_apart,
+    telling_columns,
 )
 from microp.store.recorder import RankRecorder, new_attempt, write_json, write_schedule
 from microp.store.records import (
@@ -39,34 +54,81 @@ from microp.store.records import (
     read_status,
     read_summary,
 )
+from microp.store.selection import (
+    Filter,
+    SelectionError,
+    column_named,
+    columns_of,
+    flatten,
+    is_missing,
+    list_attempts,
+    list_runs,
+    read_filters,
+    select,
+    shown,
+    size_of,
+    spelling,
+    split_outside_brackets,
+    text_of,
+    when,
+)
 from microp.store.statistics import LAUNCH, WIDE_FRACTION, interval, least_squares, over_launches, paired
 from microp.store.summary import step_clock, summarise
+from microp.store.traced_step import TracedStep, read_traced_step
+from microp.store.wandb_follower import Follower
 from microp.store.wandb_mirror import mirror, take_agent
 
 __all__ = [
+    "DISTURBANCES",
+    "FIGURES",
     "LAUNCH",
     "SCHEMA_VERSION",
     "WIDE_FRACTION",
+    "Comparison",
+    "Disturbance",
+    "Figure",
+    "FigurePair",
+    "Filter",
+    "Follower",
+    "Pairing",
     "Plan",
     "Point",
+    "QuestionPair",
     "RankRecorder",
     "RecordError",
     "Row",
+    "SelectionError",
     "Store",
+    "TracedStep",
+    "Verdict",
     "attempts",
+    "column_named",
+    "columns_of",
     "command",
+    "compare",
+    "compare_figure",
+    "disturbances",
+    "environment_columns",
     "finished_runs",
+    "flatten",
     "interval",
+    "is_missing",
+    "launch_times",
     "least_squares",
+    "list_attempts",
+    "list_runs",
+    "load_average",
     "load_runs",
     "load_steps",
     "mirror",
     "new_attempt",
     "over_launches",
+    "pair_questions",
     "paired",
     "read_config",
     "read_env",
     "read_errors",
+    "read_filters",
     "read_json",
     "read_plan",
     "read_plans",
@@ -76,11 +138,21 @@ __all__ = [
     "read_spans",
     "read_status",
     "read_summary",
+    "read_traced_step",
     "records",
+    "select",
+    "shown",
+    "size_of",
     "spans_frame",
+    "spelling",
+    "split_outside_brackets",
     "step_clock",
     "summarise",
     "take_agent",
+    "tell_apart",
+    "telling_columns",
+    "text_of",
+    "when",
     "worst_rank_mib",
     "write_json",
     "write_schedule",

@@ -10,6 +10,8 @@
           environment keys     env.commit  env.processor  env.cores  ...
           question             the same name for all launches of one question
           folder               the folder of the attempt
+          started, message     when it began, in seconds since 1970; why it failed
+          disturbed            whether its timing was disturbed, in the frames of finished runs; see `disturbances`
 
 If a point was planned again (the same overrides in a newer plan of the experiment), only its newer
 run counts, so that rows of an older sweep are not mixed in.
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from microp.job import NOT_ASKED
+from microp.store.disturbance import disturbances
 from microp.store.records import (
     RecordError,
     attempts,
@@ -78,7 +81,8 @@ def finished_runs(folder: Path) -> pd.DataFrame:
 def _finished(rows: list[dict[str, Any]]) -> pd.DataFrame:
     import pandas as pd
 
-    return pd.json_normalize([row for row in rows if row["status"] == "finished"])
+    finished = [row for row in rows if row["status"] == "finished"]
+    return pd.json_normalize([{**row, "disturbed": bool(disturbances(row, row["env"]))} for row in finished])
 
 
 def load_steps(attempt: Path) -> pd.DataFrame:
@@ -121,25 +125,33 @@ def read_runs(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
             continue
         run, entry = attempt.parent.name, (status["status"] == "finished", float(status["started"]), attempt)
         newest[run] = max(newest.get(run, entry), entry)
-    rows = []
-    for run, (_, _, attempt) in sorted(newest.items()):
+    rows, more = read_attempts(attempt for _, (_, _, attempt) in sorted(newest.items()))
+    return rows, unreadable + more
+
+
+def read_attempts(folders: Iterable[Path]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return one nested row per attempt, and why others are left out, one sentence each."""
+    rows, unreadable = [], []
+    for attempt in folders:
         try:
-            rows.append(_row(run, attempt))
+            rows.append(_row(attempt))
         except RecordError as error:
             unreadable.append(str(error))
     return rows, unreadable
 
 
-def _row(run: str, attempt: Path) -> dict[str, Any]:
-    status = read_status(attempt)["status"]
+def _row(attempt: Path) -> dict[str, Any]:
+    status = read_status(attempt)
     origin = {
         "attempt": attempt.name,
         "folder": str(attempt),
+        "started": status["started"],
+        "message": status.get("message"),
         "config": read_config(attempt),
         "env": read_env(attempt),
     }
-    if status != "finished" and not (attempt / "summary.json").exists():  # it was killed, or is still running
-        return {"run_id": run, "status": status, "question": None, **origin}
+    if status["status"] != "finished" and not (attempt / "summary.json").exists():  # killed, or still running
+        return {"run_id": attempt.parent.name, "status": status["status"], "question": None, **origin}
     summary = read_summary(attempt)
     check_rows(attempt)
     return {**summary, "question": summary["question_id"], **origin}
@@ -188,6 +200,11 @@ class Store:
     @cached_property
     def _read(self) -> tuple[list[dict[str, Any]], list[str]]:
         return read_runs(self.outputs / "runs")
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The nested rows of all runs that can be read, also of those that did not finish."""
+        return self._read[0]
 
     @property
     def unreadable(self) -> list[str]:

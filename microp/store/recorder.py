@@ -74,12 +74,18 @@ def write_schedule(attempt: Path, schedule: Schedule) -> None:
 
 
 def new_attempt(runs: Path, run_id: str) -> Path:
-    """Make and return the next `attempt-<n>` folder of a run; no attempt is overwritten."""
+    """Make and return the next `attempt-<n>` folder of a run; no attempt is overwritten.
+
+    Raises:
+        OSError: the folder cannot be made, for example because a part of its path is a file or a broken link.
+    """
+    run = runs / run_id
+    run.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
-        attempt = runs / run_id / f"attempt-{number}"
+        attempt = run / f"attempt-{number}"
         try:
-            attempt.mkdir(parents=True)
+            attempt.mkdir()
         except FileExistsError:
             number += 1
         else:

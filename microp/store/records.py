@@ -15,6 +15,9 @@ Each rank writes only its own files, and writes a step's row before the next ste
 the number in a file's name counts the ranks of all replicas, replica after replica; in a row,
 `rank` is the rank within its pipeline and `replica` the number of that pipeline.
 
+A row's `..._ns` are moments of the host's monotonic clock, which all its ranks share; `ended` is the same moment as
+`ended_ns` in seconds since 1970.
+
 `schema_version` is in every row of a step, span or reduction, in `summary.json` and in a sweep's `plan.json`:
 
 | version | since | changes |

@@ -87,7 +87,13 @@ def _steps_are_wide(own: pd.DataFrame) -> bool:
     """Return whether the steps within the launches spread too widely."""
     if not {"step_ms.p10", "step_ms.p90", "step_ms.median"} <= set(own.columns):
         return False
-    return bool(((own["step_ms.p90"] - own["step_ms.p10"]) / own["step_ms.median"]).median() > WIDE_STEPS)
+    spread = step_spread(own["step_ms.p10"], own["step_ms.median"], own["step_ms.p90"])
+    return bool(spread.median() > WIDE_STEPS)
+
+
+def step_spread(low: Any, middle: Any, high: Any) -> Any:
+    """Return the spread of a launch's steps from p10 to p90, relative to their median; of numbers or of columns."""
+    return (high - low) / middle
 
 
 def paired(rows: pd.DataFrame, baseline: pd.DataFrame, on: Sequence[str], value: str) -> pd.DataFrame:
@@ -100,17 +106,20 @@ def paired(rows: pd.DataFrame, baseline: pd.DataFrame, on: Sequence[str], value:
         value: the column to compare.
 
     Returns:
-        the rows whose launch the baseline also has.
+        the rows whose launch the baseline also has; one is `disturbed` if it or its baseline was.
 
     Raises:
         ValueError: the baseline has two rows for one launch, because `on` names too few columns.
     """
     keys = [*on, LAUNCH]
-    other = baseline[[*keys, value]].rename(columns={value: "_other"})
+    other = baseline[[*keys, value]].assign(_disturbed=baseline.get("disturbed", False))
+    other = other.rename(columns={value: "_other"})
     if other.duplicated(keys).any():
         raise ValueError(f"the baseline has several rows for one launch of {list(on)}: name what else differs")
     joined = rows.merge(other, on=keys, how="inner")
-    return joined.assign(ratio=joined[value] / joined["_other"]).drop(columns="_other")
+    if "disturbed" in joined:
+        joined["disturbed"] |= joined["_disturbed"]
+    return joined.assign(ratio=joined[value] / joined["_other"]).drop(columns=["_other", "_disturbed"])
 
 
 def least_squares(x: Iterable[float], y: Iterable[float]) -> tuple[float, float]:

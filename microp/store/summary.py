@@ -14,6 +14,7 @@ Three bubbles, all idle over total (GPipe's definition):
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -75,6 +76,8 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
         "engines": _engines(job, rows),
         "steps": len(steps),
         "step_ms": _spread(step_ms),
+        "between_steps_ms": _between_steps(rows, job.engines[0]),
+        "involuntary_switches": _switches(steps),
         "samples_per_s": job.batch_size / median(step_ms) * 1e3 if steps else None,
         "bubble": {
             "measured": median(mean(map(_bubble, _by_replica(job, step))) for step in steps) if steps else None,
@@ -90,6 +93,25 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
         "overruns": sum(row["overruns"] for step in steps for row in step),
         "loss": {"first": losses[0], "last": losses[-1]} if losses else None,
     }
+
+
+def _between_steps(rows: list[list[Row]], engine: str) -> float | None:
+    """Return the median time from the end of the step before to the start of a measured step, in ms.
+
+    Between two steps a rank loads a batch, writes its row, and waits for the others. The clock is that of rank 0.
+    """
+    steps = list(zip(*rows, strict=False))
+    gaps = [
+        (step[0]["began_ns"] - before[0]["began_ns"]) / 1e6 - max(row["step_ms"] for row in before)
+        for before, step in pairwise(steps)
+        if step[0]["phase"] == "measured" and step[0]["engine"] == engine
+    ]
+    return median(gaps) if gaps else None
+
+
+def _switches(steps: list[list[Row]]) -> float | None:
+    """Return how often the system took the core from a rank, per rank and measured step."""
+    return mean(row["involuntary_switches"] for step in steps for row in step) if steps else None
 
 
 def _losses(job: Job, steps: list[list[Row]]) -> list[float]:

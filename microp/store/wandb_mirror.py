@@ -1,16 +1,17 @@
-"""Mirrors a run folder to Weights & Biases: one W&B run per rank, and one summary run per point.
+"""Mirrors a run folder to Weights & Biases: one W&B run per rank, and one summary run per attempt.
 
 ::
 
-    attempt-1/steps.rank0.jsonl ──► run   group = <run id>/attempt-1   job_type = rank
-              steps.rank1.jsonl ──► run   group = <run id>/attempt-1   job_type = rank
-              summary.json      ──► run   group = <run id>/attempt-1   job_type = summary
-              + all rows, spans           with the timeline and the tables
-              tracked.json      ◄── the W&B runs that have been made
+    attempt-1/steps.rank0.jsonl ──► rank0 1f1b-m8-k2-...     id r0-<uid>    job_type = rank
+              steps.rank1.jsonl ──► rank1 1f1b-m8-k2-...     id r1-<uid>    job_type = rank
+              summary.json      ──► summary 1f1b-m8-k2-...   id summary-<uid>   with the timeline and the tables
+              + all rows, spans
+              tracked.json      ◄── the W&B runs that are complete
 
-Mirroring starts after the last step and reads only files, so it can also be done later:
+All of them have the group `<run id>/attempt-1`. `mirror` makes them after the last step, `follow` while the rows are
+written, in a process of its own (`wandb_follower`). Both read only files, so it can also be done later:
 
-    python -m microp.tracking [FOLDER]      mirror what has not been mirrored yet
+    python -m microp.tracking [FOLDER]      mirror what is not complete yet
 
 Under a `wandb agent` only the summary run is the agent's own run.
 """
@@ -20,28 +21,26 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from microp.settings import TrackingSettings
 from microp.simulator import replay, schedule_of
 from microp.store.recorder import write_json
-from microp.store.records import (
-    check_rows,
-    read_config,
-    read_env,
-    read_json,
-    read_rows,
-    read_spans,
-    read_status,
-    read_summary,
-)
-from microp.trace import MOMENTS, picture
+from microp.store.records import Row, check_rows, read_env, read_json, read_spans, read_status, read_summary
+from microp.store.wandb_content import Charts, NewRows, config_of, ranks_of, run_summary, steps_table
+from microp.trace import MOMENTS, Spans, picture
 
 AGENT = ("WANDB_RUN_ID", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH")  # set by `wandb agent`
 SPAN = ("rank", "op", "stage", "microbatch", *(f"{moment}_ms" for moment in MOMENTS))
+SUMMARY = "summary"
+EMPTY: Mapping[str, Any] = MappingProxyType({})
+POLL_S = 2.0  # between two looks at the rows; seldom, because the ranks need the cores
 
 
 def take_agent() -> dict[str, str]:
@@ -56,42 +55,114 @@ def take_agent() -> dict[str, str]:
     return {name.removeprefix("WANDB_").lower(): value for name, value in (given | where).items()}
 
 
-def mirror(attempt: Path, settings: TrackingSettings, folder: Path) -> None:
-    """Make the W&B runs of an attempt that have not been made yet.
+def mirror(
+    attempt: Path, settings: TrackingSettings, folder: Path, opened: Mapping[str, WandbRun] = EMPTY
+) -> list[str]:
+    """Make or complete the W&B runs of an attempt that are not complete yet.
 
     Args:
         attempt: a finished or failed attempt.
         settings: the mode, project, entity and tags.
         folder: W&B's files are written to `folder/wandb`.
+        opened: the W&B runs that `follow` has begun.
+
+    Returns:
+        the names of the W&B runs that were completed now: `rank0`, ..., `summary`.
 
     Raises:
         RecordError: a newer microp wrote the attempt, or it cannot be read; nothing is mirrored then.
-        Exception: whatever W&B raises; the W&B runs made before it are in `tracked.json`.
+        Exception: whatever W&B raises; the W&B runs completed before it are in `tracked.json`.
     """
     if settings.mode == "disabled":
-        return
+        return []
     check_rows(attempt)
     if (attempt / "summary.json").exists():
         read_summary(attempt)
+    made: list[str] = []
     done: dict[str, str] = read_json(path) if (path := attempt / "tracked.json").exists() else {}
-    uid, agent = read_status(attempt)["uid"], read_env(attempt).get("wandb_agent", {})
-    ranks = range(len(list(attempt.glob("steps.rank*.jsonl"))))
-    names = [*(f"rank{rank}" for rank in ranks), "summary"]
-    with _quiet(settings.mode):
-        for name in names:
-            if name in done or (name == "summary" and not (attempt / "summary.json").exists()):
+    with _environment(settings):
+        for name in _names(attempt):
+            if name in done or (name == SUMMARY and not (attempt / "summary.json").exists()):
                 continue
-            done[name] = agent["run_id"] if agent and name == "summary" else f"{uid}-{name}"
-            _mirror_one(attempt, settings, folder, name, done[name])
+            run = opened.get(name) or WandbRun(attempt, settings, folder, name)
+            try:
+                run.log_new_rows()
+                run.log_summary()
+            finally:
+                run.close(failed=name == SUMMARY and read_status(attempt)["status"] != "finished")
+            done[name] = run.uid
             write_json(attempt / "tracked.json", done)
+            made.append(name)
+    return made
+
+
+def follow(
+    attempt: Path, settings: TrackingSettings, folder: Path, is_alive: Callable[[], bool]
+) -> dict[str, WandbRun] | None:
+    """Log an attempt's rows as they are written, until it has ended.
+
+    Args:
+        attempt: an attempt that runs.
+        settings: as for `mirror`.
+        folder: as for `mirror`.
+        is_alive: whether the process that runs the attempt still exists.
+
+    Returns:
+        The W&B runs, for `mirror`; None, with the W&B runs closed as failed, if the process has gone without a word.
+
+    Raises:
+        Exception: whatever W&B raises.
+    """
+    opened: dict[str, WandbRun] = {}
+    with _environment(settings):
+        while read_status(attempt)["status"] == "running":
+            if not is_alive():
+                for run in opened.values():
+                    run.close(failed=True)
+                return None
+            for name in _names(attempt):
+                if name not in opened:
+                    opened[name] = WandbRun(attempt, settings, folder, name)
+                opened[name].log_new_rows()
+            time.sleep(POLL_S)
+    return opened
+
+
+def discard_unfinished(attempt: Path, folder: Path) -> None:
+    """Remove the files of an attempt's W&B runs that are not complete, of a process that was ended.
+
+    `wandb leet` would show them as running for ever; `mirror` makes them again from the attempt's files.
+    """
+    done = read_json(path) if (path := attempt / "tracked.json").exists() else {}
+    for name in _names(attempt):
+        if name not in done:
+            _discard(_uid(attempt, name), folder)
+
+
+def _discard(uid: str, folder: Path) -> None:
+    for files in (folder / "wandb").glob(f"*run-*-{uid}"):
+        shutil.rmtree(files)
+
+
+def _names(attempt: Path) -> list[str]:
+    """Return the names of an attempt's W&B runs: `rank0`, ... for the ranks that have written rows, and `summary`."""
+    return [*(f"rank{rank}" for rank in ranks_of(attempt)), SUMMARY]
+
+
+def _uid(attempt: Path, name: str) -> str:
+    """Return the id of an attempt's W&B run. Its role comes first: `wandb leet` shows the start of an id."""
+    agent = read_env(attempt).get("wandb_agent", {})
+    if agent and name == SUMMARY:
+        return str(agent["run_id"])
+    return f"{name.replace('rank', 'r')}-{read_status(attempt)['uid']}"
 
 
 @contextmanager
-def _quiet(mode: str) -> Iterator[None]:
-    """Set W&B's environment during the mirroring: no agent's variables, and offline no look-up of host names."""
-    wanted: dict[str, str | None] = {"WANDB_SILENT": "true", **dict.fromkeys(AGENT)}
-    if mode == "offline":
-        wanted |= {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
+def _environment(settings: TrackingSettings) -> Iterator[None]:
+    """Set W&B's environment meanwhile: no agent's variables, and offline no look-up of host names."""
+    wanted: dict[str, str | None] = {"WANDB_SILENT": "true", **dict.fromkeys(AGENT), "WANDB_MODE": settings.mode}
+    if settings.mode == "offline":
+        wanted |= {"WANDB_ERROR_REPORTING": "false"}
     before = {key: os.environ.get(key) for key in wanted}
     _set(wanted)
     try:
@@ -112,89 +183,116 @@ def _set(variables: dict[str, str | None]) -> None:
 _PLAIN: dict[str, Any] = {
     "console": "off",
     "silent": True,
-    "x_disable_stats": True,
     "disable_git": True,
     "save_code": False,
-    "x_save_requirements": False,  # takes half the time of a W&B run; versions are in env.json
+    "x_save_requirements": False,  # takes half the time of a W&B run; versions are in the configuration
 }
 
 
-def _mirror_one(attempt: Path, settings: TrackingSettings, folder: Path, name: str, uid: str) -> None:
-    import wandb  # takes half a second
+class WandbRun:
+    """One W&B run of an attempt, to which rows are logged as they come.
 
-    for half_done in (folder / "wandb").glob(f"offline-run-*-{uid}"):
-        shutil.rmtree(half_done)
-    config, env = read_config(attempt), read_env(attempt)
-    agent, experiment = env.get("wandb_agent", {}), env.get("experiment")
-    rank = None if name == "summary" else int(name.removeprefix("rank"))
-    rows = [] if rank is None else read_rows(attempt, rank)
-    run = wandb.init(
-        project=agent.get("project", settings.project),
-        entity=agent.get("entity", settings.entity),
-        dir=str(folder),
-        id=uid,
-        name=f"{attempt.parent.name}/{name}",
-        group=f"{attempt.parent.name}/{attempt.name}",
-        job_type="summary" if rank is None else "rank",
-        tags=[*settings.tags, *([experiment] if experiment else [])] or None,
-        config=config if rank is None else {**config, **_who(rows), "stages": _stages(rows)},
-        mode="offline" if settings.mode == "offline" else "online",
-        reinit="create_new",
-        settings=wandb.Settings(**_PLAIN, sweep_id=agent.get("sweep_id") if rank is None else None),
-    )
-    try:
-        run.define_metric("step")
-        run.define_metric("*", step_metric="step")
-        for row in rows if rank is not None else _whole_steps(attempt):
-            run.log(row)
-        if rank is None:
-            summary = read_summary(attempt)
-            _log_exhibits(run, attempt, summary)
-            run.summary.update(summary)
-    finally:
-        run.finish()
+    Args:
+        attempt: the attempt's folder.
+        settings: the mode, project, entity, tags and system metrics.
+        folder: W&B's files are written to `folder/wandb`.
+        name: `rank<r>` or `summary`.
 
+    Attributes:
+        uid: the W&B run's id.
+    """
 
-def _all_rows(attempt: Path) -> list[list[dict[str, Any]]]:
-    """Return the rows of each rank."""
-    return [read_rows(attempt, rank) for rank in range(len(list(attempt.glob("steps.rank*.jsonl"))))]
+    def __init__(self, attempt: Path, settings: TrackingSettings, folder: Path, name: str) -> None:
+        import wandb  # takes half a second
 
+        self._attempt, self._charts = attempt, Charts(attempt)
+        self._rank = None if name == SUMMARY else int(name.removeprefix("rank"))
+        self._files = [NewRows(attempt / f"steps.rank{rank}.jsonl") for rank in range(self._charts.processes)]
+        self._waiting: list[deque[Row]] = [deque() for _ in self._files]  # rows of steps that other ranks still run
+        self._now: dict[str, float] = {}  # the time of the last step
+        env = read_env(attempt)
+        agent, experiment = env.get("wandb_agent", {}), env.get("experiment")
+        is_agents = bool(agent) and self._rank is None
+        self.uid = _uid(attempt, name)
+        _discard(self.uid, folder)  # what failed half-way
+        online = settings.mode == "online"
+        self._run = wandb.init(
+            project=agent.get("project", settings.project),
+            entity=agent.get("entity", settings.entity),
+            dir=str(folder),
+            id=self.uid,
+            resume="allow" if online and not is_agents else None,
+            name=f"{name} {attempt.parent.name} {attempt.name}",
+            group=f"{attempt.parent.name}/{attempt.name}",
+            job_type=SUMMARY if self._rank is None else "rank",
+            tags=[*settings.tags, *([experiment] if experiment else [])] or None,
+            config=config_of(attempt, self._rank),
+            mode="online" if online else "offline",
+            reinit="create_new",
+            settings=wandb.Settings(
+                **_PLAIN,
+                x_disable_stats=not (settings.system_metrics and self._rank is None),
+                sweep_id=agent.get("sweep_id") if is_agents else None,
+            ),
+        )
+        self._skip = self._run.starting_step if online else 0  # rows that a process before this one has logged
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
 
-def _whole_steps(attempt: Path) -> Iterator[dict[str, Any]]:
-    """Yield one row per step that all ranks finished: the slowest rank's time and the batch's loss."""
-    for rows in zip(*_all_rows(attempt), strict=False):
-        losses = [row["loss"] for row in rows if row["loss"] is not None]
-        slowest = max(row["step_ms"] for row in rows)
-        yield {"step": rows[0]["step"], "phase": rows[0]["phase"], "step_ms": slowest, "loss": sum(losses)}
+    def log_new_rows(self) -> None:
+        """Log the steps that all ranks have ended since the last call."""
+        for waiting, file in zip(self._waiting, self._files, strict=True):
+            waiting += file
+        for _ in range(min(map(len, self._waiting))):
+            rows = [waiting.popleft() for waiting in self._waiting]
+            self._log(self._charts.of_all(rows) if self._rank is None else self._charts.of_rank(rows[self._rank], rows))
 
+    def _log(self, charted: dict[str, Any]) -> None:
+        """Log one step, unless a process before this one has."""
+        self._now = {"_timestamp": charted["_timestamp"]}
+        if self._skip:
+            self._skip -= 1
+        else:
+            self._run.log(charted)
 
-def _log_exhibits(run: Any, attempt: Path, summary: dict[str, Any]) -> None:
-    """Log the last measured step as a picture and as a table of spans, and the rows of all ranks as a table."""
-    import wandb
+    def log_summary(self) -> None:
+        """Log what is known after the last step; the summary run also gets the timeline and the tables."""
+        config: Any = self._run.config
+        config.update(config_of(self._attempt, self._rank), allow_val_change=True)  # the load average came later
+        if self._rank is not None:
+            for row in self._waiting[self._rank]:  # steps that another rank, which failed, did not end
+                self._log(self._charts.of_rank(row, ()))
+            self._run.summary.update(self._charts.rank_summary(self._rank))
+            return
+        summary = read_summary(self._attempt)
+        self._log_exhibits(summary)
+        self._run.summary.update(run_summary(summary))
 
-    rows = [row for own in _all_rows(attempt) for row in own]
-    found: dict[str, Any] = {}
-    if rows:
-        columns: list[Any] = list(dict.fromkeys(key for row in rows for key in row if key != "action_ms"))
-        data: list[Any] = [[row.get(key) for key in columns] for row in rows]
-        found["steps"] = wandb.Table(columns=columns, data=data)
-    if spans := read_spans(attempt):
-        begin = min(span.start for span in spans)
-        data = [[*span[:4], *((time - begin) / 1e6 for time in span[4:])] for span in spans]
-        found["spans"] = wandb.Table(columns=list(SPAN), data=data)
-        # a failed attempt may have the trace of only some ranks, which cannot be replayed
-        replayed = {"replayed": replay(schedule_of(spans, summary["schedule"]), spans)} if summary["time_ms"] else {}
+    def close(self, failed: bool) -> None:
+        """End the W&B run; the summary run of a failed attempt has failed, so that a sweep sees it."""
+        self._run.finish(exit_code=int(failed))
+
+    def _log_exhibits(self, summary: dict[str, Any]) -> None:
+        """Log the last measured step as a picture and as a table of spans, and the rows of all ranks as a table."""
+        import wandb
+
+        found: dict[str, Any] = {}
+        columns, lines = steps_table(self._attempt)
+        if lines:
+            found["steps"] = wandb.Table(columns=list(columns), data=list(lines))
         with tempfile.NamedTemporaryFile(suffix=".png") as file:
-            picture({**replayed, "measured": spans}, Path(file.name))
-            run.log({"timeline": wandb.Image(file.name)})
-    run.log(found)
+            if spans := read_spans(self._attempt):
+                found["spans"] = wandb.Table(columns=list(SPAN), data=list(_milliseconds(spans)))
+                # a failed attempt may have the trace of only some ranks, which cannot be replayed
+                order = schedule_of(spans, summary["schedule"]) if summary["time_ms"] else None
+                picture({**({"replayed": replay(order, spans)} if order else {}), "measured": spans}, Path(file.name))
+                found["timeline"] = wandb.Image(file.name)
+            if found:
+                self._run.log(found | self._now)
 
 
-def _who(rows: list[dict[str, Any]]) -> dict[str, int]:
-    """Return the rank and the replica that wrote these rows."""
-    return {key: row[key] for row in rows[:1] for key in ("rank", "replica")}
-
-
-def _stages(rows: list[dict[str, Any]]) -> list[int]:
-    """Return the stages of a rank, from the names of the actions in its rows: `0F`, `0B`, ..."""
-    return sorted({int(name[:-1]) for row in rows[:1] for name in row["action_ms"]})
+def _milliseconds(spans: Spans) -> Iterator[list[Any]]:
+    """Yield the lines of the table of spans: moments in milliseconds from the first start."""
+    begin = min(span.start for span in spans)
+    for span in spans:
+        yield [*span[:4], *((moment - begin) / 1e6 for moment in span[4:])]

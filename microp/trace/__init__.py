@@ -5,10 +5,11 @@
     spans ──┬── metrics          makespan, three bubbles, microbatches in flight
             ├── time_breakdown   where each nanosecond of a step went
             ├── reductions       the sums over replicas that follow the actions
-            └── drawing          text, figure, Perfetto trace
+            ├── palette          the colours of all drawings
+            └── timeline         as text; drawing: as a figure; perfetto: as a trace for ui.perfetto.dev
 """
 
-from microp.trace.drawing import MILLISECONDS, UNITS, figure, perfetto, picture, text
+from microp.trace.drawing import figure, picture
 from microp.trace.metrics import (
     bubble_fraction,
     busy,
@@ -19,6 +20,8 @@ from microp.trace.metrics import (
     megatron_bubble,
     zero_bubble_rate,
 )
+from microp.trace.palette import COLOURS, INK, REDUCTION, shade
+from microp.trace.perfetto import perfetto
 from microp.trace.reductions import (
     Reduction,
     after_last_gradient,
@@ -27,6 +30,8 @@ from microp.trace.reductions import (
     reductions,
     time_reducing,
 )
+from microp.trace.scale import MILLISECONDS, UNITS
+from microp.trace.screen import Screen, screen
 from microp.trace.spans import (
     MOMENTS,
     Actions,
@@ -41,17 +46,23 @@ from microp.trace.spans import (
     column_type,
 )
 from microp.trace.time_breakdown import KINDS, StepClock, account
+from microp.trace.timeline import Line, header, plain, timeline
 
 __all__ = [
+    "COLOURS",
+    "INK",
     "KINDS",
     "MILLISECONDS",
     "MOMENTS",
+    "REDUCTION",
     "UNITS",
     "Actions",
     "B",
     "Column",
     "F",
+    "Line",
     "Reduction",
+    "Screen",
     "Span",
     "Spans",
     "StepClock",
@@ -66,6 +77,7 @@ __all__ = [
     "ends_at",
     "exposed",
     "figure",
+    "header",
     "idle_edges",
     "idle_fraction",
     "in_flight_peak",
@@ -73,8 +85,11 @@ __all__ = [
     "megatron_bubble",
     "perfetto",
     "picture",
+    "plain",
     "reductions",
-    "text",
+    "screen",
+    "shade",
     "time_reducing",
+    "timeline",
     "zero_bubble_rate",
 ]

@@ -1,63 +1,26 @@
-"""Draws spans, simulated or measured: as text, as a figure and as a Perfetto trace.
+"""Draws spans, simulated or measured, as a figure.
 
 ::
 
-    rank 0 |F0  |F1  |........|B0      |B1      |
-    rank 1 |....|F0  |B0      |F1  |B1      |RRR|     R: a sum over the replicas
+    measured: 63.0 ms, bubble 0.211
+    rank 0 ▕F0▏F1▏        ▕ B0 ▏ B1 ▏
+    rank 1    ▕F0▏ B0 ▏F1▏ B1 ▏▁▁▁▁▁          below the actions: a sum over the replicas
+           └───────┴───────┴───────┴─ ms
 """
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from microp.schedule import Op, Schedule
+from microp.schedule import Op
 from microp.trace.metrics import bubble_fraction, makespan
+from microp.trace.palette import COLOURS, INK, REDUCTION, shade
 from microp.trace.reductions import Reduction, ends_at
+from microp.trace.scale import MILLISECONDS, Scale
 from microp.trace.spans import Span
-
-
-def text(spans: Sequence[Span], columns: int = 100, rows: int = 64, sums: Sequence[Reduction] = ()) -> str:
-    """Return a timeline as text, with one line per rank.
-
-    An action is drawn as its name, or as its op's letter if the name does not fit. A reduction is
-    drawn where the rank runs no action.
-
-    Args:
-        spans: the spans of one step, in any unit of time.
-        columns: the width of the makespan, in characters.
-        rows: the most ranks to show; of more ranks, the first and the last are shown.
-        sums: the reductions over the replicas.
-    """
-    begin = min(span.start for span in spans)
-    total = ends_at(spans, sums) - begin
-
-    def column(moment: Any) -> int:
-        return round(float((moment - begin) / total) * columns)
-
-    lines = []
-    by_rank = sorted(_by_rank(spans).items())
-    left_out, first = len(by_rank) - rows, (rows + 1) // 2
-    shown = by_rank if left_out <= 0 else by_rank[:first] + by_rank[first + left_out :]
-    digits = len(str(by_rank[-1][0]))
-    for rank, row in shown:
-        line = ["."] * columns
-        for span in row:
-            left, right = column(span.start), column(span.end)
-            name, width = f"{span.op}{span.microbatch}", right - left
-            fits = len(name) <= width and width > 2
-            line[left:right] = name.ljust(width, {"F": "-", "B": "=", "W": "~"}[span.op]) if fits else span.op * width
-        for reduction in sums:
-            for place in range(column(reduction.start), column(reduction.end)):
-                if reduction.rank == rank and line[place] == ".":
-                    line[place] = "R"
-        lines.append(f"rank {rank:{digits}} |{''.join(line)}|")
-    if left_out > 0:
-        lines.insert(first, f"  ... {left_out} ranks ...")
-    return "\n".join(lines)
 
 
 def _by_rank(spans: Sequence[Span]) -> dict[int, list[Span]]:
@@ -67,19 +30,16 @@ def _by_rank(spans: Sequence[Span]) -> dict[int, list[Span]]:
     return rows
 
 
-REDUCTION = "#636363"
-COLOURS = {Op.F: "#9ecae1", Op.B: "#3182bd", Op.W: "#fdae6b"}  # light, dark, middle: they differ in greyscale too
-
-
-class Scale(NamedTuple):
-    """A unit of time for axes: `length` in the spans' times is one `unit`."""
-
-    length: float
-    unit: str
-
-
-MILLISECONDS = Scale(1e6, "ms")  # for spans in nanoseconds
-UNITS = Scale(1, "units of the costs")
+WIDTH = 6.4  # inches: the text of a page
+POINTS = 9.5  # the size of text: 7 CSS pixels where a figure is as wide as a phone
+LETTER = 0.64  # the width of a letter of a name, relative to its size
+TEXT: dict[Any, Any] = {
+    "font.size": POINTS,
+    "axes.titlesize": POINTS,
+    "axes.labelsize": POINTS,
+    "figure.titlesize": 10,
+    "legend.fontsize": POINTS,
+}
 
 
 def figure(
@@ -101,25 +61,25 @@ def figure(
     Returns:
         The paths of the two files.
     """
-    import matplotlib
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
-    matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "microp"  # the same spans give the same bytes
-    import matplotlib.pyplot as plt
-
+    sums = sums or {}
     ranks = max(len(_by_rank(spans)) for spans in panels.values())
-    height = len(panels) * (0.7 + 0.45 * ranks) + 0.6
-    sheet, axes = plt.subplots(len(panels), 1, figsize=(10, height), sharex=True, squeeze=False)
-    for axis, (name, spans) in zip(axes[:, 0], panels.items(), strict=True):
-        draw(axis, spans, scale.length, (sums or {}).get(name, ()))
-        axis.set_title(_caption(name, spans, scale), loc="left")
-    axes[-1, 0].set_xlabel(f"time since the step's first action, {scale.unit}")
-    sheet.suptitle(title)
-    sheet.tight_layout()
+    until = max(_length(spans, sums.get(name, ())) for name, spans in panels.items())
     files = [path.with_name(f"{path.name}.{ending}") for ending in ("svg", "png")]
-    for file in files:
-        sheet.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
-    plt.close(sheet)
+    with rc_context({**TEXT, "svg.hashsalt": "microp"}):  # the same spans give the same bytes
+        sheet = Figure(figsize=(WIDTH, len(panels) * (0.5 + 0.4 * ranks) + 1.0), layout="constrained")
+        axes = sheet.subplots(len(panels), 1, sharex=True, squeeze=False)
+        for axis, (name, spans) in zip(axes[:, 0], panels.items(), strict=True):
+            draw(axis, spans, scale.length, sums.get(name, ()), until)
+            axis.set_title(_caption(name, spans, scale), loc="left")
+        axes[-1, 0].set_xlabel(f"time since the step's first action, {scale.unit}")
+        sheet.suptitle(title, wrap=True)
+        handles = keys([span for spans in panels.values() for span in spans], any(sums.values()))
+        sheet.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+        for file in files:
+            sheet.savefig(file, dpi=200, metadata={"Date": None} if file.suffix == ".svg" else None)
     return files
 
 
@@ -130,14 +90,14 @@ def picture(panels: Mapping[str, Sequence[Span]], path: Path, scale: Scale = MIL
 
     ranks = max(len(_by_rank(spans)) for spans in panels.values())
     inches = len(panels) * (0.5 + 0.25 * ranks) + 0.4
-    sheet = Figure(figsize=(10, inches), dpi=80)
-    sheet.subplots_adjust(0.06, 0.45 / inches, 0.99, 1 - 0.3 / inches, hspace=0.4 / (0.1 + 0.25 * ranks))
+    sheet = Figure(figsize=(WIDTH, inches), dpi=125)
+    sheet.subplots_adjust(0.08, 0.45 / inches, 0.99, 1 - 0.3 / inches, hspace=0.4 / (0.1 + 0.25 * ranks))
     axes = sheet.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for axis, (name, spans) in zip(axes, panels.items(), strict=True):
         begin = min(span.start for span in spans)
-        for op, colour in COLOURS.items():
+        for op, (first, _) in COLOURS.items():
             corners = [_corners(span, begin, scale.length) for span in spans if span.op is op]
-            axis.add_collection(PolyCollection(corners, facecolor=colour, edgecolor="white", linewidth=0.5))
+            axis.add_collection(PolyCollection(corners, facecolor=first, edgecolor="white", linewidth=0.5))
         axis.set_title(_caption(name, spans, scale), loc="left")
         axis.set(xlim=(0, None), ylim=(ranks - 0.5, -0.5), yticks=range(ranks), ylabel="rank")
         axis.autoscale(axis="x")
@@ -155,77 +115,48 @@ def _caption(name: str, spans: Sequence[Span], scale: Scale) -> str:
     return f"{name}: {total:.1f} {scale.unit}, bubble {bubble:.3f}"
 
 
-def perfetto(panels: Mapping[str, Sequence[Span]], schedule: Schedule, path: Path, scale: Scale = MILLISECONDS) -> Path:
-    """Write a trace for ui.perfetto.dev, and return its path.
+def draw(axis: Any, spans: Sequence[Span], unit: float, sums: Sequence[Reduction] = (), until: Any = None) -> None:
+    """Draw spans on a matplotlib axis, each with its name or its microbatch where that fits.
 
-    It has one process per panel, one thread per rank, and one arrow per tensor sent to another rank.
-    The format is Chrome's trace events (JSON); one microsecond there is a thousandth of the scale's
-    unit.
+    Args:
+        unit: the length of the axis' unit of time.
+        sums: the reductions over the replicas, drawn below the actions.
+        until: the time that the axis shows, from the first start; None for the whole of these spans.
     """
-    events: list[dict[str, Any]] = []
-    for number, (name, spans) in enumerate(panels.items(), start=1):
-        begin = min(span.start for span in spans)
-        events.append({"ph": "M", "pid": number, "name": "process_name", "args": {"name": f"{name}, {scale.unit}"}})
-        events += [
-            {"ph": "M", "pid": number, "tid": rank, "name": "thread_name", "args": {"name": f"rank {rank}"}}
-            for rank in sorted(_by_rank(spans))
-        ]
-        events += _slices_and_arrows(spans, schedule, number, begin, scale.length / 1000)
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
-    return path
-
-
-def _slices_and_arrows(
-    spans: Sequence[Span], schedule: Schedule, number: int, begin: Any, microsecond: float
-) -> Iterator[dict[str, Any]]:
-    """Yield a slice per span, and per tensor from another rank an arrow from its sender's slice to its receiver's."""
-    by_action = {span.action: span for span in spans}
-    for index, span in enumerate(spans):
-        place = {"pid": number, "tid": span.rank}
-        start, end = (float(time - begin) / microsecond for time in (span.start, span.end))
-        details = {"stage": span.stage, "microbatch": span.microbatch, "ready": float(span.ready - begin) / microsecond}
-        yield {
-            **place,
-            "ph": "X",
-            "name": f"{span.op}{span.microbatch}",
-            "cat": str(span.op),
-            "ts": start,
-            "dur": end - start,
-            "args": details,
-        }
-        source = schedule.source(span.action)
-        sender = by_action.get(source) if source is not None else None
-        if sender is not None and sender.rank != span.rank:
-            arrow = {"name": "tensor", "cat": "transfer", "id": number * 10**9 + index}
-            sent = float(sender.end - begin) / microsecond
-            inside = sent - float(sender.end - sender.start) / microsecond / 1000
-            yield {**arrow, "ph": "s", "pid": number, "tid": sender.rank, "ts": inside}
-            yield {**arrow, "ph": "f", "bp": "e", **place, "ts": start}
-
-
-def draw(axis: Any, spans: Sequence[Span], unit: float, sums: Sequence[Reduction] = ()) -> None:
-    """Draw spans, and reductions (`sums`) below them, on a matplotlib axis whose unit of time is `unit` long."""
     begin = min(span.start for span in spans)
+    until = _length(spans, sums) if until is None else until
+    letters = 0.85 * axis.figure.get_figwidth() * 72 / (LETTER * POINTS)  # along the whole axis
     for rank, _, start, end in sums:
         place = (float(start - begin) / unit, float(end - start) / unit)
         axis.broken_barh([place], (rank + 0.4, 0.1), facecolor=REDUCTION, edgecolor="white", linewidth=0.5)
-    total = makespan(spans)
     for rank, row in _by_rank(spans).items():
+        stages = sorted({span.stage for span in row})
         for span in row:
             start, length = float(span.start - begin) / unit, float(span.end - span.start) / unit
-            axis.broken_barh([(start, length)], (rank - 0.4, 0.8), facecolor=COLOURS[span.op], edgecolor="white")
-            if span.end - span.start > total / 40:
-                dark = span.op is Op.B
-                axis.text(
-                    start + length / 2,
-                    rank,
-                    f"{span.op}{span.microbatch}",
-                    ha="center",
-                    va="center",
-                    fontsize=7,
-                    color="white" if dark else "black",
-                )
+            colour = COLOURS[span.op][shade(span.stage, stages)]
+            axis.broken_barh([(start, length)], (rank - 0.4, 0.8), facecolor=colour, edgecolor="white")
+            room = float((span.end - span.start) / until) * letters - 0.25
+            fitting = (name for name in (f"{span.op}{span.microbatch}", str(span.microbatch)) if len(name) <= room)
+            if name := next(fitting, ""):
+                look = {"ha": "center", "va": "center", "fontsize": POINTS, "color": INK[span.op]}
+                axis.text(start + length / 2, rank, name, **look)
     ranks = sorted(_by_rank(spans))
     axis.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
-    axis.invert_yaxis()
+    axis.set(xlim=(0, float(until) / unit), ylim=(ranks[-1] + 0.6, ranks[0] - 0.6))
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def keys(spans: Sequence[Span], sums: bool = False) -> list[Any]:
+    """Return a legend's entries for what `draw` draws: the ops that occur, and reductions if there are `sums`."""
+    from matplotlib.patches import Patch
+
+    named = {Op.F: "F: forward", Op.B: "B: backward", Op.W: "W: weight gradient"}
+    found = [Patch(color=COLOURS[op][0], label=named[op]) for op in COLOURS if any(span.op is op for span in spans)]
+    if any(len({span.stage for span in row}) > 1 for row in _by_rank(spans).values()):
+        found.append(Patch(color=COLOURS[Op.B][1], label="other shade: a rank's second stage"))
+    return found + ([Patch(color=REDUCTION, label="sum over the replicas")] if sums else [])
+
+
+def _length(spans: Sequence[Span], sums: Sequence[Reduction]) -> Any:
+    """Return the time from the first start to the last end of spans and reductions."""
+    return ends_at(spans, sums) - min(span.start for span in spans)

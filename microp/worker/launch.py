@@ -30,10 +30,11 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from microp.comms import Comms, init_process_group, thread_comms
+from microp.comms import Comms, Heartbeats, init_process_group, thread_comms
 from microp.job import Job
 from microp.store import read_errors
 from microp.worker.rank import run_rank
+from microp.worker.watch import Watch
 
 Entry = Callable[[Job, Comms, int, Path], Any]
 _PRELOAD = ["microp.worker", "torch._dynamo"]  # imported once for all ranks (the optimizer needs the latter)
@@ -68,18 +69,20 @@ def launch_ranks(job: Job, attempt: Path, shutdown_s: int, entry: Entry = run_ra
         logging.getLogger(name).setLevel(logging.CRITICAL)
     multiprocessing.set_forkserver_preload(_PRELOAD)
     store = _open_store()
-    config = _launch_config(job, attempt, shutdown_s, store.port)
-    try:
-        with _signal_handlers_kept(), _main_module_hidden(entry):
-            results: dict[int, Any] = elastic_launch(config, _in_new_process)(job, attempt, entry)
-    except SignalException as stop:
-        raise KeyboardInterrupt from stop
-    except ChildFailedError as error:
-        raise RankError(_what_failed(attempt, error)) from None
+    config = _launch_config(job, attempt, store.port)
+    with Watch(job, shutdown_s) as watch, _signal_handlers_kept(), _main_module_hidden(entry):
+        try:
+            results: dict[int, Any] = elastic_launch(config, _in_new_process)(
+                job, attempt, entry, watch.heartbeats.path
+            )
+        except SignalException as stop:
+            raise KeyboardInterrupt from stop
+        except ChildFailedError as error:
+            raise RankError(_what_failed(attempt, error, watch)) from None
     return results
 
 
-def _launch_config(job: Job, attempt: Path, shutdown_s: int, port: int) -> LaunchConfig:
+def _launch_config(job: Job, attempt: Path, port: int) -> LaunchConfig:
     return LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -92,7 +95,6 @@ def _launch_config(job: Job, attempt: Path, shutdown_s: int, port: int) -> Launc
         start_method="forkserver",
         max_restarts=0,
         monitor_interval=0.02,
-        shutdown_timeout=shutdown_s,
         logs_specs=DefaultLogsSpecs(log_dir=str(attempt / "logs"), redirects=Std.ALL),
     )
 
@@ -125,17 +127,21 @@ def _signal_handlers_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _what_failed(attempt: Path, error: ChildFailedError) -> str:
+def _what_failed(attempt: Path, error: ChildFailedError, watch: Watch) -> str:
     """Return the message of the failure, from a rank's own error file if there is one.
 
     The rank that elastic names has often failed only because another rank did.
     """
+    for rank, why in watch.ended.items():
+        if "stopped" in why:
+            return f"rank {rank} {why}"
     written = read_errors(attempt)
     known = {each["world_rank"] for each in written}
     silent = {rank: failure for rank, failure in error.failures.items() if rank not in known}
+    fatal = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)
     for rank, failure in silent.items():
-        if failure.exitcode in (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT):
-            return f"rank {rank} was killed by {signal.Signals(-failure.exitcode).name}"
+        if failure.exitcode in fatal and rank not in watch.ended:
+            return f"rank {rank} was killed by {signal.Signals(-failure.exitcode).name} {watch.where(rank)}"
     if written:
         return str(written[0]["message"])
     rank, failure = next(iter(error.failures.items()))
@@ -160,13 +166,16 @@ def _main_module_hidden(entry: Entry) -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _in_new_process(job: Job, attempt: Path, entry: Entry) -> Any:
+def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats: str | None) -> Any:
     """Connect to the other ranks, run `entry`, disconnect and return its result."""
     gc.freeze()  # the collector need not scan the objects from before the fork
     end_with_parent()
     torch.set_num_threads(job.device.threads)
     local_rank = int(os.environ["LOCAL_RANK"])
+    shared = Heartbeats(job.processes, heartbeats)
+    shared.start(int(os.environ["RANK"]))
     comms = _connect(job, local_rank)
+    comms.heartbeats = shared
     result = entry(job, comms, local_rank, attempt)
     comms.close()
     return result
@@ -217,6 +226,10 @@ def run_threads(job: Job, attempt: Path, shutdown_s: int = 0) -> None:
     del shutdown_s
     threads_before = torch.get_num_threads()
     everyone = thread_comms(job.ranks, job.timeout_s, job.replicas)
+    heartbeats = Heartbeats(job.processes)
+    for number, comms in enumerate(everyone):
+        comms.heartbeats = heartbeats
+        heartbeats.start(number)
 
     def run(rank: int) -> None:
         try:

@@ -10,12 +10,15 @@
 from __future__ import annotations
 
 import gc
+import resource
 import time
 import traceback
+from functools import partial
 from pathlib import Path
+from time import perf_counter_ns
 
-from microp.comms import Comms
-from microp.engine import ActionError
+from microp.comms import Comms, Place, awaited_rank, trail
+from microp.engine import ActionError, in_words
 from microp.job import Job
 from microp.store import RankRecorder, Row
 from microp.worker.trainer import Trainer
@@ -34,39 +37,63 @@ def run_rank(job: Job, comms: Comms, local_rank: int, attempt: Path) -> None:
         Exception: any error of a step, after it has been written to `error.rank<r>.json`.
     """
     recorder = RankRecorder(attempt, comms.world_rank, comms.replica)
+    at = partial(comms.heartbeats.at, comms.world_rank)
     gc.collect()
     gc.disable()  # a collection inside a step would count as step time
     try:
         trainer = Trainer(job, comms, local_rank)
         phases = list(job.of(comms.replica).phases())
         traced = max(step for step, phase, engine in phases if phase == "measured" and engine == job.engines[0])
+        before = _involuntary_switches()
         for step, phase, engine in phases:
             trainer.load(step)
             row = trainer.memory_step(step) if phase == "memory" else trainer.step(step, engine)
-            recorder.step({"phase": phase, **row})
+            at(Place.RECORDING)
+            switches = _involuntary_switches()
+            ended = time.time() - (perf_counter_ns() - row["ended_ns"]) / 1e9
+            recorder.step({"phase": phase, **row, "ended": ended, "involuntary_switches": switches - before})
+            before = switches
             if step == traced:
                 recorder.spans(step, trainer.trace.spans)
                 recorder.reductions(step, trainer.reductions)
             gc.collect(1)
+        at(Place.BARRIER)
         comms.barrier()
+        at(Place.ENDED)
     except Exception as error:
-        recorder.error(_error_row(error, comms))
+        recorder.error(_error_row(error, job, comms))
         raise
     finally:
         gc.enable()
         recorder.close()
 
 
-def _error_row(error: Exception, comms: Comms) -> Row:
-    message = str(error) or type(error).__name__
-    if not isinstance(error, ActionError):  # an action's error names the rank itself
-        message = f"rank {comms.rank}: {message}"
+def _involuntary_switches() -> int:
+    """Return how often the system has given this process's core to another one before its turn was over."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+def _error_row(error: Exception, job: Job, comms: Comms) -> Row:
     return {
         "rank": comms.rank,
         "replica": comms.replica,
         "world_rank": comms.world_rank,
-        "message": message,
+        "message": _message(error, job, comms),
         "lost_peer": isinstance(error.__cause__ or error, ConnectionError | TimeoutError),
         "time": time.time(),
         "traceback": traceback.format_exc(),
     }
+
+
+def _message(error: Exception, job: Job, comms: Comms) -> str:
+    """Return one line that names the rank, what it did, the step and the error."""
+    if isinstance(error, ActionError):
+        return str(error)  # names them itself
+    heartbeats, me = comms.heartbeats, comms.world_rank
+    beat = heartbeats.read(me)
+    where = beat.where(job.schedule, comms.rank)
+    if not isinstance(error, TimeoutError):
+        return f"rank {comms.rank}, {where}, step {beat.step}: {in_words(error)}"
+    other = awaited_rank(heartbeats, job.schedule, me)
+    whom = "another rank" if other is None else f"rank {other}{trail(heartbeats, job.schedule, other)}"
+    return f"rank {comms.rank} waited {comms.timeout_s:g} s at {where} for {whom} (step {beat.step})"

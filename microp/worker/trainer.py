@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from microp.comms import Comms
+from microp.comms import Comms, Place
 from microp.device import ActivationMeter, open_device
 from microp.engine import Boundary, Engine, Limit, Runner, TorchEngine
 from microp.job import Job
@@ -42,6 +43,7 @@ class Trainer:
     def __init__(self, job: Job, comms: Comms, local_rank: int = 0) -> None:
         self._job = job = job.of(comms.replica)
         self._comms = comms
+        self._at = partial(comms.heartbeats.at, comms.world_rank)
         self._device = open_device(job.device, job.workload, comms, local_rank)
         self._model = build_model(job.model)
         self._check_fingerprint()
@@ -97,6 +99,7 @@ class Trainer:
 
     def load(self, step: int) -> None:
         """Discard the last step's gradients, load the step's batch, and wait for the other ranks."""
+        self._at(Place.LOADING, step)
         self.sync.clear()
         inputs = targets = None
         if self._windows is not None:
@@ -108,7 +111,9 @@ class Trainer:
         first = self._comms.replica * self._job.schedule.chunks
         for stage in self.stages.values():
             stage.load(Batch(step, inputs, targets, weights, first))
+        self._at(Place.BARRIER)
         self._comms.barrier()
+        self._at(Place.STEPPING)
         self._device.prepare_step()
 
     def step(self, step: int, engine: str | None = None) -> Row:
@@ -125,11 +130,14 @@ class Trainer:
         began = mark()
         trace = runner.step(step)
         computed = mark()
+        self._at(Place.REDUCING)
         self.reductions = self.sync.finish()
         reduced = mark()
+        self._at(Place.OPTIMIZING)
         if trace is not None:  # a runner without a trace used random inputs
             self.optimizer.step()
         ended = mark()
+        self._at(Place.BARRIER)
         self._comms.barrier()  # a rank that cleans up would take a core from one that still computes
         began, computed, reduced, ended = self._device.read([began, computed, reduced, ended])
         recompute = sum(stage.recompute_ns for stage in self.stages.values())

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,8 +17,10 @@ import pytest
 from recorded import python, write_plan
 
 from analysis import __main__ as report
-from analysis import sweep
+from analysis import m_sensitivity, sweep, timeline
+from analysis.command import main
 from analysis.exhibit import provenance
+from analysis.overview import _disturbed
 from analysis.page import escaped, fenced
 from microp.schedule.builders import gpipe
 from microp.store import LAUNCH, Store
@@ -104,27 +107,65 @@ def test_the_report_imports_neither_torch_nor_wandb(made):
 
 def test_the_page_fetches_nothing(made):
     page = re.sub(r"base64,[A-Za-z0-9+/=]+", "", made[1])
-    assert re.findall(r"""(?:src|href)\s*=\s*["'](?!#|data:)""", page) == []
+    assert re.findall(r"""src\s*=\s*["'](?!data:)""", page) == []
     assert re.findall(r"<link|@import|url\(|fetch\(|XMLHttpRequest|https?://", page) == []
     assert "prefers-color-scheme: dark" in page
     assert 'name="viewport"' in page
 
 
-def test_every_figure_of_the_page_is_in_its_contents_with_caption_and_numbers(made):
-    figures = re.findall(r'<figure id="([^"]+)">', made[1])
+def test_links_lead_to_headings_or_to_files_beside_the_page(outputs, made):
+    elements = Elements(made[1])
+    ids = {attributes["id"] for _, attributes in elements.found if "id" in attributes}
+    places = elements.values("a", "href")
+    assert {place[1:] for place in places if place.startswith("#")} <= ids
+    files = [place for place in places if not place.startswith("#")]
+    assert len(files) >= 5 * 3
+    assert all((outputs / "report" / file).is_file() for file in files)
+
+
+def test_every_figure_of_the_page_has_a_caption_files_and_numbers(made):
+    figures = re.findall(r'<figure id="([^"]+)"', made[1])
     assert len(figures) >= 5
-    assert all(f'href="#{stem}"' in made[1] for stem in figures)
+    for stem in figures:
+        assert all(f'href="{stem}.{ending}"' in made[1] for ending in ("svg", "png", "csv"))
     assert made[1].count("<figcaption>") == made[1].count("<summary>The numbers") == len(figures)
     pictures = re.findall(r"data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)", made[1])
     assert all(b"<svg" in base64.b64decode(picture) for picture in pictures)
 
 
-def test_a_sweep_that_was_never_started_is_said_to_be_so(outputs, made):
+def test_the_page_begins_with_what_there_is(outputs, made):
+    """What there is, the user's own sweep, timelines, the experiment with runs, what uses all runs, commands."""
+    page, text = made[1], (outputs / "report" / "report.md").read_text()
+    anchors = ["own-sweeps", "timelines-title", "m_sensitivity", "prediction", "rank_time", "not-run"]
+    assert re.findall(r'<(?:h2|details class="last") id="([^"]+)"', page) == anchors
+    assert re.findall(r'<li><a href="#([^"]+)">', page) == anchors
+    overview = re.search(r"</h1>\n<p>(.*)</p>", page)[1]
+    assert overview.startswith("8 finished runs of 4 configurations, started ")
+    assert f"{os.cpu_count()} core" in overview
+    own = page.index("Fastest of 4 points: ")
+    assert page.index('id="own-sweeps"') < own < page.index('id="timelines-title"')
+    assert "from M = 2 to 4 the bubble of gpipe goes from" in page
+    headings = [line for line in text.splitlines() if line.startswith("## ")]
+    assert headings[0] == "## Your own sweeps, newest first"
+    assert headings[1] == f"## {escaped(str(m_sensitivity.__doc__).splitlines()[0])}"
+    assert headings[-1] == "## Not run yet"
+
+
+def test_a_disturbance_is_explained_once():
+    rows = [{"step_ms": {"p10": 1, "median": 2, "p90": 3}, "overruns": n, "ranks": 1, "replicas": 1} for n in (0, 4)]
+    said = _disturbed([{**row, "env": {}} for row in rows])
+    assert said.startswith("The timing of 2 runs was disturbed. Spread, in 2 runs: from p10 ")
+    assert "Overruns, in 1 run: actions that took longer" in said
+
+
+def test_what_was_not_run_is_one_list_of_commands(outputs, made):
     done, page = made
     text = (outputs / "report" / "report.md").read_text()
-    assert "Points not run yet: 1\n\n```\npython -m microp.run -cn m_sensitivity hydra.mode=RUN chunks=8" in text
-    assert "Not started\n\n```\npython -m microp.run -cn hybrid\n```" in text
-    assert "<summary>Not started</summary>" in page
+    commands = html.unescape(page[page.index('<details class="last" id="not-run">') :])
+    for name in ("hybrid", "engine_speed", "m_sensitivity hydra.mode=RUN chunks=8 'a=[1,2]'"):
+        assert f"python -m microp.run -cn {name}\n" in text.partition("## Not run yet")[2]
+        assert f"python -m microp.run -cn {name}</pre>" in commands
+    assert '<h2 id="hybrid">' not in page
     assert re.search(r"sweeps not started, \d+:\n  python -m microp.run -cn ", done.stdout)
     assert "points not run yet, 1 (" in done.stdout
 
@@ -148,6 +189,24 @@ class Elements(HTMLParser):
         return [attributes[name] for each, attributes in self.found if each == tag and name in attributes]
 
 
+def test_runs_without_a_result_are_listed(outputs, tmp_path, capsys):
+    copy = tmp_path / "outputs"
+    shutil.copytree(outputs, copy, ignore=shutil.ignore_patterns("report"))
+    failed, cut = sorted((copy / "runs").glob("gpipe-m4-*/attempt-1"))
+    (failed / "status.json").write_text(
+        json.dumps({"status": "failed", "started": 1, "message": "rank 1 <died>\nmore"})
+    )
+    (failed / "summary.json").unlink()
+    (cut / "status.json").write_text("{")
+    assert report.main([str(copy)]) == 0
+    capsys.readouterr()
+    page, text = ((copy / "report" / name).read_text() for name in ("report.html", "report.md"))
+    assert "<summary>Without a result: 2</summary>" in page
+    assert f"<li>{failed}: failed, rank 1 &lt;died&gt;</li>" in page
+    assert re.search(rf"<li>.*{cut}.*</li>", page)
+    assert len(re.findall(r"^\* ", text.partition("## Without a result")[2], re.MULTILINE)) == 2
+
+
 def test_names_that_users_made_are_escaped(outputs, tmp_path, capsys):
     """A sweep, its folder, its points and a run's model are named so as to break out of the page."""
     name, copy = 'a"><script>`|*', tmp_path / "outputs"
@@ -163,7 +222,7 @@ def test_names_that_users_made_are_escaped(outputs, tmp_path, capsys):
     assert [tag for tag, _ in elements.found].count("script") == 2  # the timelines' data and the viewer
     stem, title = f"sweep-2026-01-03_{name}", f"Sweep 2026-01-03_{name}"
     assert stem in elements.values("figure", "id")
-    assert f"#{stem}" in elements.values("a", "href")
+    assert "sweep-2026-01-03_a%22%3E%3Cscript%3E%60%7C%2A.svg" in elements.values("a", "href")
     assert title in elements.values("img", "alt")
     assert title in elements.text
     assert any(f"-cn '{name}' hydra.mode=RUN 'x={name}'" in text for text in elements.text)
@@ -204,6 +263,7 @@ def test_captions_say_where_the_rows_come_from(outputs):
 
 @pytest.mark.parametrize("program", ["analysis", "analysis.m_sensitivity", "analysis.prediction", "analysis.rank_time"])
 def test_nothing_to_draw_is_said_in_one_sentence(program, tmp_path):
+    (tmp_path / "none").mkdir()
     done = python("-m", program, str(tmp_path / "none"), folder=tmp_path)
     assert done.returncode == 2
     assert re.search(
@@ -248,6 +308,15 @@ def test_a_folder_of_runs_is_a_sweep_too(outputs, tmp_path, capsys):
     capsys.readouterr()
 
 
+@pytest.mark.parametrize("program", [report, m_sensitivity, sweep, timeline])
+def test_a_folder_that_does_not_exist_is_said(program, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["analysis", str(tmp_path / "none")])
+    with pytest.raises(SystemExit) as stop:
+        main(m_sensitivity.NAME, m_sensitivity.exhibits) if program is m_sensitivity else program.main()
+    assert stop.value.code == 2
+    assert f"error: there is no folder {tmp_path / 'none'}: give " in capsys.readouterr().err
+
+
 def test_without_runs_a_sweep_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         sweep.main([str(tmp_path)])
@@ -264,5 +333,7 @@ def test_one_launch_of_each_question_is_shown(outputs, made):
         "gpipe-m4-k2",
     ]
     for run in data["runs"]:
-        chunks = int(run["id"].split("-m")[1].split("-")[0])
-        assert all(len(panel["spans"]) == 7 * len(gpipe(2, chunks).ranks[0]) * 2 for panel in run["panels"].values())
+        actions = 2 * len(gpipe(2, int(run["id"].split("-m")[1].split("-")[0])).ranks[0])
+        assert [panel["name"] for panel in run["panels"]] == ["replayed", "measured"]
+        assert len(run["actions"]) == 4 * actions
+        assert all(len(panel["times"]) == 3 * actions for panel in run["panels"])

@@ -69,12 +69,12 @@ def test_every_part_has_its_figure(sums, tmp_path):
     found = by_stem(gradient_sync.exhibits(sums))
     assert list(found) == [f"gradient-sync-{name}" for name in ("ways", "buckets", "ring", "scaling")]
     saves(list(found.values()), tmp_path / "report")
-    assert "0.90 (0.90 to 0.90) at 512; both move the same bytes" in found["gradient-sync-ways"].caption
+    assert "0.900 [0.900, 0.900] at width 512; both move the same bytes" in found["gradient-sync-ways"].caption
     buckets = found["gradient-sync-buckets"].table
     assert sorted(buckets["config.sync.bucket_mb"].unique()) == [1, 4, 25]
     ring = found["gradient-sync-ring"]
     assert ring.table["fit"].tolist() == pytest.approx(ring.table["reduction.all_reduce_ms"].tolist())
-    assert "The error of the fit is 0% in the median" in ring.caption
+    assert "The error of the fit is 0 % in the median" in ring.caption
     scaling = found["gradient-sync-scaling"].table
     assert scaling[scaling["replicas"] == 2]["ratio"].tolist() == pytest.approx([1.9] * 3)
 

@@ -45,6 +45,7 @@ def test_a_run_has_its_summary_and_its_folder(measured, outputs):
         assert (run.summary["schedule"], run.summary["chunks"], run.summary["status"]) == ("1f1b", chunks, "finished")
         assert run.folder == outputs / "runs" / run.summary["run_id"] / "attempt-1"
         assert repr(run).startswith(f"<run {run.summary['run_id']}: step ")
+        assert read(run.folder / "env.json")["overrides"][0] == f"chunks={chunks}"
 
 
 def test_steps_are_one_row_per_step_and_rank(measured):
@@ -67,8 +68,10 @@ def test_spans_are_one_row_per_action_in_milliseconds_from_the_first_start(measu
 
 
 def test_a_run_is_drawn_replayed_above_measured(measured, tmp_path):
-    lines = measured[1].draw(tmp_path / "timeline").splitlines()
-    assert [lines[0], lines[4]] == ["replayed", "measured"]
+    lines = measured[1].draw(tmp_path / "timeline", columns=80).splitlines()
+    titles = [line.split(" ")[0] for line in lines if line.startswith(("replayed:", "measured:"))]
+    assert titles == ["replayed:", "measured:"]
+    assert max(map(len, lines)) <= 80
     assert [line.split("|")[0] for line in lines if "|" in line] == ["rank 0 ", "rank 1 "] * 2
     assert {path.name for path in tmp_path.iterdir()} == {"timeline.svg", "timeline.png"}
 
@@ -107,6 +110,8 @@ WRONG = {
     ("-m", "chunks=1,2"): "-m is for the command line: here use a loop over the values",
     ("-cn=first",): "-cn=first is an option of the command line: here only overrides are allowed",
     (3,): "3 is not an override: give strings, for example 'chunks=8'",
+    ("partition.share=.8",): "partition.share=.8 is not used by partition=uniform: use partition=skewed",
+    ("device.name=gpu",): "device.name=gpu cannot be set, it says which option was chosen: use one of cpu, cuda",
     ("chunks",): "chunks is not an override: write key=value",
 }
 
@@ -187,7 +192,8 @@ def test_a_price_is_simulated():
 def test_a_price_is_drawn(tmp_path):
     price = microp.price("schedule=1f1b", "chunks=4", "costs.forward=1", "costs.backward=2", "model.dim=64")
     lines = price.draw(tmp_path / "timeline").splitlines()
-    assert [line.split("|")[0] for line in lines] == ["rank 0 ", "rank 1 "]
+    assert [line.split("|")[0] for line in lines if "|" in line] == ["rank 0 ", "rank 1 "]
+    assert lines[0] == "simulated 15 units of the costs, bubble 0.200"
     assert {path.name for path in tmp_path.iterdir()} == {"timeline.svg", "timeline.png"}
 
 

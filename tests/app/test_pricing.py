@@ -17,8 +17,8 @@ from microp.worker import run_threads
 KEYS = {"schedule", "ranks", "chunks", "makespan", "bubble", "in_flight_peak", "peak_memory_mib", "closed_form"}
 
 
-def simulate(*words: str, folder):
-    return microp(*words, folder=folder, program="microp.simulate")
+def simulate(*words: str, folder, **environment: str):
+    return microp(*words, folder=folder, program="microp.simulate", **environment)
 
 
 def composed(text: str = ""):
@@ -42,12 +42,14 @@ def test_one_schedule_as_text(tmp_path):
     done = simulate("schedule=zb_h1", "ranks=4", "chunks=8", "model.dim=64", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    [row] = [line.split() for line in done.stdout.splitlines() if line.startswith("zb_h1")]
-    assert row[:8] == ["zb_h1", "4", "8", "27", "27", "0.1111", "0.1250", "0.1111"]
+    asked, _, row, *_ = done.stdout.splitlines()
+    assert asked.startswith("simulated: schedule=zb_h1 ranks=4 chunks=8 device=cpu partition=uniform")
+    assert row.split()[:5] == ["27", "27", "0.1111", "0.1250", "0.1111"]
     drawn = [line for line in done.stdout.splitlines() if line.startswith("rank ")]
     assert len(drawn) == 4
-    for rank, line in enumerate(drawn):  # 27 units are 100 columns wide, and rank r begins after r of them
-        assert line.startswith(f"rank {rank} |" + "." * round(rank * 100 / 27) + "F0-")
+    for rank, line in enumerate(drawn):  # 27 units fill the 160 columns, and rank r begins after r of them
+        assert line.startswith(f"rank {rank} |" + "·" * round(rank * (160 - len("rank 0 ||")) / 27) + "F0-")
+        assert len(line) == 160
     assert "in flight per rank: 4 3 2 1" in done.stdout
     [folder] = (tmp_path / "outputs" / "simulated").iterdir()
     assert folder.name.startswith("zb_h1-m8-k4-")
@@ -67,14 +69,32 @@ def test_several_as_one_table(tmp_path):
     done = simulate("-m", "schedule=1f1b,zb_h1", "ranks=2", "chunks=4,8", "model.dim=64", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith(("1f1b", "zb_h1"))]
-    assert [row[:5] for row in rows] == [
-        ["1f1b", "2", "4", "15", "15"],
-        ["1f1b", "2", "8", "27", "27"],
-        ["zb_h1", "2", "4", "13", "13"],
-        ["zb_h1", "2", "8", "25", "25"],
+    assert [row[:4] for row in rows] == [
+        ["1f1b", "4", "15", "15"],
+        ["1f1b", "8", "27", "27"],
+        ["zb_h1", "4", "13", "13"],
+        ["zb_h1", "8", "25", "25"],
     ]
-    assert done.stdout.count("makespan") == 1
+    assert done.stdout.startswith("4 simulated, the same in all: ranks=2 ")
     assert "rank 0 |" not in done.stdout
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_swept_keys_are_columns_and_every_line_fits(width, tmp_path):
+    """Costs and the width of a layer too; what a column means is said below it."""
+    words = ["-m", "costs.forward=[1,2],3", "costs.backward=2", "model.dim=64,128", "chunks=4"]
+    done = simulate(*words, folder=tmp_path, COLUMNS=str(width))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    table = lines[: next(number for number, line in enumerate(lines) if line.startswith("makespan: from"))]
+    assert all(len(line) <= width for line in table)
+    assert {"costs.", "model.", "makespan"} <= set(" ".join(table[1:3]).replace(".", ". ").split())
+    assert [line.split()[:2] for line in table if line.startswith(("[1,2]", "3 "))] == [
+        ["[1,2]", "64"],
+        ["[1,2]", "128"],
+        ["3", "64"],
+        ["3", "128"],
+    ]
 
 
 def test_json_is_one_object_a_point_and_nothing_else(tmp_path):
@@ -137,7 +157,7 @@ def test_bad_input_is_one_message_and_exit_code_2(words, message, tmp_path):
         ("costs.boundary=[1,2,3]", "costs.boundary has 3 values for 2 stages"),
         ("schedule=interleaved costs.forward=[1,2] costs.backward=1", "costs.forward has 2 values for 4 stages"),
         ("costs.forward=[1,-2] costs.backward=1", "costs.forward[1]=-2 is negative: give a number from 0 up"),
-        ("costs.forward=1 costs.backward=1 costs.weight=-1", "costs.weight[0]=-1 is negative"),
+        ("costs.forward=1 costs.backward=1 costs.weight=-1", "costs.weight=-1 is negative"),
         ("costs.latency=-0.5", "costs.latency=-0.5 is negative"),
         ("costs.bandwidth=0", "costs.bandwidth=0: give bytes per unit of time, above 0"),
         ("costs.forward=fast costs.backward=1", "costs.forward=fast is not a number, or a list with one per stage"),

@@ -40,7 +40,10 @@ def test_a_run_leaves_what_the_design_says(one_run):
     }
     assert attempt.parent.name.startswith("gpipe-m3-k2-")
     assert read(attempt / "status.json")["status"] == "finished"
-    assert {"commit", "packages", "cores", "command"} <= read(attempt / "env.json").keys()
+    env = read(attempt / "env.json")
+    assert {"commit", "packages", "cores", "command"} <= env.keys()
+    assert list(env["load"]) == ["start", "end"]
+    assert all(load >= 0 for load in env["load"].values())
 
 
 def test_the_summary_has_what_the_design_names(one_run):
@@ -71,6 +74,8 @@ def test_the_summary_has_what_the_design_names(one_run):
     assert 0 < summary["replayed"]["bubble"] < 1
     assert summary["replayed"]["step_ms"] > 0
     assert 0 < summary["bubble"]["measured"] < 1
+    assert summary["between_steps_ms"] > 0
+    assert summary["involuntary_switches"] >= 0
     assert summary["samples_per_s"] == pytest.approx(8 / summary["step_ms"]["median"] * 1e3)
     for key in ("peak_memory_mib", "peak_activation_mib"):
         assert len(summary[key]) == 2
@@ -97,6 +102,11 @@ def test_the_terminal_says_what_was_found_and_what_to_type_next(one_run):
     folder, attempt, done = one_run
     for word in ("schedule", "samples/s", "formula", "gpipe", "0.250", "finished", "wandb leet", "wandb sync"):
         assert word in done.stdout
+    assert re.search(
+        r"\nreplayed [\d.]+ ms, bubble 0\.\d+ · measured [\d.]+ ms \(\S+ %\), bubble 0\.\d+\n", done.stdout
+    )
+    assert [line[:8] for line in done.stdout.splitlines() if "|" in line] == ["rank 0 |", "rank 1 |"]
+    assert "\x1b" not in done.stdout
     [draw] = [line for line in done.stdout.splitlines() if line.startswith("draw")]
     command = draw.removeprefix("draw").split()
     drawn = start([BIN / "python", *command[1:]], folder)
@@ -112,8 +122,28 @@ def test_the_same_question_has_the_same_folder(one_run):
     again = microp("chunks=3", "tracking=disabled", *SMALL[::-1], folder=folder)
     assert again.returncode == 0, again.stderr
     assert (attempt.parent / "attempt-2" / "summary.json").exists()
-    assert "wandb" not in again.stdout
+    assert "wandb leet" not in again.stdout
     assert not (attempt.parent / "attempt-2" / "tracked.json").exists()
+
+
+def test_a_wrong_word_in_w_and_b_s_environment_is_one_message(tmp_path):
+    done = microp(*SMALL, folder=tmp_path, WANDB_MODE="sometimes")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "tracking.mode=sometimes is not one of offline, online, disabled" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_can_be_followed_and_w_and_b_s_environment_counts(tmp_path):
+    environment = {"WANDB_DIR": "elsewhere", "WANDB_PROJECT": "theirs"}
+    done = microp(*SMALL, "chunks=2", "tracking.follow=true", folder=tmp_path, **environment)
+    assert (done.returncode, "warning" in done.stderr) == (0, False), done.stderr
+    [attempt] = (tmp_path / "outputs" / "runs").glob("*/*")
+    assert sorted(read(attempt / "tracked.json")) == ["rank0", "rank1", "summary"]
+    assert len(list((tmp_path / "elsewhere" / "wandb").glob("offline-run-*"))) == 3
+    assert "leet elsewhere/wandb" in done.stdout
+    assert "project: theirs" in (attempt / "config.yaml").read_text()
+    assert read(attempt / "env.json")["overrides"] == [*SMALL, "chunks=2", "tracking.follow=true"]
+    assert "complete" in (attempt / "tracking.log").read_text()
 
 
 def test_a_sweep(tmp_path):
@@ -182,11 +212,13 @@ BAD = {
     "partition=sizes": "partition.sizes has no value",
     "schedule=foo": "schedule=foo is not an option of schedule: use one of ",
     "model=foo": "model=foo is not an option of model: use one of ",
-    "colour=red": "colour is not a key of a run: see all keys with -c job",
+    "skip=true": "skip=true leaves out every point of this command: leave at least one, or leave skip away",
+    "colour=red": "colour is not a key of a run: see all keys with --help",
     "chunk=3": "chunk is not a key of a run: did you mean chunks",
     "dim=64": "dim is not a key of a run: did you mean model.dim?",
     "chunks=many": "chunks=many is not an integer: use a whole number",
-    "learning_rate=big": "learning_rate=big is not a number",
+    "learning_rate=nan": "learning_rate=nan is not a number above 0",
+    "-m output_dir=a,b": "output_dir=a,b: a sweep has one folder",
     "skip=maybe": "skip=maybe is not a truth value: use true or false",
     "chunks": "chunks is not an override: write key=value",
     "chunks=1,2": "chunks=1,2 has several values: for a sweep use -m on the command line or a loop in Python",
@@ -210,7 +242,7 @@ BAD = {
     "comms=nccl": "comms=nccl cannot move tensors of device=cpu",
     "replicas=0": "replicas=0 is below 1",
     "replicas=3 chunks=4 batch_size=11": "replicas=3 times chunks=4 is more than batch_size=11 has rows",
-    "replicas=2 sync.bucket_mb=-1": "sync.bucket_mb=-1.0 is not above 0",
+    "replicas=2 sync.bucket_mb=-1": "sync.bucket_mb=-1.0 is not a number above 0",
     "replicas=2 sync=torch_ddp schedule=zb_h1": "sync=torch_ddp does not support schedule 'zb_h1'",
     "replicas=2 sync=torch_ddp comms=threads": "sync=torch_ddp needs ranks that are processes",
     "replicas=2 sync=flat sync.all_reduce=tree": "sync.all_reduce=tree is not one of auto, direct, library, ring",
@@ -238,7 +270,7 @@ def test_a_traceback_of_bad_input_is_only_for_those_who_ask(tmp_path):
     done = microp("foo=1", folder=tmp_path, HYDRA_FULL_ERROR="1")
     assert done.returncode == 2
     assert "Traceback" in done.stderr
-    assert done.stderr.splitlines()[-1] == "error: foo is not a key of a run: see all keys with -c job"
+    assert done.stderr.splitlines()[-1] == "error: foo is not a key of a run: see all keys with --help"
 
 
 BROKEN = {
@@ -289,10 +321,10 @@ def test_a_file_that_deadlocks_is_told_and_drawn(tmp_path):
 
 
 def test_all_problems_are_told_at_once(tmp_path):
-    words = ["model.dim=100", "chunks=999", "partition=skewed", "partition.share=2", "schedule.drain=x", "steps=0"]
+    words = ["model.dim=100", "chunks=999", "partition=skewed", "partition.share=2", "schedule.drain=x", "steps=no"]
     done = microp(*words, folder=tmp_path)
     assert done.returncode == 2
-    for word in ("model.dim=100", "chunks=999", "partition.share=2", "schedule.drain=x", "steps=0"):
+    for word in ("model.dim=100", "chunks=999", "partition.share=2", "schedule.drain=x", "steps=no"):
         assert f"error: {word}" in done.stderr
 
 

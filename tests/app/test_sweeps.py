@@ -10,6 +10,7 @@ from hydra.types import RunMode
 
 from microp.app import CONF, make_job, read_config
 from microp.app.config import register_schemas
+from microp.app.help_page import about_sweep
 from microp.app.hydra_internals import composer, expand
 from microp.app.sweep_parts import PARTS, register_parts
 
@@ -40,4 +41,6 @@ def test_every_point_is_good_and_a_quick_sweep_is_part_of_the_whole(points, name
     assert [problem for config in found.values() for problem in problems(config)] == []
     assert not any(config.batch_size % config.chunks for config in found.values()), "uneven microbatches"
     if f"{name}_quick" in STORED:
-        assert {make_job(read_config(node)).run_id for _, node in points(f"{name}_quick")} < found.keys()
+        quick = {make_job(read_config(node)).run_id for _, node in points(f"{name}_quick")}  # equal points are one run
+        assert about_sweep(f"{name}_quick")[1].startswith(f"{len(quick)} points, ")
+        assert quick < found.keys()

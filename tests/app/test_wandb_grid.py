@@ -137,6 +137,7 @@ def test_a_file_is_what_wandb_expects(tmp_path, capsys):
         "description": "the stored sweep hop_latency",
         "program": "microp/run.py",
         "method": "grid",
+        "metric": {"name": "step_ms", "goal": "minimize"},
         "command": [
             *("${env}", "${interpreter}", "-m", "microp.run", "-cn", "hop_latency"),
             *("hydra.mode=RUN", "tracking=online", "${args_no_hyphens}"),

@@ -32,7 +32,7 @@ def test_help_names_the_groups(tmp_path):
     for option in (ROOT / "conf").glob("*/*.yaml"):
         assert f"    {option.stem} " in done.stdout
     assert "One forward, one backward" in done.stdout
-    assert "chunks: 4" in done.stdout
+    assert "chunks=4 " in done.stdout
     assert "schema" not in done.stdout
 
 

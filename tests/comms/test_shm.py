@@ -14,7 +14,7 @@ import pytest
 import ranks as rank_code
 from conftest import small_job
 
-from microp.comms.shm import is_alive
+from microp.comms.processes import is_alive
 from microp.schedule.builders import gpipe
 from microp.worker import RankError, launch_ranks
 

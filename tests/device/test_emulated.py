@@ -12,11 +12,10 @@ from conftest import CHECKPOINTING, mlp, small_job
 from emulation import opened, settings, shortest, workload
 from threads import in_threads
 
-from microp.app import terminal
 from microp.schedule import Action, Op, uniform
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
 from microp.simulator import Costs, nominal_costs
-from microp.store import read_rows, read_spans, summarise
+from microp.store import disturbances, read_rows, read_spans, summarise
 from microp.worker import monolith, run_threads
 
 # --- what an action costs ------------------------------------------------------------------------
@@ -200,19 +199,14 @@ def test_a_run_lasts_what_it_was_told_to(tmp_path):
     assert summary["step_ms"]["median"] >= 4 * 9 + 2 + 4 + 2  # the slow stage, what is around it, two hops
 
 
-def test_overruns_are_counted_and_said(tmp_path, capsys):
+def test_overruns_are_counted_and_said(tmp_path):
     """Rank 1 is told to take no time at all."""
     _, _, summary = run(tmp_path, forward_ms=[30.0, 0.0], backward_ms=[30.0, 0.0])
     rows = [row for rank in range(2) for row in read_rows(tmp_path, rank) if row["phase"] == "measured"]
     assert [row["overruns"] for row in rows] == [0] * 4 + [8] * 4
     assert (summary["overruns"], summary["actions"]) == (4 * 8, 4 * 16)
-    shown = {**summary, "folder": "outputs", "message": None}
-    terminal.show([shown], tmp_path, "disabled")
-    assert "32 of 64 actions took longer than their nominal time: they measure the machine" in " ".join(
-        capsys.readouterr().err.split()
-    )
-    terminal.show([{**shown, "overruns": 0}], tmp_path, "disabled")
-    assert "nominal" not in capsys.readouterr().err
+    assert [each.text for each in disturbances(summary, {}) if each.kind == "overruns"] == ["32 overruns"]
+    assert "overruns" not in [each.kind for each in disturbances({**summary, "overruns": 0}, {})]
 
 
 def test_recomputation_is_booked_as_it_was_told(tmp_path):

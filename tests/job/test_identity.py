@@ -63,7 +63,8 @@ def test_every_other_question_has_another_id(job: Job) -> None:
 
 
 def test_how_replicas_are_kept_equal_is_asked_only_where_there_are_some(job: Job) -> None:
-    assert job_of("sync=flat").question_id == job.question_id
+    one_replica = plain(read_config(compose_config())) | {"sync": {"name": "flat", "all_reduce": "auto"}}
+    assert identity.question_id(one_replica, to_text(job.schedule)) == job.question_id
     one, other = (job_of("replicas=2", f"sync={sync}") for sync in ("ddp", "flat"))
     assert one.question_id != other.question_id
     assert one.run_id != other.run_id

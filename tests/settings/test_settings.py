@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from microp.settings import (
@@ -45,7 +47,7 @@ EMULATED = EmulatedSettings("emulated", 1, 5.0, 10.0, None, None, 0.0, None, [])
         (BucketSettings("torch_ddp", "auto", 25, 1).problems("zb_h1", True, "gloo"), "sync=torch_ddp"),
         (BucketSettings("torch_ddp", "auto", 25, 1).problems("1f1b", False, "threads"), "sync=torch_ddp"),
         (TextSettings("text", "/no/such/file").problems(8), "data.path=/no/such/file"),
-        (TrackingSettings("sometimes", "microp", None, []).problems(), "tracking.mode=sometimes"),
+        (TrackingSettings("sometimes", "microp", None, None, [], False, False).problems(), "tracking.mode=sometimes"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
@@ -77,3 +79,64 @@ def test_the_last_microbatch_may_be_spared():
 def test_only_an_emulated_device_is_emulated():
     assert EMULATED.is_emulated
     assert not DeviceSettings("cpu", 1).is_emulated
+
+
+# --- the environment of W&B ----------------------------------------------------------------------
+
+ASKED_NOTHING = TrackingSettings(None, None, None, None, [], None, False)
+
+
+@pytest.fixture
+def wandb_environment(monkeypatch):
+    """Sets W&B's variables, and only these."""
+
+    def set_only(**values: str) -> None:
+        for name in ("MODE", "PROJECT", "ENTITY", "DIR", "API_KEY"):
+            monkeypatch.delenv(f"WANDB_{name}", raising=False)
+        for name, value in values.items():
+            monkeypatch.setenv(f"WANDB_{name}", value)
+
+    return set_only
+
+
+def test_without_keys_and_variables_tracking_is_offline(wandb_environment):
+    wandb_environment()
+    found = ASKED_NOTHING.resolved()
+    assert (found.mode, found.project, found.entity, found.dir) == ("offline", "microp", None, None)
+    assert found.follow is False
+    assert found.folder(Path("outputs")) == Path("outputs")
+
+
+def test_the_variables_count_for_keys_that_were_not_typed(wandb_environment):
+    wandb_environment(MODE="disabled", PROJECT="theirs", ENTITY="team", DIR="elsewhere")
+    found = ASKED_NOTHING.resolved()
+    assert (found.mode, found.project, found.entity, found.dir) == ("disabled", "theirs", "team", "elsewhere")
+    assert found.folder(Path("outputs")) == Path("elsewhere")
+    typed = TrackingSettings("offline", "mine", "me", "here", [], None, False).resolved()
+    assert (typed.mode, typed.project, typed.entity, typed.dir) == ("offline", "mine", "me", "here")
+
+
+@pytest.mark.parametrize(("word", "mode"), [("dryrun", "offline"), ("run", "online"), ("online", "online")])
+def test_w_and_b_s_older_words_are_understood(wandb_environment, word, mode):
+    wandb_environment(MODE=word, API_KEY="0123")
+    found = ASKED_NOTHING.resolved()
+    assert (found.mode, found.follow, found.problems()) == (mode, mode == "online", [])
+
+
+def test_a_wrong_word_in_the_environment_is_one_problem(wandb_environment):
+    wandb_environment(MODE="sometimes")
+    [problem] = ASKED_NOTHING.resolved().problems()
+    assert problem.startswith("tracking.mode=sometimes is not one of offline, online, disabled")
+    assert "WANDB_MODE" in problem
+
+
+def test_system_metrics_need_a_run_that_is_followed(wandb_environment):
+    wandb_environment()
+    [problem] = TrackingSettings("offline", None, None, None, [], None, True).resolved().problems()
+    assert problem.startswith("tracking.system_metrics=true")
+    assert TrackingSettings("offline", None, None, None, [], True, True).resolved().problems() == []
+
+
+def test_the_settings_of_an_older_run_are_read():
+    old = TrackingSettings.recorded({"mode": "offline", "project": "microp", "entity": None, "tags": []})
+    assert (old.dir, old.follow, old.system_metrics) == (None, None, False)

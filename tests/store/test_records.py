@@ -91,7 +91,12 @@ def write_attempt(runs: Path, run: str, status: str, started: float, step_ms: fl
     (attempt / "config.yaml").write_text("model: {dim: 64}\nrepeat: 0\n")
     if step_ms is not None:
         point = {"run_id": run, "question_id": "0123456789ab", "status": status, "schedule": "gpipe", "chunks": 4}
-        numbers = {"ranks": 2, "replicas": 1, "step_ms": {"median": step_ms}, "bubble": {"measured": 0.2}}
+        numbers = {
+            "ranks": 2,
+            "replicas": 1,
+            "step_ms": dict.fromkeys(("p10", "median", "p90"), step_ms),
+            "bubble": {"measured": 0.2},
+        }
         write_json(attempt / "summary.json", {"schema_version": 2, **point, **numbers})
     return attempt
 
@@ -136,3 +141,11 @@ def test_half_a_file_is_never_seen(tmp_path):
     with pytest.raises(TypeError):
         write_json(tmp_path / "a.json", {"new": object()})
     assert json.loads((tmp_path / "a.json").read_text()) == {"old": 1}
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_and_no_endless_loop(tmp_path):
+    (tmp_path / "outputs").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    for place in ("outputs", "file"):
+        with pytest.raises(OSError, match=place):
+            new_attempt(tmp_path / place / "runs", "run")

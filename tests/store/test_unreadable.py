@@ -164,7 +164,7 @@ def test_the_timeline_of_an_attempt_that_failed_shows_what_was_measured(outputs)
         path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     done = microp(str(attempt), folder=outputs.parent, program="analysis.timeline")
     assert done.returncode == 0, done.stderr
-    assert "measured\n" in done.stdout
+    assert "measured: the last measured step" in done.stdout
     assert "replayed" not in done.stdout
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import time
+from datetime import datetime
 from pathlib import Path
+from statistics import median
 
 import pytest
 from conftest import small_job
@@ -13,26 +17,35 @@ from conftest import small_job
 from microp import tracking
 from microp.app import attempt as app_attempt
 from microp.app import compose_config, read_config
+from microp.app.config import to_yaml
 from microp.settings import TrackingSettings
 from microp.store import mirror, new_attempt, read_rows, read_spans, summarise, take_agent, wandb_mirror, write_json
+from microp.store.wandb_content import Charts
 from microp.worker import run_threads
 
-OFFLINE = TrackingSettings("offline", "microp", None, ["a-tag"])
+OFFLINE = TrackingSettings("offline", "microp", None, None, ["a-tag"], False, False)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A finished attempt, as run_point leaves it before the mirroring."""
+    job = small_job()
+    folder = new_attempt(tmp_path_factory.mktemp("recorded") / "runs", job.run_id)
+    (folder / "config.yaml").write_text(to_yaml(read_config(compose_config("tracking.tags=[a-tag]"))))
+    machine = {"commit": "0123abc", "packages": {"torch": "2.13.0"}, "processor": "a processor", "cores": 2}
+    asked = {"experiment": "an_experiment", "overrides": ["chunks=4"], "wandb_agent": {}}
+    write_json(folder / "env.json", {**machine, **asked})
+    started = time.time()
+    run_threads(job, folder)
+    write_json(folder / "status.json", {"uid": "0123abcd", "status": "finished", "started": started, "message": None})
+    write_json(folder / "summary.json", summarise(job, folder, "finished"))
+    return folder
 
 
 @pytest.fixture
-def attempt(tmp_path):
-    """A finished attempt, as run_point leaves it before the mirroring."""
-    job = small_job()
-    folder = new_attempt(tmp_path / "runs", job.run_id)
-    run_threads(job, folder)
-    (folder / "config.yaml").write_text(
-        "ranks: 2\nmodel: {name: mlp}\ntracking: {mode: offline, project: microp, entity: null, tags: [a-tag]}\n"
-    )
-    write_json(folder / "env.json", {"experiment": "an_experiment", "wandb_agent": {}})
-    write_json(folder / "status.json", {"uid": "0123abcd", "status": "finished", "started": 1.0, "message": None})
-    write_json(folder / "summary.json", summarise(job, folder, "finished"))
-    return folder
+def attempt(recorded, tmp_path):
+    """A copy of it for each test."""
+    return Path(shutil.copytree(recorded, tmp_path / "runs" / "test" / "attempt-1"))
 
 
 def inspect(folder: Path, name: str) -> list[dict]:
@@ -43,59 +56,180 @@ def inspect(folder: Path, name: str) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def test_what_was_logged_equals_the_rows(attempt, tmp_path):
-    mirror(attempt, OFFLINE, tmp_path)
-    assert sorted(path.name.split("-", 3)[3] for path in (tmp_path / "wandb").glob("offline-run-*")) == [
-        "0123abcd-rank0",
-        "0123abcd-rank1",
-        "0123abcd-summary",
-    ]
-    for rank in range(2):
-        records = inspect(tmp_path, f"0123abcd-rank{rank}")
-        logged = [record["history"]["item"] for record in records if "history" in record]
-        for row, item in zip(read_rows(attempt, rank), logged, strict=True):
-            times = {f"action_ms.{name}": value for name, value in row.pop("action_ms").items()}
-            assert {key: value for key, value in item.items() if not key.startswith("_")} == row | times
-        text = json.dumps(records)
-        for word in ("test/attempt-1", '"rank"', "a-tag"):
-            assert word in text
+def history(records: list[dict]) -> list[dict]:
+    return [record["history"]["item"] for record in records if "history" in record]
 
 
-def test_the_summary_run_has_steps_tables_and_the_timeline(attempt, tmp_path):
+def run_of(records: list[dict]) -> dict:
+    [run] = [record["run"] for record in records if "run" in record]
+    return run
+
+
+def last_summary(records: list[dict]) -> dict:
+    """The summary as W&B shows it: the later update of a key counts."""
+    found: dict = {}
+    for record in records:
+        found |= record.get("summary", {}).get("update", {})
+    return found
+
+
+def made(folder: Path, kind: str = "offline-run") -> list[str]:
+    return sorted(path.name.removeprefix(kind).split("-", 2)[2] for path in (folder / "wandb").glob(f"{kind}-*"))
+
+
+@pytest.fixture(scope="module")
+def files(recorded, tmp_path_factory):
+    """The folder with W&B's files of that attempt."""
+    folder = tmp_path_factory.mktemp("mirrored")
+    assert mirror(recorded, OFFLINE, folder) == ["rank0", "rank1", "summary"]
+    before = sorted((folder / "wandb").glob("offline-run-*"))
+    assert mirror(recorded, OFFLINE, folder) == []  # no duplicates
+    assert sorted((folder / "wandb").glob("offline-run-*")) == before
+    (recorded / "tracked.json").unlink()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mirrored(files):
+    """The records of each W&B run of that attempt."""
+    assert made(files) == [f"{name}-0123abcd" for name in ("r0", "r1", "summary")]
+    return {name: inspect(files, f"{name}-0123abcd") for name in ("r0", "r1", "summary")}
+
+
+NAMES = ("pipeline_ms", "optimizer_ms", "compute_ms", "wait_ms")
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_the_charts_of_a_rank_are_those_of_measured_steps(mirrored, recorded, rank):
+    rows, logged = read_rows(recorded, rank), history(mirrored[f"r{rank}"])
+    both = zip(rows, read_rows(recorded, 1 - rank), strict=True)
+    slowest = [max(one["step_ms"], other["step_ms"]) for one, other in both]
+    assert [row["phase"] for row in rows] == ["warmup", "measured", "measured", "measured", "memory"]
+    for row, item, step_ms in zip(rows, logged, slowest, strict=True):
+        item = {key: value for key, value in item.items() if not key.startswith("_")}
+        assert item.pop("step") == row["step"]
+        assert item.pop("loss", None) == row["loss"]
+        prefix = "" if row["phase"] == "measured" else f"{row['phase']}/"
+        assert (item.pop(f"{prefix}step_ms"), item.pop(f"{prefix}own_step_ms")) == (step_ms, row["step_ms"])
+        if prefix:
+            assert item == {}
+            continue
+        times = {f"action_ms.{name}": value for name, value in row["action_ms"].items()}
+        assert item == {name: row[name] for name in NAMES} | times
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_the_summary_of_a_rank_has_medians(mirrored, recorded, rank):
+    found, rows = last_summary(mirrored[f"r{rank}"]), read_rows(recorded, rank)
+    measured, [memory] = ([row for row in rows if row["phase"] == phase] for phase in ("measured", "memory"))
+    assert found["step_ms"] == json.loads((recorded / "summary.json").read_text())["step_ms"]["median"]
+    assert found["own_step_ms"] == median(row["step_ms"] for row in measured)
+    for name in NAMES:
+        assert found[name] == median(row[name] for row in measured)
+    forward = f"{rank}F"
+    assert found["action_ms"][forward] == median(row["action_ms"][forward] for row in measured)
+    assert found["memory/own_step_ms"] == memory["step_ms"]
+    for name in ("peak_memory_mib", "peak_activation_mib", "in_flight_peak"):
+        assert found[name] == memory[name]
+    assert found.get("loss") == measured[-1]["loss"]
+
+
+@pytest.mark.parametrize("name", ["r0", "r1", "summary"])
+def test_the_time_of_a_chart_is_the_time_of_its_step(mirrored, recorded, name):
+    ranks = (0, 1) if name == "summary" else (int(name[1]),)
+    moments = [[row["ended_ns"] for row in read_rows(recorded, rank)] for rank in ranks]
+    ends = [max(step) for step in zip(*moments, strict=True)]
+    stamps = [item["_timestamp"] for item in history(mirrored[name])][: len(ends)]
+    for stamp, end in zip(stamps, ends, strict=True):
+        assert stamp - stamps[0] == pytest.approx((end - ends[0]) / 1e9, abs=1e-3)
+    started = json.loads((recorded / "status.json").read_text())["started"]
+    assert started < stamps[0] < stamps[-1] < time.time()
+
+
+def test_a_rank_that_went_further_than_one_that_failed_keeps_its_own_times(attempt, tmp_path):
+    path = attempt / "steps.rank1.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
     mirror(attempt, OFFLINE, tmp_path)
-    records = inspect(tmp_path, "0123abcd-summary")
-    logged = [record["history"]["item"] for record in records if "history" in record]
-    rows = [read_rows(attempt, rank) for rank in range(2)]
+    items = [item for item in history(inspect(tmp_path, "r0-0123abcd")) if "own_step_ms" in item]
+    assert [item["own_step_ms"] for item in items] == [row["step_ms"] for row in read_rows(attempt, 0)[1:4]]
+    assert ["step_ms" in item for item in items] == [True, False, False]
+
+
+def test_rows_of_an_older_run_get_their_time_from_the_attempt_s_end(recorded, attempt):
+    status = json.loads((attempt / "status.json").read_text())
+    write_json(attempt / "status.json", {**status, "ended": 5000.0})
+    for path in attempt.glob("steps.rank*.jsonl"):
+        rows = [{k: v for k, v in json.loads(line).items() if k != "ended"} for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    charts, rows = Charts(attempt), [read_rows(attempt, rank) for rank in range(2)]
+    assert max(charts.time(own[-1]) for own in rows) == pytest.approx(5000)
+    lasted = rows[0][-1]["ended_ns"] - rows[0][0]["ended_ns"]
+    assert charts.time(rows[0][-1]) - charts.time(rows[0][0]) == pytest.approx(lasted / 1e9)
+
+
+def test_the_configuration_says_what_was_asked_and_on_what_machine(mirrored, recorded):
+    started = json.loads((recorded / "status.json").read_text())["started"]
+    for name in ("r0", "r1", "summary"):
+        config = run_of(mirrored[name])["config"]["update"]
+        assert (config["chunks"], config["schedule"]["name"]) == (4, "gpipe")
+        assert (config["commit"], config["processor"], config["cores"]) == ("0123abc", "a processor", 2)
+        assert config["packages"] == {"torch": "2.13.0"}
+        assert (config["experiment"], config["overrides"]) == ("an_experiment", ["chunks=4"])
+        assert datetime.fromisoformat(config["started"]).timestamp() == pytest.approx(started, abs=1e-3)
+        assert (config["run_id"], config["attempt"]) == ("test", "attempt-1")
+    assert (run_of(mirrored["r1"])["config"]["update"]["rank"], "rank" in config) == (1, False)
+
+
+def test_the_role_comes_first_in_a_name_and_an_id(mirrored):
+    for name, role, job in (("r0", "rank0", "rank"), ("r1", "rank1", "rank"), ("summary", "summary", "summary")):
+        run = run_of(mirrored[name])
+        assert (run["run_id"], run["display_name"]) == (f"{name}-0123abcd", f"{role} test attempt-1")
+        assert (run["run_group"], run["job_type"]) == ("test/attempt-1", job)
+
+
+def test_the_numbers_of_the_summary_run_are_scalars(mirrored, recorded):
+    found, summary = last_summary(mirrored["summary"]), json.loads((recorded / "summary.json").read_text())
+    assert found["step_ms"] == summary["step_ms"]["median"]
+    assert {key: found[f"step_ms_{key}"] for key in ("p10", "p90", "n")}.items() <= summary["step_ms"].items()
+    for name in ("peak_memory_mib", "peak_activation_mib", "in_flight_peak"):
+        one, other = summary[name]
+        assert found[name] == {"rank0": one, "rank1": other, "max": max(one, other)}
+    assert found["time_ms"]["compute"]["rank1"] == summary["time_ms"]["compute"][1]
+    for key in ("samples_per_s", "run_id", "status", "bubble", "replayed"):
+        assert found[key] == summary[key]
+    assert found["partition"] == "3 3"
+
+
+def test_the_summary_run_has_steps_tables_and_the_timeline(mirrored, files, recorded):
+    logged = history(mirrored["summary"])
+    rows = [read_rows(recorded, rank) for rank in range(2)]
     for item, ranks in zip(logged, zip(*rows, strict=True), strict=False):
-        assert item["step_ms"] == max(row["step_ms"] for row in ranks)
+        phase = ranks[0]["phase"]
+        name = "step_ms" if phase == "measured" else f"{phase}/step_ms"
+        assert item[name] == max(row["step_ms"] for row in ranks)
         assert item["loss"] == ranks[1]["loss"]
-    timeline, tables = logged[-2:]
-    assert (timeline["timeline._type"], timeline["timeline.format"]) == ("image-file", "png")
-    [folder] = tmp_path.glob("wandb/offline-run-*-summary/files")
-    assert (folder / timeline["timeline.path"]).read_bytes().startswith(b"\x89PNG")
-    steps, spans = (json.loads((folder / tables[f"{name}.path"]).read_text()) for name in ("steps", "spans"))
+    shown = logged[-1]
+    assert (shown["timeline._type"], shown["timeline.format"]) == ("image-file", "png")
+    [folder] = files.glob("wandb/offline-run-*-summary-*/files")
+    assert (folder / shown["timeline.path"]).read_bytes().startswith(b"\x89PNG")
+    steps, spans = (json.loads((folder / shown[f"{name}.path"]).read_text()) for name in ("steps", "spans"))
     expected = [[row.get(key) for key in steps["columns"]] for own in rows for row in own]
     assert steps["data"] == expected
     assert {"rank", "step", "loss", "step_ms", "peak_memory_mib"} <= set(steps["columns"])
-    updates = [record["summary"]["update"] for record in records if "summary" in record]
-    assert any(json.loads((attempt / "summary.json").read_text()).items() <= update.items() for update in updates)
     assert spans["columns"] == [
         *("rank", "op", "stage", "microbatch"),
         *("wait_start_ms", "ready_ms", "start_ms", "end_ms"),
     ]
-    found = list(read_spans(attempt))
+    found = list(read_spans(recorded))
     begin = min(span.start for span in found)
     assert spans["data"] == [[*span[:4], *((moment - begin) / 1e6 for moment in span[4:])] for span in found]
 
 
-def test_steps_are_the_axis_and_the_experiment_is_a_tag(attempt, tmp_path):
-    mirror(attempt, OFFLINE, tmp_path)
-    for name in ("rank0", "summary"):
-        records = inspect(tmp_path, f"0123abcd-{name}")
-        metrics = [record["metric"] for record in records if "metric" in record]
+def test_steps_are_the_axis_and_the_experiment_is_a_tag(mirrored):
+    for name in ("r0", "summary"):
+        metrics = [record["metric"] for record in mirrored[name] if "metric" in record]
         assert any(metric.get("glob_name") == "*" and metric["step_metric"] == "step" for metric in metrics), metrics
-        [run] = [record["run"] for record in records if "run" in record]
-        assert set(run["tags"]) == {"a-tag", "an_experiment"}
+        assert set(run_of(mirrored[name])["tags"]) == {"a-tag", "an_experiment"}
 
 
 def test_only_the_summary_run_is_the_agents(attempt, tmp_path, monkeypatch):
@@ -105,42 +239,36 @@ def test_only_the_summary_run_is_the_agents(attempt, tmp_path, monkeypatch):
     agent = take_agent()
     assert agent == {"run_id": "agentrun", "sweep_id": "asweep", "project": "theirs"}
     assert take_agent() == {}  # the next attempt of this process has ids of its own
-    write_json(attempt / "env.json", {"experiment": None, "wandb_agent": agent})
+    env = json.loads((attempt / "env.json").read_text())
+    write_json(attempt / "env.json", {**env, "wandb_agent": agent})
     monkeypatch.setenv("WANDB_RUN_ID", "somebody-elses")  # for one that is mirrored later
     mirror(attempt, OFFLINE, tmp_path)
-    names = sorted(path.name.split("-", 3)[3] for path in (tmp_path / "wandb").glob("offline-run-*"))
-    assert names == ["0123abcd-rank0", "0123abcd-rank1", "agentrun"]
-    for name in names:
-        [run] = [record["run"] for record in inspect(tmp_path, name) if "run" in record]
+    assert made(tmp_path) == ["agentrun", "r0-0123abcd", "r1-0123abcd"]
+    for name in made(tmp_path):
+        run = run_of(inspect(tmp_path, name))
         assert run.get("sweep_id", "") == ("asweep" if name == "agentrun" else "")
         assert run["project"] == "theirs"
 
 
-def test_mirroring_again_makes_no_duplicates(attempt, tmp_path):
-    mirror(attempt, OFFLINE, tmp_path)
-    before = sorted((tmp_path / "wandb").glob("offline-run-*"))
-    mirror(attempt, OFFLINE, tmp_path)
-    assert sorted((tmp_path / "wandb").glob("offline-run-*")) == before
-
-
 def test_what_failed_half_way_is_made_whole_later(attempt, tmp_path, monkeypatch, capsys):
-    real, calls = wandb_mirror._mirror_one, []
+    real, closed = wandb_mirror.WandbRun.close, []
 
-    def failing(*arguments):
-        calls.append(arguments[3])
-        if len(calls) == 2:
-            real(*arguments)  # it is on disk, but W&B says it failed
+    def failing(self, failed):
+        real(self, failed)  # it is on disk, but W&B says it failed
+        closed.append(self.uid)
+        if len(closed) == 2:
             raise ConnectionError("W&B is away")
-        real(*arguments)
 
-    monkeypatch.setattr(wandb_mirror, "_mirror_one", failing)
+    monkeypatch.setattr(wandb_mirror.WandbRun, "close", failing)
     with pytest.raises(ConnectionError):
         mirror(attempt, OFFLINE, tmp_path)
-    monkeypatch.setattr(wandb_mirror, "_mirror_one", real)
+    assert json.loads((attempt / "tracked.json").read_text()) == {"rank0": "r0-0123abcd"}
+    monkeypatch.undo()
     assert tracking.main([str(tmp_path)]) == 0
-    assert "mirrored" in capsys.readouterr().out
-    names = sorted(path.name.rsplit("-", 1)[1] for path in (tmp_path / "wandb").glob("offline-run-*"))
-    assert names == ["rank0", "rank1", "summary"]
+    assert "attempt-1: mirrored rank1, summary" in capsys.readouterr().out
+    assert tracking.main([str(tmp_path)]) == 0
+    assert "attempt-1: complete before" in capsys.readouterr().out
+    assert made(tmp_path) == ["r0-0123abcd", "r1-0123abcd", "summary-0123abcd"]
 
 
 def test_a_run_is_finished_though_w_and_b_fails(tmp_path, monkeypatch, capsys):
@@ -159,12 +287,12 @@ def test_a_run_is_finished_though_w_and_b_fails(tmp_path, monkeypatch, capsys):
 
 
 def test_disabled_writes_nothing(attempt, tmp_path):
-    mirror(attempt, TrackingSettings("disabled", "microp", None, []), tmp_path)
+    mirror(attempt, TrackingSettings("disabled", "microp", None, None, [], False, False), tmp_path)
     assert not (tmp_path / "wandb").exists()
 
 
 def test_online_needs_a_key(monkeypatch, tmp_path):
-    online = TrackingSettings("online", "microp", None, [])
+    online = TrackingSettings("online", "microp", None, None, [], True, False)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     assert "needs a W&B key" in online.problems()[0]
@@ -177,8 +305,27 @@ def test_online_needs_a_key(monkeypatch, tmp_path):
     assert online.problems() == []
 
 
+def test_an_attempt_without_a_key_or_a_server_does_not_stop_the_others(attempt, tmp_path, monkeypatch, capsys):
+    config = (attempt / "config.yaml").read_text()
+    shutil.copytree(attempt, attempt.parent / "attempt-2")
+    (attempt.parent / "attempt-2" / "config.yaml").write_text(config.replace("mode: offline", "mode: disabled"))
+    (attempt / "config.yaml").write_text(config.replace("mode: offline", "mode: online"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert tracking.main([str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert (said.err.count("\n"), said.err.endswith("or add --mode offline\n")) == (1, True)
+    assert said.out.endswith("attempt-2: disabled\n")
+    monkeypatch.setenv("WANDB_API_KEY", "0123")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    assert tracking.main([str(tmp_path)]) == 1
+    assert "http://127.0.0.1:9 cannot be reached (Connection refused): add --mode offline" in capsys.readouterr().err
+    assert not (tmp_path / "wandb").exists()
+
+
 def test_a_folder_that_is_not_there(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         tracking.main([str(tmp_path / "nothing")])
     assert stop.value.code == 2
     assert "is not a folder" in capsys.readouterr().err
+    assert tracking.main([str(tmp_path)]) == 0
+    assert "holds no run, so there is nothing to mirror" in capsys.readouterr().err

@@ -15,65 +15,26 @@ from random_schedules import random_schedule
 from microp.schedule import remote_links
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1
 from microp.simulator import Costs, for_stages, simulate
-from microp.trace import MILLISECONDS, UNITS, figure, perfetto, text
-
-
-def test_text():
-    spans = simulate(gpipe(2, 2), equal(2, 4, 6))
-    assert text(spans, columns=30).splitlines() == [
-        "rank 0 |F0--F1--..........B0====B1====|",
-        "rank 1 |....F0--F1--B0====B1====......|",
-    ]
-
-
-def test_a_narrow_drawing_still_shows_every_rank():
-    lines = text(simulate(gpipe(3, 40), equal(3, 1, 2)), columns=20).splitlines()
-    assert [line[:8] for line in lines] == ["rank 0 |", "rank 1 |", "rank 2 |"]
-    assert {len(line) for line in lines} == {29}
+from microp.trace import COLOURS, MILLISECONDS, UNITS, figure, perfetto
 
 
 def test_the_same_spans_give_the_same_bytes(tmp_path):
     spans = simulate(gpipe(2, 3), equal(2, 4_000_000, 6_000_000))
-    first = figure({"predicted": spans, "measured": spans}, "a title", tmp_path / "one")
-    second = figure({"predicted": spans, "measured": spans}, "a title", tmp_path / "two")
+    first = figure({"replayed": spans, "measured": spans}, "a title", tmp_path / "one")
+    second = figure({"replayed": spans, "measured": spans}, "a title", tmp_path / "two")
     assert [file.suffix for file in first] == [".svg", ".png"]
     assert first[0].read_bytes() == second[0].read_bytes()
 
 
-# --- as text -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rows", [1, 2, 5, 6, 11])
-def test_of_many_ranks_the_first_and_the_last_are_shown(rows):
-    spans = simulate(gpipe(12, 2), equal(12, 1, 2))
-    whole, short = text(spans).splitlines(), text(spans, rows=rows).splitlines()
-    first, last = (rows + 1) // 2, rows // 2
-    assert short == [*whole[:first], f"  ... {12 - rows} ranks ...", *whole[12 - last :]]
-    assert text(spans, rows=12) == text(spans, rows=13) == text(spans)
-
-
-@pytest.mark.parametrize("columns", [1, 7, 40, 5000])
-def test_text_of_any_width_keeps_to_its_columns_and_to_the_order(columns):
-    random = Random(10)
-    for _ in range(40):
-        schedule = random_schedule(random)
-        times = (tuple(random.randint(1, 9) * Fraction(1, 3) for _ in range(schedule.stages)) for _ in range(3))
-        spans = simulate(schedule, Costs(*times, latency=random.randint(0, 3)))
-        lines = text(spans, columns=columns).splitlines()
-        assert [line[:8] for line in lines] == [f"rank {rank} |" for rank in range(len(schedule.ranks))]
-        for line, row in zip(lines, schedule.ranks, strict=True):
-            drawn = line[8:-1]
-            assert len(drawn) == columns
-            letters = "".join(c for c in drawn if c in "FBW")
-            if columns == 5000:  # wide enough for every name
-                assert letters == "".join(action.op for action in row)
-            else:
-                ops = "".join(action.op for action in row)
-                assert all(c in ops for c in letters)
-
-
-def test_an_action_is_a_row_of_its_letter_where_its_name_does_not_fit():
-    assert text(simulate(gpipe(1, 12), equal(1, 2, 4)), columns=36) == f"rank 0 |{12 * 'F'}{24 * 'B'}|"
+def test_the_second_stage_of_a_rank_has_another_colour(tmp_path):
+    one, two = (
+        figure({"measured": simulate(schedule, equal(4, 4, 6))}, "a title", tmp_path / schedule.name)[0].read_text()
+        for schedule in (gpipe(4, 4), interleaved(2, 4))
+    )
+    assert [COLOURS[op][place] in svg for svg in (one, two) for op in "FB" for place in (0, 1)] == [
+        *(True, False, True, False),
+        *(True, True, True, True),
+    ]
 
 
 # --- as a trace for ui.perfetto.dev --------------------------------------------------------------
@@ -92,7 +53,7 @@ def traces(seed: int):
 def test_perfetto_has_a_slice_an_action_and_an_arrow_a_tensor(tmp_path):
     for schedule, costs in traces(11):
         spans = simulate(schedule, costs)
-        path = perfetto({"predicted": spans, "measured": list(spans)}, schedule, tmp_path / "trace.json", UNITS)
+        path = perfetto({"replayed": spans, "measured": list(spans)}, schedule, tmp_path / "trace.json", UNITS)
         events = json.loads(path.read_text())["traceEvents"]
         assert {event["ph"] for event in events} <= set("MXsf")
         for panel in (1, 2):

@@ -21,6 +21,9 @@ def from_file(ranks: int, chunks: int, path: str) -> Schedule:
     Its name is always "file", not the one in the header: a name stands for a known order, and the
     file may have another.
 
+    Args:
+        path: the file; its ranks and chunks must equal those of the configuration.
+
     Raises:
         ValueError: the file cannot be read, a word is not an action (with line and column), or the
             schedule is not for these `ranks` and `chunks`.

@@ -25,7 +25,7 @@ def gpipe(ranks: int, chunks: int, drain: Drain = Drain.fifo) -> Schedule:
     The bubble is (K-1)/(M+K-1) (section 2.3), with M microbatches in flight on every rank.
 
     Args:
-        drain: the order of the microbatches in the backwards.
+        drain: the order of the microbatches in the backwards: fifo or lifo.
     """
     order = range(chunks) if drain == Drain.fifo else range(chunks - 1, -1, -1)
     return Schedule(

@@ -21,6 +21,9 @@ def interleaved(ranks: int, chunks: int, stages_per_rank: int = 2) -> Schedule:
     section 2.2, there for chunks divisible by ranks). At most 2(K-1-r) + (v-1)K + 1 of the
     vM (stage, microbatch) pairs of rank r are in flight.
 
+    Args:
+        stages_per_rank: the number of stages that a rank holds.
+
     Raises:
         ValueError: `stages_per_rank` is below 1.
     """

@@ -1,0 +1,75 @@
+"""The look of each thing in a figure: its colour and marker, the same in all figures.
+
+::
+
+    gpipe   ──●──   blue         measured: always with markers, at the medians over launches
+    1f1b    ──○──   orange       measured, hollow marker: the spread is too wide to rely on
+    gpipe   ·······   blue       computed: thin and dotted, never with a marker, in the colour of the measured line
+
+A computed line comes from a closed form, from a simulation or from a fit; the legend says which. Measured
+lines differ in marker as well as in colour. The colours are those of Okabe and Ito (seaborn's `colorblind`),
+which differ for readers who are colour-blind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import seaborn as sns
+from matplotlib.lines import Line2D
+
+SCHEDULES = ("gpipe", "1f1b", "zb_h1", "naive", "eager_1f1b", "interleaved", "zb_h2", "zb_v")
+_COLOURS = [sns.color_palette("colorblind")[index] for index in (0, 1, 2, 3, 4, 5, 7, 9)]
+_MARKERS = "os^DvPX*<>hp"
+COMPUTED: dict[str, Any] = {"linewidth": 1.1, "linestyle": (0, (1, 1.4))}  # the only dotted lines
+THIN: dict[str, Any] = {"color": "0.6", "linewidth": 0.9}  # of what is known without a run, such as K
+FRONT = Line2D([], [], color="0.45", linewidth=1.0, label="Pareto front: no other marker is left of it and below")
+TOO_WIDE = Line2D(
+    [], [], color="0.4", marker="o", markerfacecolor="white", linestyle="", label="hollow: spread too wide to rely on"
+)
+
+
+class Look(NamedTuple):
+    """The colour, marker and line style of one measured thing."""
+
+    colour: Any
+    marker: str
+    line: str = "-"
+
+
+def looks(names: Iterable[Any]) -> dict[Any, Look]:
+    """Return a look for each name; each of the usual schedules has its own, the same in all figures."""
+    wanted = in_order(names)
+    numbers = {name: SCHEDULES.index(name) for name in wanted if name in SCHEDULES}
+    free = (number for number in range(len(wanted) + len(SCHEDULES)) if number not in numbers.values())
+    numbers |= {name: next(free) for name in wanted if name not in numbers}
+    return {
+        name: Look(_COLOURS[numbers[name] % len(_COLOURS)], _MARKERS[numbers[name] % len(_MARKERS)]) for name in wanted
+    }
+
+
+def in_order(names: Iterable[Any]) -> list[Any]:
+    """Return the names without repetition: the usual schedules in their usual order, then the others as given."""
+    wanted = list(dict.fromkeys(names))
+    return [name for name in SCHEDULES if name in wanted] + [name for name in wanted if name not in SCHEDULES]
+
+
+def line(label: str, style: Any) -> Line2D:
+    """Return a legend's entry for lines of any colour and this style."""
+    return Line2D([], [], color="0.25", linestyle=style, label=label)
+
+
+def dotted(label: str) -> Line2D:
+    """Return a legend's entry for computed lines; `label` says what computed them, and under which assumptions."""
+    return Line2D([], [], color="0.25", label=label, **COMPUTED)
+
+
+def stroke(label: str) -> Line2D:
+    """Return a legend's entry for upright strokes, which mark what was computed for a marker."""
+    return Line2D([], [], color="0.1", marker="|", markersize=9, linestyle="", label=label)
+
+
+def thin(label: str) -> Line2D:
+    """Return a legend's entry for thin grey lines, which mark a value that is known without a run."""
+    return Line2D([], [], label=label, **THIN)

@@ -1,0 +1,65 @@
+"""What there is to report on: how many runs, from when, on what machine, and which of them have no result.
+
+::
+
+    outputs/ ── Store ──► "170 finished runs of 57 configurations, started from 2026-11-22 05:15 to 05:29.
+                           Machine: AMD EPYC, 2 cores. Commit f3cd9ea74a63. The timing of 12 runs was
+                           disturbed. Load, in 12 runs: ..."
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from analysis.exhibit import commits, counted, machines
+from microp.store import DISTURBANCES, Store, disturbances, read_status
+
+MINUTE = "%Y-%m-%d %H:%M"
+
+
+def overview(store: Store) -> str:
+    """Return what there is in a few sentences; there is at least one finished run."""
+    runs = store.runs()
+    starts = sorted(float(read_status(Path(folder))["started"]) for folder in runs["folder"])
+    text = (
+        f"{counted(len(runs), 'finished run')} of {counted(runs['question'].nunique(), 'configuration')}, "
+        f"{_between(*(datetime.fromtimestamp(start) for start in (starts[0], starts[-1])))}. "
+        f"Machine: {machines(runs)}. Commit: {commits(runs)}."
+    )
+    return f"{text} {_disturbed([row for row in store.rows if row['status'] == 'finished'])}"
+
+
+def without_result(store: Store) -> list[str]:
+    """Return the runs that did not finish or cannot be read, one sentence each."""
+    unfinished = [row for row in store.rows if row["status"] != "finished"]
+    told = []
+    for row in unfinished:
+        message = str(read_status(Path(row["folder"])).get("message") or "no message").strip().splitlines()[0]
+        told.append(f"{row['folder']}: {row['status']}, {message}")
+    return [*told, *store.unreadable]
+
+
+def _between(first: datetime, last: datetime) -> str:
+    """Return the time of the first and the last start, in local time."""
+    begin, end = first.strftime(MINUTE), last.strftime(MINUTE)
+    if begin == end:
+        return f"started at {begin}"
+    return f"started from {begin} to {end.removeprefix(first.strftime('%Y-%m-%d '))}"
+
+
+def _disturbed(rows: Sequence[dict[str, Any]]) -> str:
+    """Return how many runs were disturbed, and by what."""
+    found = [{each.kind for each in disturbances(row, row["env"])} for row in rows]
+    number = sum(map(bool, found))
+    if not number:
+        return "No timing is known to have been disturbed."
+    counts = {kind: sum(kind in own for own in found) for kind in DISTURBANCES}
+    parts = [
+        f"{kind.capitalize()}, in {counted(count, 'run')}: {DISTURBANCES[kind]}."
+        for kind, count in counts.items()
+        if count
+    ]
+    return " ".join([f"The timing of {counted(number, 'run')} was disturbed.", *parts])

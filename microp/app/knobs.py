@@ -1,0 +1,234 @@
+"""Tells which knobs a configuration does not use, and sets them to their defaults, so that they are not asked.
+
+::
+
+    checkpointing=never checkpointing.segments=3  ── one run ──► refused: never keeps every activation
+    checkpointing=never,segments ... segments=3   ── a sweep ──► a note; `never` runs with segments at its default
+
+A *knob* is a key of an option besides its name. `RULES` lists the knobs that only some configurations use; all
+others are used always. A knob that other options of its group have is left out by `hydra_loader`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from functools import cache
+from typing import Any, NamedTuple
+
+from hydra._internal.utils import create_config_search_path
+from omegaconf import OmegaConf
+
+from microp.app.factory import build
+from microp.app.hydra_loader import Loader, current, key_of, use_one
+from microp.app.hydra_problems import not_used
+from microp.app.places import CONF
+from microp.app.schema import FIXED, GROUPS, SCHEMAS, Config
+from microp.schedule import Schedule
+from microp.settings import TrackingSettings, is_joined
+
+NOTHING_LEFT = "skip=true leaves out every point of this command: leave at least one, or leave skip away"
+
+
+class Unused(NamedTuple):
+    """Why a configuration does not use a knob.
+
+    Attributes:
+        by: what does not use it, for example `checkpointing=never`.
+        remedy: what would use it, for example `use checkpointing=segments`.
+    """
+
+    by: str
+    remedy: str
+
+
+def _has_no_w(config: Config) -> Unused | None:
+    if config.engine.name == "torch":
+        return Unused("engine=torch", "use engine=microp")
+    if not config.engine.batch_weights:
+        return None  # the schedule is built only if it matters
+    try:
+        schedule = build("schedule", config.schedule, Schedule, ranks=config.ranks, chunks=config.chunks)
+    except ValueError:
+        return None  # the schedule's own problem is told instead
+    if schedule.split:
+        return None
+    return Unused(f"schedule={config.schedule['name']}, which has no W", "use one with W, for example schedule=zb_h1")
+
+
+def _starts_no_processes(config: Config) -> Unused | None:
+    if is_joined() or config.launch.name == "torchrun":
+        return Unused("launch=torchrun", "use the options of torchrun")
+    return Unused("comms=threads", "use comms=auto") if config.comms.name == "threads" else None
+
+
+def _unless(used: Callable[[Config], bool], by: Callable[[Config], str], remedy: str) -> Rule:
+    return lambda config: None if used(config) else Unused(by(config), remedy)
+
+
+def _policy(config: Config) -> str:
+    return f"checkpointing={config.checkpointing.name}"
+
+
+Rule = Callable[[Config], Unused | None]
+_SEVERAL_REPLICAS = _unless(lambda c: c.replicas != 1, lambda _: "replicas=1", "use replicas=2 or more")
+RULES: dict[str, Rule] = {  # a knob, or a whole group
+    "sync": _SEVERAL_REPLICAS,
+    "sync.first_bucket_mb": _unless(
+        lambda c: c.sync.name != "torch_ddp", lambda _: "sync=torch_ddp, where it is 1", "use sync=ddp"
+    ),
+    "checkpointing.segments": _unless(
+        lambda c: c.checkpointing.name == "segments", _policy, "use checkpointing=segments"
+    ),
+    "engine.batch_weights": _has_no_w,
+    "device.latency_ms": _unless(lambda c: c.ranks != 1, lambda _: "ranks=1", "use ranks=2 or more"),
+    "device.recompute_ms": _unless(lambda c: c.checkpointing.segments != 0, _policy, "use checkpointing=always"),
+    "device.reduce_ms": _SEVERAL_REPLICAS,
+    "launch.shutdown_s": _starts_no_processes,
+} | {
+    f"tracking.{field.name}": _unless(
+        lambda c: c.tracking.mode != "disabled", lambda _: "tracking=disabled", "use tracking=offline"
+    )
+    for field in fields(TrackingSettings)
+    if field.name not in FIXED
+}
+
+
+def unused(config: Config) -> dict[str, Unused]:
+    """Return the knobs, and the whole groups, that a configuration does not use."""
+    found = {key: why for key, rule in RULES.items() if _is_ours(config, key) and (why := rule(config))}
+    return {key: why for key, why in found.items() if "." not in key or _group(key) not in found}
+
+
+def uses(key: str, option: str) -> bool:
+    """Return whether a key of a group is used if one of microp's options is chosen, whatever else is asked."""
+    group = _group(key)
+    chosen = {each: _default_option(each) for each in GROUPS}
+    chosen |= {"checkpointing": _settings("checkpointing", "always"), group: _settings(group, option)}
+    return not {key, group} & unused(Config(ranks=2, chunks=4, replicas=2, **chosen)).keys()
+
+
+def without_unused(config: Config) -> Config:
+    """Return the configuration with every unused knob at its default: what it runs."""
+    result = copy.deepcopy(config)
+    for key in unused(config):
+        group, _, knob = key.partition(".")
+        if knob:
+            setattr(getattr(result, group), knob, _default(config, key))
+        else:
+            setattr(result, group, _default_option(group))
+    return result
+
+
+class Knobs:
+    """The knobs that the points of a command ask for: those that some points use, and those that none uses."""
+
+    def __init__(self) -> None:
+        self._used: set[str] = set()
+        self._unused: dict[str, dict[str, tuple[str, Unused]]] = {}  # key -> what does not use it -> as typed, and why
+
+    def add(self, words: Iterable[str], config: Config) -> None:
+        """Add a point: its overrides as typed, and its configuration as composed."""
+        not_here = unused(config)
+        asked = {key_of(word): word for word in words if not word.startswith(("+", "~"))}
+        for key in sorted(asked.keys() | _changed(config, not_here).keys()):
+            group, _, knob = key.partition(".")
+            why = not_here.get(key) or not_here.get(group)
+            if knob and group in GROUPS and not _has(config, key):
+                options = current().options_with(key)
+                why = Unused(f"{group}={_name(config, group)}", use_one(group, options)) if options else None
+            if why is None:
+                self._used.add(key)
+            else:
+                word = asked.get(key) or _changed(config, not_here)[key]
+                self._unused.setdefault(key, {})[why.by] = (word, why)
+
+    @property
+    def problems(self) -> list[str]:
+        """One sentence for each knob that is asked for but that no point uses."""
+        never = [next(iter(each.values())) for key, each in self._unused.items() if key not in self._used]
+        return [not_used(word, why.by, why.remedy) for word, why in never]
+
+    @property
+    def notes(self) -> list[str]:
+        """One sentence for each knob that only some points use."""
+        return [f"{key} is not used by {by}" for key, each in self._unused.items() if key in self._used for by in each]
+
+
+def _changed(config: Config, not_here: Iterable[str]) -> dict[str, str]:
+    """Return the unused knobs that do not have their defaults, for example by a file, as overrides."""
+    found = {}
+    for unused_key in not_here:
+        group = _group(unused_key)
+        if unused_key == group and _name(config, group) != _name_of(_default_option(group)):
+            found[group] = f"{group}={_name(config, group)}"
+        elif _is_ours(config, group):
+            keys = [unused_key] if unused_key != group else [f"{group}.{knob}" for knob in vars(getattr(config, group))]
+            for key in keys:
+                value = vars(getattr(config, group))[key.partition(".")[2]]
+                if value != _default(config, key):
+                    found[key] = f"{key}={value}"
+    return found
+
+
+def _group(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def _name_of(node: Any) -> str:
+    keys = node if isinstance(node, dict) else vars(node)
+    return str(keys.get("name", keys.get("mode")))
+
+
+def _name(config: Config, group: str) -> str:
+    """Return the name of the option that was chosen of a group."""
+    return _name_of(getattr(config, group))
+
+
+def _has(config: Config, key: str) -> bool:
+    """Return whether the chosen option of a group has a knob."""
+    node = getattr(config, _group(key))
+    return key.partition(".")[2].partition(".")[0] in (node if isinstance(node, dict) else vars(node))
+
+
+def _is_ours(config: Config, key: str) -> bool:
+    """Return whether a key is of one of microp's own options; of a user's own option every knob counts."""
+    group = _group(key)
+    return (group == key or _has(config, key)) and bool(ours().option(group, _name(config, group)))
+
+
+def _default(config: Config, key: str) -> Any:
+    return ours().option(_group(key), _name(config, _group(key)))[key.partition(".")[2]]
+
+
+def _default_option(group: str) -> Any:
+    """Return the settings of the option that a group has if none is chosen."""
+    return _settings(group, _defaults()[group])
+
+
+def _settings(group: str, option: str) -> Any:
+    """Return the settings of one of microp's options; a dictionary for a group of builders."""
+    keys = ours().option(group, option)
+    return keys if "builder" in keys else schema_of(group, keys)(**keys)
+
+
+def schema_of(group: str, keys: dict[str, Any]) -> type:
+    """Return the settings class of an option, the one of its group that has its keys."""
+    schemas = [schema for path, schema in SCHEMAS.items() if path.partition("/")[0] == group]
+    [schema] = [each for each in schemas if {field.name for field in fields(each)} == keys.keys()]
+    return schema
+
+
+@cache
+def _defaults() -> dict[str, str]:
+    """Return the option that each group has if none is chosen."""
+    base = OmegaConf.to_container(OmegaConf.load(CONF / "base.yaml"))
+    assert isinstance(base, dict)
+    return {group: option for each in base["defaults"] if isinstance(each, dict) for group, option in each.items()}
+
+
+@cache
+def ours() -> Loader:
+    """Return a loader of microp's own options, which does not see the user's."""
+    return Loader(create_config_search_path(str(CONF)))

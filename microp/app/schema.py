@@ -1,0 +1,149 @@
+"""The typed form of a configuration: the keys of a run and of a price, and the class of each group's options.
+
+::
+
+    conf/device/emulated.yaml ──► EmulatedSettings   SCHEMAS["device/emulated"]
+    conf/base.yaml            ──► Config
+
+Defaults are only in `conf/`. The options of most groups are dataclasses of `microp.settings`;
+`schedule` and `partition` name a builder, whose signature is the schema of their keys. A new
+schedule or partition is therefore a function and a YAML file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, is_dataclass
+from typing import Any, get_origin, get_type_hints
+
+from omegaconf import MISSING
+
+from microp.settings import (
+    BucketSettings,
+    Checkpointing,
+    CommsSettings,
+    DataSettings,
+    DeviceSettings,
+    EmulatedSettings,
+    EngineSettings,
+    GptSettings,
+    LaunchSettings,
+    MlpSettings,
+    ModelSettings,
+    SyncSettings,
+    SyntheticSettings,
+    TextSettings,
+    TrackingSettings,
+)
+
+
+@dataclass
+class Config:
+    """The configuration of one run. The first sentence about a key is its line in `--help`.
+
+    Attributes:
+        ranks: K, the length of the pipeline; each rank is one process with one device.
+        chunks: M, the number of microbatches of a step.
+        replicas: data-parallel copies of the pipeline.
+        batch_size: rows of a batch, which one optimizer step consumes.
+        steps: measured steps.
+        warmup_steps: steps before them, which are recorded but not used by any figure.
+        learning_rate: the learning rate of the optimizer, Adam.
+        seed: the seed of weights, batches and dropout.
+        repeat: the number of the launch; repeat=0,1,2 runs the same question three times.
+        activation_limit: refuse a schedule in which a rank holds more (stage, microbatch) pairs at once,
+            from F to W, or to B without W; null: no limit.
+        skip: leave this point out of a sweep (-m), if not every point of the product is wanted.
+        again: also run the points of a sweep (-m) that are finished already.
+        output_dir: the folder for everything that is written.
+    """
+
+    ranks: int = MISSING
+    chunks: int = MISSING
+    replicas: int = MISSING
+    batch_size: int = MISSING
+    steps: int = MISSING
+    warmup_steps: int = MISSING
+    learning_rate: float = MISSING
+    seed: int = MISSING
+    repeat: int = MISSING
+    activation_limit: int | None = MISSING
+    skip: bool = MISSING
+    again: bool = MISSING
+    output_dir: str = MISSING
+    model: ModelSettings = MISSING
+    partition: dict[str, Any] = MISSING
+    schedule: dict[str, Any] = MISSING
+    checkpointing: Checkpointing = MISSING
+    engine: EngineSettings = MISSING
+    sync: SyncSettings = MISSING
+    data: DataSettings = MISSING
+    device: DeviceSettings = MISSING
+    comms: CommsSettings = MISSING
+    tracking: TrackingSettings = MISSING
+    launch: LaunchSettings = MISSING
+
+
+GROUPS = tuple(key for key, kind in get_type_hints(Config).items() if is_dataclass(kind) or get_origin(kind) is dict)
+FIXED = frozenset({"name", "builder", "mode", "spare_last"})  # keys of an option that say which one it is: no knobs
+
+
+@dataclass
+class CostsConfig:
+    """Costs given by hand: numbers, or lists with one number per stage, all in the same unit.
+
+    Attributes:
+        forward: F; null: an emulated device's times, else F = B = W = 1 on an average rank.
+        backward: B, the input gradient, or the full backward if weight is not given.
+        weight: W, the weight gradient.
+        recompute: what a recomputation adds to B; null: forward.
+        latency: of a hop between two ranks.
+        boundary: bytes of the tensor that enters a stage.
+        bandwidth: bytes per unit of time; null: infinite.
+        reduction: the sum of a stage's gradients over the replicas, after its last gradient.
+        transfer: how a hop is charged: asynchronous, sender_busy, serial_link or rendezvous.
+    """
+
+    forward: Any = MISSING
+    backward: Any = MISSING
+    weight: Any = MISSING
+    recompute: Any = MISSING
+    latency: Any = MISSING
+    boundary: Any = MISSING
+    bandwidth: Any = MISSING
+    reduction: Any = MISSING
+    transfer: str = MISSING
+
+    def numbers(self) -> dict[str, Any]:
+        """Return all values except `transfer`, the rule by which a hop is charged."""
+        return {key: value for key, value in vars(self).items() if key != "transfer"}
+
+
+@dataclass
+class SimulateConfig(Config):
+    """A run's configuration and the keys that only a price needs.
+
+    Attributes:
+        output: text, or json, which prints only one object per point.
+    """
+
+    costs: CostsConfig = MISSING
+    output: str = MISSING
+
+
+SCHEMAS: dict[str, type] = {
+    "model/mlp": MlpSettings,
+    "model/gpt": GptSettings,
+    "data/text": TextSettings,
+    "data/synthetic": SyntheticSettings,
+    "checkpointing": Checkpointing,
+    "engine": EngineSettings,
+    "sync": SyncSettings,
+    "sync/buckets": BucketSettings,
+    "device": DeviceSettings,
+    "device/emulated": EmulatedSettings,
+    "comms": CommsSettings,
+    "tracking": TrackingSettings,
+    "launch": LaunchSettings,
+    "config": Config,
+    "simulate": SimulateConfig,
+}

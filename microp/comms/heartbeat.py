@@ -1,0 +1,183 @@
+"""Shows where every rank of a host is in its step, to the other ranks and to the launcher.
+
+::
+
+    one line of 64 bytes per rank, in memory that all processes of the host map
+    │ pid │ step │ place │ since │        place  2i: waits for the input of its action i    2i + 1: runs it
+                                                 below 0: outside of the actions (`Place`)
+
+A rank writes its line without a lock and without a call to the system, about 0.1 µs per write. The
+memory has no name in any file system on Linux, so that nothing is left behind by a crash.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from enum import IntEnum
+from time import perf_counter_ns
+from typing import NamedTuple
+
+from microp.schedule import Action, Schedule
+
+PID, STEP, PLACE, SINCE = range(4)
+WORDS = 8  # 64-bit words per line: a cache line, so that ranks do not slow each other down
+
+
+class Place(IntEnum):
+    """What a rank does outside of its actions."""
+
+    STARTING = -1
+    LOADING = -2
+    BARRIER = -3
+    REDUCING = -4
+    OPTIMIZING = -5
+    RECORDING = -6
+    STEPPING = -7
+    ENDED = -8
+
+
+WHERE = {
+    Place.STARTING: "its set-up",
+    Place.LOADING: "loading its batch",
+    Place.BARRIER: "a barrier",
+    Place.REDUCING: "the sum over the replicas",
+    Place.OPTIMIZING: "the optimizer",
+    Place.RECORDING: "writing its rows",
+    Place.STEPPING: "a step",
+    Place.ENDED: "its end",
+}
+_MEETINGS = (Place.BARRIER, Place.REDUCING)  # a rank leaves them when the others have come
+
+
+class Beat(NamedTuple):
+    """One rank's line.
+
+    Attributes:
+        pid: its process; 0 if it has not started.
+        step: the step's index.
+        place: twice the index of its action, plus 1 if it runs it; or a `Place`.
+        since: when it began to run the action or came to the place, in nanoseconds of `perf_counter_ns`;
+            while it waits for an input, that of the action before.
+    """
+
+    pid: int
+    step: int
+    place: int
+    since: int
+
+    def action(self, schedule: Schedule, rank: int) -> Action | None:
+        """Return the action that the rank runs or waits to run; None outside of the actions."""
+        return schedule.ranks[rank][self.place // 2] if self.place >= 0 else None
+
+    @property
+    def waits(self) -> bool:
+        """Whether the rank waits for the input of an action."""
+        return self.place >= 0 and self.place % 2 == 0
+
+    def where(self, schedule: Schedule, rank: int) -> str:
+        """Return the action or the place as words: `1B4`, `the optimizer`."""
+        action = self.action(schedule, rank)
+        return str(action) if action else WHERE[Place(self.place)]
+
+
+class Heartbeats:
+    """The lines of all ranks of one launch.
+
+    Args:
+        count: the number of ranks of all pipelines.
+        path: the memory of the process that made it, from `path`; None to make it.
+    """
+
+    def __init__(self, count: int, path: str | None = None) -> None:
+        self.count = count
+        size = count * WORDS * 8
+        if path is not None:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        elif sys.platform == "linux":
+            descriptor = os.memfd_create("heartbeats", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, size)
+        else:
+            descriptor = -1  # only this process and its threads
+        self._memory = mmap.mmap(descriptor, size)
+        self._descriptor = descriptor
+        self._words = memoryview(self._memory).cast("q")
+        self.path = f"/proc/{os.getpid()}/fd/{descriptor}" if descriptor >= 0 else None
+
+    def line(self, world_rank: int) -> memoryview:
+        """Return the line of a rank, into which it writes; its words are PID, STEP, PLACE and SINCE."""
+        return self._words[world_rank * WORDS : (world_rank + 1) * WORDS]
+
+    def at(self, world_rank: int, place: Place, step: int | None = None) -> None:
+        """Write that a rank is at a place outside of its actions, in step `step` or still in the same step."""
+        line = self.line(world_rank)
+        line[PLACE], line[SINCE] = place, perf_counter_ns()
+        if step is not None:
+            line[STEP] = step
+
+    def start(self, world_rank: int) -> None:
+        """Write that this process is the rank, and is being set up."""
+        self.line(world_rank)[PID] = os.getpid()
+        self.at(world_rank, Place.STARTING)
+
+    def read(self, world_rank: int) -> Beat:
+        """Return what a rank wrote last."""
+        return Beat(*self.line(world_rank)[:4])
+
+    def close(self) -> None:
+        """Close the memory in this process; its lines must not be used any more."""
+        self._words.release()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+
+def trail(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) -> str:
+    """Return what a rank does, and if it waits for another rank, what that one does, and so on.
+
+    ::
+
+        which waits for 0F3 from rank 0, which has been in 0F3 for 12.3 s
+
+    Args:
+        heartbeats: those of the launch.
+        schedule: the order that all pipelines run.
+        world_rank: the first rank of the trail.
+
+    Returns:
+        relative clauses that follow the rank's name; empty if nothing is known of it.
+    """
+    text, seen = "", set[int]()
+    while world_rank not in seen:
+        seen.add(world_rank)
+        beat = heartbeats.read(world_rank)
+        if not beat.pid:
+            break
+        rank = world_rank % len(schedule.ranks)
+        seconds = (perf_counter_ns() - beat.since) / 1e9
+        awaited = awaited_rank(heartbeats, schedule, world_rank)
+        if awaited is None:
+            return f"{text}, which has been in {beat.where(schedule, rank)} for {seconds:.1f} s"
+        action = beat.action(schedule, rank)
+        source = schedule.source(action) if action else None
+        what = f"waits for {source} from" if source else f"is at {beat.where(schedule, rank)} and waits for"
+        text += f", which {what} rank {awaited}"
+        world_rank = awaited
+    return text
+
+
+def awaited_rank(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) -> int | None:
+    """Return the rank for which a rank waits, counted over all pipelines; None if it waits for no other."""
+    beat = heartbeats.read(world_rank)
+    ranks = len(schedule.ranks)
+    action = beat.action(schedule, world_rank % ranks)
+    if action is not None:
+        source = schedule.source(action) if beat.waits else None
+        if source is None or schedule.placement[source.stage] == world_rank % ranks:
+            return None
+        return world_rank - world_rank % ranks + schedule.placement[source.stage]
+    if beat.place not in _MEETINGS:
+        return None
+    others = {rank: heartbeats.read(rank) for rank in range(heartbeats.count)}
+    late = [rank for rank, other in others.items() if (other.step, other.place) != (beat.step, beat.place)]
+    return min(late, key=lambda rank: others[rank].since) if late else None

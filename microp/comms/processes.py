@@ -1,0 +1,30 @@
+"""Reads the state of another process of this host."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+STOPPED = "T"  # by SIGSTOP or job control; a process that a debugger holds is in state "t"
+_ENDED = ("Z", "X")  # a zombie, which its parent has not waited for, has ended
+
+
+def state(pid: int) -> str | None:
+    """Return the letter by which Linux names the state of a process, such as R, S, T; None if it has ended.
+
+    On other systems a process that exists is in state R.
+    """
+    try:
+        if sys.platform != "linux":
+            os.kill(pid, 0)
+            return "R"
+        letter = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):  # it ended, perhaps between opening and reading
+        return None
+    return None if letter in _ENDED else letter
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether process `pid` runs."""
+    return state(pid) is not None

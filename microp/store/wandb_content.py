@@ -1,0 +1,214 @@
+"""Works out what the W&B runs of an attempt hold, from its files; nothing here needs W&B.
+
+::
+
+    rows of a rank    ──► charts   step_ms own_step_ms wait_ms ...    measured steps
+                                   warmup/step_ms  memory/step_ms  torch/step_ms    other steps, under their own names
+                          summary  medians of the measured steps
+    rows of all ranks ──► charts   step_ms (of the slowest rank), loss
+    summary.json      ──► summary  step_ms (the median), step_ms_p10, ..., peak_memory_mib.rank0, ...
+
+In charts and summaries `step_ms` is the time of the slowest rank, and `own_step_ms` that of the run's own rank.
+A chart's time is the time of its step, in seconds since 1970. Clocks in nanoseconds and what is the same in all
+rows are no charts; the table `steps` of the summary run has every column.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from microp.store.records import Row, read_config, read_env, read_rows, read_status
+
+_ALWAYS = ("pipeline_ms", "optimizer_ms", "compute_ms", "wait_ms", "action_ms")
+_SUMS = ("all_reduce_ms", "exposed_ms", "reduced_bytes")  # of the sums over replicas
+PEAKS = ("peak_memory_mib", "peak_activation_mib", "in_flight_peak")  # only in the row of the memory step
+
+
+class Charts:
+    """Turns the rows of an attempt into what is logged at each step.
+
+    Args:
+        attempt: the attempt's folder.
+    """
+
+    def __init__(self, attempt: Path) -> None:
+        config = read_config(attempt)
+        self.processes: int = config["ranks"] * config.get("replicas", 1)
+        engine, sync = config["engine"]["name"], config.get("sync", {}).get("name")
+        self._engine = "microp" if engine == "compare" else engine
+        self._sync = "ddp" if sync == "compare" and config["replicas"] > 1 else None
+        self._keys = [*_ALWAYS, *(_SUMS if config.get("replicas", 1) > 1 else ())]
+        self._keys += ["overruns"] if config["device"]["name"] == "emulated" else []
+        self._keys += ["recompute_ms"] if config["checkpointing"]["name"] != "never" else []
+        self._attempt, self._offset = attempt, 0.0
+
+    def of_rank(self, row: Row, step: Sequence[Row]) -> dict[str, Any]:
+        """Return what is logged for one row of a rank.
+
+        Args:
+            row: the rank's own row.
+            step: the rows of all ranks in that step; empty if another rank did not end it.
+        """
+        prefix = self._prefix(row)
+        found = {"step": row["step"], "_timestamp": self.time(row), f"{prefix}own_step_ms": row["step_ms"]}
+        if step:
+            found[f"{prefix}step_ms"] = _slowest(step)
+        if not prefix:
+            found |= {key: row[key] for key in self._keys if key in row}
+        return found if row["loss"] is None else found | {"loss": row["loss"]}
+
+    def of_all(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Return what is logged for one step of all ranks: the slowest rank's time and the batch's loss."""
+        found = {"step": rows[0]["step"], "_timestamp": max(map(self.time, rows))}
+        found[f"{self._prefix(rows[0])}step_ms"] = _slowest(rows)
+        losses = [row["loss"] for row in rows if row["loss"] is not None]
+        return found | ({"loss": sum(losses)} if losses else {})
+
+    def time(self, row: Row) -> float:
+        """Return when a step ended, in seconds since 1970.
+
+        Rows of older runs lack it: their clocks are then set so that the last step ends when the attempt ended.
+        """
+        if "ended" in row:
+            return float(row["ended"])
+        if not self._offset:
+            last = max(rows[-1]["ended_ns"] for rows in rows_of(self._attempt) if rows)
+            status = read_status(self._attempt)
+            self._offset = status.get("ended", status["started"]) - last / 1e9
+        return self._offset + float(row["ended_ns"]) / 1e9
+
+    def _prefix(self, row: Row) -> str:
+        """Return the first part of the names of steps that are not measured steps of the run's own engine."""
+        if row["phase"] != "measured":
+            return f"{row['phase']}/" if row["engine"] == self._engine else f"{row['engine']}/{row['phase']}/"
+        if row["engine"] != self._engine:
+            return f"{row['engine']}/"
+        return f"{row['sync']}/" if self._sync not in (None, row.get("sync")) else ""
+
+    def rank_summary(self, rank: int) -> dict[str, Any]:
+        """Return the summary of a rank: medians over its steps, its peaks."""
+        rows, columns = read_rows(self._attempt, rank), defaultdict[str, list[float]](list)
+        whole = list(zip(*(read_rows(self._attempt, each) for each in range(self.processes)), strict=False))
+        for number, row in enumerate(rows):
+            for key, value in _flat(self.of_rank(row, whole[number] if number < len(whole) else ())):
+                columns[key].append(value)
+        found: dict[str, Any] = {key: median(values) for key, values in columns.items() if key not in ("step", "loss")}
+        losses = [row["loss"] for row in rows if row["phase"] == "measured" and row["loss"] is not None]
+        found |= {"loss": losses[-1]} if losses else {}
+        found |= {key: row[key] for row in rows for key in PEAKS if key in row}
+        del found["_timestamp"]
+        return _nested(found)
+
+
+def run_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of `summary.json` as scalars: a list over the ranks becomes `rank0`, `rank1`, ... and `max`.
+
+    `step_ms` is the median, so that it is the same quantity in every W&B run and a sweep can minimise it.
+    """
+    step = summary.get("step_ms") or {"median": None}
+    found = {**_scalars(summary), "step_ms": step["median"]}
+    return found | {f"step_ms_{key}": value for key, value in step.items() if key != "median"}
+
+
+def _scalars(values: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if key == "partition":
+            found[key] = " ".join(map(str, value))  # per stage, a choice and not a result
+        elif isinstance(value, Mapping):
+            found[key] = _scalars(value)
+        elif isinstance(value, list):
+            found[key] = {f"rank{rank}": each for rank, each in enumerate(value)} | {"max": max(value)}
+        elif value is not None:
+            found[key] = value
+    return found
+
+
+def config_of(attempt: Path, rank: int | None) -> dict[str, Any]:
+    """Return the configuration of a W&B run: the attempt's, its machine and versions, when it started.
+
+    Args:
+        attempt: the attempt's folder.
+        rank: the number of the rank in the files' names; None for the summary run.
+    """
+    env = {key: value for key, value in read_env(attempt).items() if key != "wandb_agent"}
+    started = datetime.fromtimestamp(read_status(attempt)["started"], UTC).isoformat(timespec="milliseconds")
+    found = {**read_config(attempt), **env, "started": started, "run_id": attempt.parent.name, "attempt": attempt.name}
+    if rank is None:
+        return found
+    rows = read_rows(attempt, rank)[:1]
+    who = {key: row[key] for row in rows for key in ("rank", "replica")}
+    stages = sorted({int(name[:-1]) for row in rows for name in row["action_ms"]})  # `0F`, `0B`, ...
+    return {**found, **who, "stages": stages}
+
+
+def steps_table(attempt: Path) -> tuple[list[str], list[list[Any]]]:
+    """Return the columns and the lines of a table with the rows of all ranks."""
+    rows = [row for own in rows_of(attempt) for row in own]
+    columns = list(dict.fromkeys(key for row in rows for key in row if key != "action_ms"))
+    return columns, [[row.get(key) for key in columns] for row in rows]
+
+
+def rows_of(attempt: Path) -> list[list[Row]]:
+    """Return the rows of each rank that wrote any."""
+    return [read_rows(attempt, rank) for rank in ranks_of(attempt)]
+
+
+def ranks_of(attempt: Path) -> list[int]:
+    """Return the numbers of the ranks that have written rows so far."""
+    names = (path.name for path in attempt.glob("steps.rank*.jsonl"))
+    return sorted(int(name.removeprefix("steps.rank").removesuffix(".jsonl")) for name in names)
+
+
+class NewRows:
+    """Reads the rows that a file gets; a line that is still being written waits for its end.
+
+    Args:
+        path: the file, which may not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read = path, 0
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield the rows that were added since the last time."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            added = file.read()
+        whole, end, _ = added.rpartition(b"\n")
+        self._read += len(whole) + len(end)
+        for line in whole.splitlines():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:  # as `read_rows`: what follows is not used
+                return
+
+
+def _slowest(step: Sequence[Row]) -> float:
+    """Return the time of a step of all ranks, as `summary.json` counts it."""
+    return float(max(row["step_ms"] for row in step))
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `a.b` as `b` inside `a`, as W&B keeps it."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        group, _, name = key.rpartition(".")
+        (found.setdefault(group, {}) if group else found)[name] = value
+    return found

@@ -1,0 +1,14 @@
+"""What a user sees in the terminal: messages, progress, tables of runs and of prices, the drawing of a step.
+
+::
+
+    rows of store ── swept: the keys that differ ──┐
+                     results: the figures ─────────┴─► columns: fit the width ─► console
+"""
+
+from microp.terminal.console import err, error, note, out, warn
+from microp.terminal.progress import Board
+from microp.terminal.run_rows import Row, read_row, write_csv
+from microp.terminal.run_table import show_runs
+
+__all__ = ["Board", "Row", "err", "error", "note", "out", "read_row", "show_runs", "warn", "write_csv"]

@@ -1,0 +1,54 @@
+"""Prints on the terminal: the two consoles, notes, warnings and errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+
+from rich.console import Console
+
+PIPE_WIDTH = 120  # characters per line where there is neither a terminal nor COLUMNS in the environment
+
+
+def _width() -> int | None:
+    """Return the width of standard output; None: `rich` asks the terminal."""
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdigit() and int(asked):
+        return int(asked)
+    return None if sys.stdout.isatty() else PIPE_WIDTH
+
+
+out = Console(highlight=False, width=_width())
+err = Console(stderr=True, highlight=False)
+
+
+def arrow() -> str:
+    """Return what stands between a first and a last value: an arrow, or `to` if the output cannot encode it."""
+    try:
+        "→".encode(out.encoding)
+    except UnicodeEncodeError:
+        return "to"
+    return "→"
+
+
+def _lines(text: str) -> str:
+    """Return text wrapped between words if a person reads it; whole in a pipe, where a program may look for it."""
+    if not (err.is_terminal or os.environ.get("COLUMNS")):
+        return text
+    return textwrap.fill(text, err.width, break_long_words=False, break_on_hyphens=False)
+
+
+def note(text: str) -> None:
+    """Print a note on standard error."""
+    err.print(_lines(text), style="dim", soft_wrap=True, markup=False)
+
+
+def warn(text: str) -> None:
+    """Print a warning on standard error."""
+    err.print(_lines(f"warning: {text}"), style="yellow", soft_wrap=True, markup=False)
+
+
+def error(text: str) -> None:
+    """Print an error on standard error."""
+    err.print(f"error: {text}", style="red", soft_wrap=True, markup=False)

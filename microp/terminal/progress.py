@@ -1,0 +1,92 @@
+"""Shows how far a run or a sweep is, as progress bars.
+
+::
+
+    2/6 1f1b-m8-k2-0c9a4b1e  ━━━━━━━━━╸━━━━  14/26 steps
+    sweep                    ━━━━╸━━━━━━━━━  40/156       0:00:21 left
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from microp.terminal.console import err
+
+POLL_S = 0.25  # between two looks at a rank's rows; long, because the ranks need the cores
+
+
+class Board:
+    """The progress bars of a sweep and of the point that runs."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("steps"),
+            TimeRemainingColumn(),
+            console=err,
+            refresh_per_second=2,
+            transient=True,
+        )
+        self._points = self._started = self._steps = 0
+
+    def open(self, steps: Sequence[int]) -> None:
+        """Start the bars for points with these numbers of steps."""
+        self.is_open = True
+        self._points, self._started, self._steps = len(steps), 0, 0
+        self._sweep = self._progress.add_task("all points", total=sum(steps), visible=len(steps) > 1)
+        if err.is_terminal:
+            self._progress.start()
+
+    def add(self, steps: int) -> None:
+        """Add a point that was not known when the bars were started."""
+        self._points += 1
+        total = self._progress.tasks[self._progress.task_ids.index(self._sweep)].total or 0
+        self._progress.update(self._sweep, total=total + steps, visible=self._points > 1)
+
+    @contextmanager
+    def point(self, name: str, steps: int, rows: Path) -> Iterator[None]:
+        """Show the progress of one run, read from the file `rows` that rank 0 writes."""
+        if not self.is_open:  # a Hydra launcher runs this point in another process
+            yield
+            return
+        self._started += 1
+        label = f"{self._started}/{self._points} {name}" if self._points > 1 else name
+        task = self._progress.add_task(label, total=steps)
+        before = self._steps
+        ended = threading.Event()
+
+        def follow() -> None:
+            while not ended.wait(POLL_S):
+                done = rows.read_bytes().count(b"\n") if rows.exists() else 0
+                self._progress.update(task, completed=done)
+                self._progress.update(self._sweep, completed=before + done)
+
+        thread = threading.Thread(target=follow, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            self._progress.remove_task(task)
+            self._steps = before + steps
+            self._progress.update(self._sweep, completed=self._steps)
+            if not err.is_terminal:
+                err.print(label, soft_wrap=True)
+
+    def close(self) -> None:
+        """Remove the bars."""
+        if not self.is_open:
+            return
+        if self._progress.live.is_started:
+            self._progress.stop()
+        self._progress.remove_task(self._sweep)
+        self.is_open = False

@@ -1,0 +1,167 @@
+"""The columns of what runs found: how each number is written, what it means, and which is left out first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from microp.terminal.columns import Column
+from microp.terminal.console import arrow
+from microp.terminal.run_rows import Row
+
+LISTED_RANKS = 2  # with more ranks, the column of peaks has the smallest and the largest
+
+
+class Result(NamedTuple):
+    """A column of what was found.
+
+    Attributes:
+        name: the heading.
+        importance: columns of the lowest importance are left out first.
+        value: what a row has in the column; None if it has nothing.
+        about: what the column means, for the rows that are shown; empty if its name or another column says it.
+    """
+
+    name: str
+    importance: int
+    value: Callable[[Row], str | None]
+    about: str | Callable[[Sequence[Row]], str] = ""
+
+    def meaning(self, rows: Sequence[Row]) -> str:
+        """Return what the column means, for these rows."""
+        return self.about if isinstance(self.about, str) else self.about(rows)
+
+    def column(self, rows: Sequence[Row]) -> Column:
+        """Return the column with the values of these rows."""
+        if self.name == "status":
+            return Column(self.name, [row.summary["status"] for row in rows], "left", self.importance)
+        if self.name == "disturbed":
+            return Column(self.name, [self.value(row) or "" for row in rows], "left", self.importance, style="yellow")
+        values = [self.value(row) or "-" for row in rows]
+        if self.name == "peak MiB" and any(len(row.summary["peak_memory_mib"] or ()) > LISTED_RANKS for row in rows):
+            values = [extremes(row.summary["peak_memory_mib"], ".1f") for row in rows]
+        return Column(self.name, values, importance=self.importance)
+
+
+def results(rows: Sequence[Row]) -> list[Result]:
+    """Return the columns in which at least one of the rows has something."""
+    return [result for result in _RESULTS if any(result.value(row) is not None for row in rows)]
+
+
+def milliseconds(value: float) -> str:
+    """Return a time with one digit after the point, or two if it is short."""
+    return format(value, ".1f" if value >= 10 else ".2f")
+
+
+def extremes(values: Iterable[float] | None, form: str) -> str:
+    """Return the smallest and the largest value, one number if they look the same, `-` if there is none."""
+    if not (known := list(values or ())):
+        return "-"
+    low, high = format(min(known), form), format(max(known), form)
+    return low if low == high else f"{low} - {high}"
+
+
+def _number(row: Row, form: Callable[[float], str], *keys: str) -> str | None:
+    """Return the number below these keys of the summary, None if it has none; older summaries lack some."""
+    value: Any = row.summary
+    for key in keys:
+        value = (value or {}).get(key)
+    return None if value is None else form(value)
+
+
+def _time(*keys: str) -> Callable[[Row], str | None]:
+    return lambda row: _number(row, milliseconds, *keys)
+
+
+def _ratio(*keys: str) -> Callable[[Row], str | None]:
+    return lambda row: _number(row, "{:.2f}".format, *keys)
+
+
+def _fraction(*keys: str) -> Callable[[Row], str | None]:
+    return lambda row: _number(row, "{:.3f}".format, *keys)
+
+
+def _spread(row: Row) -> str | None:
+    step = row.summary["step_ms"]
+    return f"{milliseconds(step['p10'])} - {milliseconds(step['p90'])}" if step else None
+
+
+def _reasons(row: Row) -> str | None:
+    return ", ".join(each.text for each in row.disturbed) or None
+
+
+def _peaks(row: Row) -> str | None:
+    peaks = row.summary["peak_memory_mib"]
+    return " ".join(f"{peak:.1f}" for peak in peaks) if peaks else None
+
+
+def _loss(row: Row) -> str | None:
+    loss = row.summary["loss"]
+    return f"{loss['first']:.2f} {arrow()} {loss['last']:.2f}" if loss else None
+
+
+def _status(row: Row) -> str | None:
+    return None if row.summary["status"] == "finished" else str(row.summary["status"])
+
+
+def _about_samples(rows: Sequence[Row]) -> str:
+    gaps = [gap for row in rows if (gap := row.summary.get("between_steps_ms")) is not None]
+    between = f"{extremes(gaps, '.1f')} ms (median) " if gaps else ""
+    return f"samples/s: batch_size / step ms, so without the {between}between two steps (to load a batch, write rows)."
+
+
+def _about_formula(rows: Sequence[Row]) -> str:
+    emulated = sorted({row.summary["device"] == "emulated" for row in rows})
+    times = {False: "equal layers, F = B = W and free hops", True: "an emulated device's nominal times"}
+    known = " or for ".join(times[each] for each in emulated)
+    return f"formula: the bubble by the schedule's closed form, for {known}."
+
+
+def _about_engines(rows: Sequence[Row]) -> str:
+    compared = [row for row in rows if row.summary["engines"]]
+    emulated = all(row.summary["device"] == "emulated" for row in compared)
+    limit = "simulated with the device's nominal times" if emulated else "one rank's compute alone, times (M+K-1)/M"
+    ran = {(row.summary["schedule"], row.summary["engines"]["torch_schedule"]) for row in compared}
+    others = [f"torch has no {own} and ran {other}." for own, other in sorted(ran, key=str) if other not in (own, None)]
+    about = f"microp, torch, limit ms: forward and backward of a step, medians; the limit is {limit}."
+    return " ".join([about, *others])
+
+
+MEANINGS = {  # also of a list of recorded runs
+    "step ms": "step ms: pipeline and optimizer of a step, median of the measured steps.",
+    "p10 - p90": "p10 - p90: of the measured steps.",
+    "bubble": "bubble: idle / total time of all ranks, median of the measured steps.",
+}
+
+
+def _about_peaks(rows: Sequence[Row]) -> str:
+    several = any(row.summary["replicas"] > 1 for row in rows)
+    many = any(len(row.summary["peak_memory_mib"] or ()) > LISTED_RANKS for row in rows)
+    which = ", the larger of its replicas" if several else ""
+    extent = ", the least and the largest" if many else ""
+    return f"peak MiB: tensors of each rank{which}{extent}, as metered in one further step."
+
+
+_TURNS = "Ratios of engines, or of sums, are medians over steps that ran in turn."
+_SUMS = "ddp, torch_ddp ms: of a step, medians."
+_ENGINES, _SYNCS = partial(_time, "engines", "pipeline_ms"), partial(_time, "syncs", "step_ms")
+_RESULTS = (
+    Result("step ms", 90, _time("step_ms", "median"), MEANINGS["step ms"]),
+    Result("p10 - p90", 40, _spread, MEANINGS["p10 - p90"]),
+    Result("disturbed", 85, _reasons),
+    Result("torch / microp", 79, _ratio("engines", "ratio", "torch/microp"), _TURNS),
+    Result("microp ms", 78, _ENGINES("microp", "median"), _about_engines),
+    Result("torch ms", 77, _ENGINES("torch", "median"), _about_engines),
+    Result("limit ms", 76, _ENGINES("limit", "median"), _about_engines),
+    Result("microp / limit", 75, _ratio("engines", "ratio", "microp/limit"), _TURNS),
+    Result("ddp / torch_ddp", 79, _ratio("syncs", "ratio", "ddp/torch_ddp"), _TURNS),
+    Result("ddp ms", 78, _SYNCS("ddp", "median"), _SUMS),
+    Result("torch_ddp ms", 77, _SYNCS("torch_ddp", "median"), _SUMS),
+    Result("samples/s", 50, lambda row: _number(row, "{:,.0f}".format, "samples_per_s"), _about_samples),
+    Result("bubble", 80, _fraction("bubble", "measured"), MEANINGS["bubble"]),
+    Result("formula", 70, _fraction("bubble", "closed_form"), _about_formula),
+    Result("peak MiB", 60, _peaks, _about_peaks),
+    Result("loss", 30, _loss, "loss: of the first and the last measured step."),
+    Result("status", 95, _status),
+)

@@ -1,0 +1,223 @@
+"""Draws spans, simulated or measured, as text of a given width.
+
+::
+
+    replayed 62.1 ms, bubble 0.205 · measured 63 ms (+1.4 %), bubble 0.211
+
+    replayed: simulated with the step's own median action times
+    rank 0 |F0--F1--··········B0====B1====|
+    rank 1 |····F0--F1--B0====B1====······|
+
+    measured: the last measured step
+    rank 0 |F0--F1--···········B0====B1====|
+    rank 1 |····F0---F1--B0====B1====······|
+           └0 ms     └20       └40       63┘
+    F0-- forward B0== backward · idle, F3: microbatch 3
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from math import floor, log10
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from microp.trace.cells import FILL, IDLE, REDUCED, SPARSE, Cells, has_several_stages, merged, row
+from microp.trace.metrics import bubble_fraction, makespan
+from microp.trace.reductions import Reduction
+from microp.trace.scale import MILLISECONDS, Scale
+from microp.trace.spans import Span, Spans, as_spans
+
+Line = list[Cells]
+IN_COLOUR = "in colour"  # the look of what is shown only with colours
+LEAST = 20  # columns of time, however narrow the terminal
+MEANING = {
+    "predicted": "known before the run",
+    "simulated": "with the given costs",
+    "replayed": "simulated with the step's own median action times",
+    "measured": "the last measured step",
+}
+OPS = {"F": "forward", "B": "backward", "W": "weight gradient"}
+SPLIT = {**OPS, "B": "input gradient"}  # in a panel that has W
+
+
+class Panel(NamedTuple):
+    """One timeline."""
+
+    name: str
+    spans: Spans
+    sums: Sequence[Reduction]
+
+    @property
+    def begin(self) -> Any:
+        return self.spans.start.min()
+
+    @property
+    def length(self) -> Any:
+        """The time from the first start to the last end of an action or of a sum."""
+        return max([self.spans.end.max(), *(reduction.end for reduction in self.sums)]) - self.begin
+
+    @property
+    def staged(self) -> bool:
+        """True if a rank holds several stages."""
+        return has_several_stages(self.spans)
+
+
+def timeline(
+    panels: Mapping[str, Sequence[Span]],
+    columns: int = 100,
+    rows: int = 64,
+    scale: Scale = MILLISECONDS,
+    sums: Mapping[str, Sequence[Reduction]] | None = None,
+    in_header: Collection[str] = (),
+    predicted: Mapping[str, float] | None = None,
+    replicas: int = 1,
+) -> list[Line]:
+    """Return timelines as lines of text, one above the other on one scale of time.
+
+    Args:
+        panels: name -> the spans of one step; the names are keys of MEANING.
+        columns: the width of the lines, in characters; they are never narrower than LEAST columns of time.
+        rows: the most ranks to show of a panel; of more ranks, the first and the last are shown.
+        scale: the unit of time to show.
+        sums: name -> the reductions over the replicas.
+        in_header: the panels that are not drawn; their time and bubble are in the header.
+        predicted: `step_ms` and `bubble` as known before the run, for the header.
+        replicas: the number of replicas of the run; the panels are of the first one.
+    """
+    every = _panels(panels, sums)
+    shown = [panel for panel in every if panel.name not in in_header]
+    digits = len(str(max(panel.spans.rank.max() for panel in shown)))
+    room = max(LEAST, columns - len("rank  ||") - digits)
+    total = max(panel.length for panel in shown)
+    drawn: list[Line] = []
+    for panel in shown:
+        if len(shown) > 1:
+            drawn += [[]] * bool(drawn) + _wrapped([[Cells(f"{panel.name}: {MEANING[panel.name]}")]], columns)
+        drawn += _rows(panel, room, total, rows, digits)
+    axis = Cells(" " * (len("rank  |") + digits) + _axis(float(total) / scale.length, scale.short, room), "idle")
+    which = [f"replica 0 of {replicas}"] * (replicas > 1)
+    facts = [[Cells(fact)] for fact in [*which, *_header(every, scale, predicted)]]
+    legend = list(_legend(drawn, every))
+    untitled = [panel.name for panel in every if len(shown) == 1] + ["predicted"] * bool(predicted)
+    legend[:0] = [[Cells(f"{name}: {MEANING[name]}")] for name in untitled]
+    return [*_wrapped(facts, columns, " · "), [], *drawn, [axis], *_wrapped(legend, columns, "   ")]
+
+
+def header(
+    panels: Mapping[str, Sequence[Span]],
+    sums: Mapping[str, Sequence[Reduction]] | None = None,
+    predicted: Mapping[str, float] | None = None,
+    scale: Scale = MILLISECONDS,
+) -> list[str]:
+    """Return the parts of the line above timelines: the time and the bubble of each; see `timeline`."""
+    return list(_header(_panels(panels, sums), scale, predicted))
+
+
+def plain(lines: Iterable[Line]) -> str:
+    """Return lines without their colours, and without what is said of these."""
+    kept = ("".join(cells.text for cells in line if cells.look != IN_COLOUR) for line in lines)
+    return "\n".join(line.rstrip() for line in kept).rstrip()
+
+
+def _panels(panels: Mapping[str, Sequence[Span]], sums: Mapping[str, Sequence[Reduction]] | None) -> list[Panel]:
+    return [Panel(name, as_spans(spans), (sums or {}).get(name, ())) for name, spans in panels.items()]
+
+
+def _rows(panel: Panel, room: int, total: Any, rows: int, digits: int) -> list[Line]:
+    """Return one line per rank; a panel that is shorter than `total` ends earlier."""
+    unit, begin = room / float(total), panel.begin
+
+    def place(times: NDArray[np.generic]) -> NDArray[np.float64]:
+        return np.asarray(times - begin, np.float64) * unit
+
+    columns = max(1, round(float(panel.length) * unit))
+    ranks = panel.spans.rank[panel.spans.first].tolist()
+    left_out, first = len(ranks) - rows, (rows + 1) // 2
+    lines = []
+    for rank in ranks if left_out <= 0 else [*ranks[:first], *ranks[first + left_out :]]:
+        cells = merged(row(panel.spans, rank, panel.sums, place, columns))
+        lines.append([Cells(f"rank {rank:{digits}} |"), *cells, Cells("|")])
+    if left_out > 0:
+        lines.insert(first, [Cells(f"  ... {left_out} ranks ...")])
+    return lines
+
+
+def _header(panels: Sequence[Panel], scale: Scale, predicted: Mapping[str, float] | None) -> Iterator[str]:
+    """Yield what each panel says: its time, its bubble, and how its time differs from that of the panel before."""
+    if predicted:
+        step, bubble = predicted["step_ms"], predicted["bubble"]
+        yield f"predicted {number(step)} ms with the optimizer, bubble {bubble:.3f}"
+    before = None
+    for panel in panels:
+        time, bubble = makespan(panel.spans), float(bubble_fraction(panel.spans))
+        change = "" if before is None else f" ({100 * float(time / before - 1):+.1f} %)"
+        longer = f"; {number(panel.length / scale.length)} with the sums" if panel.length > time else ""
+        yield f"{panel.name} {number(time / scale.length)} {scale.unit}{change}, bubble {bubble:.3f}{longer}"
+        before = time
+
+
+def number(value: Any) -> str:
+    """Return a time with four digits, or with all digits before the point."""
+    return f"{float(value):.4g}" if abs(value) < 1000 else f"{float(value):.0f}"
+
+
+def _axis(length: float, unit: str, room: int) -> str:
+    """Return the axis of `room` columns: marks at multiples of 1, 2 or 5, and one at the end, below the last bar."""
+    end, drawn = f" {number(length)}{unit}┘", "└0"
+    rough = length * max(7, len(number(length)) + 3) / room  # so many columns apart, or more
+    power = 10 ** floor(log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
+    for count in range(1, room + 1):
+        label = f"└{number(count * step)}"
+        at = round(count * step / length * room)
+        if at + len(label) + len(end) > room + 1:
+            break
+        if at > len(drawn):
+            drawn = drawn.ljust(at) + label
+    return drawn.ljust(room + 1 - len(end)) + end
+
+
+def _legend(drawn: Sequence[Line], panels: Sequence[Panel]) -> Iterator[Line]:
+    """Yield what the drawn characters mean, those of them that are there, and what the header's figures are."""
+    cells = [each for line in drawn for each in line if each.look]
+    looks, marks = {each.look for each in cells}, set("".join(each.text for each in cells))
+    for op, word in (SPLIT if any("W" in look for look in looks) else OPS).items():
+        if any(look.startswith(op) for look in looks):
+            yield [Cells(op, f"{op}0"), Cells(FILL[op] * 2, f"{op}0-"), Cells(f" {word}")]
+    if IDLE in marks:
+        yield [Cells(IDLE, "idle"), Cells(" idle")]
+    if REDUCED in marks:
+        yield [Cells(REDUCED, "sum"), Cells(" sum over the replicas")]
+    if any(char.isdigit() for char in marks):
+        yield [Cells("1F3: stage 1, microbatch 3" if panels[0].staged else "F3: microbatch 3")]
+    if small := [op for op in FILL if op.lower() in marks]:
+        yield [Cells(f"{' '.join(small).lower()}: actions narrower than a column, mostly {', '.join(small)}")]
+    if SPARSE in marks:
+        yield [Cells(f"{SPARSE} such actions, mostly idle")]
+    yield [Cells("time: first action's start to last one's end")]
+    summed = any(panel.length > makespan(panel.spans) for panel in panels)
+    yield [Cells(f"bubble: idle / (ranks x time{' without the sums' if summed else ''})")]
+    if any(look.endswith("1") for look in looks):
+        yield [Cells("darker: a rank's second stage", IN_COLOUR)]
+
+
+def _wrapped(items: Sequence[Line], columns: int, between: str = "") -> list[Line]:
+    """Return items on as few lines as they need; an item that is longer than a line is cut between words."""
+    lines: list[Line] = []
+    used = columns
+    for item in items:
+        length = sum(len(cells.text) for cells in item)
+        if length > columns:  # it is plain text
+            lines += [[Cells(part)] for part in textwrap.wrap(item[0].text, columns)]
+            used = len(lines[-1][0].text)
+        elif used + len(between) + length > columns:
+            lines.append(list(item))
+            used = length
+        else:
+            lines[-1] += [Cells(between, item[-1].look), *item]
+            used += len(between) + length
+    return lines

@@ -1,0 +1,113 @@
+"""No text or legend of any figure is cut, lies on another or is too small, with one run, a few, or whole sweeps."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pandas as pd
+import pytest
+
+from analysis import looks, rank_time, sweep
+from microp.store import LAUNCH
+from tests.boxes import faults, unnamed
+from tests.made_cases import CASES
+from tests.made_sweeps import made, schedule_runs, sync_runs
+from tests.made_up import Made
+
+
+def unreadable(exhibits: list) -> list[str]:
+    return [
+        f"{exhibit.stem}: {fault}"
+        for exhibit in exhibits
+        for fault in (*faults(exhibit.figure), *unnamed(exhibit.figure))
+    ]
+
+
+@pytest.mark.parametrize(("experiment", "size"), [*product(CASES, ("few", "whole"))])
+def test_every_figure_can_be_read(experiment, size, tmp_path):
+    case = CASES[experiment]
+    rows = list(getattr(case, size)(tmp_path))
+    exhibits = case.draw(Made(rows))
+    assert exhibits
+    assert unreadable(exhibits) == []
+
+
+@pytest.mark.parametrize("experiment", CASES)
+def test_the_figures_of_a_single_run_can_be_read(experiment, tmp_path):
+    case = CASES[experiment]
+    rows = list(case.few(tmp_path))
+    kinds = pd.DataFrame(rows).groupby(case.keys[0], dropna=False).head(1).index
+    assert unreadable([exhibit for index in kinds for exhibit in case.draw(Made([rows[index]]))]) == []
+
+
+LONG = "a_schedule_whose_name_is_far_longer_than_a_panel_of_a_figure"
+
+
+def swept(folder, values: dict[str, list], chunks: tuple[int, ...] = (4, 8)) -> Made:
+    """The runs of a user's own sweep over M and these keys of the configuration."""
+    rows = [
+        made(folder, "gpipe", number, **dict(zip(values, point, strict=True)), **{LAUNCH: 0})
+        for number in chunks
+        for point in product(*values.values())
+    ]
+    return Made(rows)
+
+
+SWEPT = {
+    "long values": {"config.data.path": [f"/home/somebody/a/folder/{n}/of/texts/that/is/deep.txt" for n in range(3)]},
+    "long names": {"config.schedule.name": [LONG, f"another_{LONG}", "gpipe"]},
+    "a column each": {"config.schedule.name": ["gpipe", "1f1b"], "config.model.dim": [64, 128, 1024]},
+    "many lines": {"config.schedule.name": [f"mine_{n}" for n in range(3)], "config.seed": list(range(6))},
+    "a dollar": {"config.data.path": ["$a_1$", "b$", "_underlined"]},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks"), [*product(SWEPT, [(4,)]), ("a column each", (4, 8)), ("long names", tuple(range(1, 17)))]
+)
+def test_a_users_own_sweep_can_be_read(name, chunks, tmp_path):
+    runs = swept(tmp_path, SWEPT[name], chunks).runs()
+    assert unreadable([sweep.exhibit(runs, "sweep", "Sweep")]) == []
+
+
+def test_of_very_many_lines_the_first_are_drawn(tmp_path):
+    runs = swept(tmp_path, {"config.data.path": [f"text-{n}" for n in range(60)]}).runs()
+    exhibit = sweep.exhibit(runs, "sweep", "Sweep")
+    assert unreadable([exhibit]) == []
+    names = [text.get_text() for text in exhibit.figure.legends[0].get_texts()]
+    assert len(names) == sweep.MOST_LINES
+    assert f"the first {sweep.MOST_LINES} of 60 lines" in exhibit.caption
+
+
+@pytest.mark.parametrize(("number", "ranks"), [(1, 2), (12, 4), (3, 16)])
+def test_any_number_of_schedules_and_ranks_can_be_read(number, ranks, tmp_path):
+    names = (
+        [*looks.SCHEDULES, LONG, "mine", "of", "others"][:number] if number > 3 else ["gpipe", LONG, "1f1b"][:number]
+    )
+    rows = list(schedule_runs(tmp_path, names, (16,), devices=("emulated",), ranks=ranks, launches=(0,)))
+    for experiment in ("schedules", "rank_time"):
+        assert unreadable(CASES[experiment].draw(Made(rows))) == []
+
+
+def test_values_that_are_all_equal_can_be_read(tmp_path):
+    rows = [
+        {**row, "step_ms.median": 7.0, "peak_activation_mib": [3.0] * row["ranks"], "bubble.measured": 0.0}
+        for row in schedule_runs(tmp_path, launches=(0,), devices=("emulated",))
+    ]
+    assert unreadable([*CASES["schedules"].draw(Made(rows)), *CASES["sweep"].draw(Made(rows))]) == []
+    assert unreadable(CASES["gradient_sync"].draw(Made([*sync_runs(tmp_path, launches=(0,))]))) == []
+
+
+def test_a_bar_of_rank_time_is_of_its_rank(tmp_path):
+    """The schedules' names are beside their bars, the usual ones first, and rank 0 is at the top."""
+    rows = [
+        made(tmp_path, name, 4, **{"time_ms.compute": [3.0, 6.0], LAUNCH: 0, "device": "cpu"})
+        for name in ("1f1b", "gpipe")
+    ]
+    [exhibit] = rank_time.exhibits(Made(rows))
+    [axis] = exhibit.figure.axes
+    names = [label.get_text().split(",")[0] for label in axis.get_yticklabels()]
+    assert names == ["gpipe", "1f1b"]
+    compute = sorted((bar for bar in axis.patches if bar.get_x() == 0), key=lambda bar: bar.get_y())
+    assert [round(bar.get_width()) for bar in compute] == [27, 43, 27, 43]  # 3 of 11 ms, 6 of 14 ms
+    assert axis.yaxis_inverted()

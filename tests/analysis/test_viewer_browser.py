@@ -1,0 +1,521 @@
+"""The timeline viewer in a real browser: what a user does, and what is then shown."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import conftest
+import pandas as pd
+import pytest
+from browser import NO_CHROMIUM, Viewer, chromium
+from costs_helper import equal
+from made_up import run
+
+from analysis import __main__ as report
+from analysis.page import Report, Section, html
+from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1
+from microp.trace import COLOURS
+
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
+DESKTOP = {"viewport": {"width": 1280, "height": 600}}
+EMPTY = Report("", Section("own-sweeps", "", "", [], []), [], [], [])  # with timelines alone
+NASTY = "</script><img src=x onerror='document.title=1'>"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A page with six runs: the first one's last backward on rank 0 starts 2 ms late and lasts 1 ms longer."""
+    folder = tmp_path_factory.mktemp("viewer")
+    traces = folder / "traces"
+    traces.mkdir()
+    late = run(traces, gpipe(2, 4), equal(2, 4, 8), run_id="gpipe-m4-k2-aaaa", **{"env.experiment": "my_sweep"})
+    spans = Path(late["folder"]) / "spans.rank0.jsonl"
+    *rows, last = map(json.loads, spans.read_text().splitlines())
+    last |= {"start_ns": last["start_ns"] + 2_000_000, "end_ns": last["end_ns"] + 3_000_000}
+    spans.write_text("\n".join(map(json.dumps, [*rows, last])))
+    summed = run(traces, one_f_one_b(2, 3), equal(2, 4, 8), run_id="1f1b-m3-k2-bbbb", replicas=2)
+    for rank in (0, 1):
+        sums = {"rank": rank, "stage": rank, "start_ns": 40_000_000, "end_ns": 60_000_000}
+        (Path(summed["folder"]) / f"reductions.rank{rank}.jsonl").write_text(json.dumps(sums))
+    others = [
+        run(traces, interleaved(2, 4), equal(4, 4, 8), run_id="interleaved-m4-k2-cccc"),
+        run(traces, zb_h1(4, 8), equal(4, 4, 4, 4), run_id="zb_h1-m8-k4-dddd", device="cpu"),
+        run(traces, one_f_one_b(16, 100), equal(16, 4, 8), run_id="1f1b-m100-k16-eeee"),
+        run(traces, gpipe(2, 2), equal(2, 4, 8), run_id="gpipe-m2-k2-ffff", model=NASTY, **{"env.experiment": NASTY}),
+    ]
+    file = folder / "report.html"
+    file.write_text(html(EMPTY, folder, pd.DataFrame([late, summed, *others])))
+    return file
+
+
+@pytest.fixture
+def opened(browser, made):
+    """Opens a page in a window; at the end, nothing was fetched and the console is empty."""
+    contexts, wrong, fetched = [], [], []
+
+    def open_page(options: dict[str, Any] = DESKTOP, file: Path = made) -> Viewer:
+        context = browser.new_context(**options, offline=True)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda request: fetched.append(request.url))
+        page.goto(file.as_uri())
+        return Viewer(page)
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert wrong == []
+    assert all(url.startswith(("file:", "data:")) for url in fetched)
+
+
+@pytest.fixture
+def viewer(opened):
+    """The viewer with the run whose replay differs from the measurement."""
+    shown = opened()
+    shown.show("aaaa")
+    return shown
+
+
+# --- what is shown -------------------------------------------------------------------------------------------
+
+
+def test_replayed_is_above_measured_on_one_axis(viewer):
+    above, below = json.loads(viewer.state("rows"))
+    assert len(above) == len(below) == 2
+    assert max(above) < min(below)
+    assert viewer.page.locator("[data-part=facts]").text_content() == (
+        "replayed 60 ms, bubble 0.200 measured 63 ms (+5.0 %), bubble 0.230 gpipe-m4-k2-aaaa "
+    )
+    (x, _), (later, _) = viewer.place(0, "0B3"), viewer.place(1, "0B3")  # their middles are 2.5 ms apart
+    begin, end = viewer.range
+    width = viewer.canvas.bounding_box()["width"] - int(viewer.state("left"))
+    assert later - x == pytest.approx(2500 / (end - begin) * width, abs=0.1)
+    for panel, name in enumerate(("replayed", "measured")):
+        viewer.hover(panel, "0B3")
+        assert viewer.state("pointed") == f"{name} 0B3"
+
+
+def test_a_panel_more_is_data(opened, made, tmp_path):
+    """A `predicted` panel needs no line of the viewer."""
+    text = made.read_text()
+    [whole, data] = re.search(r'id="timelines">(.*?)</script>', text, re.DOTALL).group(0, 1)
+    timelines = json.loads(data)
+    for each in timelines["runs"]:
+        each["panels"].insert(0, {**each["panels"][0], "name": "predicted"})
+    (tmp_path / "three.html").write_text(
+        text.replace(whole, whole.replace(data, json.dumps(timelines).replace("<", "\\u003c")))
+    )
+    viewer = opened(file=tmp_path / "three.html")
+    viewer.show("aaaa")
+    assert len(json.loads(viewer.state("rows"))) == 3
+    viewer.hover(0, "0B3")
+    assert viewer.state("pointed") == "predicted 0B3"
+    assert viewer.tip.locator("th").all_text_contents()[:5] == ["ms", "predicted", "replayed", "measured", "difference"]
+
+
+def test_the_tooltip_is_at_the_pointer_and_has_both_times_and_their_difference(viewer):
+    viewer.hover(1, "0B3")
+    assert viewer.tip.locator("tr").all_inner_texts() == [
+        "ms\treplayed\tmeasured\tdifference",
+        "start\t52.000\t54.000\t+2.000",
+        "end\t60.000\t63.000\t+3.000",
+        "duration\t8.000\t9.000\t+1.000",
+        "wait before\t0.000\t2.000\t+2.000",
+    ]
+    assert viewer.tip.inner_text().startswith("0B3 backward of stage 0, microbatch 3, rank 0\n")
+    (x, y), box = viewer.place(1, "0B3"), viewer.tip.bounding_box()
+    assert 0 < box["y"] - y < 30
+    assert box["x"] - 20 < x < box["x"] + box["width"] + 20
+    assert box["x"] + box["width"] <= 1280
+    viewer.page.mouse.move(5, 5)
+    assert viewer.tip.is_hidden()
+
+
+def test_the_second_stage_of_a_rank_has_another_shade_which_the_legend_shows(viewer):
+    key = viewer.page.locator("[data-part=key] > span")
+    assert [text[1:] for text in key.all_text_contents()] == ["forward", "backward"]
+    viewer.show("interleaved")
+    words = [text[1:] for text in key.all_text_contents()]
+    assert words == ["forward", "forward, a rank's second stage", "backward", "backward, a rank's second stage"]
+    chips = [
+        "#{:02x}{:02x}{:02x}".format(*map(int, re.findall(r"\d+", each)))
+        for each in key.locator("i").evaluate_all("chips => chips.map(chip => getComputedStyle(chip).backgroundColor)")
+    ]
+    viewer.canvas.scroll_into_view_if_needed()
+    middles = [viewer.place(1, action) for action in ("0F0", "2F0", "0B0", "2B0")]
+    drawn = viewer.colours([(x, y - 10) for x, y in middles])  # above the name
+    assert drawn == chips == [*COLOURS["F"], *COLOURS["B"]]
+    assert len(set(drawn)) == 4
+
+
+def test_sums_over_the_replicas_are_drawn(viewer):
+    viewer.show("1f1b replicas")
+    assert viewer.state("run") == "1f1b-m3-k2-bbbb"
+    assert "sum over the replicas" in viewer.page.locator("[data-part=key]").text_content()
+    assert "60 with the sums" in viewer.page.locator("[data-part=facts]").text_content()
+    assert viewer.range[1] == 1.02 * 60_000  # the sums end last
+
+
+# --- the view ------------------------------------------------------------------------------------------------
+
+
+def test_the_wheel_scrolls_the_page_and_zooms_only_with_ctrl(viewer):
+    page, whole = viewer.page, viewer.range
+    viewer.hover(0, "1B2")
+    (x, _), before = viewer.place(0, "1B2"), page.evaluate("scrollY")
+    page.mouse.wheel(0, 60)
+    page.wait_for_function("before => scrollY > before", arg=before)
+    assert viewer.range == whole
+
+    viewer.hover(0, "1B2")
+    before = page.evaluate("scrollY")
+    viewer.keyboard.down("Control")
+    page.mouse.wheel(0, -240)
+    page.wait_for_function("whole => Number(document.getElementById('viewer').dataset.to) < whole", arg=whole[1])
+    viewer.keyboard.up("Control")
+    assert viewer.range[1] - viewer.range[0] < 0.7 * (whole[1] - whole[0])
+    assert viewer.place(0, "1B2")[0] == pytest.approx(x, abs=1)  # what is under the pointer stays there
+    assert page.evaluate("scrollY") == before
+    assert viewer.state("pointed") == "replayed 1B2"
+
+
+def test_buttons_and_dragging_change_the_view(viewer):
+    whole = viewer.range
+    button = {name: viewer.page.locator(f"[data-do={name}]") for name in ("in", "out", "left", "right", "all")}
+    button["in"].click()
+    near = viewer.range
+    assert near[1] - near[0] == pytest.approx(0.6 * (whole[1] - whole[0]))
+    button["right"].click()
+    assert viewer.range[0] > near[0]
+    button["left"].click()
+    assert viewer.range == pytest.approx(near)
+    (x, y) = viewer.place(0, "1B0")
+    viewer.page.mouse.move(x, y)
+    viewer.page.mouse.down()
+    viewer.page.mouse.move(x - 90, y)
+    viewer.page.mouse.up()
+    assert viewer.range[0] > near[0]
+    assert viewer.range[1] - viewer.range[0] == pytest.approx(near[1] - near[0])
+    assert viewer.state("selected") == ""  # dragging is not a click
+    button["out"].click()
+    button["all"].click()
+    assert viewer.range == whole
+
+
+def test_a_selection_stays_when_the_view_changes(viewer):
+    page = viewer.page
+    viewer.click(0, "1B1")
+    assert viewer.state("selected") == "1B1"
+    viewer.page.mouse.move(5, 5)
+    for name in ("in", "right", "left", "out", "all"):
+        page.locator(f"[data-do={name}]").click()
+        assert viewer.state("selected") == "1B1"
+    page.set_viewport_size({"width": 700, "height": 600})
+    page.emulate_media(color_scheme="dark")
+    viewer.show("interleaved")
+    assert viewer.state("selected") == ""
+    viewer.show("aaaa")
+    assert viewer.state("selected") == "1B1"
+    assert viewer.told.text_content().startswith(
+        "Selected: 1B1, backward of stage 1, microbatch 1, rank 1, replayed: from "
+    )
+    viewer.canvas.focus()
+    for key, action in {"p": "measured 1B1", "ArrowRight": "measured 1B2"}.items():
+        viewer.keyboard.press(key)
+        assert viewer.state("pointed") == action
+    viewer.hover(1, "1B3")
+    assert viewer.state("selected") == "1B1"
+    viewer.click(1, "1B1")
+    assert viewer.state("selected") == ""
+
+
+def test_a_selection_is_marked_in_all_panels_with_what_it_waits_for(viewer):
+    actions = ("0B1", "1B1", "0F1", "1F1", "0B2")  # the action, its two parents, and two others
+
+    def edges() -> list[list[str]]:
+        middles = [viewer.place(panel, action) for panel in (0, 1) for action in actions]
+        drawn = viewer.colours([(x + right, y - 15) for x, y in middles for right in range(-8, 8)])
+        return [drawn[at : at + 16] for at in range(0, len(drawn), 16)]
+
+    viewer.canvas.scroll_into_view_if_needed()
+    before = edges()
+    viewer.click(0, "0B1")
+    viewer.page.mouse.move(5, 5)
+    after = edges()
+    assert [one != other for one, other in zip(before, after, strict=True)] == [True, True, True, False, False] * 2
+    assert [COLOURS["B"][0] in drawn for drawn in after[:2]] == [False, True]  # the parents' outlines are dashed
+
+
+def test_a_bar_that_is_cut_by_the_edge_shows_its_whole_name(viewer):
+    viewer.canvas.scroll_into_view_if_needed()
+    viewer.canvas.focus()
+    for key in ("ArrowRight", "+"):
+        viewer.keyboard.press(key)
+    (x, y), edge = viewer.place(0, "0F3"), viewer.canvas.bounding_box()["x"] + int(viewer.state("left"))
+    viewer.page.mouse.move(x, y)
+    viewer.page.mouse.down()
+    viewer.page.mouse.move(edge, y)  # the bar's middle is at the edge
+    viewer.page.mouse.up()
+    viewer.page.mouse.move(5, 5)
+    columns = [[(edge + right, y + down) for down in range(-8, 8)] for right in range(2, 50)]
+    drawn = viewer.colours([point for column in columns for point in column])
+    assert set(drawn[: 4 * 16]) == {COLOURS["F"][0]}  # at the edge there is no part of a letter
+    assert len(set(drawn)) > 1  # further right there are letters
+
+
+def test_the_drawing_is_as_sharp_as_the_screen(opened):
+    viewer = opened(PHONE)
+    viewer.page.wait_for_function(
+        "document.querySelector('#viewer canvas').width === 2 * document.querySelector('#viewer canvas').clientWidth"
+    )
+
+
+# --- finding a run -------------------------------------------------------------------------------------------
+
+
+def test_runs_are_found_by_typing_any_part_of_their_names(viewer):
+    for words, ids in {
+        "zb_h1": ["zb_h1-m8-k4-dddd"],
+        "M=100": ["1f1b-m100-k16-eeee"],
+        "k = 16": ["1f1b-m100-k16-eeee"],
+        "cpu mlp": ["zb_h1-m8-k4-dddd"],
+        "my_sweep": ["gpipe-m4-k2-aaaa"],
+        "bbbb": ["1f1b-m3-k2-bbbb"],
+        "K=2 1F1B": ["1f1b-m3-k2-bbbb"],
+        "gpipe": ["gpipe-m2-k2-ffff", "gpipe-m4-k2-aaaa"],
+        "gpipe m=3": [],
+    }.items():
+        viewer.find.click()
+        assert viewer.options.count() == 6
+        viewer.keyboard.type(words)
+        shown, before = viewer.options.locator("small").all_text_contents(), viewer.state("run")
+        assert sorted(text.split(" · ")[0] for text in shown) == ids
+        found = viewer.page.locator("[data-part=found]").text_content()
+        assert found == (f"{len(ids)} of 6 runs" if ids else "No run has all of these words.")
+        viewer.keyboard.press("Enter")
+        assert viewer.state("run") in (ids or [before])
+        viewer.keyboard.press("Escape")
+
+
+def test_the_list_of_runs_follows_the_keys_and_the_pointer(viewer):
+    name = viewer.find.input_value()
+    assert viewer.find.get_attribute("aria-expanded") == "false"
+    viewer.find.focus()
+    viewer.keyboard.press("ArrowDown")
+    assert viewer.find.get_attribute("aria-expanded") == "true"
+    marked = viewer.page.locator("#viewer [aria-selected=true]")
+    assert marked.evaluate("item => item.firstChild.textContent") == name
+    assert viewer.find.get_attribute("aria-activedescendant") == marked.get_attribute("id")
+    viewer.keyboard.press("ArrowDown")
+    other = marked.evaluate("item => item.firstChild.textContent")
+    assert other != name
+    viewer.keyboard.press("Escape")
+    assert viewer.options.count() == 0
+    assert (viewer.find.input_value(), viewer.state("run")) == (name, "gpipe-m4-k2-aaaa")
+    for key in ("ArrowUp", "ArrowDown", "Enter"):
+        viewer.keyboard.press(key)
+    assert viewer.find.input_value() == other
+    viewer.find.fill("interleaved")
+    viewer.options.first.click()
+    assert viewer.state("run") == "interleaved-m4-k2-cccc"
+    viewer.find.fill("zb")
+    viewer.keyboard.press("Tab")
+    assert viewer.options.count() == 0
+    assert viewer.find.input_value().startswith("interleaved, M=4, K=2, ")
+
+
+def test_names_that_users_chose_are_text(viewer):
+    viewer.show("ffff")
+    assert NASTY in viewer.find.input_value()
+    viewer.find.fill("ffff")
+    assert NASTY in viewer.options.first.text_content()
+    assert viewer.page.title() == "microp: report"
+
+
+# --- the keyboard --------------------------------------------------------------------------------------------
+
+
+def test_tab_reaches_everything_and_leaves(viewer):
+    viewer.find.focus()
+    reached = []
+    for _ in range(8):
+        reached.append(
+            viewer.page.evaluate("(({ id, dataset }) => dataset.do ?? dataset.part ?? id)(document.activeElement)")
+        )
+        viewer.keyboard.press("Tab")
+    assert reached[:7] == ["find", "out", "in", "left", "right", "all", "canvas"]
+    assert reached[7] != "canvas"
+
+
+def test_arrows_go_from_action_to_action_and_enter_selects(viewer):
+    viewer.canvas.focus()
+    seen = []
+    for key in (
+        "ArrowRight",
+        "ArrowRight",
+        "ArrowRight",
+        "ArrowDown",
+        "ArrowDown",
+        "ArrowLeft",
+        "ArrowUp",
+        "End",
+        "Home",
+        "p",
+    ):
+        viewer.keyboard.press(key)
+        seen.append(viewer.state("pointed"))
+    assert seen == [
+        "replayed 0F0",
+        "replayed 0F1",
+        "replayed 0F2",
+        "replayed 1F1",  # the same time, on the next rank
+        "measured 0F2",  # and below the last rank the next panel
+        "measured 0F1",
+        "replayed 1F0",
+        "replayed 1B3",
+        "replayed 1F0",
+        "measured 1F0",
+    ]
+    assert viewer.tip.is_visible()
+    assert viewer.told.text_content() == (
+        "1F0, forward of stage 1, microbatch 0, rank 1, measured: from 4.000 to 8.000 ms; takes 4.000 ms, "
+        "after the rank waited 4.000 ms. Against replayed: start 0.000 ms, duration 0.000 ms."
+    )
+    viewer.keyboard.press("Enter")
+    assert viewer.state("selected") == "1F0"
+    viewer.keyboard.press("ArrowRight")
+    assert viewer.state("selected") == "1F0"
+    viewer.keyboard.press("Escape")
+    assert viewer.state("selected") == ""
+
+
+def test_keys_change_the_view_and_the_action_stays_in_it(viewer):
+    viewer.canvas.focus()
+    whole = viewer.range
+    for key in ("ArrowRight", "+", "+", "+"):
+        viewer.keyboard.press(key)
+    near = viewer.range
+    assert near[1] - near[0] == pytest.approx(0.6**3 * (whole[1] - whole[0]))
+    viewer.keyboard.press("End")
+    assert viewer.state("pointed") == "replayed 0B3"
+    assert viewer.range[0] <= 52_000
+    assert viewer.range[1] >= 60_000
+    before = viewer.range
+    viewer.keyboard.press("Shift+ArrowLeft")
+    assert viewer.range[0] < before[0]
+    viewer.keyboard.press("Shift+ArrowRight")
+    assert viewer.range == pytest.approx(before)
+    viewer.keyboard.press("-")
+    assert viewer.range[1] - viewer.range[0] > near[1] - near[0]
+    viewer.keyboard.press("0")
+    assert viewer.range == whole
+
+
+# --- large, small, dark --------------------------------------------------------------------------------------
+
+
+def test_sixteen_ranks_and_a_hundred_microbatches(viewer):
+    viewer.page.set_viewport_size({"width": 1280, "height": 900})
+    viewer.show("k=16")
+    assert [len(rows) for rows in json.loads(viewer.state("rows"))] == [16, 16]
+    viewer.canvas.focus()
+    for key in ("ArrowRight", "ArrowDown", "End", "+", "+", "+"):
+        viewer.keyboard.press(key)
+    assert viewer.state("pointed") == "replayed 1B99"
+    viewer.keyboard.press("0")
+    viewer.hover(1, "15B99")
+    assert viewer.state("pointed") == "measured 15B99"
+
+
+def test_a_phone_scrolls_pans_pinches_and_taps(opened):
+    viewer = opened(PHONE)
+    viewer.show("aaaa")
+    viewer.keyboard.press("Tab")
+    page, whole = viewer.page, viewer.range
+    viewer.canvas.scroll_into_view_if_needed()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.touchscreen.tap(*viewer.place(0, "1B1"))
+    assert viewer.state("selected") == "1B1"
+    box = viewer.tip.bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+    assert box["y"] >= viewer.canvas.bounding_box()["y"] + viewer.canvas.bounding_box()["height"]
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+    x, y = viewer.place(0, "1B1")
+    viewer.touch("touchStart", (x - 20, y), (x + 20, y))
+    viewer.touch("touchMove", (x - 50, y), (x + 50, y))
+    viewer.touch("touchEnd")
+    near = viewer.range
+    assert near[1] - near[0] == pytest.approx(0.4 * (whole[1] - whole[0]), rel=0.05)
+    viewer.touch("touchStart", (x, y))
+    for left in (20, 40, 60):
+        viewer.touch("touchMove", (x - left, y))
+    viewer.touch("touchEnd")
+    panned = viewer.range
+    assert panned[0] > near[0]
+
+    before = page.evaluate("scrollY")
+    viewer.touch("touchStart", (x, y))
+    for up in (20, 40, 60, 80):
+        viewer.touch("touchMove", (x, y - up))
+    viewer.touch("touchEnd")
+    page.wait_for_function("before => scrollY > before", arg=before)
+    assert viewer.range == panned
+    assert viewer.state("selected") == "1B1"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_whole_page_fits_a_phone(opened, outputs, scheme, capsys):
+    file = outputs / "report" / "report.html"
+    if not file.exists():
+        assert report.main([str(outputs)]) == 0
+    capsys.readouterr()
+    page = opened({**PHONE, "color_scheme": scheme}, file).page
+    for details in page.locator("details > summary").all():
+        details.evaluate("summary => { summary.parentElement.open = true; }")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.locator("#viewer canvas").is_visible()
+
+
+def test_dark_and_light_follow_the_system_at_once(viewer):
+    page = viewer.page
+    page.mouse.move(5, 5)
+    viewer.canvas.scroll_into_view_if_needed()
+    x, y = viewer.place(0, "1F0")
+    seen: dict[str, tuple[str, str]] = {}
+    for scheme in ("light", "dark", "light"):
+        page.emulate_media(color_scheme=scheme)
+        idle, action = viewer.colours([(x - 60, y - 10), (x, y - 10)])
+        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        seen.setdefault(scheme, (idle, paper))
+        assert seen[scheme] == (idle, paper)
+        assert action == COLOURS["F"][0]
+    assert int(seen["light"][0][1:3], 16) > 200
+    assert int(seen["dark"][0][1:3], 16) < 60
+    assert seen["dark"][1] != seen["light"][1]
+
+
+# --- without a browser ---------------------------------------------------------------------------------------
+
+
+def test_the_last_lines_say_that_there_is_no_browser(capsys):
+    skipped = [
+        SimpleNamespace(longrepr=("file", 1, f"Skipped: {reason}")) for reason in (NO_CHROMIUM, NO_CHROMIUM, "else")
+    ]
+    reporter = SimpleNamespace(stats={"skipped": skipped}, write_line=print)
+    conftest.pytest_unconfigure(SimpleNamespace(pluginmanager=SimpleNamespace(get_plugin=lambda name: reporter)))
+    assert capsys.readouterr().out == f"2 tests of the report's page in a browser were skipped: {NO_CHROMIUM}\n"

@@ -1,0 +1,305 @@
+"""`python -m microp.runs`, as a user types it: lists, filters, CSV, comparisons, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+from rich.console import Console
+from stored import store_run
+from user import microp
+
+from microp import runs as command
+from microp.terminal import run_comparison, run_list
+
+HEADINGS = ["when", "run", "step ms", "p10 - p90", "bubble", "peak MiB"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with outputs: 1F1B and GPipe with three numbers of chunks in three launches, and runs with troubles."""
+    folder = tmp_path_factory.mktemp("user")
+    outputs, minute = folder / "outputs", 0
+    for schedule, factor in (("1f1b", 0.9), ("gpipe", 1.0)):
+        for chunks, noise in ((4, 0.002), (8, 0.01), (16, 0.15)):
+            for repeat in range(3):
+                time = (100.0 + chunks) * factor * (1 + noise * (-1) ** repeat * (1 if schedule == "1f1b" else -1))
+                run = (f"schedule={schedule}", f"chunks={chunks}", f"repeat={repeat}")
+                store_run(outputs, *run, minute=minute, step_ms=time, env={"experiment": "mine"})
+                minute += 1
+    store_run(outputs, "schedule=zb_h1", "chunks=4", status="failed", minute=70, message="rank 1 waited\n30 s " * 20)
+    store_run(outputs, "schedule=zb_h2", "chunks=8", status="running", minute=71)
+    store_run(outputs, "schedule=naive", "chunks=4", step_ms=300, spread=(0.5, 5.0), minute=72)
+    broken = store_run(outputs, "schedule=naive", "chunks=8")
+    (outputs / "runs" / broken / "attempt-1" / "config.yaml").write_text("{\t:")
+    return folder
+
+
+@pytest.fixture
+def asked(folder, monkeypatch, capsys):
+    """A function that answers a command in that folder: exit code, standard output, standard error."""
+    monkeypatch.chdir(folder)
+
+    def answer(*words: str) -> tuple[int, str, str]:
+        code = command.main(list(words))
+        return code, *capsys.readouterr()
+
+    return answer
+
+
+def test_as_typed(folder):
+    """In a process of its own, at three widths: nothing is wrapped or cut, and what has no room is named."""
+    for width in (80, 120, 200):
+        done = microp("-n", "4", folder=folder, program="microp.runs", COLUMNS=str(width))
+        assert done.returncode == 0, done.stderr
+        assert max(map(len, done.stdout.splitlines())) <= width
+        [heading] = [line for line in done.stdout.splitlines() if line.startswith(("when", "run "))]
+        left_out = done.stdout.partition("left out, no room: ")[2]
+        assert all(name in heading or name in left_out for name in [*HEADINGS, "status", "schedule", "chunks"])
+        assert "18 more: -n 0 shows all" not in done.stdout
+        assert "17 more: -n 0 shows all" in done.stdout
+
+
+def test_the_newest_comes_first_with_what_differs(asked):
+    code, out, _ = asked("schedule=1f1b,gpipe", "chunks=4", "-n", "0")
+    assert code == 0
+    heading, *lines = out.splitlines()[1:8]
+    assert (
+        heading.split()
+        == [*["when", "run", "schedule", "chunks", "step", "ms", "p10", "-", "p90", "bubble", "peak", "MiB"]][:3]
+        + heading.split()[3:]
+    )
+    assert [line.split()[2].split("-m4")[0] for line in lines[:6]] == ["gpipe"] * 3 + ["1f1b"] * 3
+    assert "repeat" in heading
+    assert "chunks" not in heading  # all have 4
+
+
+def test_status_and_troubles_are_shown(asked):
+    out = asked("chunks=4,8", "status!=finished")[1]
+    assert "2 of 21 runs in outputs with chunks=4,8 status!=finished" in out
+    assert "1 running, 1 failed" in out
+    assert "failed: zb_h1-m4-k2-" in out
+    assert "rank 1 waited 30 s rank 1" in out
+    assert "whole messages: --columns=run,message --csv" in out
+    assert "running: as it was recorded" in out
+    assert "left out: " in out
+    assert "config.yaml cannot be read" in " ".join(out.split())
+    disturbed = asked("schedule=naive")[1]
+    assert "spread 450 %" in disturbed
+    assert "disturbed: spread: from p10 to p90" in disturbed
+
+
+def test_chosen_columns(asked):
+    code, out, _ = asked("chunks=16", "--columns=run,model.dim,schedule,bubble,config.repeat,commit", "-n", "1")
+    assert code == 0
+    assert out.splitlines()[1].split() == ["run", "model.dim", "schedule", "bubble", "config.repeat", "commit"]
+    assert out.splitlines()[2].split()[1:] == ["512", "gpipe", "0.2", "2", "c0ffee"]
+
+
+def test_csv_is_whole_and_alone_on_standard_output(asked):
+    code, out, err = asked("--csv", "--columns=when,run,message,peak_memory_mib")
+    assert code == 0
+    assert err.startswith("warning: left out, 1 run cannot be read: outputs/runs/naive-m8-k2-")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert len(rows) == 21
+    assert asked("--csv", "-n", "2", "--columns=run")[1].splitlines() == ["run", rows[0]["run"], rows[1]["run"]]
+    assert list(rows[0]) == ["when", "run", "message", "peak_memory_mib"]
+    assert rows[2]["message"] == "rank 1 waited\n30 s " * 20
+    assert rows[0]["peak_memory_mib"] == "[34.0, 20.0]"
+    every = csv.DictReader(io.StringIO(asked("--csv")[1])).fieldnames
+    assert {"run_id", "config.model.dim", "env.commit", "step_ms.median", "started", "folder"} <= set(every)
+
+
+def test_columns_can_be_listed(asked):
+    out = asked("--columns=help")[1]
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert (lines["model.dim"], lines["schedule"], lines["experiment"]) == ("512", "naive", "mine")
+
+
+def test_all_attempts(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for status in ("finished", "failed"):
+        run = store_run(tmp_path / "outputs", "chunks=4", status=status)
+    assert command.main([]) == 0
+    assert "1 run in outputs, newest first: 1 finished" in capsys.readouterr().out
+    command.main(["--all", "--columns=attempt,status"])
+    assert "attempt-2  failed" in capsys.readouterr().out
+    command.main([f"outputs/runs/{run}/attempt-2"])
+    assert "1 failed" in capsys.readouterr().out
+
+
+# --- comparing -----------------------------------------------------------------------------------
+
+
+def test_one_question_with_another(asked):
+    code, out, _ = asked("chunks=8", "--compare", "schedule=1f1b", "schedule=gpipe")
+    assert code == 0
+    text = " ".join(out.split())
+    assert "A 1f1b: 1 question, 3 launches (schedule=1f1b) B gpipe: 1 question, 3 launches (schedule=gpipe)" in text
+    assert "same: chunks=8 ranks=2" in text
+    assert "commit=c0ffee" in text
+    assert "differs 1f1b gpipe schedule 1f1b gpipe" in text
+    assert "step_ms 98.2 96.2 - 98.2 106.9 106.9 - 109.1 0.906 faster [0.856, 0.960]" in text
+    assert "peak_memory_mib 38.00 38.00 1.000 equal" in text
+    assert "time per step: 1f1b is 9.4 % faster than gpipe [4.0 %, 14.4 %], 3 launches each" in text
+
+
+def test_groups_of_questions_pair_up(asked):
+    code, out, _ = asked("--compare", "schedule=1f1b", "schedule=gpipe")
+    assert code == 0
+    lines = [line.split() for line in out.splitlines()]
+    assert [line[0] for line in lines if line and line[0] in ("4", "8", "16")] == ["4", "8", "16"]
+    text = " ".join(out.split())
+    assert "too noisy to say [0.418, 2.369] > 100" in text
+    assert (
+        "over 3 pairs mean A/B least - largest verdicts step_ms 0.933 0.901 - 0.995 2 faster, 1 too noisy to say"
+        in text
+    )
+    assert "2 more pairs: -n 0 shows all" in asked("--compare", "schedule=1f1b", "schedule=gpipe", "-n", "1")[1]
+
+
+def test_results_stay_and_keys_are_folded_where_there_is_no_room(asked, monkeypatch):
+    """At 80 columns the keys of a pair are one column; the list drops the time before the figures."""
+    narrow = Console(width=80, highlight=False)
+    monkeypatch.setattr(run_comparison, "out", narrow)
+    monkeypatch.setattr(run_list, "out", narrow)
+    text = asked("--compare", "schedule=1f1b", "schedule=gpipe")[1]
+    assert "question: what" not in text  # a single key has room
+    keys = ["chunks", "schedule.name", "schedule.drain"]
+    monkeypatch.setattr(run_comparison, "telling_columns", lambda *_: [f"config.{key}" for key in keys])
+    lines = [line.rstrip() for line in asked("--compare", "schedule=1f1b", "schedule=gpipe")[1].splitlines()]
+    [start] = [at for at, line in enumerate(lines) if line.startswith("question ")]
+    assert lines[start].split() == ["question", "step_ms", "step_ms", "A/B", "verdict", "launches"]
+    assert [line.split()[:2] for line in lines[start + 1 : start + 3]] == [["-", "93.8"], ["chunks=8", "98.2"]]
+    assert any(line.startswith("question: what differs from chunks=4 1f1b / gpipe drain=fifo;") for line in lines)
+    listed = asked("repeat=0", "status=finished", "chunks=4")[1]
+    assert "left out, no room: when" in listed
+
+
+def test_two_runs_by_their_ids(asked, folder):
+    """By the start and by the end of an id; of each there are other launches, which a note mentions."""
+    first, *_ = sorted(path.name for path in (folder / "outputs" / "runs").glob("1f1b-m4-*"))
+    other, *_ = sorted(path.name for path in (folder / "outputs" / "runs").glob("gpipe-m4-*"))
+    code, out, err = asked("--compare", first[:-2], other[-8:])
+    assert code == 0
+    assert f"{first} is one of 3 launches of its question; question=" in " ".join(err.split())
+    text = " ".join(out.split())
+    assert "against gpipe: too noisy to say: the spread of 1 launch" in text
+    assert "would show it" in text
+
+
+def test_steps_with_different_batches_are_compared_per_sample(tmp_path, monkeypatch, capsys):
+    """A step of twice as many samples takes 1.5 times as long: a sample takes 25 % less time."""
+    monkeypatch.chdir(tmp_path)
+    for batch, time in ((256, 50.0), (512, 75.0)):
+        for repeat in range(3):
+            store_run(tmp_path / "outputs", f"batch_size={batch}", f"repeat={repeat}", step_ms=time + repeat)
+    assert command.main(["--compare", "batch_size=512", "batch_size=256"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "time per sample: batch_size=512 is 25.5 % faster than batch_size=256" in text
+
+
+def test_before_and_after_in_two_folders(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, commit, factor in (("before", "aaa", 1.0), ("after", "bbb", 0.8)):
+        for repeat in range(3):
+            run = ("chunks=4", f"repeat={repeat}")
+            store_run(tmp_path / name, *run, step_ms=factor * (100 + repeat), env={"commit": commit})
+    assert command.main(["before", "--compare", "after", "before"]) == 0
+    out, err = capsys.readouterr()
+    text = " ".join(out.split())
+    assert "differs A B commit bbb aaa" in text
+    assert "time per step: A is 20.0 % faster than B" in text
+    assert "warning: A and B ran on different commit: a difference may come from that" in err
+
+
+def test_what_did_not_finish_or_was_disturbed_is_said(asked):
+    code, _, err = asked("--compare", "schedule=naive", "schedule=gpipe,zb_h1 chunks=4 repeat=0")
+    assert code == 0
+    assert "schedule=gpipe,zb_h1 chunks=4 repeat=0: runs that did not finish are left out (1 failed)" in err
+    assert "naive: the timing of 1 of 1 launch was disturbed (spread 450 %)" in err
+
+
+def test_a_comparison_as_csv(asked):
+    code, out, _ = asked("--compare", "schedule=1f1b", "schedule=gpipe", "--csv")
+    assert code == 0
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert (rows[0]["chunks"], rows[0]["figure"], rows[0]["verdict"]) == ("4", "step_ms", "faster")
+    assert len(rows) == 3 * 7
+    assert float(rows[0]["a_least"]) < float(rows[0]["a_largest"]) == float(rows[0]["a"])
+    assert (rows[0]["a_launches"], rows[0]["more"]) == ("3", "0")
+    assert float(rows[0]["low"]) < float(rows[0]["ratio"]) < float(rows[0]["high"]) < 1
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "reason"),
+    [
+        (["chunk>4"], 2, "chunk is no column of these runs: did you mean chunks?"),
+        (["chunks>abc"], 2, "abc is not a number"),
+        (["schedule=1f1b", "chunks"], 2, "Without quotes the shell takes > or <"),
+        (["--columns=stepms"], 2, "stepms is no column of these runs: did you mean step_ms"),
+        (["nowhere/outputs"], 2, "nowhere/outputs is neither a folder nor a filter"),
+        (["outputs", "outputs/runs"], 2, "outputs and outputs/runs are two folders: give one"),
+        (["chunks>64"], 1, "none of the 21 runs in outputs has chunks>64; chunks is 4 (8), 8 (7), 16 (6)"),
+        (["step_ms<1"], 1, "has step_ms<1; step_ms is between 88.74 and 300"),
+        (["schedule=zb_h2", "chunks=4"], 1, "meets all filters; each alone: schedule=zb_h2 (1), chunks=4 (8)"),
+        (["--compare", "nothing", "schedule=gpipe"], 2, "nothing is no run in outputs, no folder and no filter"),
+        (["--compare", "1f1b", "gpipe"], 2, "1f1b is a part of the ids of 9 runs (1f1b-m16-k2-"),
+        (
+            ["--compare", "schedule=1f1b", "schedule=zzz"],
+            2,
+            "none of the 21 runs in outputs has schedule=zzz;",
+        ),
+        (["--compare", "schedules=1f1b", "schedule=gpipe"], 2, "schedules is no column of these runs"),
+        (["--compare", "schedule=1f1b", "chunks=4 status=finished"], 2, "share 3 runs, for example 1f1b-m4-k2-"),
+        (["--compare", "schedule=1f1b", "status=running"], 2, "status=running: no run finished (1 running)"),
+        (["schedule=zzz", "--compare", "chunks=4", "chunks=8"], 1, "has schedule=zzz; schedule is "),
+        (["schedule=1f1b", "--compare", "schedule.drain=fifo", "chunks=8"], 2, "meets all filters; each alone"),
+        (["--compare", "schedule=1f1b,chunks=4,16", "schedule=naive,gpipe chunks=8"], 0, ""),
+    ],
+)
+def test_bad_input_is_one_message(asked, words, code, reason):
+    found, out, err = asked(*words)
+    assert found == code
+    if code:
+        assert out == ""
+        assert len([line for line in err.splitlines() if line.startswith("error: ")]) == 1
+        assert reason in err
+
+
+def test_groups_without_a_common_question_are_refused(tmp_path, monkeypatch, capsys):
+    """Neither the schedule nor the number of chunks parts the groups, and yet no question is in both."""
+    monkeypatch.chdir(tmp_path)
+    for schedule, chunks in (("1f1b", 4), ("gpipe", 8), ("1f1b", 8), ("gpipe", 4)):
+        group = "a" if (schedule == "1f1b") == (chunks == 4) else "b"
+        store_run(tmp_path / group, f"schedule={schedule}", f"chunks={chunks}")
+    assert command.main(["a", "--compare", "a", "b"]) == 2
+    assert "no question of a agrees with one of b in everything but" in capsys.readouterr().err
+
+
+def test_an_empty_folder_is_one_message(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert command.main([]) == 2
+    assert "there is no folder outputs here" in capsys.readouterr().err
+    (tmp_path / "outputs").mkdir()
+    assert command.main([]) == 2
+    assert "outputs holds no runs: make one with python -m microp.run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["-n", "-1"], ["--compare", "a"], ["--compare", "a", "b", "--all"]])
+def test_bad_options_are_refused(words, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command.main(words)
+    assert "error: " in capsys.readouterr().err
+
+
+def test_help_and_version(folder):
+    done = microp("--help", folder=folder, program="microp.runs")
+    assert done.returncode == 0
+    assert "Without quotes" in done.stdout
+    assert "chunks>4 would write a file named 4" in done.stdout
+    assert microp("--version", folder=folder, program="microp.runs").stdout.startswith("microp ")

@@ -1,0 +1,222 @@
+"""Made-up runs of what each experiment varies, a small product of it unless the caller gives the values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from analysis import (
+    engine_speed,
+)
+from microp.schedule import Schedule, builders
+from microp.simulator import Costs, closed_forms
+from microp.store import LAUNCH
+from microp.trace import KINDS
+from tests.made_up import run
+
+LOOPED = ("breadth_first", "interleaved", "zb_interleaved")  # their builders take the stages per rank
+FEW = ("gpipe", "1f1b")
+NOMINAL = {"config.device.forward_ms": 5.0, "config.device.backward_ms": 10.0}
+SEGMENTS = {"never": 0, "always": 1, "segments": 2, "except_last": 1}
+Rows = Iterator[dict[str, Any]]
+
+
+def order(name: str, ranks: int, chunks: int) -> Schedule:
+    """Return a schedule by its name; an unknown name is GPipe's order under that name."""
+    if name in LOOPED:
+        return getattr(builders, name)(ranks, chunks, 2)
+    own = getattr(builders, "one_f_one_b" if name == "1f1b" else name, builders.gpipe)(ranks, chunks)
+    return Schedule(name, chunks, own.ranks)
+
+
+def made(folder: Path, name: str, chunks: int, ranks: int = 2, latency: float = 0, scale: float = 1, **changes: Any):
+    """Return a run with every column that the figures read; on a real device without those of the emulated one.
+
+    Args:
+        scale: the time of a microbatch on a rank, relative to F = 5 and B = 10 ms.
+    """
+    schedule = order(name, ranks, chunks)
+    stages = schedule.stages
+    unit = 5 * scale * ranks / stages
+    costs = Costs((unit,) * stages, (2 * unit,) * stages, latency=latency)
+    if schedule.split:
+        costs = Costs((unit,) * stages, (unit,) * stages, (unit,) * stages, latency)
+    bubble = closed_forms.bubble(schedule, costs)
+    more = {
+        "bubble.closed_form": None if bubble is None else float(bubble),
+        "partition": [1] * stages,
+        "batch_size": chunks,
+        "config.device.name": changes.get("device", "emulated"),
+        "config.device.latency_ms": float(latency),
+        "config.model.name": "mlp",
+        "config.model.layers": ranks,
+        "config.schedule.name": name,
+        "config.checkpointing.name": changes.get("checkpointing", "never"),
+        "config.chunks": chunks,
+        "config.ranks": ranks,
+        "config.partition.name": "uniform",
+        **{f"time_ms.{kind}": [1.0] * ranks for kind in KINDS},
+        **{key: value * ranks / stages for key, value in NOMINAL.items()},
+        **changes,
+    }
+    row = run(folder, schedule, more.pop("costs", costs), **more)
+    row["peak_activation_mib"] = changes.get("peak_activation_mib", [scale * each for each in row["in_flight_peak"]])
+    if row["device"] == "emulated":
+        return row
+    return {key: value for key, value in row.items() if key == "config.device.name" or "config.device" not in key}
+
+
+def m_runs(
+    folder: Path,
+    where: Sequence[tuple[str, int]] = (("emulated", 2), ("cpu", 2)),
+    chunks: Sequence[int] = (1, 4, 16),
+    names: Sequence[str] = ("gpipe", "zb_h1", "naive"),
+    launches: Sequence[int] = (0, 1),
+) -> Rows:
+    for (device, ranks), launch in product(where, launches):
+        same = {LAUNCH: launch, "device": device, "config.device.per": ["row"], "config.model.layers": ranks}
+        for fixed, number, name in product(("batch", "microbatch"), chunks, names):
+            batch = 4 * max(chunks) if fixed == "batch" else 4 * number
+            yield made(folder, name, number, ranks, scale=batch / number, batch_size=batch, fixed=fixed, **same)
+        batch = 4 * max(chunks)
+        alone = same | {"partition": [ranks], "batch_size": batch, "fixed": "batch"}
+        alone |= {key: value * ranks for key, value in NOMINAL.items()}
+        yield made(folder, "naive", 1, 1, scale=ranks * batch, **alone)
+
+
+def checkpoint_runs(
+    folder: Path,
+    policies: Sequence[str] = ("never", "always", "segments"),
+    chunks: Sequence[int] = (2, 4),
+    names: Sequence[str] = FEW,
+    models: Sequence[str] = ("mlp", "gpt"),
+    launches: Sequence[int] = (0, 1),
+) -> Rows:
+    for policy, number, name, launch, model in product(policies, chunks, names, launches, models):
+        if name == "gpipe_lifo" and policy not in ("never", "except_last"):
+            continue
+        segments = SEGMENTS[policy]
+        changes = {"checkpointing": policy, "config.checkpointing.segments": segments, LAUNCH: launch, "model": model}
+        changes["config.checkpointing.spare_last"] = policy == "except_last"
+        held = (number if name != "1f1b" else 2) / number * (1 if not segments else 0.2 + 0.1 * segments)
+        changes["peak_activation_mib"] = [8.0 * held, 7.5 * held]
+        slower = 1.0 if not segments else 1.3 - 0.05 * segments
+        yield made(folder, name, number, batch_size=8, device="cpu", slower=slower, **changes)
+
+
+def skew_runs(
+    folder: Path,
+    where: Sequence[tuple[str, int]] = (("emulated", 2), ("cpu", 2)),
+    shares: Sequence[float] = (0.5, 0.75),
+    heavy: Sequence[int] = (0, 1),
+    names: Sequence[str] = FEW,
+    launches: Sequence[int] = (0, 1),
+) -> Rows:
+    for (device, ranks), name, rank, share, launch in product(where, names, heavy, shares, launches):
+        if rank >= ranks or share < 1 / ranks:
+            continue
+        light = max(1, round(60 * (1 - share) / (ranks - 1)))
+        layers = [60 - light * (ranks - 1) if each == rank else light for each in range(ranks)]
+        changes = {"config.partition.rank": float(rank), "config.partition.share": share, LAUNCH: launch}
+        changes |= {"config.device.per": ["layer"], "partition": layers, "device": device, "batch_size": 16}
+        costs = Costs(tuple(5 * each for each in layers), tuple(10 * each for each in layers))
+        yield made(folder, name, 8, ranks, costs=costs, **changes)
+
+
+def schedule_runs(
+    folder: Path,
+    names: Sequence[str] = FEW,
+    chunks: Sequence[int] = (2, 4),
+    policies: Sequence[str] = ("never", "always"),
+    devices: Sequence[str] = ("emulated", "cpu"),
+    ranks: int = 2,
+    launches: Sequence[int] = (0, 1),
+) -> Rows:
+    for name, number, policy, launch, device in product(names, chunks, policies, launches, devices):
+        changes = {"checkpointing": policy, LAUNCH: launch, "device": device}
+        slower = 1.0 if policy == "never" else 1.3
+        yield made(folder, name, number, ranks, slower=slower, **changes)
+
+
+def latency_runs(
+    folder: Path,
+    names: Sequence[str] = FEW,
+    chunks: Sequence[int] = (4, 8),
+    latencies: Sequence[float] = (0, 2),
+    ranks: int = 2,
+    launches: Sequence[int] = (0, 1),
+) -> Rows:
+    for name, number, latency, launch in product(names, chunks, latencies, launches):
+        yield made(folder, name, number, ranks, latency=latency, **{LAUNCH: launch})
+        yield made(folder, name, number, ranks, **{LAUNCH: launch, "device": "cpu"})
+
+
+def engine_runs(
+    folder: Path,
+    where: Sequence[tuple[str, int, int]] = (
+        ("emulated", 2, 64),
+        ("cpu", 2, 64),
+        ("emulated", 2, 128),
+        ("cpu", 2, 128),
+    ),
+    names: Sequence[str] = FEW,
+    chunks: Sequence[int] = (4, 8),
+    launches: Sequence[int] = (0, 1),
+) -> Rows:
+    for (device, ranks, dim), name, number, launch in product(where, names, chunks, launches):
+        for engine in ("compare", "microp"):
+            over = 1 + 0.1 * len(name) / number
+            ratios = dict(zip(engine_speed.RATIOS, (over, 2 * over, 2), strict=True)) if engine == "compare" else {}
+            changes = {LAUNCH: launch, "config.model.dim": dim, "device": device, "engine": engine}
+            yield made(folder, name, number, ranks, **changes, **ratios)
+
+
+def sync_runs(
+    folder: Path,
+    dims: Sequence[int] = (64, 128),
+    buckets: Sequence[float] = (1.0, 25.0),
+    replicas: Sequence[int] = (1, 2),
+    launches: Sequence[int] = (0, 1),
+) -> Rows:
+    ways = ("naive", "flat", "ddp", "torch_ddp", "compare")
+    for sync, number, dim, reduce, launch, device in product(
+        ways, replicas, dims, ("auto", "ring"), launches, ("cpu", "emulated")
+    ):
+        for bucket in buckets if sync in ("ddp", "torch_ddp", "compare") else (None,):
+            changes = {"sync": sync, "replicas": number, "config.model.dim": dim, LAUNCH: launch, "device": device}
+            changes |= {"config.sync.all_reduce": reduce}
+            if bucket is not None:
+                changes["config.sync.bucket_mb"] = bucket
+            if number > 1:
+                changes |= {"reduction.exposed_ms": 1.0, "reduction.all_reduce_ms": 2.0 + number * dim / 64}
+                changes |= {"reduction.reduced_bytes": float(64 * dim * dim)}
+            if sync == "compare":
+                changes["syncs.ratio.ddp/torch_ddp"] = 0.9
+                changes |= {f"syncs.reduced_bytes.{each}": 1.0 for each in ("ddp", "torch_ddp")}
+            slower = dim / 64 * (1.2 if sync == "naive" else 1.0) * (1 + 0.1 / (bucket or 25))
+            yield made(folder, "gpipe", 1, 1, slower=slower, **changes)
+
+
+def hybrid_runs(
+    folder: Path,
+    names: Sequence[str] = FEW,
+    chunks: Sequence[int] = (2, 4),
+    reduce_ms: Sequence[float] = (5.0, 20.0),
+    ranks: int = 2,
+    replicas: Sequence[int] = (1, 2),
+    launches: Sequence[int] = (0, 1),
+) -> Rows:
+    for name, number, each, launch, copies in product(names, chunks, reduce_ms, launches, replicas):
+        changes = {LAUNCH: launch, "replicas": copies, "config.device.reduce_ms": each}
+        if copies > 1:
+            times = dict.fromkeys(("measured", "simulated", "exposed", "simulated_exposed"), 15.0 * number + each)
+            changes |= {f"reduction.{key}_ms": value for key, value in times.items()}
+        row = made(folder, name, number, ranks, **changes)
+        if copies > 1:
+            line = {"rank": 0, "stage": 0, "start_ns": 1e6, "end_ns": 2e6}
+            (folder / row["run_id"] / "reductions.rank0.jsonl").write_text(json.dumps(line) + "\n")
+        yield row
+        yield made(folder, name, number, ranks, **{LAUNCH: launch, "replicas": copies, "device": "cpu"})

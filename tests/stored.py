@@ -1,0 +1,88 @@
+"""Runs as they lie on disk, without having been run: for tests of what is listed and compared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from configs import config
+
+from microp.app import make_job
+from microp.app.config import Config, to_yaml
+from microp.job import Job
+from microp.store import new_attempt, write_json, write_schedule
+
+NOON = 1_795_348_800.0  # 22 November 2026, 12:00 UTC
+ENV = {"commit": "c0ffee", "processor": "a processor", "cores": 2, "gpus": [], "python": "3.11", "experiment": None}
+
+
+@cache
+def _composed(overrides: tuple[str, ...]) -> Config:
+    return config(*overrides)
+
+
+@cache
+def _asked(overrides: tuple[str, ...]) -> tuple[Config, Job]:
+    """The configuration and its job; Hydra, which takes long, composes once for all chunks and launches."""
+    typed = dict(override.split("=") for override in overrides if override.startswith(("chunks=", "repeat=")))
+    rest = tuple(override for override in overrides if override.split("=")[0] not in typed)
+    asked = replace(_composed(rest), **{key: int(value) for key, value in typed.items()})
+    return asked, make_job(asked)
+
+
+def store_run(
+    outputs: Path,
+    *overrides: str,
+    step_ms: float = 50.0,
+    spread: tuple[float, float] = (0.98, 1.05),
+    status: str = "finished",
+    minute: int = 0,
+    message: str | None = None,
+    env: dict[str, Any] | None = None,
+    **summary: Any,
+) -> str:
+    """Write one attempt and return its run's id.
+
+    Args:
+        outputs: the outputs folder.
+        overrides: the configuration, as it is typed.
+        step_ms: the median time of its steps.
+        spread: their p10 and p90, relative to it.
+        status: `running` has no summary.
+        minute: when it started, after noon.
+        message: why it failed.
+        env: what differs from ENV.
+        summary: what differs from a usual summary.
+    """
+    asked, job = _asked(overrides)
+    attempt = new_attempt(outputs / "runs", job.run_id)
+    (attempt / "config.yaml").write_text(to_yaml(asked))
+    write_json(attempt / "env.json", {**ENV, **(env or {})})
+    write_json(attempt / "status.json", {"status": status, "message": message, "started": NOON + 60 * minute})
+    write_schedule(attempt, job.schedule)
+    if status == "running":
+        return job.run_id
+    done = status == "finished"
+    numbers = {
+        "schema_version": 2,
+        "run_id": job.run_id,
+        "question_id": job.question_id,
+        "status": status,
+        "schedule": job.schedule.name,
+        "chunks": job.schedule.chunks,
+        "ranks": job.ranks,
+        "replicas": job.replicas,
+        "step_ms": {"median": step_ms, "p10": spread[0] * step_ms, "p90": spread[1] * step_ms, "n": 10}
+        if done
+        else None,
+        "samples_per_s": job.batch_size / step_ms * 1e3 if done else None,
+        "bubble": {"measured": 0.2 if done else None, "closed_form": 0.2},
+        "replayed": {"step_ms": 0.97 * step_ms if done else None, "bubble": 0.2},
+        "peak_memory_mib": [30.0 + job.schedule.chunks, 20.0] if done else None,
+        "peak_activation_mib": [4.0, 2.0] if done else None,
+        "loss": {"first": 4.0, "last": 3.5} if done else None,
+    }
+    write_json(attempt / "summary.json", {**numbers, **summary})
+    return job.run_id

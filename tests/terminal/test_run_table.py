@@ -1,0 +1,255 @@
+"""The table of a command's runs: it names what was swept, defines what it shows, and says whom not to trust."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from user import SMALL, microp
+
+from microp.app.config import compose_config, plain, read_config
+from microp.store import disturbances
+from microp.terminal import run_table
+from microp.terminal.run_rows import Row, write_csv
+from microp.terminal.verdicts import BRACKETS, verdicts
+
+FOUND = {
+    "run_id": "a",
+    "status": "finished",
+    "schedule": "gpipe",
+    "device": "cpu",
+    "ranks": 2,
+    "replicas": 1,
+    "step_ms": {"median": 61.23, "p10": 60.0, "p90": 63.0, "n": 20},
+    "samples_per_s": 4180.9,
+    "between_steps_ms": 1.25,
+    "bubble": {"measured": 0.2113, "closed_form": 0.2},
+    "peak_memory_mib": [36.7, 34.6],
+    "loss": {"first": 3.77, "last": 3.1},
+    "overruns": 0,
+    "engines": None,
+    "syncs": None,
+}
+ENGINES = {
+    "pipeline_ms": {name: {"median": ms} for name, ms in (("microp", 60.1), ("limit", 55.5), ("torch", 80.8))},
+    "ratio": {"microp/limit": 1.08, "torch/limit": 1.46, "torch/microp": 1.34},
+    "torch_schedule": "gpipe",
+}
+
+
+def row(words: str, env=None, message=None, **changes) -> Row:
+    config = plain(read_config(compose_config(*words.split())))
+    summary = {**FOUND, "run_id": words, **changes}
+    return Row(config, words.split(), summary, Path("runs/a"), message, tuple(disturbances(summary, env or {})))
+
+
+@pytest.fixture
+def lines(monkeypatch, capsys):
+    def printed(rows, width=120):
+        monkeypatch.setattr(run_table, "out", Console(width=width, highlight=False))
+        run_table.show_runs(rows, "outputs/sweeps/now/table.csv")
+        return capsys.readouterr().out.splitlines()
+
+    return printed
+
+
+def test_one_line_for_what_is_the_same_then_the_swept_keys_then_the_results(lines):
+    rows = [row(f"model.dim={dim} schedule=1f1b output_dir=x") for dim in (64, 128)]
+    first, headings, *values = lines(rows)[:4]
+    assert first.startswith("2 finished, the same in all: schedule=1f1b chunks=4 ranks=2 model=mlp device=cpu")
+    assert headings.split("  ")[0] == "model.dim"
+    assert [value.split()[:2] for value in values] == [["64", "61.2"], ["128", "61.2"]]
+    alone = lines(rows[:1])
+    assert alone[0].startswith("finished: schedule=1f1b chunks=4 ranks=2 model=mlp")
+    assert "model.dim=64" in alone[0]
+    assert alone[1].split()[0] == "step"
+
+
+def test_every_column_that_is_shown_is_defined_and_no_other(lines):
+    text = " ".join(lines([row("")]))
+    assert "step ms: pipeline and optimizer of a step, median of the measured steps." in text
+    assert "without the 1.2 ms (median) between two steps (to load a batch, write rows)." in text
+    assert "formula: the bubble by the schedule's closed form, for equal layers, F = B = W and free hops." in text
+    assert "disturbed" not in text
+    assert "status" not in text
+    assert "limit" not in text
+    emulated = " ".join(lines([row("", device="emulated", bubble={"measured": 0.2, "closed_form": None})]))
+    assert "formula" not in emulated
+    emulated = " ".join(lines([row("", device="emulated"), row("chunks=8")], 200))
+    assert "for equal layers, F = B = W and free hops or for an emulated device's nominal times." in emulated
+    old = {key: value for key, value in FOUND.items() if key != "between_steps_ms"}
+    assert "step ms, so without the between two steps" in " ".join(lines([row("")._replace(summary=old)]))
+
+
+KEYS = ["model.dim", "learning_rate", "data.path", "partition.sizes"]
+PATHS = [f"/home/somebody/data/corpora/{name}/train/part-0001.txt" for name in ("books", "code")]
+SIZES = ["[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,2]", "[2,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]"]
+MANY = [
+    row(
+        f"ranks=16 model.layers=17 schedule={schedule} model.dim={dim} learning_rate={rate} data.path={path} "
+        f"partition=sizes partition.sizes={sizes} repeat={dim % 3} checkpointing={policy}",
+        step_ms={"median": 928.8, "p10": 446.8, "p90": 4635.0, "n": 20},
+        peak_memory_mib=[100.0 + rank for rank in range(16)],
+        engines=ENGINES,
+        env={"cores": 2, "load": {"start": 19.1}},
+    )
+    for schedule, dim, rate, path, sizes, policy in (
+        ("gpipe", 64, 1e-3, PATHS[0], SIZES[0], "never"),
+        ("zb_interleaved", 1024, 0.02, PATHS[1], SIZES[1], "except_last"),
+    )
+]
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_many_keys_long_paths_and_sixteen_ranks_fit(lines, width):
+    """Two lines of headings and one line for each point; what has no room is named."""
+    text = lines(MANY, width)
+    assert all(cell_len(line) <= width for line in text)
+    start = next(number for number, line in enumerate(text) if "schedule" in line.split())
+    assert [line.split()[0] for line in text[start + 1 : start + 3]] == ["gpipe", "zb_interleaved"]
+    assert "…" in text[start + 1]
+    words = " ".join(text[1 : start + 1]).split()
+    for word in ("schedule", "checkpointing", "model.", "dim", "learning_", "data.", "path", "partition."):
+        assert word in words
+    whole = " ".join(text)
+    assert "left out, no room: " in whole
+    for name in ("step", "p10 - p90", "bubble", "samples/s", "loss"):
+        assert name in whole
+    assert ("bubble" in words) == (width > 80)
+    assert "disturbed: 2 of 2 runs; run again with again=true on an idle machine." in whole
+
+
+def test_disturbed_runs_say_why_in_their_row(lines):
+    wide = {"median": 928.8, "p10": 446.8, "p90": 4635.0, "n": 20}
+    rows = [row("chunks=2"), row("chunks=4", step_ms=wide), row("chunks=8", overruns=12, actions=640)]
+    text = lines(rows)
+    table = text[2:5] if "disturbed" in text[1] else text[3:6]
+    assert "spread 451 %" not in table[0]
+    assert "spread 451 %" in table[1]
+    assert "12 overruns" in table[2]
+    whole = " ".join(text)
+    assert "disturbed: 2 of 3 runs; run again with again=true on an idle machine. spread: from p10 to p90" in whole
+    assert "overruns: actions that took longer than their nominal time, so they measure the machine" in whole
+    alone = " ".join(lines(rows[1:2]))
+    assert "disturbed: this run; run again on an idle machine." in alone
+    crowded = " ".join(lines([rows[1]._replace(cores=1)]))
+    assert (
+        "disturbed: this run; more ranks than cores measure the cores: use fewer ranks, or device=emulated." in crowded
+    )
+
+
+def test_engines_in_turn_show_torch_the_limit_and_the_ratios(lines):
+    text = lines([row("engine=compare", engines=ENGINES)], 160)
+    headings = " ".join(text[1:3]).split()
+    assert {"microp", "torch", "limit"} <= set(headings)
+    for number in ("60.1", "55.5", "80.8", "1.34", "1.08"):
+        assert number in " ".join(text[2:4])
+    whole = " ".join(text)
+    assert "the limit is one rank's compute alone, times (M+K-1)/M." in whole
+    assert "Ratios of engines, or of sums, are medians over steps that ran in turn." in whole
+    assert (
+        "torch against microp: too noisy to say: the spread of 1 launch each is unknown; "
+        "2 more launches each (repeat=1,2)" in whole
+    )
+    near = " ".join(lines([row("engine=compare", schedule="zb_h1", engines=ENGINES)], 160))
+    assert "torch has no zb_h1 and ran gpipe." in near
+
+
+def test_a_failed_run_has_its_state_and_its_message(lines, capsys):
+    failed = row("chunks=8", status="failed", step_ms=None, samples_per_s=None, loss=None, message="rank 1 was killed")
+    text = lines([row("chunks=4"), failed])
+    assert text[0].startswith("1 finished, 1 failed, the same in all: schedule=gpipe")
+    assert "status" in text[1]
+    assert [line.split()[-1] for line in text[2:4]] == ["finished", "failed"]
+
+
+# --- verdicts ------------------------------------------------------------------------------------
+
+
+def launches(words: str, *times: float, **changes) -> list[Row]:
+    step = {"p10": 1.0, "p90": 1.0, "n": 5}
+    return [row(f"{words} repeat={n}", step_ms={**step, "median": time}, **changes) for n, time in enumerate(times)]
+
+
+def test_two_schedules_are_compared_launch_by_launch():
+    base = launches("schedule=gpipe", 50.2, 49.3, 51.4)
+    sentence, _ = verdicts([*base, *launches("schedule=1f1b", 48.2, 47.3, 49.2)])
+    assert sentence.startswith("1f1b is 4.1 % faster than gpipe [")
+    assert sentence.endswith("], 3 launches each")
+    sentence, _ = verdicts([*base, *launches("schedule=1f1b", 50.0, 47.3, 53.2)])
+    assert sentence.startswith("1f1b against gpipe: too noisy to say: ")
+    sentence, _ = verdicts([*base, *launches("chunks=8", 60.0, 59.3, 61.2)])
+    assert sentence.startswith("chunks=8 is 19.")
+    assert "slower than chunks=4" in sentence
+
+
+def test_one_launch_of_each_cannot_say():
+    once = [row(f"chunks={chunks}") for chunks in (2, 4, 8)]
+    [sentence] = verdicts(once)
+    assert sentence.startswith(
+        "chunks=4, chunks=8 against chunks=2: too noisy to say: the spread of 1 launch each is unknown"
+    )
+    assert verdicts(once[:1]) == []
+    assert verdicts([]) == []
+    assert verdicts([row("chunks=2", step_ms=None), once[0]]) == []
+
+
+def test_two_things_that_differ_are_not_compared_and_many_values_are_left_to_the_command():
+    both = [row("chunks=2 schedule=gpipe"), row("chunks=4 schedule=1f1b")]
+    assert verdicts(both) == []
+    many = [each for chunks in range(1, 8) for each in launches(f"chunks={chunks}", 50 + chunks, 51 + chunks)]
+    found = verdicts(many)
+    assert len(found) == 6
+    assert found[-2:] == ["2 more comparisons: python -m microp.runs", BRACKETS]
+
+
+def test_engines_are_compared_within_their_launches_for_each_point():
+    def engines(torch: float):
+        return {**ENGINES, "pipeline_ms": {"microp": {"median": 60.0}, "torch": {"median": torch}}}
+
+    rows = [
+        row(f"engine=compare schedule={schedule} repeat={n}", engines=engines(torch))
+        for schedule in ("gpipe", "1f1b")
+        for n, torch in enumerate((80.0, 81.0, 82.0))
+    ]
+    found = verdicts(rows)
+    assert [sentence.split(":")[0] for sentence in found] == ["gpipe", "1f1b", "[ ]"]
+    assert "torch is 35.0 % slower than microp" in found[0]
+    alone = verdicts(rows[:3])
+    assert alone == [found[0].removeprefix("gpipe: "), BRACKETS]
+
+
+# --- the whole table -----------------------------------------------------------------------------
+
+
+def test_the_csv_has_what_was_planned_and_all_that_was_found(tmp_path):
+    done = row("schedule=gpipe model.dim=64 chunks=4", step_ms={"median": 9.0, "p10": 5.0, "p90": 10.0})
+    planned = row("schedule=interleaved model.dim=128 chunks=4", run_id="later")
+    points = {each.summary["run_id"]: (each.config, each.overrides) for each in (done, planned)}
+    write_csv(tmp_path / "table.csv", points, [done])
+    first, second = csv.DictReader((tmp_path / "table.csv").open())
+    assert first["overrides"] == "schedule=gpipe model.dim=64 chunks=4"
+    assert (first["status"], second["status"]) == ("finished", "planned")
+    assert (first["schedule.name"], second["schedule.name"]) == ("gpipe", "interleaved")
+    assert (first["model.dim"], second["model.dim"]) == ("64", "128")
+    assert (first["schedule.stages_per_rank"], second["schedule.stages_per_rank"]) == ("", "2")
+    assert first["disturbed"] == "spread 56 %"
+    assert float(first["step_ms.median"]) == 9.0
+    assert "chunks" not in first
+    assert second["step_ms.median"] == ""
+
+
+def test_a_sweep_as_typed(tmp_path):
+    """Its table names a nested key; a pipe has 120 characters unless COLUMNS says otherwise."""
+    words = ["-m", *SMALL, "model.dim=16,32", "tracking=disabled"]
+    done = microp(*words, folder=tmp_path, COLUMNS="")
+    assert done.returncode == 0, done.stderr
+    text = done.stdout.splitlines()
+    assert text[0].startswith("2 finished, the same in all: schedule=gpipe chunks=4 ranks=2 ")
+    assert len(text[0]) <= 120
+    assert "model.dim" in text[1] or "model." in text[1]
+    [table] = tmp_path.glob("outputs/sweeps/*/table.csv")
+    assert [each["model.dim"] for each in csv.DictReader(table.open())] == ["16", "32"]

@@ -1,0 +1,69 @@
+"""The texts of a timeline's figure can be read: names are in their boxes, and nothing is cut or lies on another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from costs_helper import equal
+from matplotlib.figure import Figure
+
+from microp.schedule import Schedule, builders
+from microp.simulator import Costs, simulate
+from microp.trace import figure, picture
+from tests.boxes import drawn_texts, faults
+
+SCHEDULES = {
+    "one microbatch": builders.gpipe(2, 1),
+    "1f1b": builders.one_f_one_b(4, 8),
+    "many microbatches": builders.one_f_one_b(4, 64),
+    "many ranks": builders.gpipe(16, 16),
+    "two stages per rank": builders.interleaved(4, 8, 2),
+    "split": builders.zb_v(4, 8),
+}
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are saved; nothing is written."""
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
+    return figures
+
+
+def spans_of(schedule: Schedule) -> Any:
+    stages = schedule.stages
+    return simulate(
+        schedule, Costs((5,) * stages, (5,) * stages, (5,) * stages) if schedule.split else equal(stages, 5, 10)
+    )
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(
+    "title", ["a title", "a-schedule-with-a-long-name-m8-k4-1a3d5336, attempt-12: last measured step " * 2]
+)
+def test_a_timeline_can_be_read(name, title, drawn):
+    spans = spans_of(SCHEDULES[name])
+    figure({"replayed": spans, "measured": spans}, title, Path("unused"))
+    picture({"replayed": spans, "measured": spans}, Path("unused"))
+    assert [fault for sheet in drawn for fault in faults(sheet)] == []
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_name_is_within_its_box_and_right(name, drawn):
+    schedule = SCHEDULES[name]
+    figure({"measured": spans_of(schedule)}, "a title", Path("unused"))
+    sheet = drawn[0]
+    shown = {id(text) for text in drawn_texts(sheet)}
+    [axis] = sheet.axes
+    boxes = [path.get_extents(bars.get_transform()) for bars in axis.collections for path in bars.get_paths()]
+    actions = {str(action.microbatch) for row in schedule.ranks for action in row}
+    for text in (text for text in axis.texts if id(text) in shown):
+        own = text.get_window_extent()
+        assert any(box.x0 <= own.x0 and own.x1 <= box.x1 and box.y0 <= own.y0 and own.y1 <= box.y1 for box in boxes), (
+            text
+        )
+        assert text.get_text().lstrip("FBW") in actions
+    if name == "one microbatch":
+        assert any(text.get_text() == "F0" for text in axis.texts)

@@ -1,0 +1,299 @@
+"""Timelines as text: what is drawn is read back, and must be what the spans say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import pairwise
+from math import ceil
+from random import Random
+
+import pytest
+from catalogue import BUILDERS
+from costs_helper import equal
+from random_schedules import random_costs, random_schedule
+
+from microp.schedule import Schedule
+from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_v
+from microp.simulator import Costs, for_stages, simulate
+from microp.trace import MILLISECONDS, UNITS, Reduction, Span, plain, reductions, screen, timeline
+from microp.trace.cells import FILL, IDLE, REDUCED, SPARSE
+
+BOX = re.compile(r"(\d*)(?:(F)(\d*)-*|(B)(\d*)=*|(W)(\d*)~*)|[-=~]|[fbwR:·]")
+
+
+def drawn(panels, columns: int = 100, **options) -> list[str]:
+    """The lines of a timeline; spans alone are those of a simulation."""
+    panels = panels if isinstance(panels, dict) else {"simulated": panels}
+    return plain(timeline(panels, columns, scale=options.pop("scale", UNITS), **options)).splitlines()
+
+
+def rank_rows(lines: list[str]) -> list[str]:
+    """What stands between the bars of each rank."""
+    return [line.split("|")[1] for line in lines if line.startswith("rank ")]
+
+
+def test_a_timeline():
+    spans = simulate(gpipe(2, 2), equal(2, 4, 6))
+    assert drawn(spans, columns=39) == [
+        "simulated 30 units of the costs, bubble",
+        "0.333",
+        "",
+        "rank 0 |F0--F1--··········B0====B1====|",
+        "rank 1 |····F0--F1--B0====B1====······|",
+        "        └0        └10       └20     30┘",
+        "simulated: with the given costs",
+        "F-- forward   B== backward   · idle",
+        "F3: microbatch 3",
+        "time: first action's start to last",
+        "one's end",
+        "bubble: idle / (ranks x time)",
+    ]
+
+
+def test_two_panels_have_one_scale_and_one_header():
+    quick, slow = (simulate(gpipe(2, 2), equal(2, 2 * unit, 3 * unit)) for unit in (500_000, 1_000_000))
+    lines = drawn({"replayed": quick, "measured": slow}, columns=69, scale=MILLISECONDS)
+    assert lines[:11] == [
+        "replayed 7.5 ms, bubble 0.333",
+        "measured 15 ms (+100.0 %), bubble 0.333",
+        "",
+        "replayed: simulated with the step's own median action times",
+        "rank 0 |F0--F1--··········B0====B1====|",
+        "rank 1 |····F0--F1--B0====B1====······|",
+        "",
+        "measured: the last measured step",
+        "rank 0 |F0------F1------····················B0==========B1==========|",
+        "rank 1 |········F0------F1------B0==========B1==========············|",
+        "        └0      └2      └4      └6      └8      └10     └12    15 ms┘",
+    ]
+    both = "replayed 7.5 ms, bubble 0.333 · measured 15 ms (+100.0 %), bubble 0.333"
+    assert drawn({"replayed": quick, "measured": slow}, columns=71, scale=MILLISECONDS)[0] == both
+
+
+def test_a_stage_is_named_where_a_rank_holds_several():
+    spans = simulate(interleaved(2, 2), equal(4, 4, 8))
+    rows = rank_rows(drawn(spans, columns=9 + 60))
+    assert rows[0].startswith("0F0-0F1-2F0-2F1-")
+    assert "1F3: stage 1, microbatch 3" in "\n".join(drawn(spans))
+
+
+def test_only_the_header_tells_of_a_panel_that_is_not_drawn():
+    spans = simulate(gpipe(2, 2), equal(2, 4_000_000, 6_000_000))
+    lines = drawn({"replayed": spans, "measured": spans}, scale=MILLISECONDS, in_header=["replayed"])
+    assert lines[0] == "replayed 30 ms, bubble 0.333 · measured 30 ms (+0.0 %), bubble 0.333"
+    assert len(rank_rows(lines)) == 2
+    for meaning in ("replayed: simulated with the step's own", "measured: the last measured step"):
+        assert meaning in "\n".join(lines)
+
+
+def test_a_prediction_is_in_the_header_if_there_is_one():
+    spans = simulate(gpipe(2, 2), equal(2, 4_000_000, 6_000_000))
+    lines = drawn({"measured": spans}, scale=MILLISECONDS, predicted={"step_ms": 31.5, "bubble": 0.25})
+    assert lines[0].startswith("predicted 31.5 ms with the optimizer, bubble 0.250 · measured 30 ms, ")
+    assert "predicted: known before the run" in "\n".join(lines)
+    assert "predicted" not in "\n".join(drawn({"measured": spans}, scale=MILLISECONDS))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 11])
+def test_of_many_ranks_the_first_and_the_last_are_shown(rows):
+    spans = simulate(gpipe(12, 2), equal(12, 1, 2))
+    whole, short = ([line for line in drawn(spans, rows=n) if "rank" in line[:20]] for n in (12, rows))
+    first, last = (rows + 1) // 2, rows // 2
+    assert short == [*whole[:first], f"  ... {12 - rows} ranks ...", *whole[12 - last :]]
+    assert drawn(spans, rows=13) == drawn(spans, rows=12)
+
+
+# --- every character -------------------------------------------------------------------------------
+
+
+def every_kind() -> Iterator[tuple[Schedule, Costs]]:
+    """All builders, and schedules and costs that nobody would draw."""
+    random = Random(12)
+    for builders in BUILDERS.values():
+        for build in builders:
+            schedule = build(3, 12)
+            times = (tuple(random.randint(1, 9) for _ in range(schedule.stages)) for _ in range(3))
+            yield schedule, Costs(*times, latency=random.choice((0, Fraction(1, 3), 2)))
+    for _ in range(60):
+        schedule = random_schedule(random)
+        yield schedule, random_costs(random, schedule)
+
+
+@pytest.mark.parametrize("columns", [29, 40, 79, 80, 120, 200])
+def test_what_is_drawn_is_what_the_spans_say(columns):
+    named = hidden = 0
+    for schedule, costs in every_kind():
+        spans = simulate(schedule, costs)
+        lines = drawn(spans, columns)
+        assert max(map(len, lines)) <= columns
+        rows = rank_rows(lines)
+        assert len(rows) == len(schedule.ranks)
+        total = max(span.end for span in spans)
+        for rank, text in enumerate(rows):
+            assert len(text) == columns - len("rank 0 ||")
+            check_row(text, [s for s in spans if s.rank == rank], len(text) / float(total), schedule)
+            named += len(re.findall(r"[FBW]\d", text))
+            hidden += len(re.findall("[fbw:]", text))
+    assert hidden > 0
+    assert named > 0
+
+
+def check_row(text: str, spans: list[Span], scale: float, schedule: Schedule) -> None:
+    """Every box is an action at its place, and every action is a box or in a column that says that it holds some."""
+    place = {s: (float(s.start) * scale, float(s.end) * scale) for s in spans if s.end > s.start}
+    column = {s: (ceil(left - 0.5), ceil(right - 0.5)) for s, (left, right) in place.items()}
+    found = list(BOX.finditer(text))
+    assert "".join(box[0] for box in found) == text
+    for box in found:
+        first, end = box.span()
+        stage, op, number = box[1] or "", box[2] or box[4] or box[6], box[3] or box[5] or box[7]
+        if box[0] == IDLE:
+            assert not any(left < first < right for left, right in column.values())
+        elif box[0] in "fbw:":  # in lower case: the op that takes most of this column
+            shares = dict.fromkeys("FBW", 0.0)
+            for span, (left, right) in place.items():
+                shares[span.op] += max(0, min(right, first + 1) - max(left, first))
+            most = sum(shares.values()) < 0.5 if box[0] == SPARSE else shares[box[0].upper()] == max(shares.values())
+            assert most
+        else:
+            [span] = [s for s, (left, right) in column.items() if left <= first < end <= right]
+            left, right = column[span]
+            assert box[0][-1].isalnum() or box[0][-1] == FILL[span.op]
+            assert op in (span.op, None)
+            assert end == right or text[end].islower(), "it is drawn to its end"
+            assert first == left or text[left:first].islower(), "and from its start"
+            if number:  # it is this very action's, and whole
+                assert number == str(span.microbatch)
+                assert stage == ("" if schedule.stages == len(schedule.ranks) else str(span.stage))
+            else:
+                assert stage == ""
+    for span, (left, right) in place.items():
+        at = min(int((left + right) / 2), len(text) - 1)
+        near = text[max(0, at - 1) : at + 2]  # the middle may lie on the edge of a column
+        assert set(near) & {span.op, FILL[span.op], *"fbw:"} or re.search(r"\d", near)
+
+
+def test_every_action_of_a_whole_drawing_begins_a_box():
+    for schedule, costs in every_kind():
+        spans = [s for s in simulate(schedule, costs) if s.end > s.start]
+        rows = rank_rows(drawn(spans, 4000))
+        for rank, text in enumerate(rows):
+            own = sorted((s for s in spans if s.rank == rank), key=lambda s: s.start)
+            names = [box[0].rstrip("-=~") for box in BOX.finditer(text) if box[0] != IDLE]
+            staged = len(rows) <= max(s.stage for s in spans)
+            assert names == [str(s.action) if staged else f"{s.op}{s.microbatch}" for s in own]
+
+
+def test_an_action_that_is_too_narrow_for_its_name_has_none():
+    [row] = rank_rows(drawn(simulate(gpipe(1, 12), equal(1, 2, 4)), columns=9 + 36))
+    assert row == 12 * "F" + "".join(f"B{m}" for m in range(10)) + "B=B="
+
+
+def test_columns_with_several_actions_say_which_op_takes_most_of_them():
+    lines = drawn(simulate(gpipe(2, 4096), equal(2, 1, 2)), columns=80)
+    for row in rank_rows(lines):
+        assert re.fullmatch(r"·?f+·*b+·?", row)
+    assert "f b: actions narrower than a column, mostly F, B" in lines
+    sparse = simulate(one_f_one_b(2, 400), for_stages(2, forward=1, backward=1, latency=20))
+    lines = drawn(sparse, columns=80)
+    assert any(SPARSE in row for row in rank_rows(lines))
+    assert ": such actions, mostly idle" in "\n".join(lines)
+
+
+def test_sums_over_the_replicas_are_shown_where_the_rank_is_idle():
+    schedule = gpipe(2, 2)
+    spans = simulate(schedule, equal(2, 4, 6))
+    sums = reductions(schedule, spans, [6, 8])
+    lines = drawn(spans, columns=9 + 36, sums={"simulated": sums})
+    assert rank_rows(lines) == ["F0--F1--··········B0====B1====RRRRRR", "····F0--F1--B0====B1====RRRRRRRR····"]
+    assert "30 units of the costs, bubble 0.333; 36 with the sums" in " ".join(lines[:2])
+    assert any(line.endswith("36┘") for line in lines)
+    short = drawn(spans, columns=9 + 30, sums={"simulated": [Reduction(1, 1, Fraction(251, 10), Fraction(252, 10))]})
+    assert rank_rows(short)[1] == "····F0--F1--B0====B1====·R····"
+    assert "R sum over the replicas" in "\n".join(short)
+    hidden = drawn(spans, columns=9 + 30, sums={"simulated": [Reduction(0, 0, 19, 20)]})
+    assert REDUCED not in rank_rows(hidden)[0]
+
+
+@pytest.mark.parametrize("length", [Fraction(1, 300), 1, 7, 63, 1027, 123_456_789])
+@pytest.mark.parametrize("columns", [1, 30, 80, 200])
+def test_the_axis_runs_from_0_to_the_end(columns, length):
+    [axis] = [line for line in drawn(simulate(gpipe(1, 1), equal(1, length, 2 * length)), columns) if "└" in line]
+    room = max(20, columns - len("rank 0 ||"))
+    marks = [(at - 8, label) for at, label in ((m.start(), m[1]) for m in re.finditer(r"└(\S+)", axis))]
+    assert marks[0] == (0, "0")
+    assert re.search(r"(\S+)┘$", axis)[1] == (f"{float(3 * length):.4g}" if 3 * length < 1000 else str(3 * length))
+    assert len(axis) == 8 + room + 1
+    for at, label in marks:
+        assert at == pytest.approx(float(Fraction(label) / (3 * length)) * room, abs=0.51)
+    steps = {round(float(Fraction(b[1]) - Fraction(a[1])), 9) for a, b in pairwise(marks)}
+    assert len(steps) <= 1 or length > 1000
+
+
+# --- in a terminal ---------------------------------------------------------------------------------
+
+
+class Stream:
+    """A terminal, or a pipe."""
+
+    def __init__(self, terminal: bool) -> None:
+        self.isatty = lambda: terminal
+
+    def fileno(self) -> int:
+        raise OSError
+
+
+@pytest.mark.parametrize(
+    ("terminal", "environment", "colours"),
+    [
+        (True, {}, 256),
+        (True, {"COLORTERM": "truecolor"}, 2**24),
+        (False, {}, 0),
+        (True, {"NO_COLOR": "1"}, 0),
+        (True, {"NO_COLOR": ""}, 256),
+        (False, {"FORCE_COLOR": "1"}, 256),
+        (True, {"FORCE_COLOR": ""}, 0),
+        (False, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, 0),
+        (True, {"TERM": "dumb"}, 0),
+        (False, {"TERM": "dumb", "FORCE_COLOR": "1"}, 0),
+    ],
+)
+def test_colours_follow_the_terminal_and_the_environment(terminal, environment, colours, monkeypatch):
+    """As rich decides."""
+    console = pytest.importorskip("rich.console").Console
+    for key in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS", "COLORTERM"):
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    assert screen(Stream(terminal)).colours == colours
+    rich = console(file=Stream(terminal))
+    assert {None: 0, "256": 256, "truecolor": 2**24}[None if rich.no_color else rich.color_system] == colours
+
+
+def test_the_width_is_the_terminals(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert screen(Stream(terminal=False)).columns == 120
+    monkeypatch.setenv("COLUMNS", "57")
+    assert screen(Stream(terminal=True)).columns == 57
+
+
+def test_colours_add_nothing_but_colours():
+    spans = simulate(zb_v(4, 8), for_stages(8, forward=1, backward=1, weight=1))
+    lines = timeline({"simulated": spans}, 120, scale=UNITS)
+    shown = screen(Stream(terminal=True))._replace(colours=256).text(lines)
+    assert shown.count("\x1b[0m") > 100
+    without = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert re.sub(r"\s+darker: a rank's second stage$", "", without) == plain(lines)
+    grounds = set(re.findall(r";48;5;(\d+)m", shown))
+    assert len(grounds) == 2 * 3  # three ops, and two stages of a rank
+    exact = screen(Stream(terminal=True))._replace(colours=2**24).text(lines)
+    assert "48;2;158;202;225m" in exact  # #9ecae1, as in figures
+    assert len(set(re.findall(r";48;2;([\d;]+)m", exact))) == 2 * 3
+
+
+def test_plain_text_has_no_escapes():
+    lines = timeline({"simulated": simulate(gpipe(2, 2), equal(2, 1, 1))}, scale=UNITS)
+    assert "\x1b" not in screen(Stream(terminal=False))._replace(colours=0).text(lines)

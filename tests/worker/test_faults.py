@@ -1,0 +1,79 @@
+"""Faults of a rank, injected at each kind of place on both transports: the rank is named, all ranks end, rows stay."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from conftest import small_job
+from ranks import Fault
+
+from microp.comms.processes import is_alive
+from microp.schedule.builders import one_f_one_b, zb_h1
+from microp.store import read_rows
+from microp.worker import RankError, launch_ranks
+
+PLACES = {
+    "forward": "1F1",
+    "backward": "1B1",
+    "optimizer": "the optimizer",
+}
+SHUTDOWN_S = 1
+
+
+def fail(fault: Fault, attempt: Path, **changes) -> tuple[str, float]:
+    """The message of the failure, and the seconds until all ranks had ended."""
+    job = small_job(schedule=one_f_one_b(2, 4), steps=50, **changes)
+    began = time.monotonic()
+    with pytest.raises(RankError) as error:
+        launch_ranks(job, attempt, SHUTDOWN_S, fault)
+    took = time.monotonic() - began
+    pids = [int(file.read_text()) for file in attempt.glob("pid*")]
+    assert len(pids) == 2
+    assert not any(map(is_alive, pids))
+    return str(error.value), took
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+@pytest.mark.parametrize(
+    ("how", "where"),
+    [
+        *(("kill", where) for where in PLACES),
+        *(("raise", where) for where in PLACES),
+        ("stop", "backward"),
+        ("memory", "forward"),
+    ],
+)
+def test_a_fault_names_rank_place_and_step(how, where, backend, tmp_path):
+    message, took = fail(Fault(how, where), tmp_path, backend=backend)
+    place = PLACES[where]
+    said = {
+        "kill": f"rank 1 was killed by SIGKILL in {place}, step 2",
+        "stop": f"rank 1 was stopped by a signal in {place}, step 2",
+        "raise": f"rank 1, {'action ' * (where != 'optimizer')}{place}, step 2: the layer is broken",
+        "memory": f"rank 1, {'action ' * (where != 'optimizer')}{place}, step 2: out of memory",
+    }
+    assert message == said[how]
+    assert took < 15
+    assert [row["step"] for row in read_rows(tmp_path, 1)] == [0, 1]  # no row is lost
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+@pytest.mark.parametrize("where", PLACES)
+def test_a_rank_that_hangs_is_named_by_those_that_wait(where, backend, tmp_path):
+    message, took = fail(Fault("hang", where), tmp_path, backend=backend, timeout_s=3)
+    assert message.startswith("rank 0")
+    assert f"rank 1, which has been in {PLACES[where]} for " in message
+    assert message.endswith("(step 2)")
+    assert took < 15
+
+
+def test_a_fault_of_the_constructor(tmp_path):
+    message, _ = fail(Fault("raise", "Trainer"), tmp_path)
+    assert message == "rank 1, its set-up, step 0: the layer is broken"
+
+
+def test_a_weight_gradient_is_named(tmp_path):
+    with pytest.raises(RankError, match="rank 1 was killed by SIGKILL in 1W1, step 2"):
+        launch_ranks(small_job(schedule=zb_h1(2, 4)), tmp_path, 1, Fault("kill", "weight_gradient"))
