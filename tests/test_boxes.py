@@ -30,7 +30,10 @@ def test_a_figure_without_faults():
         (lambda f, a: f.text(0.99, 0.5, "outside"), "text 'outside' is cut"),
         (lambda f, a: a[0].set_title("a title that is longer than two panels " * 3), "is cut"),
         (lambda f, a: f.legend(*a[0].get_legend_handles_labels(), loc=(0.95, 0.5)), "legend ['gpipe'] is cut"),
-        (lambda f, a: a[0].set_title("a title that runs into the next one, above"), "lies on text 'a panel'"),
+        (
+            lambda f, a: a[0].set_title("a title that runs into the next one, above its panel", x=0, ha="left"),
+            "lies on text 'a panel'",
+        ),
         (
             lambda f, a: a[0].set_xticks(range(11), [f"tick {n}" for n in range(11)]),
             "text 'tick 1' lies on text 'tick 2'",
