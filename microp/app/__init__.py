@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from microp.app.interface import Run, measure, price
     from microp.app.job_factory import job_of, make_job
     from microp.app.places import CONF, see_current_folder, sweep_names
+    from microp.app.points import run_point
     from microp.app.pricing import Price, run_price
     from microp.app.schema import Config
-    from microp.app.sweep import run_point
     from microp.app.version import answer_version, installed_version
 
 _MODULES = {
@@ -44,7 +44,7 @@ _MODULES = {
     "price": "interface",
     "read_config": "config",
     "run_app": "hydra_app",
-    "run_point": "sweep",
+    "run_point": "points",
     "run_price": "pricing",
     "see_current_folder": "places",
     "sweep_names": "places",

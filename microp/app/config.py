@@ -12,6 +12,7 @@ schedule or partition is therefore a function and a YAML file.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -24,9 +25,9 @@ from microp.app.errors import ConfigError
 from microp.app.expressions import evaluate
 from microp.app.hydra_loader import install
 from microp.app.hydra_problems import REFUSED, hydra_problems, in_a_line, option_problems
-from microp.app.knobs import Knobs, without_unused
+from microp.app.knobs import Knobs, schema_of, without_unused
 from microp.app.places import CONF
-from microp.app.schema import SCHEMAS, Config
+from microp.app.schema import GROUPS, SCHEMAS, Config
 from microp.settings import TrackingSettings
 
 
@@ -113,6 +114,14 @@ def compose_config(*overrides: str, name: str = "config") -> DictConfig:
 def plain(config: Config) -> dict[str, Any]:
     """Return the configuration as plain values."""
     return asdict(config)
+
+
+def from_plain(values: Mapping[str, Any]) -> Config:
+    """Return the configuration of which `plain` made these values."""
+    typed = {
+        group: schema_of(group, keys) for group, keys in values.items() if group in GROUPS and "builder" not in keys
+    }
+    return Config(**{key: typed[key](**value) if key in typed else value for key, value in values.items()})
 
 
 def to_yaml(config: Config) -> str:

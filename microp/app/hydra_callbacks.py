@@ -16,18 +16,18 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn, ParamSpec
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from microp.app.config import plain, read_composed, what_runs
 from microp.app.errors import ConfigError
-from microp.app.hydra_internals import expand, is_basic, typed_overrides
+from microp.app.hydra_internals import Composed, compose_points, is_basic, together, typed_overrides
 from microp.app.hydra_problems import REFUSED, hydra_problems
 from microp.app.knobs import NOTHING_LEFT, Knobs
 from microp.app.schema import Config
@@ -72,9 +72,11 @@ class PointsCallback(Callback):
 
     Attributes:
         began: whether all points were valid, so that runs may have been started.
+        skipped: the overrides of the points that `skip` leaves out.
     """
 
     began: ClassVar[bool] = False
+    skipped: Sequence[list[str]] = ()
     _prepared: ClassVar[dict[str, Any]] = {}
 
     @classmethod
@@ -96,7 +98,7 @@ class PointsCallback(Callback):
     def take(cls, config: Config) -> Any:
         """Return what was prepared for a point.
 
-        It is prepared now if that was done in another process, or if the sweeper has only just chosen the point.
+        It is prepared now if that was done in another process.
         """
         found = cls._prepared.pop(_key(config), None)
         return cls.prepare(config) if found is None else found
@@ -112,7 +114,7 @@ class PointsCallback(Callback):
         rests = error.rests if isinstance(error, ConfigError) else []
         for rest in rests:
             try:
-                cls._read(rest.overrides, rest.config, knobs)
+                cls.read(rest.overrides, rest.config, knobs)
             except ConfigError as more:
                 found += [problem for problem in more.problems if not _names(problem, rest.refused)]
         refused = [key for rest in rests for key in rest.refused]
@@ -123,7 +125,7 @@ class PointsCallback(Callback):
         return []
 
     @classmethod
-    def _read(cls, overrides: list[str], node: DictConfig, knobs: Knobs) -> Point:
+    def read(cls, overrides: list[str], node: DictConfig, knobs: Knobs) -> Point:
         """Return a point, checked and prepared, and add its knobs; raises as `prepare`."""
         asked = read_composed(node)
         if asked.skip:  # a single run; a sweep has left such points out before
@@ -138,19 +140,28 @@ class PointsCallback(Callback):
     def end(self, config: DictConfig) -> None:
         """React to the end of the last point."""
 
+    def dry_run(self, config: DictConfig, points: list[Composed]) -> None:
+        """Show what the command would do and exit, if the command can; else nothing happens, and `prepare` refuses."""
+
     @loud
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        if _is_dry(config):
+            self.dry_run(config, [Composed(typed_overrides(config), config, [], [])])
         self._start(config, [(typed_overrides(config), config)])
 
     @loud
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         try:
-            points = expand(config)
+            composed = compose_points(config)
+            if any(_is_dry(node) for node in (config, *(each.config for each in composed))):
+                self.dry_run(config, composed)
+            points = together(composed)
             left = [(overrides, node) for overrides, node in points if not node.skip]
         except REFUSED as error:
             refuse(self.all_problems(error))
         if points and not left:
             refuse([NOTHING_LEFT])
+        self.skipped = [overrides for overrides, node in points if node.skip]
         self._start(config, left)
 
     @loud
@@ -165,7 +176,7 @@ class PointsCallback(Callback):
         points, problems, knobs = [], [], Knobs()
         for overrides, node in composed:
             try:
-                points.append(self._read(overrides, node, knobs))
+                points.append(self.read(overrides, node, knobs))
             except ConfigError as error:
                 problems += error.problems
         if problems := problems + knobs.problems + self.problems_together(points):
@@ -181,6 +192,10 @@ class PointsCallback(Callback):
 def _names(problem: str, keys: list[str]) -> bool:
     """Return whether a problem names one of these keys, or a key of one of these groups."""
     return any(re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", problem) for key in keys)
+
+
+def _is_dry(config: DictConfig | None) -> bool:
+    return config is not None and OmegaConf.select(config, "dry_run") is True
 
 
 def _key(config: Config) -> str:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -70,14 +70,49 @@ def is_basic(sweeper: DictConfig) -> bool:
     return bool(sweeper._target_.endswith("BasicSweeper"))
 
 
+class Composed(NamedTuple):
+    """One point of a sweep as it was composed.
+
+    Attributes:
+        overrides: the overrides that were typed for it.
+        config: the configuration; None if it cannot be composed.
+        problems: why not, one sentence per problem.
+        rests: what can be composed of it.
+    """
+
+    overrides: list[str]
+    config: DictConfig | None
+    problems: list[str]
+    rests: list[Rest]
+
+
 def expand(config: DictConfig) -> list[tuple[list[str], DictConfig]]:
     """Return the points of a sweep as (overrides, configuration); none if the sweeper is not Hydra's basic one.
+
+    Raises:
+        HydraException: the axes of the sweep cannot be read.
+        ConfigError: a point cannot be composed (an unknown option, a wrong type); it has the problems of all points.
+    """
+    return together(compose_points(config))
+
+
+def together(composed: Sequence[Composed]) -> list[tuple[list[str], DictConfig]]:
+    """Return the composed points as (overrides, configuration); raises ConfigError as `expand`."""
+    found = [(each.overrides, each.config) for each in composed if each.config is not None]
+    if problems := [problem for each in composed for problem in each.problems]:
+        rests = [rest for each in composed for rest in each.rests]
+        rests += [Rest(overrides, node, []) for overrides, node in found]
+        raise ConfigError(list(dict.fromkeys(problems)), rests)
+    return found
+
+
+def compose_points(config: DictConfig) -> list[Composed]:
+    """Return the points of a sweep, also those that cannot be composed; none if the sweeper is not Hydra's basic one.
 
     Composing takes 70 ms. It is done once per choice of options; values are then set in a copy.
 
     Raises:
         HydraException: the axes of the sweep cannot be read.
-        ConfigError: a point cannot be composed (an unknown option, a wrong type); it has the problems of all points.
     """
     sweeper = config.hydra.sweeper
     if not is_basic(sweeper):
@@ -89,7 +124,7 @@ def expand(config: DictConfig) -> list[tuple[list[str], DictConfig]]:
     overrides = parser.parse_overrides([*stored, *typed_overrides(config)])
     [points] = BasicSweeper.split_arguments(overrides, max_batch_size=None)
     composed: dict[tuple[str, ...], tuple[DictConfig, dict[str, Any]]] = {}
-    found, problems, rests = [], [], []
+    found = []
     alone: dict[tuple[str, ...], bool] = {}
     for point in points:
         options, values = loader.split(point)
@@ -98,15 +133,12 @@ def expand(config: DictConfig) -> list[tuple[list[str], DictConfig]]:
                 composed[tuple(options)] = _options_of(config, loader, options)
             node, choices = copy.deepcopy(composed[tuple(options)])
             loader.apply(node, choices, values)
-            found.append((list(point), node))
+            found.append(Composed(list(point), node, [], []))
         except ConfigError as error:
-            problems += error.problems
-            rests += error.rests
+            rests = list(error.rests)
             if tuple(options) in composed:
                 rests += _rest_of(loader, composed[tuple(options)], options, values, alone)
-    if problems:
-        rests += [Rest(overrides, node, []) for overrides, node in found]
-        raise ConfigError(list(dict.fromkeys(problems)), rests)
+            found.append(Composed(list(point), None, error.problems, rests))
     return found
 
 
@@ -138,7 +170,7 @@ def _rest_of(
 
 def _options_of(config: DictConfig, loader: Loader, options: list[str]) -> tuple[DictConfig, dict[str, Any]]:
     """Return a point of a sweep with these options and no values set, without Hydra's own part, and its choices."""
-    node = loader.load_sweep_config(config, options)
+    node = loader.compose_point(config, options)
     choices = dict(node.hydra.runtime.choices)
     with read_write(node), open_dict(node):
         node.pop("hydra")  # the larger part, and the same for all points

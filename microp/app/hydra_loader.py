@@ -8,13 +8,18 @@
 A point of a sweep does without the keys that its options lack: of `-m schedule=gpipe,interleaved
 schedule.stages_per_rank=4`, the point of GPipe has no `stages_per_rank`. `knobs` says so to the user, and refuses
 a key that no point uses.
+
+A point of a sweep runs as it was planned: when its turn comes it is read from the sweep's plan and not composed again,
+because the files of `conf/` may have changed since it was checked.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from hydra._internal import hydra as hydra_module
@@ -29,6 +34,7 @@ from omegaconf import DictConfig, OmegaConf
 from microp.app.errors import ConfigError, Rest
 from microp.app.hydra_problems import REFUSED, hydra_problems, not_used, taken_away, unknown_key
 from microp.app.schema import FIXED, GROUPS, Config
+from microp.store import plan_in
 
 Load = Callable[[list[str]], DictConfig]
 
@@ -75,6 +81,16 @@ class Loader(ConfigLoaderImpl):
         raise ConfigError(problems, [Rest(good, config, [key_of(word) for word in found])])
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        """Return a point of a sweep as it was planned; one that was not is composed now, for the same folder."""
+        folder = str(master_config.hydra.sweep.dir)
+        if (point := plan_in(Path(folder)).find(sweep_overrides)) is not None:
+            return _as_planned(master_config, point)
+        config = self.compose_point(master_config, sweep_overrides)
+        config.hydra.sweep.dir = folder
+        return config
+
+    def compose_point(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        """Return a point of a sweep, composed from the files as they are now."""
         options, values = self.split(sweep_overrides)
         if not any(_in_group(key_of(word)) for word in values):
             return super().load_sweep_config(master_config, sweep_overrides)
@@ -239,6 +255,15 @@ def _is_hydra_s(word: str) -> bool:
         return parsed.is_hydra_override()
     except OverrideParseException:
         return False
+
+
+def _as_planned(master_config: DictConfig, point: dict[str, Any]) -> DictConfig:
+    """Return a planned point with Hydra's part of the sweep's configuration."""
+    config = OmegaConf.masked_copy(copy.deepcopy(master_config), "hydra")
+    OmegaConf.copy_cache(from_config=master_config, to_config=config)
+    config.hydra.overrides.task = point["overrides"]
+    config.update(point.get("config", {}))
+    return config
 
 
 def _root_of(node: DictConfig) -> DictConfig:

@@ -21,11 +21,11 @@ from microp.app.config import compose_config, read_config
 from microp.app.errors import ConfigError, RunError
 from microp.app.job_factory import make_job
 from microp.app.knobs import NOTHING_LEFT
+from microp.app.points import board, run_attempt
 from microp.app.pricing import Price
 from microp.app.pricing_job import make_pricing_job
 from microp.app.schema import SimulateConfig
-from microp.app.sweep import board, run_attempt
-from microp.store import load_steps, read_json, read_spans, read_summary, read_traced_step, spans_frame
+from microp.store import LockedError, load_steps, read_json, read_spans, read_summary, read_traced_step, spans_frame
 from microp.terminal import console
 
 if TYPE_CHECKING:
@@ -88,11 +88,13 @@ def measure(*overrides: str) -> Run:
 
     Raises:
         ConfigError: the configuration is wrong and nothing was started; its `problems` lists all problems.
-        RunError: a rank failed; the message says which one, at which action and step.
+        RunError: a rank failed, and the message says which one, at which action and step; or another process runs this.
     """
     point = read_config(compose_config(*overrides))
     if point.skip:
         raise ConfigError([NOTHING_LEFT])
+    if point.dry_run:
+        raise ConfigError(["dry_run=true is for the command line: leave it out, or use price for a predicted time"])
     job = make_job(point)
     for warning in config_checks.warnings(point, job):
         warnings.warn(warning, stacklevel=2)
@@ -100,6 +102,8 @@ def measure(*overrides: str) -> Run:
         board.open([len(list(job.phases()))])
     try:
         folder = run_attempt(point, job, overrides)
+    except LockedError as error:
+        raise RunError(str(error)) from error
     finally:
         board.close()
     status = read_json(folder / "status.json")

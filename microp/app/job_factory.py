@@ -40,9 +40,14 @@ def make_job(config: Config) -> Job:
     if found or schedule is None or partition is None:
         raise ConfigError(found)
     asked = plain(config)
+    return job_with(config, schedule, partition, run_id(asked, order), question_id(asked, order))
+
+
+def job_with(config: Config, schedule: Schedule, partition: Partition, run: str, question: str) -> Job:
+    """Return the job of a valid configuration with this order and this partition, and with these ids."""
     return Job(
-        run_id=run_id(asked, order),
-        question_id=question_id(asked, order),
+        run_id=run,
+        question_id=question,
         schedule=schedule,
         partition=partition,
         model=config.model,

@@ -52,6 +52,11 @@ def make_pricing_job(config: SimulateConfig) -> PricingJob:
         for key in ("ranks", "chunks", "replicas", "batch_size")
         if (value := getattr(config, key)) < 1
     ]
+    found += [
+        f"{key}=true is for a run, and a price runs nothing: leave it out"
+        for key in ("dry_run", "fail_fast")
+        if getattr(config, key)
+    ]
     if config.output not in ("text", "json"):
         found.append(f"output={config.output} is not one of text, json")
     if config.costs.transfer not in LINK_MODELS:

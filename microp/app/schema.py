@@ -54,6 +54,8 @@ class Config:
             from F to W, or to B without W; null: no limit.
         skip: leave this point out of a sweep (-m), if not every point of the product is wanted.
         again: also run the points of a sweep (-m) that are finished already.
+        dry_run: print the points, what is finished, how long the others would take and what is invalid; run nothing.
+        fail_fast: stop a sweep (-m) at its first failed point.
         output_dir: the folder for everything that is written.
     """
 
@@ -69,6 +71,8 @@ class Config:
     activation_limit: int | None = MISSING
     skip: bool = MISSING
     again: bool = MISSING
+    dry_run: bool = MISSING
+    fail_fast: bool = MISSING
     output_dir: str = MISSING
     model: ModelSettings = MISSING
     partition: dict[str, Any] = MISSING

@@ -1,132 +1,45 @@
-"""Runs points, one or a sweep: writes the plan, leaves out finished points, shows the progress and the table.
+"""Plans a command's points and shows their progress and their table; `points` runs them.
 
 ::
 
-    outputs/sweeps/<time>_<name>/  plan.json   the command, and its runs with their overrides
-                                   table.csv   their summaries, one row per point, also of an interrupted sweep
-
-    point ── has a finished attempt? ── yes ─► its numbers
-                                     ── no ──► run it
+    outputs/sweeps/<time>_<name>/  plan.json     the command, and its runs with their overrides
+                                   points.jsonl  each point as it was checked, which is what it runs
+                                   table.csv     the summaries, one row per point, also of an interrupted sweep
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
 from microp.app import config_checks
-from microp.app.config import plain, read_config, tracking_of
-from microp.app.errors import RunError
-from microp.app.hydra_callbacks import (
-    Point,
-    PointsCallback,
-    chooses_points,
-    config_name,
-    is_sweep,
-    loud,
-    overrides,
-    refuse,
-    speaks,
-    sweep_folder,
-)
+from microp.app.config import plain, tracking_of
+from microp.app.dry_run import show_dry_run
+from microp.app.hydra_callbacks import Point, PointsCallback, is_sweep, loud, refuse, speaks
+from microp.app.hydra_internals import Composed
 from microp.app.job_factory import make_job
 from microp.app.next_commands import print_next_commands
+from microp.app.points import SKIPPED, Planned, board, equal_points, experiment_of, finished, planned
 from microp.app.schema import Config
 from microp.job import Job
 from microp.settings import is_joined
 from microp.store import (
     SCHEMA_VERSION,
     RecordError,
+    SweepPlan,
     attempts,
-    flatten,
-    read_json,
+    claim_folder,
+    plan_in,
     read_status,
-    read_summary,
-    write_json,
 )
-from microp.terminal import Board, Row, console, read_row, show_runs, step_drawing, write_csv
+from microp.terminal import Row, console, read_row, show_runs, step_drawing, write_csv
 
-board = Board()  # global, because Hydra creates the callback that shares it with `run_point`
 _open: list[SweepCallback] = []  # the sweep that has been planned and has not ended
-
-
-def run_point(config: DictConfig) -> float:
-    """Run one point, unless it is a finished point of a sweep; this is Hydra's task function.
-
-    Returns:
-        the objective, which a sweeper may minimise: the median step time in milliseconds. NaN if nothing was measured.
-
-    Raises:
-        RunError: the point was not measured, and the sweeper needs to know that it failed.
-    """
-    point, folder = read_config(config), sweep_folder()
-    if folder is not None and point.skip:
-        return _failed("skip=true leaves this point out")
-    job: Job = SweepCallback.take(point)
-    attempt = None
-    if folder is not None:
-        since = read_json(folder / "plan.json")["since"]
-        attempt = finished(Path(point.output_dir) / "runs" / job.run_id, since)
-    return _objective(attempt or run_attempt(point, job, overrides(), experiment_of(config_name())))
-
-
-def run_attempt(point: Config, job: Job, typed: Sequence[str], experiment: str | None = None) -> Path:
-    """Run one point and return the attempt's folder; the failure of a rank is recorded there.
-
-    Args:
-        point: the configuration.
-        job: the job of that configuration.
-        typed: the overrides that were typed for it.
-        experiment: the name of the stored sweep that it belongs to, if any.
-
-    Raises:
-        RankError: a rank failed, and torchrun started this process.
-    """
-    from microp.app.attempt import Attempt, run_as_rank
-    from microp.worker import launch_ranks, run_threads  # torch takes a second, too slow for --help and TAB
-
-    if is_joined():
-        return run_as_rank(point, job, experiment, typed)
-    run = run_threads if job.backend == "threads" else launch_ranks
-    steps = len(list(job.phases()))
-    opened = Attempt(point, job, experiment, typed)
-    with opened as attempt, board.point(job.run_id, steps, attempt / "steps.rank0.jsonl"):
-        run(job, attempt, point.launch.shutdown_s)
-    return attempt
-
-
-def _objective(attempt: Path) -> float:
-    if not (attempt / "summary.json").exists():  # this process is a rank on another host
-        return float("nan")
-    status = read_status(attempt)
-    if status["status"] != "finished":
-        return _failed(f"{attempt}: {status.get('message')}")
-    return float(read_summary(attempt)["step_ms"]["median"])
-
-
-def _failed(reason: str) -> float:
-    """Return NaN for a point without a figure; for a sweeper that chooses its points raise RunError."""
-    if chooses_points():
-        raise RunError(reason)
-    return float("nan")
-
-
-def finished(run: Path, since: float) -> Path | None:
-    """Return a run's last finished attempt that was started after `since` (seconds since 1970), or None."""
-    for attempt in reversed(attempts(run)):
-        try:
-            status = read_status(attempt)
-            if status["status"] == "finished" and status["started"] >= since:
-                read_summary(attempt)
-                return attempt
-        except RecordError:  # an attempt that cannot be read answers nothing: the point runs again
-            continue
-    return None
 
 
 def _started(attempt: Path) -> float:
@@ -147,55 +60,55 @@ def close() -> None:
 class SweepCallback(PointsCallback):
     """Makes the job of every point, shows the progress and the table; exits with code 1 if a point failed."""
 
+    _plan: SweepPlan | None = None  # a single run has none
+
     @classmethod
     def prepare(cls, config: Config) -> Job:
         return make_job(config)
 
     def problems_together(self, points: list[Point]) -> list[str]:
         folders = list(dict.fromkeys(point.config.output_dir for point in points))
-        return [] if len(folders) < 2 else [f"output_dir={','.join(folders)}: {ONE_FOLDER}"]
+        found = [] if len(folders) < 2 else [f"output_dir={','.join(folders)}: {ONE_FOLDER}"]
+        for key in ("dry_run", "fail_fast"):
+            if len({getattr(point.config, key) for point in points}) > 1:
+                found.append(f"{key}=true,false: {key} is for all points of a sweep: give one value")
+        return found
 
-    @classmethod
-    def take(cls, config: Config) -> Job:
-        job: Job = super().take(config)
-        for sweep in _open:
-            sweep.join(Point(overrides(), config, job))
-        return job
+    def dry_run(self, config: DictConfig, points: list[Composed]) -> None:
+        show_dry_run(self, points, resumes=is_sweep(config) and not config.again)
 
     @loud
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         if is_joined():
             refuse([ONE_RUN_ONLY])
         super().on_multirun_start(config)
-        self._folder = Path(config.hydra.sweep.dir)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._name = config.hydra.job.config_name
-        self._write_plan()
+        folder = claim_folder(Path(config.hydra.sweep.dir))
+        config.hydra.sweep.dir = str(folder)  # where Hydra and every point look for it
+        self._plan = plan = plan_in(folder)
+        plan.write(self._head(config), self._records())
         self.write_table()
         _open.append(self)
 
-    def _write_plan(self) -> None:
-        points = [{"run_id": run_id, "overrides": point.overrides} for run_id, point in self._points.items()]
-        plan = {
+    def _head(self, config: DictConfig) -> dict[str, Any]:
+        name = config.hydra.job.config_name
+        return {
             "schema_version": SCHEMA_VERSION,
-            "name": self._name,
-            "experiment": experiment_of(self._name) or self._name,
+            "name": name,
+            "experiment": experiment_of(name) or name,
             "command": sys.argv,
             "since": self._since,
-            "points": points,
         }
-        write_json(self._folder / "plan.json", plan)
 
-    def join(self, point: Point) -> None:
-        """Add a point that the sweeper has chosen only now to the plan; nothing changes for one that was planned."""
-        if point.made.run_id in self._points:
-            return
-        self._points[point.made.run_id] = point
-        self._write_plan()
-        if speaks() and not self._finished(point.made.run_id):
-            board.add(len(list(point.made.phases())))
-            for warning in config_checks.warnings(point.config, point.made):
-                console.warn(warning)
+    def _records(self) -> Iterator[dict[str, Any]]:
+        """Yield the points of the plan, then those that are left out; of equal points the first is run."""
+        for point in self._points.values():
+            yield point.record()
+        runs = {tuple(point.overrides) for point in self._points.values()}
+        for overrides in self._all:
+            if tuple(overrides) not in runs:
+                yield {"overrides": overrides, "left_out": "an earlier point of this sweep asks the same"}
+        for overrides in self.skipped:
+            yield {"overrides": overrides, "left_out": SKIPPED}
 
     @loud
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
@@ -203,20 +116,21 @@ class SweepCallback(PointsCallback):
         super().on_multirun_end(config)
 
     def begin(self, config: DictConfig, points: list[Point]) -> None:
-        self._points: dict[str, Point] = {}
+        self._points: dict[str, Planned] = {}
         for point in points:
-            self._points.setdefault(point.made.run_id, point)  # equal points are one run
+            self._points.setdefault(point.made.run_id, Planned(*point))  # equal points are one run
+        self._all = [point.overrides for point in points]
         self._output, self._tracking = Path(config.output_dir), tracking_of(config)
         self._began = time.time()
         self._since = 0.0 if is_sweep(config) and not config.again else self._began
         waiting = [point for name, point in self._points.items() if not self._finished(name)]
         if speaks():
-            board.open([len(list(point.made.phases())) for point in waiting])
-            texts = [text for point in waiting for text in config_checks.warnings(point.config, point.made)]
+            board.open([len(list(point.job.phases())) for point in waiting])
+            texts = [text for point in waiting for text in config_checks.warnings(point.config, point.job)]
             for warning in dict.fromkeys(texts):
                 console.warn(warning)
             if len(self._points) < len(points):
-                console.note(_equal_points(points, len(self._points)))
+                console.note(equal_points(points, len(self._points)))
             if done := len(self._points) - len(waiting):
                 console.note(f"{done} of {len(self._points)} points are finished already; again=true runs them again")
 
@@ -224,19 +138,30 @@ class SweepCallback(PointsCallback):
         if not speaks():
             return
         board.close()
+        self._add_chosen()
         rows = self._rows()
-        show_runs(rows, str(self._folder / "table.csv") if is_sweep(config) else "summary.json")
+        show_runs(rows, str(self._plan.folder / "table.csv") if self._plan else "summary.json")
         if len(rows) == 1:
             step_drawing.show(rows[0].folder, rows[0].summary)
         done = [row.folder for row in rows if row.summary["status"] == "finished"]
         print_next_commands(self._output, self._tracking.reachable(), done[-1] if done else None)
+        if self._plan and (why := self._plan.stopped):
+            console.error(f"{why}: {len(self._points) - len(rows)} of {len(self._points)} points were not run")
         if len(done) < max(1, len(self._points)):
             raise SystemExit(1)
 
     def write_table(self) -> None:
         """Write table.csv with one row per planned point; one that has not been run has only what was asked."""
+        assert self._plan is not None, "a single run has no table.csv"
+        self._add_chosen()
         points = {name: (plain(point.config), point.overrides) for name, point in self._points.items()}
-        write_csv(self._folder / "table.csv", points, self._rows())
+        write_csv(self._plan.folder / "table.csv", points, self._rows())
+
+    def _add_chosen(self) -> None:
+        """Add the points that a sweeper has chosen since the start, which may have been in other processes."""
+        for record in self._plan.points() if self._plan else ():
+            if (name := record.get("run_id")) is not None and name not in self._points:
+                self._points[name] = planned(record)
 
     def _finished(self, name: str) -> Path | None:
         return finished(self._output / "runs" / name, self._since)
@@ -257,29 +182,6 @@ class SweepCallback(PointsCallback):
             if (attempt / "summary.json").exists() and _started(attempt) >= self._began
         ]
         return made[-1] if made else None
-
-
-def experiment_of(name: str) -> str | None:
-    """Return the experiment of a stored sweep, `m_sensitivity` also for `m_sensitivity_quick`.
-
-    None for `config`, the name of a command without a stored sweep.
-    """
-    return None if name == "config" else name.removesuffix("_quick")
-
-
-def _equal_points(points: list[Point], runs: int) -> str:
-    """Return how many runs these points are, and which of their keys are no part of what a run is asked."""
-    first: dict[str, Point] = {}
-    keys: set[str] = set()
-    for point in points:
-        run = flatten(plain(first.setdefault(point.made.run_id, point).config))
-        keys |= {key for key, value in flatten(plain(point.config)).items() if run.get(key) != value}
-    said = f"{len(points)} points are {runs} run{'s' if runs > 1 else ''}"
-    if not keys:
-        return f"{said}: equal points are run once"
-    *others, last = sorted(keys)
-    named = f"{', '.join(others)} and {last} are" if others else f"{last} is"
-    return f"{said}: {named} no part of a run's question, so only the first of such points is run"
 
 
 ONE_FOLDER = (

@@ -11,6 +11,7 @@ pandas and wandb are imported only where they are used, because a rank needs nei
 
 from microp.store.comparison import Comparison, Verdict, compare, launch_times
 from microp.store.disturbance import DISTURBANCES, Disturbance, disturbances, load_average
+from microp.store.durations import run_seconds
 from microp.store.frames import (
     Plan,
     Point,
@@ -25,6 +26,7 @@ from microp.store.frames import (
     spans_frame,
     worst_rank_mib,
 )
+from microp.store.lock import LockedError, Owner, hold, owner_of
 from microp.store.question_pairs import (
     FIGURES,
     Figure,
@@ -74,6 +76,7 @@ from microp.store.selection import (
 )
 from microp.store.statistics import LAUNCH, WIDE_FRACTION, interval, least_squares, over_launches, paired
 from microp.store.summary import step_clock, summarise
+from microp.store.sweep_plan import SweepPlan, claim_folder, plan_in
 from microp.store.traced_step import TracedStep, read_traced_step
 from microp.store.wandb_follower import Follower
 from microp.store.wandb_mirror import mirror, take_agent
@@ -90,6 +93,8 @@ __all__ = [
     "FigurePair",
     "Filter",
     "Follower",
+    "LockedError",
+    "Owner",
     "Pairing",
     "Plan",
     "Point",
@@ -99,9 +104,11 @@ __all__ = [
     "Row",
     "SelectionError",
     "Store",
+    "SweepPlan",
     "TracedStep",
     "Verdict",
     "attempts",
+    "claim_folder",
     "column_named",
     "columns_of",
     "command",
@@ -111,6 +118,7 @@ __all__ = [
     "environment_columns",
     "finished_runs",
     "flatten",
+    "hold",
     "interval",
     "is_missing",
     "launch_times",
@@ -123,8 +131,10 @@ __all__ = [
     "mirror",
     "new_attempt",
     "over_launches",
+    "owner_of",
     "pair_questions",
     "paired",
+    "plan_in",
     "read_config",
     "read_env",
     "read_errors",
@@ -140,6 +150,7 @@ __all__ = [
     "read_summary",
     "read_traced_step",
     "records",
+    "run_seconds",
     "select",
     "shown",
     "size_of",

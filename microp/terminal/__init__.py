@@ -7,8 +7,23 @@
 """
 
 from microp.terminal.console import err, error, note, out, warn
+from microp.terminal.dry_run_table import TO_RUN, DryPoint, show_dry_points
 from microp.terminal.progress import Board
 from microp.terminal.run_rows import Row, read_row, write_csv
 from microp.terminal.run_table import show_runs
 
-__all__ = ["Board", "Row", "err", "error", "note", "out", "read_row", "show_runs", "warn", "write_csv"]
+__all__ = [
+    "TO_RUN",
+    "Board",
+    "DryPoint",
+    "Row",
+    "err",
+    "error",
+    "note",
+    "out",
+    "read_row",
+    "show_dry_points",
+    "show_runs",
+    "warn",
+    "write_csv",
+]

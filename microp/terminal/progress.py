@@ -51,6 +51,13 @@ class Board:
         total = self._progress.tasks[self._progress.task_ids.index(self._sweep)].total or 0
         self._progress.update(self._sweep, total=total + steps, visible=self._points > 1)
 
+    def skip(self, steps: int) -> None:
+        """Count a point of those that were to be run as done, because another process has run it."""
+        if self.is_open:
+            self._started += 1
+            self._steps += steps
+            self._progress.update(self._sweep, completed=self._steps)
+
     @contextmanager
     def point(self, name: str, steps: int, rows: Path) -> Iterator[None]:
         """Show the progress of one run, read from the file `rows` that rank 0 writes."""

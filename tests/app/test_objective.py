@@ -8,7 +8,7 @@ import os
 import pytest
 from user import ROOT, SMALL, microp, read
 
-from microp.app import RunError, sweep
+from microp.app import RunError, points
 from microp.store import write_json
 
 CHOOSER = '''
@@ -80,16 +80,16 @@ def attempt(tmp_path):
 
 
 def test_the_objective_is_the_median_step_time(attempt):
-    assert sweep._objective(attempt("finished", 12.5)) == 12.5
+    assert points._objective(attempt("finished", 12.5)) == 12.5
 
 
 def test_a_failed_point_has_none_and_fails_the_trial_of_a_sweeper_that_chooses(attempt, monkeypatch):
     folder = attempt("failed", 12.5)
-    assert math.isnan(sweep._objective(folder))  # Hydra's own sweeper runs the other points
-    monkeypatch.setattr(sweep, "chooses_points", lambda: True)
+    assert math.isnan(points._objective(folder))  # Hydra's own sweeper runs the other points
+    monkeypatch.setattr(points, "chooses_points", lambda: True)
     with pytest.raises(RunError, match="rank 1 has left"):
-        sweep._objective(folder)
+        points._objective(folder)
 
 
 def test_a_rank_on_another_host_has_no_objective(tmp_path):
-    assert math.isnan(sweep._objective(tmp_path))
+    assert math.isnan(points._objective(tmp_path))

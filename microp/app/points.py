@@ -1,0 +1,261 @@
+"""Runs one point of a command: Hydra's task function, and what it is made of.
+
+::
+
+    a single run      composed ─► run
+    a sweep's point   the sweep's plan ─► has a finished attempt?  ── yes ─► its numbers
+                                          does another process run it? ── yes ─► wait, then ask again
+                                                                       ── no ──► run
+
+A point of a sweep is what was planned and checked before the first one started, and not what `conf/` has become since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cache
+from math import isnan
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig
+
+from microp.app import config_checks
+from microp.app.config import from_plain, plain, read_config
+from microp.app.errors import RunError
+from microp.app.hydra_callbacks import (
+    Point,
+    PointsCallback,
+    chooses_points,
+    config_name,
+    overrides,
+    speaks,
+    sweep_folder,
+)
+from microp.app.job_factory import job_with, make_job
+from microp.app.schema import Config
+from microp.job import Job
+from microp.schedule import Partition, from_text, to_text
+from microp.settings import is_joined
+from microp.store import (
+    LockedError,
+    Owner,
+    RecordError,
+    SweepPlan,
+    attempts,
+    flatten,
+    hold,
+    plan_in,
+    read_status,
+    read_summary,
+)
+from microp.terminal import Board, console
+
+board = Board()  # global, because Hydra creates the callback that shares it with `run_point`
+SKIPPED = "skip=true leaves this point out"
+
+
+class Planned(NamedTuple):
+    """A checked point of a sweep.
+
+    Attributes:
+        overrides: what was typed for it.
+        config: its configuration.
+        job: the job of that configuration.
+    """
+
+    overrides: list[str]
+    config: Config
+    job: Job
+
+    @property
+    def run(self) -> Path:
+        """The folder of its attempts."""
+        return Path(self.config.output_dir) / "runs" / self.job.run_id
+
+    def record(self) -> dict[str, Any]:
+        """Return what a plan has to hold so that `planned` returns this point in any process."""
+        return {
+            "run_id": self.job.run_id,
+            "question_id": self.job.question_id,
+            "overrides": self.overrides,
+            "config": plain(self.config),
+            "order": to_text(self.job.schedule),
+            "partition": list(self.job.partition.sizes),
+        }
+
+
+def planned(record: dict[str, Any]) -> Planned:
+    """Return a point from a plan; neither the files of `conf/` nor a schedule's builder or file are asked again."""
+    config = from_plain(record["config"])
+    order, partition = from_text(record["order"]), Partition(tuple(record["partition"]))
+    return Planned(
+        record["overrides"], config, job_with(config, order, partition, record["run_id"], record["question_id"])
+    )
+
+
+def run_point(config: DictConfig) -> float:
+    """Run one point, unless it is a finished point of a sweep; this is Hydra's task function.
+
+    Returns:
+        the objective, which a sweeper may minimise: the median step time in milliseconds. NaN if nothing was measured.
+
+    Raises:
+        RunError: the point was not measured, and the sweeper needs to know that it failed.
+    """
+    if (folder := sweep_folder()) is not None:
+        return _run_planned(config, plan_in(folder))
+    point = read_config(config)
+    job: Job = PointsCallback.take(point)
+    try:
+        attempt = run_attempt(point, job, overrides(), experiment_of(config_name()))
+    except LockedError as error:
+        console.error(str(error))
+        raise SystemExit(1) from None
+    return _objective(attempt)
+
+
+def _run_planned(config: DictConfig, plan: SweepPlan) -> float:
+    record = plan.find(overrides())
+    if record is None and not chooses_points():
+        raise RunError(f"{plan.folder / 'points.jsonl'} lacks the point {overrides()}: type the sweep's command again")
+    if why := plan.stopped or (record or {}).get("left_out"):
+        return _failed(why)
+    point = planned(record) if record else _choose(config, plan)
+    if point is None:
+        return _failed(SKIPPED)
+    try:
+        objective = _objective(_attempt_of(point, plan))
+    except Exception:
+        _stop_if_asked(point, plan)
+        raise
+    if isnan(objective):
+        _stop_if_asked(point, plan)
+    return objective
+
+
+def _stop_if_asked(failed: Planned, plan: SweepPlan) -> None:
+    if failed.config.fail_fast:
+        plan.stop(f"fail_fast=true: {failed.job.run_id} failed")
+
+
+def _choose(config: DictConfig, plan: SweepPlan) -> Planned | None:
+    """Check a point that the sweeper has only just chosen, and add it to the plan; None if `skip` leaves it out."""
+    asked = read_config(config)
+    if asked.skip:
+        return None
+    point = Planned(overrides(), asked, make_job(asked))
+    plan.add(point.record())
+    if board.is_open and not finished(point.run, plan.head["since"]):
+        board.add(len(list(point.job.phases())))
+        for warning in config_checks.warnings(point.config, point.job):
+            console.warn(warning)
+    return point
+
+
+def _attempt_of(point: Planned, plan: SweepPlan) -> Path:
+    """Return a point's finished attempt, by whatever process, else one that is run now."""
+    since, steps = plan.head["since"], len(list(point.job.phases()))
+    if done := finished(point.run, since):
+        return done
+
+    def tell(owner: Owner) -> None:
+        console.note(f"{point.job.run_id} is being run by {owner}: this sweep waits, and takes its result")
+
+    with hold(point.run, waiting=tell) as locked:
+        if done := finished(point.run, since):
+            board.skip(steps)
+            return done
+        return _run_locked(point.config, point.job, point.overrides, experiment_of(config_name()), locked)
+
+
+def run_attempt(point: Config, job: Job, typed: Sequence[str], experiment: str | None = None) -> Path:
+    """Run one point and return the attempt's folder; the failure of a rank is recorded there.
+
+    Args:
+        point: the configuration.
+        job: the job of that configuration.
+        typed: the overrides that were typed for it.
+        experiment: the name of the stored sweep that it belongs to, if any.
+
+    Raises:
+        RankError: a rank failed, and torchrun started this process.
+        LockedError: another process runs this point.
+    """
+    records = speaks()  # of the ranks that torchrun started, rank 0 makes the folder
+    with hold(Path(point.output_dir) / "runs" / job.run_id) if records else nullcontext(True) as locked:
+        return _run_locked(point, job, typed, experiment, locked)
+
+
+def _run_locked(point: Config, job: Job, typed: Sequence[str], experiment: str | None, locked: bool) -> Path:
+    from microp.app.attempt import Attempt, run_as_rank
+    from microp.worker import launch_ranks, run_threads  # torch takes a second, too slow for --help and TAB
+
+    if not locked:
+        _warn_of_no_locks(point.output_dir)
+    if is_joined():
+        return run_as_rank(point, job, experiment, typed)
+    run = run_threads if job.backend == "threads" else launch_ranks
+    steps = len(list(job.phases()))
+    opened = Attempt(point, job, experiment, typed)
+    with opened as attempt, board.point(job.run_id, steps, attempt / "steps.rank0.jsonl"):
+        run(job, attempt, point.launch.shutdown_s)
+    return attempt
+
+
+@cache
+def _warn_of_no_locks(output: str) -> None:
+    console.warn(f"the file system of {output} has no locks: nothing keeps another process from running the same point")
+
+
+def _objective(attempt: Path) -> float:
+    if not (attempt / "summary.json").exists():  # this process is a rank on another host
+        return float("nan")
+    status = read_status(attempt)
+    if status["status"] != "finished":
+        return _failed(f"{attempt}: {status.get('message')}")
+    return float(read_summary(attempt)["step_ms"]["median"])
+
+
+def _failed(reason: str) -> float:
+    """Return NaN for a point without a figure; for a sweeper that chooses its points raise RunError."""
+    if chooses_points():
+        raise RunError(reason)
+    return float("nan")
+
+
+def finished(run: Path, since: float) -> Path | None:
+    """Return a run's last finished attempt that was started after `since` (seconds since 1970), or None."""
+    for attempt in reversed(attempts(run)):
+        try:
+            status = read_status(attempt)
+            if status["status"] == "finished" and status["started"] >= since:
+                read_summary(attempt)
+                return attempt
+        except RecordError:  # an attempt that cannot be read answers nothing: the point runs again
+            continue
+    return None
+
+
+def experiment_of(name: str) -> str | None:
+    """Return the experiment of a stored sweep, `m_sensitivity` also for `m_sensitivity_quick`.
+
+    None for `config`, the name of a command without a stored sweep.
+    """
+    return None if name == "config" else name.removesuffix("_quick")
+
+
+def equal_points(points: list[Point], runs: int) -> str:
+    """Return how many runs these points are, and which of their keys are no part of what a run is asked."""
+    first: dict[str, Point] = {}
+    keys: set[str] = set()
+    for point in points:
+        run = flatten(plain(first.setdefault(point.made.run_id, point).config))
+        keys |= {key for key, value in flatten(plain(point.config)).items() if run.get(key) != value}
+    said = f"{len(points)} points are {runs} run{'s' if runs > 1 else ''}"
+    if not keys:
+        return f"{said}: equal points are run once"
+    *others, last = sorted(keys)
+    named = f"{', '.join(others)} and {last} are" if others else f"{last} is"
+    return f"{said}: {named} no part of a run's question, so only the first of such points is run"

@@ -1,0 +1,103 @@
+"""Prints what a command would run: a row per point, and how long all of it would take.
+
+::
+
+    a dry run of 4 points, the same in all: device=emulated ranks=4
+    schedule  chunks  state    steps     time  run
+    gpipe          4  done         -        -  gpipe-m4-k4-1f0e2d3c
+    gpipe          8  to run      26    4.1 s  gpipe-m8-k4-9a8b7c6d
+    ...
+    3 to run: 78 steps, about 13 s; nothing was started.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from microp.terminal.columns import Column, paragraph, show
+from microp.terminal.console import out
+from microp.terminal.run_table import swept_columns
+
+TO_RUN = "to run"
+ABOUT_TIME = (
+    "time: of the finished launches of the same question, median; without one, on an emulated device, "
+    "steps times the simulated step, without starting the ranks; - if neither is known."
+)
+
+
+class DryPoint(NamedTuple):
+    """A point that would be run.
+
+    Attributes:
+        overrides: what was typed for it.
+        state: `done`, `to run`, `invalid`, or which other process runs it.
+        run_id: the name of its run; None if it is invalid.
+        steps: the number of steps to run.
+        seconds: the time that it is predicted to take; None if nothing is known.
+    """
+
+    overrides: list[str]
+    state: str
+    run_id: str | None = None
+    steps: int = 0
+    seconds: float | None = None
+
+
+def show_dry_points(points: Sequence[DryPoint]) -> None:
+    """Print the table of the points, and below it what is to be run."""
+    typed = [dict(word.partition("=")[::2] for word in point.overrides) for point in points]
+    keys = dict.fromkeys(key for words in typed for key in words)
+    differing = [key for key in keys if len({words.get(key) for words in typed}) > 1]
+    heading = "a dry run" if len(points) == 1 else f"a dry run of {len(points)} points, the same in all"
+    same = [f"{key}={typed[0][key]}" for key in keys if key not in differing and key != "dry_run"]
+    paragraph(out, f"{heading}: {' '.join(same)}" if same else heading.removesuffix(", the same in all"), style="")
+    if points:
+        show(out, [*_asked(typed, differing), *_results(points)], "a wider terminal")
+        paragraph(out, ABOUT_TIME)
+    paragraph(out, _total(points), style="")
+
+
+def _asked(typed: Sequence[dict[str, str]], keys: Sequence[str]) -> list[Column]:
+    return swept_columns({key: [words.get(key, "-") for words in typed] for key in keys})
+
+
+def _results(points: Sequence[DryPoint]) -> list[Column]:
+    steps = [str(point.steps) if point.steps else "-" for point in points]
+    times = [_duration(point.seconds) for point in points]
+    return [
+        Column("state", [point.state for point in points], "left", 95),
+        Column("steps", steps, importance=80),
+        Column("time", times, importance=90),
+        Column("run", [point.run_id or "-" for point in points], "left", 20),
+    ]
+
+
+def _total(points: Sequence[DryPoint]) -> str:
+    """Return how many points are in which state, and the steps and the time of those to run."""
+    states = Counter(point.state for point in points)
+    rest = [point for point in points if point.state == TO_RUN]
+    known = [point.seconds for point in rest if point.seconds is not None]
+    said = [f"{number} {state}" for state, number in states.items() if state != TO_RUN]
+    if rest:
+        time = f", about {_duration(sum(known))}" if known else ""
+        without = len(rest) - len(known)
+        and_more = f" and what {without} of them take" if known and without else ""
+        said.append(f"{len(rest)} to run: {sum(point.steps for point in rest)} steps{time}{and_more}")
+    return f"{', '.join(said) or 'nothing is known to run'}. Nothing was started."
+
+
+def _duration(seconds: float | None) -> str:
+    """Return a time in the two units that matter: `0.8 s`, `12 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds is None:
+        return "-"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min"

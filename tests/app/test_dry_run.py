@@ -1,0 +1,131 @@
+"""`dry_run=true` shows the points, their state, their steps and their predicted time, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from user import SMALL, microp
+
+from microp.app import CONF, ConfigError, job_of, measure
+from microp.app.config import compose_config, read_config, register_schemas
+from microp.app.dry_run import show_dry_run
+from microp.app.hydra_internals import compose_points, composer
+from microp.app.pricing_job import make_pricing_job
+from microp.app.sweep import SweepCallback
+from microp.store import hold, write_json
+from microp.terminal import console
+
+TIMES = ["device=emulated", "device.forward_ms=10", "device.backward_ms=20", "tracking=disabled", "comms=threads"]
+WORDS = [*TIMES, *SMALL]
+
+
+@pytest.fixture
+def dry(tmp_path, monkeypatch, capsys):
+    """Shows what a sweep would do: (exit code, rows of the table, everything that was printed)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(console.out, "width", 200)
+    register_schemas()
+
+    def run(*words: str, resumes: bool = True) -> tuple[int, list[str], str]:
+        with composer(CONF) as hydra, pytest.raises(SystemExit) as left:
+            show_dry_run(SweepCallback(), compose_points(hydra.sweep("config", words)), resumes)
+        printed = capsys.readouterr()
+        rows = [line for line in printed.out.splitlines() if line.rstrip().endswith(" -") or "-k2-" in line]
+        return left.value.code, rows, printed.out + printed.err
+
+    return run
+
+
+def record(outputs, words: list[str], seconds: float) -> None:
+    """A finished run that took this long."""
+    job = job_of(*words)
+    attempt = outputs / "runs" / job.run_id / "attempt-1"
+    attempt.mkdir(parents=True)
+    write_json(attempt / "status.json", {"status": "finished", "started": 1.0, "ended": 1.0 + seconds})
+    summary = {"run_id": job.run_id, "question_id": job.question_id, "schedule": "gpipe", "chunks": 2, "ranks": 2}
+    more = {"schema_version": 2, "status": "finished", "replicas": 1, "step_ms": {"median": 1.0}, "bubble": {}}
+    write_json(attempt / "summary.json", {**summary, **more})
+
+
+def files(folder) -> list[str]:
+    return sorted(str(path) for path in folder.rglob("*"))
+
+
+def test_each_point_has_its_state_its_steps_and_its_predicted_time(dry, tmp_path):
+    """Measured where the question has been run, with nominal times where it has not, and none on a real device."""
+    record(tmp_path / "outputs", ["chunks=2", *WORDS], 7.0)
+    before = files(tmp_path)
+    code, rows, text = dry("repeat=0,1", "chunks=2,4,400", *WORDS, "dry_run=true")
+    assert code == 2
+    assert [row.split()[:2] for row in rows] == [[r, m] for r in "01" for m in ("2", "4", "400")]
+    assert [" ".join(row.split()[2:-1]) for row in rows] == [
+        "done - -",
+        "to run 5 0.8 s",  # 5 steps of (4 + 1) x 30 ms: a warm-up step, 3 measured ones, one for the memory
+        "invalid - -",
+        "to run 5 7.0 s",  # another launch of the question that took 7 s
+        "to run 5 0.8 s",
+        "invalid - -",
+    ]
+    assert "1 done, 2 invalid, 3 to run: 15 steps, about 8.5 s. Nothing was started." in text
+    assert "error: chunks=400 is more than batch_size=8 has rows: use at most 8 (2 of 6 points)" in text
+    assert files(tmp_path) == before
+    code, rows, _ = dry("chunks=2", *WORDS, resumes=False)  # again=true
+    assert (code, rows[0].split()[:2]) == (0, ["to", "run"])
+
+
+def test_what_another_process_runs_is_said(dry, tmp_path):
+    with hold(tmp_path / "outputs" / "runs" / job_of("chunks=2", *WORDS).run_id):
+        code, rows, text = dry("chunks=2,4", *WORDS)
+    assert code == 0
+    assert f"run by process {os.getpid()} on " in rows[0]
+    assert "1 to run: 5 steps" in text
+
+
+def test_without_a_prediction_there_is_none(dry):
+    _, rows, text = dry("chunks=2,4", "tracking=disabled", *SMALL)
+    assert [row.split()[-2] for row in rows] == ["-", "-"]
+    assert "2 to run: 10 steps. Nothing was started." in text
+
+
+def test_equal_and_left_out_points_and_unused_keys_are_told(dry):
+    code, rows, text = dry("learning_rate=1e-3,0.001", "chunks=2,4", "skip=true,false", *WORDS)
+    assert code == 0
+    assert len(rows) == 2
+    assert "4 points are 2 runs" in text
+    assert "skip=true leaves 4 of 8 points out" in text
+    code, _, text = dry("chunks=2,4", "checkpointing.segments=3", *WORDS)
+    assert code == 2
+    assert "checkpointing.segments=3 is not used by checkpointing=never" in text
+
+
+def test_points_that_cannot_be_composed_are_shown_with_the_others(dry):
+    code, rows, text = dry("schedule=gpipe,gpip", "chunks=2,many", *WORDS)
+    assert code == 2
+    assert ["invalid" in row for row in rows] == [False, True, True, True]
+    assert "chunks=many is not an integer: use a whole number (" in text
+    assert "schedule=gpip is not an option of schedule" in text
+
+
+def test_a_command_shows_it_and_writes_nothing(tmp_path):
+    done = microp("chunks=4", "dry_run=true", *WORDS, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("a dry run: chunks=4 device=emulated ")
+    assert "1 to run: 5 steps, about 0.8 s. Nothing was started." in done.stdout
+    assert list(tmp_path.iterdir()) == []
+    refused = microp("-m", "chunks=2,4", "dry_run=true,false", *WORDS, folder=tmp_path)
+    assert refused.returncode == 2
+    assert "error: dry_run=true,false: dry_run is for all points of a sweep: give one value" in refused.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_price_and_python_refuse_it():
+    with pytest.raises(ConfigError, match="dry_run=true is for a run, and a price runs nothing: leave it out"):
+        make_pricing_job(read_config(compose_config("dry_run=true", name="simulate")))
+    with pytest.raises(ConfigError, match="dry_run=true is for the command line"):
+        measure("dry_run=true")
+
+
+@pytest.mark.parametrize("key", ["dry_run", "fail_fast"])
+def test_they_are_no_part_of_a_question(key):
+    assert job_of(f"{key}=true").run_id == job_of().run_id == job_of("again=true").run_id
