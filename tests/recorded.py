@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+
+from user import microp
 
 from microp.store import LAUNCH, Store
 
-ROOT = Path(__file__).parent.parent
 SMALL = ["model.layers=4", "model.dim=32", "batch_size=8", "steps=3", "warmup_steps=1", "tracking=disabled"]
 SWEPT = ["schedule=gpipe,1f1b", "chunks=2,4", "repeat=0,1"]
-
-
-def python(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "160"}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 
 def write_plan(outputs: Path, folder: str, name: str, points: dict[str, list[str]]) -> None:
@@ -34,7 +26,7 @@ def small_sweep(folder: Path) -> Path:
 
     They are planned twice: as m_sensitivity, with one point more that is missing, and their first launches as `config`.
     """
-    done = python("-m", "microp.run", "-m", *SMALL, *SWEPT, folder=folder)
+    done = microp("-m", *SMALL, *SWEPT, folder=folder)
     assert done.returncode == 0, done.stderr
     outputs = folder / "outputs"
     shutil.rmtree(outputs / "sweeps")

@@ -7,28 +7,36 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+from warm import Warm
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["model.layers=4", "model.dim=32", "batch_size=8", "steps=3", "warmup_steps=1"]
 BIN = Path(sys.executable).parent
+warm = Warm()
 
 
 def microp(*arguments: str, folder: Path, program: str = "microp.run", **environment: str):
-    command = [sys.executable, "-m", program, *arguments]
-    return start(command, folder, **environment)
+    """Run a command of microp as `python -m` does, in a process of its own."""
+    with tempfile.TemporaryDirectory() as files:
+        out, err = Path(files) / "out", Path(files) / "err"
+        code = warm.run(program, list(arguments), folder, environment_of(folder, environment), out, err)
+        return subprocess.CompletedProcess([program, *arguments], code, out.read_text(), err.read_text())
 
 
 def start(command, folder: Path, **environment: str):
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("WANDB")}
+    """Run a command in an interpreter of its own."""
     return subprocess.run(
-        command,
-        cwd=folder,
-        env={**kept, "PYTHONPATH": str(ROOT), "COLUMNS": "160", "HOME": str(folder), **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
+        command, cwd=folder, env=environment_of(folder, environment), capture_output=True, text=True, timeout=120
     )
+
+
+def environment_of(folder: Path, changes: dict[str, str]) -> dict[str, str]:
+    """The environment of a user without W&B, unless the changes ask for it."""
+    mine = {"PYTHONPATH": str(ROOT), "COLUMNS": "160", "HOME": str(folder), "WANDB_MODE": "disabled"}
+    return {**{key: value for key, value in os.environ.items() if not key.startswith("WANDB")}, **mine, **changes}
 
 
 def read(path: Path):

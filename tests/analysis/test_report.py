@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from recorded import python, write_plan
+from recorded import write_plan
+from user import microp, start
 
 from analysis import __main__ as report
 from analysis import m_sensitivity, sweep, timeline
@@ -29,7 +30,7 @@ from microp.store import LAUNCH, Store
 @pytest.fixture(scope="module")
 def made(outputs):
     """`python -m analysis`, and the page."""
-    done = python("-X", "importtime", "-m", "analysis", str(outputs), folder=outputs.parent)
+    done = start([sys.executable, "-X", "importtime", "-m", "analysis", str(outputs)], outputs.parent)
     assert done.returncode == 0, done.stderr
     return done, (outputs / "report" / "report.html").read_text()
 
@@ -264,7 +265,7 @@ def test_captions_say_where_the_rows_come_from(outputs):
 @pytest.mark.parametrize("program", ["analysis", "analysis.m_sensitivity", "analysis.prediction", "analysis.rank_time"])
 def test_nothing_to_draw_is_said_in_one_sentence(program, tmp_path):
     (tmp_path / "none").mkdir()
-    done = python("-m", program, str(tmp_path / "none"), folder=tmp_path)
+    done = microp(str(tmp_path / "none"), folder=tmp_path, program=program)
     assert done.returncode == 2
     assert re.search(
         r"none holds no finished run to draw: make one with `python -m microp.run.*`$", done.stderr.strip()
@@ -274,7 +275,7 @@ def test_nothing_to_draw_is_said_in_one_sentence(program, tmp_path):
 def test_one_experiment_alone(outputs, made, tmp_path):
     copy = tmp_path / "outputs"
     shutil.copytree(outputs, copy, ignore=shutil.ignore_patterns("report"))
-    done = python("-m", "analysis.m_sensitivity", folder=tmp_path)
+    done = microp(folder=tmp_path, program="analysis.m_sensitivity")
     assert done.returncode == 0, done.stderr
     stems = {path.stem for path in (copy / "report").iterdir()}
     assert stems == {"m-sensitivity-bubble", "m-sensitivity-memory"}  # no monolith, and no second fixed microbatch

@@ -19,7 +19,7 @@ from user import BIN, ROOT, SMALL, microp, read, start
 @pytest.fixture(scope="module")
 def one_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one")
-    done = microp(*SMALL, "chunks=3", folder=folder)
+    done = microp(*SMALL, "chunks=3", folder=folder, WANDB_MODE="offline")
     assert done.returncode == 0, done.stderr
     [attempt] = (folder / "outputs" / "runs").glob("*/attempt-1")
     return folder, attempt, done
@@ -134,7 +134,7 @@ def test_a_wrong_word_in_w_and_b_s_environment_is_one_message(tmp_path):
 
 
 def test_a_run_can_be_followed_and_w_and_b_s_environment_counts(tmp_path):
-    environment = {"WANDB_DIR": "elsewhere", "WANDB_PROJECT": "theirs"}
+    environment = {"WANDB_MODE": "offline", "WANDB_DIR": "elsewhere", "WANDB_PROJECT": "theirs"}
     done = microp(*SMALL, "chunks=2", "tracking.follow=true", folder=tmp_path, **environment)
     assert (done.returncode, "warning" in done.stderr) == (0, False), done.stderr
     [attempt] = (tmp_path / "outputs" / "runs").glob("*/*")
@@ -337,12 +337,12 @@ def test_no_gpu(tmp_path):
         assert "torch sees no GPU" in done.stderr
 
 
-def torchrun(ranks: int, *arguments: str, folder: Path):
-    return start([BIN / "torchrun", f"--nproc_per_node={ranks}", "-m", "microp.run", *arguments], folder)
+def torchrun(ranks: int, *arguments: str, folder: Path, **environment: str):
+    return start([BIN / "torchrun", f"--nproc_per_node={ranks}", "-m", "microp.run", *arguments], folder, **environment)
 
 
 def test_joining_torchrun(tmp_path):
-    done = torchrun(2, *SMALL, "chunks=2", folder=tmp_path)
+    done = torchrun(2, *SMALL, "chunks=2", folder=tmp_path, WANDB_MODE="offline")
     assert done.returncode == 0, done.stderr
     [attempt] = (tmp_path / "outputs" / "runs").glob("*/*")
     assert read(attempt / "summary.json")["steps"] == 3

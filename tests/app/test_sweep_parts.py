@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from user import microp
 
 from microp.app import ConfigError
 from microp.app.sweep_parts import read_parts
-
-ROOT = Path(__file__).parent.parent.parent
 
 SWEEP = """
 defaults: [config, mine: small, _self_]
@@ -29,28 +25,17 @@ large: {<<: *base, chunks: "${calc:'2 * 4'}", defaults: [override /schedule: nai
 """
 
 
-def command(folder: Path, *words: str):
-    return subprocess.run(
-        [sys.executable, "-m", "microp.run", *words],
-        cwd=folder,
-        env={"PYTHONPATH": str(ROOT), "COLUMNS": "200", "HOME": str(folder), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 @pytest.mark.parametrize("option", ["-cd", "--config-dir"])
 def test_the_parts_of_a_user_s_own_sweep_are_options(tmp_path, option):
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "mine.yaml").write_text(SWEEP)
     (tmp_path / "own" / "mine.parts.yaml").write_text(PARTS)
-    done = command(tmp_path, option, "own", "-cn", "mine", "tracking=disabled")
+    done = microp(option, "own", "-cn", "mine", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     [plan] = (tmp_path / "outputs" / "sweeps").glob("*/plan.json")
     names = [point["run_id"] for point in json.loads(plan.read_text())["points"]]
     assert [name[: name.rindex("-")] for name in names] == ["gpipe-m2-k2", "naive-m8-k2"]
-    unknown = command(tmp_path, option, "own", "-cn", "mine", "mine=_base")
+    unknown = microp(option, "own", "-cn", "mine", "mine=_base", folder=tmp_path)
     assert unknown.returncode == 2
     assert unknown.stderr == "error: mine=_base is not an option of mine: use one of large, small\n"
 
@@ -100,12 +85,12 @@ def test_a_command_says_what_is_broken_and_ends_with_2(tmp_path):
     (tmp_path / "mine.yaml").write_text(SWEEP)
     (tmp_path / "mine.parts.yaml").write_text("small: {rank: 4}\n")
     (tmp_path / "evil.yaml").write_text("defaults: [config, _self_]\nbatch_size: ${calc:'open(\"x\")'}\n")
-    done = command(tmp_path, "-cd", ".", "-cn", "mine")
+    done = microp("-cd", ".", "-cn", "mine", folder=tmp_path)
     assert done.returncode == 2
     assert done.stderr == "error: mine.parts.yaml: part small: rank is not a key of a run: did you mean ranks?\n"
     (tmp_path / "mine.parts.yaml").unlink()
     for mode in ("RUN", "MULTIRUN"):
-        done = command(tmp_path, "-cd", ".", "-cn", "evil", f"hydra.mode={mode}")
+        done = microp("-cd", ".", "-cn", "evil", f"hydra.mode={mode}")
         assert done.returncode == 2
         assert done.stderr.startswith(
             "error: batch_size: cannot compute 'open(\"x\")': a call is not allowed; allowed "

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+
+from user import microp
 
 
-def test_every_transport_and_torch_get_a_line():
-    command = [sys.executable, "-m", "microp.null_stages", "--steps", "3"]
-    done = subprocess.run(command, capture_output=True, text=True)
+def test_every_transport_and_torch_get_a_line(tmp_path):
+    done = microp("--steps", "3", folder=tmp_path, program="microp.null_stages")
     assert done.returncode == 0, done.stderr
     said = done.stdout
     for name in ("shm", "gloo", r"torch \(gloo\)"):
@@ -19,7 +18,7 @@ def test_every_transport_and_torch_get_a_line():
     assert len(re.findall(r"start and end of a point, [28] ranks, .*: \d+\.\d\d s", said)) == 3
 
 
-def test_nothing_to_measure_is_refused():
-    done = subprocess.run([sys.executable, "-m", "microp.null_stages", "--rows=0"], capture_output=True, text=True)
+def test_nothing_to_measure_is_refused(tmp_path):
+    done = microp("--rows=0", folder=tmp_path, program="microp.null_stages")
     assert done.returncode == 2
     assert "--rows=0 is below 1" in done.stderr

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from user import microp
 
 from microp.labs import LABS, ddp, gpipe, manual_replicas, manual_split, memory_wall, monolith, naive, one_f_one_b
 
@@ -28,7 +29,7 @@ def test_the_readme_lists_them_in_order():
 
 
 def test_the_list(tmp_path):
-    done = subprocess.run([sys.executable, "-m", "microp.labs"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = microp(folder=tmp_path, program="microp.labs")
     assert re.findall(r"microp\.labs\.(\w+)", done.stdout) == list(LABS)
 
 
@@ -72,7 +73,7 @@ def test_ping_pong_by_torchrun():
     rows = [list(map(float, line.split())) for line in done.stdout.splitlines() if re.fullmatch(r"[\d. ]+", line)]
     assert [row[0] for row in rows] == [4**power for power in range(8)]
     assert all(row[1] > 0 < row[3] for row in rows)  # times; a rate in whole MiB/s is 0 where a core is not free
-    assert all(row[4] > 0 for row in rows)
+    assert all(row[4] >= 0 for row in rows)
 
 
 def test_three_pipelines():
