@@ -90,7 +90,7 @@ def test_a_command_says_what_is_broken_and_ends_with_2(tmp_path):
     assert done.stderr == "error: mine.parts.yaml: part small: rank is not a key of a run: did you mean ranks?\n"
     (tmp_path / "mine.parts.yaml").unlink()
     for mode in ("RUN", "MULTIRUN"):
-        done = microp("-cd", ".", "-cn", "evil", f"hydra.mode={mode}")
+        done = microp("-cd", ".", "-cn", "evil", f"hydra.mode={mode}", folder=tmp_path)
         assert done.returncode == 2
         assert done.stderr.startswith(
             "error: batch_size: cannot compute 'open(\"x\")': a call is not allowed; allowed "
