@@ -30,7 +30,17 @@ from microp.app import places
 from microp.app.config import to_yaml
 from microp.app.schema import Config
 from microp.job import Job
-from microp.store import Follower, load_average, mirror, new_attempt, summarise, take_agent, write_json, write_schedule
+from microp.settings import redact_words
+from microp.store import (
+    Follower,
+    load_average,
+    mirror,
+    new_attempt,
+    summarise,
+    take_agent,
+    write_json,
+    write_schedule,
+)
 from microp.terminal import console
 from microp.worker import RankError, connect_joined, run_joined
 
@@ -58,7 +68,7 @@ class Attempt:
         self._config, self._job = config, job
         self.folder = new_attempt(Path(config.output_dir) / "runs", job.run_id)
         (self.folder / "config.yaml").write_text(to_yaml(config))
-        asked = {"experiment": experiment, "overrides": list(overrides), "wandb_agent": take_agent()}
+        asked = {"experiment": experiment, "overrides": redact_words(overrides), "wandb_agent": take_agent()}
         self._env = {**_environment(), **asked}
         self._write_load("start")
         write_schedule(self.folder, job.schedule)
@@ -143,7 +153,7 @@ def _environment() -> dict[str, Any]:
     packages = ("torch", "hydra-core", "wandb", "numpy")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
-        "command": sys.argv,
+        "command": redact_words(sys.argv),
         "commit": _commit(),
         "python": platform.python_version(),
         "packages": {name: version(name) for name in packages},

@@ -21,6 +21,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from microp.app.environment import environment_problems
 from microp.app.errors import ConfigError
 from microp.app.expressions import evaluate
 from microp.app.hydra_loader import install
@@ -28,7 +29,7 @@ from microp.app.hydra_problems import REFUSED, hydra_problems, in_a_line, option
 from microp.app.knobs import Knobs, schema_of, without_unused
 from microp.app.places import CONF
 from microp.app.schema import GROUPS, SCHEMAS, Config
-from microp.settings import TrackingSettings
+from microp.settings import TrackingSettings, redact_values
 
 
 def register_schemas() -> None:
@@ -66,6 +67,8 @@ def read_composed(config: DictConfig) -> Config:
     config = copy.deepcopy(config)
     with read_write(config), open_dict(config):
         config.pop("hydra", None)
+    if found := environment_problems(config):
+        raise ConfigError(found)
     try:
         if missing := OmegaConf.missing_keys(config):
             raise ConfigError([f"{key} has no value: set {key}=..." for key in sorted(missing)])
@@ -125,5 +128,5 @@ def from_plain(values: Mapping[str, Any]) -> Config:
 
 
 def to_yaml(config: Config) -> str:
-    """Return the resolved configuration as YAML that Hydra can read."""
-    return OmegaConf.to_yaml(OmegaConf.create(plain(config)))
+    """Return the resolved configuration as YAML that Hydra can read, without secrets."""
+    return OmegaConf.to_yaml(OmegaConf.create(redact_values(plain(config))))

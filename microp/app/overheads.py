@@ -53,7 +53,7 @@ def measure(engine: str, chunks: int, shape: tuple[int, int], steps: int, comms:
     rows = [shape[0]] * chunks
     runner: Runner
     if engine == "torch":
-        runner = TorchEngine(schedule, stages, comms, device, boundary, rows, NEVER)
+        runner = TorchEngine(schedule, schedule, stages, comms, device, boundary, rows, NEVER)
     else:
         runner = Engine(schedule, stages, comms, device, boundary, rows)
     tensors = [torch.zeros(shape, requires_grad=True) for _ in range(chunks)]

@@ -27,7 +27,7 @@ from microp.app.next_commands import print_next_commands
 from microp.app.points import SKIPPED, Planned, board, equal_points, experiment_of, finished, planned
 from microp.app.schema import Config
 from microp.job import Job
-from microp.settings import is_joined
+from microp.settings import is_joined, redact_words
 from microp.store import (
     SCHEMA_VERSION,
     RecordError,
@@ -95,7 +95,7 @@ class SweepCallback(PointsCallback):
             "schema_version": SCHEMA_VERSION,
             "name": name,
             "experiment": experiment_of(name) or name,
-            "command": sys.argv,
+            "command": redact_words(sys.argv),
             "since": self._since,
         }
 

@@ -20,7 +20,7 @@ from microp.comms.base import REDUCTIONS, Comms, Inbox, Message, Outbox, Pending
 from microp.comms.deadline import Pacer, sleep_until, wake_on_time
 from microp.comms.delayed import DelayedComms
 from microp.comms.direct import direct_sums
-from microp.comms.group import GroupComms
+from microp.comms.group import GroupComms, in_our_words, peer_error
 from microp.comms.heartbeat import PID, PLACE, SINCE, STEP, Beat, Heartbeats, Place, awaited_rank, trail
 from microp.comms.processes import STOPPED
 from microp.comms.processes import state as process_state
@@ -53,6 +53,7 @@ __all__ = [
     "awaited_rank",
     "direct_sums",
     "init_process_group",
+    "peer_error",
     "process_state",
     "ring_sum",
     "sleep_until",
@@ -73,11 +74,15 @@ def init_process_group(backend: str, device: torch.device, timeout_s: float, rep
 
     Returns:
         The transport between the ranks of this rank's pipeline.
+
+    Raises:
+        TimeoutError, ConnectionError: another rank did not join.
     """
     group = "gloo" if backend == "shm" else backend
     # No device_id: with it NCCL puts all transfers of a rank into one queue, in which a
     # receive that is posted early blocks a send.
-    dist.init_process_group(group, timeout=timedelta(seconds=timeout_s))
+    with in_our_words(timeout_s, "another rank"):
+        dist.init_process_group(group, timeout=timedelta(seconds=timeout_s))
     row = column = None
     if replicas > 1:
         shape = (replicas, dist.get_world_size() // replicas)

@@ -166,7 +166,7 @@ class Comms(ABC):
         return Heartbeats(self.world_rank + 1)
 
     def gather_all(self, value: Any) -> list[Any]:
-        """Return the picklable `value` of every rank of all pipelines, in the order of `world_rank`."""
+        """Return the `value` of every rank of all pipelines, in the order of `world_rank`; JSON can write it."""
         row = self.all_gather(value)
         return [each for row in self.replica_group.all_gather(row) for each in row] if self.replica_group else row
 
@@ -232,7 +232,10 @@ class Comms(ABC):
 
     @abstractmethod
     def all_gather(self, value: Any) -> list[Any]:
-        """Return every rank's picklable `value`, in rank order. Not for the timed path."""
+        """Return every rank's `value`, in rank order. Not for the timed path.
+
+        The value is one that JSON can write, because nothing that comes from another process is unpickled.
+        """
 
     @abstractmethod
     def barrier(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -92,7 +93,7 @@ class GroupComms(Comms):
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         check_reduction(op)
-        with _in_our_words(self.timeout_s, "another rank"):
+        with in_our_words(self.timeout_s, "another rank"):
             dist.all_reduce(tensor, _REDUCE[op], group=self.group)
         return tensor
 
@@ -101,13 +102,18 @@ class GroupComms(Comms):
         return _Sum(work, tensor, (self.rank + 1) % self.world_size, self.timeout_s)
 
     def all_gather(self, value: Any) -> list[Any]:
-        values = [None] * self.world_size
-        with _in_our_words(self.timeout_s, "another rank"):
-            dist.all_gather_object(values, value, group=self.group)
-        return values
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(self.device)
+        size = torch.tensor([text.numel()], device=self.device)
+        sizes = [torch.empty_like(size) for _ in range(self.world_size)]
+        with in_our_words(self.timeout_s, "another rank"):
+            dist.all_gather(sizes, size, group=self.group)
+            longest = int(torch.cat(sizes).max())
+            texts = [text.new_empty(longest) for _ in sizes]
+            dist.all_gather(texts, torch.nn.functional.pad(text, (0, longest - text.numel())), group=self.group)
+        return [json.loads(each[:size].cpu().numpy().tobytes()) for each, size in zip(texts, sizes, strict=True)]
 
     def barrier(self) -> None:
-        with _in_our_words(self.timeout_s, "another rank"):
+        with in_our_words(self.timeout_s, "another rank"):
             dist.barrier()
 
     def close(self) -> None:
@@ -140,14 +146,19 @@ class _Canary:
 
 
 @contextmanager
-def _in_our_words(timeout_s: float, peer: str) -> Iterator[None]:
+def in_our_words(timeout_s: float, peer: str) -> Iterator[None]:
     """Raise TimeoutError and ConnectionError for the RuntimeError of torch, whose text names a file of gloo's."""
     try:
         yield
     except RuntimeError as error:
-        if "imed out" in str(error):
-            raise TimeoutError(f"waited {timeout_s:g} s for {peer}") from error
-        raise ConnectionError(f"lost {peer}: the connection was closed") from error
+        raise peer_error(error, timeout_s, peer) from error
+
+
+def peer_error(error: BaseException, timeout_s: float, peer: str) -> TimeoutError | ConnectionError:
+    """Return the TimeoutError or ConnectionError that an error of torch.distributed stands for."""
+    if "imed out" in str(error) or "timeout" in str(error):
+        return TimeoutError(f"waited {timeout_s:g} s for {peer}")
+    return ConnectionError(f"lost {peer}: the connection was closed")
 
 
 class _Transfer:
@@ -158,7 +169,7 @@ class _Transfer:
         self._timeout_s, self._canary = timeout_s, canary
 
     def wait(self) -> Tensor:
-        with _in_our_words(self._timeout_s, f"rank {self._peer}"):
+        with in_our_words(self._timeout_s, f"rank {self._peer}"):
             self._work.wait(timedelta(seconds=self._timeout_s))
         if self._canary is not None and self._canary.is_unwritten():
             raise ConnectionError(

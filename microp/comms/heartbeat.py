@@ -36,6 +36,9 @@ class Place(IntEnum):
     RECORDING = -6
     STEPPING = -7
     ENDED = -8
+    CONNECTING = -9
+    SENDING = -10
+    RUNTIME = -11
 
 
 WHERE = {
@@ -47,8 +50,11 @@ WHERE = {
     Place.RECORDING: "writing its rows",
     Place.STEPPING: "a step",
     Place.ENDED: "its end",
+    Place.CONNECTING: "the connection to the other ranks",
+    Place.SENDING: "its last sends",
+    Place.RUNTIME: "torch's runtime",
 }
-_MEETINGS = (Place.BARRIER, Place.REDUCING)  # a rank leaves them when the others have come
+_MEETINGS = (Place.BARRIER, Place.REDUCING, Place.CONNECTING, Place.RUNTIME)  # left when the others have come
 
 
 class Beat(NamedTuple):
@@ -176,8 +182,23 @@ def awaited_rank(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) ->
         if source is None or schedule.placement[source.stage] == world_rank % ranks:
             return None
         return world_rank - world_rank % ranks + schedule.placement[source.stage]
+    if beat.place == Place.SENDING:
+        return _receiver(heartbeats, schedule, world_rank)
     if beat.place not in _MEETINGS:
         return None
     others = {rank: heartbeats.read(rank) for rank in range(heartbeats.count)}
     late = [rank for rank, other in others.items() if (other.step, other.place) != (beat.step, beat.place)]
     return min(late, key=lambda rank: others[rank].since) if late else None
+
+
+def _receiver(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) -> int | None:
+    """Return the first rank that has not begun an action which takes what a rank has sent; None if all have."""
+    rank = world_rank % len(schedule.ranks)
+    for action in schedule.ranks[rank]:
+        consumer = schedule.consumers.get(action)
+        if consumer is None or (dest := schedule.placement[consumer.stage]) == rank:
+            continue
+        place = heartbeats.read(world_rank - rank + dest).place
+        if place == Place.STEPPING or 0 <= place <= 2 * schedule.ranks[dest].index(consumer):
+            return world_rank - rank + dest
+    return None

@@ -64,7 +64,7 @@ class ShmComms(GroupComms):
     def __init__(self, device: torch.device, timeout_s: float, group: Any = None) -> None:
         super().__init__("gloo", device, timeout_s, group)
         self._boxes: dict[tuple[int, int, int], _Box] = {}
-        self._pids = self.all_gather(os.getpid())
+        self._pids = [int(pid) for pid in self.all_gather(os.getpid())]
         self._spin_ns = SPIN_NS if dist.get_world_size() <= len(os.sched_getaffinity(0)) else 0
 
     def expect(self, messages: Iterable[Message]) -> None:
@@ -92,7 +92,7 @@ class ShmComms(GroupComms):
         if self.rank == 0:
             descriptor = os.memfd_create("microp", os.MFD_CLOEXEC)
             os.ftruncate(descriptor, size)
-        theirs = self.all_gather(descriptor)[0]
+        theirs = int(self.all_gather(descriptor)[0])
         if self.rank != 0:
             descriptor = os.open(f"/proc/{self._pids[0]}/fd/{theirs}", os.O_RDWR | os.O_CLOEXEC)
         self._segment = mmap.mmap(descriptor, size)

@@ -97,17 +97,19 @@ class ThreadComms(Comms):
         try:
             self._hub.meeting.wait(self.timeout_s)
         except threading.BrokenBarrierError:
-            raise ConnectionError("another rank failed, or did not reach the barrier in time") from None
+            if self._hub.broken:
+                raise ConnectionError("another rank failed") from None
+            raise TimeoutError(f"waited {self.timeout_s:g} s for another rank") from None
 
     def close(self) -> None:
         """Do nothing: threads hold no connection."""
 
     def abort(self) -> None:
         """Wake every waiting rank with a ConnectionError, because this rank failed."""
-        self._hub.meeting.abort()
         with self._hub.changed:
             self._hub.broken = True
             self._hub.changed.notify_all()
+        self._hub.meeting.abort()
         if isinstance(self.replica_group, ThreadComms):
             self.replica_group.abort()
 

@@ -7,8 +7,9 @@
              └── Limit         one rank's compute without waiting, times (M+K-1)/M
 """
 
-from microp.engine.engine import ActionError, Boundary, Engine, Runner, in_words
+from microp.engine.engine import ActionError, Boundary, Engine, Runner
+from microp.engine.failure import describe_failure
 from microp.engine.limit import Limit
 from microp.engine.torch_engine import TorchEngine
 
-__all__ = ["ActionError", "Boundary", "Engine", "Limit", "Runner", "TorchEngine", "in_words"]
+__all__ = ["ActionError", "Boundary", "Engine", "Limit", "Runner", "TorchEngine", "describe_failure"]

@@ -25,8 +25,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from microp.comms import PLACE, SINCE, Comms, Inbox, Message, Outbox, trail
+from microp.comms import PLACE, SINCE, Comms, Inbox, Message, Outbox, Place
 from microp.device import Device, Give, Run
+from microp.engine.failure import describe_failure
 from microp.model import Stage
 from microp.schedule import (
     Action,
@@ -59,14 +60,6 @@ class Runner(Protocol):
 
 class ActionError(RuntimeError):
     """An action failed; the message names the rank, the action and the step."""
-
-
-def in_words(error: BaseException) -> str:
-    """Return an error as one line; one without a text, such as a MemoryError, by its name."""
-    if isinstance(error, MemoryError):
-        return f"out of memory{f' ({error})' if str(error) else ''}"
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 class Boundary(NamedTuple):
@@ -145,7 +138,7 @@ class Engine:
     ) -> None:
         self._schedule, self._comms, self._device = schedule, device.wrap_comms(comms), device
         self._rank, self._dtype = comms.rank, boundary.dtype
-        self._world_rank, self._heartbeats = comms.world_rank, comms.heartbeats
+        self._describe = partial(describe_failure, comms, schedule)
         self._beat = comms.heartbeats.line(comms.world_rank)
         self._shapes = [boundary.shape(count) for count in rows]
         self._comms.expect(self._messages())
@@ -244,10 +237,11 @@ class Engine:
                     after()
                 at += 3
                 now += 2
+            beat[place], beat[since] = Place.SENDING, clock()
             for finish in self._left:
                 finish()
         except Exception as error:
-            raise ActionError(self._describe(error, now // 2, number)) from error
+            raise ActionError(self._describe(error, number)) from error
         return StepTrace(self._actions, partial(self._device.read, tuple(marks)))
 
     def _inbox(self, source: Action) -> Inbox:
@@ -277,16 +271,6 @@ class Engine:
     def _tag(self, action: Action) -> int:
         """Return a number that is unique among the messages of the step."""
         return 2 * (action.stage * self._schedule.chunks + action.microbatch) + (action.op is Op.B)
-
-    def _describe(self, error: Exception, index: int, number: int) -> str:
-        action = self._schedule.ranks[self._rank][min(index, len(self._bound) - 1)]
-        source = self._schedule.source(action)
-        if isinstance(error, TimeoutError) and source is not None:
-            src = self._schedule.placement[source.stage]
-            why = trail(self._heartbeats, self._schedule, self._world_rank - self._rank + src)
-            waited = f"{self._comms.timeout_s:g} s for {source} from rank {src}"
-            return f"rank {self._rank} waited {waited}{why} (step {number})"
-        return f"rank {self._rank}, action {action}, step {number}: {in_words(error)}"
 
 
 def _run_group(stage: Stage, microbatches: Sequence[int], _microbatch: int, _x: Tensor | None) -> None:

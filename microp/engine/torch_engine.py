@@ -14,15 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from time import perf_counter_ns
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from microp.comms import Comms
+from microp.comms import PLACE, SINCE, Comms, Place, peer_error
 from microp.device import Device
 from microp.engine.engine import ActionError, Boundary
+from microp.engine.failure import describe_failure
 from microp.job import TORCH_SCHEDULES
 from microp.model import Dropout, Stage
 from microp.schedule import Action, Op, Schedule
@@ -37,6 +39,7 @@ class TorchEngine:
 
     Args:
         schedule: one of `TORCH_SCHEDULES`.
+        planned: the order of the job, by which heartbeats count the actions; torch's own may differ.
         stages: the stages this rank holds, by index; their layers and their batch are used.
         comms: this rank's transport, over a process group.
         device: this rank's device.
@@ -50,6 +53,7 @@ class TorchEngine:
     def __init__(
         self,
         schedule: Schedule,
+        planned: Schedule,
         stages: Mapping[int, Stage],
         comms: Comms,
         device: Device,
@@ -59,6 +63,8 @@ class TorchEngine:
     ) -> None:
         self._schedule, self._stages, self._checkpointing = schedule, stages, checkpointing
         self._rank, self._device, self._boundary, self._rows = comms.rank, device, boundary, rows[0]
+        self._comms, self._planned, self._beat = comms, planned, comms.heartbeats.line(comms.world_rank)
+        self._places = {action: 2 * index + 1 for index, action in enumerate(planned.ranks[comms.rank])}
         self._row: list[Action] = []
         self._marks: list[Any] = []
         self._first, self._last = stages.get(0), stages.get(schedule.stages - 1)
@@ -97,11 +103,24 @@ class TorchEngine:
         if self._last is not None:
             self._last.losses = []
             targets = torch.cat(list(self._last.batch.targets or ()))
+        self._at(Place.RUNTIME)
         try:
             self._runtime.step(*inputs, target=targets, return_outputs=False)
         except Exception as error:
-            raise ActionError(f"rank {self._rank}, torch's runtime, step {number}: {error}") from error
+            cause = self._cause(error)
+            raise ActionError(describe_failure(self._comms, self._planned, cause, number)) from cause
         return StepTrace(Actions.of([self._row], self._rank), partial(self._device.read, self._marks))
+
+    def _at(self, place: int) -> None:
+        self._beat[PLACE], self._beat[SINCE] = place, perf_counter_ns()
+
+    def _cause(self, error: BaseException) -> BaseException:
+        """Return the error that torch's runtime has wrapped; one of its transfers as `Pending.wait` raises it."""
+        while error.__cause__ is not None:
+            error = error.__cause__
+        if self._beat[PLACE] == Place.RUNTIME and ("imed out" in str(error) or ".cc:" in str(error)):
+            return peer_error(error, self._comms.timeout_s, "another rank")
+        return error
 
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
         assert self._last is not None
@@ -114,8 +133,10 @@ class TorchEngine:
         action, mark = Action(op, stage, microbatch), self._device.mark
         run, _ = self._device.bind(action, lambda _microbatch, _x: call())
         wait_start = self._marks[-1] if self._marks else mark()
+        self._at(self._places.get(action, Place.RUNTIME))
         start = mark()
         result = run(microbatch, None)
+        self._at(Place.RUNTIME)
         self._row.append(action)
         self._marks += (wait_start, start, mark())
         if self.after_action is not None:

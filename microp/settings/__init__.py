@@ -17,6 +17,7 @@ from microp.settings.engine import EngineSettings
 from microp.settings.launch import LaunchSettings, is_joined
 from microp.settings.model import GptSettings, MlpSettings, ModelSettings
 from microp.settings.recomputation import NEVER, Checkpointing
+from microp.settings.redaction import redact_values, redact_words
 from microp.settings.sync import BucketSettings, SyncSettings
 from microp.settings.tracking import NEEDS_KEY, TrackingSettings, not_writable
 from microp.settings.wandb_server import has_key, out_of_reach, server
@@ -47,5 +48,7 @@ __all__ = [
     "is_joined",
     "not_writable",
     "out_of_reach",
+    "redact_values",
+    "redact_words",
     "server",
 ]

@@ -21,6 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from microp.settings import redact_values, redact_words
 from microp.store.lock import hold
 from microp.store.recorder import write_json
 from microp.store.records import Row, read_json
@@ -37,6 +38,7 @@ class SweepPlan:
         self.folder = folder
         self._points = folder / "points.jsonl"
         self._starts: dict[tuple[str, ...], int] = {}  # overrides -> where its line starts
+        self._secret: dict[tuple[str, ...], Row] = {}  # points that are not whole on disk
         self._read_to = 0
 
     @property
@@ -57,7 +59,7 @@ class SweepPlan:
 
     def write(self, head: dict[str, Any], points: Iterable[Row]) -> None:
         """Write the plan of a sweep that starts; `points` have at least `overrides`, and a `run_id` unless left out."""
-        lines = [_line(point) for point in points]
+        lines = [self._line(point) for point in points]
         self._points.write_text("".join(lines))
         write_json(self.folder / "plan.json", {**head, "points": _listed(map(json.loads, lines))})
 
@@ -67,12 +69,14 @@ class SweepPlan:
             with self._points.open("a+b") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
                 end = b"" if file.read() in (b"\n", b"") else b"\n"  # a process was killed while it wrote a line
-                file.write(end + _line(point).encode())
+                file.write(end + self._line(point).encode())
             write_json(self.folder / "plan.json", {**self.head, "points": _listed(self.points())})
 
     def find(self, overrides: Sequence[str]) -> Row | None:
         """Return the point with these overrides; None if the plan has none."""
         asked = tuple(overrides)
+        if asked in self._secret:
+            return self._secret[asked]
         if asked not in self._starts and self._points.exists():
             for start, end, point in self._lines(self._read_to):
                 self._starts.setdefault(tuple(point["overrides"]), start)
@@ -84,6 +88,15 @@ class SweepPlan:
     def points(self) -> list[Row]:
         """Return all points, in their order."""
         return [point for _, _, point in self._lines(0)]
+
+    def _line(self, point: Row) -> str:
+        """Return the line of a point; a point with secrets is written without them, and kept whole in this process."""
+        written = {**point, "overrides": redact_words(point["overrides"])}
+        if "config" in point:
+            written["config"] = redact_values(point["config"])
+        if written != point:
+            self._secret[tuple(point["overrides"])] = point
+        return json.dumps(written) + "\n"
 
     def _lines(self, start: int) -> Iterator[tuple[int, int, Row]]:
         """Yield where each line starts and ends and what it holds; a line that was cut short is left out."""
@@ -114,10 +127,6 @@ def claim_folder(wanted: Path) -> Path:
             continue
         return folder
     raise AssertionError
-
-
-def _line(point: Row) -> str:
-    return json.dumps(point) + "\n"
 
 
 def _listed(points: Iterable[Row]) -> list[Row]:

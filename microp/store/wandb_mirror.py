@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections import deque
@@ -29,7 +30,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from microp.settings import TrackingSettings
+from microp.settings import TrackingSettings, redact_words
 from microp.simulator import replay, schedule_of
 from microp.store.recorder import write_json
 from microp.store.records import Row, check_rows, read_env, read_json, read_spans, read_status, read_summary
@@ -159,16 +160,21 @@ def _uid(attempt: Path, name: str) -> str:
 
 @contextmanager
 def _environment(settings: TrackingSettings) -> Iterator[None]:
-    """Set W&B's environment meanwhile: no agent's variables, and offline no look-up of host names."""
+    """Set W&B's environment meanwhile: no agent's variables, and offline no look-up of host names.
+
+    W&B records the command of this process, so the command is without its secrets meanwhile.
+    """
     wanted: dict[str, str | None] = {"WANDB_SILENT": "true", **dict.fromkeys(AGENT), "WANDB_MODE": settings.mode}
     if settings.mode == "offline":
         wanted |= {"WANDB_ERROR_REPORTING": "false"}
-    before = {key: os.environ.get(key) for key in wanted}
+    before, command = {key: os.environ.get(key) for key in wanted}, sys.argv
     _set(wanted)
+    sys.argv = redact_words(command)
     try:
         yield
     finally:
         _set(before)
+        sys.argv = command
 
 
 def _set(variables: dict[str, str | None]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from microp.settings import redact_values, redact_words
 from microp.store import Disturbance, disturbances, flatten, read_env, read_status, read_summary
 from microp.terminal.swept import differing, text
 
@@ -70,8 +71,9 @@ def write_csv(path: Path, points: Mapping[str, tuple[dict[str, Any], list[str]]]
     keys = differing([config for config, _ in points.values()])
     table = []
     for run_id, (config, overrides) in points.items():
-        values = flatten(config)
-        asked = {"overrides": shlex.join(overrides), **{key: text(values[key]) for key in keys if key in values}}
+        values = redact_values(flatten(config))
+        typed = shlex.join(redact_words(overrides))
+        asked = {"overrides": typed, **{key: text(values[key]) for key in keys if key in values}}
         line: dict[str, Any] = {"run_id": run_id, "status": "planned", **asked}
         if row := found.get(run_id):
             reasons = "; ".join(each.text for each in row.disturbed)

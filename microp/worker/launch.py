@@ -14,6 +14,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -38,7 +39,8 @@ from microp.worker.watch import Watch
 
 Entry = Callable[[Job, Comms, int, Path], Any]
 _PRELOAD = ["microp.worker", "torch._dynamo"]  # imported once for all ranks (the optimizer needs the latter)
-_ports: set[int] = set()  # the ports of all launches of this process
+_LOOPBACK = "127.0.0.1"
+_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"  # the name of the network interface of that address
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -89,9 +91,9 @@ def _launch_config(job: Job, attempt: Path, port: int) -> LaunchConfig:
         nproc_per_node=job.processes,
         run_id=f"{job.run_id}-{uuid.uuid4().hex[:8]}",
         rdzv_backend="static",
-        rdzv_endpoint=f"localhost:{port}",
+        rdzv_endpoint=f"{_LOOPBACK}:{port}",
         rdzv_configs={"rank": 0},
-        local_addr="localhost",
+        local_addr=_LOOPBACK,
         start_method="forkserver",
         max_restarts=0,
         monitor_interval=0.02,
@@ -100,17 +102,22 @@ def _launch_config(job: Job, attempt: Path, port: int) -> LaunchConfig:
 
 
 def _open_store() -> TCPStore:
-    """Open the store through which the ranks of one launch connect, on a port that this process has not used before.
+    """Open the store through which the ranks of one launch connect; it can be reached from this host only.
 
     elastic's own rendezvous, c10d, first waits a random time of up to 0.3 s, so that many hosts do
-    not connect at once. torch remembers the ports of closed stores and fails on a port that the
-    system assigns again, which is likely within 200 launches.
+    not connect at once. A store that opens its socket itself listens on all addresses of the host,
+    whatever name it is given, and answers everybody.
     """
-    given_again = []  # kept open in the loop, so that the system assigns another port
-    while (store := TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)).port in _ports:
-        given_again.append(store)
-    _ports.add(store.port)
-    return store
+    listening = socket.create_server((_LOOPBACK, 0))
+    port = listening.getsockname()[1]
+    return TCPStore(
+        _LOOPBACK,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=listening.detach(),  # the store closes it
+    )
 
 
 @contextmanager
@@ -171,6 +178,8 @@ def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats: str | Non
     gc.freeze()  # the collector need not scan the objects from before the fork
     end_with_parent()
     torch.set_num_threads(job.device.threads)
+    for library in ("GLOO", "NCCL"):
+        os.environ[f"{library}_SOCKET_IFNAME"] = _INTERFACE  # by default they listen where other hosts can connect
     local_rank = int(os.environ["LOCAL_RANK"])
     shared = Heartbeats(job.processes, heartbeats)
     shared.start(int(os.environ["RANK"]))

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 
-from microp.comms import Comms, Place, awaited_rank, trail
-from microp.engine import ActionError, in_words
+from microp.comms import Comms, Place
+from microp.engine import ActionError, describe_failure
 from microp.job import Job
 from microp.store import RankRecorder, Row
 from microp.worker.trainer import Trainer
@@ -74,26 +74,15 @@ def _involuntary_switches() -> int:
 
 
 def _error_row(error: Exception, job: Job, comms: Comms) -> Row:
+    """Return what is recorded of an error; the message of an ActionError names rank, action and step itself."""
+    is_described = isinstance(error, ActionError)
+    cause = (error.__cause__ or error) if is_described else error
     return {
         "rank": comms.rank,
         "replica": comms.replica,
         "world_rank": comms.world_rank,
-        "message": _message(error, job, comms),
-        "lost_peer": isinstance(error.__cause__ or error, ConnectionError | TimeoutError),
+        "message": str(error) if is_described else describe_failure(comms, job.schedule, error),
+        "lost_peer": isinstance(cause, ConnectionError | TimeoutError),
         "time": time.time(),
         "traceback": traceback.format_exc(),
     }
-
-
-def _message(error: Exception, job: Job, comms: Comms) -> str:
-    """Return one line that names the rank, what it did, the step and the error."""
-    if isinstance(error, ActionError):
-        return str(error)  # names them itself
-    heartbeats, me = comms.heartbeats, comms.world_rank
-    beat = heartbeats.read(me)
-    where = beat.where(job.schedule, comms.rank)
-    if not isinstance(error, TimeoutError):
-        return f"rank {comms.rank}, {where}, step {beat.step}: {in_words(error)}"
-    other = awaited_rank(heartbeats, job.schedule, me)
-    whom = "another rank" if other is None else f"rank {other}{trail(heartbeats, job.schedule, other)}"
-    return f"rank {comms.rank} waited {comms.timeout_s:g} s at {where} for {whom} (step {beat.step})"

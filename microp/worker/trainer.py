@@ -46,16 +46,20 @@ class Trainer:
         self._at = partial(comms.heartbeats.at, comms.world_rank)
         self._device = open_device(job.device, job.workload, comms, local_rank)
         self._model = build_model(job.model)
+        self._at(Place.CONNECTING)
         self._check_fingerprint()
+        self._at(Place.STARTING)
         held = job.schedule.stages_of(comms.rank)
         self.stages = {stage: self._build(stage) for stage in held}
         parameters = [p for stage in self.stages.values() for p in stage.layers.parameters()]
         self.optimizer = torch.optim.Adam(parameters, lr=job.learning_rate, fused=True)
         split = job.schedule.split_stages
         layers = {index: stage.layers for index, stage in self.stages.items()}
+        self._at(Place.CONNECTING)
         self.sync = open_sync(job.sync, layers, split, comms, self._device)
         self.engines = {name: self._runner(name) for name in job.engines}
         self.engine = self.engines[job.engines[0]]
+        self._at(Place.STARTING)
         self._windows = None
         if self._has_first or self._has_last:
             self._windows = open_data(job.data, job.batch_size, job.model.row_bytes, job.seed)
@@ -85,7 +89,8 @@ class Trainer:
         if engine == "limit":
             return Limit(job.schedule, stages, boundary, job.rows)
         if engine == "torch":
-            return TorchEngine(job.torch_schedule, stages, comms, device, boundary, job.rows, job.checkpointing)
+            order, planned = job.torch_schedule, job.schedule
+            return TorchEngine(order, planned, stages, comms, device, boundary, job.rows, job.checkpointing)
         weights, last = job.engine.batch_weights, self.sync.wrap_last
         return Engine(job.schedule, stages, comms, device, boundary, job.rows, weights, last)
 

@@ -109,20 +109,6 @@ def wait_for(condition, seconds):
         time.sleep(0.05)
 
 
-def test_no_port_is_used_twice(monkeypatch):
-    """torch fails on a port that one of its earlier stores had; the system gives ports out again."""
-
-    class Store:
-        given = iter([5, 5, 5, 7])
-
-        def __init__(self, *_: object, **__: object) -> None:
-            self.port = next(self.given)
-
-    monkeypatch.setattr(launch, "TCPStore", Store)
-    monkeypatch.setattr(launch, "_ports", set())
-    assert [launch._open_store().port for _ in range(2)] == [5, 7]
-
-
 # --- the script that launches --------------------------------------------------------------------
 
 NO_GUARD = """

@@ -1,0 +1,132 @@
+"""A run of many steps and a sweep of many points: what its processes hold at the end is what they held early on."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+
+from user import ROOT
+
+from microp.store import read_rows
+from tests.soak.machine import Machine, Result, Usage, usage
+
+STEPS = 100  # times --times
+POINTS = 5  # times --times
+MORE_MIB = 8.0  # what the memory of a process may grow between the early and the last look
+SMALL = ("model.layers=4", "model.dim=32", "batch_size=8", "tracking=disabled")
+LOOK_S = 0.1
+
+
+def run_steps(machine: Machine, times: int) -> Iterator[Result]:
+    """One run at K=4 on each transport; early is after a tenth of its steps."""
+    steps = STEPS * times
+    for backend in ("shm", "gloo"):
+        folder = new_folder(machine)
+        words = [*SMALL, "ranks=4", "schedule=1f1b", "chunks=4", f"steps={steps}", f"comms={backend}"]
+        result = Result(f"{steps} steps, K=4", "", backend)
+        problems, took = watch(machine, folder, words, lambda at=folder: rows_of(at, 0), steps)
+        for rank in range(4):
+            if rows_of(folder, rank) < steps:
+                problems.append(f"rank {rank} has {rows_of(folder, rank)} rows")
+        result.add(problems, took)
+        result.notes = "the time of the run"
+        yield result
+
+
+def run_points(machine: Machine, times: int) -> Iterator[Result]:
+    """One sweep; early is after a tenth of its points."""
+    points = POINTS * times
+    folder = new_folder(machine)
+    words = ["-m", *SMALL, "steps=2", "warmup_steps=1", "chunks=2,4", f"repeat=range({points // 2})"]
+    result = Result(f"{points // 2 * 2} points", "", "auto")
+    summaries = "outputs/runs/*/attempt-1/summary.json"
+    problems, took = watch(machine, folder, words, lambda: len(list(folder.glob(summaries))), points)
+    result.add(problems + unfinished(folder, points // 2 * 2), took)
+    result.notes = "the time of the sweep"
+    yield result
+
+
+def unfinished(folder: Path, points: int) -> list[str]:
+    """What the last sweep's table lacks."""
+    tables = sorted(folder.glob("outputs/sweeps/*/table.csv"), key=lambda path: path.stat().st_mtime)
+    if not tables:
+        return ["the sweep left no table"]
+    with tables[-1].open() as file:
+        statuses = [row["status"] for row in csv.DictReader(file)]
+    done = statuses.count("finished")
+    return [] if done == points == len(statuses) else [f"{done} of {len(statuses)} points finished, {points} planned"]
+
+
+def new_folder(machine: Machine) -> Path:
+    folder = machine.folder / "users" / str(time.monotonic_ns())
+    folder.mkdir(parents=True)
+    return folder
+
+
+def rows_of(folder: Path, rank: int) -> int:
+    """The number of rows that a rank of the only run has written so far."""
+    return sum(len(read_rows(attempt, rank)) for attempt in folder.glob("outputs/runs/*/attempt-1"))
+
+
+def start(folder: Path, words: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start microp as a user does; what it prints goes into `output.txt`."""
+    command = [sys.executable, "-m", "microp.run", *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(folder)}
+    with (folder / "output.txt").open("ab") as output:
+        return subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
+
+
+def watch(
+    machine: Machine, folder: Path, words: Sequence[str], done: Callable[[], int], whole: int
+) -> tuple[list[str], float]:
+    """Run a command; compare what each of its processes holds after a tenth with what it holds at its last look."""
+    before, began = machine.left(alive=False), time.monotonic()
+    known = set(machine.processes())
+    program = start(folder, words)
+    early: dict[int, Usage] = {}
+    late: dict[int, Usage] = {}
+    while program.poll() is None:
+        time.sleep(LOOK_S)
+        if done() < max(1, whole // 10):
+            continue
+        now = {pid: held for pid in started_since(machine, known) if (held := usage(pid))}
+        for pid, held in now.items():
+            early.setdefault(pid, held)
+        if done() < whole:
+            late = now
+    took = time.monotonic() - began
+    problems = [f"exit code {program.returncode}: {last_line(folder)}"] if program.returncode else []
+    if not late:
+        problems.append("it ended before anything could be compared")
+    for pid, held in late.items():
+        if held.memory_mib > early[pid].memory_mib + MORE_MIB:
+            problems.append(f"memory grew from {early[pid].memory_mib:.0f} to {held.memory_mib:.0f} MiB")
+        problems += [
+            f"{name} grew from {was} to {now}"
+            for name, was, now in zip(Usage._fields[1:], early[pid][1:], held[1:], strict=True)
+            if now > was
+        ]
+    problems += still_there(machine, known)
+    return problems + machine.left(alive=False).problems(before), took
+
+
+def last_line(folder: Path) -> str:
+    text = (folder / "output.txt").read_text(errors="replace").strip()
+    return text.splitlines()[-1][:200] if text else "it said nothing"
+
+
+def still_there(machine: Machine, known: Collection[int], seconds: float = 10) -> list[str]:
+    """The processes that a command has left; `known` are those that were there before it."""
+    end = time.monotonic() + seconds
+    while (found := started_since(machine, known)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return [f"still runs: {command[:100]}" for command in found.values()]
+
+
+def started_since(machine: Machine, known: Collection[int]) -> dict[int, str]:
+    return {pid: command for pid, command in machine.processes().items() if pid not in known}

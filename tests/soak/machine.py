@@ -1,0 +1,159 @@
+"""What a test may leave behind on this machine, and one line of the table of results.
+
+Every process of the soak test inherits a mark in its environment, so that it is found whatever its parent is by
+then, and a folder for temporary files that no other program uses.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from microp.comms.processes import is_alive
+
+MARK = "MICROP_SOAK"
+OF_A_LIVE_PROCESS = ("pymp-",)  # a folder of multiprocessing, which it removes when the process ends
+
+
+@dataclass
+class Result:
+    """One line of the table.
+
+    Attributes:
+        fault, moment, transport: what was done.
+        tried, passed: how often.
+        slowest_s: the longest time until every process had ended.
+        reasons: why it failed, and how often.
+    """
+
+    fault: str
+    moment: str
+    transport: str
+    tried: int = 0
+    passed: int = 0
+    slowest_s: float = 0.0
+    reasons: dict[str, int] = field(default_factory=dict)
+    notes: str = ""
+
+    def add(self, problems: Iterable[str], seconds: float = 0.0) -> None:
+        """Add one try; it passed if there are no problems."""
+        found = list(problems)
+        self.tried += 1
+        self.passed += not found
+        self.slowest_s = max(self.slowest_s, seconds)
+        for problem in found:
+            self.reasons[problem] = self.reasons.get(problem, 0) + 1
+
+    def line(self) -> str:
+        passed, slowest = f"{self.passed} of {self.tried}", f"{self.slowest_s:.1f} s"
+        lines = [
+            f"{self.fault:<22}{self.moment:<14}{self.transport:<11}{passed:>12}{slowest:>13}  {self.notes}".rstrip()
+        ]
+        return "\n".join([*lines, *(f"    {times} x {reason}" for reason, times in self.reasons.items())])
+
+
+class Left(NamedTuple):
+    """What exists at one moment.
+
+    Attributes:
+        shared: the names in /dev/shm.
+        temporary: the names in the folder for temporary files, less those of a live process.
+        descriptors, threads: of this process.
+    """
+
+    shared: frozenset[str]
+    temporary: frozenset[str]
+    descriptors: int
+    threads: int
+
+    def problems(self, before: Left) -> list[str]:
+        """What is there now and was not there before."""
+        found = [f"left in /dev/shm: {name}" for name in sorted(self.shared - before.shared)]
+        found += [
+            f"left among the temporary files: {_kind(name)}" for name in sorted(self.temporary - before.temporary)
+        ]
+        if self.descriptors > before.descriptors:
+            found.append(f"{self.descriptors - before.descriptors} more descriptors in the launcher")
+        if self.threads > before.threads:
+            found.append(f"{self.threads - before.threads} more threads in the launcher")
+        return found
+
+
+def _kind(name: str) -> str:
+    """The part of a temporary file's name that is no random text."""
+    return f"{name.rpartition('-')[0] or name.rpartition('_')[0]}-*" if "-" in name or "_" in name else name
+
+
+class Machine(NamedTuple):
+    """The mark of this soak test's processes, and its folders."""
+
+    mark: str
+    folder: Path
+    temporary: Path
+
+    @classmethod
+    def start(cls, folder: Path) -> Machine:
+        """Mark this process and those that it starts from now on."""
+        temporary = folder / "tmp"
+        temporary.mkdir()
+        mark = uuid.uuid4().hex
+        os.environ |= {MARK: mark, "TMPDIR": str(temporary), "WANDB_MODE": "disabled"}
+        tempfile.tempdir = str(temporary)
+        return cls(mark, folder, temporary)
+
+    def left(self, alive: bool = True) -> Left:
+        """What exists now; with `alive` less what a process that goes on may keep."""
+        kept = OF_A_LIVE_PROCESS if alive else ()
+        temporary = {path.name for path in self.temporary.iterdir() if not path.name.startswith(tuple(kept) or ("\0",))}
+        descriptors = len(list(Path("/proc/self/fd").iterdir()))
+        threads = len(list(Path("/proc/self/task").iterdir()))
+        shared = {path.name for path in Path("/dev/shm").iterdir()}
+        return Left(frozenset(shared), frozenset(temporary), descriptors, threads)
+
+    def processes(self) -> dict[int, str]:
+        """The marked processes that run, less this one -> their command lines."""
+        found = {}
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdigit() or int(folder.name) == os.getpid():
+                continue
+            try:
+                if f"{MARK}={self.mark}".encode() not in (folder / "environ").read_bytes():
+                    continue
+                if (folder / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                    continue
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            except OSError:  # it has ended, or is another user's
+                continue
+            found[int(folder.name)] = command
+        return found
+
+    def wait_until_gone(self, pids: Iterable[int], seconds: float) -> tuple[list[int], float]:
+        """Wait until these processes have ended: those that still run, and how long it took."""
+        began, left = time.monotonic(), list(pids)
+        while (left := [pid for pid in left if is_alive(pid)]) and time.monotonic() - began < seconds:
+            time.sleep(0.02)
+        return left, time.monotonic() - began
+
+
+class Usage(NamedTuple):
+    """What one process holds."""
+
+    memory_mib: float
+    descriptors: int
+    threads: int
+
+
+def usage(pid: int) -> Usage | None:
+    """What a process holds; None if it has ended."""
+    try:
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        return Usage(int(status["VmRSS"].split()[0]) / 1024, descriptors, int(status["Threads"]))
+    except (OSError, KeyError):
+        return None
