@@ -165,6 +165,12 @@ class PointsCallback(Callback):
         self._start(config, left)
 
     @loud
+    def on_job_start(self, config: DictConfig, **_: Any) -> None:
+        """Remove the file in which Hydra repeats the whole command, secrets included; plan.json has it without them."""
+        if is_sweep(config):
+            (Path(config.hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)
+
+    @loud
     def on_run_end(self, config: DictConfig, **_: Any) -> None:
         self.end(config)
 

