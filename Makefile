@@ -1,13 +1,14 @@
 # make demo   set up, run a six-point sweep, report         make test   set up, check style and types, run all tests
+# make soak   what takes hours: every fault 20 times, long runs, a sweep of 100 points, a sweep that is killed 200 times
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test style check clean
+.PHONY: demo test soak style check clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 1p Makefile
+	@sed -n 1,2p Makefile
 	@echo "make style  only ruff and mypy    make check  check that microp works here    make clean  remove .venv"
 
 $(READY): pyproject.toml
@@ -27,6 +28,9 @@ ALONE := tests/app tests/comms tests/device tests/engine tests/labs tests/model 
 test: style
 	$(BIN)/python -m pytest $(ALONE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(addprefix --ignore=,$(ALONE))
+
+soak: $(READY)
+	$(BIN)/python -m tests.soak
 
 style: $(READY)
 	$(BIN)/ruff check .

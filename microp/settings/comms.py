@@ -14,7 +14,8 @@ class CommsSettings:
     Attributes:
         name: `auto` (NCCL on GPUs; on CPUs shared memory if all ranks are on one host,
             else gloo), `shm`, `gloo`, `nccl`, or `threads`: all ranks in this process.
-        timeout_s: the longest time that a rank waits for another one before it fails, in seconds.
+        timeout_s: the longest time that a rank waits for another one that runs, in seconds: give more
+            than the longest action and the first step take; one that is killed or stopped is noticed at once.
     """
 
     name: str

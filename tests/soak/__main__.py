@@ -12,6 +12,8 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import shutil
 import sys
 import tempfile
 import time
@@ -20,6 +22,8 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS.parent)]
+FOLDER = Path(tempfile.mkdtemp(prefix="soak-"))
+atexit.register(shutil.rmtree, FOLDER, True)  # registered first, so that it runs after what multiprocessing registers
 
 from tests.soak import faults, kills, long_runs  # noqa: E402 (the tests' helpers must be found first)
 from tests.soak.machine import Machine, Result  # noqa: E402
@@ -43,13 +47,12 @@ def main() -> int:
     if options.times < 1:
         parser.error(f"--times {options.times} is below 1: use at least 1")
     began, failed = time.monotonic(), 0
-    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        machine = Machine.start(Path(folder))
-        print(HEAD, flush=True)
-        for part in options.parts or PARTS:
-            for result in PARTS[part](machine, options.times):
-                failed += result.passed < result.tried
-                print(result.line(), flush=True)
+    machine = Machine.start(FOLDER)
+    print(HEAD, flush=True)
+    for part in options.parts or PARTS:
+        for result in PARTS[part](machine, options.times):
+            failed += result.passed < result.tried
+            print(result.line(), flush=True)
     print(f"{failed} of the lines failed" if failed else "all passed", f"({(time.monotonic() - began) / 60:.1f} min)")
     return int(failed > 0)
 

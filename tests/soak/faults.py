@@ -19,7 +19,7 @@ from ranks import Fault
 from microp.schedule.builders import one_f_one_b
 from microp.store import read_rows
 from microp.worker import RankError, launch_ranks
-from tests.soak.machine import Left, Machine, Result
+from tests.soak.machine import Machine, Result
 
 RANKS, CHUNKS, VICTIM = 3, 6, 1
 SHUTDOWN_S, TIMEOUT_S = 2, 6
@@ -54,13 +54,12 @@ def run(machine: Machine, times: int) -> Iterator[Result]:
     """Make every fault `times` times; a launch without a fault follows each of the kinds."""
     health(machine, "shm")  # the launcher's own first use of torch, sockets and the forkserver
     health(machine, "gloo")
-    before = machine.left()
     for backend in ("shm", "gloo"):
         for how in HOW:
             for moment in MOMENTS:
                 result = Result(how, moment.name, backend)
                 for _ in range(times):
-                    problems, seconds = make(machine, before, how, moment, backend)
+                    problems, seconds = make(machine, how, moment, backend)
                     result.add(problems, seconds)
                 if problem := health(machine, backend):
                     result.add([f"the next point does not run: {problem}"])
@@ -89,9 +88,9 @@ def job(backend: str, steps: int = 50):
     )
 
 
-def make(machine: Machine, before: Left, how: str, moment: Moment, backend: str) -> tuple[list[str], float]:
+def make(machine: Machine, how: str, moment: Moment, backend: str) -> tuple[list[str], float]:
     """Make one fault: what is wrong with what followed, and the seconds from the fault to the end of every rank."""
-    attempt, message = new_folder(machine), ""
+    attempt, message, before = new_folder(machine), "", machine.left()
     try:
         launch_ranks(job(backend), attempt, SHUTDOWN_S, Fault(how, moment.where, moment.microbatch, VICTIM))
     except RankError as error:

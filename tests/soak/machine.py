@@ -11,6 +11,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -74,10 +75,8 @@ class Left(NamedTuple):
 
     def problems(self, before: Left) -> list[str]:
         """What is there now and was not there before."""
-        found = [f"left in /dev/shm: {name}" for name in sorted(self.shared - before.shared)]
-        found += [
-            f"left among the temporary files: {_kind(name)}" for name in sorted(self.temporary - before.temporary)
-        ]
+        new = {"in /dev/shm": self.shared - before.shared, "as temporary file": self.temporary - before.temporary}
+        found = [f"left {where}: {kind}" for where, names in new.items() for kind in sorted(set(map(_kind, names)))]
         if self.descriptors > before.descriptors:
             found.append(f"{self.descriptors - before.descriptors} more descriptors in the launcher")
         if self.threads > before.threads:
@@ -113,8 +112,18 @@ class Machine(NamedTuple):
         temporary = {path.name for path in self.temporary.iterdir() if not path.name.startswith(tuple(kept) or ("\0",))}
         descriptors = len(list(Path("/proc/self/fd").iterdir()))
         threads = len(list(Path("/proc/self/task").iterdir()))
-        shared = {path.name for path in Path("/dev/shm").iterdir()}
-        return Left(frozenset(shared), frozenset(temporary), descriptors, threads)
+        return Left(self._shared(), frozenset(temporary), descriptors, threads)
+
+    def _shared(self) -> frozenset[str]:
+        """The names in /dev/shm that no process without the mark maps."""
+        names = {path.name for path in Path("/dev/shm").iterdir()}
+        ours = {os.getpid(), *self.processes()}
+        for folder in Path("/proc").iterdir():
+            if names and folder.name.isdigit() and int(folder.name) not in ours:
+                with suppress(OSError):
+                    maps = (folder / "maps").read_text()
+                    names = {name for name in names if name not in maps}
+        return frozenset(name for name in names if Path("/dev/shm", name).exists())
 
     def processes(self) -> dict[int, str]:
         """The marked processes that run, less this one -> their command lines."""

@@ -23,12 +23,11 @@ SHUTDOWN_S = 1
 
 
 def fail(fault: Fault, attempt: Path, **changes) -> tuple[str, float]:
-    """The message of the failure, and the seconds until all ranks had ended."""
-    job = small_job(schedule=one_f_one_b(2, 4), steps=50, **changes)
-    began = time.monotonic()
+    """The message of the failure, and the seconds from the fault until all ranks had ended."""
+    job = small_job(schedule=one_f_one_b(2, 4), steps=50, **{"timeout_s": 200, **changes})
     with pytest.raises(RankError) as error:
         launch_ranks(job, attempt, SHUTDOWN_S, fault)
-    took = time.monotonic() - began
+    took = time.time() - float((attempt / "happened").read_text())
     pids = [int(file.read_text()) for file in attempt.glob("pid*")]
     assert len(pids) == 2
     assert not any(map(is_alive, pids))
@@ -55,7 +54,7 @@ def test_a_fault_names_rank_place_and_step(how, where, backend, tmp_path):
         "memory": f"rank 1, {'action ' * (where != 'optimizer')}{place}, step 2: out of memory",
     }
     assert message == said[how]
-    assert took < 15
+    assert took < 60  # far below the time-out, on a busy machine too
     assert [row["step"] for row in read_rows(tmp_path, 1)] == [0, 1]  # no row is lost
 
 
@@ -66,12 +65,18 @@ def test_a_rank_that_hangs_is_named_by_those_that_wait(where, backend, tmp_path)
     assert message.startswith("rank 0")
     assert f"rank 1, which has been in {PLACES[where]} for " in message
     assert message.endswith("(step 2)")
-    assert took < 15
+    assert took < 60
 
 
 def test_a_fault_of_the_constructor(tmp_path):
     message, _ = fail(Fault("raise", "Trainer"), tmp_path)
     assert message == "rank 1, its set-up, step 0: the layer is broken"
+
+
+def test_a_constructor_that_hangs_is_named(tmp_path):
+    message, _ = fail(Fault("hang", "Trainer"), tmp_path, timeout_s=3)
+    said = "rank 0 waited 3 s at the connection to the other ranks for rank 1, which has been in its set-up for "
+    assert message.startswith(said)
 
 
 def test_a_weight_gradient_is_named(tmp_path):
