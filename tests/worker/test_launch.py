@@ -94,7 +94,7 @@ def test_ranks_end_with_their_parent(how, tmp_path):
     environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
     parent = subprocess.Popen([sys.executable, script], env=environment, stderr=subprocess.DEVNULL)
     files = [tmp_path / "pid0", tmp_path / "pid1"]
-    wait_for(lambda: all(file.exists() and file.read_text() for file in files), 60)
+    wait_for(lambda: all(file.exists() and file.read_text() for file in files), 300)
     pids = [int(file.read_text()) for file in files]
     assert all(alive(pid) for pid in pids)
     parent.send_signal(how)
