@@ -78,8 +78,9 @@ from microp.store.statistics import LAUNCH, WIDE_FRACTION, interval, least_squar
 from microp.store.summary import step_clock, summarise
 from microp.store.sweep_plan import SweepPlan, claim_folder, plan_in
 from microp.store.traced_step import TracedStep, read_traced_step
+from microp.store.wandb_environment import take_agent
 from microp.store.wandb_follower import Follower
-from microp.store.wandb_mirror import mirror, take_agent
+from microp.store.wandb_mirror import mirror
 
 __all__ = [
     "DISTURBANCES",

@@ -18,42 +18,27 @@ Under a `wandb agent` only the summary run is the agent's own run.
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from microp.settings import TrackingSettings, redact_words
+from microp.settings import TrackingSettings
 from microp.simulator import replay, schedule_of
 from microp.store.recorder import write_json
 from microp.store.records import Row, check_rows, read_env, read_json, read_spans, read_status, read_summary
 from microp.store.wandb_content import Charts, NewRows, config_of, ranks_of, run_summary, steps_table
+from microp.store.wandb_environment import environment_for
 from microp.trace import MOMENTS, Spans, picture
 
-AGENT = ("WANDB_RUN_ID", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH")  # set by `wandb agent`
 SPAN = ("rank", "op", "stage", "microbatch", *(f"{moment}_ms" for moment in MOMENTS))
 SUMMARY = "summary"
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 POLL_S = 2.0  # between two looks at the rows; seldom, because the ranks need the cores
-
-
-def take_agent() -> dict[str, str]:
-    """Remove a `wandb agent`'s variables from the environment and return them for `env.json`; empty without an agent.
-
-    They are removed because only one run of one attempt may be the agent's.
-    """
-    given = {name: value for name in AGENT if (value := os.environ.pop(name, None))}
-    if "WANDB_RUN_ID" not in given:
-        return {}
-    where = {name: os.environ[name] for name in ("WANDB_PROJECT", "WANDB_ENTITY") if name in os.environ}
-    return {name.removeprefix("WANDB_").lower(): value for name, value in (given | where).items()}
 
 
 def mirror(
@@ -81,7 +66,7 @@ def mirror(
         read_summary(attempt)
     made: list[str] = []
     done: dict[str, str] = read_json(path) if (path := attempt / "tracked.json").exists() else {}
-    with _environment(settings):
+    with environment_for(settings):
         for name in _names(attempt):
             if name in done or (name == SUMMARY and not (attempt / "summary.json").exists()):
                 continue
@@ -115,7 +100,7 @@ def follow(
         Exception: whatever W&B raises.
     """
     opened: dict[str, WandbRun] = {}
-    with _environment(settings):
+    with environment_for(settings):
         while read_status(attempt)["status"] == "running":
             if not is_alive():
                 for run in opened.values():
@@ -156,36 +141,6 @@ def _uid(attempt: Path, name: str) -> str:
     if agent and name == SUMMARY:
         return str(agent["run_id"])
     return f"{name.replace('rank', 'r')}-{read_status(attempt)['uid']}"
-
-
-@contextmanager
-def _environment(settings: TrackingSettings) -> Iterator[None]:
-    """Set W&B's environment meanwhile: no agent's variables, and offline no look-up of host names.
-
-    W&B records the command of this process and every variable of Slurm, of which one is a token. So the
-    command is without its secrets meanwhile, and the environment without Slurm.
-    """
-    wanted: dict[str, str | None] = {"WANDB_SILENT": "true", **dict.fromkeys(AGENT), "WANDB_MODE": settings.mode}
-    wanted |= {key: None for key in os.environ if key.startswith("SLURM_")}
-    if settings.mode == "offline":
-        wanted |= {"WANDB_ERROR_REPORTING": "false"}
-    before, command = {key: os.environ.get(key) for key in wanted}, sys.argv
-    _set(wanted)
-    sys.argv = redact_words(command)
-    try:
-        yield
-    finally:
-        _set(before)
-        sys.argv = command
-
-
-def _set(variables: dict[str, str | None]) -> None:
-    """Set environment variables; None removes a variable."""
-    for key, value in variables.items():
-        if value is None:
-            os.environ.pop(key, None)
-        else:
-            os.environ[key] = value
 
 
 _PLAIN: dict[str, Any] = {
