@@ -9,25 +9,34 @@
 from __future__ import annotations
 
 import os
-from math import inf
 from pathlib import Path
 
 from microp.app.schema import Config
+from microp.app.size_checks import memory_problems
 from microp.job import Job
-from microp.settings import is_joined, not_writable, out_of_reach
+from microp.settings import broken_rules, is_joined, not_writable, out_of_reach, quoted
 
 QUICK = 100_000  # ranks times chunks; a larger schedule is not built if the configuration is refused anyway
 
 
 def problems(config: Config) -> list[str]:
     """Return what is wrong with the configuration, one sentence per problem: the value, the rule, the remedy."""
-    found = _out_of_range(config)
-    for group in (config.model, config.checkpointing, config.tracking):
+    found = broken_rules(config)
+    for group in (config.model, config.checkpointing, config.engine, config.tracking):
         found += group.problems()
-    found += _folder_problems(config)
-    found += config.device.problems() + _gpu_problems(config)
+    found += config.device.problems()
     found += config.comms.problems(config.device.name)
     found += config.launch.problems(config.ranks, config.replicas)
+    if not found:
+        return _problems_together(config) or memory_problems(config, ranks_here(config))
+    # A value that is wrong by itself need not fit the others.
+    told = {problem.partition("=")[0] for problem in found}
+    return found + [problem for problem in _problems_together(config) if problem.partition("=")[0] not in told]
+
+
+def _problems_together(config: Config) -> list[str]:
+    """Return what is wrong with values that do not fit each other, or not this machine."""
+    found = _folder_problems(config) + _gpu_problems(config)
     if config.engine.name != "microp" and config.comms.name == "threads":
         found.append(f"engine={config.engine.name} needs ranks that are processes: use comms=auto")
     latency, backend = getattr(config.device, "latency_ms", 0), config.comms.backend(config.device.name)
@@ -63,27 +72,12 @@ def problems(config: Config) -> list[str]:
     return found
 
 
-def _out_of_range(config: Config) -> list[str]:
-    found = [
-        f"{key}={value} is below 1: use at least 1"
-        for key in ("ranks", "chunks", "replicas", "batch_size", "steps")
-        if (value := getattr(config, key)) < 1
-    ]
-    if config.warmup_steps < 0:
-        found.append(f"warmup_steps={config.warmup_steps} is below 0: use 0 or more")
-    if config.activation_limit is not None and config.activation_limit < 1:
-        found.append(f"activation_limit={config.activation_limit} is below 1: use at least 1, or null for none")
-    if not 0 < config.learning_rate < inf:
-        found.append(f"learning_rate={config.learning_rate} is not a number above 0: use for example 0.001")
-    return found
-
-
 def _folder_problems(config: Config) -> list[str]:
     """Return why the run's files, or else W&B's, cannot be written; nothing is written to find out."""
     output = Path(config.output_dir)
     if reason := not_writable(output):
-        return [f"output_dir={output} cannot be written ({reason}): choose another folder"]
-    problem = config.tracking.folder_problem(output)
+        return [f"output_dir={quoted(output)} cannot be written ({reason}): choose another folder"]
+    problem = None if config.tracking.problems() else config.tracking.folder_problem(output)
     return [problem] if problem else []
 
 
@@ -103,7 +97,7 @@ def _gpu_problems(config: Config) -> list[str]:
 
 def is_worth_a_schedule(config: Config) -> bool:
     """Return whether to build the schedule; not if it is large (chunks=2000000000, a typo) and refused anyway."""
-    if config.ranks < 1 or config.chunks < 1:
+    if any(problem.startswith(("ranks=", "chunks=")) for problem in broken_rules(config)):
         return False
     refused = config.ranks > config.model.layers or config.chunks > config.batch_size
     return not refused or config.ranks * config.chunks <= QUICK

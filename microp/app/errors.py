@@ -1,9 +1,11 @@
-"""The errors that a user can act on."""
+"""The errors that a user can act on, and the form of their messages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+LONGEST = 400  # characters of a line
 
 
 class Rest(NamedTuple):
@@ -29,10 +31,25 @@ class ConfigError(ValueError):
     """
 
     def __init__(self, problems: list[str], rests: Sequence[Rest] = ()) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
+        self.problems = [fitted(problem) for problem in problems]
+        super().__init__("\n".join(self.problems))
         self.rests = list(rests)
 
 
 class RunError(RuntimeError):
     """A run failed; the message names the rank, the action and the step."""
+
+
+def fitted(problem: str) -> str:
+    """Return a problem with printable characters and with lines of bounded length, which are cut in the middle.
+
+    A sentence begins with the key and ends with the remedy; what is long is a value that a user gave. Only a drawing
+    below the sentence has lines of its own.
+    """
+    return "\n".join(map(_fitted, problem.split("\n")))
+
+
+def _fitted(line: str) -> str:
+    if len(line) > LONGEST:
+        line = f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in line)

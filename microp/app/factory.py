@@ -13,15 +13,24 @@ call the function, but it does not check the types of the keys: a string could r
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import field, make_dataclass
+from math import prod
 from typing import Any, TypeVar, get_type_hints
 
 from hydra.utils import get_method
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from microp.app.hydra_problems import value_problem
+from microp.settings import Line, Name, quoted
+
+logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs what `build` raises, in several lines
 T = TypeVar("T")
+LONGEST = 200  # characters of what an exception says
+MOST_PAIRS = 1_000_000  # (stage, microbatch) pairs of a schedule
+_TEXT = Line("give a text on one line")
 
 
 def build(group: str, node: dict[str, Any], made: type[T], **given: int) -> T:
@@ -40,12 +49,18 @@ def build(group: str, node: dict[str, Any], made: type[T], **given: int) -> T:
     for key in ("name", "builder"):
         if not isinstance(node.get(key), str):
             raise ValueError(f"{group}.{key} has no value: give each option of {group} a name and a builder")
+    if broken := Name().broken(node["name"]):
+        raise ValueError(f"{group}.name={quoted(node['name'])} {broken}")
     knobs = _knobs(group, node)
+    if group == "schedule":
+        _refuse_too_large({**given, **knobs})
     what = f"{group}.builder={node['builder']}"
     numbers = ", ".join(f"{key}={value}" for key, value in given.items())
     try:
         result = _builder(group, node)(**given, **knobs)
     except ValueError as error:
+        if not node["builder"].startswith("microp."):  # what a user's own function says need not name the key
+            raise ValueError(f"{what} refuses {numbers}: {_said(error)}") from error
         named = any(str(error).startswith(f"{key}=") for key in knobs)
         raise ValueError(f"{group}.{error}" if named else str(error)) from error
     except (Exception, SystemExit) as error:  # a builder may be the user's own
@@ -54,6 +69,18 @@ def build(group: str, node: dict[str, Any], made: type[T], **given: int) -> T:
         got = "None" if result is None else f"a value of type {type(result).__name__}"
         raise ValueError(f"{what} returned {got}, not a {made.__name__}")
     return result
+
+
+def _refuse_too_large(numbers: dict[str, Any]) -> None:
+    """Raise ValueError if a schedule of these numbers would not fit into memory; the builder is not called then."""
+    factors = {key: numbers[key] for key in ("ranks", "chunks", "stages_per_rank") if isinstance(numbers.get(key), int)}
+    pairs = prod(max(1, each) for each in factors.values())
+    if pairs > MOST_PAIRS:
+        product = " times ".join(f"{key}={each}" for key, each in factors.items())
+        raise ValueError(
+            f"{product} is {pairs} pairs of a stage and a microbatch, which are too many for memory: "
+            f"use a product of at most {MOST_PAIRS}"
+        )
 
 
 def _builder(group: str, node: dict[str, Any]) -> Callable[..., Any]:
@@ -82,7 +109,9 @@ def _knobs(group: str, node: dict[str, Any]) -> dict[str, Any]:
         try:
             typed[key] = value
         except OmegaConfBaseException as error:
-            raise ValueError(f"{group}.{key}={value}: {str(error).splitlines()[0]}") from error
+            raise ValueError(value_problem(error, f"{group}.{error.full_key or key}")) from error
+        if isinstance(typed[key], str) and (broken := _TEXT.broken(typed[key])):
+            raise ValueError(f"{group}.{key}={quoted(value)} {broken}")
     return {key: _plain(typed[key]) for key in knobs}
 
 
@@ -97,8 +126,9 @@ def _signature(group: str, node: dict[str, Any], builder: Callable[..., Any]) ->
 
 
 def _said(error: BaseException) -> str:
-    """Return the type and the message of an exception in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    """Return the type and the message of an exception in one line, cut if it is long."""
+    text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
 def _plain(value: Any) -> Any:

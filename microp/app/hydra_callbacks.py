@@ -26,7 +26,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from microp.app.config import plain, read_composed, what_runs
-from microp.app.errors import ConfigError
+from microp.app.errors import ConfigError, fitted
 from microp.app.hydra_internals import Composed, compose_points, is_basic, together, typed_overrides
 from microp.app.hydra_problems import REFUSED, hydra_problems
 from microp.app.knobs import NOTHING_LEFT, Knobs
@@ -244,7 +244,7 @@ def refuse(problems: list[str]) -> NoReturn:
     """Print what has to be changed, and exit with code 2; nothing has been started."""
     if speaks():
         for problem in problems:
-            console.error(problem)
+            console.error(fitted(problem))
     else:  # torchrun stops all ranks as soon as one exits, so rank 0 must be the first
         time.sleep(SILENT_S)
     raise SystemExit(BAD_INPUT)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,11 +22,15 @@ from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from microp.app.errors import ConfigError, Rest
 from microp.app.hydra_loader import Loader, key_of
+from microp.settings import quoted
+
+MOST_POINTS = 100_000  # each is composed and checked before the first one runs
 
 
 def typed_options() -> argparse.Namespace:
@@ -122,6 +127,8 @@ def compose_points(config: DictConfig) -> list[Composed]:
     stored = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
     parser = OverridesParser.create(config_loader=loader)
     overrides = parser.parse_overrides([*stored, *typed_overrides(config)])
+    if axes := _axis_problems(overrides):
+        raise ConfigError(axes)
     [points] = BasicSweeper.split_arguments(overrides, max_batch_size=None)
     composed: dict[tuple[str, ...], tuple[DictConfig, dict[str, Any]]] = {}
     found = []
@@ -140,6 +147,30 @@ def compose_points(config: DictConfig) -> list[Composed]:
                 rests += _rest_of(loader, composed[tuple(options)], options, values, alone)
             found.append(Composed(list(point), None, error.problems, rests))
     return found
+
+
+def _axis_problems(overrides: Sequence[Override]) -> list[str]:
+    """Return why these axes give no points, or more than a sweep can have; they are counted and not listed."""
+    found, points = [], 1
+    for each in (each for each in overrides if each.is_sweep_override()):
+        word = quoted(each.input_line)
+        if each.is_interval_sweep():
+            found.append(f"{word} is for a sweeper that chooses values itself, such as Optuna's: list the values")
+        elif not (size := _axis_size(each)):
+            found.append(f"{word} gives no value, so the sweep has no point: give at least one value")
+        else:
+            points *= size
+    if points > MOST_POINTS:
+        found.append(f"the sweep has {points} points: use at most {MOST_POINTS}, for example in several sweeps")
+    return found
+
+
+def _axis_size(axis: Override) -> int:
+    values = axis.value()
+    if isinstance(values, RangeSweep):
+        assert values.start is not None and values.stop is not None
+        return max(0, math.ceil((values.stop - values.start) / values.step))
+    return sum(1 for _ in axis.sweep_iterator())
 
 
 def _rest_of(

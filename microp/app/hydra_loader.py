@@ -24,6 +24,7 @@ from typing import Any
 
 from hydra._internal import hydra as hydra_module
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.default_element import ConfigDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -32,8 +33,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from microp.app.errors import ConfigError, Rest
-from microp.app.hydra_problems import REFUSED, hydra_problems, not_used, taken_away, unknown_key
+from microp.app.hydra_problems import REFUSED, not_used, taken_away, unknown_key, word_problems
+from microp.app.option_files import OptionFiles
 from microp.app.schema import FIXED, GROUPS, Config
+from microp.settings import quoted
 from microp.store import plan_in
 
 Load = Callable[[list[str]], DictConfig]
@@ -53,6 +56,10 @@ def install() -> None:
 
 class Loader(ConfigLoaderImpl):
     """Hydra's loader; it raises `ConfigError` with all problems of the overrides."""
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path)
+        self.repository = OptionFiles(config_search_path)
 
     def load_configuration(
         self,
@@ -119,7 +126,7 @@ class Loader(ConfigLoaderImpl):
                 try:
                     self._apply_overrides_to_config(OverridesParser.create().parse_overrides([word]), node)
                 except REFUSED as error:
-                    found += hydra_problems(error)
+                    found += word_problems(word, error)
         if found := found + self.problems(node, choices):
             raise ConfigError(found)
 
@@ -137,6 +144,8 @@ class Loader(ConfigLoaderImpl):
         found = [self._other_s(f"{key}={value}", choices) for key, value in other_s]
         found += _wrong_keys(config, {key for key, _ in other_s})
         for group in GROUPS:
+            if group in choices and choices[group] not in self.options(group):
+                found.append(f"{group}={choices[group]} {self._use_option(group)}")
             option = self.option(group, choices.get(group))
             node = None if group not in config or OmegaConf.is_missing(config, group) else config[group]
             if not option or not isinstance(node, DictConfig):
@@ -167,13 +176,17 @@ class Loader(ConfigLoaderImpl):
         if not _in_group(key):
             return False
         having = self.options_with(key)
-        return bool(having) and choices.get(key.partition(".")[0]) not in having
+        group = key.partition(".")[0]
+        return bool(having) and choices.get(group) in self.options(group) and choices[group] not in having
 
     def option(self, group: str, name: str | None) -> dict[str, Any]:
         """Return the keys of an option's file with their values, less those of its schema; none without a file."""
         known: dict[tuple[str, str | None], dict[str, Any]] = vars(self).setdefault("_known", {})
         if (group, name) not in known:
-            loaded = self.repository.load_config(f"{group}/{name}") if name else None
+            loaded = None
+            if name:
+                with suppress(ConfigError):  # a file that cannot be read is told where it is chosen
+                    loaded = self.repository.load_config(f"{group}/{name}")
             keys: dict[str, Any] = {}
             if loaded is not None:
                 own = OmegaConf.to_container(loaded.config, resolve=False)
@@ -215,6 +228,9 @@ class Loader(ConfigLoaderImpl):
                     found[word] = self._said(word, error, config)  # else the option of which it is a key was refused
         return config, good, found
 
+    def _use_option(self, group: str) -> str:
+        return f"is not an option of {group}: use one of {', '.join(self.options(group))}"
+
     def _other_s(self, word: str, choices: dict[str, Any]) -> str:
         """Return that a key is of another option than the chosen one."""
         key = key_of(word)
@@ -225,13 +241,15 @@ class Loader(ConfigLoaderImpl):
         key, value = key_of(word), word.partition("=")[2]
         if value == "null" and key in GROUPS:
             return [f"{key}=null: {key} needs an option: use one of {', '.join(self.options(key))}"]
+        if key in GROUPS and "Config group override" in str(error):
+            return [f"{key}={quoted(value)} {self._use_option(key)}"]
         if word.startswith("~") and OmegaConf.select(config, key) is not None:
             return [taken_away(key)]
         if value and "." not in key and key not in config and not self.repository.group_exists(key):
             return [unknown_key(key, config, value)]
         if not word.startswith(("+", "~")) and self.is_other_s(key, choices := dict(config.hydra.runtime.choices)):
             return [self._other_s(word, choices)]
-        return hydra_problems(error)
+        return word_problems(word, error)
 
 
 def key_of(word: str) -> str:

@@ -16,14 +16,15 @@ from typing import Any
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
-from yaml import MarkedYAMLError, YAMLError
+from yaml import YAMLError
 
 from microp.app.errors import ConfigError
 from microp.app.places import sweep_names
 from microp.app.schema import FIXED
+from microp.settings import quoted
 
 # All errors by which Hydra and its libraries refuse what a user typed or wrote into a file.
-REFUSED = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
+REFUSED = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError)
 
 TYPES = {
     "Integer": "an integer: use a whole number",
@@ -39,9 +40,21 @@ def hydra_problems(error: BaseException) -> list[str]:
     return [_one_line(_problem(error))]
 
 
+def word_problems(word: str, error: BaseException) -> list[str]:
+    """Return why Hydra refuses an override, one line per problem."""
+    if "integer string conversion" in str(error):  # Python's limit, without the key
+        return [f"{quoted(word)} has too many digits: use a smaller number"]
+    return hydra_problems(error)
+
+
 def in_a_line(error: OmegaConfBaseException) -> str:
     """Return an error as one line: its key, and what is wrong with the value."""
-    return _one_line(_value_problem(str(error), error.full_key or ""))
+    return value_problem(error, error.full_key or "")
+
+
+def value_problem(error: OmegaConfBaseException, key: str) -> str:
+    """Return what is wrong with the value of a key, in one line."""
+    return _one_line(_value_problem(str(error), key))
 
 
 def option_problems(words: tuple[Any, ...]) -> list[str]:
@@ -68,10 +81,10 @@ def _problem(error: BaseException) -> str:
             return f"{error.override} is not an override: for the stored sweep of that name use -cn {error.override}"
         case OverrideParseException():
             return f"{error.override} is not an override: write key=value, and put special characters in quotes"
+        case RecursionError():
+            return "a value refers to itself, through ${...}: give one of the keys a value"
         case MissingConfigException():
             return _missing(error)
-        case MarkedYAMLError(problem_mark=mark) if mark:
-            return f"{mark.name}: it is not YAML: {error.problem} in line {mark.line + 1}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
         typed = re.match(r"Could not override '(.*)'", text)
         return unknown_key(typed[1] if typed else str(cause.full_key), _root_of(cause))
@@ -176,7 +189,16 @@ def _value_problem(text: str, key: str) -> str:
     if "is not a ListConfig, list or tuple" in text:
         return f"{key} is a list: use {key}=[...] with its values between commas"
     if optional := re.match(r"field '(.*)' is not Optional$", text):
-        return f"{optional[1]}=null: {optional[1]} needs a value: give one, or leave the key out for its default"
+        key = key or optional[1]
+        return f"{key}=null: {key} needs a value: give one, or leave the key out for its default"
+    if wrong := re.match(r"Cannot convert '.*' to string: '(.*)'$", text, re.DOTALL):
+        return f"{key}={wrong[1]} is not a text: give one value without brackets"
+    if wrong := re.match(r"Invalid value '(.*)', expected one of \[(.*)\]", text, re.DOTALL):
+        return f"{key}={wrong[1]} is not one of {wrong[2]}: use one of these"
+    if wrong := re.match(r"Value (.*) \(\w+\) is not a valid input for <enum", text, re.DOTALL):
+        return f"{key}={wrong[1]} is not one word: use one, as in --help"
+    if "NoneType is not a subclass of" in text:
+        return f"{key}=null: every element of the list needs a value: give one, or leave it out"
     if wrong := re.match(r"Value '(.*)' is not a valid bool", text, re.DOTALL):
         return f"{key}={wrong[1]} is not a truth value: use true or false"
     return f"{key}: {text}" if key and not key.startswith("hydra.overrides") else text

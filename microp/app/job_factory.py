@@ -17,7 +17,8 @@ from microp.app.errors import ConfigError
 from microp.app.factory import build
 from microp.app.schema import Config
 from microp.job import Job, Workload, question_id, run_id, torch_problems
-from microp.schedule import Partition, Schedule, builders, spread, to_text, validate
+from microp.schedule import Action, Op, Partition, Schedule, builders, spread, to_text, validate
+from microp.settings import quoted
 from microp.simulator import closed_forms, nominal_costs
 
 log = logging.getLogger(__name__)
@@ -112,12 +113,36 @@ def _named(config: Config, schedule: Schedule) -> Schedule:
     name, builder = config.schedule["name"], config.schedule["builder"]
     if builder.startswith(f"{builders.__name__}."):
         return schedule
+    if problem := _form_problem(schedule, config.ranks, config.chunks):
+        raise ValueError(f"schedule.builder={builder} returned {problem}")
     if name.removesuffix("_lifo") in closed_forms.NAMES:
         raise ValueError(
             f"schedule.name={name} is the name of one of microp's schedules, but builder={builder} is not microp's: "
             "choose another name"
         )
     return replace(schedule, name=name)
+
+
+def _form_problem(schedule: Schedule, ranks: int, chunks: int) -> str | None:
+    """Return what a user's own function returned if it is no schedule for these numbers, with the remedy."""
+    try:
+        strange = next((each for row in schedule.ranks for each in row if not _is_action(each)), None)
+        given = len(schedule.ranks), schedule.chunks
+    except TypeError:
+        return "a Schedule whose `ranks` are not rows of actions: give a tuple of one tuple per rank"
+    if strange is not None:
+        return f"a Schedule with {quoted(repr(strange))}: give actions, such as Action(Op.F, 0, 0)"
+    if given != (ranks, chunks):
+        return f"a Schedule for ranks={given[0]}, chunks={given[1]}: return one for ranks={ranks}, chunks={chunks}"
+    return None
+
+
+def _is_action(value: object) -> bool:
+    return (
+        isinstance(value, Action)
+        and isinstance(value.op, Op)
+        and type(value.stage) is type(value.microbatch) is int  # a bool is no index
+    )
 
 
 def _schedule_of(config: Config) -> tuple[Schedule | None, str, list[str]]:
@@ -129,7 +154,8 @@ def _schedule_of(config: Config) -> tuple[Schedule | None, str, list[str]]:
         return None, "", []
     try:
         built = _built(config)
-        schedule = validate(_named(config, built), config.activation_limit)
+        limit = config.activation_limit
+        schedule = validate(_named(config, built), None if limit is None or limit < 1 else limit)
         log.debug("%s is valid: %d ranks, %d chunks", schedule.name, config.ranks, config.chunks)
     except ValueError as error:
         return None, "", [str(error)]

@@ -135,7 +135,7 @@ def _memory(job: PricingJob, spans: Simulated) -> list[float] | None:
     """Return each rank's peak in MiB: weights, Adam's state, batch, activations; None if the model cannot be built."""
     if job.workload is None:
         return None
-    from microp.device import batch_bytes, probe_stages  # torch, which nothing else here needs
+    from microp.device import probe_stages  # torch, which nothing else here needs
 
     config, schedule = job.config, job.schedule
     try:
@@ -144,7 +144,7 @@ def _memory(job: PricingJob, spans: Simulated) -> list[float] | None:
         console.warn(str(error))
         return None
     peaks = activation_peak(spans, stage_memory)
-    batch = batch_bytes(config.model, spread(config.batch_size, config.replicas)[0])
+    batch = config.model.batch_bytes(spread(config.batch_size, config.replicas)[0])
     ends = {schedule.placement[0], schedule.placement[schedule.stages - 1]}
     return [
         (sum(state[stage] for stage in schedule.stages_of(rank)) + (batch if rank in ends else 0) + peaks[rank]) / MIB

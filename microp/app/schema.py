@@ -13,7 +13,7 @@ schedule or partition is therefore a function and a YAML file.
 from __future__ import annotations
 
 from dataclasses import dataclass, is_dataclass
-from typing import Any, get_origin, get_type_hints
+from typing import Annotated, Any, get_origin, get_type_hints
 
 from omegaconf import MISSING
 
@@ -27,13 +27,19 @@ from microp.settings import (
     EngineSettings,
     GptSettings,
     LaunchSettings,
+    Line,
     MlpSettings,
     ModelSettings,
+    OneOf,
+    Positive,
+    Range,
     SyncSettings,
     SyntheticSettings,
     TextSettings,
     TrackingSettings,
 )
+
+MOST = 1_000_000  # steps, or microbatches of a step: memory holds their rows and actions
 
 
 @dataclass
@@ -59,21 +65,21 @@ class Config:
         output_dir: the folder for everything that is written.
     """
 
-    ranks: int = MISSING
-    chunks: int = MISSING
-    replicas: int = MISSING
-    batch_size: int = MISSING
-    steps: int = MISSING
-    warmup_steps: int = MISSING
-    learning_rate: float = MISSING
-    seed: int = MISSING
-    repeat: int = MISSING
-    activation_limit: int | None = MISSING
+    ranks: Annotated[int, Range(1, 10_000)] = MISSING
+    chunks: Annotated[int, Range(1, MOST)] = MISSING
+    replicas: Annotated[int, Range(1, 10_000)] = MISSING
+    batch_size: Annotated[int, Range(1, 1_000_000_000)] = MISSING
+    steps: Annotated[int, Range(1, MOST)] = MISSING
+    warmup_steps: Annotated[int, Range(0, MOST)] = MISSING
+    learning_rate: Annotated[float, Positive(1_000_000, "use for example 0.001")] = MISSING
+    seed: Annotated[int, Range(-(2**63), 2**63 - 1)] = MISSING
+    repeat: Annotated[int, Range(0, 1_000_000)] = MISSING
+    activation_limit: Annotated[int | None, Range(1, 1_000_000_000, "null for none")] = MISSING
     skip: bool = MISSING
     again: bool = MISSING
     dry_run: bool = MISSING
     fail_fast: bool = MISSING
-    output_dir: str = MISSING
+    output_dir: Annotated[str, Line("give a folder, for example outputs")] = MISSING
     model: ModelSettings = MISSING
     partition: dict[str, Any] = MISSING
     schedule: dict[str, Any] = MISSING
@@ -131,7 +137,7 @@ class SimulateConfig(Config):
     """
 
     costs: CostsConfig = MISSING
-    output: str = MISSING
+    output: Annotated[str, OneOf("text", "json")] = MISSING
 
 
 SCHEMAS: dict[str, type] = {

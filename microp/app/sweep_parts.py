@@ -21,13 +21,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from microp.app.errors import ConfigError
-from microp.app.hydra_problems import in_a_line
+from microp.app.option_files import UNREADABLE, file_problem
 from microp.app.schema import SCHEMAS, Config
 
 PARTS = ".parts.yaml"
@@ -64,18 +62,12 @@ def read_parts(file: Path) -> Parts:
 
 def _load(file: Path) -> Any:
     """Return the content of a YAML file, with unresolved interpolations."""
+    if not file.is_file():  # reading a pipe would wait forever
+        raise ConfigError([f"{file}: it is not a file: give it another name"])
     try:
         return OmegaConf.to_container(OmegaConf.load(file))
-    except yaml.MarkedYAMLError as error:
-        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        problem = f"it is not YAML: {error.problem}{line}"
-    except OmegaConfBaseException as error:
-        problem = in_a_line(error)
-    except RecursionError:
-        problem = "a part contains itself"
-    except (yaml.YAMLError, OSError, UnicodeError) as error:
-        problem = f"it cannot be read: {str(error).splitlines()[0]}"
-    raise ConfigError([f"{file}: {problem}"])
+    except UNREADABLE as error:
+        raise ConfigError([f"{file}: {file_problem(error)}"]) from error
 
 
 def _problems(name: object, part: object) -> Iterator[str]:

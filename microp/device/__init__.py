@@ -17,7 +17,7 @@ from microp.device.base import Device, Give, Run
 from microp.device.cpu import Cpu
 from microp.device.cuda import Cuda
 from microp.device.emulated import Emulated
-from microp.device.memory_probe import batch_bytes, count_weights, probe_stages
+from microp.device.memory_probe import probe_stages
 from microp.device.meters import ActivationMeter, MemoryMeter
 from microp.job import Workload
 from microp.settings import DeviceSettings, EmulatedSettings
@@ -31,8 +31,6 @@ __all__ = [
     "Give",
     "MemoryMeter",
     "Run",
-    "batch_bytes",
-    "count_weights",
     "open_device",
     "probe_stages",
 ]

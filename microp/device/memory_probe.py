@@ -20,8 +20,8 @@ import torch
 
 from microp.device.meters import MemoryMeter
 from microp.job import Workload
-from microp.model import BYTES, Batch, Model, Stage, build_model
-from microp.settings import NEVER, Checkpointing, ModelSettings
+from microp.model import Batch, Model, Stage, build_model
+from microp.settings import BYTES, NEVER, Checkpointing, ModelSettings
 from microp.simulator import StageMemory
 
 STATE = 3  # tensors of the weights' size that persist between steps: the weights and Adam's two moments
@@ -38,17 +38,6 @@ class Measured(NamedTuple):
     in_weight: float
 
 
-def count_weights(settings: ModelSettings, layers: range) -> int:
-    """Return the number of weights of the given layers of a model."""
-    model = build_model(settings)
-    return sum(p.numel() for index in layers for p in model.layer(index, 0).parameters())
-
-
-def batch_bytes(settings: ModelSettings, rows: int) -> int:
-    """Return the bytes of a batch on the rank of the first or of the last stage; both hold the text as int64."""
-    return rows * (settings.row_bytes + 1) * torch.int64.itemsize
-
-
 def probe_stages(settings: ModelSettings, workload: Workload) -> tuple[StageMemory, list[int]]:
     """Return the memory of a microbatch of average size on each stage, and of each stage's weights and Adam's state.
 
@@ -58,6 +47,8 @@ def probe_stages(settings: ModelSettings, workload: Workload) -> tuple[StageMemo
     Raises:
         ValueError: the model has more than `LARGEST` weights.
     """
+    if settings.weights > LARGEST:
+        raise ValueError(f"the model has more than {LARGEST:,} weights: too many to be built and measured here")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the work is small; on busy cores, threads that wait for each other take seconds
     try:
@@ -77,8 +68,6 @@ def _probe_stages(settings: ModelSettings, workload: Workload) -> tuple[StageMem
         first = sum(workload.layers[:stage])
         layers = [model.layer(index, 0) for index in range(first, first + size)]
         weights.append(sum(p.nbytes for layer in layers for p in layer.parameters()))
-        if sum(weights) > LARGEST * model.dtype.itemsize:
-            raise ValueError(f"the model has more than {LARGEST:,} weights: too many to be built and measured here")
         split = any(split_stage == stage for split_stage, _ in workload.schedule.split)
         probe = _Probe(settings, model, layers, stage, stage == len(workload.layers) - 1, split)
         kept.append(probe.measure(NEVER, rows))

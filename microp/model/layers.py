@@ -21,9 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from microp.model.seeds import derive_seed
-from microp.settings import GptSettings, ModelSettings
-
-BYTES = 256  # the vocabulary of every model
+from microp.settings import BYTES, GptSettings, ModelSettings
 
 
 class Model(ABC):

@@ -53,7 +53,7 @@ class Action(NamedTuple):
         Raises:
             ValueError: the text is not an action.
         """
-        match = re.fullmatch(r"(\d+)([FBW])(\d+)", text)
+        match = re.fullmatch(r"(\d{1,9})([FBW])(\d{1,9})", text)
         if match is None:
             raise ValueError(f"{text!r} is not an action: write <stage><F|B|W><microbatch>, such as 1F0")
         return cls(Op(match[2]), int(match[1]), int(match[3]))

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from microp.schedule.schedule import Action, Op, Schedule, rows
 
-_HEADER = re.compile(r"# microp schedule (?P<name>\S.*) chunks=(?P<chunks>\d+) ranks=(?P<ranks>\d+)")
-_CELL = re.compile(r"(?P<stage>\d+)(?P<letter>[FIBW])(?P<microbatch>\d+)")
+_HEADER = re.compile(r"# microp schedule (?P<name>\S.*) chunks=(?P<chunks>\d{1,9}) ranks=(?P<ranks>\d{1,9})")
+_CELL = re.compile(r"(?P<stage>\d{1,9})(?P<letter>[FIBW])(?P<microbatch>\d{1,9})")
 # torch's communication actions, which follow from the order, and its mark for two actions that overlap
 _DERIVED = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB])\d*|OVERLAP_F_B")
 

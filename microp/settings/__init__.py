@@ -15,9 +15,11 @@ from microp.settings.data import DataSettings, SyntheticSettings, TextSettings
 from microp.settings.device import DeviceSettings, EmulatedSettings
 from microp.settings.engine import EngineSettings
 from microp.settings.launch import LaunchSettings, is_joined
-from microp.settings.model import GptSettings, MlpSettings, ModelSettings
+from microp.settings.machine import GIB, memory_bytes
+from microp.settings.model import BYTES, GptSettings, MlpSettings, ModelSettings
 from microp.settings.recomputation import NEVER, Checkpointing
 from microp.settings.redaction import redact_values, redact_words
+from microp.settings.rules import Line, Name, OneOf, Positive, Range, Rule, broken_rules, quoted
 from microp.settings.sync import BucketSettings, SyncSettings
 from microp.settings.tracking import NEEDS_KEY, TrackingSettings, not_writable
 from microp.settings.wandb_server import has_key, out_of_reach, server
@@ -25,6 +27,8 @@ from microp.settings.wandb_server import has_key, out_of_reach, server
 MIB = 2**20  # bytes
 
 __all__ = [
+    "BYTES",
+    "GIB",
     "MIB",
     "NEEDS_KEY",
     "NEVER",
@@ -38,16 +42,25 @@ __all__ = [
     "EngineSettings",
     "GptSettings",
     "LaunchSettings",
+    "Line",
     "MlpSettings",
     "ModelSettings",
+    "Name",
+    "OneOf",
+    "Positive",
+    "Range",
+    "Rule",
     "SyncSettings",
     "SyntheticSettings",
     "TextSettings",
     "TrackingSettings",
+    "broken_rules",
     "has_key",
     "is_joined",
+    "memory_bytes",
     "not_writable",
     "out_of_reach",
+    "quoted",
     "redact_values",
     "redact_words",
     "server",

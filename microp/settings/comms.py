@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from math import inf
+from typing import Annotated
+
+from microp.settings.rules import OneOf, Positive, broken_rules
 
 
 @dataclass
@@ -18,8 +20,8 @@ class CommsSettings:
             than the longest action and the first step take; one that is killed or stopped is noticed at once.
     """
 
-    name: str
-    timeout_s: float
+    name: Annotated[str, OneOf("auto", "shm", "gloo", "nccl", "threads")]
+    timeout_s: Annotated[float, Positive(1_000_000, "give seconds, e.g. 60")]
 
     def backend(self, device: str) -> str:
         """Return the transport that is used on `device`: `name`, or the one that `auto` stands for."""
@@ -31,9 +33,7 @@ class CommsSettings:
 
     def problems(self, device: str) -> list[str]:
         """List the values that are wrong or do not fit `device`, one sentence each."""
-        found = []
-        if not 0 < self.timeout_s < inf:
-            found.append(f"comms.timeout_s={self.timeout_s} is not a number above 0: give seconds, e.g. 60")
+        found = broken_rules(self, "comms.")
         if (self.backend(device) == "nccl") != (device == "cuda"):
             found.append(f"comms={self.name} cannot move tensors of device={device}: use comms=auto")
         if self.name == "shm" and (why := _why_no_shm()):

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import os
+import stat
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Annotated
+
+from microp.settings.machine import GIB, memory_bytes
+from microp.settings.rules import Line, Name, broken_rules, quoted
+
+MOST_FILES = 100_000
+_GIVE = "give a file or a folder, or leave the key out"
 
 
 @dataclass
@@ -17,11 +26,11 @@ class DataSettings:
         name: the option's name in `conf/data/`.
     """
 
-    name: str
+    name: Annotated[str, Name()]
 
     def problems(self, context: int) -> list[str]:
         """List what is wrong with the source, for rows of `context` bytes, one sentence each."""
-        return []
+        return broken_rules(self, "data.")
 
 
 @dataclass
@@ -38,36 +47,68 @@ class TextSettings(DataSettings):
             null for the source files of the standard library.
     """
 
-    path: str | None
+    path: Annotated[str | None, Line(_GIVE)]
 
     def files(self) -> list[Path]:
         """Return the files of the corpus, in order."""
-        if self.path is None:
-            return list(_walk(Path(sysconfig.get_paths()["stdlib"]), ".py", _NOT_THE_LIBRARY))
-        path = Path(self.path).expanduser()
-        return list(_walk(path)) if path.is_dir() else [path]
+        return list(self._files())
 
     def problems(self, context: int) -> list[str]:
-        if self.path is not None and not Path(self.path).expanduser().exists():
-            return [f"data.path={self.path} does not exist: give a file or a folder, or omit the key"]
-        size = sum(path.stat().st_size for path in self.files())
-        if size == 0:
-            return [f"data.path={self.path} is empty: give a text of at least {context + 1} bytes"]
-        if size <= context:
+        if self.path is None or (found := super().problems(context)):
+            return [] if self.path is None else found
+        given = f"data.path={quoted(self.path)}"
+        try:
+            sizes = [_size(path) for path in islice(self._files(), MOST_FILES + 1)]
+        except FileNotFoundError:
+            return [f"{given} does not exist: {_GIVE}"]
+        except (OSError, RuntimeError) as error:  # RuntimeError: there is no such user, in ~user
+            reason = getattr(error, "strerror", None) or str(error)
+            return [f"{given} cannot be read ({reason}): {_GIVE}"]
+        if len(sizes) > MOST_FILES:
+            return [f"{given} has more than {MOST_FILES} files: give a smaller folder"]
+        if sum(sizes) == 0:
+            return [f"{given} is empty: give a text of at least {context + 1} bytes"]
+        if sum(sizes) <= context:
             return [
-                f"data.path={self.path} has {size} bytes, but one row needs {context + 1} "
+                f"{given} has {sum(sizes)} bytes, but one row needs {context + 1} "
                 f"(its context and the byte after it): give a longer text or a shorter context"
             ]
+        if sum(sizes) > memory_bytes():
+            return [
+                f"{given} has {sum(sizes) / GIB:.0f} GiB, which is more than the {memory_bytes() / GIB:.0f} GiB of "
+                "memory here: give a shorter text"
+            ]
         return []
+
+    def _files(self) -> Iterator[Path]:
+        if self.path is None:
+            return _walk(Path(sysconfig.get_paths()["stdlib"]), ".py", _NOT_THE_LIBRARY)
+        path = Path(self.path).expanduser()
+        return _walk(path) if path.is_dir() else iter([path])
 
 
 _NOT_THE_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests"})
 
 
+def _size(path: Path) -> int:
+    """Return the size of a file in bytes.
+
+    Raises:
+        OSError: it is no regular file (reading a pipe would wait forever), or may not be read.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError("it is neither a file nor a folder")
+    if not os.access(path, os.R_OK):
+        raise PermissionError("permission denied")
+    return found.st_size
+
+
 def _walk(folder: Path, ending: str = "", without: frozenset[str] = frozenset()) -> Iterator[Path]:
-    """Yield the files below `folder` with this ending, in alphabetical order, without hidden ones."""
+    """Yield the regular files below `folder` with this ending, in alphabetical order, without hidden ones."""
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(f for f in folders if f not in without and not f.startswith("."))
         for name in sorted(files):
-            if name.endswith(ending) and not name.startswith("."):
-                yield Path(parent, name)
+            path = Path(parent, name)
+            if name.endswith(ending) and not name.startswith(".") and path.is_file():
+                yield path

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
-from typing import Any
+from typing import Annotated, Any
+
+from microp.settings.rules import OneOf, Range, broken_rules, quoted
 
 PER = ("layer", "row")
+LONGEST_MS = 3_600_000  # an hour
 TIMES = ("forward_ms", "backward_ms", "weight_ms", "recompute_ms", "latency_ms", "reduce_ms")
 
 
@@ -20,8 +22,8 @@ class DeviceSettings:
             and sums are taken in the same order as in the undivided model.
     """
 
-    name: str
-    threads: int
+    name: Annotated[str, OneOf("cpu", "cuda", "emulated")]
+    threads: Annotated[int, Range(1, 1024)]
 
     @property
     def is_emulated(self) -> bool:
@@ -30,9 +32,7 @@ class DeviceSettings:
 
     def problems(self) -> list[str]:
         """List what is wrong with these values, one sentence each."""
-        if self.threads < 1:
-            return [f"device.threads={self.threads} is below 1: use at least 1"]
-        return []
+        return broken_rules(self, "device.")
 
 
 @dataclass
@@ -71,12 +71,19 @@ class EmulatedSettings(DeviceSettings):
             values = value if isinstance(value, list) else [value]
             needed = key in ("forward_ms", "backward_ms", "latency_ms") or isinstance(value, list)
             if any((each is None and needed) or (each is not None and not _is_time(each)) for each in values):
-                found.append(f"device.{key}={value} is not a time: give milliseconds, 0 or more, or a list of them")
-        wrong = [word for word in self.per if word not in PER]
+                found.append(
+                    f"device.{key}={quoted(value)} is not a time: give milliseconds from 0 to {LONGEST_MS}, "
+                    "or a list of them"
+                )
+        wrong = [word for word in self.per if word not in PER] or [word for word in PER if self.per.count(word) > 1]
         if wrong:
-            found.append(f"device.per={self.per} has {wrong[0]!r}: use layer, row, both or neither, e.g. [layer,row]")
+            twice = " twice" if wrong[0] in PER else ""
+            found.append(
+                f"device.per={quoted(self.per)} has {quoted(repr(wrong[0]))}{twice}: use layer, row, both or neither, "
+                "e.g. [layer,row]"
+            )
         return found
 
 
 def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LONGEST_MS

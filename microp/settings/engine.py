@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from microp.settings.rules import OneOf, broken_rules
 
 
 @dataclass
@@ -16,5 +19,9 @@ class EngineSettings:
             faster, but the last bits of the sums can differ.
     """
 
-    name: str
+    name: Annotated[str, OneOf("microp", "torch", "compare")]
     batch_weights: bool
+
+    def problems(self) -> list[str]:
+        """List what is wrong with these values, one sentence each."""
+        return broken_rules(self, "engine.")

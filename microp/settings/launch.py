@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Annotated
+
+from microp.settings.rules import OneOf, Range, broken_rules
 
 
 @dataclass
@@ -15,15 +18,13 @@ class LaunchSettings:
         shutdown_s: the time that the other ranks have to end after one has failed, in seconds.
     """
 
-    name: str
-    shutdown_s: int
+    name: Annotated[str, OneOf("elastic", "torchrun")]
+    shutdown_s: Annotated[int, Range(1, 86_400)]
 
     def problems(self, ranks: int, replicas: int = 1) -> list[str]:
         """List the values that are wrong or do not fit the environment, one sentence each."""
-        found = []
+        found = broken_rules(self, "launch.")
         world = os.environ.get("WORLD_SIZE")
-        if self.shutdown_s < 1:
-            found.append(f"launch.shutdown_s={self.shutdown_s} is below 1: use at least 1")
         if self.name == "torchrun" and not is_joined():
             found.append(
                 "launch=torchrun, but RANK is not in the environment: start with "

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Annotated
+
+from microp.settings.rules import Name, OneOf, Range, broken_rules
+
+BYTES = 256  # the vocabulary of every model
+_INT64 = 8  # bytes of a token
 
 
 @dataclass
@@ -17,15 +23,29 @@ class ModelSettings(ABC):
         dtype: `float32` or `float64`, for weights and activations.
     """
 
-    name: str
-    layers: int
-    dim: int
-    dtype: str
+    name: Annotated[str, Name()]
+    layers: Annotated[int, Range(1, 100_000)]
+    dim: Annotated[int, Range(1, 1_000_000)]
+    dtype: Annotated[str, OneOf("float32", "float64")]
 
     @property
     @abstractmethod
     def row_bytes(self) -> int:
         """The number of input bytes in one row of a batch."""
+
+    @property
+    @abstractmethod
+    def weights(self) -> int:
+        """The number of weights of all layers."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """The size of one weight, or of one number of an activation."""
+        return {"float32": 4, "float64": 8}[self.dtype]
+
+    def batch_bytes(self, rows: int) -> int:
+        """Return the bytes of a batch on the rank of the first or of the last stage; both hold the text as int64."""
+        return rows * (self.row_bytes + 1) * _INT64
 
     @abstractmethod
     def boundary(self, rows: int) -> tuple[int, ...]:
@@ -33,14 +53,7 @@ class ModelSettings(ABC):
 
     def problems(self) -> list[str]:
         """List what is wrong with these values, one sentence each."""
-        found = [
-            f"model.{key}={value} is below 1: use at least 1"
-            for key in ("layers", "dim")
-            if (value := getattr(self, key)) < 1
-        ]
-        if self.dtype not in ("float32", "float64"):
-            found.append(f"model.dtype={self.dtype} is not supported: use float32 or float64")
-        return found
+        return broken_rules(self, "model.")
 
 
 @dataclass
@@ -51,12 +64,16 @@ class MlpSettings(ModelSettings):
     def row_bytes(self) -> int:
         return self.dim // 8
 
+    @property
+    def weights(self) -> int:
+        return (self.dim + 1) * (self.dim * (self.layers - 1) + BYTES)
+
     def boundary(self, rows: int) -> tuple[int, ...]:
         return (rows, self.dim)
 
     def problems(self) -> list[str]:
         found = super().problems()
-        if self.dim % 8 or self.dim < 8:
+        if self.dim % 8 and self.dim > 0:
             found.append(f"model.dim={self.dim} is not a positive multiple of 8, the bits of a byte: use e.g. 64")
         return found
 
@@ -72,22 +89,26 @@ class GptSettings(ModelSettings):
     """
 
     heads: int
-    context: int
+    context: Annotated[int, Range(1, 1_000_000)]
     dropout: float
 
     @property
     def row_bytes(self) -> int:
         return self.context
 
+    @property
+    def weights(self) -> int:
+        block = 12 * self.dim**2 + 13 * self.dim  # two norms, attention (3 + 1) dim x dim, the widened mlp (4 + 4)
+        embedding, head = (BYTES + self.context) * self.dim, (BYTES + 2) * self.dim + BYTES
+        return self.layers * block + embedding + head
+
     def boundary(self, rows: int) -> tuple[int, ...]:
         return (rows, self.context, self.dim)
 
     def problems(self) -> list[str]:
         found = super().problems()
-        if self.heads < 1 or self.dim % self.heads:
+        if self.dim > 0 and (self.heads < 1 or self.dim % self.heads):
             found.append(f"model.heads={self.heads} does not divide model.dim={self.dim}: use a divisor of model.dim")
-        if self.context < 1:
-            found.append(f"model.context={self.context} is below 1: use at least 1")
         if not 0 <= self.dropout < 1:
             found.append(f"model.dropout={self.dropout} is not in [0, 1): use 0 for no dropout")
         return found

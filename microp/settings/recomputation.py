@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from microp.settings.rules import Name, Range, broken_rules
 
 
 @dataclass
@@ -20,8 +23,8 @@ class Checkpointing:
             follows its forward directly, so recomputation would save nothing).
     """
 
-    name: str
-    segments: int
+    name: Annotated[str, Name()]
+    segments: Annotated[int, Range(0, 100_000)]
     spare_last: bool
 
     def segments_of(self, microbatch: int, chunks: int) -> int:
@@ -34,9 +37,9 @@ class Checkpointing:
 
     def problems(self) -> list[str]:
         """List what is wrong with these values, one sentence each."""
-        if self.segments < 0 or (self.name == "segments" and self.segments < 1):
+        if self.name == "segments" and self.segments < 1:
             return [f"checkpointing.segments={self.segments} is below 1: use at least 1"]
-        return []
+        return broken_rules(self, "checkpointing.")
 
 
 NEVER = Checkpointing("never", 0, False)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from typing import Annotated
 
-ALL_REDUCE = ("auto", "direct", "library", "ring")
+from microp.settings.rules import OneOf, Positive, broken_rules
+
+_MIB = Positive(1_000_000, "give MiB, or use sync=naive")
 
 
 @dataclass
@@ -20,8 +22,8 @@ class SyncSettings:
             between ranks that share memory, else `library`.
     """
 
-    name: str
-    all_reduce: str
+    name: Annotated[str, OneOf("naive", "flat", "ddp", "torch_ddp", "compare")]
+    all_reduce: Annotated[str, OneOf("auto", "direct", "library", "ring")]
 
     def problems(self, schedule: str, is_split: bool, backend: str) -> list[str]:
         """List what is wrong with these values, one sentence each.
@@ -31,9 +33,7 @@ class SyncSettings:
             is_split: whether the schedule divides the backward into B and W.
             backend: the transport's name.
         """
-        if self.all_reduce not in ALL_REDUCE:
-            return [f"sync.all_reduce={self.all_reduce} is not one of {', '.join(ALL_REDUCE)}"]
-        return []
+        return broken_rules(self, "sync.")
 
 
 @dataclass
@@ -45,14 +45,11 @@ class BucketSettings(SyncSettings):
         first_bucket_mb: the same for the first bucket of a stage (1 for torch_ddp).
     """
 
-    bucket_mb: float
-    first_bucket_mb: float
+    bucket_mb: Annotated[float, _MIB]
+    first_bucket_mb: Annotated[float, _MIB]
 
     def problems(self, schedule: str, is_split: bool, backend: str) -> list[str]:
         found = super().problems(schedule, is_split, backend)
-        for key in ("bucket_mb", "first_bucket_mb"):
-            if not 0 < getattr(self, key) < inf:
-                found.append(f"sync.{key}={getattr(self, key)} is not a number above 0: give MiB, or use sync=naive")
         if self.name in ("torch_ddp", "compare"):
             if is_split:
                 found.append(

@@ -7,14 +7,18 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from microp.settings.rules import Line, broken_rules
 from microp.settings.wandb_server import has_key, out_of_reach
 
 MODES = ("offline", "online", "disabled")
 NEEDS_KEY = "needs a W&B key: set WANDB_API_KEY or run `wandb login`, or"
-_NOT_IN_PROJECTS = "/\\#?%:"  # W&B refuses these in the name of a project
-_LONGEST_PROJECT = 128
+_REFUSED = "/\\#?%:"  # W&B refuses these in names
+_PROJECT = Line("give a name, or leave the key out for microp", longest=128, without=_REFUSED)
+_ENTITY = Line("give a W&B team or user, or leave the key out", longest=128, without=_REFUSED)
+_DIR = Line("give a folder, or leave the key out for the output folder")
+_TAGS = Line("give words of 1 to 64 characters, e.g. [first,night]", longest=64)
 _SPELLINGS = {"dryrun": "offline", "run": "online"}  # W&B's older words, which WANDB_MODE still takes
 
 
@@ -33,10 +37,10 @@ class TrackingSettings:
     """
 
     mode: str | None
-    project: str | None
-    entity: str | None
-    dir: str | None
-    tags: list[str]
+    project: Annotated[str | None, _PROJECT]
+    entity: Annotated[str | None, _ENTITY]
+    dir: Annotated[str | None, _DIR]
+    tags: Annotated[list[str], _TAGS]
     follow: bool | None
     system_metrics: bool
 
@@ -77,14 +81,8 @@ class TrackingSettings:
             return [
                 f"tracking=online {NEEDS_KEY} use tracking=offline and `wandb sync` later",
             ]
-        project = str(self.project)
-        if self.mode != "disabled" and not project:
-            return ["tracking.project= is empty: give a name, or leave the key out for microp"]
-        if self.mode != "disabled" and (set(project) & set(_NOT_IN_PROJECTS) or len(project) > _LONGEST_PROJECT):
-            return [
-                f"tracking.project={project} is not a name for a W&B project: "
-                f"use at most {_LONGEST_PROJECT} characters and none of {' '.join(_NOT_IN_PROJECTS)}"
-            ]
+        if self.mode != "disabled" and (found := broken_rules(self, "tracking.")):
+            return found
         if self.system_metrics and not self.follow:
             return [
                 "tracking.system_metrics=true measures the host while a run is followed: "
@@ -108,3 +106,5 @@ def not_writable(folder: Path) -> str | None:
             return None
     except OSError as error:
         return error.strerror or str(error)
+    except ValueError:  # a path with a null character
+        return "it is not a path"

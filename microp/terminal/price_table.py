@@ -14,6 +14,7 @@ from microp.terminal.swept import same, swept
 
 MATTERS = ("schedule", "ranks", "chunks", "device", "partition", "checkpointing")
 WHOLE = "the objects of output=json"
+FILES = "timeline.svg timeline.png trace.json schedule.txt schedule.csv"
 _ABOUT = {
     "makespan": "makespan: from the first start to the last end, in the unit of the costs (ms on an emulated device).",
     "closed form": "closed form: the makespan by the schedule's formula; - if there is none for these costs.",
@@ -54,7 +55,7 @@ def show(points: Sequence[Priced]) -> None:
     if folders:
         out.print()
         for folder in folders:
-            out.print(f"drawn {folder}: timeline.svg timeline.png trace.json schedule.txt schedule.csv", soft_wrap=True)
+            out.print(f"drawn {folder}: {FILES}", soft_wrap=True, markup=False)
         out.print("open  a trace.json in ui.perfetto.dev", soft_wrap=True)
 
 

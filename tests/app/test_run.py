@@ -199,59 +199,17 @@ def test_options(words, tmp_path):
         assert "they take turns" in " ".join(done.stderr.split())
 
 
-BAD = {
+BAD = {  # as typed in a process of its own; test_bad_input.py has the others
     "chunks=300": "chunks=300 is more than batch_size=256 has rows: use at most 256",
-    "ranks=20": "ranks=20 is more than model.layers=16",
-    "ranks=0": "ranks=0 is below 1",
-    "chunks=0": "chunks=0 is below 1",
-    "steps=0": "steps=0 is below 1",
-    "batch_size=0": "batch_size=0 is below 1",
-    "partition=skewed partition.share=1": "partition.share=1.0 is not between 0 and 1",
-    "partition=skewed partition.rank=2": "partition.rank=2 is not one of the 2 ranks",
-    "partition=sizes partition.sizes=[3,4]": "partition.sizes=[3, 4] add up to 7: they must add up to 16 layers",
-    "partition=sizes": "partition.sizes has no value",
-    "schedule=foo": "schedule=foo is not an option of schedule: use one of ",
-    "model=foo": "model=foo is not an option of model: use one of ",
-    "skip=true": "skip=true leaves out every point of this command: leave at least one, or leave skip away",
     "colour=red": "colour is not a key of a run: see all keys with --help",
-    "chunk=3": "chunk is not a key of a run: did you mean chunks",
-    "dim=64": "dim is not a key of a run: did you mean model.dim?",
-    "chunks=many": "chunks=many is not an integer: use a whole number",
-    "learning_rate=nan": "learning_rate=nan is not a number above 0",
-    "-m output_dir=a,b": "output_dir=a,b: a sweep has one folder",
-    "skip=maybe": "skip=maybe is not a truth value: use true or false",
-    "chunks": "chunks is not an override: write key=value",
-    "chunks=1,2": "chunks=1,2 has several values: for a sweep use -m on the command line or a loop in Python",
-    "+chunks=1": "+chunks is a key already: leave out the +",
-    "model.depth=3": "model.depth is not a key of model=mlp: ",
-    "schedule.group=3": "schedule.group is not a key of schedule=gpipe: its keys are drain",
-    "schedule=gpip": "zb_v (did you mean gpipe?)",
-    "model=3": "Config group override must be a string",
-    "batch_size=${calc:\"__import__('os')\"}": "a call is not allowed",
-    'skip=${calc:"().__class__"}': "cannot compute '().__class__': an attribute is not allowed",
+    "model=foo chunks=many": "chunks=many is not an integer: use a whole number",
+    "schedule=file schedule.path=/dev/zero": "schedule.path=/dev/zero cannot be read: it is not a file",
     "-m chunks=1,2 skip=${calc:'x'}": "skip=${calc:'x'} cannot be given to a sweep: write it into a file for -cn",
-    "-m foo=1,2": "foo is not a key of a run",
     "-cn nosuch": "-cn nosuch is not found; the stored sweeps: ",
     "-cd nosuch": "nosuch' not found",
     "-c job foo=1": "foo is not a key of a run",
-    "schedule.drain=sideways": "expected one of [fifo, lifo]",
-    "model=gpt model.heads=3": "model.heads=3 does not divide model.dim=64",
-    "data.path=/nowhere": "data.path=/nowhere does not exist",
-    "data.path=/dev/null": "data.path=/dev/null is empty",
-    "tracking=online": "needs a W&B key",
-    "comms=nccl": "comms=nccl cannot move tensors of device=cpu",
-    "replicas=0": "replicas=0 is below 1",
-    "replicas=3 chunks=4 batch_size=11": "replicas=3 times chunks=4 is more than batch_size=11 has rows",
-    "replicas=2 sync.bucket_mb=-1": "sync.bucket_mb=-1.0 is not a number above 0",
-    "replicas=2 sync=torch_ddp schedule=zb_h1": "sync=torch_ddp does not support schedule 'zb_h1'",
-    "replicas=2 sync=torch_ddp comms=threads": "sync=torch_ddp needs ranks that are processes",
-    "replicas=2 sync=flat sync.all_reduce=tree": "sync.all_reduce=tree is not one of auto, direct, library, ring",
-    "replicas=2 engine=compare": "replicas=2 needs engine=microp",
-    "replicas=2 sync=foo": "sync=foo is not an option of sync: use one of ",
     "activation_limit=3": "hold more than activation_limit=3",
-    "launch=torchrun": "RANK is not in the environment",
     "-m chunks=4,300 ranks=2,30": "ranks=30 is more than",
-    "-m schedule=gpipe,foo": "schedule=foo is not an option of schedule: use one of ",
 }
 
 
@@ -262,7 +220,7 @@ def test_bad_input_is_one_message_and_exit_code_2(words, tmp_path):
     assert BAD[words] in done.stderr
     lines = done.stderr.splitlines()
     assert all(line.startswith("error: ") for line in lines if not line.startswith("  rank "))  # and a drawing
-    assert len(lines) == 1 or "activation_limit" in words or words.startswith("-m chunks=4,300")
+    assert len(lines) == 1 or words.startswith(("activation_limit", "-m chunks=4,300", "model=foo"))
     assert list(tmp_path.iterdir()) == []  # nothing was started, nothing written
 
 
@@ -271,26 +229,6 @@ def test_a_traceback_of_bad_input_is_only_for_those_who_ask(tmp_path):
     assert done.returncode == 2
     assert "Traceback" in done.stderr
     assert done.stderr.splitlines()[-1] == "error: foo is not a key of a run: see all keys with --help"
-
-
-BROKEN = {
-    "ranks: 2": "this is not the configuration of a run: let its defaults list begin with `config`",
-    "defaults: [config, _self_]\nrank: 4": "in own: rank is not a key of a run: did you mean ranks",
-    "defaults: [config, _self_]\nranks: abc": "in own: ranks=abc is not an integer: use a whole number",
-    "defaults: [config, _self_]\nranks: [abc": "it is not YAML: expected ',' or ']', but got '<stream end>' in line",
-    "defaults: [config, nosuch, _self_]": "In 'own': Could not load 'nosuch': there is no such file",
-}
-
-
-@pytest.mark.parametrize("text", BROKEN)
-def test_a_broken_file_of_one_s_own_is_refused_in_one_line(text, tmp_path):
-    (tmp_path / "own.yaml").write_text(text + "\n")
-    done = microp("-cd", ".", "-cn", "own", folder=tmp_path)
-    assert done.returncode == 2
-    [line] = done.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert BROKEN[text] in line
-    assert not (tmp_path / "outputs" / "runs").exists()
 
 
 def test_a_function_in_the_current_folder_is_found_by_the_installed_program(tmp_path):

@@ -42,6 +42,14 @@ def test_a_layer_does_not_depend_on_what_was_built_before(settings):
     assert any(not torch.equal(a, b) for a, b in zip(alone.parameters(), neighbour.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("settings", [*MODELS[1:3], MlpSettings("mlp", 1, 16, "float32")], ids=str)
+def test_the_number_and_size_of_weights_follow_from_the_settings(settings):
+    model = build_model(settings)
+    weights = [p for index in range(model.layers) for p in model.layer(index, 0).parameters()]
+    assert settings.weights == sum(p.numel() for p in weights)
+    assert settings.weights * settings.weight_bytes == sum(p.nbytes for p in weights)
+
+
 def test_building_leaves_the_global_generator_alone():
     before = torch.get_rng_state()
     build_model(gpt()).layer(0, 0)

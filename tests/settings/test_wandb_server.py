@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from microp.settings import TrackingSettings, not_writable, out_of_reach
+from microp.settings import TrackingSettings, not_writable, out_of_reach, quoted
 
 ONLINE = TrackingSettings("online", "microp", None, None, [], True, False)
 
@@ -33,7 +33,7 @@ def test_a_proxy_is_what_must_be_reached(monkeypatch):
 @pytest.mark.parametrize("name", ["a/b", "a\\b", "a#b", "a?b", "a%b", "a:b", "a" * 129, ""])
 def test_a_project_s_name_is_checked_before_the_run(name):
     [problem] = TrackingSettings("offline", name, None, None, [], False, False).resolved().problems()
-    assert problem.startswith(f"tracking.project={name} is ")
+    assert problem.startswith(f"tracking.project={quoted(name)} ")
     assert TrackingSettings("disabled", name, None, None, [], False, False).problems() == []
 
 

@@ -1,0 +1,20 @@
+"""What this machine has."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+GIB = 2**30  # bytes
+_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
+
+
+@cache
+def memory_bytes() -> int:
+    """Return the bytes of memory that the processes of this machine, or of this container, can have."""
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(installed, int(_LIMIT.read_text()))
+    except (OSError, ValueError):  # there is no such file, or no limit
+        return installed

@@ -1,0 +1,137 @@
+"""Rules for single values, stated with the fields of a settings class.
+
+::
+
+    class ModelSettings:
+        layers: Annotated[int, Range(1, 100_000)] ── broken_rules ──► "model.layers=0 is below 1: use at least 1"
+
+A rule holds for each element of a list. A value that is null breaks no rule: the type of its key says whether
+null is allowed.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+SHOWN = 60  # characters of a value in a message
+LONGEST = 1000  # characters of a text
+
+
+def quoted(value: object) -> str:
+    """Return a value as it stands in a message: printable, on one line, and cut if it is long."""
+    text = str(value)
+    text = text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+class Rule(ABC):
+    """What a value has to be."""
+
+    @abstractmethod
+    def broken(self, value: Any) -> str | None:
+        """Return what is wrong with a value and the remedy, `is below 1: use at least 1`; None for a good value."""
+
+
+@dataclass(frozen=True)
+class Range(Rule):
+    """A number from `least` to `most`.
+
+    Attributes:
+        otherwise: a further remedy, for example `null for none`.
+    """
+
+    least: int
+    most: int
+    otherwise: str = ""
+
+    def broken(self, value: Any) -> str | None:
+        more = self.otherwise and f", or {self.otherwise}"
+        if value < self.least:
+            return f"is below {self.least}: use at least {self.least}{more}"
+        if value > self.most:
+            return f"is above {self.most}: use at most {self.most}{more}"
+        return None
+
+
+@dataclass(frozen=True)
+class Positive(Rule):
+    """A number above 0 and at most `most`.
+
+    Attributes:
+        advice: the remedy, for example `use for example 0.001`.
+    """
+
+    most: int
+    advice: str
+
+    def broken(self, value: Any) -> str | None:
+        if not value > 0:  # also NaN
+            return f"is not a number above 0: {self.advice}"
+        return f"is above {self.most}: use at most {self.most}" if value > self.most else None
+
+
+class OneOf(Rule):
+    """One of these words."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def broken(self, value: Any) -> str | None:
+        return None if value in self.words else f"is not one of {', '.join(self.words)}: use one of these"
+
+
+@dataclass(frozen=True)
+class Name(Rule):
+    """A name that can be a part of the name of a folder, of a table and of a command."""
+
+    def broken(self, value: Any) -> str | None:
+        if re.fullmatch(r"[\w+-][\w.+-]{0,59}", value):
+            return None
+        return "is not a name: use at most 60 letters, digits, _ + - and ., which does not come first"
+
+
+@dataclass(frozen=True)
+class Line(Rule):
+    """A text on one line: not empty, not longer than `longest`, without characters that cannot be printed.
+
+    Attributes:
+        advice: what to give instead.
+        without: characters that it must not have.
+    """
+
+    advice: str
+    longest: int = LONGEST
+    without: str = ""
+
+    def broken(self, value: Any) -> str | None:
+        if not value.strip():
+            return f"is empty: {self.advice}"
+        if not value.isprintable():
+            return f"has characters that cannot be printed: {self.advice}"
+        if len(value) > self.longest:
+            return f"has {len(value)} characters: use at most {self.longest}"
+        if found := sorted(set(value) & set(self.without)):
+            return f"has {' '.join(found)}: use none of {' '.join(self.without)}"
+        return None
+
+
+def broken_rules(settings: object, before: str = "") -> list[str]:
+    """Return one sentence per value of a settings object that breaks its rule.
+
+    Args:
+        settings: an instance of a dataclass whose fields may have rules.
+        before: what stands before a key in messages, for example `model.`.
+    """
+    found = []
+    hints = get_type_hints(type(settings), include_extras=True)
+    rules = ((key, rule) for key, hint in hints.items() for rule in getattr(hint, "__metadata__", ()))
+    for key, rule in rules:
+        value = getattr(settings, key)
+        values = value if isinstance(value, list) else [value]
+        broken = next(filter(None, (rule.broken(each) for each in values if each is not None)), None)
+        if broken:
+            found.append(f"{before}{key}={quoted(value)} {broken}")
+    return found

@@ -1,0 +1,114 @@
+"""Types a command in this process, in milliseconds: what is refused, in the words that a user reads.
+
+::
+
+    "chunks=0 steps=2"  ── choices of options, composed once ── values, set in a copy ── checked ──► exit code, stderr
+
+The parts are those of a command: Hydra's loader composes, the callback reads, checks and prepares the point, and
+`refuse` prints and exits.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import shlex
+from contextlib import ExitStack
+from pathlib import Path
+
+from hydra.types import RunMode
+
+from microp.app import CONF
+from microp.app.config import register_schemas
+from microp.app.hydra_callbacks import refuse
+from microp.app.hydra_internals import composer, expand
+from microp.app.hydra_loader import current
+from microp.app.hydra_problems import REFUSED
+from microp.app.pricing import PricingCallback
+from microp.app.sweep import SweepCallback
+
+SIGNS = {"␤": "\n", "␀": "\0", "␛": "\x1b", "␠": " "}  # so a table shows what cannot be seen
+
+
+def words_of(text: str) -> list[str]:
+    """Split a line as a shell does; `9⟨5000⟩` is 5000 nines, and signs stand for what cannot be seen."""
+    text = re.sub(r"(.)⟨(\d+)⟩", lambda found: found[1] * int(found[2]), text)
+    words = shlex.split(text)
+    return [re.sub("[" + "".join(SIGNS) + "]", lambda found: SIGNS[found[0]], word) for word in words]
+
+
+class _Refuses:
+    """A callback that only checks: what would begin a run is left out."""
+
+    def begin(self, config, points):
+        """Start nothing."""
+
+
+class _Run(_Refuses, SweepCallback):
+    """A run's checks."""
+
+
+class _Price(_Refuses, PricingCallback):
+    """A price's checks."""
+
+
+class Terminal:
+    """A folder in which commands are typed.
+
+    Args:
+        folder: it has the user's own options and stored sweeps, as with `-cd FOLDER`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        register_schemas()
+        self._stack = ExitStack()
+        self._hydra = self._stack.enter_context(composer(CONF, folder))
+        self._composed: dict[tuple[str, ...], tuple] = {}
+
+    def close(self) -> None:
+        """Give Hydra its state back."""
+        self._stack.close()
+
+    def type(self, line: str) -> int:
+        """Check a command, and print what is wrong with it: the exit code, 0 for a command that would run."""
+        words = words_of(line)
+        program = _Price if words[:1] == ["simulate"] else _Run
+        whole = words[:1] == ["whole"]
+        name = "simulate" if program is _Price else "config"
+        words = words[1:] if whole or program is _Price else words
+        is_sweep = "-m" in words
+        words = [word for word in words if word != "-m"]
+        if words[:1] == ["-cn"]:
+            name, words = words[1], words[2:]
+            whole = True
+        try:
+            try:
+                self._check(program(), name, words, is_sweep, whole)
+            except REFUSED as error:
+                refuse(program.all_problems(error))
+        except SystemExit as exit:
+            return int(exit.code)
+        return 0
+
+    def _check(self, callback, name: str, words: list[str], is_sweep: bool, whole: bool) -> None:
+        if is_sweep or whole:
+            mode = RunMode.MULTIRUN if is_sweep else RunMode.RUN
+            config = current().load_configuration(name, words, mode)
+            if RunMode.MULTIRUN in (mode, config.hydra.mode):
+                callback._start(config, [(typed, node) for typed, node in expand(config) if not node.skip])
+            else:
+                callback._start(config, [(words, config)])
+        else:
+            callback._start(None, [(words, self._point(name, words))])
+
+    def _point(self, name: str, words: list[str]):
+        """The composed configuration; as in a sweep, the choices of options are composed once."""
+        loader = current()
+        options, values = loader.split(words)
+        key = (name, *options)
+        if key not in self._composed:
+            node = loader.load_configuration(name, options, RunMode.RUN)
+            self._composed[key] = node, dict(node.hydra.runtime.choices)
+        node, choices = copy.deepcopy(self._composed[key])
+        loader.apply(node, choices, values)
+        return node
