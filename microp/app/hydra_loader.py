@@ -163,8 +163,11 @@ class Loader(ConfigLoaderImpl):
         return found
 
     def options(self, group: str) -> list[str]:
-        """Return the names of a group's options."""
-        return list(self.repository.get_group_options(group))
+        """Return the names of a group's options; its folders are listed once."""
+        known: dict[str, list[str]] = vars(self).setdefault("_listed", {})
+        if group not in known:
+            known[group] = list(self.repository.get_group_options(group))
+        return known[group]
 
     def options_with(self, key: str) -> list[str]:
         """Return the options of a group that have a key, for example of `schedule.stages_per_rank`."""

@@ -197,6 +197,10 @@ def _value_problem(text: str, key: str) -> str:
         return f"{key}={wrong[1]} is not one of {wrong[2]}: use one of these"
     if wrong := re.match(r"Value (.*) \(\w+\) is not a valid input for <enum", text, re.DOTALL):
         return f"{key}={wrong[1]} is not one word: use one, as in --help"
+    if unknown := re.match(r"Unsupported interpolation type (\S+)$", text):
+        return f"{key} uses ${{{unknown[1]}:...}}, which is not known: use ${{calc:'...'}} or a key, as in ${{chunks}}"
+    if text.startswith("Missing mandatory value"):
+        return f"{key} has no value: set {key}=..."
     if "NoneType is not a subclass of" in text:
         return f"{key}=null: every element of the list needs a value: give one, or leave it out"
     if wrong := re.match(r"Value '(.*)' is not a valid bool", text, re.DOTALL):

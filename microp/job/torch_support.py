@@ -37,9 +37,15 @@ def torch_problems(schedule: Schedule, checkpointing: Checkpointing, rows: Seque
             f"for {schedule.stages} stages, use chunks={schedule.stages} or more"
         )
     if len(set(rows)) > 1:
-        found.append(f"engine=torch needs equal microbatches: {sum(rows)} rows in chunks={len(rows)} are not")
+        found.append(
+            f"engine=torch needs equal microbatches: {sum(rows)} rows in chunks={len(rows)} are not, "
+            "use a batch_size that chunks divides"
+        )
     if checkpointing.spare_last:
-        found.append(f"engine=torch treats all microbatches alike: checkpointing={checkpointing.name} does not")
+        found.append(
+            f"engine=torch treats all microbatches alike: checkpointing={checkpointing.name} does not, "
+            "use checkpointing=always or never"
+        )
     return found
 
 
