@@ -16,9 +16,9 @@ because the files of `conf/` may have changed since it was checked.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from microp.app.errors import ConfigError, Rest
 from microp.app.hydra_problems import REFUSED, not_used, taken_away, unknown_key, word_problems
 from microp.app.option_files import OptionFiles
 from microp.app.schema import FIXED, GROUPS, Config
+from microp.app.schema_keys import all_keys, wrong_keys
 from microp.settings import quoted
 from microp.store import plan_in
 
@@ -138,11 +139,11 @@ class Loader(ConfigLoaderImpl):
             (f"{group}.{key}", config[group][key])
             for group in GROUPS
             if group in config and isinstance(config[group], DictConfig)
-            for key in _all_keys(config[group])
+            for key in all_keys(config[group])
             if self.is_other_s(f"{group}.{key}", choices)
         ]
         found = [self._other_s(f"{key}={value}", choices) for key, value in other_s]
-        found += _wrong_keys(config, {key for key, _ in other_s})
+        found += wrong_keys(config, {key for key, _ in other_s})
         for group in GROUPS:
             if group in choices and choices[group] not in self.options(group):
                 found.append(f"{group}={choices[group]} {self._use_option(group)}")
@@ -153,7 +154,7 @@ class Loader(ConfigLoaderImpl):
             found += [
                 taken_away(f"{group}.{key}")
                 for key in option
-                if key not in _all_keys(node) and not is_dataclass(_of(node))
+                if key not in all_keys(node) and not is_dataclass(OmegaConf.get_type(node))
             ]
             for key in FIXED & option.keys() & node.keys():
                 if (value := node[key]) != option[key]:
@@ -285,32 +286,3 @@ def _as_planned(master_config: DictConfig, point: dict[str, Any]) -> DictConfig:
     config.hydra.overrides.task = point["overrides"]
     config.update(point.get("config", {}))
     return config
-
-
-def _root_of(node: DictConfig) -> DictConfig:
-    root = node._get_root()
-    assert isinstance(root, DictConfig)
-    return root
-
-
-def _all_keys(node: DictConfig) -> set[str]:
-    """Return the keys of a node, also those without a value (`???`), which `in` does not find."""
-    return {str(key) for key in node.keys()}  # noqa: SIM118
-
-
-def _of(node: DictConfig) -> Any:
-    return OmegaConf.get_type(node)
-
-
-def _wrong_keys(node: DictConfig, without: Collection[str], before: str = "") -> Iterator[str]:
-    """Yield the keys that the schema of a node or of a node below it does not have, and those that are missing."""
-    schema = _of(node)
-    known = {field.name for field in fields(schema)}
-    for key in map(str, node):
-        if key not in known and f"{before}{key}" not in {*without, "hydra"}:
-            yield unknown_key(f"{before}{key}", _root_of(node), str(node[key]))
-    for key in known:
-        if key not in _all_keys(node) or (before == "" and key in GROUPS and OmegaConf.is_missing(node, key)):
-            yield taken_away(f"{before}{key}")
-        elif isinstance(below := node._get_node(key), DictConfig) and is_dataclass(_of(below)):
-            yield from _wrong_keys(below, without, f"{before}{key}.")
