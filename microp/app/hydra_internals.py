@@ -168,8 +168,9 @@ def _axis_problems(overrides: Sequence[Override]) -> list[str]:
 def _axis_size(axis: Override) -> int:
     values = axis.value()
     if isinstance(values, RangeSweep):
-        assert values.start is not None and values.stop is not None
-        return max(0, math.ceil((values.stop - values.start) / values.step))
+        assert values.start is not None
+        assert values.stop is not None
+        return max(0, math.ceil((values.stop - values.start) / values.step)) if values.step else 0
     return sum(1 for _ in axis.sweep_iterator())
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import inf, isfinite
+from math import inf
 from typing import Any
 
 from microp.app.errors import ConfigError
@@ -18,9 +18,10 @@ from microp.app.job_factory import make_partition, make_schedule, rows_of_first_
 from microp.app.schema import Config, SimulateConfig
 from microp.job import Workload
 from microp.schedule import Schedule, validate
-from microp.settings import EmulatedSettings
+from microp.settings import EmulatedSettings, broken_rules, quoted
 from microp.simulator import LINK_MODELS, PER_STAGE, Costs, for_stages, nominal_costs
 
+LARGEST = 1e15  # a cost: sums of more would not be exact
 PROVEN = 500_000  # ranks times chunks; a larger schedule is not validated, only the simulation finds its deadlocks
 
 
@@ -47,20 +48,15 @@ def make_pricing_job(config: SimulateConfig) -> PricingJob:
     Raises:
         ConfigError: the configuration is wrong.
     """
-    found = [
-        f"{key}={value} is below 1: use at least 1"
-        for key in ("ranks", "chunks", "replicas", "batch_size")
-        if (value := getattr(config, key)) < 1
-    ]
+    found = broken_rules(config)
     found += [
         f"{key}=true is for a run, and a price runs nothing: leave it out"
         for key in ("dry_run", "fail_fast")
         if getattr(config, key)
     ]
-    if config.output not in ("text", "json"):
-        found.append(f"output={config.output} is not one of text, json")
     if config.costs.transfer not in LINK_MODELS:
-        found.append(f"costs.transfer={config.costs.transfer} is not one of {', '.join(LINK_MODELS)}")
+        transfer = quoted(config.costs.transfer)
+        found.append(f"costs.transfer={transfer} is not one of {', '.join(LINK_MODELS)}: use one of these")
     found += config.model.problems() + config.checkpointing.problems() + config.device.problems()
     found += _cost_problems(config.costs.numbers())
     if found:
@@ -86,7 +82,7 @@ def _cost_problems(numbers: dict[str, Any]) -> list[str]:
         values = value if isinstance(value, list) and per_stage else [value]
         if value is not None and not all(_is_number(each, key) for each in values):
             form = "a number, or a list with one per stage" if per_stage else "a number"
-            found.append(f"costs.{key}={value} is not {form}: give {form}")
+            found.append(f"costs.{key}={quoted(value)} is not {form}: give {form} up to {LARGEST:g}")
         elif value is not None:
             negative = [(at, each) for at, each in enumerate(values) if each < 0]
             found += [
@@ -99,7 +95,7 @@ def _cost_problems(numbers: dict[str, Any]) -> list[str]:
 def _is_number(value: Any, key: str) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return isfinite(value) or (key == "bandwidth" and value == inf)
+    return value <= LARGEST or (key == "bandwidth" and value == inf)
 
 
 def _workload(config: Config, schedule: Schedule) -> Workload | None:

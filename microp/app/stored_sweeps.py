@@ -21,6 +21,7 @@ from microp.app.help_page import key_page, sweep_page
 from microp.app.hydra_internals import typed_options
 from microp.app.places import SWEEPS, sweep_names
 from microp.app.sweep_parts import PARTS, register_parts
+from microp.settings import quoted
 
 
 class StoredSweeps(SearchPathPlugin):
@@ -42,13 +43,16 @@ def register() -> None:
     """Register the stored sweeps and their parts with Hydra; must be called before `hydra.main`.
 
     Raises:
-        ConfigError: a file of parts is invalid.
+        ConfigError: the name is none, or a file of parts is invalid.
     """
     typed = typed_options()
     asked = str(typed.config_name or "").removesuffix(".yaml")
     if asked.endswith(PARTS.removesuffix(".yaml")):
         sweep = asked.removesuffix(PARTS.removesuffix(".yaml"))
         raise ConfigError([f"-cn {typed.config_name} is no sweep, but the parts of one: use -cn {sweep}"])
+    if "/" in asked:  # the name is a part of the sweep's folder, which lies in the output folder
+        folder, _, name = asked.rpartition("/")
+        raise ConfigError([f"-cn {quoted(asked)} is a path and no name: use -cd {quoted(folder)} -cn {quoted(name)}"])
     register_parts(SWEEPS, *([Path(typed.config_dir)] if typed.config_dir else []))
     Plugins.instance().register(StoredSweeps)
     OmegaConf.register_new_resolver("key_page", key_page, replace=True)  # for --help

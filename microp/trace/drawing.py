@@ -34,6 +34,7 @@ WIDTH = 6.4  # inches: the text of a page
 POINTS = 9.5  # the size of text: 7 CSS pixels where a figure is as wide as a phone
 LETTER = 0.64  # the width of a letter of a name, relative to its size
 TEXT: dict[Any, Any] = {
+    "text.parse_math": False,  # a title names a folder, which may have a $
     "font.size": POINTS,
     "axes.titlesize": POINTS,
     "axes.labelsize": POINTS,

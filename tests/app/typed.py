@@ -41,7 +41,8 @@ class _Refuses:
     """A callback that only checks: what would begin a run is left out."""
 
     def begin(self, config, points):
-        """Start nothing."""
+        """Start nothing, but keep what was prepared."""
+        _Refuses.points = points
 
 
 class _Run(_Refuses, SweepCallback):
@@ -64,6 +65,12 @@ class Terminal:
         self._stack = ExitStack()
         self._hydra = self._stack.enter_context(composer(CONF, folder))
         self._composed: dict[tuple[str, ...], tuple] = {}
+
+    @property
+    def made(self):
+        """What was prepared for the last command that was not refused: a job, or a pricing job."""
+        [point] = _Refuses.points
+        return point.made
 
     def close(self) -> None:
         """Give Hydra its state back."""
