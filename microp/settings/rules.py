@@ -107,6 +107,8 @@ class Line(Rule):
     without: str = ""
 
     def broken(self, value: Any) -> str | None:
+        if not isinstance(value, str):
+            return f"is not a text: {self.advice}"
         if not value.strip():
             return f"is empty: {self.advice}"
         if not value.isprintable():
