@@ -1,0 +1,43 @@
+"""Two processes that are asked for the same points: each point is run once, and both show its result."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+
+from user import ROOT, SMALL, microp
+
+from microp.app import job_of
+from microp.store import hold
+
+WORDS = [*SMALL, "tracking=disabled", "comms=threads"]
+
+
+def test_two_sweeps_at_once_run_each_point_once_and_have_a_folder_each(tmp_path):
+    command = [sys.executable, "-m", "microp.run", "-m", "chunks=2,3", *WORDS]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    both = [
+        subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    for process in both:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+    attempts = sorted((tmp_path / "outputs" / "runs").glob("*/attempt-*"))
+    assert [path.name for path in attempts] == ["attempt-1"] * 2
+    tables = [list(csv.DictReader(path.open())) for path in (tmp_path / "outputs" / "sweeps").glob("*/table.csv")]
+    assert len(tables) == 2
+    for table in tables:
+        assert [(row["chunks"], row["status"]) for row in table] == [("2", "finished"), ("3", "finished")]
+
+
+def test_a_single_run_is_told_who_runs_it(tmp_path):
+    run = tmp_path / "outputs" / "runs" / job_of("chunks=2", *WORDS).run_id
+    with hold(run):
+        done = microp("chunks=2", *WORDS, folder=tmp_path)
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"error: {run.name} is being run by process {os.getpid()} on ")
+    assert line.endswith(f"wait until it has ended, or stop it (it holds outputs/runs/{run.name}/lock)")
+    assert [path.name for path in run.iterdir()] == ["lock"]  # nothing was started
