@@ -2,11 +2,12 @@
 
 ::
 
-    outputs/runs/<run id>/lock     {"pid": 4711, "host": "node3", "since": 1795339200.0}     empty: nobody holds it
+    outputs/runs/<run id>/lock     {"pid": 4711, "host": "node3", "since": 1795339200.0}     there while it is held
 
-The lock is the operating system's (`flock`), not the file: it ends with the process that holds it, however that ends,
-and the file stays. What stands in the file only tells others who holds the lock. On a network file system the lock
-holds between hosts if the file system passes locks on, as NFS does unless it is mounted with `nolock`.
+The lock is the operating system's (`flock`), not the file: it ends with the process that holds it, however that ends.
+What stands in the file only tells others who holds the lock; a killed process leaves the file, which then means
+nothing. On a network file system the lock holds between hosts if the file system passes locks on, as NFS does unless
+it is mounted with `nolock`.
 """
 
 from __future__ import annotations
@@ -75,25 +76,43 @@ def hold(folder: Path, waiting: Callable[[Owner], None] | None = None) -> Iterat
         OSError: the folder or the file cannot be made.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a+") as file:
-        known: Owner | None = None
-        while not (locked := _try(file)):
-            if locked is None:
-                yield False
-                return
-            owner = _read(file)
-            if waiting is None:
-                raise LockedError(folder, owner)
-            if owner != known and owner.pid is not None:  # a process that has only just got it writes in a moment
-                waiting(known := owner)
-            time.sleep(POLL_S)
+    with _locked(folder, waiting) as file:
+        if file is None:
+            yield False
+            return
         with suppress(OSError):  # a full disk: the lock holds all the same
-            _write(file, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}))
+            file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}))
+            file.flush()
         try:
             yield True
         finally:
             with suppress(OSError):
-                _write(file, "")
+                (folder / "lock").unlink()  # before the lock ends: who gets it then sees that this is no longer the file
+
+
+@contextmanager
+def _locked(folder: Path, waiting: Callable[[Owner], None] | None) -> Iterator[IO[str] | None]:
+    """Yield the lock's file, locked and empty, or None if the file system has no locks; raises as `hold`."""
+    path, known = folder / "lock", None
+    while True:
+        with path.open("a+") as file:
+            locked = _try(file)
+            if locked is None:
+                path.unlink(missing_ok=True)
+                yield None
+                return
+            if locked and _is_at(path, file):
+                file.truncate(0)
+                yield file
+                return
+            owner = _read(file)
+        if locked:
+            continue  # its holder has deleted the file in the meantime
+        if waiting is None:
+            raise LockedError(folder, owner)
+        if owner != known and owner.pid is not None:  # a process that has only just got it writes in a moment
+            waiting(known := owner)
+        time.sleep(POLL_S)
 
 
 def owner_of(folder: Path) -> Owner | None:
@@ -127,8 +146,10 @@ def _read(file: IO[str]) -> Owner:
         return Owner(None, "", 0.0)
 
 
-def _write(file: IO[str], text: str) -> None:
-    file.seek(0)
-    file.truncate()
-    file.write(text)
-    file.flush()
+def _is_at(path: Path, file: IO[str]) -> bool:
+    """Return whether a path still leads to this file; opening it makes NFS ask its server."""
+    try:
+        with path.open() as other:
+            return os.path.sameopenfile(file.fileno(), other.fileno())
+    except FileNotFoundError:
+        return False

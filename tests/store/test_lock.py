@@ -39,6 +39,7 @@ def test_a_second_holder_is_told_who_the_first_is(tmp_path):
         for word in ("gpipe-m4 is being run by process", str(os.getpid()), socket.gethostname(), str(run / "lock")):
             assert word in str(error.value)
     assert owner_of(run) is None
+    assert list(run.iterdir()) == []
     with hold(run) as locked:
         assert locked
 
@@ -79,6 +80,21 @@ def test_who_waits_is_told_once_for_whom_and_gets_it_then(tmp_path, monkeypatch)
     waiter.join(20)
     assert got.is_set()
     assert told == [os.getpid()]
+
+
+def test_who_gets_the_lock_of_a_deleted_file_locks_the_new_one(tmp_path, monkeypatch):
+    """The first holder ends and deletes the file between the second one's opening and locking."""
+    first, real = hold(tmp_path), lock._try
+    first.__enter__()
+
+    def ended_first(file) -> bool | None:
+        monkeypatch.setattr(lock, "_try", real)
+        first.__exit__(None, None, None)
+        return real(file)
+
+    monkeypatch.setattr(lock, "_try", ended_first)
+    with hold(tmp_path), pytest.raises(LockedError), hold(tmp_path):
+        pass
 
 
 def test_a_file_system_without_locks_does_not_stop_anyone(tmp_path, monkeypatch):
