@@ -81,21 +81,20 @@ def hold(folder: Path, waiting: Callable[[Owner], None] | None = None) -> Iterat
             yield False
             return
         with suppress(OSError):  # a full disk: the lock holds all the same
-            file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}))
-            file.flush()
+            file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}).encode())
         try:
             yield True
         finally:
             with suppress(OSError):
-                (folder / "lock").unlink()  # before the lock ends: who gets it then sees that this is no longer the file
+                (folder / "lock").unlink()  # before the lock ends, so that who gets it next sees that it is gone
 
 
 @contextmanager
-def _locked(folder: Path, waiting: Callable[[Owner], None] | None) -> Iterator[IO[str] | None]:
+def _locked(folder: Path, waiting: Callable[[Owner], None] | None) -> Iterator[IO[bytes] | None]:
     """Yield the lock's file, locked and empty, or None if the file system has no locks; raises as `hold`."""
     path, known = folder / "lock", None
     while True:
-        with path.open("a+") as file:
+        with path.open("a+b", buffering=0) as file:
             locked = _try(file)
             if locked is None:
                 path.unlink(missing_ok=True)
@@ -118,13 +117,13 @@ def _locked(folder: Path, waiting: Callable[[Owner], None] | None) -> Iterator[I
 def owner_of(folder: Path) -> Owner | None:
     """Return the process that holds the lock of a folder, or None; nothing is written."""
     try:
-        with (folder / "lock").open() as file:
+        with (folder / "lock").open("rb") as file:
             return _read(file) if _try(file, fcntl.LOCK_SH) is False else None
     except OSError:  # never locked
         return None
 
 
-def _try(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool | None:
+def _try(file: IO[bytes], kind: int = fcntl.LOCK_EX) -> bool | None:
     """Return whether the lock was free and is now held; None if the file system has no locks."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
@@ -137,7 +136,7 @@ def _try(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool | None:
     return True
 
 
-def _read(file: IO[str]) -> Owner:
+def _read(file: IO[bytes]) -> Owner:
     file.seek(0)
     try:
         found = json.loads(file.read())
@@ -146,10 +145,10 @@ def _read(file: IO[str]) -> Owner:
         return Owner(None, "", 0.0)
 
 
-def _is_at(path: Path, file: IO[str]) -> bool:
+def _is_at(path: Path, file: IO[bytes]) -> bool:
     """Return whether a path still leads to this file; opening it makes NFS ask its server."""
     try:
-        with path.open() as other:
+        with path.open("rb") as other:
             return os.path.sameopenfile(file.fileno(), other.fileno())
     except FileNotFoundError:
         return False
