@@ -31,7 +31,8 @@ def folder(tmp_path_factory):
     (made / "schedule").mkdir()
     (made / "schedule" / "mine.yaml").write_text("name: mine\nbuilder: mine.build\napi_key: ''\n")
     words = ["schedule=mine", "schedule.api_key=canary-one,canary-two", "+hydra.job.env_set.TOKEN=canary-three"]
-    done = microp("-cd", ".", "-m", *words, *SMALL, "ranks=1", "comms=threads", "tracking=offline", folder=made, **SECRETS)
+    words += [*SMALL, "ranks=1", "comms=threads", "tracking=offline"]
+    done = microp("-cd", ".", "-m", *words, folder=made, **SECRETS)
     assert done.returncode == 0, done.stderr
     return made
 

@@ -120,7 +120,7 @@ def last_line(folder: Path) -> str:
     return text.splitlines()[-1][:200] if text else "it said nothing"
 
 
-def still_there(machine: Machine, known: Collection[int], seconds: float = 10) -> list[str]:
+def still_there(machine: Machine, known: Collection[int], seconds: float = 30) -> list[str]:
     """The processes that a command has left; `known` are those that were there before it."""
     end = time.monotonic() + seconds
     while (found := started_since(machine, known)) and time.monotonic() < end:

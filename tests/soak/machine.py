@@ -20,6 +20,7 @@ from microp.comms.processes import is_alive
 
 MARK = "MICROP_SOAK"
 OF_A_LIVE_PROCESS = ("pymp-",)  # a folder of multiprocessing, which it removes when the process ends
+OF_A_USER = "torchinductor_"  # torch's cache, one folder per user
 
 
 @dataclass
@@ -108,22 +109,26 @@ class Machine(NamedTuple):
 
     def left(self, alive: bool = True) -> Left:
         """What exists now; with `alive` less what a process that goes on may keep."""
-        kept = OF_A_LIVE_PROCESS if alive else ()
-        temporary = {path.name for path in self.temporary.iterdir() if not path.name.startswith(tuple(kept) or ("\0",))}
+        kept = (OF_A_USER, *(OF_A_LIVE_PROCESS if alive else ()))
+        temporary = {path.name for path in self.temporary.iterdir() if not path.name.startswith(kept)}
         descriptors = len(list(Path("/proc/self/fd").iterdir()))
         threads = len(list(Path("/proc/self/task").iterdir()))
         return Left(self._shared(), frozenset(temporary), descriptors, threads)
 
     def _shared(self) -> frozenset[str]:
-        """The names in /dev/shm that no process without the mark maps."""
-        names = {path.name for path in Path("/dev/shm").iterdir()}
+        """The names in /dev/shm whose memory no process without the mark maps; a map tells only the inode."""
+        names, others = {}, set()
+        for path in Path("/dev/shm").iterdir():
+            with suppress(FileNotFoundError):
+                names[path.name] = path.stat().st_ino
         ours = {os.getpid(), *self.processes()}
         for folder in Path("/proc").iterdir():
-            if names and folder.name.isdigit() and int(folder.name) not in ours:
+            if folder.name.isdigit() and int(folder.name) not in ours:
                 with suppress(OSError):
-                    maps = (folder / "maps").read_text()
-                    names = {name for name in names if name not in maps}
-        return frozenset(name for name in names if Path("/dev/shm", name).exists())
+                    maps = (folder / "maps").read_text().splitlines()
+                    others |= {int(line.split()[4]) for line in maps if "/dev/shm/" in line}
+        found = {name for name, inode in names.items() if inode not in others}
+        return frozenset(name for name in found if Path("/dev/shm", name).exists())
 
     def processes(self) -> dict[int, str]:
         """The marked processes that run, less this one -> their command lines."""
