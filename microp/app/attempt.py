@@ -36,6 +36,7 @@ from microp.store import (
     load_average,
     mirror,
     new_attempt,
+    snapshots,
     summarise,
     take_agent,
     write_json,
@@ -73,6 +74,8 @@ class Attempt:
         self._write_load("start")
         write_schedule(self.folder, job.schedule)
         self._status: dict[str, Any] = {"uid": uuid.uuid4().hex[:12], "pid": os.getpid(), "started": time.time()}
+        if job.resumed:
+            self._status["resumed"] = snapshots.about(job.resumed, self.folder)
         self._write_status("running")
         log.debug("%d ranks start, and write to %s", config.ranks * config.replicas, self.folder)
         follows = config.tracking.follow and config.tracking.mode != "disabled"
@@ -88,6 +91,7 @@ class Attempt:
             self.close("failed", str(error))
             return True
         elif isinstance(error, KeyboardInterrupt):
+            snapshots.remove_drafts(self.folder)
             write_json(self.folder / "summary.json", summarise(self._job, self.folder, "interrupted"))
             self._write_status("interrupted")  # a follower then ends by itself
         elif self._follower is not None:
@@ -97,6 +101,7 @@ class Attempt:
     def close(self, state: str, message: str | None = None) -> None:
         """Write the load average, the summary and the status, and mirror the attempt to W&B."""
         self._write_load("end")
+        snapshots.remove_drafts(self.folder)
         write_json(self.folder / "summary.json", summarise(self._job, self.folder, state))
         self._write_status(state, message)
         took = self._status["ended"] - self._status["started"]

@@ -22,7 +22,7 @@ QUICK = 100_000  # ranks times chunks; a larger schedule is not built if the con
 def problems(config: Config) -> list[str]:
     """Return what is wrong with the configuration, one sentence per problem: the value, the rule, the remedy."""
     found = broken_rules(config)
-    for group in (config.model, config.checkpointing, config.engine, config.tracking):
+    for group in (config.model, config.checkpointing, config.engine, config.tracking, config.snapshot):
         found += group.problems()
     found += config.device.problems()
     found += config.comms.problems(config.device.name)

@@ -24,6 +24,7 @@ from microp.app.knobs import NOTHING_LEFT
 from microp.app.points import board, run_attempt
 from microp.app.pricing import Price
 from microp.app.pricing_job import make_pricing_job
+from microp.app.resume import nothing_to_resume
 from microp.app.schema import SimulateConfig
 from microp.store import LockedError, load_steps, read_json, read_spans, read_summary, read_traced_step, spans_frame
 from microp.terminal import console
@@ -96,6 +97,8 @@ def measure(*overrides: str) -> Run:
     if point.dry_run:
         raise ConfigError(["dry_run=true is for the command line: leave it out, or use price for a predicted time"])
     job = make_job(point)
+    if found := nothing_to_resume(point, job):
+        raise ConfigError(found)
     for warning in config_checks.warnings(point, job):
         warnings.warn(warning, stacklevel=2)
     if console.err.is_terminal:  # a notebook gets no bar

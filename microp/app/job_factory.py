@@ -15,6 +15,7 @@ from microp.app import config_checks
 from microp.app.config import compose_config, plain, read_config
 from microp.app.errors import ConfigError
 from microp.app.factory import build
+from microp.app.resume import find_resumed
 from microp.app.schema import Config
 from microp.job import Job, Workload, question_id, run_id, torch_problems
 from microp.schedule import Action, Op, Partition, Schedule, builders, spread, to_text, validate
@@ -41,7 +42,8 @@ def make_job(config: Config) -> Job:
     if found or schedule is None or partition is None:
         raise ConfigError(found)
     asked = plain(config)
-    return job_with(config, schedule, partition, run_id(asked, order), question_id(asked, order))
+    job = job_with(config, schedule, partition, run_id(asked, order), question_id(asked, order))
+    return replace(job, resumed=find_resumed(config, job))
 
 
 def job_with(config: Config, schedule: Schedule, partition: Partition, run: str, question: str) -> Job:
@@ -65,6 +67,7 @@ def job_with(config: Config, schedule: Schedule, partition: Partition, run: str,
         engine=config.engine,
         sync=config.sync,
         replicas=config.replicas,
+        snapshot=config.snapshot,
     )
 
 

@@ -86,6 +86,9 @@ RULES: dict[str, Rule] = {  # a knob, or a whole group
     "device.recompute_ms": _unless(lambda c: c.checkpointing.segments != 0, _policy, "use checkpointing=always"),
     "device.reduce_ms": _SEVERAL_REPLICAS,
     "launch.shutdown_s": _starts_no_processes,
+    "snapshot.keep": _unless(
+        lambda c: c.snapshot.every is not None, lambda _: "snapshot.every=null", "use snapshot.every=10"
+    ),
 } | {
     f"tracking.{field.name}": _unless(
         lambda c: c.tracking.mode != "disabled", lambda _: "tracking=disabled", "use tracking=offline"
@@ -106,7 +109,9 @@ def uses(key: str, option: str) -> bool:
     group = _group(key)
     chosen = {each: _default_option(each) for each in GROUPS}
     chosen |= {"checkpointing": _settings("checkpointing", "always"), group: _settings(group, option)}
-    return not {key, group} & unused(Config(ranks=2, chunks=4, replicas=2, **chosen)).keys()
+    config = Config(ranks=2, chunks=4, replicas=2, **chosen)
+    config.snapshot.every = 1
+    return not {key, group} & unused(config).keys()
 
 
 def without_unused(config: Config) -> Config:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache
 from math import isnan
 from pathlib import Path
@@ -35,7 +36,7 @@ from microp.app.hydra_callbacks import (
 )
 from microp.app.job_factory import job_with, make_job
 from microp.app.schema import Config
-from microp.job import Job
+from microp.job import Job, Snapshot
 from microp.schedule import Partition, from_text, to_text
 from microp.settings import is_joined
 from microp.store import (
@@ -83,6 +84,7 @@ class Planned(NamedTuple):
             "config": plain(self.config),
             "order": to_text(self.job.schedule),
             "partition": list(self.job.partition.sizes),
+            "resumed": self.job.resumed and self.job.resumed._asdict(),
         }
 
 
@@ -90,9 +92,9 @@ def planned(record: dict[str, Any]) -> Planned:
     """Return a point from a plan; neither the files of `conf/` nor a schedule's builder or file are asked again."""
     config = from_plain(record["config"])
     order, partition = from_text(record["order"]), Partition(tuple(record["partition"]))
-    return Planned(
-        record["overrides"], config, job_with(config, order, partition, record["run_id"], record["question_id"])
-    )
+    job = job_with(config, order, partition, record["run_id"], record["question_id"])
+    resumed = Snapshot(**record["resumed"]) if record["resumed"] else None
+    return Planned(record["overrides"], config, replace(job, resumed=resumed))
 
 
 def run_point(config: DictConfig) -> float:

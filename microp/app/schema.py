@@ -33,6 +33,7 @@ from microp.settings import (
     OneOf,
     Positive,
     Range,
+    SnapshotSettings,
     SyncSettings,
     SyntheticSettings,
     TextSettings,
@@ -91,6 +92,7 @@ class Config:
     comms: CommsSettings = MISSING
     tracking: TrackingSettings = MISSING
     launch: LaunchSettings = MISSING
+    snapshot: SnapshotSettings = MISSING
 
 
 GROUPS = tuple(key for key, kind in get_type_hints(Config).items() if is_dataclass(kind) or get_origin(kind) is dict)
@@ -154,6 +156,7 @@ SCHEMAS: dict[str, type] = {
     "comms": CommsSettings,
     "tracking": TrackingSettings,
     "launch": LaunchSettings,
+    "snapshot": SnapshotSettings,
     "config": Config,
     "simulate": SimulateConfig,
 }

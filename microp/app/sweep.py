@@ -25,6 +25,7 @@ from microp.app.hydra_internals import Composed
 from microp.app.job_factory import make_job
 from microp.app.next_commands import print_next_commands
 from microp.app.points import SKIPPED, Planned, board, equal_points, experiment_of, finished, planned
+from microp.app.resume import about_resumed, nothing_to_resume
 from microp.app.schema import Config
 from microp.job import Job
 from microp.settings import is_joined, redact_words
@@ -72,7 +73,7 @@ class SweepCallback(PointsCallback):
         for key in ("dry_run", "fail_fast"):
             if len({getattr(point.config, key) for point in points}) > 1:
                 found.append(f"{key}=true,false: {key} is for all points of a sweep: give one value")
-        return found
+        return found + (nothing_to_resume(points[0].config, points[0].made) if len(points) == 1 else [])
 
     def dry_run(self, config: DictConfig, points: list[Composed]) -> None:
         show_dry_run(self, points, resumes=is_sweep(config) and not config.again)
@@ -129,6 +130,8 @@ class SweepCallback(PointsCallback):
             texts = [text for point in waiting for text in config_checks.warnings(point.config, point.job)]
             for warning in dict.fromkeys(texts):
                 console.warn(warning)
+            for text in about_resumed([point.job for point in waiting]):
+                console.note(text)
             if len(self._points) < len(points):
                 console.note(equal_points(points, len(self._points)))
             if done := len(self._points) - len(waiting):

@@ -39,6 +39,7 @@ class Place(IntEnum):
     CONNECTING = -9
     SENDING = -10
     RUNTIME = -11
+    SAVING = -12
 
 
 WHERE = {
@@ -53,6 +54,7 @@ WHERE = {
     Place.CONNECTING: "the connection to the other ranks",
     Place.SENDING: "its last sends",
     Place.RUNTIME: "torch's runtime",
+    Place.SAVING: "saving the training",
 }
 _MEETINGS = (Place.BARRIER, Place.REDUCING, Place.CONNECTING, Place.RUNTIME)  # left when the others have come
 

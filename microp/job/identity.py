@@ -20,7 +20,10 @@ from collections.abc import Mapping
 from typing import Any
 
 # Not part of the question: where, how and whether it runs, and a limit that can only refuse a run.
-NOT_ASKED = ("tracking", "launch", "output_dir", "activation_limit", "skip", "again", "dry_run", "fail_fast")
+NOT_ASKED = (
+    *("tracking", "launch", "snapshot", "output_dir", "activation_limit"),
+    *("skip", "again", "dry_run", "fail_fast"),
+)
 PATIENCE = {"comms.timeout_s": 60.0}  # keys that do not count although their group does: hashed with these values
 ADDED: dict[str, Any] = {}  # `group.key` -> the default at which the key is left out
 _FIRST_PATHS = {  # module of a builder -> its module when the first results were recorded

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from microp.job.torch_support import nearest_in_torch, torch_problems
 from microp.schedule import Partition, Schedule, spread, to_text
 from microp.settings import (
+    NO_SNAPSHOTS,
     Checkpointing,
     DataSettings,
     DeviceSettings,
     EngineSettings,
     ModelSettings,
+    SnapshotSettings,
     SyncSettings,
 )
 
@@ -33,6 +35,18 @@ class Workload(NamedTuple):
     layers: tuple[int, ...]
     rows: tuple[int, ...]
     checkpointing: Checkpointing
+
+
+class Snapshot(NamedTuple):
+    """A saved training.
+
+    Attributes:
+        folder: where it is.
+        step: the number of steps that had been made, which is the index of the next one.
+    """
+
+    folder: str
+    step: int
 
 
 @dataclass(frozen=True)
@@ -62,6 +76,8 @@ class Job:
     replicas: int = 1
     replica: int | None = None  # the replica that the job is for; None: all of them
     question_id: str = ""
+    snapshot: SnapshotSettings = field(default_factory=lambda: NO_SNAPSHOTS)
+    resumed: Snapshot | None = None  # the training from which the run goes on; None: from its beginning
 
     def __post_init__(self) -> None:
         if len(self.partition.sizes) != self.schedule.stages or self.partition.layers != self.model.layers:
@@ -126,8 +142,21 @@ class Job:
         torch = () if torch_problems(self.torch_schedule, self.checkpointing, self.rows) else ("torch",)
         return ("microp", *limit, *torch)
 
+    @property
+    def training_steps(self) -> int:
+        """The number of warm-up and measured steps, of all engines; the step for memory comes after them."""
+        return (self.warmup_steps + self.steps) * len(self.engines)
+
+    @property
+    def first_step(self) -> int:
+        """The index of the first step that is not already in the snapshot from which the run goes on."""
+        return self.resumed.step if self.resumed else 0
+
     def phases(self) -> Iterator[tuple[int, str, str]]:
-        """Return (index, phase, engine) of every step; phases are warmup, measured and memory."""
+        """Return (index, phase, engine) of every step to run; phases are warmup, measured and memory.
+
+        A run that goes on from a snapshot warms up like every other, loads the snapshot, and makes the other steps.
+        """
         rounds = ["warmup"] * self.warmup_steps + ["measured"] * self.steps
         count = len(self.engines)
         steps = [
@@ -135,11 +164,13 @@ class Job:
             for turn, phase in enumerate(rounds)
             for place in range(count)
         ]
-        return ((index, *step) for index, step in enumerate([*steps, ("memory", self.engines[0])]))
+        every = enumerate([*steps, ("memory", self.engines[0])])
+        return ((index, *step) for index, step in every if step[0] == "warmup" or index >= self.first_step)
 
     def fingerprint(self) -> int:
         """Return a number that is equal on two ranks only if they were given the same job."""
         parts = (self.run_id, to_text(self.schedule), self.partition, self.model, self.checkpointing, self.data)
         numbers = (self.batch_size, self.steps, self.warmup_steps, self.learning_rate, self.seed, self.replicas)
-        digest = hashlib.blake2b(repr((parts, numbers, self.sync)).encode(), digest_size=6).digest()
+        saves = (self.snapshot.every, self.snapshot.final, self.first_step)
+        digest = hashlib.blake2b(repr((parts, numbers, saves, self.sync)).encode(), digest_size=6).digest()
         return int.from_bytes(digest)

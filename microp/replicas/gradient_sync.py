@@ -44,8 +44,9 @@ class GradientSync:
         self.name = name
         self.parameters = {index: list(stage.parameters()) for index, stage in stages.items()}
 
-    def clear(self) -> None:
-        """Discard the gradients before a step."""
+    def clear(self, step: int) -> None:
+        """Discard the gradients before a step, whose index is `step`."""
+        del step
         for parameters in self.parameters.values():
             for parameter in parameters:
                 parameter.grad = None
@@ -99,8 +100,8 @@ class BucketSync(GradientSync):
         self._hooks: list[Any] = []
         self.nbytes = sum(buckets.nbytes for buckets in self._buckets.values())
 
-    def clear(self) -> None:
-        super().clear()
+    def clear(self, step: int) -> None:
+        super().clear(step)
         if not self._hooks:
             self._hooks = [hook for stage in self._early for hook in self._buckets[stage].watch()]
 
@@ -187,15 +188,14 @@ class InTurn(GradientSync):
 
     def __init__(self, syncs: Sequence[GradientSync]) -> None:
         super().__init__({})
-        self._syncs, self._step, self._now = syncs, 0, syncs[0]
+        self._syncs, self._now = syncs, syncs[0]
 
-    def clear(self) -> None:
+    def clear(self, step: int) -> None:
         count = len(self._syncs)
-        self._now = self._syncs[(self._step // count + self._step) % count]  # each comes first equally often
-        self._step += 1
+        self._now = self._syncs[(step // count + step) % count]  # each comes first equally often
         for sync in self._syncs:
             sync.pause()
-        self._now.clear()
+        self._now.clear(step)
         self.name, self.nbytes, self.loss_scale = self._now.name, self._now.nbytes, self._now.loss_scale
 
     def wrap_last(self, stage: int, run: Run) -> Run:

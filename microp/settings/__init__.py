@@ -20,6 +20,7 @@ from microp.settings.model import BYTES, GptSettings, MlpSettings, ModelSettings
 from microp.settings.recomputation import NEVER, Checkpointing
 from microp.settings.redaction import redact_values, redact_words
 from microp.settings.rules import Line, Name, OneOf, Positive, Range, Rule, broken_rules, quoted
+from microp.settings.snapshot import NO_SNAPSHOTS, SnapshotSettings
 from microp.settings.sync import BucketSettings, SyncSettings
 from microp.settings.tracking import NEEDS_KEY, TrackingSettings, not_writable
 from microp.settings.wandb_server import has_key, out_of_reach, server
@@ -32,6 +33,7 @@ __all__ = [
     "MIB",
     "NEEDS_KEY",
     "NEVER",
+    "NO_SNAPSHOTS",
     "BucketSettings",
     "Checkpointing",
     "CommandParser",
@@ -50,6 +52,7 @@ __all__ = [
     "Positive",
     "Range",
     "Rule",
+    "SnapshotSettings",
     "SyncSettings",
     "SyntheticSettings",
     "TextSettings",

@@ -23,6 +23,7 @@ import numpy as np
 
 from microp.job import Job
 from microp.simulator import Costs, Simulated, calibrate_steps, closed_forms, nominal_costs, simulate
+from microp.store import snapshots
 from microp.store.records import SCHEMA_VERSION, Row, read_reductions, read_rows, read_spans
 from microp.trace import (
     KINDS,
@@ -75,6 +76,7 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
         "engine": job.engine.name,
         "engines": _engines(job, rows),
         "steps": len(steps),
+        "resumed": snapshots.about(job.resumed, attempt) if job.resumed else None,
         "step_ms": _spread(step_ms),
         "between_steps_ms": _between_steps(rows, job.engines[0]),
         "involuntary_switches": _switches(steps),
@@ -98,7 +100,8 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
 def _between_steps(rows: list[list[Row]], engine: str) -> float | None:
     """Return the median time from the end of the step before to the start of a measured step, in ms.
 
-    Between two steps a rank loads a batch, writes its row, and waits for the others. The clock is that of rank 0.
+    Between two steps a rank writes its row, saves a snapshot if asked, loads a batch, and waits for the others.
+    The clock is that of rank 0.
     """
     steps = list(zip(*rows, strict=False))
     gaps = [

@@ -21,6 +21,7 @@ from microp.comms import Comms, Place
 from microp.engine import ActionError, describe_failure
 from microp.job import Job
 from microp.store import RankRecorder, Row
+from microp.worker.snapshot import Snapshots
 from microp.worker.trainer import Trainer
 
 
@@ -42,16 +43,18 @@ def run_rank(job: Job, comms: Comms, local_rank: int, attempt: Path) -> None:
     gc.disable()  # a collection inside a step would count as step time
     try:
         trainer = Trainer(job, comms, local_rank)
+        snapshots = Snapshots(job, comms, trainer, attempt)
         phases = list(job.of(comms.replica).phases())
         traced = max(step for step, phase, engine in phases if phase == "measured" and engine == job.engines[0])
         before = _involuntary_switches()
         for step, phase, engine in phases:
+            saved = snapshots.before(step)
             trainer.load(step)
             row = trainer.memory_step(step) if phase == "memory" else trainer.step(step, engine)
             at(Place.RECORDING)
             switches = _involuntary_switches()
             ended = time.time() - (perf_counter_ns() - row["ended_ns"]) / 1e9
-            recorder.step({"phase": phase, **row, "ended": ended, "involuntary_switches": switches - before})
+            recorder.step({"phase": phase, **saved, **row, "ended": ended, "involuntary_switches": switches - before})
             before = switches
             if step == traced:
                 recorder.spans(step, trainer.trace.spans)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from microp.comms import Comms, Place
 from microp.device import ActivationMeter, open_device
@@ -95,6 +95,15 @@ class Trainer:
         return Engine(job.schedule, stages, comms, device, boundary, job.rows, weights, last)
 
     @property
+    def layers(self) -> dict[int, nn.Module]:
+        """This rank's layers by their index in the model."""
+        return {
+            index: layer
+            for number, stage in self.stages.items()
+            for index, layer in zip(self._job.partition.layers_of(number), stage.layers, strict=True)
+        }
+
+    @property
     def _has_first(self) -> bool:
         return 0 in self.stages
 
@@ -105,7 +114,7 @@ class Trainer:
     def load(self, step: int) -> None:
         """Discard the last step's gradients, load the step's batch, and wait for the other ranks."""
         self._at(Place.LOADING, step)
-        self.sync.clear()
+        self.sync.clear(step)
         inputs = targets = None
         if self._windows is not None:
             rows, replica = self._job.rows, self._comms.replica

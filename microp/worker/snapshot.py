@@ -1,0 +1,184 @@
+"""Saves and loads the training, each rank its own layers, and leaves the trained weights.
+
+::
+
+    rank 0   layer 0, 1 ─► .step-15.draft/ ┐                    ┌─► snapshot.json ─► step-15/ ─► older ones removed
+    rank 1   layer 2, 3 ─► .step-15.draft/ ┴─ on disk, barrier ─┘
+
+    a resumed attempt:   warm-up steps ─► load step-15 ─► step 15, 16, ...
+
+Layers are saved by their index in the model, so that other ranks can load them. A file is what `torch.save` makes of
+tensors in dictionaries, and is read with `weights_only`, which executes nothing. torch.distributed.checkpoint is not
+used: it unpickles its metadata, and needs a process group.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from microp.comms import Comms, Place
+from microp.job import Job
+from microp.store import Row, snapshots
+from microp.worker.trainer import Trainer
+
+
+class Snapshots:
+    """The snapshots of one attempt, as one rank writes and loads them.
+
+    Args:
+        job: the job of all ranks.
+        comms: this rank's transport.
+        trainer: this rank's layers and optimizer.
+        attempt: the folder of the attempt.
+    """
+
+    def __init__(self, job: Job, comms: Comms, trainer: Trainer, attempt: Path) -> None:
+        self._job, self._comms, self._trainer, self._attempt = job, comms, trainer, attempt
+        self._settings, self._at = job.snapshot, partial(comms.heartbeats.at, comms.world_rank)
+
+    def before(self, step: int) -> Row:
+        """Load or save the training before a step, as the job asks.
+
+        Returns:
+            `snapshot_ms`, the time of saving in milliseconds; nothing if nothing was saved.
+
+        Raises:
+            OSError: a snapshot cannot be written; the message names it. Older ones are still there.
+        """
+        if self._job.resumed and step == self._job.resumed.step:
+            self._load(Path(self._job.resumed.folder))
+        every, began = self._settings.every, perf_counter_ns()
+        saves = every is not None and step > self._job.first_step and step % every == 0
+        leaves = self._settings.final and step == self._job.training_steps
+        if saves:
+            self._save(step)
+        if leaves:
+            self._leave_weights(step)
+        return {"snapshot_ms": (perf_counter_ns() - began) / 1e6} if saves or leaves else {}
+
+    def _save(self, step: int) -> None:
+        folder = snapshots.snapshot_folder(self._attempt, step)
+        draft = snapshots.draft_of(folder)
+        self._write_layers(draft, step, folder, with_optimizer=True)
+        if self._comms.world_rank == 0:
+            with _naming(folder):
+                self._check_all_there(draft)
+                snapshots.write_manifest(draft, self._job, step)
+                for path in (draft / snapshots.MANIFEST, draft):
+                    _to_disk(path)
+                draft.rename(folder)
+                _to_disk(folder.parent)
+            resumed = self._job.resumed if self._settings.resume else None
+            snapshots.remove_older(self._attempt, self._settings.keep, resumed)
+
+    def _leave_weights(self, step: int) -> None:
+        path = self._attempt / snapshots.WEIGHTS
+        parts = snapshots.draft_of(self._attempt / "layers")
+        self._write_layers(parts, step, path, with_optimizer=False)
+        if self._comms.world_rank == 0:
+            with _naming(path):
+                self._check_all_there(parts)
+                _write(snapshots.draft_of(path), dict(self._whole_model(parts)))
+                snapshots.draft_of(path).replace(path)
+                _to_disk(path.parent)
+            snapshots.remove(parts)
+
+    def _write_layers(self, folder: Path, step: int, wanted: Path, *, with_optimizer: bool) -> None:
+        """Write this rank's layers, of which other replicas have the same, and wait for the other ranks."""
+        self._at(Place.SAVING, step)
+        if self._comms.replica == 0:
+            with _naming(wanted):
+                folder.mkdir(parents=True, exist_ok=True)
+                for index, layer in self._trainer.layers.items():
+                    state = {"optimizer": self._optimizer_of(layer)} if with_optimizer else {}
+                    weights = {name: _copy(tensor) for name, tensor in layer.state_dict().items()}
+                    _write(snapshots.layer_file(folder, index), {"weights": weights, **state})
+        self._at(Place.BARRIER)
+        self._comms.barrier()
+        self._at(Place.SAVING)
+
+    def _optimizer_of(self, layer: nn.Module) -> dict[str, dict[str, Tensor]]:
+        """Return the optimizer's state of each parameter; none before its first step."""
+        state = self._trainer.optimizer.state
+        return {
+            name: {key: _copy(value) for key, value in state[parameter].items()}
+            for name, parameter in layer.named_parameters()
+            if parameter in state
+        }
+
+    def _check_all_there(self, folder: Path) -> None:
+        for index in range(self._job.model.layers):
+            if not snapshots.layer_file(folder, index).exists():
+                raise OSError(f"layer {index} was written on another host's disk: give an output_dir that all share")
+
+    def _whole_model(self, parts: Path) -> Iterator[tuple[str, Tensor]]:
+        """Yield the names and the weights of the undivided model, a Sequential of all layers."""
+        for index in range(self._job.model.layers):
+            for name, tensor in _read(snapshots.layer_file(parts, index))["weights"].items():
+                yield f"{index}.{name}", tensor
+
+    def _load(self, folder: Path) -> None:
+        self._at(Place.LOADING, self._job.first_step)
+        optimizer = self._trainer.optimizer
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        numbers = {parameter: number for number, parameter in enumerate(parameters)}
+        state: dict[int, Any] = {}
+        for index, layer in self._trainer.layers.items():
+            saved = _read(snapshots.layer_file(folder, index))
+            layer.load_state_dict(saved["weights"])
+            for name, parameter in layer.named_parameters():
+                if name in saved["optimizer"]:
+                    state[numbers[parameter]] = saved["optimizer"][name]
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Return a tensor on the CPU with a storage of its own, which is all that is then written."""
+    return tensor.detach().clone().cpu()
+
+
+def _read(path: Path) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _write(path: Path, value: Any) -> None:
+    """Write a value to the disk itself; in memory first, because torch names no reason if a file cannot be written."""
+    made = BytesIO()
+    torch.save(value, made)
+    with path.open("wb") as file:
+        file.write(made.getbuffer())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk itself."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _naming(wanted: Path) -> Iterator[None]:
+    """Raise an OSError again with the name of what cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        named = OSError(
+            f"{wanted} cannot be written ({error.strerror or error}), older snapshots are still there: "
+            "make room, or give another output_dir"
+        )
+        named.errno = error.errno
+        raise named from error

@@ -1,0 +1,297 @@
+"""A training that goes on from a snapshot is the one that was never stopped, bit for bit, on any ranks."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import random
+import shutil
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import CHECKPOINTING, gpt, mlp, small_job
+from threads import in_threads
+
+from microp.job import Job, Snapshot
+from microp.schedule import skewed
+from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
+from microp.settings import EngineSettings, SnapshotSettings
+from microp.store import read_json, read_rows, snapshots
+from microp.worker import RankError, Trainer, run_threads
+
+EVERY_2 = SnapshotSettings("disk", 2, 9, False, None, True)
+STEPS = 6  # one warm-up step and five measured ones; the step for memory comes after them
+MODELS = {"mlp": mlp, "gpt": gpt}  # gpt has dropout
+
+
+def job_of(name: str, **changes) -> Job:
+    return small_job(
+        **{"model": MODELS[name](), "steps": STEPS - 1, "snapshot": EVERY_2, "backend": "threads", **changes}
+    )
+
+
+def run(job: Job, attempt: Path) -> dict[int, float]:
+    """The loss of the whole batch in every step."""
+    attempt.mkdir(parents=True)
+    run_threads(job, attempt)
+    losses: dict[int, float] = {}
+    for rank in range(job.processes):
+        for row in read_rows(attempt, rank):
+            losses[row["step"]] = losses.get(row["step"], 0.0) + (row["loss"] or 0.0)
+    return losses
+
+
+def weights(attempt: Path) -> dict[str, torch.Tensor]:
+    return torch.load(attempt / "weights.pt", weights_only=True)
+
+
+def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections():
+    """Every rank collects garbage before its first step; the objects of pytest and torch need not be scanned then."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """One uninterrupted run of each model: its attempt and its losses."""
+    torch.set_num_threads(1)
+    found = {}
+    for name in MODELS:
+        attempt = tmp_path_factory.mktemp(name) / "run" / "attempt-1"
+        found[name] = attempt, run(job_of(name), attempt)
+    return found
+
+
+# --- as if never stopped ------------------------------------------------------------------------
+
+ELSEWHERE = {
+    "the same": {},
+    "three ranks, skewed": {"schedule": one_f_one_b(3, 4), "cut": skewed},
+    "one rank": {"schedule": gpipe(1, 4)},
+    "split backward": {"schedule": zb_h1(2, 4), "checkpointing": CHECKPOINTING["always"]},
+    "two stages per rank": {"schedule": interleaved(2, 4), "checkpointing": CHECKPOINTING["segments"]},
+    "a V": {"schedule": zb_v(2, 4), "snapshot": replace(EVERY_2, every=1)},
+}
+
+
+def resumed_elsewhere(model: str, where: str, attempt: Path, step: int) -> Job:
+    changes = dict(ELSEWHERE[where])
+    cut = changes.pop("cut", None)
+    if cut is not None:
+        changes["partition"] = cut(MODELS[model]().layers, changes["schedule"].stages)
+    folder = snapshots.snapshot_folder(attempt, step)
+    return job_of(model, resumed=Snapshot(str(folder), step), **changes)
+
+
+@pytest.mark.parametrize("where", ELSEWHERE)
+@pytest.mark.parametrize("model", MODELS)
+def test_it_goes_on_bit_for_bit(model, where, whole, tmp_path):
+    attempt, losses = whole[model]
+    job = resumed_elsewhere(model, where, attempt, 4)
+    assert snapshots.snapshot_problem(job.resumed, job) is None
+    got = run(job, tmp_path / "attempt-2")
+    assert got == {step: losses[step] for step in (0, 4, 5, 6)}  # a warm-up step, what was left, and memory
+    assert_same_bits(weights(tmp_path / "attempt-2"), weights(attempt))
+    phases = [row["phase"] for row in read_rows(tmp_path / "attempt-2", 0)]
+    assert phases == ["warmup", "measured", "measured", "memory"]
+
+
+def test_a_wrong_state_would_be_seen(whole, tmp_path):
+    """Without the optimizer's state, or one step too early, the losses are others."""
+    attempt, losses = whole["gpt"]
+    forgetful = tmp_path / "step-4"
+    shutil.copytree(snapshots.snapshot_folder(attempt, 4), forgetful)
+    for file in forgetful.glob("layer-*.pt"):
+        torch.save({**torch.load(file, weights_only=True), "optimizer": {}}, file)
+    job = job_of("gpt", resumed=Snapshot(str(forgetful), 4))
+    assert run(job, tmp_path / "a")[5] != losses[5]
+    early = job_of("gpt", resumed=Snapshot(str(snapshots.snapshot_folder(attempt, 2)), 4))
+    assert run(early, tmp_path / "b")[4] != losses[4]
+
+
+def test_replicas_go_on_bit_for_bit_and_one_replica_takes_over(tmp_path):
+    pair = job_of("gpt", schedule=one_f_one_b(2, 2), replicas=2, batch_size=12, model=gpt("float64"))
+    losses = run(pair, tmp_path / "attempt-1")
+    source = Snapshot(str(snapshots.snapshot_folder(tmp_path / "attempt-1", 2)), 2)
+    again = run(replace(pair, resumed=source), tmp_path / "attempt-2")
+    assert again == {step: losses[step] for step in again}
+    assert_same_bits(weights(tmp_path / "attempt-1"), weights(tmp_path / "attempt-2"))
+    alone = job_of("gpt", schedule=gpipe(1, 4), batch_size=12, model=gpt("float64"), resumed=source)
+    for step, loss in run(alone, tmp_path / "attempt-3").items():
+        assert loss == pytest.approx(losses[step], abs=1e-12)
+
+
+def test_a_snapshot_within_the_warm_up(whole, tmp_path):
+    attempt, losses = whole["gpt"]
+    job = job_of("gpt", resumed=Snapshot(str(snapshots.snapshot_folder(attempt, 2)), 2), warmup_steps=4, steps=2)
+    assert run(job, tmp_path / "attempt-2") == losses
+    assert [row["step"] for row in read_rows(tmp_path / "attempt-2", 0)] == list(range(STEPS + 1))
+
+
+def test_more_steps_than_the_run_that_saved(whole, tmp_path):
+    attempt, losses = whole["mlp"]
+    longer = job_of("mlp", steps=STEPS + 2, resumed=Snapshot(str(snapshots.snapshot_folder(attempt, STEPS)), STEPS))
+    got = run(longer, tmp_path / "attempt-2")
+    assert list(got) == [0, 6, 7, 8, 9]
+    assert got[6] == losses[6]
+
+
+def test_a_step_draws_nothing_from_torch_s_own_generator():
+    """It has no state to save: random numbers follow from seed, step, layer and microbatch."""
+
+    def step(comms):
+        trainer = Trainer(job_of("gpt", schedule=gpipe(1, 4)), comms)
+        before = torch.get_rng_state()
+        trainer.load(0)
+        trainer.step(0)
+        return torch.equal(before, torch.get_rng_state())
+
+    assert in_threads(1, step) == [True]
+
+
+# --- what is written, and what stays -------------------------------------------------------------
+
+
+def test_what_a_snapshot_leaves(whole):
+    attempt, _ = whole["gpt"]
+    assert [folder.name for folder in snapshots.snapshots_of(attempt)] == ["step-2", "step-4", "step-6"]
+    assert sorted(each.name for each in attempt.iterdir() if each.name.startswith(".")) == []
+    folder = snapshots.snapshot_folder(attempt, 4)
+    assert sorted(each.name for each in folder.iterdir()) == [*(f"layer-{i}.pt" for i in range(5)), "snapshot.json"]
+    manifest = read_json(folder / "snapshot.json")
+    assert (manifest["step"], manifest["training"]["model"]["dim"], manifest["training"]["seed"]) == (4, 16, 7)
+    for rank in (0, 1):
+        assert [row["step"] for row in read_rows(attempt, rank) if "snapshot_ms" in row] == [2, 4, 6]
+        assert all(row["snapshot_ms"] > 0 for row in read_rows(attempt, rank) if "snapshot_ms" in row)
+
+
+def test_loading_executes_nothing(whole, tmp_path):
+    """A file that would call a function is refused."""
+    attempt, _ = whole["mlp"]
+    folder = tmp_path / "step-4"
+    shutil.copytree(snapshots.snapshot_folder(attempt, 4), folder)
+
+    class Evil:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "executed",)
+
+    torch.save({"weights": Evil(), "optimizer": {}}, folder / "layer-1.pt")
+    (tmp_path / "attempt-2").mkdir()
+    with pytest.raises(RankError, match="weights_only|Weights only"):
+        run_threads(job_of("mlp", resumed=Snapshot(str(folder), 4)), tmp_path / "attempt-2")
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(("keep", "stay"), [(1, ["step-6"]), (2, ["step-5", "step-6"])])
+def test_older_ones_are_removed(keep, stay, tmp_path):
+    run(job_of("mlp", snapshot=SnapshotSettings("disk", 1, keep, False, None, False)), tmp_path / "attempt-1")
+    assert [folder.name for folder in snapshots.snapshots_of(tmp_path / "attempt-1")] == stay
+    assert sorted(each.name for each in (tmp_path / "attempt-1" / "snapshots").iterdir()) == stay
+    assert not (tmp_path / "attempt-1" / "weights.pt").exists()
+
+
+def test_a_resumed_attempt_removes_what_the_attempts_before_it_left(whole, tmp_path):
+    run_folder = tmp_path / "run"
+    shutil.copytree(whole["mlp"][0].parent, run_folder)
+    shutil.rmtree(snapshots.snapshot_folder(run_folder / "attempt-1", 6))
+    (run_folder / "attempt-1" / "snapshots" / ".step-6.draft").mkdir()
+    shutil.copytree(
+        run_folder / "attempt-1" / "snapshots" / "step-2", run_folder / "attempt-2" / "snapshots" / "step-2"
+    )
+    newest = snapshots.unfinished_snapshot(run_folder, STEPS)
+    assert newest == Snapshot(str(run_folder / "attempt-1" / "snapshots" / "step-4"), 4)
+    job = job_of("mlp", snapshot=SnapshotSettings("disk", 5, 1, True, None, False), resumed=newest)
+    run(job, run_folder / "attempt-3")
+    left = sorted(str(each.relative_to(run_folder)) for each in run_folder.glob("*/snapshots/*"))
+    assert left == ["attempt-3/snapshots/step-5"]
+
+
+def test_an_attempt_that_starts_anew_or_goes_on_from_a_path_removes_nothing_of_others(whole, tmp_path):
+    run_folder = tmp_path / "run"
+    shutil.copytree(whole["mlp"][0].parent, run_folder)
+    anew = SnapshotSettings("disk", 5, 1, False, None, False)
+    source = Snapshot(str(snapshots.snapshot_folder(run_folder / "attempt-1", 4)), 4)
+    run(job_of("mlp", snapshot=anew), run_folder / "attempt-2")
+    run(job_of("mlp", snapshot=replace(anew, path=source.folder), resumed=source), run_folder / "attempt-3")
+    names = [folder.name for folder in snapshots.snapshots_of(run_folder / "attempt-1")]
+    assert names == ["step-2", "step-4", "step-6"]
+
+
+@pytest.mark.parametrize("file", ["layer-0.pt", "layer-4.pt", "snapshot.json"])
+def test_a_full_disk_is_named_and_the_older_snapshot_stays(file, tmp_path, monkeypatch):
+    attempt = tmp_path / "attempt-1"
+    fsync = os.fsync
+
+    def full(descriptor):
+        if Path(f"/proc/self/fd/{descriptor}").readlink().match(f".step-4.draft/{file}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    attempt.mkdir()
+    with pytest.raises(RankError, match=r"saving the training, step 4: .*step-4 cannot be written \(No space left"):
+        run_threads(job_of("mlp", snapshot=SnapshotSettings("disk", 2, 1, False, None, False)), attempt)
+    [left] = snapshots.snapshots_of(attempt)
+    assert left.name == "step-2"
+    assert snapshots.snapshot_problem(Snapshot(str(left), 2), job_of("mlp")) is None
+    assert [row["step"] for row in read_rows(attempt, 0)] == [0, 1, 2, 3]  # no row is lost
+    snapshots.remove_drafts(attempt)
+    assert [each.name for each in (attempt / "snapshots").iterdir()] == ["step-2"]
+
+
+def train_on(job: Job, attempt: Path) -> int:
+    """Start a process that runs a job, and return its pid."""
+    if pid := os.fork():
+        return pid
+    try:
+        run_threads(job, attempt)
+    finally:
+        os._exit(1)
+
+
+def test_killed_at_any_moment_one_snapshot_is_whole(tmp_path):
+    """Processes that do little but save are killed at random moments, and what they leave is read in full."""
+    job = job_of("mlp", steps=100_000, snapshot=SnapshotSettings("disk", 1, 1, False, None, False))
+    moments, drafts = random.Random(3), 0
+    for number in range(20):
+        attempt = tmp_path / f"attempt-{number}"
+        attempt.mkdir()
+        pid = train_on(job, attempt)
+        while not snapshots.snapshots_of(attempt):
+            assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+            time.sleep(0.002)
+        time.sleep(moments.uniform(0, 0.05))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        newest = snapshots.find_snapshot(attempt)
+        assert snapshots.snapshot_problem(newest, job) is None
+        drafts += len(list(attempt.glob("snapshots/.*")))
+        resumed = replace(job, steps=newest.step, resumed=newest)
+        assert list(run(resumed, tmp_path / "resumed" / f"attempt-{number}")) == [0, newest.step, newest.step + 1]
+    assert drafts  # some were killed while they wrote
+
+
+# --- other engines -------------------------------------------------------------------------------
+
+
+def test_engines_in_turn_go_on(tmp_path):
+    """The limit's steps take a batch and change no weights; torch is left out of this comparison by its own rules."""
+    job = job_of("mlp", steps=2, engine=EngineSettings("compare", False), checkpointing=CHECKPOINTING["except_last"])
+    assert job.engines == ("microp", "limit")
+    losses = run(job, tmp_path / "attempt-1")
+    source = Snapshot(str(snapshots.snapshot_folder(tmp_path / "attempt-1", 2)), 2)
+    again = run(replace(job, resumed=source), tmp_path / "attempt-2")
+    assert again == {step: losses[step] for step in again}
+    assert_same_bits(weights(tmp_path / "attempt-1"), weights(tmp_path / "attempt-2"))
