@@ -22,7 +22,8 @@ from microp.model import open_data
 from microp.model.layers import Bits
 from microp.store import read_json, read_rows
 
-SMALL = ["model.layers=4", "model.dim=32", "batch_size=8", "tracking=disabled", "snapshot.final=true"]
+TEXT = f"data.path={Path(torch.__file__).parent / 'serialization.py'}"
+SMALL = ["model.layers=4", "model.dim=32", "batch_size=8", "tracking=disabled", "snapshot.final=true", TEXT]
 WORDS = [*SMALL, "steps=4", "warmup_steps=1", "snapshot.every=2", "snapshot.keep=9"]
 
 

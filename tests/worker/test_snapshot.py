@@ -263,7 +263,7 @@ def train_on(job: Job, attempt: Path) -> int:
 
 def test_killed_at_any_moment_one_snapshot_is_whole(tmp_path):
     """Processes that do little but save are killed at random moments, and what they leave is read in full."""
-    job = job_of("mlp", steps=100_000, snapshot=SnapshotSettings("disk", 1, 1, False, None, False))
+    job = job_of("mlp", steps=2000, snapshot=SnapshotSettings("disk", 1, 1, False, None, False))
     moments, drafts = random.Random(3), 0
     for number in range(20):
         attempt = tmp_path / f"attempt-{number}"
