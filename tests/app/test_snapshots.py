@@ -81,7 +81,7 @@ OTHERS = {
     "model.dim=64": "it has model.dim=32, this run has model.dim=64: give the same values",
     "model.layers=8": "model.layers=4",
     "model=gpt": "model.name=mlp",
-    "data=synthetic": "data.name=text",
+    f"data.path={__file__}": f"this run has data.path={__file__}: give the same values",
     "batch_size=16": "batch_size=8",
     "seed=1": "seed=0",
     "learning_rate=0.1": "learning_rate=0.001",
