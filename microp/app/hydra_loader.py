@@ -145,7 +145,7 @@ class Loader(ConfigLoaderImpl):
         found = [self._other_s(f"{key}={value}", choices) for key, value in other_s]
         found += wrong_keys(config, {key for key, _ in other_s})
         for group in GROUPS:
-            if group in choices and choices[group] not in self.options(group):
+            if choices.get(group) and choices[group] not in self.options(group):
                 found.append(f"{group}={choices[group]} {self._use_option(group)}")
             option = self.option(group, choices.get(group))
             node = None if group not in config or OmegaConf.is_missing(config, group) else config[group]

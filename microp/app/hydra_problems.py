@@ -26,10 +26,6 @@ from microp.settings import quoted
 # All errors by which Hydra and its libraries refuse what a user typed or wrote into a file.
 REFUSED = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError)
 
-TYPES = {
-    "Integer": "an integer: use a whole number",
-    "Float": "a number: use for example 0.5",
-}
 SEVERAL = r"(?:Ambiguous value for argument|Sweep parameters) '(.*?)'(?: requires --multirun)?$"
 
 
@@ -44,6 +40,10 @@ def word_problems(word: str, error: BaseException) -> list[str]:
     """Return why Hydra refuses an override, one line per problem."""
     if "integer string conversion" in str(error):  # Python's limit, without the key
         return [f"{quoted(word)} has too many digits: use a smaller number"]
+    if word.startswith("="):
+        return [f"{quoted(word)} has no key: write key=value"]
+    if word.startswith("~") and "does not exist" in str(error):
+        return [f"{quoted(word)} takes away what is not there: leave it out"]
     return hydra_problems(error)
 
 
@@ -82,7 +82,7 @@ def _problem(error: BaseException) -> str:
         case OverrideParseException():
             return f"{error.override} is not an override: write key=value, and put special characters in quotes"
         case RecursionError():
-            return "a value refers to itself, through ${...}: give one of the keys a value"
+            return "a value, or a list of defaults, refers to itself: leave the reference out"
         case MissingConfigException():
             return _missing(error)
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
@@ -181,30 +181,35 @@ def _dotted(tree: dict[Any, Any], before: str = "") -> Iterator[str]:
             yield from _dotted(value, f"{before}{key}.")
 
 
+# What OmegaConf says of the value of a key ─► the same with the remedy; {0}, {1} are the groups of the pattern.
+_VALUES = {
+    r"Value '(.*)' of type '.*' could not be converted to Integer$": "{key}={0} is not an integer: use a whole number",
+    r"Value '(.*)' of type '.*' could not be converted to Float$": "{key}={0} is not a number: use for example 0.5",
+    r"Value '(.*)' of type '.*' could not be converted to (\w+)$": "{key}={0} is not a value of type {1}",
+    r"Value '(.*)' is not a valid bool": "{key}={0} is not a truth value: use true or false",
+    r"Cannot convert '.*' to string: '(.*)'$": "{key}={0} is not a text: give one value without brackets",
+    r".*is not a ListConfig, list or tuple": "{key} is a list: use {key}=[...] with its values between commas",
+    r"field '.*' is not Optional$": "{key}=null: {key} needs a value: give one, or leave the key out for its default",
+    r"Missing mandatory value": "{key} has no value: set {key}=...",
+    r"Invalid value '(.*)', expected one of \[(.*)\]": "{key}={0} is none of {1}: use one of these",
+    r"Value (.*) \(\w+\) is not a valid input for <enum": "{key}={0} is not one word: use one of --help",
+    r".*NoneType is not a subclass of": "{key}=null: every element needs a value: give one, or leave it out",
+    r".*is not a subclass of \w+\. value: (.*)$": "{key} has keys of its own and cannot be {0}: set these keys",
+    r"Unsupported interpolation type (\S+)$": "{key} uses ${{{0}:...}}, which is not known: "
+    "use ${{calc:'...'}} or a key, as in ${{chunks}}",
+    r"Interpolation key '(.*)' not found$": "{key} uses ${{{0}}}, which is not a key: use one, as ${{chunks}}",
+    r"Recursive interpolation": "{key} refers to itself, through ${{...}}: give one of the keys a value",
+    r".*Environment variable '(.*)' not found": "{key} uses ${{oc.env:{0}}}, which is not in the environment: set {0}",
+}
+
+
 def _value_problem(text: str, key: str) -> str:
     """Return what is wrong with the value of a key, from OmegaConf's message."""
     text = text.partition("\n    full_key:")[0].removeprefix("ValueError raised while resolving interpolation: ")
-    if wrong := re.match(r"Value '(.*)' of type '.*' could not be converted to (\w+)$", text, re.DOTALL):
-        return f"{key}={wrong[1]} is not {TYPES.get(wrong[2], f'a value of type {wrong[2]}')}"
-    if "is not a ListConfig, list or tuple" in text:
-        return f"{key} is a list: use {key}=[...] with its values between commas"
-    if optional := re.match(r"field '(.*)' is not Optional$", text):
-        key = key or optional[1]
-        return f"{key}=null: {key} needs a value: give one, or leave the key out for its default"
-    if wrong := re.match(r"Cannot convert '.*' to string: '(.*)'$", text, re.DOTALL):
-        return f"{key}={wrong[1]} is not a text: give one value without brackets"
-    if wrong := re.match(r"Invalid value '(.*)', expected one of \[(.*)\]", text, re.DOTALL):
-        return f"{key}={wrong[1]} is not one of {wrong[2]}: use one of these"
-    if wrong := re.match(r"Value (.*) \(\w+\) is not a valid input for <enum", text, re.DOTALL):
-        return f"{key}={wrong[1]} is not one word: use one, as in --help"
-    if unknown := re.match(r"Unsupported interpolation type (\S+)$", text):
-        return f"{key} uses ${{{unknown[1]}:...}}, which is not known: use ${{calc:'...'}} or a key, as in ${{chunks}}"
-    if text.startswith("Missing mandatory value"):
-        return f"{key} has no value: set {key}=..."
-    if "NoneType is not a subclass of" in text:
-        return f"{key}=null: every element of the list needs a value: give one, or leave it out"
-    if wrong := re.match(r"Value '(.*)' is not a valid bool", text, re.DOTALL):
-        return f"{key}={wrong[1]} is not a truth value: use true or false"
+    for pattern, sentence in _VALUES.items():
+        if found := re.match(pattern, text, re.DOTALL):
+            optional = re.match(r"field '(.*)' is", text)
+            return sentence.format(*found.groups(), key=key or (optional[1] if optional else "a group"))
     return f"{key}: {text}" if key and not key.startswith("hydra.overrides") else text
 
 

@@ -39,6 +39,13 @@ class OptionFiles(ConfigRepository):
             raise ConfigError([f"{name}: {NO_KEYS}"])
         return found
 
+    def group_exists(self, config_path: str) -> bool:
+        """Return whether there is a group of this name, which may be too long for one."""
+        try:
+            return bool(super().group_exists(config_path))
+        except OSError:
+            return False
+
 
 def file_problem(error: BaseException) -> str:
     """Return why a YAML file cannot be read, with the remedy."""
