@@ -58,7 +58,9 @@ def _problems_together(config: Config) -> list[str]:
             f"has rows: use a batch_size of at least {config.replicas * config.chunks}"
         )
     if config.replicas > 1 and config.engine.name != "microp":
-        found.append(f"replicas={config.replicas} needs engine=microp, not {config.engine.name}")
+        found.append(
+            f"replicas={config.replicas} needs engine=microp, not {config.engine.name}: use one of the two alone"
+        )
     if getattr(config.device, "reduce_ms", None) is not None and config.sync.name in ("torch_ddp", "compare"):
         found.append(
             f"device.reduce_ms cannot be used if the sums are part of the backward: "

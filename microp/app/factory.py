@@ -67,7 +67,7 @@ def build(group: str, node: dict[str, Any], made: type[T], **given: int) -> T:
         raise ValueError(f"{what} failed for {numbers}: {_said(error)}") from error
     if not isinstance(result, made):
         got = "None" if result is None else f"a value of type {type(result).__name__}"
-        raise ValueError(f"{what} returned {got}, not a {made.__name__}")
+        raise ValueError(f"{what} returned {got}, not a {made.__name__}: return one")
     return result
 
 

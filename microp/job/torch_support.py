@@ -30,7 +30,7 @@ def torch_problems(schedule: Schedule, checkpointing: Checkpointing, rows: Seque
     if schedule.name not in TORCH_SCHEDULES:
         found.append(f"engine=torch has no schedule {schedule.name!r}: use one of {', '.join(TORCH_SCHEDULES)}")
     if len(schedule.ranks) < 2:
-        found.append("engine=torch needs a pipeline of ranks=2 or more")
+        found.append("engine=torch needs a pipeline: use ranks=2 or more")
     if schedule.name == "1f1b" and schedule.chunks < schedule.stages:
         found.append(
             f"engine=torch needs at least one microbatch per stage for 1f1b: chunks={schedule.chunks} is too few "

@@ -130,8 +130,8 @@ def test_a_parameter_without_annotation_takes_any_value(own):
     [
         ("divides", {}, " failed for ranks=2, chunks=4: ZeroDivisionError: division by zero"),
         ("exits", {}, " failed for ranks=2, chunks=4: SystemExit: two lines"),
-        ("nothing", {}, " returned None, not a Schedule"),
-        ("number", {}, " returned a value of type int, not a Schedule"),
+        ("nothing", {}, " returned None, not a Schedule: return one"),
+        ("number", {}, " returned a value of type int, not a Schedule: return one"),
         ("odd", {"group": 1}, " has a signature that cannot be read: NameError: name 'NoSuchType' is not defined"),
     ],
 )

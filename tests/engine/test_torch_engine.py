@@ -100,7 +100,7 @@ def test_a_comparison_does_without_torch_where_it_cannot():
     ("overrides", "message"),
     [
         ("schedule=zb_h1", "engine=torch has no schedule 'zb_h1': use one of gpipe, 1f1b"),
-        ("ranks=1", "engine=torch needs a pipeline of ranks=2 or more"),
+        ("ranks=1", "engine=torch needs a pipeline: use ranks=2 or more"),
         ("chunks=3", "engine=torch needs equal microbatches: 256 rows in chunks=3 are not"),
         (
             "schedule=1f1b ranks=4 chunks=2",

@@ -1,0 +1,116 @@
+"""Random configurations are refused or made into a job; none hangs or ends in a traceback."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from math import isfinite
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typed import Terminal
+
+from microp.app import ConfigError, measure
+from microp.simulator import nominal_costs, simulate
+
+OPTIONS = (  # composed once each; the values below are then set in copies
+    "",
+    "schedule=1f1b model=gpt checkpointing=segments",
+    "schedule=interleaved partition=skewed replicas=2 sync=torch_ddp",
+    "schedule=zb_v device=emulated checkpointing=except_last",
+    "schedule=zb_h1 device=emulated replicas=2 sync=ddp partition=sizes",
+    "schedule=breadth_first engine=torch data=synthetic",
+    "schedule=v_min comms=threads engine=compare",
+    "schedule=dualpipe_v comms=gloo tracking=disabled",
+    "simulate schedule=zb_interleaved device=emulated",
+    "simulate schedule=eager_1f1b costs.forward=1 costs.backward=2 checkpointing=always",
+)
+SMALL = st.integers(-1, 9).map(str)
+STRANGE = st.sampled_from(
+    [
+        "",
+        "null",
+        "nan",
+        "inf",
+        "-inf",
+        "1e30",
+        "-1",
+        "0",
+        "0.5",
+        "true",
+        "abc",
+        "[]",
+        "[1,2]",
+        "[null]",
+        "{a: 1}",
+        "1e400",
+    ]
+    + [str(10**9), str(10**18), str(10**40), "9" * 5000, "../x", "'a\"><script>'", "'a b'", "x" * 2000]
+) | st.text(st.characters(codec="utf-8"), max_size=8)
+NUMBERS = ("ranks", "chunks", "replicas", "batch_size", "steps", "warmup_steps", "model.layers", "seed", "repeat")
+KEYS = (
+    *NUMBERS,
+    *("learning_rate", "activation_limit", "skip", "again", "output_dir", "model.dim", "model.dtype", "model.heads"),
+    *("model.context", "model.dropout", "partition.share", "partition.rank", "partition.sizes", "schedule.drain"),
+    *("schedule.stages_per_rank", "checkpointing.segments", "engine.batch_weights", "sync.all_reduce"),
+    *("sync.bucket_mb", "sync.first_bucket_mb", "data.path", "device.threads", "device.forward_ms"),
+    *("device.backward_ms", "device.weight_ms", "device.recompute_ms", "device.latency_ms", "device.reduce_ms"),
+    *("device.per", "comms.timeout_s", "tracking.project", "tracking.entity", "tracking.dir", "tracking.tags"),
+    *("tracking.follow", "tracking.system_metrics", "launch.shutdown_s", "costs.forward", "costs.latency"),
+)
+WORDS = st.lists(
+    st.tuples(st.sampled_from(NUMBERS), SMALL) | st.tuples(st.sampled_from(KEYS), STRANGE), max_size=4
+).map(lambda pairs: [f"{key}={value}" for key, value in pairs])
+QUICK = 20_000  # ranks times chunks that are simulated
+
+
+@pytest.fixture(scope="module")
+def terminal(tmp_path_factory):
+    """A terminal in an empty folder."""
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("random"))
+    opened = Terminal(Path.cwd())
+    yield opened
+    opened.close()
+    os.chdir(before)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(st.sampled_from(OPTIONS), WORDS)
+def test_a_random_configuration_is_refused_or_made_into_a_job(terminal, capsys, options, words):
+    code = terminal.type(shlex.join([*options.split(), *words]))
+    said = capsys.readouterr().err
+    assert code in (0, 2)
+    if code == 2:
+        assert said.startswith("error: ")
+        assert "Traceback" not in said
+        return
+    job = terminal.made
+    schedule = job.schedule
+    if len(schedule.ranks) * schedule.chunks <= QUICK:
+        costs = job.costs if hasattr(job, "costs") else nominal_costs(job.device, job.workload)
+        assert all(isfinite(span.end) for span in simulate(schedule, costs))
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(
+    st.sampled_from(["gpipe", "1f1b", "zb_h1", "interleaved", "zb_v"]),
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.integers(1, 9),
+    st.sampled_from(["never", "always", "except_last", "segments"]),
+    st.sampled_from(["mlp", "gpt"]),
+)
+def test_a_small_one_runs_if_it_is_not_refused(tmp_path_factory, schedule, ranks, chunks, rows, policy, model):
+    folder = tmp_path_factory.mktemp("run")
+    words = [f"schedule={schedule}", f"ranks={ranks}", f"chunks={chunks}", f"batch_size={rows}", f"model={model}"]
+    size = ["model.layers=6", "model.dim=16", "steps=1", "warmup_steps=0", f"checkpointing={policy}"]
+    try:
+        run = measure(*words, *size, "comms=threads", "tracking=disabled", f"output_dir={folder}")
+    except ConfigError as error:
+        assert chunks > rows or "needs chunks" in str(error)
+        return
+    assert run.summary["status"] == "finished"
+    assert isfinite(run.summary["loss"]["last"])
