@@ -72,6 +72,12 @@ class Terminal:
         [point] = _Refuses.points
         return point.made
 
+    @property
+    def config(self):
+        """The configuration of that command."""
+        [point] = _Refuses.points
+        return point.config
+
     def close(self) -> None:
         """Give Hydra its state back."""
         self._stack.close()
