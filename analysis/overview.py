@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from analysis.exhibit import commits, counted, machines
-from microp.store import DISTURBANCES, Store, disturbances, read_status
+from microp.store import DISTURBANCES, KILLED, Store, disturbances
 
 MINUTE = "%Y-%m-%d %H:%M"
 
@@ -23,7 +22,7 @@ MINUTE = "%Y-%m-%d %H:%M"
 def overview(store: Store) -> str:
     """Return what there is in a few sentences; there is at least one finished run."""
     runs = store.runs()
-    starts = sorted(float(read_status(Path(folder))["started"]) for folder in runs["folder"])
+    starts = sorted(map(float, runs["started"]))
     text = (
         f"{counted(len(runs), 'finished run')} of {counted(runs['question'].nunique(), 'configuration')}, "
         f"{_between(*(datetime.fromtimestamp(start) for start in (starts[0], starts[-1])))}. "
@@ -37,8 +36,9 @@ def without_result(store: Store) -> list[str]:
     unfinished = [row for row in store.rows if row["status"] != "finished"]
     told = []
     for row in unfinished:
-        message = str(read_status(Path(row["folder"])).get("message") or "no message").strip().splitlines()[0]
-        told.append(f"{row['folder']}: {row['status']}, {message}")
+        message = str(row["message"] or "no message").strip().splitlines()[0]
+        recorded = f" ({counted(row['steps'], 'step')} recorded)" if row["status"] == KILLED else ""
+        told.append(f"{row['folder']}: {row['status']}{recorded}, {message}")
     return [*told, *store.unreadable]
 
 

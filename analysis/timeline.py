@@ -11,12 +11,23 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from analysis.command import absent, command_parser
-from microp.store import RecordError, attempts, read_status, read_summary, read_traced_step
+from microp.store import (
+    RecordError,
+    attempts,
+    check_attempt,
+    read_config,
+    read_status,
+    read_summary,
+    read_traced_step,
+    row_files,
+)
 from microp.trace import figure, perfetto, screen, timeline
+
+REMEDY = "give a folder below outputs/runs"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,19 +40,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not options.run.is_dir():
         parser.error(f"{absent(options.run)}: give a folder below outputs/runs")
-    traced = []
-    for each in attempts(options.run):
-        with suppress(RecordError):
-            if list(each.glob("spans.rank*.jsonl")):
-                traced.append((read_status(each)["started"], each))
-    if not traced:
-        parser.error(f"{options.run} holds no attempt with a trace: give a folder below outputs/runs")
-    _, attempt = max(traced)
-    try:
-        summary = read_summary(attempt)  # first, because it names the version
-        step = read_traced_step(attempt, summary)
-    except RecordError as error:
-        parser.error(str(error))
+    traced, damaged = newest_traced(options.run)
+    for reason in damaged if traced else damaged[:-1]:
+        print(f"left out: {reason}", file=sys.stderr)
+    if traced is None:
+        parser.error(damaged[-1] if damaged else f"{options.run} holds no attempt with a trace: {REMEDY}")
+    attempt, summary = traced
+    step = read_traced_step(attempt, summary)
     if step is None:
         parser.error(f"{attempt} has an empty trace: run its command again")
     title = f"{attempt.parent.name}, {attempt.name}: last measured step"
@@ -60,6 +65,32 @@ def main(arguments: list[str] | None = None) -> int:
     for file in files:
         print(file)
     return 0
+
+
+def newest_traced(folder: Path) -> tuple[tuple[Path, dict[str, Any]] | None, list[str]]:
+    """Return the newest attempt with a trace, with its summary, and why newer ones cannot be read."""
+    started, damaged = [], []
+    for attempt in attempts(folder):
+        try:
+            started.append((float(read_status(attempt)["started"]), attempt))
+        except RecordError as error:
+            damaged.append(str(error))
+    for _, attempt in sorted(started, reverse=True):
+        try:
+            check_attempt(attempt)
+            if row_files(attempt, "spans"):
+                return (attempt, _summary(attempt)), damaged
+        except RecordError as error:
+            damaged.append(str(error))
+    return None, damaged
+
+
+def _summary(attempt: Path) -> dict[str, Any]:
+    """Return an attempt's summary; of one that was killed before it had one, what its configuration tells."""
+    if (attempt / "summary.json").exists():
+        return read_summary(attempt)
+    config = read_config(attempt)
+    return {"schedule": config["schedule"]["name"], "replicas": config.get("replicas", 1), "time_ms": None}
 
 
 def time_table(time_ms: dict[str, list[float]], columns: int = 100) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from microp.app import answer_version
 from microp.settings import NEEDS_KEY, CommandParser, TrackingSettings, has_key, out_of_reach
-from microp.store import attempts, mirror, read_config
+from microp.store import RUNNING, attempts, check_attempt, mirror, read_config, read_status
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,6 +34,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _mirror(attempt: Path, mode: str | None) -> str:
     """Mirror one attempt, unless W&B would fail for sure, and return what was done."""
+    check_attempt(attempt)
+    if read_status(attempt)["status"] == RUNNING:
+        return "it runs, and is mirrored when it has ended"
     settings = TrackingSettings.recorded(read_config(attempt)["tracking"])
     settings.mode = mode or settings.mode
     output = attempt.parents[2]

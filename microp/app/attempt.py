@@ -4,7 +4,7 @@
 
     Attempt opens    config.yaml  env.json  schedule.txt  status.json: running
       the ranks      steps, spans, errors
-    Attempt closes   summary.json  status.json: finished, failed or interrupted  ─► W&B, tracked.json
+    Attempt closes   summary.json  status.json: finished, failed, diverged or interrupted  ─► W&B, tracked.json
 """
 
 from __future__ import annotations
@@ -32,13 +32,18 @@ from microp.app.schema import Config
 from microp.job import Job
 from microp.settings import redact_words
 from microp.store import (
+    DIVERGED,
+    RUNNING,
     Follower,
+    checksums,
     load_average,
     mirror,
     new_attempt,
+    read_errors,
     snapshots,
     summarise,
     take_agent,
+    this_process,
     write_json,
     write_schedule,
 )
@@ -68,15 +73,15 @@ class Attempt:
         config = replace(config, tracking=config.tracking.reachable())  # what is recorded is what was done
         self._config, self._job = config, job
         self.folder = new_attempt(Path(config.output_dir) / "runs", job.run_id)
+        self._status: dict[str, Any] = {"uid": uuid.uuid4().hex[:12], **this_process(), "started": time.time()}
+        if job.resumed:
+            self._status["resumed"] = snapshots.about(job.resumed, self.folder)
+        self._write_status(RUNNING)  # first, so that an attempt without a status is damaged
         (self.folder / "config.yaml").write_text(to_yaml(config))
         asked = {"experiment": experiment, "overrides": redact_words(overrides), "wandb_agent": take_agent()}
         self._env = {**_environment(), **asked}
         self._write_load("start")
         write_schedule(self.folder, job.schedule)
-        self._status: dict[str, Any] = {"uid": uuid.uuid4().hex[:12], "pid": os.getpid(), "started": time.time()}
-        if job.resumed:
-            self._status["resumed"] = snapshots.about(job.resumed, self.folder)
-        self._write_status("running")
         log.debug("%d ranks start, and write to %s", config.ranks * config.replicas, self.folder)
         follows = config.tracking.follow and config.tracking.mode != "disabled"
         self._follower = Follower(self.folder) if follows else None
@@ -88,7 +93,7 @@ class Attempt:
         if error is None:
             self.close("finished")
         elif isinstance(error, RankError):
-            self.close("failed", str(error))
+            self.fail(error)
             return True
         elif isinstance(error, KeyboardInterrupt):
             snapshots.remove_drafts(self.folder)
@@ -97,6 +102,11 @@ class Attempt:
         elif self._follower is not None:
             self._follower.stop()
         return False
+
+    def fail(self, error: RankError) -> None:
+        """Close the attempt as failed, or as diverged with the message of the rank whose loss was not finite."""
+        diverged = [str(row["message"]) for row in read_errors(self.folder) if row.get("diverged")]
+        self.close(DIVERGED if diverged else "failed", diverged[0] if diverged else str(error))
 
     def close(self, state: str, message: str | None = None) -> None:
         """Write the load average, the summary and the status, and mirror the attempt to W&B."""
@@ -125,8 +135,8 @@ class Attempt:
         write_json(self.folder / "env.json", self._env)
 
     def _write_status(self, state: str, message: str | None = None) -> None:
-        if state != "running":
-            self._status["ended"] = time.time()
+        if state != RUNNING:
+            self._status |= {"ended": time.time(), "files": checksums(self.folder)}
         write_json(self.folder / "status.json", {"status": state, "message": message, **self._status})
 
 
@@ -144,7 +154,7 @@ def run_as_rank(config: Config, job: Job, experiment: str | None, overrides: Seq
         run_joined(job, comms, folder)
     except RankError as error:
         if attempt is not None:
-            attempt.close("failed", str(error))
+            attempt.fail(error)
         raise
     comms.close()
     if attempt is not None:

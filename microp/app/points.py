@@ -45,6 +45,7 @@ from microp.store import (
     RecordError,
     SweepPlan,
     attempts,
+    check_attempt,
     flatten,
     hold,
     plan_in,
@@ -233,7 +234,7 @@ def finished(run: Path, since: float) -> Path | None:
         try:
             status = read_status(attempt)
             if status["status"] == "finished" and status["started"] >= since:
-                read_summary(attempt)
+                check_attempt(attempt)
                 return attempt
         except RecordError:  # an attempt that cannot be read answers nothing: the point runs again
             continue

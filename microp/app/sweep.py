@@ -30,6 +30,7 @@ from microp.app.schema import Config
 from microp.job import Job
 from microp.settings import is_joined, redact_words
 from microp.store import (
+    DIVERGED,
     SCHEMA_VERSION,
     RecordError,
     SweepPlan,
@@ -40,6 +41,7 @@ from microp.store import (
 )
 from microp.terminal import Row, console, read_row, show_runs, step_drawing, write_csv
 
+DIVERGED_CODE = 3  # exit code: points diverged, and all others finished
 _open: list[SweepCallback] = []  # the sweep that has been planned and has not ended
 
 
@@ -59,7 +61,7 @@ def close() -> None:
 
 
 class SweepCallback(PointsCallback):
-    """Makes the job of every point, shows the progress and the table; exits with code 1 if a point failed."""
+    """Makes the job of every point, shows the progress and the table; sets the exit code if points did not finish."""
 
     _plan: SweepPlan | None = None  # a single run has none
 
@@ -150,8 +152,9 @@ class SweepCallback(PointsCallback):
         print_next_commands(self._output, self._tracking.reachable(), done[-1] if done else None)
         if self._plan and (why := self._plan.stopped):
             console.error(f"{why}: {len(self._points) - len(rows)} of {len(self._points)} points were not run")
-        if len(done) < max(1, len(self._points)):
-            raise SystemExit(1)
+        diverged = sum(row.summary["status"] == DIVERGED for row in rows)
+        if (others := max(1, len(self._points)) - len(done)) > 0:
+            raise SystemExit(DIVERGED_CODE if others == diverged else 1)
 
     def write_table(self) -> None:
         """Write table.csv with one row per planned point; one that has not been run has only what was asked."""

@@ -20,6 +20,7 @@ from microp.settings.model import BYTES, GptSettings, MlpSettings, ModelSettings
 from microp.settings.recomputation import NEVER, Checkpointing
 from microp.settings.redaction import redact_values, redact_words
 from microp.settings.rules import Line, Name, OneOf, Positive, Range, Rule, broken_rules, quoted
+from microp.settings.run_options import RunOptions, read_run_options
 from microp.settings.snapshot import NO_SNAPSHOTS, SnapshotSettings
 from microp.settings.sync import BucketSettings, SyncSettings
 from microp.settings.tracking import NEEDS_KEY, TrackingSettings, not_writable
@@ -52,6 +53,7 @@ __all__ = [
     "Positive",
     "Range",
     "Rule",
+    "RunOptions",
     "SnapshotSettings",
     "SyncSettings",
     "SyntheticSettings",
@@ -64,6 +66,7 @@ __all__ = [
     "not_writable",
     "out_of_reach",
     "quoted",
+    "read_run_options",
     "redact_values",
     "redact_words",
     "server",

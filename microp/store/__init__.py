@@ -10,23 +10,21 @@ pandas and wandb are imported only where they are used, because a rank needs nei
 """
 
 from microp.store.comparison import Comparison, Verdict, compare, launch_times
+from microp.store.damage import check_attempt, checksums
 from microp.store.disturbance import DISTURBANCES, Disturbance, disturbances, load_average
 from microp.store.durations import run_seconds
 from microp.store.frames import (
-    Plan,
-    Point,
     Store,
-    command,
     finished_runs,
     load_runs,
     load_steps,
-    read_plan,
-    read_plans,
     records,
     spans_frame,
     worst_rank_mib,
 )
 from microp.store.lock import LockedError, Owner, hold, owner_of
+from microp.store.owner import this_process
+from microp.store.plans import Plan, Point, command, read_plan, read_plans
 from microp.store.question_pairs import (
     FIGURES,
     Figure,
@@ -41,6 +39,9 @@ from microp.store.question_pairs import (
 )
 from microp.store.recorder import RankRecorder, new_attempt, write_json, write_schedule
 from microp.store.records import (
+    DIVERGED,
+    KILLED,
+    RUNNING,
     SCHEMA_VERSION,
     RecordError,
     Row,
@@ -55,6 +56,7 @@ from microp.store.records import (
     read_spans,
     read_status,
     read_summary,
+    row_files,
 )
 from microp.store.selection import (
     Filter,
@@ -77,6 +79,7 @@ from microp.store.selection import (
 from microp.store.statistics import LAUNCH, WIDE_FRACTION, interval, least_squares, over_launches, paired
 from microp.store.summary import step_clock, summarise
 from microp.store.sweep_plan import SweepPlan, claim_folder, plan_in
+from microp.store.tidy import Belongings, archive, belongings, is_running, remove
 from microp.store.traced_step import TracedStep, read_traced_step
 from microp.store.wandb_environment import take_agent
 from microp.store.wandb_follower import Follower
@@ -84,10 +87,14 @@ from microp.store.wandb_mirror import mirror
 
 __all__ = [
     "DISTURBANCES",
+    "DIVERGED",
     "FIGURES",
+    "KILLED",
     "LAUNCH",
+    "RUNNING",
     "SCHEMA_VERSION",
     "WIDE_FRACTION",
+    "Belongings",
     "Comparison",
     "Disturbance",
     "Figure",
@@ -108,7 +115,11 @@ __all__ = [
     "SweepPlan",
     "TracedStep",
     "Verdict",
+    "archive",
     "attempts",
+    "belongings",
+    "check_attempt",
+    "checksums",
     "claim_folder",
     "column_named",
     "columns_of",
@@ -122,6 +133,7 @@ __all__ = [
     "hold",
     "interval",
     "is_missing",
+    "is_running",
     "launch_times",
     "least_squares",
     "list_attempts",
@@ -151,6 +163,8 @@ __all__ = [
     "read_summary",
     "read_traced_step",
     "records",
+    "remove",
+    "row_files",
     "run_seconds",
     "select",
     "shown",
@@ -164,6 +178,7 @@ __all__ = [
     "tell_apart",
     "telling_columns",
     "text_of",
+    "this_process",
     "when",
     "worst_rank_mib",
     "write_json",

@@ -19,26 +19,26 @@ run counts, so that rows of an older sweep are not mixed in.
 
 from __future__ import annotations
 
-import shlex
 import warnings
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from microp.job import NOT_ASKED
+from microp.store.damage import check_attempt
 from microp.store.disturbance import disturbances
+from microp.store.plans import Plan, Point, command, read_plans
 from microp.store.records import (
     RecordError,
     attempts,
-    check_rows,
-    check_version,
+    number_of,
+    rank_of,
     read_config,
     read_env,
-    read_json,
     read_rows,
     read_status,
     read_summary,
+    row_files,
 )
 from microp.trace import MOMENTS, Span, Spans
 
@@ -65,7 +65,7 @@ def load_runs(folder: Path | str) -> pd.DataFrame:
         raise NotADirectoryError(f"{folder} is not a folder: give outputs, or the output_dir of the runs")
     rows, unreadable = read_runs(folder)
     if unreadable:
-        number = "1 run is" if len(unreadable) == 1 else f"{len(unreadable)} runs are"
+        number = "1 attempt is" if len(unreadable) == 1 else f"{len(unreadable)} attempts are"
         more = "" if len(unreadable) == 1 else ' (attrs["unreadable"] lists the other reasons)'
         warnings.warn(f"{number} left out: {unreadable[0]}{more}", stacklevel=2)
     frame = pd.json_normalize(rows)
@@ -93,8 +93,8 @@ def load_steps(attempt: Path) -> pd.DataFrame:
     """
     import pandas as pd
 
-    ranks = len(list(attempt.glob("steps.rank*.jsonl")))
-    return pd.DataFrame([row for rank in range(ranks) for row in read_rows(attempt, rank)])
+    ranks = map(rank_of, row_files(attempt, "steps"))
+    return pd.DataFrame([row for rank in ranks for row in read_rows(attempt, rank)])
 
 
 def spans_frame(spans: Spans, per_unit: float = 1, suffix: str = "") -> pd.DataFrame:
@@ -114,19 +114,39 @@ def spans_frame(spans: Spans, per_unit: float = 1, suffix: str = "") -> pd.DataF
 
 
 def read_runs(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the nested rows of `load_runs`, ordered by run, and why others are left out, one sentence each."""
-    newest: dict[str, tuple[bool, float, Path]] = {}
-    unreadable = []
+    """Return the nested rows of `load_runs`, ordered by run, and why attempts are left out, one sentence each.
+
+    An attempt that cannot be read is named if its run has no newer one that finished.
+    """
+    runs: dict[str, list[Path]] = {}
     for attempt in attempts(folder):
+        runs.setdefault(attempt.parent.name, []).append(attempt)
+    rows, unreadable = [], []
+    for _, found in sorted(runs.items()):
+        row, reasons = _read_run(found)
+        rows += [row] if row is not None else []
+        unreadable += reasons
+    return rows, unreadable
+
+
+def _read_run(found: Iterable[Path]) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return the row of the newest finished attempt that can be read, else of the newest, and why others cannot."""
+    known, unknown, reasons = [], [], []
+    for attempt in found:
         try:
             status = read_status(attempt)
+            known.append((status["status"] == "finished", float(status["started"]), attempt))
         except RecordError as error:
-            unreadable.append(str(error))
-            continue
-        run, entry = attempt.parent.name, (status["status"] == "finished", float(status["started"]), attempt)
-        newest[run] = max(newest.get(run, entry), entry)
-    rows, more = read_attempts(attempt for _, (_, _, attempt) in sorted(newest.items()))
-    return rows, unreadable + more
+            unknown.append((number_of(attempt), str(error)))
+    for finished, _, attempt in sorted(known, reverse=True):
+        try:
+            row = _row(attempt)
+        except RecordError as error:
+            reasons.append(str(error))
+        else:
+            newer = [reason for number, reason in unknown if not finished or number > number_of(attempt)]
+            return row, [*newer, *reasons]
+    return None, [*(reason for _, reason in unknown), *reasons]
 
 
 def read_attempts(folders: Iterable[Path]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -141,8 +161,10 @@ def read_attempts(folders: Iterable[Path]) -> tuple[list[dict[str, Any]], list[s
 
 
 def _row(attempt: Path) -> dict[str, Any]:
+    check_attempt(attempt)
     status = read_status(attempt)
     origin = {
+        "status": status["status"],
         "attempt": attempt.name,
         "folder": str(attempt),
         "started": status["started"],
@@ -150,36 +172,19 @@ def _row(attempt: Path) -> dict[str, Any]:
         "config": read_config(attempt),
         "env": read_env(attempt),
     }
-    if status["status"] != "finished" and not (attempt / "summary.json").exists():  # killed, or still running
-        return {"run_id": attempt.parent.name, "status": status["status"], "question": None, **origin}
+    if not (attempt / "summary.json").exists():  # killed, or still running
+        return {"run_id": attempt.parent.name, "question": None, **origin, "steps": _steps(attempt)}
     summary = read_summary(attempt)
-    check_rows(attempt)
     return {**summary, "question": summary["question_id"], **origin}
 
 
+def _steps(attempt: Path) -> int:
+    """Return how many measured steps every rank has recorded so far."""
+    every = [read_rows(attempt, rank_of(path)) for path in row_files(attempt, "steps")]
+    return min((sum(row["phase"] == "measured" for row in own) for own in every), default=0)
+
+
 # --- sweeps --------------------------------------------------------------------------------------
-
-
-class Point(NamedTuple):
-    """One run that a sweep planned, and the sweep's name."""
-
-    run_id: str
-    overrides: tuple[str, ...]
-    sweep: str
-
-    @property
-    def asked(self) -> tuple[str, ...]:
-        """The overrides that are part of the question."""
-        return tuple(sorted(each for each in self.overrides if not each.lstrip("+").startswith(NOT_ASKED)))
-
-
-class Plan(NamedTuple):
-    """One `plan.json`; `experiment` is its name, or that of the sweep of which it is a part."""
-
-    folder: Path
-    name: str
-    experiment: str
-    points: tuple[Point, ...]
 
 
 class Store:
@@ -247,41 +252,6 @@ class Store:
         finished = set(self._all.get("run_id", ()))
         missing = (point for point in points if point.run_id not in finished)
         return [command(point.sweep, "hydra.mode=RUN", *point.overrides) for point in missing]
-
-
-def command(sweep: str, *overrides: str) -> str:
-    """Return the shell command of a stored sweep or of one of its points; `config` means a sweep without a file."""
-    stored = [] if sweep == "config" else ["-cn", sweep]
-    return shlex.join(["python", "-m", "microp.run", *stored, *overrides])
-
-
-def read_plans(folder: Path) -> tuple[list[Plan], list[str]]:
-    """Return the plans of the sweeps below `folder`, oldest first, and why others are left out, one sentence each."""
-    plans, unreadable = [], []
-    for file in sorted(folder.rglob("plan.json")):
-        try:
-            plans.append(read_plan(file))
-        except RecordError as error:
-            unreadable.append(str(error))
-    return plans, unreadable
-
-
-def read_plan(file: Path) -> Plan:
-    """Return the plan of a sweep.
-
-    Raises:
-        RecordError: the file is truncated or not a plan, or a newer microp wrote it.
-    """
-    try:
-        plan = read_json(file)
-        check_version(plan, file)
-        name = plan["name"]
-        points = tuple(Point(point["run_id"], tuple(point["overrides"]), name) for point in plan["points"])
-        return Plan(file.parent, name, plan.get("experiment", name), points)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, RecordError):
-            raise
-        raise RecordError(f"{file} cannot be read ({error!r}): run its sweep again") from error
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:

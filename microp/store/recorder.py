@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,29 @@ def _write_lines(path: Path, rows: Iterable[Row]) -> None:
 
 
 def _line(row: Row) -> str:
-    return json.dumps({"schema_version": SCHEMA_VERSION, **row}) + "\n"
+    return to_json({"schema_version": SCHEMA_VERSION, **row}) + "\n"
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """Return a value as JSON, which knows no NaN and no infinity: such a number becomes null."""
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_with_nulls(value), indent=indent, allow_nan=False)
+
+
+def _with_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _with_nulls(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_nulls(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically, so that a reader never sees half of it."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(value, indent=2) + "\n")
+    draft.write_text(to_json(value, 2) + "\n")
     draft.replace(path)
 
 

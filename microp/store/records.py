@@ -11,6 +11,10 @@
         summary.json                            the numbers of the whole run
         error.rank<r>.json  logs/               if something went wrong
 
+`status` is `running`, and at the end `finished`, `failed`, `interrupted` (Ctrl-C) or `diverged` (the loss was not
+finite). One that is `running` on disk is read as `killed` if its process has gone; see `owner`. At the end `files` in
+`status.json` has the length and the CRC-32 of each file, see `damage`. A number that is not finite is null everywhere.
+
 Each rank writes only its own files, and writes a step's row before the next step. With replicas,
 the number in a file's name counts the ranks of all replicas, replica after replica; in a row,
 `rank` is the rank within its pipeline and `replica` the number of that pipeline.
@@ -29,6 +33,7 @@ A row's `..._ns` are moments of the host's monotonic clock, which all its ranks 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,12 +43,16 @@ import yaml
 from microp.job import question_id
 from microp.schedule import Op, Schedule, from_text, to_text
 from microp.simulator import schedule_of
+from microp.store.owner import has_gone
 from microp.trace import Reduction, Span, Spans, as_spans
 
 Row = dict[str, Any]
 T = TypeVar("T")
 SCHEMA_VERSION = 2
 _ALWAYS = ("run_id", "status", "schedule", "chunks", "ranks", "replicas", "step_ms", "bubble")  # in every summary
+ROWS = ("steps", "spans", "reductions")  # the kinds of files with rows, one file per rank
+RUNNING, KILLED, DIVERGED = "running", "killed", "diverged"
+_ATTEMPT = re.compile(r"attempt-[0-9]+")
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
 
 
@@ -53,9 +62,13 @@ class RecordError(ValueError):
 
 def attempts(folder: Path) -> list[Path]:
     """Return all attempts below `folder` (an outputs folder, a runs folder, a run or an attempt)."""
-    found = [path.parent for path in folder.rglob("status.json")]
-    numbers = {path: path.name.removeprefix("attempt-") for path in found}
-    return sorted((path for path in found if numbers[path].isdigit()), key=lambda p: (p.parent.name, int(numbers[p])))
+    found = [path for path in (folder, *folder.rglob("attempt-*")) if _ATTEMPT.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: (path.parent.name, number_of(path)))
+
+
+def number_of(attempt: Path) -> int:
+    """Return n of `attempt-<n>`."""
+    return int(attempt.name.removeprefix("attempt-"))
 
 
 def read_json(path: Path) -> Any:
@@ -77,11 +90,20 @@ def read_env(attempt: Path) -> dict[str, Any]:
 
 
 def read_status(attempt: Path) -> dict[str, Any]:
-    """Return the state of an attempt, with at least `status` and `started`; raises as `read_config`."""
+    """Return the state of an attempt, with at least `status` and `started`; raises as `read_config`.
+
+    The state of an attempt that never ended, and whose process has gone, is `killed`.
+    """
     status = _read_record(attempt / "status.json", json.loads)
     if not isinstance(status.get("status"), str) or not isinstance(status.get("started"), int | float):
-        raise _unreadable(attempt / "status.json", "it lacks `status` or `started`")
-    return status
+        raise unreadable(attempt / "status.json", "it lacks `status` or `started`")
+    if status["status"] != RUNNING or (gone := has_gone(status)) is False:
+        return status
+    if gone:
+        reason = f"process {status.get('pid')}, which ran it, has gone and recorded no end: run its command again"
+        return {**status, "status": KILLED, "message": reason}
+    where = f"on {status['host']}" if "host" in status else "under an older microp"
+    return {**status, "message": f"it was started {where}: whether it still runs cannot be told from here"}
 
 
 def _read_record(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
@@ -89,13 +111,14 @@ def _read_record(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
         record = parse(path.read_text())
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
-        raise _unreadable(path, reason or repr(error)) from error
+        raise unreadable(path, reason or repr(error)) from error
     if not isinstance(record, dict):
-        raise _unreadable(path, "it does not hold keys and values")
+        raise unreadable(path, "it does not hold keys and values")
     return record
 
 
-def _unreadable(path: Path, reason: str) -> RecordError:
+def unreadable(path: Path, reason: str) -> RecordError:
+    """Return the error that names a file, why it cannot be read, and the remedy."""
     return RecordError(f"{path} cannot be read ({reason}): run its command again")
 
 
@@ -106,7 +129,18 @@ def read_rows(attempt: Path, rank: int) -> list[Row]:
         RecordError: a newer microp wrote the file, or it does not hold rows.
     """
     path = attempt / f"steps.rank{rank}.jsonl"
-    return list(_json_lines(path)) if path.exists() else []
+    return list(json_lines(path)) if path.exists() else []
+
+
+def row_files(attempt: Path, kind: str) -> list[Path]:
+    """Return the files with rows of a kind (one of ROWS), in the order of the ranks that wrote them."""
+    return sorted(attempt.glob(f"{kind}.rank*.jsonl"), key=rank_of)
+
+
+def rank_of(path: Path) -> int:
+    """Return r of `<kind>.rank<r>.jsonl` and `error.rank<r>.json`, -1 if it is no number."""
+    found = re.fullmatch(r"\w+\.rank([0-9]+)\.jsonl?", path.name)
+    return int(found[1]) if found else -1
 
 
 def read_spans(attempt: Path, replica: int = 0) -> Spans:
@@ -146,8 +180,8 @@ def read_schedule(attempt: Path) -> Schedule:
     if (path := attempt / "schedule.txt").exists():
         try:
             return from_text(path.read_text())
-        except ValueError as error:
-            raise _unreadable(path, str(error)) from error
+        except (OSError, ValueError) as error:
+            raise unreadable(path, str(error).splitlines()[0]) from error
     if spans := read_spans(attempt):
         name = _read_record(attempt / "summary.json", json.loads).get("schedule")
         return schedule_of(spans, str(name))
@@ -164,7 +198,7 @@ def read_summary(attempt: Path) -> dict[str, Any]:
     summary = _read_record(path, json.loads)
     check_version(summary, path)
     if missing := [key for key in _ALWAYS if key not in summary]:
-        raise _unreadable(path, f"it has no {', '.join(missing)}")
+        raise unreadable(path, f"it has no {', '.join(missing)}")
     return summary if "schema_version" in summary else _from_version_1(attempt, summary)
 
 
@@ -172,7 +206,7 @@ def check_version(record: Mapping[str, Any], path: Path) -> None:
     """Raise RecordError if a newer microp than this one wrote the record."""
     version = record.get("schema_version", 1)
     if not isinstance(version, int):
-        raise _unreadable(path, f"schema_version={version} is not a whole number")
+        raise unreadable(path, f"schema_version={version} is not a whole number")
     if version > SCHEMA_VERSION:
         raise RecordError(
             f"{path} has schema_version={version}, and this microp reads up to {SCHEMA_VERSION}: update microp"
@@ -182,7 +216,7 @@ def check_version(record: Mapping[str, Any], path: Path) -> None:
 def _from_version_1(attempt: Path, summary: dict[str, Any]) -> dict[str, Any]:
     """Return a summary of version 1 with the names of version 2; a number that it lacks is None."""
     if not isinstance(summary["bubble"], dict):
-        raise _unreadable(attempt / "summary.json", f"bubble={summary['bubble']} does not hold keys and values")
+        raise unreadable(attempt / "summary.json", f"bubble={summary['bubble']} does not hold keys and values")
     bubble = dict(summary["bubble"])
     found = {
         **summary,
@@ -202,45 +236,60 @@ def _question_of(attempt: Path) -> str:
     try:
         return question_id(config, order)
     except (KeyError, TypeError, AttributeError) as error:
-        raise _unreadable(attempt / "config.yaml", f"it is not the configuration of a run: {error!r}") from error
+        raise unreadable(attempt / "config.yaml", f"it is not the configuration of a run: {error!r}") from error
 
 
 def read_errors(attempt: Path) -> list[Row]:
-    """Return the errors that the ranks wrote, the likely cause first and the errors that it caused after it."""
-    errors = [read_json(path) for path in attempt.glob("error.rank*.json")]
+    """Return the errors that the ranks wrote, the likely cause first and the errors that it caused after it.
+
+    Raises:
+        RecordError: a file cannot be read.
+    """
+    errors = map(_read_error, error_files(attempt))
     return sorted(errors, key=lambda error: (error["lost_peer"], error["time"]))
 
 
-def check_rows(attempt: Path) -> None:
-    """Raise RecordError if a newer microp wrote the rows of an attempt; only the first row of each file is read."""
-    for kind in ("steps", "spans", "reductions"):
-        for path in sorted(attempt.glob(f"{kind}.rank*.jsonl")):
-            next(_json_lines(path), None)
+def error_files(attempt: Path) -> list[Path]:
+    """Return the files with the errors of ranks."""
+    return sorted(attempt.glob("error.rank*.json"))
+
+
+def _read_error(path: Path) -> Row:
+    error = _read_record(path, json.loads)
+    if not isinstance(error.get("lost_peer"), bool) or not isinstance(error.get("time"), int | float):
+        raise unreadable(path, "it lacks `lost_peer` or `time`")
+    return error
 
 
 def _trace(attempt: Path, kind: str, replica: int, parse: Callable[[Row], T]) -> Iterator[T]:
-    for path in sorted(attempt.glob(f"{kind}.rank*.jsonl")):
-        for row in _json_lines(path):
+    for path in row_files(attempt, kind):
+        for row in json_lines(path):
             if row.get("replica", 0) == replica:
                 try:
                     yield parse(row)
                 except (KeyError, TypeError, ValueError) as error:
-                    raise _unreadable(path, f"a row is not one of {kind}: {error!r}") from error
+                    raise unreadable(path, f"a row is not one of {kind}: {error!r}") from error
 
 
-def _json_lines(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file up to a line that was cut short, after checking the version of the first row."""
+def json_lines(path: Path) -> Iterator[Row]:
+    """Yield the rows of a file, without a last line that was cut short, after checking the version of the first row.
+
+    Raises:
+        RecordError: a newer microp wrote the file, or a whole line is no row.
+    """
     try:
         with path.open() as lines:
             for number, line in enumerate(lines):
                 try:
                     row = json.loads(line)
                 except json.JSONDecodeError:
+                    if line.endswith("\n"):
+                        raise unreadable(path, f"line {number + 1} is not JSON") from None
                     return
                 if not isinstance(row, dict):
-                    raise _unreadable(path, "a row does not hold keys and values")
+                    raise unreadable(path, f"line {number + 1} does not hold keys and values")
                 if number == 0:
                     check_version(row, path)
                 yield row
     except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise _unreadable(path, str(error)) from error
+        raise unreadable(path, str(error)) from error

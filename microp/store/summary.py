@@ -45,7 +45,7 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
     Args:
         job: the job that was run.
         attempt: the folder with the ranks' files.
-        status: `finished`, `failed` or `interrupted`.
+        status: `finished`, `failed`, `interrupted` or `diverged`.
     """
     rows = [read_rows(attempt, number) for number in range(job.processes)]
     steps = _complete_steps(rows, "measured", job.engines[0])
@@ -117,10 +117,11 @@ def _switches(steps: list[list[Row]]) -> float | None:
     return mean(row["involuntary_switches"] for step in steps for row in step) if steps else None
 
 
-def _losses(job: Job, steps: list[list[Row]]) -> list[float]:
-    """Return the loss of the whole batch in each step: the sum over the replicas' last ranks."""
+def _losses(job: Job, steps: list[list[Row]]) -> list[float | None]:
+    """Return the loss of the whole batch in each step, the sum over the replicas' last ranks; None if not finite."""
     last_rank = job.schedule.placement[job.schedule.stages - 1]
-    return [sum(row["loss"] for row in step if row["rank"] == last_rank) for step in steps]
+    parts = [[row["loss"] for row in step if row["rank"] == last_rank] for step in steps]
+    return [None if None in own else sum(own) for own in parts]
 
 
 def _complete_steps(rows: list[list[Row]], phase: str, engine: str) -> list[list[Row]]:

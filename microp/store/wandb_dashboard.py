@@ -19,6 +19,7 @@ from typing import Any
 
 from microp.job import NOT_ASKED
 from microp.settings import out_of_reach
+from microp.store.damage import check_attempt
 from microp.store.records import RecordError, attempts, read_config, read_env, read_json, read_status, read_summary
 from microp.store.wandb_content import run_summary
 
@@ -101,6 +102,7 @@ def subject_of(
             mine = read_env(attempt).get("experiment")
             known |= {mine} if mine else set()
             if read_status(attempt)["status"] == "finished" and experiment in (None, mine):
+                check_attempt(attempt)
                 found.append((attempt, read_config(attempt), dict(_flat(run_summary(read_summary(attempt))))))
         except RecordError:  # `python -m analysis` names the runs that cannot be read
             continue

@@ -23,7 +23,8 @@ from typing import ClassVar
 
 from microp.settings import TrackingSettings, server
 from microp.store.records import read_config
-from microp.store.wandb_mirror import discard_unfinished, follow, mirror
+from microp.store.wandb_files import discard_unfinished
+from microp.store.wandb_mirror import follow, mirror
 
 END_S = 60  # seconds that W&B gets after the run has ended
 SOON_S = 5  # the same after it once took longer

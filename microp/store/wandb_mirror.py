@@ -18,7 +18,6 @@ Under a `wandb agent` only the summary run is the agent's own run.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
 from collections import deque
@@ -29,14 +28,23 @@ from typing import Any
 
 from microp.settings import TrackingSettings
 from microp.simulator import replay, schedule_of
+from microp.store.damage import check_attempt
 from microp.store.recorder import write_json
-from microp.store.records import Row, check_rows, read_env, read_json, read_spans, read_status, read_summary
-from microp.store.wandb_content import Charts, NewRows, config_of, ranks_of, run_summary, steps_table
+from microp.store.records import (
+    KILLED,
+    RUNNING,
+    Row,
+    read_env,
+    read_spans,
+    read_status,
+    read_summary,
+)
+from microp.store.wandb_content import Charts, NewRows, config_of, run_summary, steps_table
 from microp.store.wandb_environment import environment_for
+from microp.store.wandb_files import SUMMARY, completed, discard, wandb_names, wandb_uid
 from microp.trace import MOMENTS, Spans, picture
 
 SPAN = ("rank", "op", "stage", "microbatch", *(f"{moment}_ms" for moment in MOMENTS))
-SUMMARY = "summary"
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 POLL_S = 2.0  # between two looks at the rows; seldom, because the ranks need the cores
 
@@ -56,18 +64,16 @@ def mirror(
         the names of the W&B runs that were completed now: `rank0`, ..., `summary`.
 
     Raises:
-        RecordError: a newer microp wrote the attempt, or it cannot be read; nothing is mirrored then.
+        RecordError: a newer microp wrote the attempt, or it is damaged; nothing is mirrored then.
         Exception: whatever W&B raises; the W&B runs completed before it are in `tracked.json`.
     """
     if settings.mode == "disabled":
         return []
-    check_rows(attempt)
-    if (attempt / "summary.json").exists():
-        read_summary(attempt)
+    check_attempt(attempt)
     made: list[str] = []
-    done: dict[str, str] = read_json(path) if (path := attempt / "tracked.json").exists() else {}
+    done = completed(attempt)
     with environment_for(settings):
-        for name in _names(attempt):
+        for name in wandb_names(attempt):
             if name in done or (name == SUMMARY and not (attempt / "summary.json").exists()):
                 continue
             run = opened.get(name) or WandbRun(attempt, settings, folder, name)
@@ -101,46 +107,17 @@ def follow(
     """
     opened: dict[str, WandbRun] = {}
     with environment_for(settings):
-        while read_status(attempt)["status"] == "running":
-            if not is_alive():
+        while (state := read_status(attempt)["status"]) in (RUNNING, KILLED):
+            if state == KILLED or not is_alive():
                 for run in opened.values():
                     run.close(failed=True)
                 return None
-            for name in _names(attempt):
+            for name in wandb_names(attempt):
                 if name not in opened:
                     opened[name] = WandbRun(attempt, settings, folder, name)
                 opened[name].log_new_rows()
             time.sleep(POLL_S)
     return opened
-
-
-def discard_unfinished(attempt: Path, folder: Path) -> None:
-    """Remove the files of an attempt's W&B runs that are not complete, of a process that was ended.
-
-    `wandb leet` would show them as running for ever; `mirror` makes them again from the attempt's files.
-    """
-    done = read_json(path) if (path := attempt / "tracked.json").exists() else {}
-    for name in _names(attempt):
-        if name not in done:
-            _discard(_uid(attempt, name), folder)
-
-
-def _discard(uid: str, folder: Path) -> None:
-    for files in (folder / "wandb").glob(f"*run-*-{uid}"):
-        shutil.rmtree(files)
-
-
-def _names(attempt: Path) -> list[str]:
-    """Return the names of an attempt's W&B runs: `rank0`, ... for the ranks that have written rows, and `summary`."""
-    return [*(f"rank{rank}" for rank in ranks_of(attempt)), SUMMARY]
-
-
-def _uid(attempt: Path, name: str) -> str:
-    """Return the id of an attempt's W&B run. Its role comes first: `wandb leet` shows the start of an id."""
-    agent = read_env(attempt).get("wandb_agent", {})
-    if agent and name == SUMMARY:
-        return str(agent["run_id"])
-    return f"{name.replace('rank', 'r')}-{read_status(attempt)['uid']}"
 
 
 _PLAIN: dict[str, Any] = {
@@ -176,8 +153,8 @@ class WandbRun:
         env = read_env(attempt)
         agent, experiment = env.get("wandb_agent", {}), env.get("experiment")
         is_agents = bool(agent) and self._rank is None
-        self.uid = _uid(attempt, name)
-        _discard(self.uid, folder)  # what failed half-way
+        self.uid = wandb_uid(attempt, name)
+        discard(self.uid, folder)  # what failed half-way
         online = settings.mode == "online"
         self._run = wandb.init(
             project=agent.get("project", settings.project),

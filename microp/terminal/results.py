@@ -98,7 +98,10 @@ def _peaks(row: Row) -> str | None:
 
 def _loss(row: Row) -> str | None:
     loss = row.summary["loss"]
-    return f"{loss['first']:.2f} {arrow()} {loss['last']:.2f}" if loss else None
+    if not loss:
+        return None
+    first, last = ("not finite" if loss[key] is None else format(loss[key], ".2f") for key in ("first", "last"))
+    return f"{first} {arrow()} {last}"
 
 
 def _status(row: Row) -> str | None:

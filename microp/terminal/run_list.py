@@ -16,9 +16,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from microp.job import NOT_ASKED
+from microp.settings import RunOptions
 from microp.store import (
     DISTURBANCES,
     Row,
@@ -40,6 +41,7 @@ from microp.terminal.console import error, out, warn
 from microp.terminal.question_text import question_column
 from microp.terminal.run_search import Found, find, nothing_found, read_groups
 from microp.terminal.run_table import swept_columns
+from microp.terminal.run_tidy import tidy
 from microp.terminal.swept import swept
 
 _FIRST = ("schedule", "chunks", "ranks", "model", "checkpointing", "partition", "engine", "device", "batch_size")
@@ -50,28 +52,19 @@ NAMED = 5  # failures and unreadable runs that are named below a table
 MEANINGS = {**results.MEANINGS, "peak MiB": "peak MiB: as metered in one further step, of the rank that needs most."}
 
 
-class Options(NamedTuple):
-    """What `python -m microp.runs` is asked; its help explains the options."""
-
-    words: list[str]
-    columns: str
-    csv: bool
-    all: bool
-    limit: int | None
-    compare: list[str] | None
-
-
-def answer(options: Options) -> int:
-    """List or compare runs and return the exit code: 0, or 1 if no run meets the filters, or 2 for bad input."""
+def answer(options: RunOptions) -> int:
+    """List, compare or tidy runs and return the exit code: 0, or 1 if no run meets the filters, or 2 for bad input."""
     limit = (0 if options.csv else ROWS) if options.limit is None else options.limit
     try:
         found = find(options.words, list_attempts if options.all else list_runs)
         if not found.rows:
             error(nothing_found(found))
             return 1
+        if options.delete or options.archive is not None:
+            return tidy(found, options.all, options.archive, options.yes)
         if found.unreadable and (options.compare or options.csv):
             count = len(found.unreadable)
-            warn(f"left out, {count} run{'' if count == 1 else 's'} cannot be read: {found.unreadable[0]}")
+            warn(f"left out, {count} attempt{'' if count == 1 else 's'} cannot be read: {found.unreadable[0]}")
         if options.compare:
             groups = read_groups(options.compare, found)
             if options.csv:
@@ -140,14 +133,12 @@ def show(found: Found, names: Sequence[str], limit: int) -> None:
         kinds = [kind for kind in DISTURBANCES if any(kind in (row["disturbed"] or "") for row in rows)]
         if "disturbed" in printed:
             columns.paragraph(out, "disturbed: " + "; ".join(f"{kind}: {DISTURBANCES[kind]}" for kind in kinds))
-    if any(row["status"] == "running" for row in rows):
-        columns.paragraph(out, "running: as it was recorded; a run that was killed stays so")
-    failed = [f"{row['run_id']}: {row['message']}" for row in rows if row.get("message")]
-    _show_failed(failed)
-    for reason in found.unreadable[:NAMED]:
+    _show_failed([f"{row['status']}: {row['run_id']}: {row['message']}" for row in rows if row.get("message")])
+    named = found.unreadable[: NAMED if limit else None]
+    for reason in named:
         columns.paragraph(out, f"left out: {reason}", "")
-    if len(found.unreadable) > NAMED:
-        out.print(f"{len(found.unreadable) - NAMED} more cannot be read", style="dim")
+    if more := len(found.unreadable) - len(named):
+        out.print(f"{more} more cannot be read: -n 0 names them", style="dim")
 
 
 def _heading(found: Found) -> str:
@@ -162,7 +153,7 @@ def _heading(found: Found) -> str:
 def _show_failed(messages: Sequence[str]) -> None:
     """Print one line for each of the first messages, cut where the terminal ends."""
     for message in messages[:NAMED]:
-        line = f"failed: {' '.join(message.split())}"
+        line = " ".join(message.split())
         out.print(line if len(line) <= out.width else line[: out.width - 1] + columns.CUT, soft_wrap=True, markup=False)
     if messages:
         columns.paragraph(out, "whole messages: --columns=run,message --csv")

@@ -5,11 +5,15 @@
     warm-up steps ─► measured steps ─► one step for memory
                      the spans of the
                      last are kept
+
+A step whose loss is not finite is the last one: every rank writes its row of it, and the rank with the loss raises
+`DivergedError`.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import resource
 import time
 import traceback
@@ -23,6 +27,10 @@ from microp.job import Job
 from microp.store import RankRecorder, Row
 from microp.worker.snapshot import Snapshots
 from microp.worker.trainer import Trainer
+
+
+class DivergedError(ArithmeticError):
+    """The loss is not finite; the message names it, the step, the rank and the remedy."""
 
 
 def run_rank(job: Job, comms: Comms, local_rank: int, attempt: Path) -> None:
@@ -60,6 +68,10 @@ def run_rank(job: Job, comms: Comms, local_rank: int, attempt: Path) -> None:
                 recorder.spans(step, trainer.trace.spans)
                 recorder.reductions(step, trainer.reductions)
             gc.collect(1)
+            if row["loss"] is not None and not math.isfinite(row["loss"]):
+                at(Place.BARRIER)
+                comms.barrier()  # before their next barrier the other ranks write their rows of this step
+                raise DivergedError(_divergence(row["loss"], step, phase, job, comms))
         at(Place.BARRIER)
         comms.barrier()
         at(Place.ENDED)
@@ -76,15 +88,22 @@ def _involuntary_switches() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
+def _divergence(loss: float, step: int, phase: str, job: Job, comms: Comms) -> str:
+    replica = f" of replica {comms.replica}" if job.replicas > 1 else ""
+    where = f"rank {comms.rank}{replica}, {phase} step"
+    return f"loss is {loss} at step {step} ({where}): lower learning_rate={job.learning_rate:g}"
+
+
 def _error_row(error: Exception, job: Job, comms: Comms) -> Row:
-    """Return what is recorded of an error; the message of an ActionError names rank, action and step itself."""
-    is_described = isinstance(error, ActionError)
+    """Return what is recorded of an error; some messages name the rank and the step themselves."""
+    is_described = isinstance(error, ActionError | DivergedError)
     cause = (error.__cause__ or error) if is_described else error
     return {
         "rank": comms.rank,
         "replica": comms.replica,
         "world_rank": comms.world_rank,
         "message": str(error) if is_described else describe_failure(comms, job.schedule, error),
+        "diverged": isinstance(error, DivergedError),
         "lost_peer": isinstance(cause, ConnectionError | TimeoutError),
         "time": time.time(),
         "traceback": traceback.format_exc(),

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from stored import write_steps
 
 from microp.schedule import Op, to_text
 from microp.schedule.builders import gpipe, zb_v
@@ -87,9 +88,14 @@ def write_attempt(runs: Path, run: str, status: str, started: float, step_ms: fl
     """An attempt's small files; without a step time it has no summary."""
     attempt = new_attempt(runs, run)
     write_json(attempt / "status.json", {"status": status, "started": started, "message": None})
-    write_json(attempt / "env.json", {"cores": 2})
-    (attempt / "config.yaml").write_text("model: {dim: 64}\nrepeat: 0\n")
+    write_json(attempt / "env.json", {"cores": 2, "commit": "c0ffee", "processor": "a processor"})
+    options = "".join(f"{group}: {{name: any}}\n" for group in ("schedule", "device", "checkpointing", "engine"))
+    (attempt / "config.yaml").write_text(
+        f"ranks: 2\nchunks: 4\nrepeat: 0\nmodel: {{name: mlp, dim: 64}}\ntracking: {{}}\nlaunch: {{}}\n{options}"
+    )
+    write_schedule(attempt, gpipe(2, 4))
     if step_ms is not None:
+        write_steps(attempt, 2)
         point = {"run_id": run, "question_id": "0123456789ab", "status": status, "schedule": "gpipe", "chunks": 4}
         numbers = {
             "ranks": 2,

@@ -19,7 +19,17 @@ from microp.app import attempt as app_attempt
 from microp.app import compose_config, read_config
 from microp.app.config import to_yaml
 from microp.settings import TrackingSettings
-from microp.store import mirror, new_attempt, read_rows, read_spans, summarise, take_agent, wandb_mirror, write_json
+from microp.store import (
+    mirror,
+    new_attempt,
+    read_rows,
+    read_spans,
+    summarise,
+    take_agent,
+    wandb_mirror,
+    write_json,
+    write_schedule,
+)
 from microp.store.wandb_content import Charts
 from microp.worker import run_threads
 
@@ -35,6 +45,7 @@ def recorded(tmp_path_factory):
     machine = {"commit": "0123abc", "packages": {"torch": "2.13.0"}, "processor": "a processor", "cores": 2}
     asked = {"experiment": "an_experiment", "overrides": ["chunks=4"], "wandb_agent": {}}
     write_json(folder / "env.json", {**machine, **asked})
+    write_schedule(folder, job.schedule)
     started = time.time()
     run_threads(job, folder)
     write_json(folder / "status.json", {"uid": "0123abcd", "status": "finished", "started": started, "message": None})

@@ -1,0 +1,124 @@
+"""Deletes attempts, or moves them into an archive, with the files of their W&B runs.
+
+::
+
+    outputs/runs/<run>/attempt-<n>  ┐                  ┌─► deleted
+    outputs/wandb/*run-*-<id>  ...  ┴─ belongings ──┬──┘
+                                                    └─► FILE.tar.gz, whole on disk ─► deleted
+
+An attempt that runs is never touched, nor one of which that cannot be told. An archive unpacks where it came from:
+`tar -xzf FILE.tar.gz -C outputs`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from microp.store.lock import LockedError, hold
+from microp.store.records import RUNNING, RecordError, attempts, read_status
+from microp.store.wandb_files import wandb_files
+
+
+class Belongings(NamedTuple):
+    """An attempt and what belongs to it.
+
+    Attributes:
+        attempt: its folder.
+        wandb: the folders of its W&B runs.
+    """
+
+    attempt: Path
+    wandb: list[Path]
+
+    @property
+    def size(self) -> int:
+        """The bytes of all files."""
+        folders = (self.attempt, *self.wandb)
+        return sum(path.lstat().st_size for folder in folders for path in folder.rglob("*") if not path.is_dir())
+
+
+def belongings(attempt: Path) -> Belongings:
+    """Return what belongs to an attempt."""
+    return Belongings(attempt, wandb_files(attempt))
+
+
+def is_running(attempt: Path) -> bool:
+    """Return whether an attempt runs, or may run on another host."""
+    try:
+        return bool(read_status(attempt)["status"] == RUNNING)
+    except RecordError:
+        return False
+
+
+def archive(file: Path, doomed: Iterable[Belongings]) -> None:
+    """Write the files of attempts into a new archive, whole or not at all.
+
+    Raises:
+        FileExistsError: the archive exists.
+        OSError: it cannot be written.
+    """
+    if file.exists():
+        raise FileExistsError(f"{file} exists: give another name")
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with draft.open("xb") as stream:
+            with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+                for each in doomed:
+                    outputs = each.attempt.absolute().parents[2]
+                    for folder in (each.attempt, *each.wandb):
+                        tar.add(folder, _inside(folder.absolute(), outputs))
+            stream.flush()
+            os.fsync(stream.fileno())  # what is deleted next is then on disk here
+        draft.rename(file)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _inside(folder: Path, outputs: Path) -> Path:
+    """Return the path of a folder below `outputs`; W&B's own folder may be elsewhere."""
+    return folder.relative_to(outputs) if folder.is_relative_to(outputs) else Path("wandb", folder.name)
+
+
+def remove(doomed: Belongings) -> bool:
+    """Delete an attempt, its W&B runs, and its run's folder if it was the last; return False if it runs.
+
+    Raises:
+        OSError: a file cannot be deleted.
+    """
+    run = doomed.attempt.parent
+    try:
+        with hold(run):  # no process may start the run meanwhile
+            if is_running(doomed.attempt):  # it was started after it had been listed
+                return False
+            _delete(doomed)
+            if not attempts(run):
+                (run / "lock").unlink(missing_ok=True)
+                with suppress(OSError):  # somebody has put something else into it
+                    run.rmdir()
+    except LockedError:
+        return False
+    return True
+
+
+def _delete(doomed: Belongings) -> None:
+    attempt = doomed.attempt
+    for folder in doomed.wandb:
+        if folder.is_dir():
+            shutil.rmtree(folder)
+            _drop_dangling_links(folder.parent)
+    hidden = attempt.with_name(f".{attempt.name}.deleted")  # half of an attempt is never read
+    attempt.rename(hidden)
+    shutil.rmtree(hidden)
+
+
+def _drop_dangling_links(wandb: Path) -> None:
+    """Remove the links to deleted folders, such as `latest-run`."""
+    for path in wandb.iterdir():
+        if path.is_symlink() and not path.exists():
+            path.unlink()
