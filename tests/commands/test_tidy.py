@@ -1,0 +1,159 @@
+"""Runs are deleted or archived with all that belongs to them, and nothing else goes."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from stored import store_run
+
+from microp import runs as command
+from microp.store import hold, load_runs, this_process, write_json
+
+
+def with_wandb(attempt: Path, uid: str, **status) -> list[Path]:
+    """Give an attempt an id, and the folders of its W&B runs; they are returned."""
+    known = json.loads((attempt / "status.json").read_text())
+    write_json(attempt / "status.json", {**known, "uid": uid, **status})
+    names = [f"r0-{uid}", f"r1-{uid}", f"summary-{uid}"]
+    folders = [attempt.parents[2] / "wandb" / f"offline-run-20261122_120000-{name}" for name in names]
+    for folder in folders:
+        (folder / "files").mkdir(parents=True)
+        (folder / "files" / "a").write_text("0123")
+    return folders
+
+
+@pytest.fixture
+def outputs(tmp_path, monkeypatch):
+    """A run that failed twice, one that finished after a failure, and one that runs here and perhaps elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    outputs = tmp_path / "outputs"
+    uids = iter("abcdef")
+    for schedule, states in (("gpipe", ["failed"] * 2), ("1f1b", ["failed", "finished"]), ("zb_h1", ["running"] * 2)):
+        for state in states:
+            run = store_run(outputs, f"schedule={schedule}", "chunks=4", status=state)
+            attempt = max((outputs / "runs" / run).iterdir())
+            runs_here = this_process() if attempt.name == "attempt-1" else {"host": "elsewhere"}
+            with_wandb(attempt, next(uids), **(runs_here if state == "running" else {}))
+    (outputs / "wandb" / "latest-run").symlink_to("offline-run-20261122_120000-summary-b")
+    return outputs
+
+
+def tree(outputs: Path) -> set[str]:
+    """What there is, as `gpipe/attempt-1` and `wandb/r0-a`."""
+    attempts = {f"{path.parent.name.split('-m4')[0]}/{path.name}" for path in outputs.glob("runs/*/attempt-*")}
+    return attempts | {f"wandb/{path.name.split('_120000-')[-1]}" for path in outputs.glob("wandb/*")}
+
+
+def belong(*uids: str) -> set[str]:
+    return {f"wandb/{name}-{uid}" for uid in uids for name in ("r0", "r1", "summary")}
+
+
+ALL = {f"{schedule}/attempt-{n}" for schedule in ("gpipe", "1f1b", "zb_h1") for n in (1, 2)}
+
+
+def test_failed_runs_go_with_all_their_attempts(outputs, capsys):
+    """One that finished after a failure is no failed run."""
+    assert tree(outputs) == ALL | belong(*"abcdef") | {"wandb/latest-run"}
+    assert command.main(["status=failed", "--delete", "--yes"]) == 0
+    said = capsys.readouterr()
+    [line] = [line for line in said.out.splitlines() if line.startswith("gpipe-m4-k2-")]
+    assert line.split()[1:4] == ["1,", "2", "6"]
+    assert "deleted 2 attempts" in said.err
+    assert tree(outputs) == ALL - {"gpipe/attempt-1", "gpipe/attempt-2"} | belong(*"cdef")
+    assert not list(outputs.glob("runs/gpipe-*"))
+    assert load_runs(outputs)["status"].value_counts().to_dict() == {"finished": 1, "running": 1}
+
+
+def test_with_all_only_the_attempts_that_are_listed_go(outputs):
+    assert command.main(["status=failed", "--delete", "--yes", "--all"]) == 0
+    assert tree(outputs) == {"1f1b/attempt-2", "zb_h1/attempt-1", "zb_h1/attempt-2"} | belong(*"def")
+
+
+def test_an_archive_unpacks_to_what_was_there(outputs, capsys):
+    before = {path.relative_to(outputs): path.read_bytes() for path in outputs.rglob("*") if path.is_file()}
+    assert command.main(["chunks>0", "status!=running", "--archive", "old.tar.gz", "--yes"]) == 0
+    assert "old.tar.gz" in capsys.readouterr().out
+    assert tree(outputs) == {"zb_h1/attempt-1", "zb_h1/attempt-2"} | belong(*"ef")
+    with tarfile.open("old.tar.gz") as tar:
+        tar.extractall(outputs, filter="data")
+    locks = {path.relative_to(outputs) for path in outputs.rglob("lock")}
+    after = {path.relative_to(outputs): path.read_bytes() for path in outputs.rglob("*") if path.is_file()}
+    assert {path: after[path] for path in after.keys() - locks} == before
+    assert command.main(["status=failed", "--archive", "old.tar.gz", "--yes"]) == 2
+    assert "old.tar.gz exists: give the archive another name" in capsys.readouterr().err
+    assert list(Path().iterdir()) != []
+    assert {path.name for path in Path().iterdir()} == {"outputs", "old.tar.gz"}  # no draft
+
+
+def test_what_runs_is_kept(outputs, capsys):
+    assert command.main(["chunks=4", "--delete", "--yes"]) == 0
+    said = capsys.readouterr().err
+    assert said.count("kept, because it runs or may run: ") == 2
+    assert tree(outputs) == {"zb_h1/attempt-1", "zb_h1/attempt-2"} | belong(*"ef")
+    assert command.main(["chunks=4", "--delete", "--yes"]) == 1
+    assert "nothing to delete: all of these runs run" in capsys.readouterr().err
+
+
+def test_a_run_that_another_process_begins_is_kept(outputs, capsys):
+    [run] = outputs.glob("runs/gpipe-*")
+    with hold(run):
+        assert command.main(["schedule=gpipe", "--delete", "--yes"]) == 1
+    assert tree(outputs) == ALL | belong(*"abcdef") | {"wandb/latest-run"}
+    assert capsys.readouterr().err.count("kept, because it has been started or deleted meanwhile") == 2
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1), ("", 1), ("Yes", 0)])
+def test_it_asks(outputs, answer, code, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or answer)
+    assert command.main(["status=failed", "--delete"]) == code
+    assert asked[0].startswith("delete 1 run (2 attempts, 6 W&B runs, ")
+    assert len(list(outputs.glob("runs/gpipe-*"))) == code
+
+
+def test_without_a_terminal_it_does_nothing(outputs, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    assert command.main(["status=failed", "--delete"]) == 2
+    assert "add --yes to delete 1 run (2 attempts, 6 W&B runs" in capsys.readouterr().err
+    assert tree(outputs) == ALL | belong(*"abcdef") | {"wandb/latest-run"}
+
+
+def test_what_somebody_has_put_into_a_run_stays(outputs):
+    [run] = outputs.glob("runs/gpipe-*")
+    (run / "attempt-1.copy").mkdir()
+    (run / "attempt-1.copy" / "notes").write_text("mine")
+    assert command.main(["status=failed", "--delete", "--yes"]) == 0
+    assert [path.name for path in run.iterdir()] == ["attempt-1.copy"]
+
+
+def test_an_id_from_a_record_is_no_pattern(outputs):
+    """An attempt whose id is damaged takes no other W&B run with it."""
+    [run] = outputs.glob("runs/gpipe-*")
+    status = json.loads((run / "attempt-1" / "status.json").read_text())
+    write_json(run / "attempt-1" / "status.json", {**status, "uid": "*"})
+    assert command.main(["status=failed", "--delete", "--yes"]) == 0
+    assert belong(*"cdef") <= tree(outputs)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--delete"], "--delete and --archive need a filter"),
+        (["outputs", "--archive", "a.tar.gz"], "'chunks>0' takes all runs"),
+        (["status=failed", "--delete", "--archive", "a.tar.gz"], "not allowed with argument --delete"),
+        (["status=failed", "--delete", "-n", "3"], "take all runs that meet the filters"),
+        (["status=failed", "--delete", "--csv"], "leave out --compare, --columns, --csv, -n"),
+        (["status=failed", "--yes"], "--yes answers the question of --delete or --archive"),
+    ],
+)
+def test_bad_options_are_one_message(words, reason, outputs, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command.main(words)
+    said = capsys.readouterr().err
+    assert reason in said
+    assert said.count("\n") == 1
+    assert len(tree(outputs)) == 25
