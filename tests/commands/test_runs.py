@@ -101,7 +101,7 @@ def test_chosen_columns(asked):
 def test_csv_is_whole_and_alone_on_standard_output(asked):
     code, out, err = asked("--csv", "--columns=when,run,message,peak_memory_mib")
     assert code == 0
-    assert err.startswith("warning: left out, 1 run cannot be read: outputs/runs/naive-m8-k2-")
+    assert err.startswith("warning: left out, 1 attempt cannot be read: outputs/runs/naive-m8-k2-")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert len(rows) == 21
     assert asked("--csv", "-n", "2", "--columns=run")[1].splitlines() == ["run", rows[0]["run"], rows[1]["run"]]

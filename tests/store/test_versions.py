@@ -155,7 +155,7 @@ def test_runs_of_a_newer_version_are_left_out_and_named(outputs, attempt):
     other = outputs / "runs" / "another" / "attempt-1"
     shutil.copytree(attempt, other)
     change(other / "summary.json", schema_version=3)
-    with pytest.warns(UserWarning, match="1 run is left out: .*schema_version=3"):
+    with pytest.warns(UserWarning, match="1 attempt is left out: .*schema_version=3"):
         runs = load_runs(outputs)
     assert runs["run_id"].tolist() == [RUN]
     [reason] = runs.attrs["unreadable"]
@@ -220,7 +220,7 @@ def test_a_point_with_a_record_of_a_newer_version_is_run_again(outputs, attempt)
     done = microp("-m", *WORDS, "tracking=disabled", folder=outputs.parent)
     assert done.returncode == 0, done.stderr
     assert "finished already" not in done.stderr
-    assert sorted(path.name for path in attempt.parent.iterdir()) == ["attempt-1", "attempt-2"]
+    assert sorted(path.name for path in attempt.parent.glob("attempt-*")) == ["attempt-1", "attempt-2"]
 
 
 def test_a_plan_of_a_newer_version_is_refused(tmp_path):

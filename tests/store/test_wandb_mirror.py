@@ -160,6 +160,8 @@ def test_the_time_of_a_chart_is_the_time_of_its_step(mirrored, recorded, name):
 def test_a_rank_that_went_further_than_one_that_failed_keeps_its_own_times(attempt, tmp_path):
     path = attempt / "steps.rank1.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
+    status = json.loads((attempt / "status.json").read_text())
+    write_json(attempt / "status.json", {**status, "status": "failed"})
     mirror(attempt, OFFLINE, tmp_path)
     items = [item for item in history(inspect(tmp_path, "r0-0123abcd")) if "own_step_ms" in item]
     assert [item["own_step_ms"] for item in items] == [row["step_ms"] for row in read_rows(attempt, 0)[1:4]]
