@@ -55,12 +55,12 @@ def test_every_rank_keeps_its_row_of_that_step(start, changes, tmp_path):
 
 def test_as_typed(tmp_path):
     """One point of a sweep diverges, the other one finishes."""
-    words = ["-m", "learning_rate=1e30,0.001", *SMALL, "comms=threads", "tracking=disabled"]
+    words = ["-m", "learning_rate=1e6,0.001", "model.layers=12", *SMALL[1:], "comms=threads", "tracking=disabled"]
     done = microp(*words, folder=tmp_path)
     assert done.returncode == 3, done.stderr
     assert "Traceback" not in done.stderr
     assert "1 finished, 1 diverged" in done.stdout
-    assert "loss is nan at step 1 (rank 1, measured step): lower learning_rate=1e+30" in done.stderr
+    assert "loss is nan at step 1 (rank 1, measured step): lower learning_rate=1e+06" in done.stderr
     states = {read(path)["status"] for path in tmp_path.glob("outputs/runs/*/attempt-1/status.json")}
     assert states == {"finished", "diverged"}
     for path in tmp_path.glob("outputs/**/*.json"):
