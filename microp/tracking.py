@@ -7,7 +7,7 @@ from pathlib import Path
 
 from microp.app import answer_version
 from microp.settings import NEEDS_KEY, CommandParser, TrackingSettings, has_key, out_of_reach
-from microp.store import RUNNING, attempts, check_attempt, mirror, read_config, read_status
+from microp.store import attempts, check_attempt, is_running, mirror, read_config
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -35,20 +35,19 @@ def main(arguments: list[str] | None = None) -> int:
 def _mirror(attempt: Path, mode: str | None) -> str:
     """Mirror one attempt, unless W&B would fail for sure, and return what was done."""
     check_attempt(attempt)
-    if read_status(attempt)["status"] == RUNNING:
+    if is_running(attempt):
         return "it runs, and is mirrored when it has ended"
     settings = TrackingSettings.recorded(read_config(attempt)["tracking"])
     settings.mode = mode or settings.mode
-    output = attempt.parents[2]
     if settings.mode == "disabled":
         return "disabled"
     if settings.mode == "online" and not has_key():
         raise ConnectionError(f"it {NEEDS_KEY} add --mode offline")
     if settings.mode == "online" and (away := out_of_reach()):
         raise ConnectionError(f"{away}: add --mode offline")
-    if problem := settings.folder_problem(output) or next(iter(settings.problems()), None):
+    if problem := settings.folder_problem(attempt.parents[2]) or next(iter(settings.problems()), None):
         raise ValueError(problem)
-    made = mirror(attempt, settings, settings.folder(output))
+    made = mirror(attempt, settings, settings.folder(attempt.parents[2]))
     return f"mirrored {', '.join(made)}" if made else "complete before"
 
 
