@@ -167,7 +167,8 @@ class Fault(NamedTuple):
 
     Attributes:
         how: `kill`, `stop`, `hang`, `raise` or `memory`.
-        where: `forward`, `backward` or `weight_gradient` of a microbatch, `optimizer`, or `Trainer`, its constructor.
+        where: `forward`, `backward` or `weight_gradient` of a microbatch, `optimizer`, `Trainer`, its constructor, or
+            `torch`, the first forward of torch's runtime.
         microbatch: the index of that microbatch.
         rank: the rank; -1 is the last one.
     """
@@ -178,6 +179,7 @@ class Fault(NamedTuple):
     rank: int = -1
 
     def __call__(self, job: Job, comms: Comms, _local_rank: int, attempt: Path) -> None:
+        from microp.engine import torch_engine
         from microp.model import Stage
         from microp.worker import run_rank
 
@@ -189,6 +191,8 @@ class Fault(NamedTuple):
                 holder, name = torch.optim.Adam, "step"
             elif self.where == "Trainer":
                 holder, name = Trainer, "_build"
+            elif self.where == "torch":
+                holder, name = torch_engine._Layers, "forward"
             original, calls = getattr(holder, name), [0]
 
             def faulty(that, *given, **named):
@@ -206,6 +210,8 @@ class Fault(NamedTuple):
             return True
         if self.where == "optimizer":
             return calls == 3
+        if self.where == "torch":
+            return that._stage[0].batch.step == 2  # type: ignore[attr-defined]
         return given[0] == self.microbatch and that.batch.step == 2  # type: ignore[attr-defined]
 
     def _happen(self) -> None:

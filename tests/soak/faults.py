@@ -107,7 +107,7 @@ def make(machine: Machine, how: str, moment: Moment, backend: str) -> tuple[list
         problems.append(f"named wrongly: {message}")
     if lost := [rank for rank in range(RANKS) if steps_of(attempt, rank) != list(range(moment.step))]:
         problems.append(f"rows of rank {', '.join(map(str, lost))} are lost")
-    return problems + machine.left().problems(before), seconds
+    return problems + machine.left_since(before), seconds
 
 
 def is_named(message: str, how: str, moment: Moment) -> bool:

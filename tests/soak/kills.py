@@ -11,6 +11,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -20,42 +21,54 @@ from microp.store import attempts, read_rows
 from tests.soak.long_runs import SMALL, last_line, new_folder, start, started_since, still_there, unfinished
 from tests.soak.machine import Machine, Result
 
+ROWS = "outputs/runs/*/attempt-*/steps.rank0.jsonl"
 KILLS = 10  # times --times
-LONGEST_S = 6.0  # the longest time from a start, or from a kill that the command has survived, to the next kill
+LONGEST_S = 3.0  # the longest time from a start, or from a new attempt's first row, to the kill
+BEGINS_S = 120  # how long a busy machine may take from the start to a row
 ENDS_S = 600  # how long the last command may take
 
 
 def run(machine: Machine, times: int) -> Iterator[Result]:
-    """Kill the command itself or one of its ranks, in turn by chance, and start it again if it has ended."""
+    """Kill the command itself or one of its processes, in turn by chance, and start it again if it has ended."""
     kills, folder, chance = KILLS * times, new_folder(machine), random.Random(0)
     before, known = machine.left(alive=False), set(machine.processes())
     points = kills + kills % 2  # more than are finished before the last kill
-    words = ["-m", *SMALL, "steps=5", "warmup_steps=1", "chunks=2,4", f"repeat=range({points // 2})"]
-    killed, survived = Result("kill the command", "random", "auto"), Result("kill a process of it", "random", "auto")
+    words = ["-m", *SMALL, "steps=20", "warmup_steps=1", "chunks=2,4", f"repeat=range({points // 2})"]
+    at_start = Result("kill the command", "its start", "auto")
+    in_run = Result("kill the command", "a run", "auto")
+    of_it = Result("kill a process of it", "a run", "auto")
     program = start(folder, words)
     for _ in range(kills):
+        result = chance.choice((at_start, in_run, of_it))
+        if result is not at_start:
+            wait_for_rows(folder, program)
         time.sleep(chance.uniform(0, LONGEST_S))
+        others = [pid for pid in started_since(machine, known) if pid != program.pid]
+        if program.poll() is None and result is of_it and others:
+            kill_one(chance.choice(others))
+            result.add([])
+        else:
+            program.kill()
+            program.wait()
+            began = time.monotonic()
+            left = still_there(machine, known)
+            (in_run if result is of_it else result).add(left, time.monotonic() - began)
         if program.poll() is not None:
             program = start(folder, words)
-            time.sleep(chance.uniform(0, LONGEST_S))
-        others = [pid for pid in started_since(machine, known) if pid != program.pid]
-        if others and chance.random() < 0.5:
-            survived.add(kill_one(chance.choice(others)))
-            continue
-        program.send_signal(signal.SIGKILL)
-        program.wait()
-        began = time.monotonic()
-        killed.add(still_there(machine, known), time.monotonic() - began)
-        program = start(folder, words)
-    yield killed
-    yield survived
+    yield from (at_start, in_run, of_it)
     yield finish(machine, folder, words, program, known, before, points)
 
 
-def kill_one(pid: int) -> list[str]:
+def wait_for_rows(folder: Path, program: subprocess.Popen[bytes]) -> None:
+    """Wait until the command has written the first row of another attempt, or has ended."""
+    known, end = len(list(folder.glob(ROWS))), time.monotonic() + BEGINS_S
+    while program.poll() is None and time.monotonic() < end and len(list(folder.glob(ROWS))) == known:
+        time.sleep(0.02)
+
+
+def kill_one(pid: int) -> None:
     with suppress(ProcessLookupError):  # it ended in between, which is as good a moment as any
         os.kill(pid, signal.SIGKILL)
-    return []
 
 
 def finish(machine: Machine, folder: Path, words, program, known: Collection[int], before, points: int) -> Result:
@@ -68,7 +81,7 @@ def finish(machine: Machine, folder: Path, words, program, known: Collection[int
             break
         program = start(folder, words)
     problems += unfinished(folder, points) + unreadable(folder) + still_there(machine, known)
-    result.add(problems + machine.left(alive=False).problems(before))
+    result.add(problems + machine.left_since(before, alive=False))
     result.notes = f"{len(list(folder.glob('outputs/runs/*/attempt-*')))} attempts"
     return result
 

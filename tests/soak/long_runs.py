@@ -112,7 +112,7 @@ def watch(
             if now > was
         ]
     problems += still_there(machine, known)
-    return problems + machine.left(alive=False).problems(before), took
+    return problems + machine.left_since(before, alive=False), took
 
 
 def last_line(folder: Path) -> str:

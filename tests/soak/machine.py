@@ -6,6 +6,7 @@ then, and a folder for temporary files that no other program uses.
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 import time
@@ -20,6 +21,7 @@ from microp.comms.processes import is_alive
 
 MARK = "MICROP_SOAK"
 OF_A_LIVE_PROCESS = ("pymp-",)  # a folder of multiprocessing, which it removes when the process ends
+ENDS_S = 3.0
 OF_A_USER = "torchinductor_"  # torch's cache, one folder per user
 
 
@@ -114,6 +116,14 @@ class Machine(NamedTuple):
         descriptors = len(list(Path("/proc/self/fd").iterdir()))
         threads = len(list(Path("/proc/self/task").iterdir()))
         return Left(self._shared(), frozenset(temporary), descriptors, threads)
+
+    def left_since(self, before: Left, alive: bool = True) -> list[str]:
+        """What is left that was not there before, after the time that threads and finalizers take to end."""
+        end = time.monotonic() + ENDS_S
+        while (problems := self.left(alive).problems(before)) and time.monotonic() < end:
+            gc.collect()
+            time.sleep(0.1)
+        return problems
 
     def _shared(self) -> frozenset[str]:
         """The names in /dev/shm whose memory no process without the mark maps; a map tells only the inode."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from ranks import Fault
 
 from microp.comms.processes import is_alive
 from microp.schedule.builders import one_f_one_b, zb_h1
+from microp.settings import EngineSettings
 from microp.store import read_rows
 from microp.worker import RankError, launch_ranks
 
@@ -77,6 +79,19 @@ def test_a_constructor_that_hangs_is_named(tmp_path):
     message, _ = fail(Fault("hang", "Trainer"), tmp_path, timeout_s=3)
     said = "rank 0 waited 3 s at the connection to the other ranks for rank 1, which has been in its set-up for "
     assert message.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raise", r"rank 1, action 1F0, step 2: the layer is broken"),
+        ("hang", r"rank 0 waited 3 s at torch's runtime for rank 1, which has been in 1F0 for \d+\.\d s \(step 2\)"),
+    ],
+)
+def test_torchs_runtime_names_them_as_well(how, said, tmp_path):
+    torch = EngineSettings("torch", False)
+    message, _ = fail(Fault(how, "torch"), tmp_path, backend="gloo", engine=torch, batch_size=8, timeout_s=3)
+    assert re.fullmatch(said, message)
 
 
 def test_a_weight_gradient_is_named(tmp_path):
