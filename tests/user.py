@@ -26,11 +26,10 @@ def microp(*arguments: str, folder: Path, program: str = "microp.run", **environ
         return subprocess.CompletedProcess([program, *arguments], code, out.read_text(), err.read_text())
 
 
-def start(command, folder: Path, **environment: str):
+def start(command, folder: Path, timeout: float = 120, **environment: str):
     """Run a command in an interpreter of its own."""
-    return subprocess.run(
-        command, cwd=folder, env=environment_of(folder, environment), capture_output=True, text=True, timeout=120
-    )
+    own = environment_of(folder, environment)
+    return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, timeout=timeout)
 
 
 def environment_of(folder: Path, changes: dict[str, str]) -> dict[str, str]:

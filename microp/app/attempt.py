@@ -5,6 +5,9 @@
     Attempt opens    config.yaml  env.json  schedule.txt  status.json: running
       the ranks      steps, spans, errors
     Attempt closes   summary.json  status.json: finished, failed, diverged or interrupted  ─► W&B, tracked.json
+
+If the machine refuses something (OSError: no room, no descriptors), the next run would fail too: the failure is
+recorded and raised. Any other error costs this attempt only.
 """
 
 from __future__ import annotations
@@ -12,11 +15,14 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
+import traceback
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
@@ -28,24 +34,33 @@ import torch
 
 from microp.app import places
 from microp.app.config import to_yaml
+from microp.app.errors import Stop
 from microp.app.schema import Config
+from microp.engine import in_words
 from microp.job import Job
 from microp.settings import redact_words
 from microp.store import (
     DIVERGED,
     RUNNING,
     Follower,
+    Reserve,
+    WriteError,
+    as_json,
     checksums,
+    in_a_line,
     load_average,
     mirror,
     new_attempt,
     read_errors,
+    room_needed,
+    size_text,
     snapshots,
     summarise,
     take_agent,
     this_process,
     write_json,
     write_schedule,
+    write_text,
 )
 from microp.terminal import console
 from microp.worker import RankError, connect_joined, run_joined
@@ -54,7 +69,7 @@ log = logging.getLogger(__name__)
 
 
 class Attempt:
-    """A context in which the ranks of one job run; the failure of a rank is recorded and not raised.
+    """A context in which the ranks of one job run; a failure of this attempt alone is recorded and not raised.
 
     Args:
         config: the valid configuration.
@@ -66,42 +81,86 @@ class Attempt:
         folder: the attempt's folder, which gets all files.
 
     Raises:
+        OSError: the machine refused something that the next run needs too; the failure is recorded if there is room.
         KeyboardInterrupt: Ctrl-C, after it has been recorded.
     """
 
     def __init__(self, config: Config, job: Job, experiment: str | None, overrides: Sequence[str] = ()) -> None:
         config = replace(config, tracking=config.tracking.reachable())  # what is recorded is what was done
         self._config, self._job = config, job
+        self._follower: Follower | None = None
         self.folder = new_attempt(Path(config.output_dir) / "runs", job.run_id)
+        try:
+            self._reserve = Reserve(self.folder)  # for the status of an attempt that fills the disk
+            self._open(experiment, overrides)
+        except OSError:  # nothing has run in it
+            shutil.rmtree(self.folder, ignore_errors=True)
+            with suppress(OSError):  # other attempts are in it
+                self.folder.parent.rmdir()
+            raise
+
+    def _open(self, experiment: str | None, overrides: Sequence[str]) -> None:
+        """Write what is known before the ranks start, and start the process that follows them."""
+        config = self._config
         self._status: dict[str, Any] = {"uid": uuid.uuid4().hex[:12], **this_process(), "started": time.time()}
-        if job.resumed:
-            self._status["resumed"] = snapshots.about(job.resumed, self.folder)
+        if self._job.resumed:
+            self._status["resumed"] = snapshots.about(self._job.resumed, self.folder)
         self._write_status(RUNNING)  # first, so that an attempt without a status is damaged
-        (self.folder / "config.yaml").write_text(to_yaml(config))
+        write_text(self.folder / "config.yaml", to_yaml(config))
         asked = {"experiment": experiment, "overrides": redact_words(overrides), "wandb_agent": take_agent()}
         self._env = {**_environment(), **asked}
         self._write_load("start")
-        write_schedule(self.folder, job.schedule)
+        write_schedule(self.folder, self._job.schedule)
         log.debug("%d ranks start, and write to %s", config.ranks * config.replicas, self.folder)
-        follows = config.tracking.follow and config.tracking.mode != "disabled"
-        self._follower = Follower(self.folder) if follows else None
+        if config.tracking.follow and config.tracking.mode != "disabled":
+            self._follower = Follower(self.folder)
 
     def __enter__(self) -> Path:
         return self.folder
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
-        if error is None:
-            self.close("finished")
-        elif isinstance(error, RankError):
-            self.fail(error)
+        try:
+            if error is None:
+                self.close("finished")
+            elif isinstance(error, RankError):
+                self._status["log"] = str(error.log) if error.log else None
+                self.fail(error)
+            else:
+                self._give_up(error)
+        except Exception as late:  # the ranks have ended, and what follows fails
+            self._give_up(late)
+            if isinstance(late, OSError):
+                raise
             return True
-        elif isinstance(error, KeyboardInterrupt):
+        return isinstance(error, Exception) and not isinstance(error, OSError)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Record an error outside of the ranks, as far as the disk allows."""
+        if self._follower is not None and isinstance(error, Exception):
+            self._follower.stop()  # after a Ctrl-C it ends by itself
+        state, message = "failed", None
+        if isinstance(error, OSError):
+            if isinstance(error, WriteError) and error.no_room:
+                rest = room_needed(self.folder, len(list(self._job.phases())))
+                error.args = (f"{error}; the rows that are missing take about {size_text(rest)}",)
+            message = in_a_line(error)
+        elif isinstance(error, Exception):
+            message = f"outside of the ranks: {in_words(error)}"
+            self._status["log"] = str(self._write_traceback(error))
+        else:  # Ctrl-C
+            state = "interrupted"
+        with suppress(OSError):
             snapshots.remove_drafts(self.folder)
-            write_json(self.folder / "summary.json", summarise(self._job, self.folder, "interrupted"))
-            self._write_status("interrupted")  # a follower then ends by itself
-        elif self._follower is not None:
-            self._follower.stop()
-        return False
+        with suppress(Exception):  # the error itself may be that there is no summary
+            write_json(self.folder / "summary.json", summarise(self._job, self.folder, state))
+        with suppress(OSError):
+            self._write_status(state, message)
+
+    def _write_traceback(self, error: Exception) -> Path:
+        path = self.folder / "launcher.log"
+        with suppress(OSError):
+            write_text(path, "".join(traceback.format_exception(error)))
+        return path
 
     def fail(self, error: RankError) -> None:
         """Close the attempt as failed, or as diverged with the message of the rank whose loss was not finite."""
@@ -137,14 +196,19 @@ class Attempt:
     def _write_status(self, state: str, message: str | None = None) -> None:
         if state != RUNNING:
             self._status |= {"ended": time.time(), "files": checksums(self.folder)}
-        write_json(self.folder / "status.json", {"status": state, "message": message, **self._status})
+        path, text = self.folder / "status.json", as_json({"status": state, "message": message, **self._status})
+        if state == RUNNING:
+            write_text(path, text)
+        else:
+            self._reserve.write(path, text)
 
 
 def run_as_rank(config: Config, job: Job, experiment: str | None, overrides: Sequence[str]) -> Path:
     """Run one rank of a torchrun launch and return the attempt's folder; rank 0 records the attempt.
 
     Raises:
-        RankError: a rank failed.
+        Stop: this rank, which is not rank 0, failed.
+        OSError: this rank cannot write its rows.
     """
     comms = connect_joined(job)
     attempt = Attempt(config, job, experiment, overrides) if comms.world_rank == 0 else None
@@ -153,9 +217,10 @@ def run_as_rank(config: Config, job: Job, experiment: str | None, overrides: Seq
     try:
         run_joined(job, comms, folder)
     except RankError as error:
-        if attempt is not None:
-            attempt.fail(error)
-        raise
+        if attempt is None:  # rank 0 may have failed only because this rank did: each tells what it saw
+            raise Stop(str(error)) from error
+        attempt.fail(error)
+        return folder
     comms.close()
     if attempt is not None:
         attempt.close("finished")

@@ -40,6 +40,13 @@ class RunError(RuntimeError):
     """A run failed; the message names the rank, the action and the step."""
 
 
+class Stop(BaseException):
+    """Ends a command in which the next point would fail too; the message is one line with the remedy.
+
+    It is no Exception, because Hydra keeps the Exceptions of a point until the last point has run.
+    """
+
+
 def fitted(problem: str) -> str:
     """Return a problem with printable characters and with lines of bounded length, which are cut in the middle.
 

@@ -2,10 +2,10 @@
 
 ::
 
-    before the first point   Hydra refuses the input ──► one line per problem, exit code 2
-    in a point               an exception ─────────────► traceback, exit code 1
+    before the first point   Hydra refuses the input ──────► one line per problem, exit code 2
+    in a point               the machine refuses something ► the table so far, one line, exit code 1
 
-With HYDRA_FULL_ERROR=1 in the environment, the traceback of a refusal is printed too.
+With HYDRA_FULL_ERROR=1 in the environment, the traceback is printed too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 from hydra.utils import get_class
@@ -24,11 +24,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from microp.app import stored_sweeps, sweep
 from microp.app.config import register_schemas
-from microp.app.errors import ConfigError, RunError
-from microp.app.hydra_callbacks import PointsCallback, chooses_points, refuse
+from microp.app.errors import ConfigError, RunError, Stop
+from microp.app.hydra_callbacks import PointsCallback, chooses_points, refuse, stop_for
 from microp.app.hydra_internals import check_options
 from microp.app.hydra_problems import REFUSED, hydra_problems
 from microp.app.places import CONF
+from microp.store import in_a_line
 from microp.terminal import console
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -40,9 +41,41 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
     Raises:
         SystemExit: 1 if a point failed, 2 for bad input, 130 after Ctrl-C.
     """
+    register_schemas()
+    _log_to_terminal()
+    try:
+        check_options()
+        stored_sweeps.register()
+        with _raising():
+            hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(_guard(task))()
+    except RunError as error:
+        console.error(f"{error} (the sweeper stopped; with hydra.sweeper.max_failure_rate=1 Optuna's goes on)")
+        raise SystemExit(1) from None
+    except Stop as stop:
+        _end(stop)
+    except REFUSED as error:
+        if PointsCallback.began and not isinstance(error, ConfigError):  # not the input: a point failed
+            _end(stop_for(error))
+        _show_traceback()
+        near = stored_sweeps.nearest(error)
+        refuse([f"{problem}; {near}" if near else problem for problem in _problems(error)])
+    except OSError as error:  # Hydra's own files; a configuration that Hydra does not find is an OSError too, see above
+        _end(stop_for(error))
+    except KeyboardInterrupt:
+        console.error("interrupted: what has been recorded is in the run's folder")
+        raise SystemExit(130) from None
+    finally:
+        try:
+            sweep.close()
+        except OSError as error:
+            console.warn(in_a_line(error))
+
+
+def _guard(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
+    """Return the task that refuses bad input, and ends the command after any other error."""
 
     @functools.wraps(task)
-    def refusing(config: DictConfig) -> Any:
+    def guarded(config: DictConfig) -> Any:
         try:
             return task(config)
         except ConfigError as error:
@@ -51,29 +84,24 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
             for problem in error.problems:
                 console.warn(problem)
             raise  # the sweeper's trial fails
-
-    register_schemas()
-    _log_to_terminal()
-    try:
-        check_options()
-        stored_sweeps.register()
-        with _raising():
-            hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(refusing)()
-    except RunError as error:
-        console.error(f"{error} (the sweeper stopped; with hydra.sweeper.max_failure_rate=1 Optuna's goes on)")
-        raise SystemExit(1) from None
-    except REFUSED as error:
-        if PointsCallback.began and not isinstance(error, ConfigError):  # not the input: a point failed
+        except RunError:
             raise
-        if os.environ.get(FULL_ERROR) == "1":
-            traceback.print_exc()
-        near = stored_sweeps.nearest(error)
-        refuse([f"{problem}; {near}" if near else problem for problem in _problems(error)])
-    except KeyboardInterrupt:
-        console.error("interrupted: what has been recorded is in the run's folder")
-        raise SystemExit(130) from None
-    finally:
-        sweep.close()
+        except Exception as error:
+            raise stop_for(error) from error
+
+    return guarded
+
+
+def _end(stop: Stop) -> NoReturn:
+    """Print what has been finished, then why nothing follows."""
+    _show_traceback()
+    console.error(f"{'the sweep stops: ' if sweep.show_finished() else ''}{stop}")
+    raise SystemExit(1)
+
+
+def _show_traceback() -> None:
+    if os.environ.get(FULL_ERROR) == "1":
+        traceback.print_exc()
 
 
 def _problems(error: Exception) -> list[str]:

@@ -15,7 +15,6 @@ import logging
 import os
 import re
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn, ParamSpec
@@ -26,11 +25,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from microp.app.config import plain, read_composed, what_runs
-from microp.app.errors import ConfigError, fitted
+from microp.app.errors import ConfigError, Stop, fitted
 from microp.app.hydra_internals import Composed, compose_points, is_basic, together, typed_overrides
 from microp.app.hydra_problems import REFUSED, hydra_problems
 from microp.app.knobs import NOTHING_LEFT, Knobs
 from microp.app.schema import Config
+from microp.store import RecordError, in_a_line
 from microp.terminal import console
 
 BAD_INPUT = 2
@@ -60,11 +60,20 @@ def loud(method: Callable[P, None]) -> Callable[P, None]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             method(*args, **kwargs)
-        except Exception:
-            traceback.print_exc()
-            raise SystemExit(1) from None
+        except Exception as error:
+            raise stop_for(error) from error
 
     return wrapped
+
+
+def stop_for(error: Exception) -> Stop:
+    """Return what ends the command after an error that is not the user's input: what the machine refused, or a bug."""
+    if isinstance(error, OSError):
+        return Stop(in_a_line(error))
+    if isinstance(error, RecordError):
+        return Stop(str(error))
+    text = " ".join(str(error).split())
+    return Stop(f"{type(error).__name__}{f': {text}' if text else ''} (HYDRA_FULL_ERROR=1 shows where)")
 
 
 class PointsCallback(Callback):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from microp.app import places
+from microp.app.hydra_internals import typed_options
 from microp.settings import TrackingSettings
-from microp.terminal import out
+from microp.terminal import console, out
 
 
 def print_next_commands(output: Path, tracking: TrackingSettings, finished: Path | None) -> None:
@@ -30,6 +34,23 @@ def print_next_commands(output: Path, tracking: TrackingSettings, finished: Path
     out.print()
     for what, command in found:
         out.print(f"{what:5} {command}", soft_wrap=True, markup=False)
+
+
+def print_failure(attempt: Path, status: Mapping[str, Any], config: str, overrides: Sequence[str]) -> None:
+    """Print why a point has failed, where more is told, and the command that runs just this point again.
+
+    Args:
+        attempt: the folder of the failed attempt.
+        status: the content of its status.json.
+        config: the name of the primary configuration.
+        overrides: those of the point.
+    """
+    console.error(f"{attempt}: {status.get('message')}")
+    if status.get("log"):
+        console.note(f"log    {status['log']}")
+    folder = typed_options().config_dir
+    alone = [] if config == "config" else [*(["-cd", folder] if folder else []), "-cn", config, "hydra.mode=RUN"]
+    console.note(f"again  {shlex.join(['python', '-m', 'microp.run', *alone, *overrides])}")
 
 
 def _program(name: str) -> str:

@@ -35,6 +35,7 @@ from microp.app.hydra_callbacks import (
     sweep_folder,
 )
 from microp.app.job_factory import job_with, make_job
+from microp.app.next_commands import print_failure
 from microp.app.schema import Config
 from microp.job import Job, Snapshot
 from microp.schedule import Partition, from_text, to_text
@@ -213,10 +214,12 @@ def _warn_of_no_locks(output: str) -> None:
 
 
 def _objective(attempt: Path) -> float:
-    if not (attempt / "summary.json").exists():  # this process is a rank on another host
+    if not (attempt / "status.json").exists():  # this process is a rank on another host
         return float("nan")
     status = read_status(attempt)
     if status["status"] != "finished":
+        if speaks():
+            print_failure(attempt, status, config_name(), overrides())
         return _failed(f"{attempt}: {status.get('message')}")
     return float(read_summary(attempt)["step_ms"]["median"])
 

@@ -53,6 +53,14 @@ def _started(attempt: Path) -> float:
         return 0.0
 
 
+def show_finished() -> bool:
+    """Print the table of a sweep that ends before its last point; return whether there is one."""
+    board.close()
+    for sweep in _open:
+        sweep.show_rows("plan.json")
+    return bool(_open)
+
+
 def close() -> None:
     """Remove the progress bar, and write the table of a sweep that was stopped before its end."""
     board.close()
@@ -144,8 +152,7 @@ class SweepCallback(PointsCallback):
             return
         board.close()
         self._add_chosen()
-        rows = self._rows()
-        show_runs(rows, str(self._plan.folder / "table.csv") if self._plan else "summary.json")
+        rows = self.show_rows(str(self._plan.folder / "table.csv") if self._plan else "summary.json")
         if len(rows) == 1:
             step_drawing.show(rows[0].folder, rows[0].summary)
         done = [row.folder for row in rows if row.summary["status"] == "finished"]
@@ -155,6 +162,13 @@ class SweepCallback(PointsCallback):
         diverged = sum(row.summary["status"] == DIVERGED for row in rows)
         if (others := max(1, len(self._points)) - len(done)) > 0:
             raise SystemExit(DIVERGED_CODE if others == diverged else 1)
+
+    def show_rows(self, whole: str) -> list[Row]:
+        """Print the table of the points that have a summary and return its rows; `whole`: the file with all columns."""
+        rows = self._rows()
+        if rows:  # else every failure has been shown
+            show_runs(rows, whole)
+        return rows
 
     def write_table(self) -> None:
         """Write table.csv with one row per planned point; one that has not been run has only what was asked."""

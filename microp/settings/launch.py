@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 from dataclasses import dataclass
 from typing import Annotated
 
 from microp.settings.rules import OneOf, Range, broken_rules
+
+DESCRIPTORS, PER_RANK = 64, 8  # that the launcher and a rank need at most, W&B included
 
 
 @dataclass
@@ -29,6 +32,12 @@ class LaunchSettings:
             found.append(
                 "launch=torchrun, but RANK is not in the environment: start with "
                 f"`torchrun --nproc_per_node={ranks * replicas} -m microp.run ...`, or use launch=elastic"
+            )
+        limit, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], DESCRIPTORS + PER_RANK * ranks * replicas
+        if limit < needed:
+            found.append(
+                f"{ranks * replicas} ranks need {needed} file descriptors, and a process may have {limit}: "
+                f"raise the limit, for example with ulimit -n 4096"
             )
         if is_joined() and world and int(world) != ranks * replicas:
             found.append(

@@ -101,7 +101,9 @@ class TrackingSettings:
 def not_writable(folder: Path) -> str | None:
     """Return why files cannot be written to a folder, which need not exist; None if they can. Nothing is left there."""
     try:
-        there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        there = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
+        if not there.exists():
+            return "a link to nothing" if there == folder else f"{there} is a link to nothing"
         with tempfile.TemporaryDirectory(dir=there):
             return None
     except OSError as error:

@@ -13,6 +13,7 @@ from microp.store.comparison import Comparison, Verdict, compare, launch_times
 from microp.store.damage import check_attempt, checksums
 from microp.store.disturbance import DISTURBANCES, Disturbance, disturbances, load_average
 from microp.store.durations import run_seconds
+from microp.store.files import Reserve, WriteError, full_disk, in_a_line, size_text, unwritable, write_text
 from microp.store.frames import (
     Store,
     finished_runs,
@@ -37,7 +38,7 @@ from microp.store.question_pairs import (
     tell_apart,
     telling_columns,
 )
-from microp.store.recorder import RankRecorder, new_attempt, write_json, write_schedule
+from microp.store.recorder import RankRecorder, as_json, new_attempt, room_needed, write_json, write_schedule
 from microp.store.records import (
     DIVERGED,
     KILLED,
@@ -109,13 +110,16 @@ __all__ = [
     "QuestionPair",
     "RankRecorder",
     "RecordError",
+    "Reserve",
     "Row",
     "SelectionError",
     "Store",
     "SweepPlan",
     "TracedStep",
     "Verdict",
+    "WriteError",
     "archive",
+    "as_json",
     "attempts",
     "belongings",
     "check_attempt",
@@ -130,7 +134,9 @@ __all__ = [
     "environment_columns",
     "finished_runs",
     "flatten",
+    "full_disk",
     "hold",
+    "in_a_line",
     "interval",
     "is_missing",
     "is_running",
@@ -164,11 +170,13 @@ __all__ = [
     "read_traced_step",
     "records",
     "remove",
+    "room_needed",
     "row_files",
     "run_seconds",
     "select",
     "shown",
     "size_of",
+    "size_text",
     "spans_frame",
     "spelling",
     "split_outside_brackets",
@@ -179,8 +187,10 @@ __all__ = [
     "telling_columns",
     "text_of",
     "this_process",
+    "unwritable",
     "when",
     "worst_rank_mib",
     "write_json",
     "write_schedule",
+    "write_text",
 ]

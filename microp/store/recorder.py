@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from microp.schedule import Schedule, to_text
+from microp.store.files import Lines, Reserve, unwritable, write_text
 from microp.store.records import SCHEMA_VERSION, Row
 from microp.trace import MOMENTS, Reduction, Span
 
@@ -21,16 +21,19 @@ class RankRecorder:
         attempt: the attempt's folder.
         rank: the number of the rank among the ranks of all replicas.
         replica: the replica it belongs to.
+
+    Raises:
+        WriteError: a file cannot be written; also raised by the methods.
     """
 
     def __init__(self, attempt: Path, rank: int, replica: int = 0) -> None:
         self._attempt, self._rank, self._replica = attempt, rank, replica
-        self._steps = (attempt / f"steps.rank{rank}.jsonl").open("w")
+        self._reserve = Reserve(attempt)  # for the error of a disk that has become full
+        self._steps = Lines(attempt / f"steps.rank{rank}.jsonl")
 
     def step(self, row: Row) -> None:
         """Append one row and pass it to the operating system, so that it survives a kill."""
-        self._steps.write(_line(row))
-        self._steps.flush()
+        self._steps.add(_line(row))
 
     def spans(self, step: int, spans: Iterable[Span]) -> None:
         """Write the trace of one step."""
@@ -48,14 +51,15 @@ class RankRecorder:
 
     def error(self, row: Row) -> None:
         """Write the error of this rank."""
-        write_json(self._attempt / f"error.rank{self._rank}.json", row)
+        self._reserve.write(self._attempt / f"error.rank{self._rank}.json", as_json(row))
 
     def close(self) -> None:
         self._steps.close()
+        self._reserve.close()
 
 
 def _write_lines(path: Path, rows: Iterable[Row]) -> None:
-    path.write_text("".join(map(_line, rows)))
+    write_text(path, "".join(map(_line, rows)))
 
 
 def _line(row: Row) -> str:
@@ -78,32 +82,53 @@ def _with_nulls(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def as_json(value: Any) -> str:
+    """Return the text of a JSON file."""
+    return to_json(value, 2) + "\n"
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically, so that a reader never sees half of it."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(to_json(value, 2) + "\n")
-    draft.replace(path)
+    """Write a JSON file atomically; raises as `write_text`."""
+    write_text(path, as_json(value))
 
 
 def write_schedule(attempt: Path, schedule: Schedule) -> None:
-    """Write the schedule that the attempt runs to `schedule.txt`."""
-    (attempt / "schedule.txt").write_text(to_text(schedule))
+    """Write the schedule that the attempt runs to `schedule.txt`; raises as `write_text`."""
+    write_text(attempt / "schedule.txt", to_text(schedule))
+
+
+def room_needed(attempt: Path, steps: int) -> int:
+    """Return how many bytes the rows of the steps that an attempt has not reached take, if all rows are alike.
+
+    Args:
+        attempt: the attempt's folder.
+        steps: the number of steps of the whole run.
+    """
+    needed = 0.0
+    for path in attempt.glob("steps.rank*.jsonl"):
+        if rows := path.read_bytes().count(b"\n"):
+            needed += path.stat().st_size / rows * max(0, steps - rows)
+    return round(needed)
 
 
 def new_attempt(runs: Path, run_id: str) -> Path:
     """Make and return the next `attempt-<n>` folder of a run; no attempt is overwritten.
 
     Raises:
-        OSError: the folder cannot be made, for example because a part of its path is a file or a broken link.
+        WriteError: the folder cannot be made, for example because a part of its path is a file or a broken link.
     """
     run = runs / run_id
-    run.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
         attempt = run / f"attempt-{number}"
         try:
+            run.mkdir(parents=True, exist_ok=True)
             attempt.mkdir()
-        except FileExistsError:
+        except FileExistsError as error:
+            if not run.is_dir():
+                raise unwritable(Path(error.filename), error) from error
             number += 1
+        except OSError as error:
+            raise unwritable(Path(error.filename), error) from error
         else:
             return attempt

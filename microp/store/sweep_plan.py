@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from microp.settings import redact_values, redact_words
+from microp.store.files import write_text
 from microp.store.lock import hold
 from microp.store.recorder import write_json
 from microp.store.records import Row, read_json
@@ -60,7 +61,7 @@ class SweepPlan:
     def write(self, head: dict[str, Any], points: Iterable[Row]) -> None:
         """Write the plan of a sweep that starts; `points` have at least `overrides`, and a `run_id` unless left out."""
         lines = [self._line(point) for point in points]
-        self._points.write_text("".join(lines))
+        write_text(self._points, "".join(lines))
         write_json(self.folder / "plan.json", {**head, "points": _listed(map(json.loads, lines))})
 
     def add(self, point: Row) -> None:

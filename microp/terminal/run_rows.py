@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from microp.settings import redact_values, redact_words
-from microp.store import Disturbance, disturbances, flatten, read_env, read_status, read_summary
+from microp.store import Disturbance, disturbances, flatten, read_env, read_status, read_summary, write_text
 from microp.terminal.swept import differing, text
 
 
@@ -66,6 +66,9 @@ def write_csv(path: Path, points: Mapping[str, tuple[dict[str, Any], list[str]]]
         path: the file.
         points: run id -> configuration and overrides of a point.
         rows: the points that have a summary; the others are `planned`.
+
+    Raises:
+        WriteError: the file cannot be written.
     """
     found = {row.summary["run_id"]: row for row in rows}
     keys = differing([config for config, _ in points.values()])
@@ -79,4 +82,4 @@ def write_csv(path: Path, points: Mapping[str, tuple[dict[str, Any], list[str]]]
             reasons = "; ".join(each.text for each in row.disturbed)
             line |= {**row.summary, "folder": str(row.folder), "message": row.message, "disturbed": reasons}
         table.append(line)
-    pd.json_normalize(table).to_csv(path, index=False)
+    write_text(path, pd.json_normalize(table).to_csv(index=False))

@@ -32,12 +32,9 @@ def show_runs(rows: Sequence[Row], whole: str) -> None:
     """Print what was asked, the table, what its columns mean, and the failures.
 
     Args:
-        rows: the points that have a summary.
+        rows: the points that have a summary, at least one.
         whole: the file that has every column of the table.
     """
-    if not rows:
-        error("no point has a summary")
-        return
     heading = _heading(rows)
     configs, typed = [row.config for row in rows], rows[0].overrides
     paragraph(out, " ".join([heading, *same(configs, typed, out.width - len(heading) - 1)]), style="")
@@ -50,7 +47,7 @@ def show_runs(rows: Sequence[Row], whole: str) -> None:
     for sentence in verdicts(rows):
         paragraph(out, sentence, style="")
     for row in rows:
-        if row.message:
+        if row.message and len(rows) > 1:  # a single failure has just been shown
             error(f"{row.folder}: {row.message}")
 
 

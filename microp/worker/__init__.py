@@ -7,7 +7,8 @@
 """
 
 from microp.worker import monolith
-from microp.worker.launch import RankError, connect_joined, launch_ranks, run_joined, run_threads
+from microp.worker.failure import RankError
+from microp.worker.launch import connect_joined, launch_ranks, run_joined, run_threads
 from microp.worker.rank import run_rank
 from microp.worker.trainer import Trainer
 

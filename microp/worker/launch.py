@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,19 +34,16 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from microp.comms import Comms, Heartbeats, init_process_group, thread_comms
 from microp.job import Job
-from microp.store import read_errors
+from microp.store import WriteError, read_errors
+from microp.worker.failure import RankError, error_of, what_failed
+from microp.worker.forkserver import start_forkserver
 from microp.worker.rank import run_rank
 from microp.worker.watch import Watch
 
 Entry = Callable[[Job, Comms, int, Path], Any]
-_PRELOAD = ["microp.worker", "torch._dynamo"]  # imported once for all ranks (the optimizer needs the latter)
 _LOOPBACK = "127.0.0.1"
 _INTERFACE = "lo0" if sys.platform == "darwin" else "lo"  # the name of the network interface of that address
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-
-
-class RankError(RuntimeError):
-    """A rank failed; the message names the rank, and the action and the step if they are known."""
 
 
 # --- processes -----------------------------------------------------------------------------------
@@ -65,11 +63,12 @@ def launch_ranks(job: Job, attempt: Path, shutdown_s: int, entry: Entry = run_ra
 
     Raises:
         RankError: a rank failed or was killed.
+        WriteError: a rank could not write its rows, or there is no room for what the launcher needs.
         KeyboardInterrupt: this process received Ctrl-C or another signal to end.
     """
     for name in ("torch.distributed.elastic", "torchelastic-events-null", "torch.multiprocessing.spawn"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    multiprocessing.set_forkserver_preload(_PRELOAD)
+    start_forkserver()
     store = _open_store()
     config = _launch_config(job, attempt, store.port)
     with Watch(job, shutdown_s) as watch, _signal_handlers_kept(), _main_module_hidden(entry):
@@ -80,7 +79,7 @@ def launch_ranks(job: Job, attempt: Path, shutdown_s: int, entry: Entry = run_ra
         except SignalException as stop:
             raise KeyboardInterrupt from stop
         except ChildFailedError as error:
-            raise RankError(_what_failed(attempt, error, watch)) from None
+            raise what_failed(attempt, error, watch) from None
     return results
 
 
@@ -134,27 +133,6 @@ def _signal_handlers_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _what_failed(attempt: Path, error: ChildFailedError, watch: Watch) -> str:
-    """Return the message of the failure, from a rank's own error file if there is one.
-
-    The rank that elastic names has often failed only because another rank did.
-    """
-    for rank, why in watch.ended.items():
-        if "stopped" in why:
-            return f"rank {rank} {why}"
-    written = read_errors(attempt)
-    known = {each["world_rank"] for each in written}
-    silent = {rank: failure for rank, failure in error.failures.items() if rank not in known}
-    fatal = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)
-    for rank, failure in silent.items():
-        if failure.exitcode in fatal and rank not in watch.ended:
-            return f"rank {rank} was killed by {signal.Signals(-failure.exitcode).name} {watch.where(rank)}"
-    if written:
-        return str(written[0]["message"])
-    rank, failure = next(iter(error.failures.items()))
-    return f"rank {rank} ended with exit code {failure.exitcode}: see {attempt / 'logs'}"
-
-
 @contextmanager
 def _main_module_hidden(entry: Entry) -> Iterator[None]:
     """Prevent the ranks from running the user's script again, as multiprocessing does to import its definitions.
@@ -183,10 +161,14 @@ def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats: str | Non
     local_rank = int(os.environ["LOCAL_RANK"])
     shared = Heartbeats(job.processes, heartbeats)
     shared.start(int(os.environ["RANK"]))
-    comms = _connect(job, local_rank)
-    comms.heartbeats = shared
-    result = entry(job, comms, local_rank, attempt)
-    comms.close()
+    try:
+        comms = _connect(job, local_rank)
+        comms.heartbeats = shared
+        result = entry(job, comms, local_rank, attempt)
+        comms.close()
+    except Exception:  # torch would write it to a file in the temporary folder, and leave that there
+        traceback.print_exc()
+        sys.exit(1)
     return result
 
 
@@ -231,6 +213,7 @@ def run_threads(job: Job, attempt: Path, shutdown_s: int = 0) -> None:
 
     Raises:
         RankError: a rank failed.
+        WriteError: a rank could not write its rows.
     """
     del shutdown_s
     threads_before = torch.get_num_threads()
@@ -240,10 +223,13 @@ def run_threads(job: Job, attempt: Path, shutdown_s: int = 0) -> None:
         comms.heartbeats = heartbeats
         heartbeats.start(number)
 
+    raised: list[Exception] = []
+
     def run(rank: int) -> None:
         try:
             run_rank(job, everyone[rank], rank, attempt)
-        except Exception:  # run_rank has written it to the rank's error file
+        except Exception as error:
+            raised.append(error)
             everyone[rank].abort()
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(job.processes)]
@@ -253,7 +239,9 @@ def run_threads(job: Job, attempt: Path, shutdown_s: int = 0) -> None:
         thread.join()
     torch.set_num_threads(threads_before)
     if errors := read_errors(attempt):
-        raise RankError(errors[0]["message"])
+        raise error_of(errors[0], attempt / f"error.rank{errors[0]['world_rank']}.json")
+    if raised:  # before the rank could write its error
+        raise raised[0]
 
 
 # --- torchrun ------------------------------------------------------------------------------------
@@ -278,6 +266,8 @@ def run_joined(job: Job, comms: Comms, attempt: Path) -> None:
     """
     try:
         run_rank(job, comms, int(os.environ["LOCAL_RANK"]), attempt)
+    except WriteError:
+        raise
     except Exception as error:
         raise RankError(str(error)) from error
     own = [attempt / f"{kind}.rank{comms.world_rank}.jsonl" for kind in ("steps", "spans", "reductions")]

@@ -24,7 +24,7 @@ from time import perf_counter_ns
 from microp.comms import Comms, Place
 from microp.engine import ActionError, describe_failure
 from microp.job import Job
-from microp.store import RankRecorder, Row
+from microp.store import RankRecorder, Row, WriteError
 from microp.worker.snapshot import Snapshots
 from microp.worker.trainer import Trainer
 
@@ -105,6 +105,8 @@ def _error_row(error: Exception, job: Job, comms: Comms) -> Row:
         "message": str(error) if is_described else describe_failure(comms, job.schedule, error),
         "diverged": isinstance(error, DivergedError),
         "lost_peer": isinstance(cause, ConnectionError | TimeoutError),
+        "cannot_write": isinstance(error, WriteError),
+        "no_room": isinstance(error, WriteError) and error.no_room,
         "time": time.time(),
         "traceback": traceback.format_exc(),
     }

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -40,11 +41,15 @@ def test_a_killed_rank_is_named_and_ends_the_others(tmp_path):
     assert [row["step"] for row in read_rows(tmp_path, 0)] == [0, 1]  # no row is lost
 
 
-def test_a_failed_action_names_rank_action_and_step(tmp_path):
+def test_a_failed_action_names_rank_action_and_step(tmp_path, monkeypatch):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     job = small_job(schedule=gpipe(2, 4), steps=50)
     expected = "rank 1, action 1F1, step 2: the layer is broken"
-    with pytest.raises(RankError, match=expected):
+    with pytest.raises(RankError, match=expected) as raised:
         launch_ranks(job, tmp_path, 3, rank_code.raise_in_action)
+    assert "ValueError: the layer is broken" in raised.value.log.read_text()
+    assert list((tmp_path / "tmp").iterdir()) == []
     error = read_json(tmp_path / "error.rank1.json")
     assert error["message"] == expected
     assert "ValueError: the layer is broken" in error["traceback"]
@@ -84,22 +89,27 @@ def test_signal_handlers_are_put_back(tmp_path):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_ranks_end_with_their_parent(how, tmp_path):
+def test_ranks_end_with_their_parent_and_leave_nothing(how, tmp_path):
     code = (
         "from pathlib import Path; import ranks; from conftest import small_job; from microp import worker\n"
         f"worker.launch_ranks(small_job(), Path({str(tmp_path)!r}), 3, ranks.sleep_on)"
     )
     script = tmp_path / "parent.py"
     script.write_text("if __name__ == '__main__':\n    " + code.replace("\n", "\n    "))
-    environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
+    (tmp_path / "tmp").mkdir()
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}", "TMPDIR": str(tmp_path / "tmp")}
     parent = subprocess.Popen([sys.executable, script], env=environment, stderr=subprocess.DEVNULL)
     files = [tmp_path / "pid0", tmp_path / "pid1"]
     wait_for(lambda: all(file.exists() and file.read_text() for file in files), 300)
     pids = [int(file.read_text()) for file in files]
     assert all(alive(pid) for pid in pids)
+    semaphores = {Path(name) for name in re.findall(r"/dev/shm/\S+", Path(f"/proc/{parent.pid}/maps").read_text())}
+    assert semaphores
     parent.send_signal(how)
-    parent.wait(15)
-    wait_for(lambda: not any(alive(pid) for pid in pids), 10)
+    parent.wait(30)
+    wait_for(lambda: not any(alive(pid) for pid in pids), 30)
+    wait_for(lambda: not any(path.exists() for path in semaphores), 30)
+    assert [path.name for path in (tmp_path / "tmp").iterdir() if "torchinductor" not in path.name] == []  # a cache
 
 
 def wait_for(condition, seconds):

@@ -1,0 +1,72 @@
+"""Tells why a launch failed: which rank is guilty, and where to read more.
+
+::
+
+    error.rank<r>.json     ┐
+    exit codes and signals ┼─► RankError: one rank failed      WriteError: no rank can write its rows here
+    what the watch ended   ┘
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from microp.store import Row, WriteError, full_disk, read_errors
+from microp.worker.watch import Watch
+
+
+class RankError(RuntimeError):
+    """A rank failed; the message names the rank, and the action and the step if they are known.
+
+    Attributes:
+        log: the file with what the rank printed, or wrote about its error.
+    """
+
+    def __init__(self, message: str = "", log: Path | None = None) -> None:
+        super().__init__(message)
+        self.log = log
+
+
+def what_failed(attempt: Path, error: ChildFailedError, watch: Watch) -> RankError | WriteError:
+    """Return the failure as the guilty rank told it, or as the launcher saw it.
+
+    The rank that elastic names has often failed only because another rank did.
+    """
+
+    def failure(rank: int, why: str) -> RankError:
+        return RankError(why, log_of(attempt, rank))
+
+    for rank, why in watch.ended.items():
+        if "stopped" in why:
+            return failure(rank, f"rank {rank} {why}")
+    written = read_errors(attempt)
+    known = {each["world_rank"] for each in written}
+    silent = {rank: ended for rank, ended in error.failures.items() if rank not in known}
+    fatal = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)
+    for rank, ended in silent.items():
+        if ended.exitcode in fatal and rank not in watch.ended:
+            name = signal.Signals(-ended.exitcode).name
+            return failure(rank, f"rank {rank} was killed by {name} {watch.where(rank)}")
+    if written:
+        return error_of(written[0], log_of(attempt, written[0]["world_rank"]))
+    if no_room := full_disk(attempt):  # not even the error could be written
+        return no_room
+    rank, ended = next(iter(error.failures.items()))
+    log = log_of(attempt, rank)
+    said = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+    return failure(rank, f"rank {rank} ended with exit code {ended.exitcode}: {said[-1] if said else 'see its log'}")
+
+
+def error_of(row: Row, log: Path) -> RankError | WriteError:
+    """Return the error that a rank wrote to its file."""
+    if row["cannot_write"]:
+        return WriteError(row["message"], row["no_room"])
+    return RankError(row["message"], log)
+
+
+def log_of(attempt: Path, rank: int) -> Path:
+    """Return the file of what a rank printed, or the folder of the logs if it had not begun."""
+    return next((attempt / "logs").glob(f"*/attempt_0/{rank}/stderr.log"), attempt / "logs")

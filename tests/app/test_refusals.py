@@ -1,0 +1,245 @@
+"""What the machine refuses during a command is one line with path and remedy, and what was done is kept."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import resource
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from namespace import run_script
+from user import SMALL
+
+from microp import run
+from microp.app import attempt as attempt_module
+from microp.app import hydra_app, sweep
+from microp.store import recorder
+from microp.store.files import Lines
+
+FEW = [*SMALL, "chunks=2", "tracking=disabled"]
+THREADS = [*FEW, "comms=threads"]
+NO_SPACE = OSError(28, "No space left on device")
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch, capsys):
+    """Run a command in this process and folder: its exit code, what it printed and what it reported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hydra_app.PointsCallback, "began", False)
+    monkeypatch.setattr(sweep, "_open", [])
+
+    def command(*words: str) -> tuple[int, str, list[str]]:
+        monkeypatch.setattr(sys, "argv", ["microp", *words])
+        GlobalHydra.instance().clear()
+        code = 0
+        try:
+            run.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        finally:
+            GlobalHydra.instance().clear()
+        said = capsys.readouterr()
+        progress = re.compile(r"(\d/\d )?gpipe-|warning: ")
+        return code, said.out, [line for line in said.err.splitlines() if not progress.match(line)]
+
+    return command
+
+
+def status(folder: str = "*") -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted(Path("outputs/runs").glob(f"{folder}/*/status.json"))]
+
+
+@pytest.mark.parametrize("words", [[], ["-m", "seed=1,2"]], ids=["run", "sweep"])
+@pytest.mark.parametrize("what", ["file", "broken link", "below a file"])
+def test_an_output_folder_that_cannot_be_made_is_refused(what, words, typed, tmp_path):
+    place = {"file": "there", "broken link": "link", "below a file": "there/outputs"}[what]
+    (tmp_path / "there").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    code, out, errors = typed(*words, *THREADS, f"output_dir={place}")
+    assert (code, out, len(errors)) == (2, "", 1)
+    assert errors[0].startswith(f"error: output_dir={place} cannot be written (")
+    assert errors[0].endswith("): choose another folder")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "there"]
+
+
+def test_too_few_file_descriptors_are_refused(typed):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (79, hard))
+    try:
+        code, out, errors = typed(*FEW)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    said = "error: 2 ranks need 80 file descriptors, and a process may have 79: raise the limit, for example with "
+    assert (code, out, errors) == (2, "", [f"{said}ulimit -n 4096"])
+
+
+def test_an_error_outside_of_the_ranks_costs_one_point(typed, monkeypatch):
+    """It is told at once, with the traceback's file and the command of this point; the sweep goes on."""
+    summarise, calls = attempt_module.summarise, []
+
+    def failing(*given):
+        calls.append(given)
+        if len(calls) <= 2:  # the summary, and the summary of the failed attempt
+            raise ZeroDivisionError("no steps\nat all")
+        return summarise(*given)
+
+    monkeypatch.setattr(attempt_module, "summarise", failing)
+    code, out, errors = typed("-m", "seed=1,2", *THREADS)
+    assert code == 1
+    first, log, again = errors
+    assert first.startswith("error: outputs/runs/gpipe-m2-k2-")
+    assert first.endswith("/attempt-1: outside of the ranks: no steps")
+    assert "ZeroDivisionError: no steps" in Path(log.removeprefix("log    ")).read_text()
+    assert again == f"again  python -m microp.run seed=1 {shlex.join(THREADS)}"
+    assert "finished: " in out
+    monkeypatch.setattr(attempt_module, "summarise", summarise)
+    done, out, errors = typed(*shlex.split(again)[4:])
+    assert (done, errors) == (0, []), errors
+    assert sorted(each["status"] for each in status()) == ["failed", "finished", "finished"]
+
+
+def test_the_machine_s_refusal_stops_the_sweep_and_the_same_command_goes_on(typed, monkeypatch):
+    """Here the launcher cannot start the ranks of the second point."""
+    from microp import worker
+
+    run_threads, calls = worker.run_threads, []
+
+    def refusing(*given):
+        calls.append(given)
+        if len(calls) == 2:
+            raise OSError(24, "Too many open files")
+        run_threads(*given)
+
+    monkeypatch.setattr(worker, "run_threads", refusing)
+    code, out, errors = typed("-m", "seed=1,2,3", *THREADS)
+    assert code == 1
+    assert errors[-1].startswith("error: the sweep stops: too few file descriptors for a pipe: a process may have ")
+    assert not any("Traceback" in line for line in errors)
+    assert "1 finished, 1 failed" in out
+    assert len(calls) == 2
+    code, out, errors = typed("-m", "seed=1,2,3", *THREADS)
+    assert (code, errors) == (0, ["1 of 3 points are finished already; again=true runs them again"])
+    assert out.startswith("3 finished")
+
+
+def test_rows_that_find_no_room_are_blamed_on_the_disk(typed, monkeypatch):
+    """Without a disk that is full: the fourth row of each file fails."""
+    add = Lines.add
+
+    def failing(lines, text):
+        if json.loads(text)["step"] == 3:
+            raise recorder.unwritable(lines._path, NO_SPACE, len(text))
+        add(lines, text)
+
+    monkeypatch.setattr(Lines, "add", failing)
+    code, _, [error] = typed(*THREADS)
+    assert code == 1
+    assert error.startswith("error: rank ")
+    assert ", writing its rows, step 3: no room in " in error
+    assert "; the rows that are missing take about " in error
+    [left] = status()
+    assert left["status"] == "failed"
+    assert f"error: {left['message']}" == error
+    [attempt] = Path("outputs/runs").glob("*/attempt-1")
+    assert (attempt / "steps.rank0.jsonl").read_text().count("\n") == 3
+    assert not list(attempt.glob(".*"))
+
+
+def test_an_attempt_that_cannot_be_opened_leaves_nothing(typed, monkeypatch):
+    def failing(path, text):
+        raise recorder.unwritable(path, NO_SPACE, len(text))
+
+    monkeypatch.setattr(attempt_module, "write_text", failing)
+    code, out, [error] = typed(*THREADS)
+    assert (code, out) == (1, "")
+    assert error.startswith("error: no room in ")
+    assert "/config.yaml (" in error
+    assert list(Path("outputs/runs").glob("*/attempt-*")) == []
+
+
+# --- disks of the test's own, real ranks ---------------------------------------------------------
+
+FULL = """
+mount -t tmpfs -o size=300k none full
+mount -t tmpfs none /dev/shm
+set +e
+run() { PYTHON -m microp.run -m steps=3,500,4 WORDS output_dir=full > out$1 2> err$1; echo $? > code$1; }
+run 1
+cp -r full kept
+mount -o remount,size=50m full
+run 2
+cp full/sweeps/*/table.csv . 2> /dev/null || cp $(ls -d full/sweeps/* | tail -1)/table.csv .
+ls -A /dev/shm > shm
+mount -o remount,ro full
+PYTHON -m microp.run WORDS output_dir=full > out3 2> err3; echo $? > code3
+mount -t tmpfs -o ro none /dev/shm
+PYTHON -m microp.run WORDS > out4 2> err4; echo $? > code4
+"""
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory):
+    """What a sweep left on a disk that was too small, that was made larger, and that then became read-only."""
+    folder = tmp_path_factory.mktemp("disk")
+    (folder / "full").mkdir()
+    (folder / "tmp").mkdir()
+    words = shlex.join(word for word in FEW if not word.startswith("steps="))
+    script = FULL.replace("PYTHON", sys.executable).replace("WORDS", words)
+    done = run_script(script, folder, TMPDIR=str(folder / "tmp"))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def said(disk: Path, number: int) -> tuple[int, str, list[str]]:
+    code, out, errors = ((disk / f"{kind}{number}").read_text() for kind in ("code", "out", "err"))
+    return int(code), out, errors.splitlines()
+
+
+def test_a_full_disk_stops_the_sweep_and_keeps_what_was_written(disk):
+    code, out, errors = said(disk, 1)
+    assert code == 1
+    assert "1 finished, 1 failed" in out
+    assert errors[-1].startswith("error: the sweep stops: rank ")
+    assert f"no room in {disk / 'full'} for full/runs/gpipe-m2-k2-" in errors[-1]
+    assert " B free): free some, or choose another output_dir; the same command then goes on; " in errors[-1]
+    assert not [line for line in errors if "Traceback" in line or "torch" in line]
+    assert [line[:4] for line in errors if line[1:2] == "/"] == ["1/3 ", "2/3 "]  # the third has no room either
+    kept = [json.loads(path.read_text()) for path in (disk / "kept" / "runs").glob("*/*/status.json")]
+    assert sorted(each["status"] for each in kept) == ["failed", "finished"]
+    rows = [path.read_text() for path in (disk / "kept" / "runs").glob("*/*/steps.rank*.jsonl")]
+    assert len(rows) == 4
+    assert all(json.loads(line) for text in rows for line in text.splitlines())
+    assert sum(text.count("\n") for text in rows) > 100
+    assert not list((disk / "kept").rglob(".*"))  # no drafts
+
+
+def test_the_same_command_goes_on_when_there_is_room(disk):
+    code, out, errors = said(disk, 2)
+    assert (code, errors[0]) == (0, "1 of 3 points are finished already; again=true runs them again")
+    assert out.startswith("3 finished")
+    assert [row["status"] for row in csv.DictReader((disk / "table.csv").open())] == ["finished"] * 3
+
+
+def test_a_read_only_disk_is_refused_before_anything_starts(disk):
+    code, out, errors = said(disk, 3)
+    assert (code, out) == (2, "")
+    assert errors == ["error: output_dir=full cannot be written (Read-only file system): choose another folder"]
+
+
+def test_semaphores_that_cannot_be_made_are_named(disk):
+    code, _, errors = said(disk, 4)
+    assert code == 1
+    assert errors[-1].startswith("error: /dev/shm/a semaphore cannot be written (Read-only file system): ")
+    assert "or use comms=threads" in errors[-1]
+    assert len([line for line in errors if line.startswith("error: ")]) == 1
+
+
+def test_nothing_is_left_in_the_temporary_folders(disk):
+    left = {path.name.partition("_")[0] for path in (disk / "tmp").iterdir()}
+    assert left <= {"torchinductor"}  # torch's cache, one per user
+    assert (disk / "shm").read_text() == ""

@@ -1,0 +1,113 @@
+"""Files are written whole or not at all, on disks that are really full."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from namespace import run_script
+
+from microp.store import WriteError, in_a_line, unwritable, write_text
+from microp.store.files import Lines
+
+ON_A_FULL_DISK = """
+import os, sys
+from pathlib import Path
+from microp.store import RankRecorder, WriteError, read_errors, read_rows, write_text
+
+disk = Path("disk")
+write_text(disk / "old", "as it was")
+recorder = RankRecorder(disk, 0)
+rows = 0
+try:
+    while True:
+        recorder.step({"step": rows, "filling": "x" * 1000})
+        rows += 1
+except WriteError as error:
+    print(error)
+print([row["step"] for row in read_rows(disk, 0)] == list(range(rows)), rows > 10)
+print((disk / "steps.rank0.jsonl").read_text().endswith("}\\n"))
+try:
+    write_text(disk / "old", "y" * 100_000)
+except WriteError as error:
+    print(error)
+print((disk / "old").read_text())
+filled = (disk / "filler").open("wb", buffering=0)
+try:
+    while True:
+        filled.write(b"z" * 100)
+except OSError:
+    pass
+recorder.error({"message": "no room", "lost_peer": False, "time": 0.0, "traceback": "t" * 8000})
+recorder.close()
+print(read_errors(disk)[0]["message"])
+print(sorted(os.listdir(disk)))
+"""
+
+
+def test_a_full_disk_keeps_whole_rows_and_no_drafts_and_still_takes_the_error(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "code.py").write_text(ON_A_FULL_DISK)
+    done = run_script(f"mount -t tmpfs -o size=120k none disk; {sys.executable} code.py", tmp_path)
+    assert done.returncode == 0, done.stderr
+    full, whole, complete, draft, old, error, left = done.stdout.splitlines()
+    disk = (tmp_path / "disk").resolve()
+    assert full.startswith(f"no room in {disk} for disk/steps.rank0.jsonl (1.0 KiB needed, 0 B free): free some, ")
+    assert (whole, complete) == ("True True", "True")
+    assert draft.startswith(f"no room in {disk} for disk/old (97.7 KiB needed, ")
+    assert old == "as it was"
+    assert error == "no room"
+    assert left == "['error.rank0.json', 'filler', 'old', 'steps.rank0.jsonl']"
+
+
+def test_a_reason_other_than_room_is_told_with_the_remedy(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(WriteError) as error:
+        write_text(tmp_path / "file" / "a", "text")
+    assert str(error.value) == (
+        f"{tmp_path / 'file' / 'a'} cannot be written (Not a directory): make it writable, "
+        "or choose another output_dir; the same command then goes on"
+    )
+    assert not error.value.no_room
+    said = str(unwritable(tmp_path / "link", OSError(17, "File exists")))
+    assert said.startswith(f"{tmp_path / 'link'} cannot be written (a link to nothing): ")
+
+
+def test_what_the_system_says_is_one_line():
+    assert in_a_line(OSError(24, "Too many open files")).startswith(
+        "too few file descriptors for a pipe: a process may"
+    )
+    assert in_a_line(OSError(24, "Too many open files", "x.json")).startswith("too few file descriptors for x.json: ")
+    assert in_a_line(OSError(13, "Permission denied", "x.json")).startswith("x.json cannot be written (Permission de")
+    assert in_a_line(OSError("two\nlines")) == "two lines"
+    assert in_a_line(ConnectionResetError()) == "ConnectionResetError"
+
+
+def test_a_part_of_a_row_is_cut_off_again(tmp_path, monkeypatch):
+    """A disk that becomes full takes a part of a row; here without a disk that is full."""
+    lines = Lines(tmp_path / "rows")
+    lines.add("first\n")
+
+    class HalfFull:
+        def __init__(self, file):
+            self._file, self._room = file, 3
+
+        def write(self, data):
+            if not self._room:
+                raise OSError(28, "No space left on device")
+            self._room -= (taken := self._file.write(data[: self._room]))
+            return taken
+
+        def __getattr__(self, name):
+            return getattr(self._file, name)
+
+    file = lines._file
+    lines._file = HalfFull(file)
+    with pytest.raises(WriteError, match="no room in .* for .*rows .7 B needed"):
+        lines.add("second\n")
+    assert (tmp_path / "rows").read_text() == "first\n"
+    lines._file = file
+    lines.add("third\n")
+    lines.close()
+    assert (tmp_path / "rows").read_text() == "first\nthird\n"
