@@ -24,6 +24,7 @@ from matplotlib.axes import Axes
 from analysis import looks, plot, scales
 from analysis.command import ANY_RUN, main
 from analysis.exhibit import Exhibit, counted, kind_of, percent
+from analysis.varied import differing
 from microp.simulator import calibrate_steps, schedule_of, simulate
 from microp.store import Row, Store, read_rows, read_spans, records
 from microp.trace import makespan
@@ -47,7 +48,9 @@ def exhibits(store: Store) -> list[Exhibit]:
         + f"{summary}."
     )
     used = runs[runs["run_id"].isin(table["run_id"])]
-    shown = table.drop(columns="question").sort_values(["kind", "run_id"])
+    keys = {f"config.{key}": key for key in differing(used) if key not in ("chunks", "ranks", "schedule.name")}
+    shown = table.merge(used[["run_id", *keys]], on="run_id").rename(columns=keys)
+    shown = shown.drop(columns="question").sort_values(["kind", "run_id"])
     return [Exhibit("replayed-measured", "Replayed against measured", text, _draw(table), shown, used)]
 
 

@@ -8,15 +8,16 @@
                    r1 │███████████░░░│   a bar adds up to the step's wall time
                       └ share of step
 
-For each device, model and number of ranks the figure shows the setting that most schedules share;
-if there are several, one without recomputation whose number of microbatches is nearest to 2K. The table has all
-questions.
+A panel is one configuration, in which only the schedule differs. For each device, model and number of ranks the
+figure first shows the configuration that most schedules share; among equals one without recomputation whose number of
+microbatches is nearest to 2K. The table has all questions.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,16 +26,22 @@ from matplotlib.patches import Patch
 
 from analysis import fitting, looks, plot, scales
 from analysis.command import ANY_RUN, main
-from analysis.exhibit import Exhibit, percent
+from analysis.exhibit import Exhibit, counted, percent
+from analysis.varied import differing, group_of, known, say, say_all
 from microp.store import Store, records
 from microp.trace import KINDS
 
 PANELS = 6
 GAP = 0.08  # inches between the bars of two schedules
-AROUND = 0.85  # inches of a panel above and below its bars
+AROUND = 0.7  # inches of a panel above and below its bars, without its title
 SEEN = 0.003  # of a bar: what is shorter cannot be seen, and has no entry in the legend
 WHERE = ["device", "model", "ranks"]
-SETTING = ["chunks", "batch_size", "checkpointing", "config.partition.name", "place"]
+SETTING = ["chunks", "batch_size", "checkpointing", "place"]
+IN_EVERY_TITLE = ("chunks", "ranks", "device.name", "model.name", "checkpointing.name")
+LINES = 6  # of a panel's title
+LINE = 0.17  # inches
+ROOM = plot.WIDTH - 2 * scales.ROW - 0.3  # of a title, which begins where the bars do
+NAMED = 6  # of the configurations that are not drawn
 # compute is dark and waits are light; hatching separates neighbours that are alike without colour
 LOOKS: dict[str, tuple[str, str]] = {
     "compute": ("#0072b2", ""),
@@ -57,31 +64,41 @@ NAMES = {
 assert set(LOOKS) == set(KINDS), "each kind of time has a look"
 
 
+class Panel(NamedTuple):
+    """One configuration: its title, which names all in which it differs from others, and a row per schedule."""
+
+    title: str
+    rows: pd.DataFrame
+
+
 def exhibits(store: Store) -> list[Exhibit]:
-    """Return one figure with one panel per device, model and number of ranks."""
+    """Return one figure with one panel per configuration."""
     runs = typical(store.runs())
     if runs.empty:
         return []
-    panels = [(where, _most_compared(own)) for where, own in runs.groupby(WHERE)]
-    panels = sorted(panels, key=lambda panel: -panel[1]["schedule"].nunique())[:PANELS]
-    heights = [AROUND + len(own) * (_thickness(own) * own["ranks"].iloc[0] + GAP) for _, own in panels]
+    found = _panels(runs)
+    panels = found[:PANELS]
+    titles = [fitting.wrapped(title, ROOM, LINES) for title, _ in panels]
+    heights = [
+        AROUND + LINE * len(wrapped.splitlines()) + len(own) * (_thickness(own) * own["ranks"].iloc[0] + GAP)
+        for wrapped, (_, own) in zip(titles, panels, strict=True)
+    ]
     layout = {"gridspec_kw": {"height_ratios": heights}}
     figure, axes = plot.sheet(len(panels), 1, sum(heights) / len(heights), **layout)
-    for axis, (where, own) in zip(axes[:, 0], panels, strict=True):
+    for axis, wrapped, (_, own) in zip(axes[:, 0], titles, panels, strict=True):
         _draw(axis, own)
-        first = records(own)[0]
-        again = "" if first["checkpointing"] == "never" else f", recomputation: {first['checkpointing']}"
-        title = f"{where[0]}, {where[1]}, K = {first['ranks']}, M = {first['chunks']}{again}"
-        plot.titled(axis, title, "share of the step's wall time, %")
+        plot.titled(axis, x="share of the step's wall time, %")
+        axis.set_title(wrapped)
     most = pd.DataFrame([shares.max(axis=1) for _, own in panels for row in records(own) for shares in [_shares(row)]])
     shown = [kind for kind in LOOKS if most[kind].max() >= SEEN]
     plot.legend(figure, [Patch(**_look(kind), label=NAMES.get(kind, kind)) for kind in shown])
     text = (
         "Share of a traced step's wall time by kind, one bar per rank with rank 0 at the top; the time of the whole "
-        "step is beside the name. Host: what is left, the rank's own time around its actions. Waits in warm-up, steady "
+        "step is beside the name. A panel is one configuration: its bars differ only in what their names say. "
+        "Host: what is left, the rank's own time around its actions. Waits in warm-up, steady "
         "phase and drain are for another rank to finish an action; transfer is a wait for a tensor that was already "
-        "being sent. Shown is the launch with the median step time; the table has all configurations, and kinds below "
-        f"{percent(SEEN)} of every bar."
+        "being sent. Of several launches the one with the median step time is shown; the table has all configurations, "
+        f"and kinds below {percent(SEEN)} of every bar.{_not_drawn(found[PANELS:])}"
     )
     return [Exhibit("rank-time", "Time of each rank by kind", text, figure, _table(runs), runs)]
 
@@ -103,17 +120,57 @@ def _middle(steps: pd.Series[float]) -> Any:
     return steps.sort_values(kind="stable").index[(len(steps) - 1) // 2]
 
 
-def _most_compared(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the setting that most schedules share.
+def _panels(runs: pd.DataFrame) -> list[Panel]:
+    """Return the configurations in the order in which they are drawn: first the best one of each device, model and K.
 
-    Among equals a setting without recomputation comes first, and then the one nearest to M = 2K.
+    The best one is that of most schedules; among equals one without recomputation, and then the one nearest to M = 2K.
     """
-    by_setting = rows.groupby(SETTING, dropna=False)["schedule"].nunique().reset_index(name="schedules")
-    by_setting["far"] = np.log2(by_setting["chunks"] / (2 * rows["ranks"].iloc[0])).abs()
-    by_setting["again"] = by_setting["checkpointing"] != "never"
-    order = ["schedules", "again", "far", *SETTING]
-    best = by_setting.sort_values(order, ascending=[key != "schedules" for key in order])
-    return rows.merge(best.head(1), on=SETTING).drop_duplicates("schedule")
+    keys = differing(runs)
+    others = [key for key in keys if group_of(key) != "schedule"]
+    own_keys = [key for key in keys if group_of(key) == "schedule" and key != "schedule.name"]
+    by = list(dict.fromkeys([*WHERE, *SETTING, *(f"config.{key}" for key in others)]))
+    names = {key: say_all(key, runs[f"config.{key}"], plot.WIDTH / 3) for key in others if key not in IN_EVERY_TITLE}
+    placed, seen = [], dict.fromkeys(runs[WHERE].itertuples(index=False, name=None), 0)
+    found = [own for _, own in runs.groupby([runs[column].map(str) for column in by], sort=True)]
+    for own in sorted(found, key=_order):
+        first = own.iloc[0]
+        where = tuple(first[WHERE])
+        placed.append((seen[where], Panel(_title(first, names), own.assign(bar=_bars(own, own_keys)))))
+        seen[where] += 1
+    return [panel for _, panel in sorted(placed, key=lambda each: each[0])]
+
+
+def _order(rows: pd.DataFrame) -> tuple[int, bool, float]:
+    """Return by what the rows of a configuration are sorted before those of others."""
+    first = rows.iloc[0]
+    far = abs(float(np.log2(first["chunks"] / (2 * first["ranks"]))))
+    return -rows["schedule"].nunique(), first["checkpointing"] != "never", far
+
+
+def _title(row: Any, names: Mapping[str, Mapping[str, str]]) -> str:
+    """Return the name of a configuration: the usual figures, and its value of each key in which runs differ."""
+    again = "" if row["checkpointing"] == "never" else f", recomputation: {row['checkpointing']}"
+    named = [own[str(row[f"config.{key}"])] for key, own in names.items() if known(row[f"config.{key}"])]
+    named += [] if row["place"] == "equal" else [f"layers {row['place']}"]
+    more = "".join(f", {name}" for name in named)
+    return f"{row['device']}, {row['model']}, K = {row['ranks']}, M = {row['chunks']}{again}{more}"
+
+
+def _bars(rows: pd.DataFrame, keys: list[str]) -> list[str]:
+    """Return the names of the bars of a configuration: the schedule, with its own keys if runs differ in them."""
+    several = [key for key in keys if rows.groupby("schedule")[f"config.{key}"].nunique(dropna=False).max() > 1]
+    found = [{key.removeprefix("schedule."): row[f"config.{key}"] for key in several} for row in records(rows)]
+    told = [[say(key, value) for key, value in own.items() if known(value)] for own in found]
+    return [", ".join([schedule, *own]) for schedule, own in zip(rows["schedule"], told, strict=True)]
+
+
+def _not_drawn(panels: list[Panel]) -> str:
+    """Return a sentence that names the configurations that are only in the table; empty if there are none."""
+    if not panels:
+        return ""
+    more = f"; and {len(panels) - NAMED} more" if len(panels) > NAMED else ""
+    names = "; ".join(panel.title for panel in panels[:NAMED])
+    return f" Not drawn, but in the table: {counted(len(panels), 'further configuration')} ({names}{more})."
 
 
 def _thickness(rows: pd.DataFrame) -> float:
@@ -122,10 +179,8 @@ def _thickness(rows: pd.DataFrame) -> float:
 
 
 def _draw(axis: Axes, rows: pd.DataFrame) -> None:
-    by_schedule = rows.set_index("schedule")
-    names, gap = [], GAP / _thickness(rows)
-    for place, schedule in enumerate(looks.in_order(rows["schedule"])):
-        row = by_schedule.loc[schedule]
+    names, gap, order = [], GAP / _thickness(rows), looks.in_order(rows["schedule"])
+    for place, row in enumerate(sorted(records(rows), key=lambda row: (order.index(row["schedule"]), row["bar"]))):
         shares = _shares(row)
         ranks = shares.shape[1]
         total = np.sum([kind_ms(row, kind) for kind in LOOKS], axis=0)
@@ -136,8 +191,9 @@ def _draw(axis: Axes, rows: pd.DataFrame) -> None:
             if share.any():
                 axis.barh(at, share, 0.92 / group, left, **_look(kind))
                 left += share
-        names.append(f"{fitting.shortened(str(schedule), scales.ROW)}, {total.max():.1f} ms")
-    scales.name_rows(axis, names, 2 * scales.ROW)
+        time = f", {total.max():.1f} ms"
+        names.append(f"{fitting.shortened(row['bar'], 2 * scales.ROW - fitting.width(time))}{time}")
+    scales.name_rows(axis, names, 2 * scales.ROW + 0.01)
     axis.set_xlim(0, 100)
     axis.grid(visible=False)
     axis.tick_params(axis="y", length=0)
@@ -161,10 +217,13 @@ def kind_ms(row: Any, kind: str) -> list[float]:
 
 
 def _table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with one row per question and rank, in milliseconds."""
+    """Return a table with one row per question and rank, in milliseconds, with all keys in which questions differ."""
+    usual = ("schedule", "chunks", "ranks", "device", "model", "checkpointing", "run_id")
+    keys = [key for key in differing(rows) if key not in (*IN_EVERY_TITLE, "schedule.name")]
     lines = [
         {
-            **{key: row[key] for key in ("schedule", "chunks", "ranks", "device", "model", "checkpointing", "run_id")},
+            **{key: row[key] for key in usual},
+            **{key: row[f"config.{key}"] for key in keys},
             "rank": rank,
             **{f"{kind}_ms": kind_ms(row, kind)[rank] for kind in LOOKS},
         }

@@ -23,8 +23,8 @@ from analysis import looks, plot, scales
 from analysis.answers.sweep import answer
 from analysis.command import OUTPUTS, command_parser, nothing, print_answer, print_missing, save
 from analysis.exhibit import INTERVALS, Exhibit, counted
-from microp.job import NOT_ASKED
-from microp.store import LAUNCH, WIDE_FRACTION, Plan, Store, finished_runs, over_launches, read_plans, worst_rank_mib
+from analysis.varied import is_numeric, say, varying
+from microp.store import WIDE_FRACTION, Plan, Store, finished_runs, over_launches, read_plans, worst_rank_mib
 
 QUANTITIES = {  # column -> its label, and a width of the interval that is never too wide
     "step_ms.median": ("step time, ms", 0.0),
@@ -33,7 +33,6 @@ QUANTITIES = {  # column -> its label, and a width of the interval that is never
 }
 MOST_COLUMNS = 3
 MOST_LINES = 24  # more cannot be told apart
-FIRST = ("chunks", "ranks", "batch_size", "schedule", "partition", "checkpointing", "model", "device", "comms")
 
 
 class Axes(NamedTuple):
@@ -48,11 +47,11 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = 
     """Return the exhibit of these runs, at least one, over the keys that vary between them."""
     rows = runs.assign(activation_mib=worst_rank_mib(runs))
     for key in varying(runs):
-        rows[key] = runs[f"config.{key}"] if _is_numeric(runs, key) else runs[f"config.{key}"].map(str)
+        rows[key] = runs[f"config.{key}"] if is_numeric(runs, key) else runs[f"config.{key}"].map(str)
     axes = assign(rows)
     keys = [*axes.lines, *filter(None, [axes.column, axes.x])]
-    rows["line"] = [", ".join(_say(key, row[key]) for key in axes.lines) or "all" for _, row in rows.iterrows()]
-    rows["column"] = [_say(axes.column, value) for value in rows[axes.column]] if axes.column else ""
+    rows["line"] = [", ".join(say(key, row[key]) for key in axes.lines) or "all" for _, row in rows.iterrows()]
+    rows["column"] = [say(axes.column, value) for value in rows[axes.column]] if axes.column else ""
     rows["x"] = rows[axes.x] if axes.x else ""
     points = ["column", "line", "x"]
     table = rows[[*points, *keys]].drop_duplicates(points)
@@ -71,50 +70,20 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = 
         + (f" Drawn: the first {MOST_LINES} of {number} lines; the table has all." if number > MOST_LINES else "")
     )
     figure = _draw(table, axes)
-    named = rows.assign(**{key: [_say(key, value) for value in rows[key]] for key in keys})
+    named = rows.assign(**{key: [say(key, value) for value in rows[key]] for key in keys})
     said = answer(named, keys)
     return Exhibit(stem, title, text, figure, table.drop(columns=points), runs, list(missing), said)
-
-
-def varying(runs: pd.DataFrame) -> list[str]:
-    """Return the configuration keys in which the runs differ, without those that follow from other keys."""
-    asked = [column.removeprefix("config.") for column in runs.columns if column.startswith("config.")]
-    asked = [key for key in asked if key.partition(".")[0] not in (*NOT_ASKED, LAUNCH.removeprefix("config."))]
-    different = [key for key in asked if runs[f"config.{key}"].map(str).nunique() > 1]
-
-    def rank(key: str) -> tuple[int, int, str]:
-        group = key.partition(".")[0]
-        return (not (key == group or key.endswith(".name")), FIRST.index(group) if group in FIRST else len(FIRST), key)
-
-    kept: list[str] = []
-    for key in sorted(different, key=rank):
-        own = runs[f"config.{key}"].map(str)
-        groups = own.groupby([runs[f"config.{other}"].map(str) for other in kept]) if kept else None
-        if groups is None or groups.nunique().max() > 1:
-            kept.append(key)
-    return kept
 
 
 def assign(rows: pd.DataFrame) -> Axes:
     """Return the role of each varying key."""
     keys = varying(rows)
     counts = {key: rows[key].nunique() for key in keys}
-    numbers = [key for key in keys if _is_numeric(rows, key)]
+    numbers = [key for key in keys if is_numeric(rows, key)]
     x = max(numbers, key=lambda key: (counts[key], -keys.index(key)), default=keys[0] if keys else None)
     rest = sorted((key for key in keys if key != x), key=lambda key: (key != "schedule.name", -counts[key]))
     column = rest[1] if len(rest) > 1 and counts[rest[1]] <= MOST_COLUMNS else None
     return Axes(x, [key for key in rest if key != column], column)
-
-
-def _is_numeric(rows: pd.DataFrame, key: str) -> bool:
-    values = rows[f"config.{key}"].tolist()
-    return all(isinstance(value, int | float) and not isinstance(value, bool) and value == value for value in values)
-
-
-def _say(key: str, value: Any) -> str:
-    """Return the name of a value in the figure: `gpipe` for schedule.name, `model.dim=64` for other keys."""
-    number = f"{value:g}" if isinstance(value, float) else str(value)
-    return number if key.endswith(".name") else f"{key}={number}"
 
 
 def _draw(table: pd.DataFrame, axes: Axes) -> Figure:

@@ -29,7 +29,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.sweep import varying
+from analysis.varied import varying
 from microp.schedule import Op, Schedule
 from microp.store import TracedStep, read_traced_step, records
 from microp.trace import COLOURS, INK, REDUCTION, Reduction, Span, ends_at, header, shade

@@ -129,10 +129,9 @@ class TimelineCanvas {
     pen.fillRect(left, top, Math.max(long - Math.min(0.6, long / 4), 0.6), high); // a gap between neighbours
     const begin = Math.max(left, TimelineCanvas.LABEL), room = Math.min(left + long, this.canvas.clientWidth) - begin; // what is visible
     if (room < 14) return;
-    const names = step.stages[rank] > 1 ? [name, short] : [short];
-    const text = names.find((each) => pen.measureText(each).width + 3 < room); // a bar too narrow for its name shows none
+    const text = step.stages[rank] > 1 ? name : short; // the same on the whole row; a bar too narrow for its name shows none
     pen.fillStyle = ink;
-    if (text) pen.fillText(text, begin + room / 2, top + high / 2 + 0.5);
+    if (pen.measureText(text).width + 3 < room) pen.fillText(text, begin + room / 2, top + high / 2 + 0.5);
   }
 
   drawSelection(panel, action) {

@@ -18,7 +18,7 @@ from recorded import write_plan
 from user import microp, start
 
 from analysis import __main__ as report
-from analysis import m_sensitivity, sweep, timeline
+from analysis import m_sensitivity, sweep, timeline, varied
 from analysis.command import main
 from analysis.exhibit import provenance
 from analysis.overview import _disturbed
@@ -300,7 +300,7 @@ def test_a_sweep_is_drawn_over_what_varies(outputs, tmp_path, capsys):
 
 def test_keys_that_follow_from_others_are_no_axes(outputs):
     """schedule.builder and schedule.drain follow from schedule.name; repeat counts launches."""
-    assert sweep.varying(Store(outputs).runs()) == ["chunks", "schedule.name"]
+    assert varied.varying(Store(outputs).runs()) == ["chunks", "schedule.name"]
 
 
 def test_a_folder_of_runs_is_a_sweep_too(outputs, tmp_path, capsys):

@@ -14,8 +14,10 @@ import pytest
 from browser import NO_CHROMIUM, Viewer, chromium
 from costs_helper import equal
 from made_up import run
+from matplotlib.figure import Figure
 
 from analysis import __main__ as report
+from analysis.exhibit import Exhibit
 from analysis.page import Report, Section, html
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1
 from microp.trace import COLOURS
@@ -283,6 +285,28 @@ def test_the_drawing_is_as_sharp_as_the_screen(opened):
     )
 
 
+def test_a_name_is_shown_whole_or_not_at_all(opened):
+    """On ranks with two stages every name has its stage, also on bars that are narrow or cut by the edge."""
+    page = opened().page
+    page.evaluate("""() => {
+        const pen = CanvasRenderingContext2D.prototype, draw = pen.fillText;
+        window.written = [];
+        pen.fillText = function (text, ...place) { window.written.push(text); draw.call(this, text, ...place); };
+    }""")
+    written = []
+    for width in (1280, 700, 390):
+        page.set_viewport_size({"width": width, "height": 800})
+        Viewer(page).show("cccc")
+        page.locator("#viewer canvas").focus()
+        for key in ("0", "ArrowRight", "+", "+", "Shift+ArrowRight"):
+            page.keyboard.press(key)
+            page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        written += page.evaluate("window.written.splice(0)")
+    actions = [text for text in written if re.search(r"[FB]\d", text)]
+    assert len(actions) > 50
+    assert all(re.fullmatch(r"[0-3][FB][0-3]", text) for text in actions)
+
+
 # --- finding a run -------------------------------------------------------------------------------------------
 
 
@@ -489,6 +513,29 @@ def test_the_whole_page_fits_a_phone(opened, outputs, scheme, capsys):
         details.evaluate("summary => { summary.parentElement.open = true; }")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert page.locator("#viewer canvas").is_visible()
+
+
+def test_words_without_spaces_do_not_widen_the_page(opened, tmp_path):
+    long = "data.path=" + "/a/folder/of/texts".replace("/", "-") * 6
+    table = pd.DataFrame({long: [long]})
+    exhibit = Exhibit("sweep", long, long, Figure(figsize=(6.4, 2)), table, pd.DataFrame(), [long], long)
+    exhibit.save(tmp_path)
+    own, stored = (Section(name, long, long, [exhibit], [long]) for name in ("own-sweeps", "hybrid"))
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    traced = run(traces, gpipe(2, 2), equal(2, 4, 8), run_id=long, model=long, **{"env.experiment": long})
+    file = tmp_path / "report.html"
+    file.write_text(html(Report(long, own, [stored], [stored], [long]), tmp_path, pd.DataFrame([traced])))
+    page = opened(PHONE, file).page
+    page.evaluate("document.querySelectorAll('details').forEach(details => { details.open = true; })")
+    page.locator("#viewer-find").click()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    viewer = Viewer(page)
+    page.keyboard.press("Escape")
+    viewer.canvas.scroll_into_view_if_needed()
+    page.touchscreen.tap(*viewer.place(0, "1B1"))
+    assert viewer.tip.is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 def test_dark_and_light_follow_the_system_at_once(viewer):
