@@ -7,7 +7,7 @@ from pathlib import Path
 
 from microp.app import answer_version
 from microp.settings import NEEDS_KEY, CommandParser, TrackingSettings, has_key, out_of_reach
-from microp.store import attempts, check_attempt, is_running, mirror, read_config
+from microp.store import attempts, check_attempt, in_words, is_running, mirror, read_config
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{number}/{len(found)} {attempt}: {said}")
         except Exception as error:  # W&B may raise anything; the other attempts are still mirrored
             failed += 1
-            print(f"{number}/{len(found)} {attempt}: {error}", file=sys.stderr)
+            print(f"{number}/{len(found)} {attempt}: {in_words(error)}", file=sys.stderr)
     return 1 if failed else 0
 
 

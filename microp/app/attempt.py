@@ -36,7 +36,6 @@ from microp.app import places
 from microp.app.config import to_yaml
 from microp.app.errors import Stop
 from microp.app.schema import Config
-from microp.engine import in_words
 from microp.job import Job
 from microp.settings import redact_words
 from microp.store import (
@@ -48,6 +47,7 @@ from microp.store import (
     as_json,
     checksums,
     in_a_line,
+    in_words,
     load_average,
     mirror,
     new_attempt,
@@ -184,7 +184,8 @@ class Attempt:
             log.debug("W&B: %s", "not used" if settings.mode == "disabled" else f"the run is mirrored, {settings.mode}")
         except Exception as error:  # W&B may raise anything, and the run is complete without it
             console.warn(
-                f"W&B failed ({error}); the run is finished and recorded. To mirror it later: "
+                f"W&B failed for {self.folder.parent.name}/{self.folder.name} ({in_words(error)}), "
+                f"which is {state} and recorded. To mirror it later: "
                 f"python -m microp.tracking {self._config.output_dir}"
             )
 

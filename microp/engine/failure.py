@@ -12,14 +12,7 @@ from __future__ import annotations
 
 from microp.comms import Comms, awaited_rank, trail
 from microp.schedule import Schedule
-
-
-def in_words(error: BaseException) -> str:
-    """Return an error as one line; one without a text, such as a MemoryError, by its name."""
-    if isinstance(error, MemoryError):
-        return f"out of memory{f' ({error})' if str(error) else ''}"
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+from microp.store import in_words
 
 
 def describe_failure(comms: Comms, schedule: Schedule, error: BaseException, step: int | None = None) -> str:

@@ -21,6 +21,7 @@ _SCALE = 1024
 _SMALL = 16 * _SCALE  # bytes: an error with its traceback, a status
 AGAIN = "the same command then goes on"
 OTHER_FOLDER = "or choose another output_dir"
+_UNEXPECTED = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
 
 
 class WriteError(OSError):
@@ -54,6 +55,17 @@ def in_a_line(error: OSError) -> str:
     if error.errno in _NO_DESCRIPTORS or error.filename is not None:
         return _why(Path(os.fsdecode(error.filename or "a pipe")), error, 0, OTHER_FOLDER)
     return " ".join(str(error.strerror or error).split()) or type(error).__name__
+
+
+def in_words(error: BaseException) -> str:
+    """Return an error as one line; the text of one that nobody raised on purpose says little without its type."""
+    if isinstance(error, MemoryError):
+        return f"out of memory{f' ({error})' if str(error) else ''}"
+    lines = str(error).strip().splitlines()
+    name = type(error).__name__
+    if not lines:
+        return name
+    return f"{name}: {lines[0]}" if isinstance(error, _UNEXPECTED) else lines[0]
 
 
 def _why(path: Path, error: OSError, nbytes: int, instead: str) -> str:

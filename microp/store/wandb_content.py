@@ -27,6 +27,7 @@ from microp.store.records import Row, read_config, read_env, read_rows, read_sta
 
 _ALWAYS = ("pipeline_ms", "optimizer_ms", "compute_ms", "wait_ms", "action_ms")
 _SUMS = ("all_reduce_ms", "exposed_ms", "reduced_bytes")  # of the sums over replicas
+_NO_MEDIAN = ("step", "_timestamp", "loss")
 PEAKS = ("peak_memory_mib", "peak_activation_mib", "in_flight_peak")  # only in the row of the memory step
 
 
@@ -98,11 +99,10 @@ class Charts:
         for number, row in enumerate(rows):
             for key, value in _flat(self.of_rank(row, whole[number] if number < len(whole) else ())):
                 columns[key].append(value)
-        found: dict[str, Any] = {key: median(values) for key, values in columns.items() if key not in ("step", "loss")}
+        found: dict[str, Any] = {key: median(values) for key, values in columns.items() if key not in _NO_MEDIAN}
         losses = [row["loss"] for row in rows if row["phase"] == "measured" and row["loss"] is not None]
         found |= {"loss": losses[-1]} if losses else {}
         found |= {key: row[key] for row in rows for key in PEAKS if key in row}
-        del found["_timestamp"]
         return _nested(found)
 
 

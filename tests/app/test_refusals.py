@@ -93,7 +93,7 @@ def test_an_error_outside_of_the_ranks_costs_one_point(typed, monkeypatch):
     assert code == 1
     first, log, again = errors
     assert first.startswith("error: outputs/runs/gpipe-m2-k2-")
-    assert first.endswith("/attempt-1: outside of the ranks: no steps")
+    assert first.endswith("/attempt-1: outside of the ranks: ZeroDivisionError: no steps")
     assert "ZeroDivisionError: no steps" in Path(log.removeprefix("log    ")).read_text()
     assert again == f"again  python -m microp.run seed=1 {shlex.join(THREADS)}"
     assert "finished: " in out

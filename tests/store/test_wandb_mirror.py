@@ -168,6 +168,20 @@ def test_a_rank_that_went_further_than_one_that_failed_keeps_its_own_times(attem
     assert ["step_ms" in item for item in items] == [True, False, False]
 
 
+def test_an_attempt_that_failed_before_its_first_row_is_mirrored(attempt, tmp_path, capsys):
+    (attempt / "steps.rank0.jsonl").write_text("")
+    for path in (attempt / "steps.rank1.jsonl", *attempt.glob("spans.rank*.jsonl")):
+        path.unlink()
+    status = json.loads((attempt / "status.json").read_text())
+    write_json(attempt / "status.json", {**status, "status": "failed", "message": "rank 1 waited 2 s"})
+    write_json(attempt / "summary.json", summarise(small_job(), attempt, "failed"))
+    assert tracking.main([str(tmp_path)]) == 0
+    assert "attempt-1: mirrored rank0, summary" in capsys.readouterr().out
+    assert made(tmp_path) == ["r0-0123abcd", "summary-0123abcd"]
+    summary = last_summary(inspect(tmp_path, "summary-0123abcd"))
+    assert (summary["status"], summary["steps"]) == ("failed", 0)
+
+
 def test_rows_of_an_older_run_get_their_time_from_the_attempt_s_end(recorded, attempt):
     status = json.loads((attempt / "status.json").read_text())
     write_json(attempt / "status.json", {**status, "ended": 5000.0})
@@ -288,7 +302,7 @@ def test_a_run_is_finished_though_w_and_b_fails(tmp_path, monkeypatch, capsys):
     config = read_config(compose_config(f"output_dir={tmp_path}"))
 
     def broken(*_):
-        raise OSError("no room for W&B")
+        raise KeyError("_timestamp")
 
     monkeypatch.setattr(app_attempt, "mirror", broken)
     job = small_job()
@@ -296,7 +310,9 @@ def test_a_run_is_finished_though_w_and_b_fails(tmp_path, monkeypatch, capsys):
         run_threads(job, folder)
     assert folder == tmp_path / "runs" / job.run_id / "attempt-1"
     assert json.loads((folder / "status.json").read_text())["status"] == "finished"
-    assert "python -m microp.tracking" in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"W&B failed for {job.run_id}/attempt-1 (KeyError: '_timestamp'), which is finished and recorded" in said
+    assert f"python -m microp.tracking {tmp_path}" in said
 
 
 def test_disabled_writes_nothing(attempt, tmp_path):
