@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
-from configs import problems
+from grids import words_of
 from hydra.types import RunMode
 
 from microp.app import CONF, make_job, read_config
@@ -13,6 +14,7 @@ from microp.app.config import register_schemas
 from microp.app.help_page import about_sweep
 from microp.app.hydra_internals import composer, expand
 from microp.app.sweep_parts import PARTS, register_parts
+from microp.app.wandb_grid import grids_over
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
 STORED = sorted(path.stem for path in SWEEPS.glob("*.yaml") if not path.name.endswith(PARTS))
@@ -20,15 +22,16 @@ STORED = sorted(path.stem for path in SWEEPS.glob("*.yaml") if not path.name.end
 
 @pytest.fixture(scope="module")
 def points():
-    """What a command asks for, composed: name, words -> (overrides, node) of each point that is not left out."""
+    """What a command asks for, composed once: name -> (overrides, node) of each point that is not left out."""
     register_schemas()
     register_parts(SWEEPS)
     with composer(CONF, SWEEPS) as hydra:
 
-        def compose(name: str, *words: str):
-            config = hydra.sweep(name, words)
+        @cache
+        def compose(name: str):
+            config = hydra.sweep(name)
             assert config.hydra.mode is RunMode.MULTIRUN
-            return [(frozenset(overrides), node) for overrides, node in expand(config) if not node.skip]
+            return [(list(overrides), node) for overrides, node in expand(config) if not node.skip]
 
         yield compose
 
@@ -37,10 +40,18 @@ def points():
 def test_every_point_is_good_and_a_quick_sweep_is_part_of_the_whole(points, name):
     """The launches of a question differ only in their number: one is looked at."""
     assert (SWEEPS / f"{name}.yaml").read_text().startswith("# "), "what it asks"
-    found = {make_job(config).run_id: config for config in (read_config(node) for _, node in points(name, "repeat=0"))}
-    assert [problem for config in found.values() for problem in problems(config)] == []
+    nodes = [node for _, node in points(name) if node.repeat == 0]
+    found = {make_job(config).run_id: config for config in map(read_config, nodes)}  # a wrong one is refused
     assert not any(config.batch_size % config.chunks for config in found.values()), "uneven microbatches"
     if f"{name}_quick" in STORED:
         quick = {make_job(read_config(node)).run_id for _, node in points(f"{name}_quick")}  # equal points are one run
         assert about_sweep(f"{name}_quick")[1].startswith(f"{len(quick)} points, ")
         assert quick < found.keys()
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_the_grids_for_w_and_b_ask_for_the_points_of_the_sweep(points, name):
+    """By their words, of which an agent composes the same points."""
+    asked = [words for words, _ in points(name)]
+    grids = grids_over(name, [tuple(words) for words in asked], (), name)
+    assert sorted(words for grid in grids for words in words_of(grid.to_yaml())) == sorted(asked)

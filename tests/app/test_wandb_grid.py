@@ -9,18 +9,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from grids import words_of
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
 
 from microp import wandb_grid
-from microp.app import CONF, make_job, read_config
-from microp.app.config import register_schemas
+from microp.app import CONF
 from microp.app.hydra_internals import composer, expand
-from microp.app.places import SWEEPS
-from microp.app.sweep_parts import PARTS, register_parts
-from microp.app.wandb_grid import divide, grids_of, grids_over
+from microp.app.wandb_grid import divide, grids_of
 
-STORED = sorted(path.stem for path in SWEEPS.glob("*.yaml") if not path.name.endswith(PARTS))
 OWN = """
 defaults: [config, mine: a, override device: emulated, _self_]
 skip: ${calc:'"${schedule.name}" == "naive" and ${chunks} > 2'}
@@ -39,49 +35,10 @@ hydra:
 """
 
 
-def words_of(text: str) -> list[list[str]]:
-    """The words that W&B's agent gives each run of a grid."""
-    parameters = yaml.safe_load(text)["parameters"]
-    chosen = product(*(parameter["values"] for parameter in parameters.values()))
-    runs = [{key: {"value": value} for key, value in zip(parameters, values, strict=True)} for values in chosen]
-    return [create_sweep_command_args({"args": run})["args_no_hyphens"] for run in runs]
-
-
 def parsed(words):
     """Words as Hydra reads them, in any order."""
     read = [OverridesParser.create().parse_override(word) for word in words]
     return frozenset((each.key_or_group, repr(each.value())) for each in read)
-
-
-@pytest.fixture(scope="module")
-def hydra():
-    register_schemas()
-    register_parts(SWEEPS)
-    with composer(CONF, SWEEPS) as made:
-        yield made
-
-
-@pytest.mark.parametrize("name", STORED)
-def test_the_runs_of_the_grids_are_those_of_the_sweep(hydra, name):
-    """By their words, and by what an agent composes of them; for the latter one launch of a question is enough."""
-    config = hydra.sweep(name)
-    points = [(tuple(words), node) for words, node in expand(config) if not node.skip]
-    grids = grids_over(name, [words for words, _ in points], (), name)
-    asked = [words for grid in grids for words in words_of(grid.to_yaml())]
-    assert sorted(asked) == sorted(list(words) for words, _ in points)
-    if name.endswith("_quick"):
-        return
-    runs = []
-    for grid in grids:
-        axes = {key: [0] if key == "repeat" and 0 in values else values for key, values in grid.axes.items()}
-        config.hydra.sweeper.params = {key: ",".join(map(str, values)) for key, values in axes.items()}
-        runs += [
-            make_job(read_config(node)).run_id
-            for words, node in expand(config)
-            if "repeat=0" in words or "repeat" not in axes
-        ]
-    expected = [make_job(read_config(node)).run_id for words, node in points if name == "first" or "repeat=0" in words]
-    assert sorted(runs) == sorted(expected)
 
 
 def test_points_left_out_are_divided_as_one_would_by_hand():
