@@ -49,7 +49,7 @@ def sections(store: Store) -> Iterator[Section]:
         started = name not in EXPERIMENTS or bool(store.points(name))
         title = str(module.__doc__).splitlines()[0].rstrip(".")
         exhibits = module.exhibits(store)
-        yield Section(name, title, answers.find(name, store) if exhibits else "", exhibits, missing, started)
+        yield Section(name, title, answers.find(name, store), exhibits, missing, started)
 
 
 def own_sweeps(store: Store) -> Section:

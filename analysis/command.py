@@ -18,7 +18,7 @@ import microp
 from analysis import answers
 from analysis.exhibit import Exhibit
 from microp.settings import CommandParser
-from microp.store import RecordError, Store
+from microp.store import RecordError, Store, command
 
 OUTPUTS = Path("outputs")
 WIDTH = 100  # of running text in the terminal
@@ -48,7 +48,7 @@ def main(name: str, exhibits: Exhibits, made_by: str | None = None, arguments: l
     except RecordError as error:
         parser.error(str(error))
     if not made:
-        parser.error(nothing(options.outputs, made_by or store.missing(name)[0]))
+        parser.error(answers.find(name, store) or nothing(options.outputs, made_by or command(name)))
     save(made, options.outputs / "report")
     print_answer(answers.find(name, store))
     print_missing([command for exhibit in made[:1] for command in exhibit.missing])

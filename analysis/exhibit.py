@@ -17,11 +17,12 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from microp.store import records
+from microp.store import RANGE_UP_TO, records
 
 NUMBERS = "%.6g"  # in a CSV file: more digits than any measurement has
 FIT = 3  # points that a line through them needs: a line through two has no error
-INTERVALS = "Markers: medians over launches; bars: 95 % bootstrap intervals."
+BARS = f"the range of up to {RANGE_UP_TO} launches, of more a 95 % bootstrap interval"
+INTERVALS = f"Markers: medians over launches; bars: {BARS}."
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class Report(NamedTuple):
         return {
             **self._asdict(),
             "own": self.own if self.own.exhibits else None,
-            "experiments": [section for section in self.experiments if section.exhibits],
+            "experiments": [section for section in self.experiments if section.exhibits or section.answer],
             "over_all": [section for section in self.over_all if section.exhibits],
             "not_run": [section for section in self.sections if section.missing],
         }

@@ -23,6 +23,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -59,6 +60,7 @@ STYLE: dict[str, Any] = {
 mpl.rcParams.update(cast(Any, STYLE))
 WIDTH = 6.4  # inches
 HEIGHT = 2.3  # of a panel, with its title and the names of its axes
+SHORT = 0.2  # inches to each side of a single computed point
 BESIDE, ABOVE = 0.8, 0.75  # of a panel's width and height: what its title and the labels of its axes take
 HANDLE = 5.4 * fitting.POINTS / 72  # of a legend's column: what the sample of a line and the space around it take
 CHUNKS = "microbatches M"
@@ -195,10 +197,18 @@ def for_each_chunks(table: pd.DataFrame, x: str, y: str, formula: str, names: tu
 
 
 def computed(axis: Axes, x: Iterable[float], y: Iterable[float], colour: Any) -> None:
-    """Draw what was computed, unless it is all NaN: a thin dotted line without markers, in front of the measured."""
-    heights = np.asarray(list(y), dtype=float)
-    if not np.isnan(heights).all():
-        axis.plot(list(x), heights, color=colour, zorder=2.5, **COMPUTED)
+    """Draw what was computed, unless it is all NaN: a thin dotted line without markers, in front of the measured.
+
+    A single point, which has no line, gets a short dotted one across it.
+    """
+    known = [(at, height) for at, height in zip(x, map(float, y), strict=True) if not np.isnan(height)]
+    if len(known) > 1:
+        axis.plot(*zip(*known, strict=True), color=colour, zorder=2.5, **COMPUTED)
+    elif known:
+        scale = cast(Figure, axis.get_figure(root=True)).dpi_scale_trans
+        across = LineCollection([[(-SHORT, 0), (SHORT, 0)]], offsets=known, offset_transform=axis.transData)
+        across.set(transform=scale, color=colour, zorder=2.5, **COMPUTED)
+        axis.add_collection(across)
 
 
 def level(axis: Axes, value: float) -> None:

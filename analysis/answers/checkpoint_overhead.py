@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.answers.words import closing, doubts, middle, number, points, sentence
+from analysis.answers.words import brackets, closing, doubts, middle, number, points, sentence
 from analysis.checkpoint_overhead import NAME, POINT, POLICIES, compare
 from microp.store import LAUNCH, Store
+
+NEEDS = "runs with checkpointing=never and with another policy, for the same model, schedule and M"
 
 
 def answer(store: Store) -> str:
@@ -26,7 +28,8 @@ def answer(store: Store) -> str:
     last = closing(compared, POINT)
     if table["launches"].max() > 1:
         width = (table["ratio.high"] - table["ratio.low"]).max()
-        last = f"The 95 % intervals of the ratios of step times over launches are at most {number(width)} wide."
+        spreads = brackets(table["launches"].max())
+        last = f"The {spreads} of the ratios of step times over launches are at most {number(width)} wide."
     return " ".join(map(sentence, [*told, *([combined] if sizes.max() > 1 else []), last]))
 
 

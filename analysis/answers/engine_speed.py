@@ -6,12 +6,13 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.answers.words import closing, doubts, listed, middle, number, points, sentence
+from analysis.answers.words import brackets, closing, doubts, listed, middle, number, points, sentence
 from analysis.engine_speed import NAME, POINT, RATIOS, prepared
 from analysis.exhibit import counted, kind_of
 from microp.store import Store
 
 MICROP, TORCH, BOTH = RATIOS
+NEEDS = "runs with engine=compare"
 
 
 def answer(store: Store) -> str:
@@ -24,7 +25,8 @@ def answer(store: Store) -> str:
     last = closing(runs, POINT)
     if table["launches"].max() > 1:
         widths = [(table[f"{ratio}.high"] - table[f"{ratio}.low"]).max() for ratio in RATIOS]
-        last = f"The 95 % intervals of a ratio over launches are at most {number(max(widths))} wide."
+        spreads = brackets(table["launches"].max())
+        last = f"The {spreads} of a ratio over launches are at most {number(max(widths))} wide."
     return " ".join(map(sentence, [*told, *_explained(table), last]))
 
 

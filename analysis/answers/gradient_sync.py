@@ -9,6 +9,7 @@ from analysis.gradient_sync import BUCKET, DIM, NAME, USUAL_MB, WAYS, prepared, 
 from microp.store import Store, records
 
 TIME, TURNS = "step_ms.median", "syncs.ratio.ddp/torch_ddp"
+NEEDS = "two ways to sum with two replicas, several sizes of a ring's sums, or several numbers of emulated replicas"
 
 
 def answer(store: Store) -> str:

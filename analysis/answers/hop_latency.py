@@ -10,6 +10,7 @@ from analysis.hop_latency import NAME, POINT, added, prepared
 from microp.store import Store, records
 
 TIME = "step_ms.median"
+NEEDS = "at least two values of M, each with latency 0 and with another one, on emulated devices"
 
 
 def answer(store: Store) -> str:

@@ -9,6 +9,7 @@ from analysis.hybrid import MEASURED, NAME, POINT, SIMULATED, prepared, summed
 from microp.store import Store, records
 
 EXPOSED = "reduction.exposed_ms"
+NEEDS = "emulated runs with at least two replicas"
 
 
 def answer(store: Store) -> str:

@@ -16,6 +16,7 @@ from microp.store import Store, records, worst_rank_mib
 BUBBLE, FORMULA, SPEED_UP = "bubble.measured", "bubble.closed_form", "speed_up"
 GROWING = "per_microbatch_ms"
 FAR = 0.1  # of a measured speed-up from its closed form
+NEEDS = "a pipelined schedule with at least two values of M"
 
 
 def answer(store: Store) -> str:
@@ -32,7 +33,7 @@ def answer(store: Store) -> str:
     if not told:
         return ""
     rows = pd.concat([part.rows for part in first.values()])
-    return " ".join(map(sentence, [*told, *_memory(every), closing(rows, ["device", "ranks", *POINT])]))
+    return " ".join(map(sentence, [*told, *_memory(every), closing(rows, ["device", "ranks", *POINT], compared=True)]))
 
 
 def _of(part: Part, faster: pd.DataFrame) -> str:

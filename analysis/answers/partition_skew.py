@@ -11,6 +11,8 @@ from analysis.answers.words import closing, number, points, sentence, spread, ve
 from analysis.partition_skew import NAME, POINT, Part, parts
 from microp.store import Store, paired, records
 
+NEEDS = "the uniform partition and a skewed one, or a heavy first and a heavy last rank under 1f1b"
+
 
 def answer(store: Store) -> str:
     """Return a sentence per device and K on throughput, and one on the position of the heavy rank."""
@@ -19,7 +21,7 @@ def answer(store: Store) -> str:
     if not told:
         return ""
     rows = pd.concat([part.rows for part in found])
-    return " ".join(map(sentence, [*told, closing(rows, ["device", "ranks", *POINT])]))
+    return " ".join(map(sentence, [*told, closing(rows, ["device", "ranks", *POINT], compared=True)]))
 
 
 def _cost(part: Part) -> str:

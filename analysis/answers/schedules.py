@@ -10,6 +10,7 @@ from analysis.schedules import NAME, POINT
 from microp.store import LAUNCH, Store, records, worst_rank_mib
 
 TIME, MEMORY = "step_ms.median", "activation_mib"
+NEEDS = "at least two schedules with the same M and checkpointing=never on emulated devices"
 
 
 def answer(store: Store) -> str:
@@ -28,7 +29,7 @@ def answer(store: Store) -> str:
     runs = runs.assign(activation_mib=worst_rank_mib(runs))
     table = points(runs, ["schedule"], [TIME, MEMORY, "bubble.measured"])
     told = [_fastest(runs, table.sort_values([TIME, "schedule"]), chunks), *_smallest(table.dropna(subset=[MEMORY]))]
-    return " ".join(map(sentence, [*told, closing(runs, POINT)]))
+    return " ".join(map(sentence, [*told, closing(runs, POINT, compared=True)]))
 
 
 def _fastest(runs: pd.DataFrame, table: pd.DataFrame, chunks: int) -> str:

@@ -26,10 +26,11 @@ def answer(rows: pd.DataFrame, keys: Sequence[str]) -> str:
     table = points(rows, by, [TIME, EACH, BUBBLE, MEMORY])
     value = TIME if same else EACH
     found = records(table.sort_values([value, *by]))
-    told = [_fastest(rows, found, by, same), *_against(rows, found, by, value), *_least_memory(found, by)]
+    against = _against(rows, found, by, value)
+    told = [_fastest(rows, found, by, same), *against, *_least_memory(found, by)]
     doubt = doubts(table, value, "points").strip(" ()") if len(table) > 1 else ""
     uncertain = [f"{doubt}, so the order of the points is uncertain"] * bool(doubt)
-    return " ".join(map(sentence, [*told, *uncertain, closing(rows, by)]))
+    return " ".join(map(sentence, [*told, *uncertain, closing(rows, by, compared=bool(against))]))
 
 
 def _fastest(rows: pd.DataFrame, found: list[dict[str, Any]], by: list[str], same: bool) -> str:

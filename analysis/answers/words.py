@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from microp.store import LAUNCH, compare, launch_times, over_launches
+from microp.store import LAUNCH, RANGE_UP_TO, compare, launch_times, over_launches
 
 TIME = "step_ms.median"
 KIB_BELOW = 0.1  # MiB
@@ -121,17 +121,24 @@ def versus(name: str, rows: pd.DataFrame, other: str, others: pd.DataFrame, valu
 # --- sentences --------------------------------------------------------------------------------------------
 
 
-def closing(rows: pd.DataFrame, by: list[str]) -> str:
+def brackets(launches: int) -> str:
+    """Return what the brackets of a figure are, in the plural."""
+    return "ranges" if launches <= RANGE_UP_TO else "95 % bootstrap intervals"
+
+
+def closing(rows: pd.DataFrame, by: list[str], compared: bool = False) -> str:
     """Return a sentence on what the brackets of an answer are, or that there is no spread.
 
     Args:
         rows: the rows of the answer, one per launch.
         by: the columns that name a point.
+        compared: whether the answer has verdicts of `versus`.
     """
     most = int(rows.groupby(by, dropna=False)[LAUNCH].nunique().max())
     if most == 1:
         return "One launch each, so no spread between launches is known: repeat=0,1,2 gives it."
-    return f"Brackets: 95 % intervals over up to {most} launches."
+    verdicts = "; behind a verdict, 95 % intervals" if compared else ""
+    return f"Brackets: {brackets(most)} over up to {most} launches{verdicts}."
 
 
 def sentence(text: str) -> str:

@@ -77,7 +77,7 @@ from microp.store.selection import (
     text_of,
     when,
 )
-from microp.store.statistics import LAUNCH, WIDE_FRACTION, interval, least_squares, over_launches, paired
+from microp.store.statistics import LAUNCH, RANGE_UP_TO, WIDE_FRACTION, interval, least_squares, over_launches, paired
 from microp.store.summary import step_clock, summarise
 from microp.store.sweep_plan import SweepPlan, claim_folder, plan_in
 from microp.store.tidy import Belongings, archive, belongings, is_running, remove
@@ -92,6 +92,7 @@ __all__ = [
     "FIGURES",
     "KILLED",
     "LAUNCH",
+    "RANGE_UP_TO",
     "RUNNING",
     "SCHEMA_VERSION",
     "WIDE_FRACTION",

@@ -12,7 +12,7 @@ from analysis.__main__ import EXPERIMENTS, OVER_ALL_RUNS
 from analysis.answers import sweep, words
 from microp.schedule.builders import gpipe, naive, one_f_one_b, zb_h1
 from microp.simulator import Costs, simulate
-from microp.store import LAUNCH
+from microp.store import LAUNCH, interval
 from microp.trace import KINDS, makespan
 from tests.made_up import Made, run
 
@@ -51,7 +51,8 @@ def test_m_sensitivity_says_bubble_time_and_memory(tmp_path):
         "Real compute, K = 4, batch fixed: from M = 1 to 8 the bubble of gpipe goes from 0.750 [0.750, 0.750] to 0.273 "
         "[0.273, 0.273] (closed form: 0.750 to 0.273); a step with M = 8 is 65.6 % faster than one with M = 1 "
         "[65.6 %, 65.6 %], 3 launches each. Real compute, K = 4, batch fixed, M = 8: the rank that holds most keeps "
-        "8.00 MiB of activations under gpipe, 4.00 MiB under 1f1b. Brackets: 95 % intervals over up to 3 launches."
+        "8.00 MiB of activations under gpipe, 4.00 MiB under 1f1b. Brackets: ranges over up to 3 launches; "
+        "behind a verdict, 95 % intervals."
     )
 
 
@@ -90,7 +91,7 @@ def test_checkpoint_overhead_says_time_and_memory(tmp_path):
     said = answers.find("checkpoint_overhead", Made(rows))
     assert said.startswith(
         "With always, a step takes 1.33 times as long as with checkpointing=never, by simulation 1.33, "
-        "and keeps 0.500 of the peak activations. The 95 % intervals"
+        "and keeps 0.500 of the peak activations. The ranges"
     )
 
 
@@ -227,7 +228,7 @@ def test_a_sweep_names_the_fastest_point_and_compares_it(tmp_path):
         "Fastest of 2 points: 8 with 135 ms per step [132, 138], and a bubble of 0.111 [0.111, 0.111]; slowest: 2 with "
         "180 ms [176, 184]. The two fastest compared: 8 is 25.0 % faster than 2 [25.0 %, 25.0 %], 3 launches each. "
         "Least memory: 2, where the rank that holds most keeps 2.00 MiB of activations; most: 8 with 8.00 MiB. "
-        "Brackets: 95 % intervals over up to 3 launches."
+        "Brackets: ranges over up to 3 launches; behind a verdict, 95 % intervals."
     )
 
 
@@ -267,3 +268,21 @@ def test_a_single_point_and_a_folder_with_equal_launches(tmp_path):
 )
 def test_a_number_has_three_digits(value, shown):
     assert words.number(value) == shown
+
+
+# --- what is missing -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_with_runs_has_an_answer_or_says_what_is_missing(name, tmp_path):
+    row = run(tmp_path, gpipe(2, 4), equal(2, 5, 10), device="cpu", sync="ddp")
+    row |= {"config.sync.all_reduce": "auto", "config.model.name": "mlp", "config.model.layers": 8}
+    said = answers.find(name, Made([row]))
+    assert said.startswith("The finished runs do not answer the question yet: it needs ")
+    assert said.endswith(f". `python -m microp.run -cn {name}` runs what is missing.")
+
+
+def test_brackets_are_ranges_up_to_five_launches():
+    assert [words.brackets(launches) for launches in (2, 5, 6)] == ["ranges", "ranges", "95 % bootstrap intervals"]
+    assert interval([3.0, 1.0, 2.0, 9.0, 4.0]) == (1.0, 9.0)
+    assert interval([1.0, 2.0, 3.0, 4.0, 5.0, 90.0])[1] < 90

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from itertools import product
 
+import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from analysis import looks, rank_time, sweep
 from microp.store import LAUNCH
@@ -111,3 +113,19 @@ def test_a_bar_of_rank_time_is_of_its_rank(tmp_path):
     compute = sorted((bar for bar in axis.patches if bar.get_x() == 0), key=lambda bar: bar.get_y())
     assert [round(bar.get_width()) for bar in compute] == [27, 43, 27, 43]  # 3 of 11 ms, 6 of 14 ms
     assert axis.yaxis_inverted()
+
+
+def test_a_single_point_has_a_name_and_the_dots_that_its_legend_explains(tmp_path):
+    [exhibit] = [sweep.exhibit(Made([made(tmp_path, "gpipe", 8)]).runs(), "sweep", "Sweep")]
+    names = [text.get_text() for legend in exhibit.figure.legends for text in legend.get_texts()]
+    assert names == ["measured", "closed form of the bubble, in the same colour"]
+    dots = [each for axis in exhibit.figure.axes for each in axis.collections if each.get_zorder() == 2.5]
+    assert [each.get_offsets().tolist()[0][1] for each in dots] == [exhibit.table["formula"].iloc[0]]
+    canvas = FigureCanvasAgg(exhibit.figure)
+    pictures = []
+    for visible in (True, False):
+        dots[0].set_visible(visible)
+        canvas.draw()
+        pictures.append(np.asarray(canvas.buffer_rgba()).copy())
+    changed = (pictures[0] != pictures[1]).any(axis=(0, 2)).sum()
+    assert changed > 10, "the dots reach beyond the marker"
