@@ -26,6 +26,8 @@ NOT_ASKED = (
 )
 PATIENCE = {"comms.timeout_s": 60.0}  # keys that do not count although their group does: hashed with these values
 ADDED: dict[str, Any] = {}  # `group.key` -> the default at which the key is left out
+_TIMES = ("forward_ms", "backward_ms", "weight_ms", "recompute_ms", "reduce_ms")  # of a device: 5 and 5.0 are one time
+_FLOATS = {"forward_ms": 5.0, "backward_ms": 10.0}  # whole times that count as floats: the first results have them so
 _FIRST_PATHS = {  # module of a builder -> its module when the first results were recorded
     "microp.schedule.builders.": "microp.schedules.",
     "microp.schedule.partition.": "microp.partition.",
@@ -67,10 +69,20 @@ def _asked(config: Mapping[str, Any]) -> dict[str, Any]:
             holder = holder.get(group, {})
         if holder.get(key, default) == default:
             holder.pop(key, None)
+    asked["device"] |= {key: _as_first(key, asked["device"][key]) for key in _TIMES if key in asked["device"]}
     for group in ("schedule", "partition"):
         for now, first in _FIRST_PATHS.items():
             asked[group]["builder"] = asked[group]["builder"].replace(now, first)
     return asked
+
+
+def _as_first(key: str, value: Any) -> Any:
+    """Return a time, or a list of them, so that the same number is always written the same."""
+    if isinstance(value, list):
+        return [_as_first("", each) for each in value]
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return float(value) if value is not None and value == _FLOATS.get(key) else value
 
 
 def _digest(question: Mapping[str, Any]) -> str:

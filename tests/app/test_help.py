@@ -61,6 +61,13 @@ def test_the_readme_s_table_of_sweeps_is_what_their_files_say():
         assert about_sweep(name)[0] == question
 
 
+@pytest.mark.parametrize("name", sweep_names())
+def test_every_stored_sweep_tells_its_question_its_points_and_its_minutes(name):
+    question, size = about_sweep(name)
+    assert re.fullmatch(r"\d+ points, \d+ minutes? on two cores", size)
+    assert question.endswith("?") or name.endswith("_quick")
+
+
 COMMANDS = (
     *("microp.check", "microp.dashboard", "microp.labs.__main__", "microp.labs.memory_wall", "microp.null_stages"),
     *("microp.runs", "microp.tracking", "microp.wandb_grid", "analysis.__main__", "analysis.sweep"),

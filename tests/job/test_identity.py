@@ -24,6 +24,7 @@ GOLDEN = {  # overrides -> the run id that they had before the code was moved in
     "partition=sizes partition.sizes=[4,12]": "gpipe-m4-k2-a0778ca0",
     "schedule=gpipe schedule.drain=lifo checkpointing=except_last": "gpipe-m4-k2-8d5e861b",
     "schedule=zb_v checkpointing=segments checkpointing.segments=3 engine.batch_weights=true": "zb_v-m4-k2-0a285e6a",
+    "device=emulated device.forward_ms=20 device.backward_ms=[40,30]": "gpipe-m4-k2-bf01c19e",
     "repeat=2": "gpipe-m4-k2-f42bcdf1",
     "engine=compare comms=gloo device.threads=2": "gpipe-m4-k2-ed1ab2c8",
     "schedule=v_half ranks=4 chunks=8 data=synthetic tracking=disabled seed=5 again=true": "v_half-m8-k4-30200f1a",
@@ -60,6 +61,20 @@ def test_every_other_question_has_another_id(job: Job) -> None:
     assert len({each.question_id for each in jobs}) == len(jobs)
     assert len({each.run_id for each in jobs}) == len(jobs)
     assert not {each.question_id for each in jobs} & {each.run_id.rsplit("-")[-1] for each in jobs}
+
+
+def test_the_same_time_is_the_same_question_however_it_is_written(job: Job) -> None:
+    config, order = plain(read_config(compose_config("device=emulated"))), to_text(job.schedule)
+
+    def ids(**times):
+        changed = {**config, "device": {**config["device"], **times}}
+        return identity.run_id(changed, order), identity.question_id(changed, order)
+
+    assert ids() == ids(forward_ms=5, backward_ms=10) == ids(forward_ms=5.0, backward_ms=10.0)
+    for key in ("forward_ms", "backward_ms", "weight_ms", "recompute_ms", "reduce_ms"):
+        assert ids(**{key: 20}) == ids(**{key: 20.0}) != ids(**{key: 20.5})
+        assert ids(**{key: [5, 10.0, 2.5]}) == ids(**{key: [5.0, 10, 2.5]}) != ids(**{key: [5, 10, 2.6]})
+    assert ids(weight_ms=0) == ids(weight_ms=0.0) != ids(weight_ms=None)
 
 
 def test_how_replicas_are_kept_equal_is_asked_only_where_there_are_some(job: Job) -> None:
