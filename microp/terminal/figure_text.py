@@ -9,22 +9,47 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 
 from microp.store import FigurePair
 
+_MOST_DIGITS = 6  # after the point
+
+
+def number(value: float, form: str) -> str:
+    """Return a number in a form such as `.1f`, with more digits if it is so small that fewer than two would be left."""
+    fixed = re.fullmatch(r",?\.(\d+)f", form)
+    if fixed is None or value == 0 or not math.isfinite(value):
+        return format(value, form)
+    needed = 1 - math.floor(math.log10(abs(value)))
+    if needed > _MOST_DIGITS:
+        return format(value, ".2g")
+    return (
+        format(value, f",.{needed}f" if "," in form else f".{needed}f")
+        if needed > int(fixed[1])
+        else format(value, form)
+    )
+
+
+def _form(value: float, found: FigurePair) -> str:
+    """Return a number of a figure; of a fraction, such as a bubble, the digits after the point are what counts."""
+    form = found.figure.form
+    return format(value, form) if found.figure.kind == "fraction" else number(value, form)
+
 
 def middle(found: FigurePair | None, side: int) -> str:
     """Return the median of A (side 0) or B (side 1); - if there is no figure."""
-    return format((found.a, found.b)[side].median, found.figure.form) if found else "-"
+    return _form((found.a, found.b)[side].median, found) if found else "-"
 
 
 def extent(found: FigurePair | None, side: int) -> str:
     """Return the least and the largest value of A (side 0) or B (side 1) over launches; nothing if they are equal."""
     if not found:
         return ""
-    low, high = (format(value, found.figure.form) for value in (found.a, found.b)[side][1:])
+    low, high = (_form(value, found) for value in (found.a, found.b)[side][1:])
     return "" if low == high else f"{low} - {high}"
 
 
@@ -54,7 +79,7 @@ def verdict(found: FigurePair) -> str:
         return f"{word(found)} [{found.interval[0]:.3f}, {found.interval[1]:.3f}]"
     if found.comparison:
         return f"{word(found)}: 1 launch"
-    difference = format(abs(found.a.median - found.b.median), found.figure.form)
+    difference = _form(abs(found.a.median - found.b.median), found)
     return f"{difference} {word(found)}"
 
 

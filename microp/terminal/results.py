@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from microp.terminal.columns import Column
 from microp.terminal.console import arrow
+from microp.terminal.figure_text import number
 from microp.terminal.run_rows import Row
 
 LISTED_RANKS = 2  # with more ranks, the column of peaks has the smallest and the largest
@@ -50,15 +51,15 @@ def results(rows: Sequence[Row]) -> list[Result]:
 
 
 def milliseconds(value: float) -> str:
-    """Return a time with one digit after the point, or two if it is short."""
-    return format(value, ".1f" if value >= 10 else ".2f")
+    """Return a time with one digit after the point, or two or more if it is short."""
+    return number(value, ".1f" if value >= 10 else ".2f")
 
 
 def extremes(values: Iterable[float] | None, form: str) -> str:
     """Return the smallest and the largest value, one number if they look the same, `-` if there is none."""
     if not (known := list(values or ())):
         return "-"
-    low, high = format(min(known), form), format(max(known), form)
+    low, high = number(min(known), form), number(max(known), form)
     return low if low == high else f"{low} - {high}"
 
 
@@ -93,7 +94,7 @@ def _reasons(row: Row) -> str | None:
 
 def _peaks(row: Row) -> str | None:
     peaks = row.summary["peak_memory_mib"]
-    return " ".join(f"{peak:.1f}" for peak in peaks) if peaks else None
+    return " ".join(number(peak, ".1f") for peak in peaks) if peaks else None
 
 
 def _loss(row: Row) -> str | None:
@@ -131,6 +132,14 @@ def _about_engines(rows: Sequence[Row]) -> str:
     return " ".join([about, *others])
 
 
+IN_TURN = "Where engines ran in turn, the columns that name none are microp's; where sums did, ddp's."
+
+
+def _about_step(rows: Sequence[Row]) -> str:
+    turns = any(row.summary["engines"] or row.summary["syncs"] for row in rows)
+    return f"{MEANINGS['step ms']} {IN_TURN}" if turns else MEANINGS["step ms"]
+
+
 MEANINGS = {  # also of a list of recorded runs
     "step ms": "step ms: pipeline and optimizer of a step, median of the measured steps.",
     "p10 - p90": "p10 - p90: of the measured steps.",
@@ -146,11 +155,14 @@ def _about_peaks(rows: Sequence[Row]) -> str:
     return f"peak MiB: tensors of each rank{which}{extent}, as metered in one further step."
 
 
-_TURNS = "Ratios of engines, or of sums, are medians over steps that ran in turn."
+_TURNS = (
+    "Ratios of engines, or of sums, are medians over steps that ran in turn; "
+    "the verdict is their geometric mean over launches."
+)
 _SUMS = "ddp, torch_ddp ms: of a step, medians."
 _ENGINES, _SYNCS = partial(_time, "engines", "pipeline_ms"), partial(_time, "syncs", "step_ms")
 _RESULTS = (
-    Result("step ms", 90, _time("step_ms", "median"), MEANINGS["step ms"]),
+    Result("step ms", 90, _time("step_ms", "median"), _about_step),
     Result("p10 - p90", 40, _spread, MEANINGS["p10 - p90"]),
     Result("disturbed", 85, _reasons),
     Result("torch / microp", 79, _ratio("engines", "ratio", "torch/microp"), _TURNS),

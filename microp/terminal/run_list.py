@@ -38,6 +38,7 @@ from microp.store import (
 from microp.terminal import columns, results, run_comparison
 from microp.terminal.columns import Column
 from microp.terminal.console import error, out, warn
+from microp.terminal.figure_text import number
 from microp.terminal.question_text import question_column
 from microp.terminal.run_search import Found, find, nothing_found, read_groups
 from microp.terminal.run_table import swept_columns
@@ -129,6 +130,8 @@ def show(found: Found, names: Sequence[str], limit: int) -> None:
         out.print(f"{more} more: -n 0 shows all", style="dim")
     if not names:
         about = [MEANINGS[name] for name in printed if name in MEANINGS]
+        if any("compare" in (row.get("config.engine.name"), row.get("config.sync.name")) for row in rows):
+            about.append(results.IN_TURN)
         columns.paragraph(out, " ".join([*about, meaning]).strip())
         kinds = [kind for kind in DISTURBANCES if any(kind in (row["disturbed"] or "") for row in rows)]
         if "disturbed" in printed:
@@ -199,13 +202,13 @@ def _about_runs(rows: Sequence[Row]) -> Iterator[Column]:
 
 
 def _figures(rows: Sequence[Row]) -> Iterator[Column]:
-    yield Column("step ms", [_number(row.get("step_ms.median"), ".1f") for row in rows], importance=92)
-    yield Column("p10 - p90", [_range(row) for row in rows], importance=80)
-    yield Column("bubble", [_number(row.get("bubble.measured"), ".3f") for row in rows], importance=70)
+    yield Column("step ms", [_time(row.get("step_ms.median")) for row in rows], importance=92)
+    yield Column("p10 - p90", [_range(row) for row in rows], importance=40)
+    yield Column("bubble", [_fraction(row.get("bubble.measured")) for row in rows], importance=80)
     if any(row["disturbed"] for row in rows):
-        yield Column("disturbed", [row["disturbed"] or "" for row in rows], "left", 75)
+        yield Column("disturbed", [row["disturbed"] or "" for row in rows], "left", 91, 12)
     peaks = [row.get("peak_memory_mib") for row in rows]
-    yield Column("peak MiB", [_number(max(peak) if peak else None, ".1f") for peak in peaks], importance=60)
+    yield Column("peak MiB", [number(max(peak), ".1f") if peak else "-" for peak in peaks], importance=60)
 
 
 def _question(row: Row) -> dict[str, Any]:
@@ -214,10 +217,14 @@ def _question(row: Row) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if key.partition(".")[0] not in NOT_ASKED}
 
 
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None or is_missing(value) else format(value, form)
+def _time(value: float | None) -> str:
+    return "-" if value is None or is_missing(value) else number(value, ".1f")
+
+
+def _fraction(value: float | None) -> str:
+    return "-" if value is None or is_missing(value) else format(value, ".3f")
 
 
 def _range(row: Row) -> str:
     low, high = row.get("step_ms.p10"), row.get("step_ms.p90")
-    return "-" if low is None or high is None else f"{low:.1f} - {high:.1f}"
+    return "-" if low is None or high is None else f"{_time(low)} - {_time(high)}"

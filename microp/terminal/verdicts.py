@@ -8,14 +8,13 @@
     ...
 
 Runs are compared if one thing differs between them, besides the launch: the first value is what the others are
-compared with. Engines, or ways to sum, that ran in turn in one launch are compared with each other.
+compared with. Engines, or ways to sum, that ran in turn in one launch are compared by the ratios that the table shows:
+each is the median over the turns of a launch, so that what slows down both in a turn is no difference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
-from operator import getitem
 from typing import NamedTuple
 
 from microp.store import compare
@@ -25,10 +24,7 @@ from microp.terminal.swept import swept
 LINES = 4  # of comparisons; `python -m microp.runs` compares any two groups
 BRACKETS = "[ ]: 95 % interval of the difference or of the ratio, over launches"
 LAUNCH = "repeat"
-_TURNS = {  # what ran in turn in one launch: where its times are in the summary
-    ("torch", "microp"): ("engines", "pipeline_ms"),
-    ("ddp", "torch_ddp"): ("syncs", "step_ms"),
-}
+_TURNS = {("torch", "microp"): "engines", ("ddp", "torch_ddp"): "syncs"}  # ran in turn: where the summary has them
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
@@ -42,17 +38,17 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
     found = [each for name, own in points.items() for each in _in_turn(name, own)]
     if not found and len(keys) == 1:
         (base, first), *others = points.items()
-        found = [_Pair(name, base, _times(own, "step_ms"), _times(first, "step_ms")) for name, own in others]
+        found = [_Pair(name, base, _times(own), _times(first)) for name, own in others]
     return _sentences(found)
 
 
 class _Pair(NamedTuple):
-    """Two groups of launches: what they are called, and their times."""
+    """Two groups of launches: what they are called, and their times by launch."""
 
     name: str
     other: str
     times: dict[int, float]
-    others: dict[int, float]
+    others: dict[int, float]  # 1 for each launch, if `times` are ratios
     of: str = ""
 
 
@@ -73,15 +69,15 @@ def _names(row: Row, values: Mapping[str, str]) -> Iterator[str]:
     return (value if isinstance(row.config.get(key), Mapping) else f"{key}={value}" for key, value in values.items())
 
 
-def _times(rows: Sequence[Row], *keys: str) -> dict[int, float]:
-    """Return the median time of each launch, by its number; the keys lead to it in the summary."""
-    return {int(row.config[LAUNCH]): reduce(getitem, keys, row.summary)["median"] for row in rows}
+def _times(rows: Sequence[Row]) -> dict[int, float]:
+    """Return the median step time of each launch, by its number."""
+    return {int(row.config[LAUNCH]): row.summary["step_ms"]["median"] for row in rows}
 
 
 def _in_turn(point: str, rows: Sequence[Row]) -> Iterator[_Pair]:
     """Yield what ran in turn within each launch of a point."""
-    for (name, other), (key, part) in _TURNS.items():
-        both = [row for row in rows if {name, other} <= (row.summary.get(key) or {part: {}})[part].keys()]
-        if both:
-            times, others = (_times(both, key, part, each) for each in (name, other))
-            yield _Pair(name, other, times, others, f"{point}: " if point else "")
+    for (name, other), key in _TURNS.items():
+        found = {int(row.config[LAUNCH]): (row.summary.get(key) or {"ratio": {}})["ratio"] for row in rows}
+        ratios = {launch: own[f"{name}/{other}"] for launch, own in found.items() if own.get(f"{name}/{other}")}
+        if ratios:
+            yield _Pair(name, other, ratios, dict.fromkeys(ratios, 1.0), f"{point}: " if point else "")

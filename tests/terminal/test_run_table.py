@@ -149,13 +149,21 @@ def test_engines_in_turn_show_torch_the_limit_and_the_ratios(lines):
         assert number in " ".join(text[2:4])
     whole = " ".join(text)
     assert "the limit is one rank's compute alone, times (M+K-1)/M." in whole
-    assert "Ratios of engines, or of sums, are medians over steps that ran in turn." in whole
+    assert "Ratios of engines, or of sums, are medians over steps that ran in turn; the verdict is their " in whole
+    assert "the columns that name none are microp's" in whole
     assert (
         "torch against microp: too noisy to say: the spread of 1 launch each is unknown; "
         "2 more launches each (repeat=1,2)" in whole
     )
     near = " ".join(lines([row("engine=compare", schedule="zb_h1", engines=ENGINES)], 160))
     assert "torch has no zb_h1 and ran gpipe." in near
+
+
+def test_small_figures_keep_two_digits(lines):
+    step = {"median": 0.041, "p10": 0.04, "p90": 0.05, "n": 20}
+    text = lines([row("", peak_memory_mib=[0.0161, 0.212], step_ms=step)], 160)[2]
+    assert text.split()[:4] == ["0.041", "0.040", "-", "0.050"]
+    assert "0.016 0.21" in text
 
 
 def test_a_failed_run_has_its_state_and_its_message(lines, capsys):
@@ -208,7 +216,8 @@ def test_two_things_that_differ_are_not_compared_and_many_values_are_left_to_the
 
 def test_engines_are_compared_within_their_launches_for_each_point():
     def engines(torch: float):
-        return {**ENGINES, "pipeline_ms": {"microp": {"median": 60.0}, "torch": {"median": torch}}}
+        medians = {"microp": {"median": 60.0}, "torch": {"median": 90.0}}  # of other turns: they do not decide
+        return {**ENGINES, "pipeline_ms": medians, "ratio": {"torch/microp": torch / 60}}
 
     rows = [
         row(f"engine=compare schedule={schedule} repeat={n}", engines=engines(torch))
@@ -220,6 +229,8 @@ def test_engines_are_compared_within_their_launches_for_each_point():
     assert "torch is 35.0 % slower than microp" in found[0]
     alone = verdicts(rows[:3])
     assert alone == [found[0].removeprefix("gpipe: "), BRACKETS]
+    noisy = verdicts([row(f"engine=compare repeat={n}", engines=engines(60 * r)) for n, r in enumerate((0.89, 1.92))])
+    assert noisy[0].startswith("torch against microp: too noisy to say: 30.7 % more time [")  # sqrt(0.89 * 1.92)
 
 
 # --- the whole table -----------------------------------------------------------------------------
