@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -37,6 +37,7 @@ class Column:
         importance: columns of the lowest importance are left out first; of equal ones, the right one.
         shortest: a longer value may lose its middle until it has this many characters; None: never.
         style: how `rich` prints the values.
+        shorter: returns the values with at most so many characters each, None if it cannot; by default `shorten`.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Column:
     importance: int = 0
     shortest: int | None = None
     style: str = ""
+    shorter: Callable[[Sequence[str], int], list[str] | None] | None = None
 
 
 class Fitted(NamedTuple):
@@ -146,7 +148,7 @@ def _shortened(laid: Sequence[_Laid], width: int) -> list[_Laid]:
         each, limit = found[index], found[index].width - 1
         shorter = None
         if limit >= max(each.least, each.column.shortest or 0):
-            shorter = shorten(each.column.values, limit)
+            shorter = (each.column.shorter or shorten)(each.column.values, limit)
         if shorter is None:
             final.add(index)
         else:
