@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from analysis.exhibit import commits, counted, machines
-from microp.store import DISTURBANCES, KILLED, Store, disturbances
+from microp.store import DISTURBANCES, KILLED, Store, command, disturbances
 
 MINUTE = "%Y-%m-%d %H:%M"
 
@@ -34,11 +34,17 @@ def overview(store: Store) -> str:
 def without_result(store: Store) -> list[str]:
     """Return the runs that did not finish or cannot be read, one sentence each."""
     unfinished = [row for row in store.rows if row["status"] != "finished"]
+    again = {
+        point.run_id: command(point.sweep, "hydra.mode=RUN", *point.overrides)
+        for plan in store.plans
+        for point in plan.points
+    }
     told = []
     for row in unfinished:
         message = str(row["message"] or "no message").strip().splitlines()[0]
         recorded = f" ({counted(row['steps'], 'step')} recorded)" if row["status"] == KILLED else ""
-        told.append(f"{row['folder']}: {row['status']}{recorded}, {message}")
+        remedy = f" (again: {again[row['run_id']]})" if row["run_id"] in again else ""
+        told.append(f"{row['folder']}: {row['status']}{recorded}, {message}{remedy}")
     return [*told, *store.unreadable]
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,7 +131,22 @@ def of_plan(store: Store, plan: Plan) -> Exhibit | None:
     """Return the exhibit of one sweep; None if none of its runs has finished."""
     runs = store.of({point.run_id for point in plan.points})
     name = plan.folder.name
-    return None if runs.empty else exhibit(runs, f"sweep-{name}", f"Sweep {name}", store.unfinished(plan.points))
+    if runs.empty:
+        return None
+    made = exhibit(runs, f"sweep-{name}", f"Sweep {name}", store.unfinished(plan.points))
+    lost = without_result(store, plan)
+    return replace(made, answer=f"{made.answer} {lost}".strip(), caption=f"{made.caption} {lost}".strip())
+
+
+def without_result(store: Store, plan: Plan) -> str:
+    """Return a sentence on the points of a sweep that ran without a result; empty if there are none."""
+    everywhere = set.intersection(*(set(point.overrides) for point in plan.points))
+    names = {
+        point.run_id: ", ".join(each for each in point.overrides if each not in everywhere) for point in plan.points
+    }
+    lost = [row for row in store.rows if row["run_id"] in names and row["status"] != "finished"]
+    told = "; ".join(f"{names[row['run_id']] or row['run_id']} ({row['status']})" for row in lost)
+    return f"Without a result: {len(lost)} of {len(plan.points)} points, {told}." if lost else ""
 
 
 def main(arguments: list[str] | None = None) -> int:

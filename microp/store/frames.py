@@ -248,9 +248,9 @@ class Store:
         return self.unfinished(points)
 
     def unfinished(self, points: Iterable[Point]) -> list[str]:
-        """Return the commands of those points that have no finished run."""
-        finished = set(self._all.get("run_id", ()))
-        missing = (point for point in points if point.run_id not in finished)
+        """Return the commands of those points that were not run; runs without a result are among `rows`."""
+        ran = {row["run_id"] for row in self.rows}
+        missing = (point for point in points if point.run_id not in ran)
         return [command(point.sweep, "hydra.mode=RUN", *point.overrides) for point in missing]
 
 

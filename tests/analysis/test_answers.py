@@ -8,13 +8,15 @@ import pytest
 from costs_helper import equal
 
 from analysis import answers
+from analysis import sweep as of_sweep
 from analysis.__main__ import EXPERIMENTS, OVER_ALL_RUNS
 from analysis.answers import sweep, words
 from microp.schedule.builders import gpipe, naive, one_f_one_b, zb_h1
 from microp.simulator import Costs, simulate
-from microp.store import LAUNCH, interval
+from microp.store import LAUNCH, Store, interval
 from microp.trace import KINDS, makespan
 from tests.made_up import Made, run
+from tests.recorded import write_plan
 
 STEADY = (1.0, 1.02, 0.98)  # how long the steps of three launches are, relative to the model
 ONE = "One launch each, so no spread between launches is known: repeat=0,1,2 gives it."
@@ -286,3 +288,14 @@ def test_brackets_are_ranges_up_to_five_launches():
     assert [words.brackets(launches) for launches in (2, 5, 6)] == ["ranges", "ranges", "95 % bootstrap intervals"]
     assert interval([3.0, 1.0, 2.0, 9.0, 4.0]) == (1.0, 9.0)
     assert interval([1.0, 2.0, 3.0, 4.0, 5.0, 90.0])[1] < 90
+
+
+def test_a_failed_point_of_a_sweep_is_named(tmp_path):
+    write_plan(
+        tmp_path, "1_config", "config", {"a": ["steps=2", "learning_rate=0.1"], "b": ["steps=2", "learning_rate=9"]}
+    )
+    store = Store(tmp_path)
+    store.__dict__["_read"] = ([{"run_id": "a", "status": "finished"}, {"run_id": "b", "status": "failed"}], [])
+    [plan] = store.plans
+    assert of_sweep.without_result(store, plan) == "Without a result: 1 of 2 points, learning_rate=9 (failed)."
+    assert store.unfinished(plan.points) == []

@@ -203,7 +203,7 @@ def test_runs_without_a_result_are_listed(outputs, tmp_path, capsys):
     capsys.readouterr()
     page, text = ((copy / "report" / name).read_text() for name in ("report.html", "report.md"))
     assert "<summary>Without a result: 2</summary>" in page
-    assert f"<li>{failed}: failed, rank 1 &lt;died&gt;</li>" in page
+    assert f"<li>{failed}: failed, rank 1 &lt;died&gt; (again: python -m microp.run " in page
     assert re.search(rf"<li>.*{cut}.*</li>", page)
     assert len(re.findall(r"^\* ", text.partition("## Without a result")[2], re.MULTILINE)) == 2
 
