@@ -1,4 +1,4 @@
-"""`python -m microp.runs`: lists recorded runs, newest first, compares two groups of them, deletes or archives some."""
+"""`python -m microp.runs`: lists recorded runs, newest first; compares, deletes or archives them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from microp.app.schema import Config
 from microp.app.size_checks import memory_problems
 from microp.job import Job
-from microp.settings import broken_rules, is_joined, not_writable, out_of_reach, quoted
+from microp.settings import broken_rules, is_joined, not_writable, out_of_reach, quoted, too_few_descriptors
 
 QUICK = 100_000  # ranks times chunks; a larger schedule is not built if the configuration is refused anyway
 
@@ -28,7 +28,8 @@ def problems(config: Config) -> list[str]:
     found += config.comms.problems(config.device.name)
     found += config.launch.problems(config.ranks, config.replicas)
     if not found:
-        return _problems_together(config) or memory_problems(config, ranks_here(config))
+        here = ranks_here(config)
+        return _problems_together(config) or too_few_descriptors(here) or memory_problems(config, here)
     # A value that is wrong by itself need not fit the others.
     told = {problem.partition("=")[0] for problem in found}
     return found + [problem for problem in _problems_together(config) if problem.partition("=")[0] not in told]

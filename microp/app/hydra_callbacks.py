@@ -228,8 +228,8 @@ def config_name() -> str:
 
 
 def overrides() -> list[str]:
-    """Return the overrides of the running point."""
-    return list(HydraConfig.get().overrides.task)
+    """Return the overrides of the running point; none outside of a command."""
+    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
 
 
 def chooses_points() -> bool:

@@ -58,7 +58,8 @@ def file_problem(error: BaseException) -> str:
             return "it is not text: write it in UTF-8"
         case OSError(strerror=reason) if reason:
             return f"it cannot be read ({reason}): check the file"
-    return NO_KEYS if isinstance(error, OSError) else f"{str(error).splitlines()[0]}: correct that key"
+    key = getattr(error, "full_key", None)  # of an error of omegaconf
+    return NO_KEYS if isinstance(error, OSError) else f"{str(error).splitlines()[0]}: correct {key or 'that key'}"
 
 
 NO_KEYS = "it does not hold keys and values: write lines such as `chunks: 8`"

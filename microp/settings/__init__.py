@@ -14,7 +14,7 @@ from microp.settings.comms import CommsSettings
 from microp.settings.data import DataSettings, SyntheticSettings, TextSettings
 from microp.settings.device import DeviceSettings, EmulatedSettings
 from microp.settings.engine import EngineSettings
-from microp.settings.launch import LaunchSettings, is_joined
+from microp.settings.launch import LaunchSettings, is_joined, too_few_descriptors
 from microp.settings.machine import GIB, memory_bytes
 from microp.settings.model import BYTES, GptSettings, MlpSettings, ModelSettings
 from microp.settings.recomputation import NEVER, Checkpointing
@@ -70,4 +70,5 @@ __all__ = [
     "redact_values",
     "redact_words",
     "server",
+    "too_few_descriptors",
 ]

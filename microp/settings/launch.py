@@ -33,12 +33,6 @@ class LaunchSettings:
                 "launch=torchrun, but RANK is not in the environment: start with "
                 f"`torchrun --nproc_per_node={ranks * replicas} -m microp.run ...`, or use launch=elastic"
             )
-        limit, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], DESCRIPTORS + PER_RANK * ranks * replicas
-        if limit < needed:
-            found.append(
-                f"{ranks * replicas} ranks need {needed} file descriptors, and a process may have {limit}: "
-                f"raise the limit, for example with ulimit -n 4096"
-            )
         if is_joined() and world and int(world) != ranks * replicas:
             found.append(
                 f"ranks={ranks}, but torchrun started {world} processes: use ranks={world}"
@@ -47,6 +41,17 @@ class LaunchSettings:
                 f"processes: use torchrun --nproc_per_node={ranks * replicas}, or change ranks or replicas"
             )
         return found
+
+
+def too_few_descriptors(ranks: int) -> list[str]:
+    """Return what is wrong with this system's limit for so many ranks, if anything."""
+    limit, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], DESCRIPTORS + PER_RANK * ranks
+    if limit >= needed:
+        return []
+    return [
+        f"{ranks} ranks need {needed} file descriptors, and a process may have {limit}: "
+        "raise the limit, for example with ulimit -n 4096"
+    ]
 
 
 def is_joined() -> bool:

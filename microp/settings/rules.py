@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-SHOWN = 60  # characters of a value in a message
+SHOWN = 160  # characters of a value in a message
 LONGEST = 1000  # characters of a text
 
 

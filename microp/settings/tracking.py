@@ -101,7 +101,7 @@ class TrackingSettings:
 def not_writable(folder: Path) -> str | None:
     """Return why files cannot be written to a folder, which need not exist; None if they can. Nothing is left there."""
     try:
-        there = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
+        there = next(each for each in (folder, *folder.absolute().parents) if _is_there(each))
         if not there.exists():
             return "a link to nothing" if there == folder else f"{there} is a link to nothing"
         with tempfile.TemporaryDirectory(dir=there):
@@ -110,3 +110,12 @@ def not_writable(folder: Path) -> str | None:
         return error.strerror or str(error)
     except ValueError:  # a path with a null character
         return "it is not a path"
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether there is a file, a folder or a link; raises OSError for a path that none can have."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True

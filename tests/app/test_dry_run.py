@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
+from stored import store_run
 from user import SMALL, microp
 
 from microp.app import CONF, ConfigError, job_of, measure
@@ -39,13 +41,10 @@ def dry(tmp_path, monkeypatch, capsys):
 
 def record(outputs, words: list[str], seconds: float) -> None:
     """A finished run that took this long."""
-    job = job_of(*words)
-    attempt = outputs / "runs" / job.run_id / "attempt-1"
-    attempt.mkdir(parents=True)
-    write_json(attempt / "status.json", {"status": "finished", "started": 1.0, "ended": 1.0 + seconds})
-    summary = {"run_id": job.run_id, "question_id": job.question_id, "schedule": "gpipe", "chunks": 2, "ranks": 2}
-    more = {"schema_version": 2, "status": "finished", "replicas": 1, "step_ms": {"median": 1.0}, "bubble": {}}
-    write_json(attempt / "summary.json", {**summary, **more})
+    run = store_run(outputs, *words)
+    path = outputs / "runs" / run / "attempt-1" / "status.json"
+    status = json.loads(path.read_text())
+    write_json(path, {**status, "ended": status["started"] + seconds})
 
 
 def files(folder) -> list[str]:

@@ -67,13 +67,9 @@ def test_an_output_folder_that_cannot_be_made_is_refused(what, words, typed, tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "there"]
 
 
-def test_too_few_file_descriptors_are_refused(typed):
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (79, hard))
-    try:
-        code, out, errors = typed(*FEW)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+def test_too_few_file_descriptors_are_refused(typed, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (79, 79))
+    code, out, errors = typed(*FEW)
     said = "error: 2 ranks need 80 file descriptors, and a process may have 79: raise the limit, for example with "
     assert (code, out, errors) == (2, "", [f"{said}ulimit -n 4096"])
 
@@ -158,7 +154,7 @@ def test_an_attempt_that_cannot_be_opened_leaves_nothing(typed, monkeypatch):
     code, out, [error] = typed(*THREADS)
     assert (code, out) == (1, "")
     assert error.startswith("error: no room in ")
-    assert "/config.yaml (" in error
+    assert "/status.json (" in error
     assert list(Path("outputs/runs").glob("*/attempt-*")) == []
 
 

@@ -55,9 +55,9 @@ BROKEN = {
     "a/b: {ranks: 4}": "'a/b' is not the name of a part",
     "2: {ranks: 4}": "the name of part 2 is not a string: put it in quotes",
     "a: {defaults: {device: emulated}}": "part a: defaults is not a list",
-    "a: &a {model: *a}": "a part contains itself",
+    "a: &a {model: *a}": "it contains itself",
     "a: {ranks: '${'}": "ranks",
-    "a: \0": "it cannot be read",
+    "a: \0": "it is not text",
 }
 
 

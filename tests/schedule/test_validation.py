@@ -90,10 +90,10 @@ def test_a_circle_of_many_is_cut_short():
 @pytest.mark.parametrize(
     "typo",
     [
-        read("0F0 0B0 2000000000F0"),
-        read("0F0 0B0 0F2000000000"),
+        read("0F0 0B0 200000000F0"),
+        read("0F0 0B0 0F200000000"),
         read("0F0 0B0", chunks=2_000_000_000),
-        read("0F0 0B0 0F1999999999", chunks=2_000_000_000),
+        read("0F0 0B0 0F199999999", chunks=200_000_000),
         read("1999999999F0 1999999999B0", chunks=2_000_000_000),
     ],
 )
