@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 from microp.settings.machine import GIB, memory_bytes
-from microp.settings.rules import Line, Name, broken_rules, quoted
+from microp.settings.rules import PATH, Line, Name, broken_rules, quoted
 
 MOST_FILES = 100_000
 _GIVE = "give a file or a folder, or leave the key out"
@@ -56,7 +56,7 @@ class TextSettings(DataSettings):
     def problems(self, context: int) -> list[str]:
         if self.path is None or (found := super().problems(context)):
             return [] if self.path is None else found
-        given = f"data.path={quoted(self.path)}"
+        given = f"data.path={quoted(self.path, PATH)}"
         try:
             sizes = [_size(path) for path in islice(self._files(), MOST_FILES + 1)]
         except FileNotFoundError:

@@ -16,14 +16,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-SHOWN = 160  # characters of a value in a message
+SHOWN, PATH = 60, 200  # characters of a value in a message, and of a path
 LONGEST = 1000  # characters of a text
 
 
-def quoted(value: object) -> str:
-    """Return a value as it stands in a message: printable, on one line, and cut if it is long."""
+def quoted(value: object, most: int = SHOWN) -> str:
+    """Return a value as it stands in a message: printable, on one line, and cut if it has more than `most` characters."""
     text = str(value)
-    text = text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    text = text if len(text) <= most else f"{text[: most - 3]}..."
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
