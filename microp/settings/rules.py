@@ -21,7 +21,7 @@ LONGEST = 1000  # characters of a text
 
 
 def quoted(value: object, most: int = SHOWN) -> str:
-    """Return a value as it stands in a message: printable, on one line, and cut if it has more than `most` characters."""
+    """Return a value as it stands in a message: on one line, printable, and cut after `most` characters."""
     text = str(value)
     text = text if len(text) <= most else f"{text[: most - 3]}..."
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
