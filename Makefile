@@ -23,7 +23,7 @@ demo: $(READY)
 	$(BIN)/python -m analysis
 
 # Tests whose ranks need the cores run one after the other; the others use two processes.
-ALONE := tests/app tests/comms tests/device tests/engine tests/labs tests/model tests/replicas tests/worker
+ALONE := tests/comms tests/device tests/engine tests/labs tests/replicas tests/worker
 
 test: style
 	$(BIN)/python -m pytest $(ALONE)
