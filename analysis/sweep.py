@@ -6,7 +6,7 @@
     x                   chunks: the numeric key with the most values
     lines               schedule, with all keys that are left over
     columns             model.dim: the next key, if it has few values
-    rows                step time, bubble, peak activations, each a row of panels
+    rows                step time, bubble, peak activations, each a row of panels; engines over each other, if compared
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from analysis import looks, plot, scales
 from analysis.answers.sweep import answer
 from analysis.command import OUTPUTS, command_parser, nothing, print_answer, print_missing, save
+from analysis.engine_speed import RATIOS, TIMES
 from analysis.exhibit import INTERVALS, Exhibit, counted
 from analysis.varied import is_numeric, say, varying
 from microp.store import WIDE_FRACTION, Plan, Store, finished_runs, over_launches, read_plans, worst_rank_mib
@@ -31,7 +32,9 @@ QUANTITIES = {  # column -> its label, and a width of the interval that is never
     "step_ms.median": ("step time, ms", 0.0),
     "bubble.measured": ("bubble, idle / total", WIDE_FRACTION),
     "activation_mib": ("peak activations of a rank, MiB", 0.0),
+    **{ratio: (f"step time, {name}", 0.0) for ratio, name in RATIOS.items()},  # of runs with engine=compare
 }
+COMPARED = "compare (microp's step)"  # whose step a run with engine=compare counts with
 MOST_COLUMNS = 3
 MOST_LINES = 24  # more cannot be told apart
 
@@ -49,6 +52,8 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = 
     rows = runs.assign(activation_mib=worst_rank_mib(runs))
     for key in varying(runs):
         rows[key] = runs[f"config.{key}"] if is_numeric(runs, key) else runs[f"config.{key}"].map(str)
+    if "engine.name" in rows:
+        rows["engine.name"] = rows["engine.name"].replace("compare", COMPARED)
     axes = assign(rows)
     keys = [*axes.lines, *filter(None, [axes.column, axes.x])]
     rows["line"] = [", ".join(say(key, row[key]) for key in axes.lines) or "measured" for _, row in rows.iterrows()]
@@ -56,7 +61,10 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = 
     rows["x"] = rows[axes.x] if axes.x else ""
     points = ["column", "line", "x"]
     table = rows[[*points, *keys]].drop_duplicates(points)
-    for quantity, (_, floor) in QUANTITIES.items():
+    optional = dict.fromkeys(TIMES, ("", 0.0))
+    for quantity, (_, floor) in (QUANTITIES | optional).items():
+        if quantity not in rows:
+            continue
         own = over_launches(rows, points, [quantity], floor)
         table = table.merge(own.drop(columns="launches") if "launches" in table else own, on=points)
     formula = rows[[*points, "bubble.closed_form"]].drop_duplicates(points)
@@ -88,7 +96,7 @@ def assign(rows: pd.DataFrame) -> Axes:
 
 
 def _draw(table: pd.DataFrame, axes: Axes) -> Figure:
-    shown = [quantity for quantity in QUANTITIES if table[quantity].notna().any()] or ["step_ms.median"]
+    shown = [each for each in QUANTITIES if each in table and table[each].notna().any()] or ["step_ms.median"]
     columns = list(dict.fromkeys(table["column"]))
     figure, grid = plot.sheet(len(shown), len(columns), 2.0, sharex=True, sharey="row")
     numeric = pd.api.types.is_numeric_dtype(table["x"])

@@ -7,7 +7,21 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.answers.words import TIME, closing, doubts, figure, memory, number, points, sentence, spread, versus
+from analysis.answers.words import (
+    TIME,
+    closing,
+    doubts,
+    figure,
+    listed,
+    memory,
+    middle,
+    number,
+    points,
+    sentence,
+    spread,
+    versus,
+)
+from analysis.engine_speed import RATIOS
 from microp.store import LAUNCH, records
 
 MEMORY, BUBBLE, EACH = "activation_mib", "bubble.measured", "row_ms"
@@ -27,7 +41,7 @@ def answer(rows: pd.DataFrame, keys: Sequence[str]) -> str:
     value = TIME if same else EACH
     found = records(table.sort_values([value, *by]))
     against = _against(rows, found, by, value)
-    told = [_fastest(rows, found, by, same), *against, *_least_memory(found, by)]
+    told = [_fastest(rows, found, by, same), *against, *_engines(rows, by), *_least_memory(found, by)]
     doubt = doubts(table, value, "points").strip(" ()") if len(table) > 1 else ""
     uncertain = [f"{doubt}, so the order of the points is uncertain"] * bool(doubt)
     return " ".join(map(sentence, [*told, *uncertain, closing(rows, by, compared=bool(against))]))
@@ -49,6 +63,17 @@ def _fastest(rows: pd.DataFrame, found: list[dict[str, Any]], by: list[str], sam
         f"{fastest}, which are {spread(first, EACH, 'ms per row of the batch')}; slowest: {_name(last, by)} with "
         f"{spread(last, EACH, 'ms per row')}"
     )
+
+
+def _engines(rows: pd.DataFrame, by: list[str]) -> list[str]:
+    """Return how the engines compare in the runs with engine=compare, whose steps take turns."""
+    known = [ratio for ratio in RATIOS if ratio in rows and rows[ratio].notna().any()]
+    if not known:
+        return []
+    table = points(rows.dropna(subset=known, how="all"), by, known)
+    ratios = listed([f"{RATIOS[ratio]} {middle(table[ratio])}" for ratio in known])
+    over = f", medians over {len(table)} points with their ranges" if len(table) > 1 else ""
+    return [f"step times of engines that take turns, as ratios: {ratios}{over}"]
 
 
 def _of_steps(own: pd.DataFrame) -> str:

@@ -15,6 +15,8 @@ from microp.schedule.builders import gpipe, naive, one_f_one_b, zb_h1
 from microp.simulator import Costs, simulate
 from microp.store import LAUNCH, Store, interval
 from microp.trace import KINDS, makespan
+from tests.boxes import faults
+from tests.made_sweeps import made
 from tests.made_up import Made, run
 from tests.recorded import write_plan
 
@@ -299,3 +301,24 @@ def test_a_failed_point_of_a_sweep_is_named(tmp_path):
     [plan] = store.plans
     assert of_sweep.without_result(store, plan) == "Without a result: 1 of 2 points, learning_rate=9 (failed)."
     assert store.unfinished(plan.points) == []
+
+
+def test_a_sweep_over_engines_says_how_they_compare_in_turn(tmp_path):
+    """A run that compares engines counts with microp's step, and torch's and the limit's times are in the table."""
+    rows = []
+    for engine, chunks in product(("microp", "compare"), (4, 8)):
+        ratios = {"microp/limit": 1.02, "torch/limit": 1.5 * 1.02, "torch/microp": 1.5}
+        compared = {f"engines.ratio.{name}": value for name, value in ratios.items()}
+        times = {f"engines.pipeline_ms.{name}.median": value for name, value in (("limit", 50.0), ("torch", 76.5))}
+        more = {**compared, **times} if engine == "compare" else {}
+        rows.append(made(tmp_path, "gpipe", chunks, **{"config.engine.name": engine, LAUNCH: 0}, **more))
+    exhibit = of_sweep.exhibit(Made(rows).runs(), "own", "Own")
+    assert "compare (microp's step)" in exhibit.answer
+    assert (
+        "Step times of engines that take turns, as ratios: microp over the limit 1.02, torch over the limit 1.53 and "
+        "torch over microp 1.50, medians over 2 points with their ranges." in exhibit.answer
+    )
+    assert exhibit.table["engines.ratio.torch/microp"].dropna().tolist() == [1.5, 1.5]
+    assert exhibit.table["engines.pipeline_ms.torch.median"].dropna().tolist() == [76.5, 76.5]
+    assert any("torch over microp" in " ".join(axis.get_ylabel().split()) for axis in exhibit.figure.axes)
+    assert faults(exhibit.figure) == []
