@@ -22,14 +22,14 @@ STORED = sorted(path.stem for path in SWEEPS.glob("*.yaml") if not path.name.end
 
 @pytest.fixture(scope="module")
 def points():
-    """What a command asks for, composed once: name -> (overrides, node) of each point that is not left out."""
+    """What a command asks for in one launch, composed once: name -> (overrides, node) of each point not left out."""
     register_schemas()
     register_parts(SWEEPS)
     with composer(CONF, SWEEPS) as hydra:
 
         @cache
         def compose(name: str):
-            config = hydra.sweep(name)
+            config = hydra.sweep(name, ("repeat=0",))  # launches differ only in their number
             assert config.hydra.mode is RunMode.MULTIRUN
             return [(list(overrides), node) for overrides, node in expand(config) if not node.skip]
 
@@ -38,10 +38,9 @@ def points():
 
 @pytest.mark.parametrize("name", [name for name in STORED if not name.endswith("_quick")])
 def test_every_point_is_good_and_a_quick_sweep_is_part_of_the_whole(points, name):
-    """The launches of a question differ only in their number: one is looked at."""
     assert (SWEEPS / f"{name}.yaml").read_text().startswith("# "), "what it asks"
-    nodes = [node for _, node in points(name) if node.repeat == 0]
-    found = {make_job(config).run_id: config for config in map(read_config, nodes)}  # a wrong one is refused
+    configs = [read_config(node) for _, node in points(name)]
+    found = {make_job(config).run_id: config for config in configs}  # a wrong one is refused
     assert not any(config.batch_size % config.chunks for config in found.values()), "uneven microbatches"
     if f"{name}_quick" in STORED:
         quick = {make_job(read_config(node)).run_id for _, node in points(f"{name}_quick")}  # equal points are one run
