@@ -179,8 +179,10 @@ class Loader(ConfigLoaderImpl):
         """Return whether a key is not of the chosen option of its group, but of another one."""
         if not _in_group(key):
             return False
+        group, _, knob = key.partition(".")
+        if knob.partition(".")[0] in self.option(group, choices.get(group)):
+            return False  # the common case, without reading the files of the other options
         having = self.options_with(key)
-        group = key.partition(".")[0]
         return bool(having) and choices.get(group) in self.options(group) and choices[group] not in having
 
     def option(self, group: str, name: str | None) -> dict[str, Any]:

@@ -8,7 +8,11 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
+
 from hydra._internal.config_repository import ConfigRepository
+from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -16,6 +20,7 @@ from yaml import MarkedYAMLError, YAMLError
 
 from microp.app.errors import ConfigError
 
+_read: dict[tuple[str, str, int, int], ConfigResult] = {}  # reading a file takes ten times as long as a copy of it
 UNREADABLE = (YAMLError, OSError, UnicodeError, RecursionError, OmegaConfBaseException)
 
 
@@ -30,7 +35,7 @@ class OptionFiles(ConfigRepository):
         """
         name = f"{config_path.removesuffix('.yaml')}.yaml"
         try:
-            found = super().load_config(config_path)
+            found = self._copy_of(config_path, self._state(config_path))
         except UNREADABLE as error:
             raise ConfigError([f"{name}: {file_problem(error)}"]) from error
         except ValueError as error:  # a list of defaults of a wrong form
@@ -38,6 +43,23 @@ class OptionFiles(ConfigRepository):
         if found is not None and not isinstance(found.config, DictConfig):
             raise ConfigError([f"{name}: {NO_KEYS}"])
         return found
+
+    def _state(self, config_path: str) -> tuple[str, str, int, int] | None:
+        """Return the folder of a file, its name and what changes when it is written; None for what is no file."""
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        if source is None or source.scheme() != "file":
+            return None
+        status = Path(source.path, f"{config_path.removesuffix('.yaml')}.yaml").stat()
+        return source.path, config_path, status.st_mtime_ns, status.st_size
+
+    def _copy_of(self, config_path: str, state: tuple[str, str, int, int] | None) -> ConfigResult | None:
+        """Return what a file holds; a file that has not changed since it was read is not read again."""
+        if state not in _read:
+            found = super().load_config(config_path)
+            if state is None or found is None:
+                return found
+            _read[state] = found
+        return copy.deepcopy(_read[state])
 
     def group_exists(self, config_path: str) -> bool:
         """Return whether there is a group of this name, which may be too long for one."""
