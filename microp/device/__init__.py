@@ -7,7 +7,7 @@
                     Emulated   a CPU whose actions last their nominal times
 
     meters         measure live bytes and stored activations during a step
-    memory_probe   measures the memory of a model's stages before a run
+    memory_probe   measures the memory of a model's layers before a run
 """
 
 import torch
@@ -17,7 +17,7 @@ from microp.device.base import Device, Give, Run
 from microp.device.cpu import Cpu
 from microp.device.cuda import Cuda
 from microp.device.emulated import Emulated
-from microp.device.memory_probe import probe_stages
+from microp.device.memory_probe import probe_layers, probe_stages
 from microp.device.meters import ActivationMeter, MemoryMeter
 from microp.job import Workload
 from microp.settings import DeviceSettings, EmulatedSettings
@@ -32,6 +32,7 @@ __all__ = [
     "MemoryMeter",
     "Run",
     "open_device",
+    "probe_layers",
     "probe_stages",
 ]
 

@@ -43,6 +43,12 @@ class ModelSettings(ABC):
         """The size of one weight, or of one number of an activation."""
         return {"float32": 4, "float64": 8}[self.dtype]
 
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        """For each layer, the index of the first layer that equals it: only the first and the last are of their own."""
+        last = self.layers - 1
+        return tuple(index if index in (0, last) else 1 for index in range(self.layers))
+
     def batch_bytes(self, rows: int) -> int:
         """Return the bytes of a batch on the rank of the first or of the last stage; both hold the text as int64."""
         return rows * (self.row_bytes + 1) * _INT64

@@ -7,6 +7,7 @@
                                     └─► activation_peak
 
     costs        per stage and hop: given, nominal, or calibrated from measured spans
+    layer_times, layer_memory   costs and memory of stages, from those of their layers
     link_model   the rules for the times of a hop
     closed_forms formulas for named schedules
 """
@@ -21,6 +22,8 @@ from microp.simulator.calibration import (
     schedule_of,
 )
 from microp.simulator.costs import PER_STAGE, Costs, for_stages
+from microp.simulator.layer_memory import STATE, LayerMemory, Size, compose_memory, weight_bytes
+from microp.simulator.layer_times import NO_TIMES, LayerTimes, costs_of
 from microp.simulator.link_model import LINK_MODELS, LinkModel
 from microp.simulator.memory import StageMemory, activation_peak
 from microp.simulator.nominal import nominal_costs
@@ -28,15 +31,22 @@ from microp.simulator.simulation import Simulated, critical_path, simulate
 
 __all__ = [
     "LINK_MODELS",
+    "NO_TIMES",
     "PER_STAGE",
+    "STATE",
     "Costs",
+    "LayerMemory",
+    "LayerTimes",
     "LinkModel",
     "Simulated",
+    "Size",
     "StageMemory",
     "activation_peak",
     "calibrate",
     "calibrate_steps",
     "closed_forms",
+    "compose_memory",
+    "costs_of",
     "critical_path",
     "for_stages",
     "kind_of",
@@ -45,4 +55,5 @@ __all__ = [
     "replay_reductions",
     "schedule_of",
     "simulate",
+    "weight_bytes",
 ]

@@ -1,0 +1,143 @@
+"""Composes the memory of stages from the memory of their layers.
+
+::
+
+    layer               0        1        2                     one stage of three layers
+    activation       [x a b]  [b c d]  [d e f]      kept by F: x a b c d e f
+    shared               b        d                 kept by two neighbours, counted once
+
+In a backward the last layer comes first, and what it kept is free when the layer before it begins:
+the peak is the largest sum of a layer's own need and of what is still held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from microp.schedule import spread
+from microp.settings import Checkpointing
+from microp.simulator.memory import StageMemory
+
+STATE = 3  # tensors of the weights' size that persist between steps: the weights and Adam's two moments
+
+
+class Size(NamedTuple):
+    """Bytes as a linear function of a microbatch's rows."""
+
+    fixed: float = 0
+    per_row: float = 0
+
+    def at(self, rows: float) -> float:
+        """Return the bytes for a microbatch of `rows` rows."""
+        return self.fixed + self.per_row * rows
+
+
+class LayerMemory(NamedTuple):
+    """The memory of one layer and one microbatch, as if the layer were a stage of its own.
+
+    Attributes:
+        weights: the bytes of its weights.
+        activation: kept by F for B without recomputation, with the tensor that enters if it is kept.
+        boundary: the tensor that enters; 0 for the model's first layer, whose input is the batch.
+        shared: the part of `activation` that the next layer keeps too: its input.
+        pending: kept by B for W, if the backward is divided.
+        in_backward: needed while B runs, in addition to `activation`.
+        in_weight: needed while W runs, in addition to `pending`.
+    """
+
+    weights: int
+    activation: Size = Size()
+    boundary: Size = Size()
+    shared: Size = Size()
+    pending: Size = Size()
+    in_backward: Size = Size()
+    in_weight: Size = Size()
+
+
+class _Bytes(NamedTuple):
+    """A `LayerMemory` at a number of rows."""
+
+    activation: float
+    boundary: float
+    shared: float
+    pending: float
+    in_backward: float
+    in_weight: float
+
+
+def compose_memory(
+    layers: Sequence[LayerMemory], sizes: Sequence[int], rows: float, checkpointing: Checkpointing, chunks: int
+) -> StageMemory:
+    """Return the memory of a microbatch of `rows` rows on each stage.
+
+    Args:
+        layers: every layer of the model, in order, measured with the schedule's kind of backward.
+        sizes: the number of layers of each stage.
+        rows: the rows of a microbatch.
+        checkpointing: what is recomputed.
+        chunks: the number of microbatches.
+    """
+    assert sum(sizes) == len(layers)
+    at_rows = [_Bytes(*(size.at(rows) for size in layer[1:])) for layer in layers]
+    ends = list(accumulate(sizes))
+    stages = [at_rows[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    segments = [min(checkpointing.segments, size) for size in sizes]
+    cuts = [_cut(stage, max(1, count)) for stage, count in zip(stages, segments, strict=True)]
+    activation = [_activation(stage) for stage in stages]
+    inputs = [sum(segment[0].boundary for segment in cut) for cut in cuts]
+    rebuilt = [kept / count if count else 0 for kept, count in zip(activation, segments, strict=True)]
+    peaks = [
+        _peak_recomputed(cut) if count else _peak(stage)
+        for stage, cut, count in zip(stages, cuts, segments, strict=True)
+    ]
+    return StageMemory(
+        activation=tuple(activation),
+        boundary=tuple(total / count if count else 0 for total, count in zip(inputs, segments, strict=True)),
+        pending=tuple(sum(layer.pending for layer in stage) for stage in stages),
+        in_backward=tuple(max(0, peak - again) for peak, again in zip(peaks, rebuilt, strict=True)),
+        in_weight=tuple(max(layer.in_weight for layer in stage) for stage in stages),
+        gradients=tuple(weight_bytes(layers, sizes)),
+        segments=tuple(segments) if checkpointing.segments else (),
+        spared=checkpointing.spared(chunks),
+    )
+
+
+def weight_bytes(layers: Sequence[LayerMemory], sizes: Sequence[int]) -> list[int]:
+    """Return the bytes of each stage's weights."""
+    ends = list(accumulate(sizes))
+    return [sum(layer.weights for layer in layers[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+
+
+def _cut(layers: Sequence[_Bytes], segments: int) -> list[Sequence[_Bytes]]:
+    sizes = spread(len(layers), segments)
+    return [layers[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
+
+
+def _activation(layers: Sequence[_Bytes]) -> float:
+    """Return the bytes that the forward of consecutive layers keeps; what two layers keep counts once."""
+    return sum(layer.activation for layer in layers) - sum(layer.shared for layer in layers[:-1])
+
+
+def _peak(layers: Sequence[_Bytes]) -> float:
+    """Return the bytes needed during the backward of consecutive layers, in addition to what their forward kept."""
+    peak = freed = incoming = 0.0
+    for index in reversed(range(len(layers))):
+        layer = layers[index]
+        peak = max(peak, layer.in_backward + incoming - freed)
+        shared = layers[index - 1].shared if index else 0
+        freed += layer.activation - shared - layer.pending
+        incoming = layer.boundary  # the gradient that the layer below is given
+    return peak
+
+
+def _peak_recomputed(segments: Sequence[Sequence[_Bytes]]) -> float:
+    """Return the bytes needed during the backward of recomputed segments, in addition to their inputs."""
+    peak = freed = incoming = 0.0
+    for segment in reversed(segments):
+        rebuilt = _activation(segment) - segment[0].boundary
+        peak = max(peak, rebuilt + _peak(segment) + incoming - freed)
+        freed += segment[0].boundary - sum(layer.pending for layer in segment)
+        incoming = segment[0].boundary
+    return peak

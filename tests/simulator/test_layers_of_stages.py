@@ -1,0 +1,45 @@
+"""Stages from layers: memory and times."""
+
+from __future__ import annotations
+
+import pytest
+
+from microp.schedule.builders import gpipe, zb_h1
+from microp.settings import NEVER, Checkpointing
+from microp.simulator import LayerMemory, LayerTimes, Size, compose_memory, costs_of, weight_bytes
+
+LAYER = LayerMemory(
+    weights=100,
+    activation=Size(per_row=30),  # its input, something inside, its output
+    boundary=Size(per_row=10),
+    shared=Size(per_row=10),
+    in_backward=Size(40, 5),
+)
+
+
+def test_a_tensor_that_two_layers_keep_counts_once():
+    memory = compose_memory([LAYER] * 5, (2, 3), 2, NEVER, 4)
+    assert memory.activation == (2 * (30 + 20), 2 * (30 + 20 + 20))
+    assert memory.in_backward == (40 + 2 * 5, 40 + 2 * 5)  # the last layer's: after it, more is free than is needed
+    assert memory.segments == ()
+    assert memory.gradients == (200, 300)
+    assert weight_bytes([LAYER] * 5, (2, 3)) == [200, 300]
+
+
+def test_recomputed_segments_keep_their_inputs():
+    memory = compose_memory([LAYER] * 4, (4,), 2, Checkpointing("segments", 2, False), 4)
+    kept, segment = memory.kept(0), 2 * (30 + 20)
+    assert kept == 2 * 2 * 10
+    assert memory.rebuilt(0) + memory.in_backward[0] == segment - 2 * 10 + 40 + 2 * 5
+
+
+def test_stages_take_the_times_of_their_layers():
+    layers = [LayerTimes(2, 3, 1, 3.5, 2)] * 3 + [LayerTimes(5, 5, 5, 9, 5)]
+    fixed = LayerTimes(0.5, 0, 0, 0.5, 0)
+    costs = costs_of(layers, (3, 1), gpipe(2, 4), NEVER, fixed=fixed, latency=0.25)
+    assert (costs.forward, costs.backward, costs.weight, costs.recompute) == ((6.5, 5.5), (11, 9.5), (), ())
+    costs = costs_of(layers, (3, 1), zb_h1(2, 4), Checkpointing("except_last", 1, True))
+    assert (costs.backward, costs.weight, costs.full) == ((9, 5), (3, 5), (10.5, 9))
+    assert (costs.recompute, costs.spared) == ((6, 5), (3,))
+    with pytest.raises(ValueError, match=r"partition \[2, 1\] does not cut 4 layers into the schedule's 2 stages"):
+        costs_of(layers, (2, 1), gpipe(2, 4), NEVER)
