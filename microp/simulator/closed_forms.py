@@ -12,11 +12,11 @@ Makespan of a step (the same for `_lifo`):
 | 1f1b | (M+K-1) t + 2c ((K-1) + floor((M-1)(K-1)/K)) | equal stages |
 | 1f1b, stage j rho >= 1 times as heavy | j t + M rho t + max(0, k(t - rho f)) + max(0, k(t - rho x)) | M >= K, c = 0 |
 | eager_1f1b | (M+K-1) t + 2(K-1) c | 2c <= t |
-| interleaved | M T + (K-1) t | K divides M, c = 0 |
+| interleaved | M T + (K-1) t; M < K: (v K + M - 1) t | c = 0 |
 | breadth_first | (v-1) (max(M f, K(f+c)) + max(M x, K(x+c))) + (M+K-1) t + 2(K-1) c | always |
 | zb_h1 | M T + (K-1) (f+b-w) | M >= K, w <= min(f, b), c = 0 |
 | zb_h2 | M T + (K-1) f | M >= 2K-1, f = b = w, c = 0 |
-| zb_interleaved | M T + (K-1) (f+b-w) | K divides M, w <= min(f, b), c = 0 |
+| zb_interleaved | M T + (K-1) (f+b-w) | M >= K, w <= min(f, b), c = 0 |
 | zb_v | M T + (K-1) f | M >= 2K-1, f = b = w, c = 0 |
 | dualpipe_v | M T + (K-1) (f+b-w) | w <= b <= f <= x, c = 0 |
 | v_half | M T + (3K-7) f, K even; (3K-4) f, K odd | K >= 3, M >= 2K, f = b = w, c = 0 |
@@ -40,14 +40,16 @@ from F to B. Held: from F to W, or to B if there is no W. The peaks depend only 
 | gpipe, breadth_first | M | M | always |
 | 1f1b | min(K-r, M) | the same | always |
 | eager_1f1b | min(2(K-r)-1, M) | the same | always |
-| interleaved | min(2(K-1-r) + (v-1)K + 1, vM) / v | the same | K divides M |
+| interleaved | min(2(K-1-r) + (v-1)G + 1, vM) / v | the same | always |
 | zb_h1 | min(K-r, M) | min(K, M) | always |
 | zb_h2 | min(2(K-r)-1, M) | min(2K-1, M) | always |
-| zb_interleaved | min(K-r + (v-1)K, vM) / v | min(K, M) | K divides M; held: always |
+| zb_interleaved | min(K-r + (v-1)G, vM) / v | min(K + (v-1)G, vM) / v | always |
 | zb_v | K | K | M >= 2K-1 |
 | dualpipe_v | K + 1/2 | K + 1/2 | always |
 | v_half | floor(K/2) + 1 | floor(K/2) + 1 | M >= 2K |
 | v_min | none | ceil((K-1)/3) + 1; if K = 2 mod 3, 1/2 less on rank 0, 1 less on ranks 3, 6, ... | M >= 2K |
+
+G: the microbatches of the first round, K where K divides M, else ceil(M / max(1, floor(M/K))).
 
 Sources: arXiv 1811.06965 (GPipe), 2104.04473 (interleaved), 2211.05953 (breadth-first),
 2401.10241 (zero bubble), 2405.15362 (V), 2412.19437 (DualPipe).
@@ -72,6 +74,7 @@ class _Shape:
     def __init__(self, schedule: Schedule, rank: int = 0) -> None:
         self.K, self.M, self.r = len(schedule.ranks), schedule.chunks, rank
         self.v = schedule.stages // self.K
+        self.G = -(-self.M // max(1, self.M // self.K))
 
 
 class _Case(_Shape):
@@ -163,11 +166,14 @@ _MAKESPANS: dict[str, list[_Form]] = {
     "eager_1f1b": [
         (lambda s: s.equal and 2 * s.c <= s.t, lambda s: (s.M + s.K - 1) * s.t + 2 * (s.K - 1) * s.c),
     ],
-    "interleaved": [(lambda s: s.near and s.M % s.K == 0, lambda s: s.M * s.T + (s.K - 1) * s.t)],
+    "interleaved": [
+        (lambda s: s.near and s.M >= s.K, lambda s: s.M * s.T + (s.K - 1) * s.t),
+        (lambda s: s.near, lambda s: (s.v * s.K + s.M - 1) * s.t),
+    ],
     "breadth_first": [(lambda s: s.equal, _breadth_first)],
     "zb_h1": [(lambda s: s.short_w and s.M >= s.K, _filled)],
     "zb_h2": [(lambda s: s.unit and s.M >= 2 * s.K - 1, _skewed)],
-    "zb_interleaved": [(lambda s: s.short_w and s.M % s.K == 0, _filled)],
+    "zb_interleaved": [(lambda s: s.short_w and s.M >= s.K, _filled)],
     "zb_v": [(lambda s: s.unit and s.M >= 2 * s.K - 1, _skewed)],
     "dualpipe_v": [(lambda s: s.near and s.w <= s.b <= s.f <= s.x, _filled)],
     "v_half": [
@@ -201,14 +207,11 @@ _IN_FLIGHT: dict[str, _Peak] = {
     "gpipe": (lambda _: True, lambda s: s.M),
     "1f1b": (lambda _: True, lambda s: min(s.K - s.r, s.M)),
     "eager_1f1b": (lambda _: True, lambda s: min(2 * (s.K - s.r) - 1, s.M)),
-    "interleaved": (
-        lambda s: s.M % s.K == 0,
-        lambda s: min(2 * (s.K - 1 - s.r) + (s.v - 1) * s.K + 1, s.v * s.M),
-    ),
+    "interleaved": (lambda _: True, lambda s: min(2 * (s.K - 1 - s.r) + (s.v - 1) * s.G + 1, s.v * s.M)),
     "breadth_first": (lambda _: True, lambda s: s.v * s.M),
     "zb_h1": (lambda _: True, lambda s: min(s.K - s.r, s.M)),
     "zb_h2": (lambda _: True, lambda s: min(2 * (s.K - s.r) - 1, s.M)),
-    "zb_interleaved": (lambda s: s.M % s.K == 0, lambda s: min(s.K - s.r + (s.v - 1) * s.K, s.v * s.M)),
+    "zb_interleaved": (lambda _: True, lambda s: min(s.K - s.r + (s.v - 1) * s.G, s.v * s.M)),
     "zb_v": (lambda s: s.M >= 2 * s.K - 1, lambda s: 2 * s.K),
     "dualpipe_v": (lambda _: True, lambda s: 2 * s.K + 1),
     "v_half": (lambda s: s.M >= 2 * s.K, lambda s: 2 * (s.K // 2 + 1)),
@@ -217,7 +220,7 @@ _IN_FLIGHT: dict[str, _Peak] = {
 _HELD: dict[str, _Peak] = _IN_FLIGHT | {
     "zb_h1": (lambda _: True, lambda s: min(s.K, s.M)),
     "zb_h2": (lambda _: True, lambda s: min(2 * s.K - 1, s.M)),
-    "zb_interleaved": (lambda _: True, lambda s: s.v * min(s.K, s.M)),
+    "zb_interleaved": (lambda _: True, lambda s: min(s.K + (s.v - 1) * s.G, s.v * s.M)),
     "v_min": (lambda s: s.M >= 2 * s.K, _v_min),
 }
 

@@ -123,7 +123,8 @@ def test_in_flight_and_held_peaks(name: str) -> None:
         pytest.param(schedules.one_f_one_b(3, 3), Costs((1, 2, 3), (1, 2, 3)), id="three different stages"),
         pytest.param(schedules.one_f_one_b(4, 3), Costs((1, 1, 1, 2), (1, 1, 1, 2)), id="a heavy stage, M < K"),
         pytest.param(schedules.eager_1f1b(2, 2), Costs((1, 1), (1, 1), latency=2), id="a hop too long"),
-        pytest.param(schedules.interleaved(2, 3), Costs((1,) * 4, (1,) * 4), id="K does not divide M"),
+        pytest.param(schedules.interleaved(2, 4), Costs((1,) * 4, (1,) * 4, latency=1), id="hops of looped stages"),
+        pytest.param(schedules.zb_interleaved(3, 2), Costs(*[(1,) * 6] * 3), id="M < K"),
         pytest.param(schedules.zb_h1(2, 2), Costs((1, 1), (1, 1), (2, 2)), id="W longer than F"),
         pytest.param(schedules.zb_v(2, 2), Costs(*[(1,) * 4] * 3), id="M < 2K-1"),
         pytest.param(schedules.v_half(2, 4), Costs(*[(1,) * 4] * 3), id="V-Half of two ranks"),
@@ -133,6 +134,16 @@ def test_in_flight_and_held_peaks(name: str) -> None:
 def test_no_form_where_none_is_exact(schedule: Schedule, costs: Costs) -> None:
     assert closed_forms.makespan(schedule, costs) is None
     assert closed_forms.bubble(schedule, costs) is None
+
+
+@pytest.mark.parametrize(("ranks", "chunks", "expected"), [(4, 10, 345), (4, 15, 495), (3, 8, 270), (5, 12, 420)])
+def test_interleaved_is_as_fast_where_the_ranks_do_not_divide_the_chunks(
+    ranks: int, chunks: int, expected: int
+) -> None:
+    """The makespans of torch's order with F = 5 and B = 10, which are those of the formula for any M >= K."""
+    schedule = schedules.interleaved(ranks, chunks)
+    costs = Costs((5,) * 2 * ranks, (10,) * 2 * ranks)
+    assert makespan(simulate(schedule, costs)) == closed_forms.makespan(schedule, costs) == expected
 
 
 # --- published -------------------------------------------------------------------------------------

@@ -17,9 +17,12 @@ def interleaved(ranks: int, chunks: int, stages_per_rank: int = 2) -> Schedule:
         rank 1    . 1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3   .        warmup 2
 
     With v stages per rank the bubble is (K-1)/v instead of K-1 microbatches, for v times the
-    messages. The warmup is 2(K-1-r) + (v-1)K forwards (Narayanan et al., arXiv 2104.04473,
-    section 2.2, there for chunks divisible by ranks). At most 2(K-1-r) + (v-1)K + 1 of the
-    vM (stage, microbatch) pairs of rank r are in flight.
+    messages. A round of G microbatches goes through all stages of a rank before the next one; G = K
+    where K divides M. Else there are max(1, floor(M/K)) rounds, as even as possible, the larger ones
+    first, and G is the first round's size, K <= G < 2K for M >= K: the bubble is the same. The
+    warmup is 2(K-1-r) + (v-1)G forwards, and at most one more of the vM (stage, microbatch) pairs of
+    rank r is in flight (Narayanan et al., arXiv 2104.04473, section 2.2, there for chunks divisible
+    by ranks).
 
     Args:
         stages_per_rank: the number of stages that a rank holds.

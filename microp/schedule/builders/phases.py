@@ -5,14 +5,16 @@
     three_phases    F F F | F B F B F B | B B B        warmup, steady, cooldown
     defer_weights   B B B W B W B W     W W            a W when more than `lag` wait
     play            2 x "F0", 3 x "F1 B1 W1", ...      phases as a table
-    looped_1f1b     three_phases over several stages of a rank, K microbatches at a time
+    looped_1f1b     three_phases over several stages of a rank, a round of microbatches at a time
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 
+from microp.schedule.partition import spread
 from microp.schedule.schedule import Action, Op
 
 
@@ -52,32 +54,38 @@ def looped_stages(rank: int, ranks: int, stages_per_rank: int) -> range:
     return range(rank, stages_per_rank * ranks, ranks)
 
 
+def rounds_of(ranks: int, chunks: int) -> tuple[int, ...]:
+    """Return the number of microbatches of each round of a looped 1F1B: K each, where K divides M.
+
+    Where it does not, there are as many rounds as full ones would fit, at least one, as even as possible and
+    the larger ones first: 4 ranks take 11 microbatches in rounds of 6 and 5. torch has the same rounds, and
+    refuses those that are not all equal.
+    """
+    return spread(chunks, max(1, chunks // ranks))
+
+
 def looped_1f1b(stages: Sequence[int], ranks: int, chunks: int, warmup: int) -> Iterator[Action]:
-    """Return the 1F1B row of a rank with several stages: K microbatches on each of them, then the next K.
+    """Return the 1F1B row of a rank with several stages: a round of microbatches on each of them, then the next round.
 
     ::
 
-        k-th forward   0 1 2 3  4 5 6 7  8 ...      K = 4, 2 stages per rank
+        k-th forward   0 1 2 3  4 5 6 7  8 ...      4 ranks, rounds of 4, 2 stages per rank
         stage          0 0 0 0  1 1 1 1  0 ...      index in `stages`; backwards begin with the last
         microbatch     0 1 2 3  0 1 2 3  4 ...
-
-    A last round of fewer than K microbatches is built as a full one, and the microbatches that do
-    not exist are left out: a shorter round would deadlock (5 ranks, 7 chunks).
 
     Args:
         warmup: the warmup forwards beyond the first round on all stages but the last.
     """
-    group = max(1, min(ranks, chunks))
+    rounds = rounds_of(ranks, chunks)
     order = [
         (turn, microbatch)
-        for start in range(0, chunks, group)
+        for end, size in zip(accumulate(rounds), rounds, strict=True)
         for turn in range(len(stages))
-        for microbatch in range(start, start + group)
+        for microbatch in range(end - size, end)
     ]
     forwards = [Action(Op.F, stages[turn], microbatch) for turn, microbatch in order]
     backwards = [Action(Op.B, stages[-1 - turn], microbatch) for turn, microbatch in order]
-    row = three_phases(forwards, backwards, (len(stages) - 1) * group + warmup)
-    return (action for action in row if action.microbatch < chunks)
+    return three_phases(forwards, backwards, (len(stages) - 1) * rounds[0] + warmup)
 
 
 def play(phases: Iterable[tuple[int, str]], stages: Sequence[int], chunks: int) -> Iterator[Action]:

@@ -10,8 +10,9 @@ import pytest
 import yaml
 from catalogue import BUILDERS, LOOPED, V_SHAPED, Builder, grid, lengths, pictured
 
-from microp.schedule import Schedule, validate
+from microp.schedule import Op, Schedule, validate
 from microp.schedule import builders as schedules
+from microp.schedule.builders.phases import rounds_of
 
 CONF = Path(__file__).parents[3] / "conf" / "schedule"
 EVERY = [
@@ -104,9 +105,10 @@ def test_interleaved_takes_as_many_microbatches_as_ranks_through_each_stage() ->
     ]
 
 
-def test_interleaved_lays_a_last_round_as_if_it_were_full() -> None:
-    whole, part = schedules.interleaved(4, 8), schedules.interleaved(4, 6)
-    assert part.ranks == tuple(tuple(a for a in row if a.microbatch < 6) for row in whole.ranks)
+def test_rounds_that_ranks_do_not_divide_are_even_and_the_larger_come_first() -> None:
+    assert [rounds_of(4, chunks) for chunks in (3, 4, 7, 8, 11)] == [(3,), (4,), (7,), (4, 4), (6, 5)]
+    forwards = [a for a in schedules.interleaved(2, 5).ranks[1] if a.op is Op.F]
+    assert " ".join(map(str, forwards)) == "1F0 1F1 1F2 3F0 3F1 3F2 1F3 1F4 3F3 3F4"
 
 
 def test_with_one_stage_a_rank_the_looped_orders_are_the_plain_ones() -> None:

@@ -40,7 +40,7 @@ def test_gpipe() -> None:
 )
 def test_interleaved(name: str, build: Builder, stages_per_rank: int) -> None:
     for ranks, chunks in lengths("interleaved", most=5):
-        if chunks % ranks == 0 or chunks < ranks:  # torch makes other rounds, or none, of what the ranks do not divide
+        if chunks % max(1, chunks // ranks) == 0:  # torch refuses rounds of different sizes
             ours = build(ranks, chunks, stages_per_rank)  # type: ignore[call-arg]
             assert ours.ranks == _listing(name, ranks, chunks, stages_per_rank)
 
