@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +65,9 @@ def small_job(**changes) -> Job:
     return replace(job, **changes)
 
 
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a shell's background ignores it, and so would what tests start
 for name in [name for name in os.environ if name.startswith("WANDB_")]:
     del os.environ[name]  # they are options of microp
 for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"):

@@ -12,15 +12,20 @@ time of a new interpreter.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import multiprocessing.forkserver as forkserver
 import os
 import runpy
+import signal
 import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
+
+LONGEST_S = 300  # a command that has not ended then hangs
 
 PACKAGES = [
     *("torch", "torch._dynamo", "torch.distributed.launcher.api", "torch.distributed.pipelining"),
@@ -47,7 +52,11 @@ class Warm:
     def run(
         self, module: str, arguments: list[str], folder: Path, environment: dict[str, str], out: Path, err: Path
     ) -> int:
-        """Run `python -m module arguments` in a folder and return its exit code; its output goes to two files."""
+        """Run `python -m module arguments` in a folder and return its exit code; its output goes to two files.
+
+        Raises:
+            TimeoutError: the command hangs; the message has the stacks of its threads. It has been killed.
+        """
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
@@ -56,7 +65,10 @@ class Warm:
         assert self._process.stdout is not None
         asked = {"module": module, "arguments": arguments, "folder": str(folder), "environment": environment}
         self._process.stdin.write(json.dumps({**asked, "out": str(out), "err": str(err)}) + "\n")
-        return int(self._process.stdout.readline())
+        code = self._process.stdout.readline().strip()
+        if code == "hangs":
+            raise TimeoutError(f"{module} {' '.join(arguments)} hangs: {err.read_text()}")
+        return int(code)
 
 
 def _serve() -> None:
@@ -66,8 +78,25 @@ def _serve() -> None:
         pid = os.fork()
         if not pid:
             _become(**json.loads(line))
-        _, status = os.waitpid(pid, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
+        print(_exit_code(pid), flush=True)
+
+
+def _exit_code(pid: int) -> int | str:
+    """Return the exit code of a command; "hangs" if it had to be killed, after it has printed its stacks."""
+    deadline, pause = time.monotonic() + LONGEST_S, 0.001
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            break
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)
+    os.kill(pid, signal.SIGUSR2)
+    time.sleep(1)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return "hangs"
 
 
 def _become(module: str, arguments: list[str], folder: str, environment: dict[str, str], out: str, err: str) -> None:
@@ -78,6 +107,8 @@ def _become(module: str, arguments: list[str], folder: str, environment: dict[st
             opened = os.open(path, os.O_RDWR | os.O_CREAT)
             os.dup2(opened, number)
             os.close(opened)
+        faulthandler.register(signal.SIGUSR2)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(folder)
