@@ -31,11 +31,11 @@ from torch import Tensor
 
 from microp.comms.base import Inbox, Message, Outbox, Pending
 from microp.comms.group import GroupComms
+from microp.comms.patience import Patience
 from microp.comms.processes import is_alive
 
 LINE = 64  # bytes: a cache line, and the alignment at which matrix products give the same bits
 STAMP = 32  # the offset of the stamp in the first line, after the semaphore
-SPIN_NS = 2_000_000  # a shorter wait never sleeps; used only if every rank has a core
 _BARRIER_TAG = -1  # the tag of the barrier's mailboxes
 LIVENESS_CHECK_S = 1.0  # a blocked wait checks once per this period that its peer is alive
 
@@ -65,7 +65,7 @@ class ShmComms(GroupComms):
         super().__init__("gloo", device, timeout_s, group)
         self._boxes: dict[tuple[int, int, int], _Box] = {}
         self._pids = [int(pid) for pid in self.all_gather(os.getpid())]
-        self._spin_ns = SPIN_NS if dist.get_world_size() <= len(os.sched_getaffinity(0)) else 0
+        self._patience = Patience(dist.get_world_size())
 
     def expect(self, messages: Iterable[Message]) -> None:
         meeting = [
@@ -130,6 +130,7 @@ class ShmComms(GroupComms):
         if not self._boxes:
             super().barrier()
             return
+        self._patience.look()
         others = range(1, self.world_size) if self.rank == 0 else [0]
         come = [self._boxes[rank, self.rank, _BARRIER_TAG].semaphore for rank in others]
         go = [self._boxes[self.rank, rank, _BARRIER_TAG].semaphore for rank in others]
@@ -161,8 +162,8 @@ class ShmComms(GroupComms):
             TimeoutError: it was not posted within `timeout_s`.
             ConnectionError: the sender's process has ended.
         """
-        if self._spin_ns:
-            end = perf_counter_ns() + self._spin_ns
+        if spin_ns := self._patience.spin_ns:
+            end = perf_counter_ns() + spin_ns
             while perf_counter_ns() < end:
                 if _trywait(semaphore) == 0:
                     return
