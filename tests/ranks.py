@@ -56,6 +56,17 @@ def train_all_tensors(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank:
     return [train(job, comms) for job in jobs]
 
 
+def order_of_a_step(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: int, _attempt: Path):
+    """This rank's actions in the order of their starts, as traced, of every job."""
+    orders = []
+    for job in jobs:
+        trainer = Trainer(job, comms, comms.rank)
+        trainer.load(0)
+        trainer.step(0)
+        orders.append(tuple(span.action for span in sorted(trainer.trace.spans, key=lambda span: span.start)))
+    return orders
+
+
 def train_tensors(job: Job, comms: Comms, _local_rank: int, _attempt: Path):
     return train(job, comms)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from microp.app.schema import Config
 from microp.app.size_checks import memory_problems
-from microp.job import Job
+from microp.job import Job, torch_problems
 from microp.settings import broken_rules, is_joined, not_writable, out_of_reach, quoted, too_few_descriptors
 
 QUICK = 100_000  # ranks times chunks; a larger schedule is not built if the configuration is refused anyway
@@ -125,6 +125,9 @@ def warnings(config: Config, job: Job) -> list[str]:
     if config.tracking.mode == "online" and (away := out_of_reach()):
         runs = config.tracking.folder(Path(config.output_dir)) / "wandb" / "offline-run-*"
         found.append(f"{away}: the runs are mirrored offline; send them later with `wandb sync {runs}`")
+    if config.engine.name == "compare" and "torch" not in job.engines:
+        reasons = torch_problems(job.torch_schedule, job.checkpointing, job.rows)
+        found.append(f"engine=compare goes without torch: {reasons[0]}")
     partition = job.partition
     share, rank = config.partition.get("share"), config.partition.get("rank")
     if share is not None and rank is not None and config.ranks > 1:

@@ -5,9 +5,9 @@
     schedule "1f1b" ─► torch.distributed.pipelining.Schedule1F1B
     stage           ─► PipelineStage ── one span per forward and backward, on the device's clock
 
-torch sends and receives over the process group (gloo or NCCL) and decides the order of the
-actions; the trace records the order in which it ran them. The loss is the weighted loss of
-`Stage`, so the gradients are the batch's and need no scaling afterwards.
+torch sends and receives over the process group (gloo or NCCL) and runs its own order, which is
+the job's (`microp.job.torch_problems` refuses any other); the trace records what it ran. The loss is the
+weighted loss of `Stage`, so the gradients are the batch's and need no scaling afterwards.
 """
 
 from __future__ import annotations

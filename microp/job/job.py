@@ -129,8 +129,11 @@ class Job:
 
     @property
     def torch_schedule(self) -> Schedule:
-        """The schedule that torch runs: this one, or the nearest that torch has if engines compare real compute."""
-        compares = self.engine.name == "compare" and not self.is_emulated
+        """The schedule that torch runs: this one, or in a comparison the nearest that torch has.
+
+        An emulated device knows the time of a divided backward only where the job's own order has one.
+        """
+        compares = self.engine.name == "compare" and not (self.is_emulated and self.schedule.split)
         return nearest_in_torch(self.schedule) if compares else self.schedule
 
     @property

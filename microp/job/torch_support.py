@@ -1,21 +1,33 @@
-"""The schedules that torch.distributed.pipelining has, and its conditions for running them."""
+"""The schedules that torch.distributed.pipelining has, and its conditions for running them.
+
+With `engine=torch` the job's order is torch's own, action by action, or the job is refused: what is priced is what
+runs. In a comparison torch runs the nearest order that it has.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from microp.schedule import Schedule
-from microp.schedule.builders import one_f_one_b
+from microp.schedule.builders import Drain, breadth_first, gpipe, one_f_one_b, rounds_of
 from microp.settings import Checkpointing
 
 TORCH_SCHEDULES = {  # our name -> torch's class
     "gpipe": "ScheduleGPipe",
     "1f1b": "Schedule1F1B",
     "interleaved": "ScheduleInterleaved1F1B",
-    "breadth_first": "ScheduleLoopedBFS",
+    "breadth_first_lifo": "ScheduleLoopedBFS",
     "zb_v": "ScheduleZBVZeroBubble",
 }
-NEAREST_IS_1F1B = ("zb_h1", "zb_h2", "eager_1f1b")  # torch has none of these; its 1F1B is compared with them
+_OTHER_DRAIN = {  # an order that torch has with the other drain -> which backwards torch runs, and the key's value
+    "gpipe_lifo": "first in, first out: set schedule.drain=fifo",
+    "breadth_first": "last in, first out: set schedule.drain=lifo",
+}
+_NEAREST: dict[str, Callable[[int, int, int], Schedule]] = {  # not in torch -> (K, M, v) -> what is compared with it
+    **dict.fromkeys(("zb_h1", "zb_h2", "eager_1f1b"), lambda ranks, chunks, _: one_f_one_b(ranks, chunks)),
+    "gpipe_lifo": lambda ranks, chunks, _: gpipe(ranks, chunks),
+    "breadth_first": lambda ranks, chunks, loops: breadth_first(ranks, chunks, loops, Drain.lifo),
+}
 
 
 def torch_problems(schedule: Schedule, checkpointing: Checkpointing, rows: Sequence[int]) -> list[str]:
@@ -27,8 +39,12 @@ def torch_problems(schedule: Schedule, checkpointing: Checkpointing, rows: Seque
         rows: the number of rows of each microbatch.
     """
     found = []
-    if schedule.name not in TORCH_SCHEDULES:
-        found.append(f"engine=torch has no schedule {schedule.name!r}: use one of {', '.join(TORCH_SCHEDULES)}")
+    if schedule.name in _OTHER_DRAIN:
+        known = schedule.name.removesuffix("_lifo")
+        found.append(f"engine=torch runs the backwards of {known} {_OTHER_DRAIN[schedule.name]}")
+    elif schedule.name not in TORCH_SCHEDULES:
+        names = ", ".join(name.removesuffix("_lifo") for name in TORCH_SCHEDULES)
+        found.append(f"engine=torch has no schedule {schedule.name!r}: use one of {names}")
     if len(schedule.ranks) < 2:
         found.append("engine=torch needs a pipeline: use ranks=2 or more")
     if schedule.name == "1f1b" and schedule.chunks < schedule.stages:
@@ -36,6 +52,8 @@ def torch_problems(schedule: Schedule, checkpointing: Checkpointing, rows: Seque
             f"engine=torch needs at least one microbatch per stage for 1f1b: chunks={schedule.chunks} is too few "
             f"for {schedule.stages} stages, use chunks={schedule.stages} or more"
         )
+    if schedule.name == "interleaved" and len(set(rounds_of(len(schedule.ranks), schedule.chunks))) > 1:
+        found.append(_unequal_rounds(len(schedule.ranks), schedule.chunks))
     if len(set(rows)) > 1:
         found.append(
             f"engine=torch needs equal microbatches: {sum(rows)} rows in chunks={len(rows)} are not, "
@@ -49,8 +67,20 @@ def torch_problems(schedule: Schedule, checkpointing: Checkpointing, rows: Seque
     return found
 
 
+def _unequal_rounds(ranks: int, chunks: int) -> str:
+    rounds = rounds_of(ranks, chunks)
+    near = [
+        next(each for each in candidates if len(set(rounds_of(ranks, each))) == 1)
+        for candidates in (range(chunks - 1, 0, -1), range(chunks + 1, 2 * chunks))
+    ]
+    return (
+        f"engine=torch needs chunks in equal rounds for interleaved, a multiple of chunks // ranks: chunks={chunks} "
+        f"in {len(rounds)} rounds is not, use chunks={near[0]} or {near[1]}"
+    )
+
+
 def nearest_in_torch(schedule: Schedule) -> Schedule:
-    """Return the schedule that torch runs in a comparison: the same one, or its 1F1B if that is the nearest."""
-    if schedule.name in NEAREST_IS_1F1B:
-        return one_f_one_b(len(schedule.ranks), schedule.chunks)
-    return schedule
+    """Return the schedule that torch runs in a comparison: the same one, or the nearest one that torch has."""
+    ranks = len(schedule.ranks)
+    nearest = _NEAREST.get(schedule.name)
+    return nearest(ranks, schedule.chunks, schedule.stages // ranks) if nearest else schedule

@@ -24,6 +24,7 @@ import numpy as np
 from microp.job import Job
 from microp.simulator import Costs, Simulated, calibrate_steps, closed_forms, nominal_costs, simulate
 from microp.store import snapshots
+from microp.store.order_limits import own_limits_ms
 from microp.store.records import SCHEMA_VERSION, Row, read_reductions, read_rows, read_spans
 from microp.trace import (
     KINDS,
@@ -145,6 +146,7 @@ def _engines(job: Job, rows: list[list[Row]]) -> dict[str, Any] | None:
         "pipeline_ms": {engine: _spread(values) for engine, values in times.items()},
         "ratio": {f"{a}/{b}": _median_ratio(times[a], times[b]) for a, b in pairs},
         "torch_schedule": job.torch_schedule.name if "torch" in times else None,
+        "own_limit_ms": own_limits_ms(job, times["limit"]),
     }
 
 

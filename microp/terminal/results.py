@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -126,10 +126,22 @@ def _about_engines(rows: Sequence[Row]) -> str:
     compared = [row for row in rows if row.summary["engines"]]
     emulated = all(row.summary["device"] == "emulated" for row in compared)
     limit = "simulated with the device's nominal times" if emulated else "one rank's compute alone, times (M+K-1)/M"
-    ran = {(row.summary["schedule"], row.summary["engines"]["torch_schedule"]) for row in compared}
-    others = [f"torch has no {own} and ran {other}." for own, other in sorted(ran, key=str) if other not in (own, None)]
     about = f"microp, torch, limit ms: forward and backward of a step, medians; the limit is {limit}."
-    return " ".join([about, *others])
+    return " ".join([about, *_about_other_orders(compared)])
+
+
+def _about_other_orders(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield which order torch ran instead of microp's, and how the limits of the two differ, one sentence per pair."""
+    pairs: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        own, engines = row.summary["schedule"], row.summary["engines"]
+        if engines["torch_schedule"] not in (own, None):
+            ratios = pairs.setdefault((own, engines["torch_schedule"]), [])
+            if limits := engines.get("own_limit_ms"):  # older runs have none
+                ratios.append(limits["torch"] / limits["microp"])
+    for (own, other), ratios in sorted(pairs.items()):
+        apart = f", whose own limit is {extremes(ratios, '.2f')} times that of {own}" if ratios else ""
+        yield f"torch has no {own} and ran {other}{apart}."
 
 
 IN_TURN = "Where engines ran in turn, the columns that name none are microp's; where sums did, ddp's."

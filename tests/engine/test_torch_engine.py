@@ -10,20 +10,32 @@ import ranks as rank_code
 import torch
 from configs import config, problems
 from conftest import CHECKPOINTING, gpt, mlp, small_job
+from emulation import settings
 
 from microp.job import TORCH_SCHEDULES
 from microp.job.torch_support import nearest_in_torch
 from microp.schedule import uniform
-from microp.schedule.builders import breadth_first, gpipe, interleaved, naive, one_f_one_b, zb_h1, zb_v
+from microp.schedule.builders import (
+    Drain,
+    breadth_first,
+    eager_1f1b,
+    gpipe,
+    interleaved,
+    naive,
+    one_f_one_b,
+    zb_h1,
+    zb_v,
+)
 from microp.settings import EngineSettings
 from microp.store import read_json, read_rows, read_spans, summarise, write_json
+from microp.store.order_limits import own_limits_ms
 from microp.worker import launch_ranks
 
 BUILDERS = {
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
     "interleaved": partial(interleaved, stages_per_rank=2),
-    "breadth_first": partial(breadth_first, stages_per_rank=2),
+    "breadth_first_lifo": partial(breadth_first, stages_per_rank=2, drain=Drain.lifo),
     "zb_v": zb_v,
 }
 
@@ -31,7 +43,7 @@ BUILDERS = {
 def job_for(build, **changes):
     schedule, model = build(2, 4), changes.pop("model", mlp())
     cut = uniform(model.layers, schedule.stages)
-    return small_job(schedule=schedule, model=model, partition=cut, batch_size=8, **changes)
+    return small_job(**{"schedule": schedule, "model": model, "partition": cut, "batch_size": 8, **changes})
 
 
 def test_every_schedule_of_torch_is_tried():
@@ -75,6 +87,15 @@ def test_a_comparison_alternates_and_is_summed_up(build, engines, tmp_path):
     assert len(read_spans(tmp_path)) == sum(map(len, job.schedule.ranks))
 
 
+def test_torch_runs_the_order_that_is_priced(tmp_path):
+    """The trace has the job's actions in the job's order, also where the ranks do not divide the chunks."""
+    jobs = [job_for(build, engine=EngineSettings("torch", False)) for build in BUILDERS.values()]
+    jobs.append(job_for(lambda ranks, _: interleaved(ranks, 3), engine=EngineSettings("torch", False), batch_size=9))
+    ran = launch_ranks(jobs[0], tmp_path, 3, partial(rank_code.order_of_a_step, jobs))
+    for number, job in enumerate(jobs):
+        assert tuple(ran[rank][number] for rank in (0, 1)) == job.schedule.ranks, job.schedule.name
+
+
 def test_a_run_by_torch_leaves_the_same_rows(tmp_path):
     for name in ("microp", "torch"):
         (tmp_path / name).mkdir()
@@ -88,12 +109,29 @@ def test_a_run_by_torch_leaves_the_same_rows(tmp_path):
 def test_beside_a_schedule_that_torch_lacks_its_nearest_is_run():
     assert nearest_in_torch(zb_h1(2, 4)).name == "1f1b"
     assert nearest_in_torch(gpipe(2, 4)).name == "gpipe"
+    assert nearest_in_torch(breadth_first(2, 4, 3)) == breadth_first(2, 4, 3, Drain.lifo)
+    assert nearest_in_torch(gpipe(2, 4, Drain.lifo)) == gpipe(2, 4)
     assert job_for(zb_h1, engine=EngineSettings("compare", False)).engines == ("microp", "limit", "torch")
 
 
 def test_a_comparison_does_without_torch_where_it_cannot():
     few = job_for(lambda ranks, _: one_f_one_b(ranks, 1), engine=EngineSettings("compare", False))
     assert few.engines == ("microp", "limit")
+
+
+def test_two_different_orders_have_a_limit_each():
+    """zb_h1 of 3 ranks and 4 chunks with F = B = W takes 4 x 3 + 2 slots, torch's 1F1B 6 x 3; a rank computes in 12."""
+    compare = EngineSettings("compare", False)
+    two = small_job(schedule=zb_h1(3, 4), batch_size=8, engine=compare)
+    assert own_limits_ms(two, [18.0, 18.0]) == {"microp": pytest.approx(14), "torch": pytest.approx(18)}
+    assert own_limits_ms(job_for(gpipe, engine=compare), [21.0]) is None
+    emulated = small_job(
+        schedule=eager_1f1b(3, 8),
+        batch_size=8,
+        engine=compare,
+        device=settings(forward_ms=5.0, backward_ms=10.0, latency_ms=1.0),
+    )
+    assert own_limits_ms(emulated, [1.0]) == {"microp": 154.0, "torch": 162.0}
 
 
 @pytest.mark.parametrize(
@@ -105,6 +143,16 @@ def test_a_comparison_does_without_torch_where_it_cannot():
         (
             "schedule=1f1b ranks=4 chunks=2",
             "engine=torch needs at least one microbatch per stage for 1f1b",
+        ),
+        (
+            "schedule=breadth_first",
+            "engine=torch runs the backwards of breadth_first last in, first out: set sched",
+        ),
+        ("schedule=gpipe schedule.drain=lifo", "engine=torch runs the backwards of gpipe first in, first out: set sch"),
+        (
+            "schedule=interleaved ranks=4 chunks=11 batch_size=220",
+            "engine=torch needs chunks in equal rounds for interleaved, a multiple of chunks // ranks: chunks=11 in 2 "
+            "rounds is not, use chunks=10 or 12",
         ),
         ("checkpointing=except_last", "engine=torch treats all microbatches alike: checkpointing=except_last does not"),
         ("comms=threads", "engine=torch needs ranks that are processes: use comms=auto"),

@@ -157,6 +157,9 @@ def test_engines_in_turn_show_torch_the_limit_and_the_ratios(lines):
     )
     near = " ".join(lines([row("engine=compare", schedule="zb_h1", engines=ENGINES)], 160))
     assert "torch has no zb_h1 and ran gpipe." in near
+    limits = {**ENGINES, "own_limit_ms": {"microp": 50.0, "torch": 55.5}}
+    apart = " ".join(lines([row("engine=compare", schedule="zb_h1", engines=limits)], 160))
+    assert "ran gpipe, whose own limit is 1.11 times that of zb_h1." in apart
 
 
 def test_small_figures_keep_two_digits(lines):
