@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 
@@ -13,12 +12,13 @@ def main(arguments: list[str] | None = None) -> int:
 
     answer_version()
     options = read_run_options(str(__doc__).partition(": ")[2], arguments)
-    from microp.terminal import run_list
+    from microp.terminal import console, run_list
 
     try:
         return run_list.answer(options)
-    except BrokenPipeError:  # the reader, for example head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError as error:
+        if not console.is_unread(error):
+            raise
         return 0
 
 

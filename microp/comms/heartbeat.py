@@ -95,23 +95,29 @@ class Heartbeats:
 
     Args:
         count: the number of ranks of all pipelines.
-        path: the memory of the process that made it, from `path`; None to make it.
+        path: the memory that another process has made with `shared`; None for memory of this process and its threads.
     """
 
     def __init__(self, count: int, path: str | None = None) -> None:
-        self.count = count
-        size = count * WORDS * 8
-        if path is not None:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        elif sys.platform == "linux":
-            descriptor = os.memfd_create("heartbeats", os.MFD_CLOEXEC)
-            os.ftruncate(descriptor, size)
-        else:
-            descriptor = -1  # only this process and its threads
-        self._memory = mmap.mmap(descriptor, size)
-        self._descriptor = descriptor
+        self.count, self.path = count, path
+        descriptor = -1 if path is None else os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._memory = mmap.mmap(descriptor, count * WORDS * 8)
         self._words = memoryview(self._memory).cast("q")
-        self.path = f"/proc/{os.getpid()}/fd/{descriptor}" if descriptor >= 0 else None
+        self._descriptor = descriptor
+
+    @classmethod
+    def shared(cls, count: int) -> Heartbeats:
+        """Make lines that other processes of this host can open by their `path`, which is None except on Linux."""
+        if sys.platform != "linux":
+            return cls(count)
+        made = os.memfd_create("heartbeats", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(made, count * WORDS * 8)
+            found = cls(count, f"/proc/{os.getpid()}/fd/{made}")
+        finally:
+            os.close(made)
+        found.path = f"/proc/{os.getpid()}/fd/{found._descriptor}"
+        return found
 
     def line(self, world_rank: int) -> memoryview:
         """Return the line of a rank, into which it writes; its words are PID, STEP, PLACE and SINCE."""
@@ -136,6 +142,7 @@ class Heartbeats:
     def close(self) -> None:
         """Close the memory in this process; its lines must not be used any more."""
         self._words.release()
+        self._memory.close()
         if self._descriptor >= 0:
             os.close(self._descriptor)
 

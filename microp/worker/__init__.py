@@ -8,8 +8,9 @@
 
 from microp.worker import monolith
 from microp.worker.failure import RankError
-from microp.worker.launch import connect_joined, launch_ranks, run_joined, run_threads
+from microp.worker.launch import connect_joined, launch_ranks, run_joined
 from microp.worker.rank import run_rank
+from microp.worker.threads import run_threads
 from microp.worker.trainer import Trainer
 
 __all__ = [

@@ -3,7 +3,7 @@
 ::
 
     error.rank<r>.json     ┐
-    exit codes and signals ┼─► RankError: one rank failed      WriteError: no rank can write its rows here
+    all ranks' exit codes  ┼─► RankError: one rank failed      WriteError: no rank can write its rows here
     what the watch ended   ┘
 """
 
@@ -15,7 +15,10 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from microp.store import Row, WriteError, full_disk, read_errors
+from microp.worker.forkserver import early_output
 from microp.worker.watch import Watch
+
+_BY_THE_LAUNCHER = (signal.SIGTERM, signal.SIGINT)  # with which it ends the other ranks
 
 
 class RankError(RuntimeError):
@@ -33,7 +36,8 @@ class RankError(RuntimeError):
 def what_failed(attempt: Path, error: ChildFailedError, watch: Watch) -> RankError | WriteError:
     """Return the failure as the guilty rank told it, or as the launcher saw it.
 
-    The rank that elastic names has often failed only because another rank did.
+    The rank that elastic names has often failed only because another rank did: a rank that a signal has ended and
+    that has written no error is the guilty one, whichever was seen first.
     """
 
     def failure(rank: int, why: str) -> RankError:
@@ -44,20 +48,26 @@ def what_failed(attempt: Path, error: ChildFailedError, watch: Watch) -> RankErr
             return failure(rank, f"rank {rank} {why}")
     written = read_errors(attempt)
     known = {each["world_rank"] for each in written}
-    silent = {rank: ended for rank, ended in error.failures.items() if rank not in known}
-    fatal = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)
-    for rank, ended in silent.items():
-        if ended.exitcode in fatal and rank not in watch.ended:
-            name = signal.Signals(-ended.exitcode).name
-            return failure(rank, f"rank {rank} was killed by {name} {watch.where(rank)}")
+    codes = {**watch.exits.codes(), **{rank: ended.exitcode for rank, ended in error.failures.items()}}
+    for rank, code in sorted(codes.items()):
+        by_itself = rank in error.failures or watch.ended_early(rank)
+        if code < 0 and -code not in _BY_THE_LAUNCHER and by_itself and rank not in {*known, *watch.ended}:
+            return failure(rank, f"rank {rank} was killed by {_signal_name(-code)} {watch.where(rank)}")
     if written:
         return error_of(written[0], log_of(attempt, written[0]["world_rank"]))
     if no_room := full_disk(attempt):  # not even the error could be written
         return no_room
     rank, ended = next(iter(error.failures.items()))
     log = log_of(attempt, rank)
-    said = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+    said = (log.read_text(errors="replace") if log.is_file() else early_output()).strip().splitlines()
     return failure(rank, f"rank {rank} ended with exit code {ended.exitcode}: {said[-1] if said else 'see its log'}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def error_of(row: Row, log: Path) -> RankError | WriteError:

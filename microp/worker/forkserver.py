@@ -1,7 +1,9 @@
 """Starts the process from which ranks are forked, with torch loaded, so that it leaves nothing in the temporary folder.
 
 multiprocessing reaches its server through a socket that has a name in the temporary folder, and a launcher that is
-killed would leave that name behind. On Linux the launcher keeps a descriptor of the socket and removes the name.
+killed would leave that name behind. On Linux the launcher keeps a descriptor of the socket and removes the name. Such
+a name may have at most 107 bytes, however long that of the temporary folder is: it is given through a descriptor of
+the folder.
 """
 
 from __future__ import annotations
@@ -10,29 +12,37 @@ import multiprocessing
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 from microp.store import unwritable
+from microp.worker.leftovers import SEMAPHORES, named_semaphores, own_prefix, remove_leftovers
 
-_PRELOAD = ["microp.worker", "torch._dynamo"]  # imported once for all ranks (the optimizer needs the latter)
+# Imported once for all ranks, in this order: the first one keeps what they print before they have a log, and the
+# optimizer needs the last one.
+_PRELOAD = ["microp.worker.early_output", "microp.worker", "torch._dynamo"]
 _DESCRIPTORS = Path("/proc/self/fd")
-_SEMAPHORES = Path("/dev/shm")
 
 
-def start_forkserver() -> None:
-    """Start the server unless it runs.
+def start_forkserver(ranks: int) -> None:
+    """Start the server unless it runs, and remove what killed launchers have left.
+
+    Args:
+        ranks: the number of processes that are to be started from it.
 
     Raises:
-        WriteError: processes cannot share semaphores here.
+        WriteError: there is no room for the semaphores that so many ranks share, or they cannot be made.
         OSError: there is no temporary folder, or there are too few file descriptors.
     """
-    _check_semaphores()
+    remove_leftovers()
+    _check_semaphores(2 * ranks + 5)
     multiprocessing.set_forkserver_preload(_PRELOAD)
     config: dict[str, Any] = vars(multiprocessing.current_process())["_config"]
     folder_before = config.get("tempdir")
-    with tempfile.TemporaryDirectory(prefix="pymp-") as folder:
+    with _socket_folder() as folder:
         config["tempdir"] = folder
         try:
             forkserver.ensure_running()
@@ -42,18 +52,47 @@ def start_forkserver() -> None:
             config["tempdir"] = folder_before
 
 
+@contextmanager
+def _socket_folder() -> Iterator[str]:
+    """Make a temporary folder and yield a path of it that is short."""
+    with tempfile.TemporaryDirectory(prefix=own_prefix()) as folder:
+        if sys.platform != "linux":
+            yield folder
+            return
+        descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield str(_DESCRIPTORS / str(descriptor))
+        finally:
+            os.close(descriptor)
+
+
 def _remove_name(server: Any) -> None:
     """Reach the server through a descriptor of its socket, and remove the socket's name."""
     address = Path(server._forkserver_address)
     if address.parent != _DESCRIPTORS:
-        server._forkserver_address = str(_DESCRIPTORS / str(os.open(address, os.O_PATH | os.O_CLOEXEC)))
+        if (before := getattr(server, "socket_descriptor", None)) is not None:  # of a server that was killed
+            os.close(before)
+        server.socket_descriptor = os.open(address, os.O_PATH | os.O_CLOEXEC)
+        server._forkserver_address = str(_DESCRIPTORS / str(server.socket_descriptor))
         address.unlink()
 
 
-def _check_semaphores() -> None:
-    """Raise WriteError if no semaphore can be made, through which launcher and ranks end together."""
+def _check_semaphores(count: int) -> None:
+    """Raise WriteError unless so many semaphores can be made at once, as the launcher shares with its ranks."""
+    made: list[Any] = []
     try:
-        multiprocessing.get_context("forkserver").Lock()
+        with named_semaphores():
+            while len(made) < count:
+                made.append(multiprocessing.get_context("forkserver").Lock())
     except OSError as error:
         instead = "or use comms=threads"
-        raise unwritable(_SEMAPHORES / "a semaphore", error, os.sysconf("SC_PAGE_SIZE"), instead) from error
+        raise unwritable(SEMAPHORES / "a semaphore", error, count * os.sysconf("SC_PAGE_SIZE"), instead) from error
+
+
+def early_output() -> str:
+    """Return what the server and its ranks have printed before a rank had its log."""
+    server = vars(forkserver)["_forkserver"]
+    try:
+        return Path(f"/proc/{server._forkserver_pid}/fd/2").read_text(errors="replace")
+    except OSError:
+        return ""

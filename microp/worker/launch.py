@@ -3,8 +3,9 @@
 ::
 
     launch_ranks   this process ─► forkserver (torch loaded) ─► rank 0, rank 1, ...   the default
-    run_threads    this process ─► one thread per rank                               comms=threads
     run_joined     torchrun ─► this process is one rank, torchrun starts the others  RANK is set
+
+`threads` runs them as threads of this process.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,11 +36,12 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from microp.comms import Comms, Heartbeats, init_process_group, thread_comms
+from microp.comms import Comms, Heartbeats, init_process_group
 from microp.job import Job
-from microp.store import WriteError, read_errors
-from microp.worker.failure import RankError, error_of, what_failed
+from microp.store import WriteError
+from microp.worker.failure import RankError, what_failed
 from microp.worker.forkserver import start_forkserver
+from microp.worker.leftovers import named_semaphores
 from microp.worker.rank import run_rank
 from microp.worker.watch import Watch
 
@@ -66,21 +71,45 @@ def launch_ranks(job: Job, attempt: Path, shutdown_s: int, entry: Entry = run_ra
         WriteError: a rank could not write its rows, or there is no room for what the launcher needs.
         KeyboardInterrupt: this process received Ctrl-C or another signal to end.
     """
-    for name in ("torch.distributed.elastic", "torchelastic-events-null", "torch.multiprocessing.spawn"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    start_forkserver()
+    _silence_torch()
+    start_forkserver(job.processes)
     store = _open_store()
     config = _launch_config(job, attempt, store.port)
-    with Watch(job, shutdown_s) as watch, _signal_handlers_kept(), _main_module_hidden(entry):
+    hiding = _main_module_hidden(entry), _signal_handlers_kept(), _error_files_in(attempt / "logs"), named_semaphores()
+    with Watch(job, shutdown_s) as watch, ExitStack() as stack:
+        for each in hiding:
+            stack.enter_context(each)
         try:
             results: dict[int, Any] = elastic_launch(config, _in_new_process)(
-                job, attempt, entry, watch.heartbeats.path
+                job, attempt, entry, watch.heartbeats.path, watch.exits
             )
         except SignalException as stop:
             raise KeyboardInterrupt from stop
         except ChildFailedError as error:
             raise what_failed(attempt, error, watch) from None
     return results
+
+
+def _silence_torch() -> None:
+    """Hide what torch's launcher logs; each of its modules has a logger with a level of its own."""
+    for name in ("torchelastic-events-null", *logging.root.manager.loggerDict):
+        if name.startswith(("torch.distributed.elastic", "torchelastic", "torch.multiprocessing")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+@contextmanager
+def _error_files_in(folder: Path) -> Iterator[None]:
+    """Let torch make its files for a rank's error in a folder of the attempt.
+
+    It makes and removes each of them only for its name, in the temporary folder, where a kill in between left it.
+    """
+    folder.mkdir(exist_ok=True)
+    module = vars(import_module("torch.multiprocessing.spawn"))  # torch.multiprocessing has a function of this name
+    module["tempfile"] = SimpleNamespace(NamedTemporaryFile=partial(tempfile.NamedTemporaryFile, dir=folder))
+    try:
+        yield
+    finally:
+        module["tempfile"] = tempfile
 
 
 def _launch_config(job: Job, attempt: Path, port: int) -> LaunchConfig:
@@ -151,7 +180,7 @@ def _main_module_hidden(entry: Entry) -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats: str | None) -> Any:
+def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats: str | None, _: None) -> Any:
     """Connect to the other ranks, run `entry`, disconnect and return its result."""
     gc.freeze()  # the collector need not scan the objects from before the fork
     end_with_parent()
@@ -198,50 +227,6 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-# --- threads -------------------------------------------------------------------------------------
-
-
-def run_threads(job: Job, attempt: Path, shutdown_s: int = 0) -> None:
-    """Run every rank as a thread of this process.
-
-    Args:
-        job: the job to run.
-        attempt: the folder into which ranks write.
-        shutdown_s: unused, because a thread that fails wakes the others at once.
-
-    Raises:
-        RankError: a rank failed.
-        WriteError: a rank could not write its rows.
-    """
-    del shutdown_s
-    threads_before = torch.get_num_threads()
-    everyone = thread_comms(job.ranks, job.timeout_s, job.replicas)
-    heartbeats = Heartbeats(job.processes)
-    for number, comms in enumerate(everyone):
-        comms.heartbeats = heartbeats
-        heartbeats.start(number)
-
-    raised: list[Exception] = []
-
-    def run(rank: int) -> None:
-        try:
-            run_rank(job, everyone[rank], rank, attempt)
-        except Exception as error:
-            raised.append(error)
-            everyone[rank].abort()
-
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(job.processes)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    torch.set_num_threads(threads_before)
-    if errors := read_errors(attempt):
-        raise error_of(errors[0], attempt / f"error.rank{errors[0]['world_rank']}.json")
-    if raised:  # before the rank could write its error
-        raise raised[0]
 
 
 # --- torchrun ------------------------------------------------------------------------------------

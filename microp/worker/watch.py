@@ -17,13 +17,36 @@ import signal
 import threading
 import time
 from collections import Counter
+from multiprocessing.context import get_spawning_popen
 from types import TracebackType
+from typing import Any
 
 from microp.comms import STOPPED, Heartbeats, process_state
 from microp.job import Job
 
 POLL_S = 0.25
+SOON_S = 5.0  # much less than after what time torch's launcher kills a rank that does not react to SIGTERM
 STOPPED_POLLS = 8  # counted, because the launcher itself may have been stopped by the terminal's Ctrl-Z
+
+
+class Exits:
+    """The exit codes of the ranks of one launch; torch's launcher tells only the first that it sees.
+
+    multiprocessing pickles it as an argument of each rank, in the order of the ranks, and so it learns of their
+    processes. The ranks get None in its place.
+    """
+
+    def __init__(self) -> None:
+        self._processes: list[Any] = []
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        self._processes.append(get_spawning_popen())
+        return type(None), ()
+
+    def codes(self) -> dict[int, int]:
+        """Return rank -> the exit code of one that has ended, which is below 0 if a signal ended it."""
+        codes = {rank: process.poll() for rank, process in enumerate(self._processes)}
+        return {rank: code for rank, code in codes.items() if code is not None}
 
 
 class Watch:
@@ -35,13 +58,16 @@ class Watch:
 
     Attributes:
         heartbeats: where the ranks are.
+        exits: how the ranks ended; it has to be an argument of the ranks.
         ended: the ranks that the watch has ended -> why.
     """
 
     def __init__(self, job: Job, shutdown_s: float) -> None:
         self._job, self._shutdown_s = job, shutdown_s
-        self.heartbeats = Heartbeats(job.processes)
+        self.heartbeats = Heartbeats.shared(job.processes)
+        self.exits = Exits()
         self.ended: dict[int, str] = {}
+        self._ends: dict[int, float] = {}  # when a rank was first seen to have ended
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
 
@@ -61,9 +87,13 @@ class Watch:
             return "before it had started"
         return f"in {beat.where(self._job.schedule, world_rank % self._job.ranks)}, step {beat.step}"
 
+    def ended_early(self, world_rank: int) -> bool:
+        """Return whether a rank that has ended did so soon after the first one, and so was not killed by torch."""
+        now = time.monotonic()
+        return self._ends.get(world_rank, now) - min(list(self._ends.values()), default=now) < SOON_S
+
     def _watch(self) -> None:
         stopped: Counter[int] = Counter()
-        first_end: float | None = None
         while not self._over.wait(POLL_S):
             pids = {rank: self.heartbeats.read(rank).pid for rank in range(self._job.processes)}
             states = {rank: process_state(pid) for rank, pid in pids.items() if pid}
@@ -71,9 +101,9 @@ class Watch:
                 stopped[rank] = stopped[rank] + 1 if state == STOPPED else 0
                 if stopped[rank] == STOPPED_POLLS:
                     self._end(rank, pids[rank], f"was stopped by a signal {self.where(rank)}")
-            if first_end is None and None in states.values():
-                first_end = time.monotonic()
-            if first_end is not None and time.monotonic() - first_end > self._shutdown_s:
+                elif state is None:
+                    self._ends.setdefault(rank, time.monotonic())
+            if self._ends and time.monotonic() - min(self._ends.values()) > self._shutdown_s:
                 for rank, state in states.items():
                     if state is not None and rank not in self.ended:
                         self._end(rank, pids[rank], f"did not end within {self._shutdown_s:g} s {self.where(rank)}")

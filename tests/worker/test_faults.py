@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import threading
 import time
 from pathlib import Path
 
@@ -11,10 +13,11 @@ from conftest import small_job
 from ranks import Fault
 
 from microp.comms.processes import is_alive
+from microp.model import Stage
 from microp.schedule.builders import one_f_one_b, zb_h1
 from microp.settings import EngineSettings
 from microp.store import read_rows
-from microp.worker import RankError, launch_ranks
+from microp.worker import RankError, launch, launch_ranks, run_threads
 
 PLACES = {
     "forward": "1F1",
@@ -97,3 +100,59 @@ def test_torchs_runtime_names_them_as_well(how, said, tmp_path):
 def test_a_weight_gradient_is_named(tmp_path):
     with pytest.raises(RankError, match="rank 1 was killed by SIGKILL in 1W1, step 2"):
         launch_ranks(small_job(schedule=zb_h1(2, 4)), tmp_path, 1, Fault("kill", "weight_gradient"))
+
+
+def test_a_killed_rank_is_named_though_torch_names_a_victim(tmp_path, monkeypatch):
+    """torch's launcher looks so seldom here that it finds all ranks dead, and tells the first one only."""
+    launch_config = launch._launch_config
+
+    def slow(*given):
+        config = launch_config(*given)
+        config.monitor_interval = 2.0
+        return config
+
+    monkeypatch.setattr(launch, "_launch_config", slow)
+    job = small_job(schedule=one_f_one_b(2, 4), steps=50, backend="gloo")
+    with pytest.raises(RankError, match="rank 1 was killed by SIGKILL in 1B1, step 2"):
+        launch_ranks(job, tmp_path, SHUTDOWN_S, Fault("kill", "backward"))
+
+
+def test_a_thread_that_hangs_does_not_keep_the_command(tmp_path, monkeypatch):
+    """The other ranks give up after the time-out, and it is left behind after `shutdown_s`."""
+    forward, released = Stage.forward, threading.Event()
+
+    def hanging(stage, microbatch, x):
+        if x is not None and microbatch == 1:
+            released.wait(60)
+        return forward(stage, microbatch, x)
+
+    monkeypatch.setattr(Stage, "forward", hanging)
+    said = "rank 0 waited 1 s for 1B0 from rank 1, which has been in 1F1 for "
+    before = threading.active_count()
+    with pytest.raises(RankError, match=said):
+        run_threads(small_job(timeout_s=1, backend="threads"), tmp_path, 1)
+    assert threading.active_count() == before + 1
+    released.set()
+    end = time.monotonic() + 60
+    while threading.active_count() > before and time.monotonic() < end:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+def test_threads_leave_no_descriptor(tmp_path):
+    """Of each point of a sweep one was left until the collector of cycles came to it."""
+
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = descriptors()
+        for number in range(3):
+            (tmp_path / str(number)).mkdir()
+            run_threads(small_job(steps=1, backend="threads"), tmp_path / str(number))
+            gc.disable()
+        assert descriptors() <= before
+    finally:
+        gc.enable()

@@ -10,16 +10,20 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import ranks as rank_code
+import torch
 import user
 from conftest import small_job
 
 from microp.schedule.builders import gpipe, one_f_one_b
 from microp.store import read_json, read_rows
-from microp.worker import RankError, launch, launch_ranks, run_threads
+from microp.worker import RankError, launch, launch_ranks, leftovers, run_threads
+
+spawn = import_module("torch.multiprocessing.spawn")  # torch.multiprocessing has a function of this name
 
 TESTS = Path(__file__).parents[1]
 
@@ -96,20 +100,60 @@ def test_ranks_end_with_their_parent_and_leave_nothing(how, tmp_path):
     )
     script = tmp_path / "parent.py"
     script.write_text("if __name__ == '__main__':\n    " + code.replace("\n", "\n    "))
-    (tmp_path / "tmp").mkdir()
-    environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}", "TMPDIR": str(tmp_path / "tmp")}
+    temporary = tmp_path / ("a-temporary-folder-whose-path-is-longer-than-that-of-a-socket-may-be" * 2)
+    temporary.mkdir()
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}", "TMPDIR": str(temporary)}
     parent = subprocess.Popen([sys.executable, script], env=environment, stderr=subprocess.DEVNULL)
     files = [tmp_path / "pid0", tmp_path / "pid1"]
     wait_for(lambda: all(file.exists() and file.read_text() for file in files), 300)
     pids = [int(file.read_text()) for file in files]
     assert all(alive(pid) for pid in pids)
-    semaphores = {Path(name) for name in re.findall(r"/dev/shm/\S+", Path(f"/proc/{parent.pid}/maps").read_text())}
-    assert semaphores
+
+    def semaphores() -> list[str]:
+        return [path.name for path in Path("/dev/shm").glob(f"sem.microp-*-{parent.pid}-*")]
+
+    assert len(semaphores()) == 2 * len(pids) + 5
     parent.send_signal(how)
     parent.wait(30)
     wait_for(lambda: not any(alive(pid) for pid in pids), 30)
-    wait_for(lambda: not any(path.exists() for path in semaphores), 30)
-    assert [path.name for path in (tmp_path / "tmp").iterdir() if "torchinductor" not in path.name] == []  # a cache
+    wait_for(lambda: not semaphores(), 30)
+    assert [path.name for path in temporary.iterdir() if "torchinductor" not in path.name] == []  # a cache
+
+
+def test_the_next_launch_removes_what_killed_ones_left(tmp_path, monkeypatch):
+    """It keeps what is of a process that runs, of another container, or of somebody else."""
+    monkeypatch.setattr(leftovers, "SEMAPHORES", tmp_path / "shm")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    mine, namespace = leftovers.own_prefix(), leftovers.own_prefix().split("-")[1]
+    dead, other = f"microp-{namespace}-{ended.pid}-x", f"microp-1{namespace}-{ended.pid}-x"
+    kept = [f"sem.{mine}x", f"sem.{other}", "sem.mp-abcdefgh", f"sem.microp-{namespace}-x"]
+    (tmp_path / "tmp" / dead).mkdir(parents=True)
+    (tmp_path / "tmp" / dead / "listener-1").touch()
+    (tmp_path / "tmp" / mine).mkdir()
+    (tmp_path / "shm").mkdir()
+    for name in (f"sem.{dead}", *kept):
+        (tmp_path / "shm" / name).touch()
+    leftovers.remove_leftovers()
+    assert sorted(path.name for path in (tmp_path / "shm").iterdir()) == sorted(kept)
+    assert [path.name for path in (tmp_path / "tmp").iterdir()] == [mine]
+
+
+def test_torch_s_files_are_not_in_the_temporary_folder(tmp_path, monkeypatch):
+    """A kill while it makes one of them would leave it there."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    start, made = spawn.start_processes, []
+
+    def starting(*given, **named):
+        made.append(spawn.tempfile.NamedTemporaryFile(prefix="pytorch-errorfile-").name)
+        return start(*given, **named)
+
+    monkeypatch.setattr(torch.multiprocessing, "start_processes", starting)
+    monkeypatch.setattr(launch, "start_forkserver", lambda _: None)  # it runs already, and needs the folder
+    launch_ranks(small_job(steps=1), tmp_path, 3)
+    assert [Path(name).parent for name in made] == [tmp_path / "logs"]
+    assert spawn.tempfile is tempfile
 
 
 def wait_for(condition, seconds):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import gc
+import multiprocessing
 import os
 import random
 import shutil
-import signal
 import time
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_
 from microp.settings import EngineSettings, SnapshotSettings
 from microp.store import read_json, read_rows, snapshots
 from microp.worker import RankError, Trainer, run_threads
+from microp.worker.forkserver import start_forkserver
 
 EVERY_2 = SnapshotSettings("disk", 2, 9, False, None, True)
 STEPS = 6  # one warm-up step and five measured ones; the step for memory comes after them
@@ -251,30 +253,28 @@ def test_a_full_disk_is_named_and_the_older_snapshot_stays(file, tmp_path, monke
     assert [each.name for each in (attempt / "snapshots").iterdir()] == ["step-2"]
 
 
-def train_on(job: Job, attempt: Path) -> int:
-    """Start a process that runs a job, and return its pid."""
-    if pid := os.fork():
-        return pid
-    try:
-        run_threads(job, attempt)
-    finally:
-        os._exit(1)
+def train_on(job: Job, attempt: Path) -> BaseProcess:
+    """Start a process that runs a job: a fork of one that has imported torch and never used it, as this one has."""
+    start_forkserver(1)
+    process = multiprocessing.get_context("forkserver").Process(target=run_threads, args=(job, attempt))
+    process.start()
+    return process
 
 
 def test_killed_at_any_moment_one_snapshot_is_whole(tmp_path):
     """Processes that do little but save are killed at random moments, and what they leave is read in full."""
     job = job_of("mlp", steps=2000, snapshot=SnapshotSettings("disk", 1, 1, False, None, False))
     moments, drafts = random.Random(3), 0
-    for number in range(20):
+    for number in range(12):
         attempt = tmp_path / f"attempt-{number}"
         attempt.mkdir()
-        pid = train_on(job, attempt)
+        process = train_on(job, attempt)
         while not snapshots.snapshots_of(attempt):
-            assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+            assert process.exitcode is None
             time.sleep(0.002)
         time.sleep(moments.uniform(0, 0.05))
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        process.kill()
+        process.join()
         newest = snapshots.find_snapshot(attempt)
         assert snapshots.snapshot_problem(newest, job) is None
         drafts += len(list(attempt.glob("snapshots/.*")))

@@ -1,0 +1,65 @@
+"""Runs the ranks of a job as threads of this process, for a debugger and for tests: `comms=threads`.
+
+::
+
+    rank 0   runs ─── fails ┐
+    rank 1   waits ─────────┴── is woken ──► fails
+    rank 2   hangs ──────────── shutdown_s ───► left behind: a thread cannot be ended from outside
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from microp.comms import Heartbeats, thread_comms
+from microp.job import Job
+from microp.store import read_errors
+from microp.worker.failure import error_of
+from microp.worker.rank import run_rank
+
+_POLL_S = 0.1
+
+
+def run_threads(job: Job, attempt: Path, shutdown_s: float = 30) -> None:
+    """Run every rank as a thread of this process.
+
+    Args:
+        job: the job to run.
+        attempt: the folder into which ranks write.
+        shutdown_s: the time that the other ranks have to end after one has failed, in seconds.
+
+    Raises:
+        RankError: a rank failed.
+        WriteError: a rank could not write its rows.
+    """
+    threads_before = torch.get_num_threads()
+    everyone = thread_comms(job.ranks, job.timeout_s, job.replicas)
+    heartbeats = Heartbeats(job.processes)
+    for number, comms in enumerate(everyone):
+        comms.heartbeats = heartbeats
+        heartbeats.start(number)
+
+    raised: list[tuple[float, Exception]] = []
+
+    def run(rank: int) -> None:
+        try:
+            run_rank(job, everyone[rank], rank, attempt)
+        except Exception as error:
+            raised.append((time.monotonic(), error))
+            everyone[rank].abort()
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(job.processes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive() and not (raised and time.monotonic() - raised[0][0] > shutdown_s):
+            thread.join(_POLL_S)
+    torch.set_num_threads(threads_before)
+    if errors := read_errors(attempt):
+        raise error_of(errors[0], attempt / f"error.rank{errors[0]['world_rank']}.json")
+    if raised:  # before the rank could write its error
+        raise raised[0][1]
