@@ -140,8 +140,8 @@ class Attempt:
             self._follower.stop()  # after a Ctrl-C it ends by itself
         state, message = "failed", None
         if isinstance(error, OSError):
-            if isinstance(error, WriteError) and error.no_room:
-                rest = room_needed(self.folder, len(list(self._job.phases())))
+            full = isinstance(error, WriteError) and error.no_room
+            if full and (rest := room_needed(self.folder, len(list(self._job.phases())))):  # 0 before the first row
                 error.args = (f"{error}; the rows that are missing take about {size_text(rest)}",)
             message = in_a_line(error)
         elif isinstance(error, Exception):

@@ -22,7 +22,7 @@ from microp.app.errors import ConfigError
 from microp.app.hydra_callbacks import Point, PointsCallback, refuse, speaks
 from microp.app.hydra_internals import Composed
 from microp.app.knobs import NOTHING_LEFT, Knobs
-from microp.app.points import equal_points, finished
+from microp.app.points import Planned, equal_points
 from microp.job import Job
 from microp.simulator import nominal_costs, simulate
 from microp.store import owner_of, run_seconds
@@ -94,7 +94,7 @@ def _show(composed: Sequence[Composed], points: Sequence[Point | None], resumes:
 def _dry_point(point: Point, known: Mapping[str, Sequence[float]], resumes: bool) -> DryPoint:
     job: Job = point.made
     run = Path(point.config.output_dir) / "runs" / job.run_id
-    if resumes and finished(run, 0.0):
+    if resumes and Planned(*point).finished(0.0):
         return DryPoint(point.overrides, "done", job.run_id)
     took = known.get(job.question_id)
     seconds = median(took) if took else _nominal_seconds(job)

@@ -127,7 +127,8 @@ def _signature(group: str, node: dict[str, Any], builder: Callable[..., Any]) ->
 
 def _said(error: BaseException) -> str:
     """Return the type and the message of an exception in one line, cut if it is long."""
-    text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    said = "" if isinstance(error, SystemExit) and not error.code else str(error)  # some programs turn None into 0
+    text = " ".join(f"{type(error).__name__}: {said}".split()).removesuffix(":")
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn, ParamSpec
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -178,6 +179,11 @@ class PointsCallback(Callback):
         """Remove the file in which Hydra repeats the whole command, secrets included; plan.json has it without them."""
         if is_sweep(config):
             (Path(config.hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)
+
+    @loud
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
+        """Release the point's configurations, which Hydra would keep until the last point has run."""
+        job_return.cfg = job_return.hydra_cfg = None
 
     @loud
     def on_run_end(self, config: DictConfig, **_: Any) -> None:

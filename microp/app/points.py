@@ -52,6 +52,7 @@ from microp.store import (
     plan_in,
     read_status,
     read_summary,
+    snapshots,
 )
 from microp.terminal import Board, console
 
@@ -76,6 +77,13 @@ class Planned(NamedTuple):
     def run(self) -> Path:
         """The folder of its attempts."""
         return Path(self.config.output_dir) / "runs" / self.job.run_id
+
+    def finished(self, since: float) -> Path | None:
+        """Return its last finished attempt that was started after `since` (seconds since 1970), or None.
+
+        If trained weights are asked for, only an attempt that has left them counts.
+        """
+        return _finished(self.run, since, final=self.config.snapshot.final)
 
     def record(self) -> dict[str, Any]:
         """Return what a plan has to hold so that `planned` returns this point in any process."""
@@ -151,7 +159,7 @@ def _choose(config: DictConfig, plan: SweepPlan) -> Planned | None:
         return None
     point = Planned(overrides(), asked, make_job(asked))
     plan.add(point.record())
-    if board.is_open and not finished(point.run, plan.head["since"]):
+    if board.is_open and not point.finished(plan.head["since"]):
         board.add(len(list(point.job.phases())))
         for warning in config_checks.warnings(point.config, point.job):
             console.warn(warning)
@@ -161,14 +169,14 @@ def _choose(config: DictConfig, plan: SweepPlan) -> Planned | None:
 def _attempt_of(point: Planned, plan: SweepPlan) -> Path:
     """Return a point's finished attempt, by whatever process, else one that is run now."""
     since, steps = plan.head["since"], len(list(point.job.phases()))
-    if done := finished(point.run, since):
+    if done := point.finished(since):
         return done
 
     def tell(owner: Owner) -> None:
         console.note(f"{point.job.run_id} is being run by {owner}: this sweep waits, and takes its result")
 
     with hold(point.run, waiting=tell) as locked:
-        if done := finished(point.run, since):
+        if done := point.finished(since):
             board.skip(steps)
             return done
         return _run_locked(point.config, point.job, point.overrides, experiment_of(config_name()), locked)
@@ -231,14 +239,14 @@ def _failed(reason: str) -> float:
     return float("nan")
 
 
-def finished(run: Path, since: float) -> Path | None:
-    """Return a run's last finished attempt that was started after `since` (seconds since 1970), or None."""
+def _finished(run: Path, since: float, *, final: bool) -> Path | None:
     for attempt in reversed(attempts(run)):
         try:
             status = read_status(attempt)
             if status["status"] == "finished" and status["started"] >= since:
                 check_attempt(attempt)
-                return attempt
+                if not final or (attempt / snapshots.WEIGHTS).exists():
+                    return attempt
         except RecordError:  # an attempt that cannot be read answers nothing: the point runs again
             continue
     return None

@@ -24,7 +24,7 @@ from microp.app.hydra_callbacks import Point, PointsCallback, is_sweep, loud, re
 from microp.app.hydra_internals import Composed
 from microp.app.job_factory import make_job
 from microp.app.next_commands import print_next_commands
-from microp.app.points import SKIPPED, Planned, board, equal_points, experiment_of, finished, planned
+from microp.app.points import SKIPPED, Planned, board, equal_points, experiment_of, planned
 from microp.app.resume import about_resumed, nothing_to_resume
 from microp.app.schema import Config
 from microp.job import Job
@@ -184,7 +184,7 @@ class SweepCallback(PointsCallback):
                 self._points[name] = planned(record)
 
     def _finished(self, name: str) -> Path | None:
-        return finished(self._output / "runs" / name, self._since)
+        return self._points[name].finished(self._since)
 
     def _rows(self) -> list[Row]:
         """Return one row per point, in order: of its finished attempt, else of its attempt by this command."""

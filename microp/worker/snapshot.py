@@ -28,8 +28,10 @@ from torch import Tensor, nn
 
 from microp.comms import Comms, Place
 from microp.job import Job
-from microp.store import Row, snapshots
+from microp.store import Row, snapshots, unwritable
 from microp.worker.trainer import Trainer
+
+_STATES = 3  # tensors per weight: the weight, and the two of Adam
 
 
 class Snapshots:
@@ -53,7 +55,8 @@ class Snapshots:
             `snapshot_ms`, the time of saving in milliseconds; nothing if nothing was saved.
 
         Raises:
-            OSError: a snapshot cannot be written; the message names it. Older ones are still there.
+            WriteError: a snapshot cannot be written; the message names it. Older ones are still there.
+            OSError: the ranks write to disks of several hosts.
         """
         if self._job.resumed and step == self._job.resumed.step:
             self._load(Path(self._job.resumed.folder))
@@ -71,7 +74,7 @@ class Snapshots:
         draft = snapshots.draft_of(folder)
         self._write_layers(draft, step, folder, with_optimizer=True)
         if self._comms.world_rank == 0:
-            with _naming(folder):
+            with _naming(folder, self._size(_STATES)):
                 self._check_all_there(draft)
                 snapshots.write_manifest(draft, self._job, step)
                 for path in (draft / snapshots.MANIFEST, draft):
@@ -86,7 +89,7 @@ class Snapshots:
         parts = snapshots.draft_of(self._attempt / "layers")
         self._write_layers(parts, step, path, with_optimizer=False)
         if self._comms.world_rank == 0:
-            with _naming(path):
+            with _naming(path, self._size(1)):
                 self._check_all_there(parts)
                 _write(snapshots.draft_of(path), dict(self._whole_model(parts)))
                 snapshots.draft_of(path).replace(path)
@@ -97,7 +100,7 @@ class Snapshots:
         """Write this rank's layers, of which other replicas have the same, and wait for the other ranks."""
         self._at(Place.SAVING, step)
         if self._comms.replica == 0:
-            with _naming(wanted):
+            with _naming(wanted, self._size(_STATES if with_optimizer else 1)):
                 folder.mkdir(parents=True, exist_ok=True)
                 for index, layer in self._trainer.layers.items():
                     state = {"optimizer": self._optimizer_of(layer)} if with_optimizer else {}
@@ -115,6 +118,11 @@ class Snapshots:
             for name, parameter in layer.named_parameters()
             if parameter in state
         }
+
+    def _size(self, states: int) -> int:
+        """Return about how many bytes this rank writes, with so many tensors per weight."""
+        weights = (tensor for layer in self._trainer.layers.values() for tensor in layer.state_dict().values())
+        return states * sum(int(tensor.nbytes) for tensor in weights)
 
     def _check_all_there(self, folder: Path) -> None:
         for index in range(self._job.model.layers):
@@ -171,14 +179,11 @@ def _to_disk(path: Path) -> None:
 
 
 @contextmanager
-def _naming(wanted: Path) -> Iterator[None]:
-    """Raise an OSError again with the name of what cannot be written."""
+def _naming(wanted: Path, nbytes: int) -> Iterator[None]:
+    """Raise an OSError of the system again as WriteError, with the name and the size of what cannot be written."""
     try:
         yield
     except OSError as error:
-        named = OSError(
-            f"{wanted} cannot be written ({error.strerror or error}), older snapshots are still there: "
-            "make room, or give another output_dir"
-        )
-        named.errno = error.errno
-        raise named from error
+        if error.errno is None:
+            raise
+        raise unwritable(wanted, error, nbytes) from error

@@ -100,6 +100,8 @@ from microp.schedule.builders import gpipe
 def bare(ranks, chunks, group=2): return gpipe(ranks, chunks, "fifo")
 def divides(ranks, chunks): return 1 / 0
 def exits(ranks, chunks): sys.exit("two\\nlines")
+def exits_silently(ranks, chunks): raise SystemExit
+def exits_with_0(ranks, chunks): raise SystemExit(0)
 def nothing(ranks, chunks): pass
 def number(ranks, chunks): return 3
 def odd(ranks, chunks, group: "NoSuchType" = 2): pass
@@ -130,6 +132,8 @@ def test_a_parameter_without_annotation_takes_any_value(own):
     [
         ("divides", {}, " failed for ranks=2, chunks=4: ZeroDivisionError: division by zero"),
         ("exits", {}, " failed for ranks=2, chunks=4: SystemExit: two lines"),
+        ("exits_silently", {}, " failed for ranks=2, chunks=4: SystemExit"),
+        ("exits_with_0", {}, " failed for ranks=2, chunks=4: SystemExit"),  # what W&B makes of the one above
         ("nothing", {}, " returned None, not a Schedule: return one"),
         ("number", {}, " returned a value of type int, not a Schedule: return one"),
         ("odd", {"group": 1}, " has a signature that cannot be read: NameError: name 'NoSuchType' is not defined"),

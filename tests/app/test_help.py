@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from importlib import import_module
 
 import pytest
-from user import ROOT, SMALL, microp, start
+from user import ROOT, SMALL, environment_of, microp, start
 
 from microp.app import ConfigError
 from microp.app.help_page import about_sweep, cost_helps, key_helps
@@ -45,6 +47,22 @@ def test_the_page_fits_its_width_and_has_every_key_and_sweep(columns, tmp_path):
     priced = microp("--help", folder=tmp_path, program="microp.simulate", COLUMNS=str(columns))
     assert max(map(len, priced.stdout.splitlines())) < columns
     assert all(f"  {key}=" in priced.stdout for key in cost_helps())
+
+
+def test_a_reader_that_has_seen_enough_ends_it_silently(tmp_path):
+    """As `microp --help | head -1` does; the page is longer than a pipe holds back."""
+    there, here = os.pipe()
+    os.close(there)
+    done = subprocess.run(
+        [sys.executable, "-m", "microp.run", "--help"],
+        env=environment_of(tmp_path, {}),
+        cwd=tmp_path,
+        stdout=here,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(here)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_readme_s_table_of_sweeps_is_what_their_files_say():

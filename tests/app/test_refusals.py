@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import resource
 import shlex
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
 from namespace import run_script
 from user import SMALL
 
-from microp import run
+from microp import run, worker
 from microp.app import attempt as attempt_module
 from microp.app import hydra_app, sweep
 from microp.store import recorder
@@ -99,10 +102,23 @@ def test_an_error_outside_of_the_ranks_costs_one_point(typed, monkeypatch):
     assert sorted(each["status"] for each in status()) == ["failed", "finished", "finished"]
 
 
+def test_a_sweep_keeps_no_configuration_of_the_points_that_have_run(typed, monkeypatch):
+    """Hydra keeps what each point returns until the last one has run."""
+    Plugins.instance()  # it imports its launchers anew
+    launcher = import_module("hydra._internal.core_plugins.basic_launcher").BasicLauncher
+    launch, returned = launcher.launch, []
+
+    def launching(*given, **named):
+        returned.extend(launch(*given, **named))
+        return returned
+
+    monkeypatch.setattr(launcher, "launch", launching)
+    assert typed("-m", "seed=1,2", *THREADS)[0] == 0
+    assert [(each.cfg, each.hydra_cfg) for each in returned] == [(None, None)] * 2
+
+
 def test_the_machine_s_refusal_stops_the_sweep_and_the_same_command_goes_on(typed, monkeypatch):
     """Here the launcher cannot start the ranks of the second point."""
-    from microp import worker
-
     run_threads, calls = worker.run_threads, []
 
     def refusing(*given):
@@ -146,6 +162,47 @@ def test_rows_that_find_no_room_are_blamed_on_the_disk(typed, monkeypatch):
     assert not list(attempt.glob(".*"))
 
 
+def test_a_snapshot_that_finds_no_room_stops_the_sweep(typed, monkeypatch):
+    """The first point finishes, the second one meets a full disk, the third one is not tried."""
+    fsync, is_full = os.fsync, []
+
+    def failing(descriptor):
+        if is_full:
+            raise NO_SPACE
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    run_threads = worker.run_threads
+
+    def filling(*given):
+        run_threads(*given)
+        is_full.append(True)
+
+    monkeypatch.setattr(worker, "run_threads", filling)
+    code, out, errors = typed("-m", "seed=1,2,3", *THREADS, "snapshot.every=2")
+    assert code == 1
+    assert "1 finished, 1 failed" in out
+    assert re.match(
+        r"error: the sweep stops: rank \d, saving the training, step 2: no room in .*/step-2 \(", errors[-1]
+    )
+    is_full.clear()
+    monkeypatch.setattr(worker, "run_threads", run_threads)
+    assert typed("-m", "seed=1,2,3", *THREADS, "snapshot.every=2")[0] == 0
+
+
+def test_a_finished_point_runs_again_for_the_weights_that_it_did_not_leave(typed):
+    words = ["-m", "seed=1,2", *THREADS]
+    assert typed(*words)[0] == 0
+    assert list(Path("outputs").rglob("weights.pt")) == []
+    code, out, errors = typed(*words, "snapshot.final=true", "dry_run=true")
+    assert (code, errors) == (0, [])
+    assert "2 to run" in out
+    assert typed(*words, "snapshot.final=true")[0] == 0
+    assert len(list(Path("outputs").glob("runs/*/attempt-2/weights.pt"))) == 2
+    for more in ([], ["snapshot.final=true"], ["snapshot.every=1"]):
+        assert typed(*words, *more)[2] == ["2 of 2 points are finished already; again=true runs them again"]
+
+
 def test_an_attempt_that_cannot_be_opened_leaves_nothing(typed, monkeypatch):
     def failing(path, text):
         raise recorder.unwritable(path, NO_SPACE, len(text))
@@ -175,6 +232,10 @@ mount -o remount,ro full
 PYTHON -m microp.run WORDS output_dir=full > out3 2> err3; echo $? > code3
 mount -t tmpfs -o ro none /dev/shm
 PYTHON -m microp.run WORDS > out4 2> err4; echo $? > code4
+umount /dev/shm
+mount -t tmpfs -o size=24k none /dev/shm
+PYTHON -m microp.run WORDS > out5 2> err5; echo $? > code5
+ls -A /dev/shm >> shm
 """
 
 
@@ -233,6 +294,15 @@ def test_semaphores_that_cannot_be_made_are_named(disk):
     assert errors[-1].startswith("error: /dev/shm/a semaphore cannot be written (Read-only file system): ")
     assert "or use comms=threads" in errors[-1]
     assert len([line for line in errors if line.startswith("error: ")]) == 1
+
+
+def test_too_little_room_for_all_semaphores_is_named(disk):
+    """There is room for six, and two ranks share nine with the launcher."""
+    code, _, errors = said(disk, 5)
+    assert code == 1
+    needed = "error: no room in /dev/shm for /dev/shm/a semaphore (36.0 KiB needed, 0 B free): free some, "
+    assert errors[-1] == f"{needed}or use comms=threads; the same command then goes on"
+    assert not [line for line in errors if "Traceback" in line]
 
 
 def test_nothing_is_left_in_the_temporary_folders(disk):

@@ -22,7 +22,7 @@ from microp.job import Job, Snapshot
 from microp.schedule import skewed
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
 from microp.settings import EngineSettings, SnapshotSettings
-from microp.store import read_json, read_rows, snapshots
+from microp.store import WriteError, read_json, read_rows, snapshots
 from microp.worker import RankError, Trainer, run_threads
 from microp.worker.forkserver import start_forkserver
 
@@ -243,7 +243,8 @@ def test_a_full_disk_is_named_and_the_older_snapshot_stays(file, tmp_path, monke
 
     monkeypatch.setattr(os, "fsync", full)
     attempt.mkdir()
-    with pytest.raises(RankError, match=r"saving the training, step 4: .*step-4 cannot be written \(No space left"):
+    said = r"saving the training, step 4: no room in .* for .*/step-4 \(\d+\.\d KiB needed, "
+    with pytest.raises(WriteError, match=said):
         run_threads(job_of("mlp", snapshot=SnapshotSettings("disk", 2, 1, False, None, False)), attempt)
     [left] = snapshots.snapshots_of(attempt)
     assert left.name == "step-2"
