@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from microp.comms.processes import is_alive
+from microp.comms import process_state
 
 SEMAPHORES = Path("/dev/shm")
 _NAMESPACE = Path("/proc/self/ns/pid")
@@ -52,7 +52,7 @@ def remove_leftovers() -> None:
         if not folder.is_dir():
             continue
         for path in folder.iterdir():
-            if (found := name.fullmatch(path.name)) and not is_alive(int(found[1])):
+            if (found := name.fullmatch(path.name)) and process_state(int(found[1])) is None:
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
                 with suppress(OSError):
