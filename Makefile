@@ -22,12 +22,8 @@ demo: $(READY)
 	$(BIN)/python -m analysis.timeline outputs/runs
 	$(BIN)/python -m analysis
 
-# Tests whose ranks need the cores run one after the other; the others use two processes.
-ALONE := tests/comms tests/device tests/engine tests/labs tests/replicas tests/worker
-
 test: style
-	$(BIN)/python -m pytest $(ALONE)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(addprefix --ignore=,$(ALONE))
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 soak: $(READY)
 	$(BIN)/python -m tests.soak

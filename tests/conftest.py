@@ -74,6 +74,12 @@ for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPAT
     os.environ.pop(name, None)  # what is printed has the width and the colours of a pipe
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with the last folders, whose files take longest, so that two processes end at the same time."""
+    order = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
+    items.sort(key=lambda item: -order[item.path])
+
+
 @pytest.fixture(autouse=True)
 def _same_every_time():
     """Sums in the order in which ranks sum, and the same random numbers in every run of the tests."""

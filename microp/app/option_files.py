@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.object_type import ObjectType
@@ -26,6 +27,12 @@ UNREADABLE = (YAMLError, OSError, UnicodeError, RecursionError, OmegaConfBaseExc
 
 class OptionFiles(ConfigRepository):
     """Hydra's files; what cannot be read is named."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OptionFiles:
+        """Return a repository with the same sources; Hydra makes a copy for each composition, to change its list."""
+        copied = copy.copy(self)
+        copied.sources = list(self.sources)
+        return copied
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         """Return a file's keys and values, None if there is no such file.

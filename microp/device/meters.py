@@ -30,6 +30,10 @@ class MemoryMeter(TorchDispatchMode):
         for tensor in alive:
             self._count(tensor)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and to say so to torch's compiler would import it
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         written = set()  # an in-place operation allocates nothing: its result existed, here or on another rank

@@ -184,8 +184,7 @@ class Dropout(nn.Module):
 
 def _linear(inputs: int, outputs: int, std: float, generator: torch.Generator, dtype: torch.dtype) -> nn.Linear:
     """Return a Linear with normally distributed weights from `generator` and zero bias."""
-    linear = nn.Linear(inputs, outputs, device="meta", dtype=dtype).to_empty(device="cpu")
-    with torch.no_grad():
-        linear.weight.normal_(0, std, generator=generator)
-        linear.bias.zero_()
+    linear = nn.Linear(inputs, outputs, device="meta", dtype=dtype)  # `to_empty` would import 500 modules
+    linear.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype).normal_(0, std, generator=generator))
+    linear.bias = nn.Parameter(torch.zeros(outputs, dtype=dtype))
     return linear

@@ -202,10 +202,12 @@ def test_a_run_lasts_what_it_was_told_to(tmp_path):
 def test_overruns_are_counted_and_said(tmp_path):
     """Rank 1 is told to take no time at all."""
     _, _, summary = run(tmp_path, forward_ms=[30.0, 0.0], backward_ms=[30.0, 0.0])
-    rows = [row for rank in range(2) for row in read_rows(tmp_path, rank) if row["phase"] == "measured"]
-    assert [row["overruns"] for row in rows] == [0] * 4 + [8] * 4
-    assert (summary["overruns"], summary["actions"]) == (4 * 8, 4 * 16)
-    assert [each.text for each in disturbances(summary, {}) if each.kind == "overruns"] == ["32 overruns"]
+    rank_0, rank_1 = ([row["overruns"] for row in read_rows(tmp_path, r) if row["phase"] == "measured"] for r in (0, 1))
+    assert rank_1 == [8] * 4
+    assert max(rank_0) < 8  # none, unless the machine stands still for 30 ms
+    counted = sum(rank_0) + sum(rank_1)
+    assert (summary["overruns"], summary["actions"]) == (counted, 4 * 16)
+    assert [each.text for each in disturbances(summary, {}) if each.kind == "overruns"] == [f"{counted} overruns"]
     assert "overruns" not in [each.kind for each in disturbances({**summary, "overruns": 0}, {})]
 
 
