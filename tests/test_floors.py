@@ -15,7 +15,7 @@ FLOORS = [
     {"schedule", "settings"},
     {"job", "trace", "comms"},
     {"simulator", "model"},
-    {"device"},
+    {"device", "planner"},
     {"replicas", "store"},
     {"engine", "terminal"},
     {"worker"},
@@ -34,8 +34,8 @@ DOORS = {  # outside package -> the packages that may import it; `trace.drawing`
     "yaml": {"store", "app"},
     "pandas": {"store", "app", "terminal"},
 }
-WITHOUT_TORCH = {"schedule", "settings", "job", "trace", "simulator", "store"}
-FOR_ANALYSIS = {"schedule", "settings", "job", "trace", "simulator", "store"}
+WITHOUT_TORCH = {"schedule", "settings", "job", "trace", "simulator", "planner", "store"}
+FOR_ANALYSIS = {"schedule", "settings", "job", "trace", "simulator", "planner", "store"}
 FILES = sorted((ROOT / "microp").rglob("*.py"))
 
 
