@@ -24,7 +24,7 @@ def problems(config: Config) -> list[str]:
     found = broken_rules(config)
     for group in (config.model, config.checkpointing, config.engine, config.tracking, config.snapshot):
         found += group.problems()
-    found += config.device.problems()
+    found += config.device.problems() + config.device.speed_problems(config.ranks)
     found += config.comms.problems(config.device.name)
     found += config.launch.problems(config.ranks, config.replicas)
     if not found:
@@ -128,6 +128,7 @@ def warnings(config: Config, job: Job) -> list[str]:
     if config.engine.name == "compare" and "torch" not in job.engines:
         reasons = torch_problems(job.torch_schedule, job.checkpointing, job.rows)
         found.append(f"engine=compare goes without torch: {reasons[0]}")
+    found += job.notes
     partition = job.partition
     share, rank = config.partition.get("share"), config.partition.get("rank")
     if share is not None and rank is not None and config.ranks > 1:

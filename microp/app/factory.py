@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import field, make_dataclass
 from math import prod
 from typing import Any, TypeVar, get_type_hints
@@ -33,13 +33,20 @@ MOST_PAIRS = 1_000_000  # (stage, microbatch) pairs of a schedule
 _TEXT = Line("give a text on one line")
 
 
-def build(group: str, node: dict[str, Any], made: type[T], **given: int) -> T:
+def build(
+    group: str,
+    node: dict[str, Any],
+    made: type[T],
+    offered: Mapping[str, Callable[[], Any]] | None = None,
+    **given: int,
+) -> T:
     """Call the builder of an option with the given arguments and the option's own keys.
 
     Args:
         group: the option's group, for messages.
         node: the option: `name`, `builder` (a dotted path) and the builder's keys.
         made: what the builder returns.
+        offered: functions that make further arguments, for a builder whose signature names them.
         given: the arguments of every builder of the group, for example the number of ranks.
 
     Raises:
@@ -51,13 +58,14 @@ def build(group: str, node: dict[str, Any], made: type[T], **given: int) -> T:
             raise ValueError(f"{group}.{key} has no value: give each option of {group} a name and a builder")
     if broken := Name().broken(node["name"]):
         raise ValueError(f"{group}.name={quoted(node['name'])} {broken}")
-    knobs = _knobs(group, node)
+    knobs = _knobs(group, node, offered or {})
     if group == "schedule":
         _refuse_too_large({**given, **knobs})
+    wanted = _wanted(group, node, offered or {})
     what = f"{group}.builder={node['builder']}"
     numbers = ", ".join(f"{key}={value}" for key, value in given.items())
     try:
-        result = _builder(group, node)(**given, **knobs)
+        result = _builder(group, node)(**given, **knobs, **wanted)
     except ValueError as error:
         if not node["builder"].startswith("microp."):  # what a user's own function says need not name the key
             raise ValueError(f"{what} refuses {numbers}: {_said(error)}") from error
@@ -90,13 +98,31 @@ def _builder(group: str, node: dict[str, Any]) -> Callable[..., Any]:
         raise ValueError(f"{group}.builder={node['builder']} cannot be imported: {_said(error)}") from error
 
 
-def _knobs(group: str, node: dict[str, Any]) -> dict[str, Any]:
+def asks_for(group: str, node: dict[str, Any], name: str) -> bool:
+    """Return whether the signature of an option's builder names this argument; not if it cannot be imported."""
+    try:
+        return name in _signature(group, node, _builder(group, node))[0]
+    except ValueError:
+        return False
+
+
+def _wanted(group: str, node: dict[str, Any], offered: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Return those of the offered arguments that the signature of an option's builder names, made.
+
+    Raises:
+        ValueError: the builder cannot be imported.
+    """
+    parameters, _ = _signature(group, node, _builder(group, node))
+    return {key: make() for key, make in offered.items() if key in parameters}
+
+
+def _knobs(group: str, node: dict[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
     """Return an option's keys without `name` and `builder`, with the types of the builder's signature."""
     builder = _builder(group, node)
     parameters, hints = _signature(group, node, builder)
     knobs = {key: value for key, value in node.items() if key not in ("name", "builder")}
     for key in knobs:
-        if key not in parameters:
+        if key not in parameters or key in offered:
             raise ValueError(f"{group}.{key} is not a key of {group}={node['name']}: leave it out")
     schema = make_dataclass(group, [(key, hints.get(key, Any), field(default=MISSING)) for key in knobs])
     try:

@@ -15,6 +15,7 @@ from microp.app import config_checks
 from microp.app.config import compose_config, plain, read_config
 from microp.app.errors import ConfigError
 from microp.app.factory import build
+from microp.app.partition_factory import Chosen, choose_partition, rows_of_first_replica
 from microp.app.resume import find_resumed
 from microp.app.schema import Config
 from microp.job import Job, Workload, question_id, run_id, torch_problems
@@ -34,16 +35,16 @@ def make_job(config: Config) -> Job:
     found = config_checks.problems(config)
     schedule, order, refused = _schedule_of(config)
     found += refused
-    partition, refused = _partition_of(config, config.ranks if schedule is None else schedule.stages)
+    chosen, refused = _partition_of(config, schedule)
     found += refused
-    if schedule is not None and partition is not None:
-        found += _nominal_problems(config, schedule, partition)
+    if schedule is not None and chosen is not None:
+        found += _nominal_problems(config, schedule, chosen.partition)
     found += _sync_problems(config, schedule)
-    if found or schedule is None or partition is None:
+    if found or schedule is None or chosen is None:
         raise ConfigError(found)
-    asked = plain(config)
-    job = job_with(config, schedule, partition, run_id(asked, order), question_id(asked, order))
-    return replace(job, resumed=find_resumed(config, job))
+    asked = chosen.asked(plain(config))
+    job = job_with(config, schedule, chosen.partition, run_id(asked, order), question_id(asked, order))
+    return replace(job, resumed=find_resumed(config, job), notes=chosen.notes)
 
 
 def job_with(config: Config, schedule: Schedule, partition: Partition, run: str, question: str) -> Job:
@@ -88,20 +89,6 @@ def make_schedule(config: Config) -> Schedule:
             a user's own schedule has the name of one of microp's.
     """
     return _named(config, _built(config))
-
-
-def make_partition(config: Config, stages: int) -> Partition:
-    """Return the partition that the builder of group `partition` makes.
-
-    Raises:
-        ValueError: a key is unknown or of the wrong type, or the builder refuses the numbers.
-    """
-    return build("partition", config.partition, Partition, layers=config.model.layers, stages=stages)
-
-
-def rows_of_first_replica(config: Config) -> tuple[int, ...]:
-    """Return the number of rows of each microbatch of the first replica."""
-    return spread(spread(config.batch_size, max(config.replicas, 1))[0], max(config.chunks, 1))
 
 
 def _built(config: Config) -> Schedule:
@@ -168,11 +155,11 @@ def _schedule_of(config: Config) -> tuple[Schedule | None, str, list[str]]:
     return schedule, to_text(built), found
 
 
-def _partition_of(config: Config, stages: int) -> tuple[Partition | None, list[str]]:
+def _partition_of(config: Config, schedule: Schedule | None) -> tuple[Chosen | None, list[str]]:
     if not 1 <= config.ranks <= config.model.layers:
         return None, []
     try:
-        return make_partition(config, stages), []
+        return choose_partition(config, schedule), []
     except ValueError as error:
         return None, [str(error)]
 

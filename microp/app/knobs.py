@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from hydra._internal.utils import create_config_search_path
 from omegaconf import OmegaConf
 
-from microp.app.factory import build
+from microp.app.factory import asks_for, build
 from microp.app.hydra_loader import Loader, current, key_of, use_one
 from microp.app.hydra_problems import not_used
 from microp.app.places import CONF
@@ -85,6 +85,11 @@ RULES: dict[str, Rule] = {  # a knob, or a whole group
     "device.latency_ms": _unless(lambda c: c.ranks != 1, lambda _: "ranks=1", "use ranks=2 or more"),
     "device.recompute_ms": _unless(lambda c: c.checkpointing.segments != 0, _policy, "use checkpointing=always"),
     "device.reduce_ms": _SEVERAL_REPLICAS,
+    "device.speed": _unless(
+        lambda c: c.device.is_emulated or asks_for("partition", c.partition, "task"),
+        lambda c: f"device={c.device.name} with partition={c.partition['name']}",
+        "use partition=balanced or device=emulated",
+    ),
     "launch.shutdown_s": _starts_no_processes,
     "snapshot.keep": _unless(
         lambda c: c.snapshot.every is not None, lambda _: "snapshot.every=null", "use snapshot.every=10"

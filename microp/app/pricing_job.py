@@ -14,7 +14,8 @@ from math import inf
 from typing import Any
 
 from microp.app.errors import ConfigError
-from microp.app.job_factory import make_partition, make_schedule, rows_of_first_replica
+from microp.app.job_factory import make_schedule
+from microp.app.partition_factory import choose_partition, rows_of_first_replica
 from microp.app.schema import Config, SimulateConfig
 from microp.job import Workload
 from microp.schedule import Schedule, validate
@@ -101,7 +102,9 @@ def _is_number(value: Any, key: str) -> bool:
 def _workload(config: Config, schedule: Schedule) -> Workload | None:
     if config.model.layers < schedule.stages:
         return None
-    layers = make_partition(config, schedule.stages).sizes
+    chosen = choose_partition(config, schedule)
+    assert chosen is not None, "there is a schedule"
+    layers = chosen.partition.sizes
     return Workload(schedule, layers, rows_of_first_replica(config), config.checkpointing)
 
 

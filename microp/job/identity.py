@@ -24,8 +24,14 @@ NOT_ASKED = (
     *("tracking", "launch", "snapshot", "output_dir", "activation_limit"),
     *("skip", "again", "dry_run", "fail_fast"),
 )
-PATIENCE = {"comms.timeout_s": 60.0}  # keys that do not count although their group does: hashed with these values
-ADDED: dict[str, Any] = {}  # `group.key` -> the default at which the key is left out
+PATIENCE: dict[str, Any] = {
+    "comms.timeout_s": 60.0,
+    "device.memory_gib": None,
+}  # keys that do not count although their group does: hashed with these values
+ADDED: dict[str, Any] = {
+    "device.memory_gib": None,
+    "device.speed": None,
+}  # `group.key` -> the default at which the key is left out
 _TIMES = ("forward_ms", "backward_ms", "weight_ms", "recompute_ms", "reduce_ms")  # of a device: 5 and 5.0 are one time
 _FLOATS = {"forward_ms": 5.0, "backward_ms": 10.0}  # whole times that count as floats: the first results have them so
 _FIRST_PATHS = {  # module of a builder -> its module when the first results were recorded

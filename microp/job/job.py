@@ -78,6 +78,7 @@ class Job:
     question_id: str = ""
     snapshot: SnapshotSettings = field(default_factory=lambda: NO_SNAPSHOTS)
     resumed: Snapshot | None = None  # the training from which the run goes on; None: from its beginning
+    notes: tuple[str, ...] = ()  # what the user should know about how the partition was chosen
 
     def __post_init__(self) -> None:
         if len(self.partition.sizes) != self.schedule.stages or self.partition.layers != self.model.layers:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,8 +80,7 @@ class Room(NamedTuple):
 
     def allows(self, stage: int, rank: int) -> NDArray[np.bool_]:
         """Return for every (first, end) whether this stage alone fits into the memory of `rank`."""
-        fits: NDArray[np.bool_] = (self.held[stage] <= self.caps[rank]).all(axis=-1)
-        return fits
+        return np.asarray((self.held[stage] <= self.caps[rank]).all(axis=-1))
 
     def fits(self, sizes: Sequence[int], rank_of: Sequence[int]) -> bool:
         """Return whether stages of these sizes fit."""
@@ -120,7 +120,10 @@ def cut(loads: Loads, room: Room | None = None) -> Cut | None:
     if len(set(loads.rank_of)) == loads.stages:
         found = _cut_in_a_row(loads, room)
         return None if found is None else Cut(found, _largest(loads, found))
-    held, given = None if room is None else (room.held, room.caps), (loads.sums, loads.scale, loads.fixed, loads.rank_of)
+    held, given = (
+        None if room is None else (room.held, room.caps),
+        (loads.sums, loads.scale, loads.fixed, loads.rank_of),
+    )
     begin, proven = cut_pairs(*given)
     if begin is not None and proven and (room is None or room.fits(begin, loads.rank_of)):
         return Cut(begin, _largest(loads, begin))
@@ -138,11 +141,11 @@ def _cut_in_a_row(loads: Loads, room: Room | None) -> tuple[int, ...] | None:
     worst = _solve(tables, np.maximum)
     if worst is None:
         return None
-    limit = max(tables[stage][edge] for stage, edge in enumerate(zip(worst, worst[1:], strict=False)))
+    limit = max(tables[stage][edge] for stage, edge in enumerate(pairwise(worst)))
     squares = [np.where(table <= limit, table**2, np.inf) for table in tables]
     edges = _solve(squares, np.add)
     assert edges is not None, "the cut with the smallest maximum keeps to its limit"
-    return tuple(end - first for first, end in zip(edges, edges[1:], strict=False))
+    return tuple(end - first for first, end in pairwise(edges))
 
 
 def _table(loads: Loads, stage: int, room: Room | None) -> Floats:

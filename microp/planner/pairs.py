@@ -91,8 +91,8 @@ class _V:
             left = 2 * (ranks - rank - 1) * least  # layers that the other ranks need
             other = 2 * ranks - 1 - rank
             reached, came = np.full(layers + 1, layers + 1), np.full(layers + 1, -1)
-            for x in np.flatnonzero(back <= layers):
-                y = back[x]
+            for x in np.flatnonzero(back <= layers).tolist():
+                y = int(back[x])
                 ends = np.arange(x + least, y - left - least + 1)
                 if not len(ends):
                     continue
@@ -111,7 +111,7 @@ class _V:
 
     @staticmethod
     def _edges(x: int, steps: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Sizes:
-        front, rear, y = [], [], x
+        front, rear, y = list[int](), list[int](), x
         for back, came in reversed(steps):
             before = int(came[x])
             front.append(x - before)
@@ -145,7 +145,9 @@ class _Looped:
                 y = far[:, x]
                 highest = _highest(sums, np.maximum(y, 0)[:, None], rest[None, :], self._scale[other])
                 highest = np.minimum(highest, layers - left)
-                good = (highest >= y[:, None] + least) & (y >= 0)[:, None] & (rest >= 0) & (ends <= mids[:, None] - left)
+                good = (
+                    (highest >= y[:, None] + least) & (y >= 0)[:, None] & (rest >= 0) & (ends <= mids[:, None] - left)
+                )
                 better = good & (highest > reached[:, ends])
                 reached[:, ends] = np.where(better, highest, reached[:, ends])
                 came[:, ends] = np.where(better, x, came[:, ends])
@@ -171,11 +173,13 @@ def _lowest(sums: Floats, end: int, rest: Floats, scale: float) -> NDArray[np.in
     """Return the smallest first layer of a stage that ends before layer `end` and takes at most `rest`."""
     if scale == 0:
         return np.zeros(rest.shape, np.int64)
-    return np.searchsorted(sums, sums[end] - rest / scale, side="left")
+    first: NDArray[np.int64] = np.searchsorted(sums, sums[end] - rest / scale, side="left")
+    return first
 
 
 def _highest(sums: Floats, first: NDArray[np.int64], rest: Floats, scale: float) -> NDArray[np.int64]:
     """Return the largest end of a stage that begins with layer `first` and takes at most `rest`."""
     if scale == 0:
         return np.full(np.broadcast_shapes(first.shape, rest.shape), len(sums) - 1)
-    return np.searchsorted(sums, sums[first] + rest / scale, side="right") - 1
+    end: NDArray[np.int64] = np.searchsorted(sums, sums[first] + rest / scale, side="right") - 1
+    return end

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from microp.settings.rules import OneOf, Range, broken_rules, quoted
+from microp.settings.rules import OneOf, Positive, Range, broken_rules, quoted
 
 PER = ("layer", "row")
 LONGEST_MS = 3_600_000  # an hour
@@ -20,15 +20,35 @@ class DeviceSettings:
         name: `cpu`, `cuda` (also torch's name for ROCm) or `emulated`.
         threads: the number of CPU threads per rank; with one thread, ranks compete less for cores
             and sums are taken in the same order as in the undivided model.
+        memory_gib: the memory of each rank, in GiB: a run that needs more is refused; null: no limit, or the GPU's own.
+        speed: a list with the speed of each rank relative to the others, for a balanced partition and for the times
+            of an emulated device; null: all the same.
     """
 
     name: Annotated[str, OneOf("cpu", "cuda", "emulated")]
     threads: Annotated[int, Range(1, 1024)]
+    memory_gib: Annotated[float | None, Positive(1_000_000, "use for example 2, or null for no limit")] = field(
+        default=None, kw_only=True
+    )
+    speed: Annotated[list[float] | None, Positive(1_000_000, "use for example [1,1,0.5,1]")] = field(
+        default=None, kw_only=True
+    )
 
     @property
     def is_emulated(self) -> bool:
         """True if actions last their nominal times."""
         return False
+
+    def speed_of(self, rank: int) -> float:
+        """Return the speed of a rank."""
+        return self.speed[rank] if self.speed else 1
+
+    def speed_problems(self, ranks: int) -> list[str]:
+        """List what is wrong with the speeds for this number of ranks, one sentence each."""
+        if self.speed is None or len(self.speed) == ranks:
+            return []
+        count = f"{len(self.speed)} {'value' if len(self.speed) == 1 else 'values'}"
+        return [f"device.speed has {count} for ranks={ranks}: give one per rank, or null if all have the same"]
 
     def problems(self) -> list[str]:
         """List what is wrong with these values, one sentence each."""

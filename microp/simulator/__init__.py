@@ -26,7 +26,7 @@ from microp.simulator.layer_memory import STATE, LayerMemory, Size, compose_memo
 from microp.simulator.layer_times import NO_TIMES, LayerTimes, costs_of
 from microp.simulator.link_model import LINK_MODELS, LinkModel
 from microp.simulator.memory import StageMemory, activation_peak
-from microp.simulator.nominal import nominal_costs
+from microp.simulator.nominal import nominal_costs, slowed
 from microp.simulator.simulation import Simulated, critical_path, simulate
 
 __all__ = [
@@ -55,5 +55,6 @@ __all__ = [
     "replay_reductions",
     "schedule_of",
     "simulate",
+    "slowed",
     "weight_bytes",
 ]

@@ -3,17 +3,20 @@
 ::
 
     device.forward_ms=5 device.per=[layer]      stages of 6, 5, 5 layers ──► forward = 30, 25, 25 ms
+    device.speed=[1,1,0.5]                                                          30, 25, 50 ms
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from microp.job import Workload
+from microp.schedule import Schedule
 from microp.settings import DeviceSettings, EmulatedSettings
-from microp.simulator.costs import Costs, for_stages
+from microp.simulator.costs import Costs, for_stages, ratio
 
 
 def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None = None) -> Costs:
@@ -30,7 +33,7 @@ def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None
     """
     if not isinstance(device, EmulatedSettings):
         sizes = tuple(Fraction(size) for size in workload.layers)
-        return Costs(forward=sizes, backward=sizes, weight=sizes)
+        return slowed(Costs(forward=sizes, backward=sizes, weight=sizes), device, workload.schedule)
     rows = sum(workload.rows) / len(workload.rows) if rows is None else rows
     stages = len(workload.layers)
     of_layers = [layers if "layer" in device.per else 1 for layers in workload.layers]
@@ -50,7 +53,7 @@ def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None
         weight = backward = [time / 2 for time in backward]
     recompute = times("recompute_ms", device.forward_ms if device.recompute_ms is None else device.recompute_ms)
     checkpointing = workload.checkpointing
-    return for_stages(
+    costs = for_stages(
         stages,
         forward=forward,
         backward=backward,
@@ -60,3 +63,18 @@ def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None
         latency=device.latency_ms,
         reduction=None if device.reduce_ms is None else times("reduce_ms", device.reduce_ms, of_layers),
     )
+    return slowed(costs, device, workload.schedule)
+
+
+def slowed(costs: Costs, device: DeviceSettings, schedule: Schedule) -> Costs:
+    """Return the costs with the times of each stage's actions divided by the speed of its rank."""
+    if not device.speed:
+        return costs
+    speeds = [device.speed_of(rank) for rank in schedule.placement.values()]
+    names = ("forward", "backward", "weight", "full", "recompute")
+    times: dict[str, Any] = {
+        name: tuple(ratio(time, speed) for time, speed in zip(values, speeds, strict=True))
+        for name in names
+        if (values := getattr(costs, name))
+    }
+    return replace(costs, **times)

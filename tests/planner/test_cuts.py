@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def all_sizes(layers: int, stages: int):
     """Every partition."""
     for inner in combinations(range(1, layers), stages - 1):
         edges = (0, *inner, layers)
-        yield tuple(end - first for first, end in zip(edges, edges[1:], strict=False))
+        yield tuple(end - first for first, end in pairwise(edges))
 
 
 PLACEMENTS = {

@@ -1,0 +1,150 @@
+"""Makes the partition of a configuration; a builder that asks for it is told what the partition is for.
+
+::
+
+    def uniform(layers, stages)                 needs two numbers
+    def balanced(layers, stages, task, ...)     `task` has the schedule, times, memory and cap of this configuration
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+from microp.app.factory import build
+from microp.app.schema import Config
+from microp.planner import NominalPrices, Prices, Task
+from microp.schedule import Partition, Schedule, of_sizes, spread
+from microp.settings import GIB, ModelSettings
+from microp.simulator import LayerMemory
+
+
+class Chosen(NamedTuple):
+    """A partition and how it was made.
+
+    Attributes:
+        partition: the partition.
+        notes: what the user should know about it, one sentence each.
+        by_costs: whether its builder asked what the partition is for.
+    """
+
+    partition: Partition
+    notes: tuple[str, ...] = ()
+    by_costs: bool = False
+
+    def asked(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Return the plain configuration by which the run is known: a partition that was computed counts by its sizes.
+
+        The same sizes are the same question, whatever the costs were from which they follow.
+        """
+        if not self.by_costs:
+            return config
+        builder = f"{of_sizes.__module__}.{of_sizes.__name__}"
+        return {**config, "partition": {"name": "sizes", "builder": builder, "sizes": list(self.partition.sizes)}}
+
+
+def choose_partition(config: Config, schedule: Schedule | None) -> Chosen | None:
+    """Return the partition that the builder of group `partition` makes.
+
+    Args:
+        schedule: the order; None if it is refused: then only a builder that does not ask for it is called.
+
+    Raises:
+        ValueError: a key is unknown or of the wrong type, or the builder refuses the numbers.
+    """
+    tasks: list[Task] = []
+
+    def task() -> Task:
+        if schedule is None:
+            raise _NoScheduleError
+        tasks.append(task_of(config, schedule))
+        return tasks[-1]
+
+    stages = config.ranks if schedule is None else schedule.stages
+    try:
+        partition = build(
+            "partition", config.partition, Partition, {"task": task}, layers=config.model.layers, stages=stages
+        )
+    except _NoScheduleError:
+        return None
+    if not tasks:
+        return Chosen(partition)
+    notes = list(tasks[0].notes)
+    if not tasks[0].prices.is_known:
+        notes.append(
+            f"partition={config.partition['name']} {list(partition.sizes)} counts every layer the same, "
+            f"because no times of its layers are known for device={config.device.name}"
+        )
+    return Chosen(partition, tuple(notes), by_costs=True)
+
+
+class _NoScheduleError(Exception):
+    """The builder asks what the partition is for, and there is no schedule."""
+
+
+def task_of(config: Config, schedule: Schedule) -> Task:
+    """Return what the configuration's partition is for.
+
+    Raises:
+        ValueError: the ranks' memory is limited, and the model is too large to be built and measured.
+    """
+    cap, rows = memory_cap(config), rows_of_first_replica(config)
+    memory = None if cap is None else layer_memory(config.model, sum(rows) / len(rows), bool(schedule.split))
+    return Task(
+        schedule=schedule,
+        rows=rows,
+        prices=prices_of(config),
+        checkpointing=config.checkpointing,
+        memory=memory,
+        cap=cap,
+        batch=config.model.batch_bytes(sum(rows)),
+    )
+
+
+def prices_of(config: Config) -> Prices:
+    """Return the times of actions that are known for the configuration's device."""
+    return NominalPrices(config.device)
+
+
+def memory_cap(config: Config) -> float | None:
+    """Return the bytes of memory that each rank has, or None if they are not limited."""
+    if config.device.memory_gib is not None:
+        return config.device.memory_gib * GIB
+    if config.device.name != "cuda":
+        return None
+    import torch  # takes half a second, and only a GPU needs it
+
+    return float(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
+
+
+def layer_memory(model: ModelSettings, rows: float, split: bool) -> tuple[LayerMemory, ...]:
+    """Return the memory of every layer, measured once for equal arguments.
+
+    Raises:
+        ValueError: the model is too large to be built and measured.
+    """
+    return _measured(_Key(repr(model), rows, split, model))
+
+
+class _Key(NamedTuple):
+    """What the measurement of a model's layers depends on; the settings themselves cannot be hashed."""
+
+    text: str
+    rows: float
+    split: bool
+    model: ModelSettings
+
+    def __hash__(self) -> int:
+        return hash(self[:3])
+
+
+@cache
+def _measured(key: _Key) -> tuple[LayerMemory, ...]:
+    from microp.device import probe_layers  # torch, which nothing else here needs
+
+    return tuple(probe_layers(key.model, key.rows, key.split))
+
+
+def rows_of_first_replica(config: Config) -> tuple[int, ...]:
+    """Return the number of rows of each microbatch of the first replica."""
+    return spread(spread(config.batch_size, max(config.replicas, 1))[0], max(config.chunks, 1))

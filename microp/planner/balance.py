@@ -1,0 +1,156 @@
+"""Chooses a partition for a schedule: the exact cut, refined by simulation.
+
+::
+
+    Loads ── cut ──► sizes with the smallest maximum ─┐
+    uniform ─────────────────────────────────────────┴─► simulate; move layers while the step gets shorter
+
+The load of the busiest rank is not the step: under 1F1B a heavy first stage costs less than a heavy last one. The
+refinement begins with the better one of both partitions, so that it is never worse than either of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from microp import trace
+from microp.job import Workload
+from microp.planner.cuts import Cut, Room, cut
+from microp.planner.held import Ranks
+from microp.planner.prices import Prices
+from microp.schedule import Partition, Schedule, uniform
+from microp.settings import GIB, NEVER, Checkpointing
+from microp.simulator import LayerMemory, simulate
+
+EFFORT = 300_000  # actions that a refinement may simulate
+CLOSE = 1e-9  # relative: a smaller gain is none
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a partition is chosen for.
+
+    Attributes:
+        schedule: the order.
+        rows: the rows of each microbatch.
+        prices: the times of actions for any partition.
+        checkpointing: what is recomputed.
+        memory: the memory of each layer; None if no rank's memory is limited.
+        cap: the bytes of memory that each rank has.
+        batch: the bytes of the batch's text on the first and on the last rank.
+        notes: what the user should know about the choice; a builder adds to it.
+    """
+
+    schedule: Schedule
+    rows: tuple[int, ...]
+    prices: Prices
+    checkpointing: Checkpointing = field(default_factory=lambda: NEVER)
+    memory: Sequence[LayerMemory] | None = None
+    cap: float | None = None
+    batch: float = 0
+    notes: list[str] = field(default_factory=list)
+
+    def workload(self, sizes: Sequence[int]) -> Workload:
+        """Return the workload with these numbers of layers."""
+        return Workload(self.schedule, tuple(sizes), self.rows, self.checkpointing)
+
+    def step(self, sizes: Sequence[int]) -> float:
+        """Return the simulated time of a step, in the unit of the prices, with the sums over replicas."""
+        costs = self.prices.costs(self.workload(sizes))
+        spans = simulate(self.schedule, costs)
+        sums = trace.reductions(self.schedule, spans, costs.reduction) if costs.reduction else []
+        return float(trace.ends_at(spans, sums) if sums else trace.makespan(spans))
+
+    def ranks(self) -> Ranks | None:
+        """Return the memory of the ranks, or None if it is not limited."""
+        if self.memory is None or self.cap is None:
+            return None
+        return Ranks(self.schedule, self.memory, sum(self.rows) / len(self.rows), self.checkpointing, self.batch)
+
+
+def balanced(layers: int, stages: int, task: Task, refine: bool = True) -> Partition:
+    """Return the partition that makes the step as short as possible, from what each layer costs.
+
+    Args:
+        task: what the partition is for.
+        refine: whether layers are moved between stages as long as the simulated step gets shorter; false: the exact
+            cut, whose busiest rank has the least to do.
+
+    Raises:
+        ValueError: there are more stages than layers, too many layers, or no partition fits into the ranks' memory.
+    """
+    even = uniform(layers, stages).sizes
+    ranks = task.ranks()
+    exact = exact_cut(task, layers, ranks)
+    if exact is None:
+        cap = (task.cap or 0) / GIB
+        assert ranks is not None, "without a cap every partition fits"
+        least = max(ranks.peaks(even)) / GIB
+        raise ValueError(
+            f"device.memory_gib={cap:g} is too little for any partition of {layers} layers into {stages} stages "
+            f"(the uniform one needs {least:.3g} GiB): use more chunks, checkpointing=always or more ranks"
+        )
+    if not exact.proven:
+        task.notes.append(
+            f"partition=balanced {list(exact.sizes)}: its busiest rank computes {exact.largest:.4g}, the least "
+            "that was found, which is not proven to be the least possible"
+        )
+    return Partition(refined(task, exact.sizes, even, ranks) if refine else exact.sizes)
+
+
+def exact_cut(task: Task, layers: int, ranks: Ranks | None) -> Cut | None:
+    """Return the partition whose busiest rank has the least to do, among those that fit into the memory."""
+    even = uniform(layers, task.schedule.stages).sizes
+    room = None
+    if ranks is not None and task.cap is not None:
+        room = Room(ranks.held(), tuple(task.cap - batch for batch in ranks.batch))
+    return cut(task.prices.loads(task.workload(even)), room)
+
+
+def refined(task: Task, exact: tuple[int, ...], even: tuple[int, ...], ranks: Ranks | None) -> tuple[int, ...]:
+    """Return the sizes with the shortest step among those that single moves of layers lead to.
+
+    The even partition wins ties. At most `EFFORT` actions are simulated.
+    """
+    cap = task.cap
+
+    @cache
+    def fits(sizes: tuple[int, ...]) -> bool:
+        return ranks is None or cap is None or max(ranks.peaks(sizes)) <= cap
+
+    begin = [sizes for sizes in (even, exact) if fits(sizes)]
+    times = {sizes: task.step(sizes) for sizes in begin}
+    best = min(begin, key=lambda sizes: times[sizes])
+    if begin[0] == even and times[even] <= times[best] * (1 + CLOSE):
+        best = even
+    actions = sum(map(len, task.schedule.ranks))
+    left = max(2, EFFORT // actions) - len(times)
+    improved = True
+    while improved:
+        improved = False
+        for sizes in _moves(best):
+            if left <= 0:
+                return best
+            if sizes in times or not fits(sizes):
+                continue
+            times[sizes] = task.step(sizes)
+            left -= 1
+            if times[sizes] < times[best] * (1 - CLOSE):
+                best, improved = sizes, True
+                break
+    return best
+
+
+def _moves(sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield the partitions that differ by a layer which one stage gives and another one takes, near ones first."""
+    stages = len(sizes)
+    for distance in range(1, stages):
+        for giver in range(stages):
+            for taker in (giver - distance, giver + distance):
+                if 0 <= taker < stages and sizes[giver] > 1:
+                    moved = list(sizes)
+                    moved[giver] -= 1
+                    moved[taker] += 1
+                    yield tuple(moved)

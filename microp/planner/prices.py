@@ -1,0 +1,185 @@
+"""Where a planner's times come from: any partition of a workload is priced by them.
+
+::
+
+    Prices ── costs(workload) ──► Costs, for the simulator
+           └─ loads(workload) ──► Loads, for the exact cut
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from fractions import Fraction
+from math import inf
+from typing import Any
+
+from microp.job import Workload
+from microp.planner.cuts import Loads
+from microp.settings import DeviceSettings
+from microp.simulator import NO_TIMES, Costs, LayerTimes, costs_of, nominal_costs, slowed
+
+
+class Prices(ABC):
+    """The times of actions, for any partition of a workload.
+
+    Attributes:
+        source: where the times come from, as a sentence's subject: `the nominal times of device=emulated`.
+        is_known: false if nothing is known, and every layer counts the same.
+    """
+
+    source: str
+    is_known: bool
+
+    @abstractmethod
+    def costs(self, workload: Workload) -> Costs:
+        """Return the costs of the workload's stages."""
+
+    @abstractmethod
+    def loads(self, workload: Workload) -> Loads:
+        """Return what stages cost their ranks in a step; the sizes in `workload.layers` count only by their sum."""
+
+
+class NominalPrices(Prices):
+    """An emulated device's nominal times; on any other device each of F, B and W takes one unit per layer."""
+
+    def __init__(self, device: DeviceSettings) -> None:
+        self._device = device
+        self.is_known = device.is_emulated
+        self.source = f"the nominal times of device={device.name}" if self.is_known else "one unit per layer"
+
+    def costs(self, workload: Workload) -> Costs:
+        return _as_floats(nominal_costs(self._device, workload))
+
+    def loads(self, workload: Workload) -> Loads:
+        """Every layer is the same to nominal times, and a stage's time is linear in the number of its layers."""
+        stages, layers = workload.schedule.stages, sum(workload.layers)
+        one, two = (stage_loads(workload, self.costs(workload._replace(layers=(count,) * stages))) for count in (1, 2))
+        return Loads(
+            layers=(1.0,) * layers,
+            scale=tuple(more - less for less, more in zip(one, two, strict=True)),
+            fixed=tuple(2 * less - more for less, more in zip(one, two, strict=True)),
+            rank_of=tuple(workload.schedule.placement.values()),
+        )
+
+
+class LayerPrices(Prices):
+    """Times of each layer, added up over a stage.
+
+    Args:
+        source: where the times come from.
+        layers: the times of each layer for a microbatch, in order.
+        fixed: the part of an action's time that does not depend on its layers.
+        device: whose ranks may have different speeds.
+        hops: `latency`, `boundary` (the bytes between any two layers), `bandwidth`, as for `costs_of`.
+    """
+
+    is_known = True
+
+    def __init__(
+        self,
+        source: str,
+        layers: Sequence[LayerTimes],
+        fixed: LayerTimes = NO_TIMES,
+        device: DeviceSettings | None = None,
+        *,
+        latency: float = 0,
+        boundary: float = 0,
+        bandwidth: float = inf,
+    ) -> None:
+        self.source, self._layers, self._fixed, self._device = source, layers, fixed, device
+        self._latency, self._boundary, self._bandwidth = latency, boundary, bandwidth
+
+    def costs(self, workload: Workload) -> Costs:
+        costs = costs_of(
+            self._layers,
+            workload.layers,
+            workload.schedule,
+            workload.checkpointing,
+            fixed=self._fixed,
+            latency=self._latency,
+            boundary=(0.0, *(self._boundary,) * (workload.schedule.stages - 1)),
+            bandwidth=self._bandwidth,
+        )
+        return costs if self._device is None else slowed(costs, self._device, workload.schedule)
+
+    def loads(self, workload: Workload) -> Loads:
+        """A schedule that divides some of its backwards counts with their share on every stage."""
+        schedule, again = workload.schedule, 0.0
+        divided = len(schedule.split) / (schedule.stages * schedule.chunks)
+        if workload.checkpointing.segments:
+            again = 1 - len(workload.checkpointing.spared(schedule.chunks)) / schedule.chunks
+
+        def step(times: LayerTimes) -> float:
+            backward = (1 - divided) * times.full + divided * (times.backward + times.weight)
+            return schedule.chunks * (times.forward + backward + again * times.recompute)
+
+        ranks = tuple(schedule.placement.values())
+        speeds = [self._device.speed_of(rank) if self._device else 1.0 for rank in ranks]
+        return Loads(
+            layers=tuple(map(step, self._layers)),
+            scale=tuple(1 / speed for speed in speeds),
+            fixed=tuple(step(self._fixed) / speed for speed in speeds),
+            rank_of=ranks,
+        )
+
+
+def stage_loads(workload: Workload, costs: Costs) -> list[float]:
+    """Return how long each stage computes in a step."""
+    schedule = workload.schedule
+    divided = [0] * schedule.stages
+    for stage, _ in schedule.split:
+        divided[stage] += 1
+    loads = []
+    for stage in range(schedule.stages):
+        whole = schedule.chunks - divided[stage]
+        weight = costs.weight[stage] if costs.weight else 0
+        again = costs.recompute[stage] if costs.recompute else 0
+        spared = sum(microbatch < schedule.chunks for microbatch in costs.spared)
+        loads.append(
+            float(
+                schedule.chunks * costs.forward[stage]
+                + whole * costs.full_backward(stage)
+                + divided[stage] * (costs.backward[stage] + weight)
+                + (schedule.chunks - spared) * again
+            )
+        )
+    return loads
+
+
+def rank_loads(workload: Workload, costs: Costs) -> list[float]:
+    """Return how long each rank computes in a step."""
+    loads = [0.0] * len(workload.schedule.ranks)
+    for stage, load in enumerate(stage_loads(workload, costs)):
+        loads[workload.schedule.placement[stage]] += load
+    return loads
+
+
+def chain(workload: Workload, costs: Costs) -> float:
+    """Return how long a single microbatch takes through all stages and back, which no order can shorten.
+
+    It is the last microbatch or another one that is spared recomputation, if any is.
+    """
+    schedule, total = workload.schedule, 0.0
+    spared = bool(costs.spared)
+    for stage in range(schedule.stages):
+        divided = stage in schedule.split_stages
+        backward = costs.backward[stage] if divided else costs.full_backward(stage)
+        again = 0 if spared or not costs.recompute else costs.recompute[stage]
+        total += float(costs.forward[stage] + min(backward, costs.full_backward(stage)) + again)
+        if stage and schedule.placement[stage] != schedule.placement[stage - 1]:
+            total += 2 * float(costs.hop(stage))
+    return total
+
+
+def _as_floats(costs: Costs) -> Costs:
+    """Return the costs with floats for Fractions, which are slow to add up."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            return tuple(plain(each) for each in value)
+        return float(value) if isinstance(value, Fraction) else value
+
+    names = (field.name for field in fields(costs) if field.name not in ("transfer", "spared"))
+    return replace(costs, **{name: plain(getattr(costs, name)) for name in names})
