@@ -47,7 +47,10 @@ def choose_partition(config: Config, schedule: Schedule | None) -> Chosen | None
     """Return the partition that the builder of group `partition` makes.
 
     Args:
-        schedule: the order; None if it is refused: then only a builder that does not ask for it is called.
+        schedule: the order; None if it is refused.
+
+    Returns:
+        None if the builder asks what the partition is for, and other keys are wrong.
 
     Raises:
         ValueError: a key is unknown or of the wrong type, or the builder refuses the numbers.
@@ -55,8 +58,9 @@ def choose_partition(config: Config, schedule: Schedule | None) -> Chosen | None
     tasks: list[Task] = []
 
     def task() -> Task:
-        if schedule is None:
-            raise _NoScheduleError
+        device = config.device
+        if schedule is None or device.problems() or device.speed_problems(config.ranks) or config.model.problems():
+            raise _NoTaskError
         tasks.append(task_of(config, schedule))
         return tasks[-1]
 
@@ -65,7 +69,7 @@ def choose_partition(config: Config, schedule: Schedule | None) -> Chosen | None
         partition = build(
             "partition", config.partition, Partition, {"task": task}, layers=config.model.layers, stages=stages
         )
-    except _NoScheduleError:
+    except _NoTaskError:
         return None
     if not tasks:
         return Chosen(partition)
@@ -78,8 +82,8 @@ def choose_partition(config: Config, schedule: Schedule | None) -> Chosen | None
     return Chosen(partition, tuple(notes), by_costs=True)
 
 
-class _NoScheduleError(Exception):
-    """The builder asks what the partition is for, and there is no schedule."""
+class _NoTaskError(Exception):
+    """The builder asks what the partition is for, and that is refused anyway."""
 
 
 def task_of(config: Config, schedule: Schedule) -> Task:

@@ -201,7 +201,10 @@ def test_a_knob_in_a_file_counts_as_if_it_were_typed():
 
 # --- every key, every option ---------------------------------------------------------------------
 
-VALUES = {"partition.sizes": "[1,15]", "device.per": "[row]", "device.speed": "[1,1]", "tracking.tags": "[a]", "data.path": "/dev/null"}
+VALUES = {"partition.sizes": "[1,15]", "tracking.tags": "[a]", "data.path": "/dev/null"} | {
+    "device.per": "[row]",
+    "device.speed": "[1,1]",
+}
 FREE = {"output_dir", "tracking.project", "tracking.entity", "tracking.dir"}  # any text will do
 
 
