@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from microp.schedule import Schedule
-from microp.schedule.builders import Drain, breadth_first, gpipe, one_f_one_b, rounds_of
+from microp.schedule.builders import Drain, breadth_first, gpipe, one_f_one_b
 from microp.settings import Checkpointing
 
 TORCH_SCHEDULES = {  # our name -> torch's class
@@ -52,7 +52,7 @@ def torch_problems(schedule: Schedule, checkpointing: Checkpointing, rows: Seque
             f"engine=torch needs at least one microbatch per stage for 1f1b: chunks={schedule.chunks} is too few "
             f"for {schedule.stages} stages, use chunks={schedule.stages} or more"
         )
-    if schedule.name == "interleaved" and len(set(rounds_of(len(schedule.ranks), schedule.chunks))) > 1:
+    if schedule.name == "interleaved" and schedule.chunks % _rounds(len(schedule.ranks), schedule.chunks):
         found.append(_unequal_rounds(len(schedule.ranks), schedule.chunks))
     if len(set(rows)) > 1:
         found.append(
@@ -67,15 +67,19 @@ def torch_problems(schedule: Schedule, checkpointing: Checkpointing, rows: Seque
     return found
 
 
+def _rounds(ranks: int, chunks: int) -> int:
+    """Return in how many rounds torch's interleaved 1F1B takes the microbatches; it needs them to be equal."""
+    return max(1, chunks // ranks)
+
+
 def _unequal_rounds(ranks: int, chunks: int) -> str:
-    rounds = rounds_of(ranks, chunks)
     near = [
-        next(each for each in candidates if len(set(rounds_of(ranks, each))) == 1)
+        next(each for each in candidates if each % _rounds(ranks, each) == 0)
         for candidates in (range(chunks - 1, 0, -1), range(chunks + 1, 2 * chunks))
     ]
     return (
         f"engine=torch needs chunks in equal rounds for interleaved, a multiple of chunks // ranks: chunks={chunks} "
-        f"in {len(rounds)} rounds is not, use chunks={near[0]} or {near[1]}"
+        f"in {_rounds(ranks, chunks)} rounds is not, use chunks={near[0]} or {near[1]}"
     )
 
 

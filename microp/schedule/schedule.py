@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from operator import itemgetter
 from typing import NamedTuple
 
 
@@ -34,6 +35,9 @@ class Op(StrEnum):
     F = "F"  # forward: activation in, activation (on the last stage the loss) out
     B = "B"  # backward: gradient in, gradient out; also the weights' gradients, unless there is a W
     W = "W"  # weight gradient, for schedules that run it later than B
+
+
+_F, _B, _W = Op  # to look up a name of an enumeration takes longer, and `parents` is called millions of times
 
 
 class Action(NamedTuple):
@@ -90,8 +94,9 @@ class Schedule:
     def placement(self) -> dict[int, int]:
         """The rank of each stage: stage -> the first rank that has an action of it."""
         places: dict[int, int] = {}
-        for rank, action in self:
-            places.setdefault(action.stage, rank)
+        for rank, row in enumerate(self.ranks):
+            for stage in dict.fromkeys(map(itemgetter(1), row)):
+                places.setdefault(stage, rank)
         return dict(sorted(places.items()))
 
     @cached_property
@@ -106,14 +111,14 @@ class Schedule:
     def parents(self, action: Action) -> tuple[Action, ...]:
         """Return the actions that must have ended before `action` can start: the one dependency rule."""
         op, stage, microbatch = action
-        if op is Op.F:
-            return (Action(Op.F, stage - 1, microbatch),) if stage > 0 else ()
-        if op is Op.W:
-            return (Action(Op.B, stage, microbatch),)
-        forward = Action(Op.F, stage, microbatch)
+        if op is _F:
+            return (Action(_F, stage - 1, microbatch),) if stage > 0 else ()
+        if op is _W:
+            return (Action(_B, stage, microbatch),)
+        forward = Action(_F, stage, microbatch)
         if stage == self.stages - 1:
             return (forward,)
-        return (forward, Action(Op.B, stage + 1, microbatch))
+        return (forward, Action(_B, stage + 1, microbatch))
 
     def source(self, action: Action) -> Action | None:
         """Return the parent that passes a tensor to `action`: the one on another stage, or None.
@@ -128,7 +133,7 @@ class Schedule:
     @cached_property
     def split(self) -> frozenset[tuple[int, int]]:
         """The (stage, microbatch) pairs that have a W, so that their B is only the input gradient."""
-        return frozenset((a.stage, a.microbatch) for _, a in self if a.op is Op.W)
+        return frozenset((stage, microbatch) for row in self.ranks for op, stage, microbatch in row if op is _W)
 
     @cached_property
     def split_stages(self) -> frozenset[int]:

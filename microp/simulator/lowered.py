@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from itertools import count
 from typing import Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 
@@ -21,16 +22,24 @@ from microp.schedule import Action, Op, Schedule
 from microp.simulator.costs import Costs
 from microp.trace import Actions, Column
 
-NONE = -1  # stands for no position, or no rank, in a column
+NONE = -1  # stands for no position, no rank or no link
+SMALL = 100_000  # actions; of more, an object per number would take too much memory
 
 
-class Kind(NamedTuple):
-    """The times of actions of one op and stage that are all split or all not, and all recomputed or all not."""
+class Kinds(NamedTuple):
+    """The times of actions by kind: one op and stage, all split or all not, all recomputed or all not.
 
-    takes: Any  # the time of the action itself
-    hop_in: Any  # the hop of the tensor that it receives
-    peer: int  # the other rank that receives its tensor, or NONE
-    hop_out: Any  # the hop of that tensor
+    Attributes:
+        takes: the time of the action itself.
+        hop_in: the hop of the tensor that it receives.
+        peer: the other rank that receives its tensor, or `NONE`.
+        hop_out: the hop of that tensor.
+    """
+
+    takes: list[Any]
+    hop_in: list[Any]
+    peer: list[int]
+    hop_out: list[Any]
 
 
 class Lowered(NamedTuple):
@@ -38,17 +47,15 @@ class Lowered(NamedTuple):
 
     Attributes:
         actions: the actions.
-        before: the position of the action's last parent on its own rank, or `NONE`.
         source: the position of the action's parent on another rank, or `NONE`.
-        kind: the index of the action's times in `kinds`.
-        kinds: the table that `kind` points into.
+        kind: the index of the action's times in the lists of `kinds`.
+        kinds: the times.
     """
 
     actions: Actions
-    before: Column
     source: Column
     kind: Column
-    kinds: list[Kind]
+    kinds: Kinds
 
 
 def lower(schedule: Schedule, costs: Costs) -> Lowered:
@@ -59,17 +66,63 @@ def lower(schedule: Schedule, costs: Costs) -> Lowered:
             costs are for another number of stages.
     """
     costs.check(schedule.stages)
+    order = _order_of(schedule)
+    kind = order.kind + np.isin(order.actions.microbatch, costs.spared) if costs.spared else order.kind
+    return Lowered(order.actions, order.source, kind, _kinds(order.lanes, costs))
+
+
+class _Lane(NamedTuple):
+    """The actions of one op and stage; the messages are between two ranks.
+
+    Attributes:
+        action: the one on microbatch 0.
+        hop_in: the link of the tensor that they receive, as the higher of its two stages, or `NONE`.
+        peer: the rank that receives their tensor, or `NONE`.
+        hop_out: the link of that tensor, or `NONE`.
+    """
+
+    action: Action
+    hop_in: int
+    peer: int
+    hop_out: int
+
+
+class _Order(NamedTuple):
+    """The part of `Lowered` that does not depend on costs; `kind` is without the difference of spared microbatches."""
+
+    actions: Actions
+    source: Column
+    kind: Column
+    lanes: list[_Lane]
+
+
+_ORDERS: dict[int, tuple[ref[Schedule], _Order]] = {}  # of small schedules, which a search prices again and again
+
+
+def _order_of(schedule: Schedule) -> _Order:
+    """Return the order's columns; they are kept as long as a small schedule is."""
+    key = id(schedule)
+    if key in _ORDERS and _ORDERS[key][0]() is schedule:
+        return _ORDERS[key][1]
+    order = _read_order(schedule)
+    if len(order.actions) <= SMALL:
+        _ORDERS[key] = ref(schedule, lambda _: _ORDERS.pop(key, None)), order
+    return order
+
+
+def _read_order(schedule: Schedule) -> _Order:
     actions = Actions.of(schedule.ranks)
     before = np.full(len(actions), NONE, np.int32)
     source = before.copy()
     for parent in parent_positions(schedule, actions):
         away = (parent != NONE) & (actions.rank[parent] != actions.rank)
-        source[away] = parent[away]
-        before = np.where(away, before, np.maximum(before, parent))
+        np.copyto(source, parent, where=away)
+        np.maximum(before, parent, out=before, where=~away)
     for position in np.flatnonzero(before >= np.arange(len(actions)))[:1]:
         needed, action = actions.at(before[position]), actions.at(position)
         raise ValueError(f"schedule {schedule.name!r} deadlocks: {needed} comes after {action}, which needs it")
-    return Lowered(actions, before, source, _kind_column(schedule, costs, actions), _kinds(schedule, costs))
+    kind = (_lane_column(schedule, actions) * 2 + actions.is_split()) * 2
+    return _Order(actions, source, kind, _lanes_with_links(schedule))
 
 
 def parent_positions(schedule: Schedule, actions: Actions) -> list[Column]:
@@ -88,14 +141,13 @@ def parent_positions(schedule: Schedule, actions: Actions) -> list[Column]:
     index = {lane: number for number, lane in enumerate(lanes)}
     parents = [[index[parent] for parent in schedule.parents(lane)] for lane in lanes]
     lane = _lane_column(schedule, actions)
-    position = np.full((len(lanes), schedule.chunks), NONE, np.int32)
+    position = np.full((len(lanes) + 1, schedule.chunks), NONE, np.int32)  # the last row stands for no parent
     position[lane, actions.microbatch] = np.arange(len(actions))
-    _check_complete(schedule, actions, lanes, position)
+    _check_complete(schedule, actions, lanes, position[:-1])
     columns = []
     for which in range(max(map(len, parents))):
-        wanted = np.array([own[which] if which < len(own) else NONE for own in parents], np.int32)[lane]
-        found = np.where(wanted == NONE, NONE, position[wanted, actions.microbatch])
-        columns.append(found)
+        wanted = np.array([own[which] if which < len(own) else NONE for own in parents], np.int32)
+        columns.append(position[wanted[lane], actions.microbatch])
     return columns
 
 
@@ -131,30 +183,32 @@ def _lane_column(schedule: Schedule, actions: Actions) -> Column:
     return actions.op.astype(np.int32) * schedule.stages + actions.stage
 
 
-def _kinds(schedule: Schedule, costs: Costs) -> list[Kind]:
-    """Return the kinds in the order of `_kind_column`: by lane, then full or split, then recomputed or spared."""
-    rank_of, hops_in, hops_out, peers = schedule.placement, {}, {}, {}
-    for lane in _lanes(schedule):
-        source = schedule.source(lane)
-        if source is not None and rank_of[source.stage] != rank_of[lane.stage]:
-            hops_in[lane] = hops_out[source] = costs.hop(max(source.stage, lane.stage))
-            peers[source] = rank_of[lane.stage]
+def _lanes_with_links(schedule: Schedule) -> list[_Lane]:
+    rank_of, lanes = schedule.placement, _lanes(schedule)
+    sources = {lane: source for lane in lanes if (source := schedule.source(lane)) is not None}
+    messages = {lane: source for lane, source in sources.items() if rank_of[source.stage] != rank_of[lane.stage]}
+    links = {lane: max(source.stage, lane.stage) for lane, source in messages.items()}
+    consumers = {source: lane for lane, source in messages.items()}
+    found = []
+    for lane in lanes:
+        out = consumers.get(lane)
+        peer, hop_out = (NONE, NONE) if out is None else (rank_of[out.stage], links[out])
+        found.append(_Lane(lane, links.get(lane, NONE), peer, hop_out))
+    return found
+
+
+def _kinds(lanes: list[_Lane], costs: Costs) -> Kinds:
+    """Return the kinds in the order of the column: by lane, then full or split, then recomputed or spared."""
+    found = Kinds([], [], [], [])
     recomputed = next(microbatch for microbatch in count() if microbatch not in costs.spared)
-    spared = next(iter(costs.spared), recomputed)
-    return [
-        Kind(
-            costs.of(lane._replace(microbatch=microbatch), split),
-            hops_in.get(lane, 0),
-            peers.get(lane, NONE),
-            hops_out.get(lane, 0),
-        )
-        for lane in _lanes(schedule)
-        for split in (False, True)
-        for microbatch in (recomputed, spared)
-    ]
-
-
-def _kind_column(schedule: Schedule, costs: Costs, actions: Actions) -> Column:
-    """Return, for each action, the index of its kind."""
-    spared = np.isin(actions.microbatch, costs.spared)
-    return (_lane_column(schedule, actions) * 2 + actions.is_split()) * 2 + spared
+    both = recomputed, next(iter(costs.spared), recomputed)
+    hops = {link: 0 if link == NONE else costs.hop(link) for link in {lane.hop_in for lane in lanes} | {NONE}}
+    for action, hop_in, peer, hop_out in lanes:
+        if action.op is Op.B:
+            found.takes.extend(costs.of(Action(Op.B, action.stage, m), split) for split in (False, True) for m in both)
+        else:
+            found.takes.extend([costs.of(action, False)] * 4)
+        found.hop_in.extend([hops[hop_in]] * 4)
+        found.peer.extend([peer] * 4)
+        found.hop_out.extend([hops[hop_out]] * 4)
+    return found

@@ -6,10 +6,13 @@
                      ╰─ hop ─╮                 start = max(free, there)
     rank 1   free ───► there ► F0 ► free ► ... end = start + the action's time
 
-Every time is kept with the position of the action that caused it, so that the `max` that gives a
-start also gives the start's cause. The causes, followed back from the last end, are the critical
-path. `link_model` has the rules for the times of a hop. The simulation takes one pass, linear in
-the number of actions; integers and Fractions stay exact.
+The `max` that gives a start also gives the start's cause. The causes, followed back from the last
+end, are the critical path. `link_model` has the rules for the times of a hop. The simulation takes
+one pass, linear in the number of actions; integers and Fractions stay exact.
+
+A hop of a pure delay, the usual rule, needs only the ends of the actions: one loop over numbers, and
+columns for all else. Under the other rules a rank or a link may be busy with a message, so that each
+time is kept with the position of the action that caused it.
 """
 
 from __future__ import annotations
@@ -17,16 +20,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Generator
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from microp.schedule import Schedule
 from microp.simulator.costs import Costs
-from microp.simulator.link_model import LinkModel, Moment
-from microp.simulator.lowered import NONE, Lowered, lower
+from microp.simulator.link_model import Asynchronous, LinkModel, Moment
+from microp.simulator.lowered import NONE, SMALL, Lowered, lower
 from microp.trace import Actions, Column, Span, Spans, column_type
 
+UNKNOWN = -1  # the end of an action that has not run
 _GROWING: dict[type, Callable[[], Any]] = {  # type of a column -> an empty list; an array has no object per number
     np.int64: lambda: array("q"),
     np.float64: lambda: array("d"),
@@ -56,19 +60,14 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulated:
             schedule deadlocks or lacks an action.
     """
     lowered = lower(schedule, costs)
-    actions, kind, kinds = lowered.actions, lowered.kind, lowered.kinds
-    times = [time for each in kinds for time in (each.takes, each.hop_in)]
-    dtype = column_type(times, bound=2 * len(actions) * max(times))
-    clocks = _Clocks(lowered, costs.transfer, dtype)
-    stuck = clocks.run()
-    if stuck is not None:
-        raise ValueError(
-            f"schedule {schedule.name!r} deadlocks at {actions.at(stuck)}: microp.schedule.validate names the cycle"
-        )
-    start = np.concatenate([np.asarray(starts, dtype) for starts in clocks.starts])
-    end = start + np.array([each.takes for each in kinds], dtype)[kind]
-    wait_start = np.concatenate([np.asarray(frees, dtype) for frees in clocks.frees])
-    return Simulated(actions, wait_start, start, end, np.concatenate(clocks.causes))
+    times = [*lowered.kinds.takes, *lowered.kinds.hop_in]
+    dtype = column_type(times, bound=2 * len(lowered.actions) * max(times))
+    walk = _delayed if type(costs.transfer) in (Asynchronous, LinkModel) else _queued
+    found = walk(lowered, costs.transfer, dtype)
+    if isinstance(found, int):
+        action = lowered.actions.at(found)
+        raise ValueError(f"schedule {schedule.name!r} deadlocks at {action}: microp.schedule.validate names the cycle")
+    return Simulated(lowered.actions, found.free, found.start, found.end, found.cause)
 
 
 def critical_path(spans: Simulated) -> list[Span]:
@@ -81,6 +80,99 @@ def critical_path(spans: Simulated) -> list[Span]:
     while (cause := int(spans.cause[path[-1]])) != NONE:
         path.append(cause)
     return [spans[position] for position in reversed(path)]
+
+
+class _Times(NamedTuple):
+    """Columns with the times of every action.
+
+    Attributes:
+        free: the moment from which the rank had nothing else to do.
+        start: when the action began.
+        end: when it ended.
+        cause: the position of the action that caused its start.
+    """
+
+    free: Column
+    start: Column
+    end: Column
+    cause: Column
+
+
+# --- a pure delay ----------------------------------------------------------------------------------
+
+
+def _delayed(lowered: Lowered, transfer: LinkModel, dtype: type) -> _Times | int:
+    """Return the times if a hop is a pure delay, or the position of a sender that is waited for in vain."""
+    del transfer
+    ends = _ends(lowered, dtype)
+    if isinstance(ends, int):
+        return ends
+    first, source = lowered.actions.first, lowered.source
+    before = np.arange(-1, len(ends) - 1, dtype=np.int32)
+    before[first] = NONE
+    free = np.empty_like(ends)
+    free[1:] = ends[:-1]
+    free[first] = 0
+    hops: Column = np.array(lowered.kinds.hop_in, dtype)
+    takes: Column = np.array(lowered.kinds.takes, dtype)
+    there = np.where(source == NONE, 0, ends[source] + hops[lowered.kind])
+    is_later = (there > free) | ((there == free) & (source > before))  # of two causes the later position
+    start = np.where(is_later, there, free)
+    return _Times(free, start, start + takes[lowered.kind], np.where(is_later, source, before))
+
+
+def _ends(lowered: Lowered, dtype: type) -> Column | int:
+    """Return the end of every action, or the position of a sender that is waited for in vain.
+
+    Each rank runs its row until it needs a message of an action that has not run, and goes on when that has.
+    """
+    count, first = len(lowered.actions), lowered.actions.first.tolist()
+    takes, hops, _, _ = lowered.kinds
+    if count <= SMALL:
+        ends: Any = [UNKNOWN] * count
+        source, kind = lowered.source.tolist(), lowered.kind.tolist()
+    else:
+        ends = np.full(count, UNKNOWN, dtype)
+        source, kind = lowered.source.data, lowered.kind.data
+        ends = ends.data if dtype is not object else ends.tolist()
+    free: list[Any] = [0] * len(first)
+    reached, stops = list(first), [*first[1:], count]
+    waiting: dict[int, int] = {}  # sender's position -> the row that waits for it
+    runnable = list(range(len(first)))
+    while runnable:
+        row = runnable.pop()
+        now, sender = free[row], NONE
+        for position in range(reached[row], stops[row]):
+            sender, of_kind = source[position], kind[position]
+            if sender >= 0:
+                there = ends[sender]
+                if there < 0:
+                    waiting[sender] = row
+                    reached[row], free[row] = position, now
+                    break
+                there += hops[of_kind]
+                if there > now:
+                    now = there
+            ends[position] = now = now + takes[of_kind]
+            if position in waiting:
+                runnable.append(waiting.pop(position))
+    if waiting:
+        return next(iter(waiting))
+    return np.array(ends, dtype) if isinstance(ends, list) else np.asarray(ends)
+
+
+# --- the other rules -------------------------------------------------------------------------------
+
+
+def _queued(lowered: Lowered, transfer: LinkModel, dtype: type) -> _Times | int:
+    """Return the times by any rule, or the position of a sender that is waited for in vain."""
+    clocks = _Clocks(lowered, transfer, dtype)
+    stuck = clocks.run()
+    if stuck is not None:
+        return stuck
+    start, free = (np.concatenate([np.asarray(e, dtype) for e in each]) for each in (clocks.starts, clocks.frees))
+    takes: Column = np.array(lowered.kinds.takes, dtype)
+    return _Times(free, start, start + takes[lowered.kind], np.concatenate(clocks.causes))
 
 
 class _Clocks:
@@ -124,7 +216,8 @@ class _Clocks:
         mail, waiting, send, receive = self._mail, self._waiting, self._transfer.send, self._transfer.receive
         part = slice(positions.start, positions.stop)
         senders = self._lowered.source.data[part]
-        kinds = map(self._lowered.kinds.__getitem__, self._lowered.kind.data[part])
+        table = list(zip(*self._lowered.kinds, strict=True))
+        kinds = map(table.__getitem__, self._lowered.kind.data[part])
         free = outset = (0, NONE)
         idle: dict[int, Moment] = {}  # peer -> when the last message sent to it arrives
         for position, sender, (takes, hop_in, peer, hop_out) in zip(positions, senders, kinds, strict=True):

@@ -15,12 +15,16 @@ from random_schedules import random_costs, random_schedule
 
 from microp.schedule import Action, Op, Schedule
 from microp.schedule.builders import gpipe, naive, one_f_one_b
-from microp.simulator import LINK_MODELS, Costs, closed_forms, critical_path, for_stages, simulate
+from microp.simulator import LINK_MODELS, Costs, closed_forms, critical_path, for_stages, lowered, simulate, simulation
 from microp.simulator.link_model import Asynchronous, Rendezvous, SenderBusy, SerialLink
-from microp.simulator.lowered import NONE, parent_positions
+from microp.simulator.lowered import NONE, lower, parent_positions
 from microp.trace import Actions, Span, busy, in_flight_peak, makespan, zero_bubble_rate
 
 RULES = pytest.mark.parametrize("transfer", LINK_MODELS.values(), ids=LINK_MODELS)
+
+
+class SomeDelay(Asynchronous):
+    """The rule of a pure delay, by the code for rules in general."""
 
 
 class FixedPoint:
@@ -210,6 +214,35 @@ def gaps(schedule: Schedule, costs: Costs, path: list[Span]) -> Iterator[bool]:
             hops = [times.hop(*pair) for pair in sent.items() if times.rank[pair[1]] == later.rank]
             yield len(hops) == 1 or isinstance(costs.transfer, SerialLink)
             yield later.start == span.end + sum(hops)
+
+
+@pytest.mark.parametrize("small", [0, 100_000], ids=["arrays", "lists"])
+@pytest.mark.parametrize("unit", [1, Fraction(1, 3), 0.1, 10**18], ids=["int", "Fraction", "float", "huge"])
+def test_a_pure_delay_has_the_times_and_causes_of_the_rules_in_general(unit, small, monkeypatch):
+    """Also where an action and a message end together, and for columns of every type, in lists and in arrays."""
+    monkeypatch.setattr(simulation, "SMALL", small)
+    random = Random(7)
+    for _ in range(15):
+        schedule = random_schedule(random)
+        times = [tuple(random.randint(0, 2) * unit for _ in range(schedule.stages)) for _ in range(3)]
+        hop = random.randint(0, 2) * unit
+        quick, general = (
+            simulate(schedule, Costs(*times, latency=hop, transfer=rule)) for rule in (Asynchronous(), SomeDelay())
+        )
+        assert list(quick) == list(general)
+        assert quick.cause.tolist() == general.cause.tolist()
+        assert quick.start.dtype == general.start.dtype
+
+
+def test_a_schedule_is_read_once_and_forgotten_with_it():
+    schedule = gpipe(2, 3)
+    first, second = lower(schedule, equal(2, 1, 1)), lower(schedule, equal(2, 2, 3))
+    assert first.actions is second.actions
+    assert first.kinds != second.kinds
+    key = id(schedule)
+    assert key in lowered._ORDERS
+    del schedule
+    assert key not in lowered._ORDERS
 
 
 def test_what_is_on_the_critical_path_matters():

@@ -13,7 +13,6 @@ from microp.schedule.builders.gpipe import Drain, gpipe
 from microp.schedule.builders.interleaved import interleaved
 from microp.schedule.builders.naive import naive
 from microp.schedule.builders.one_f_one_b import one_f_one_b
-from microp.schedule.builders.phases import rounds_of
 from microp.schedule.builders.v_half import v_half
 from microp.schedule.builders.v_min import v_min
 from microp.schedule.builders.zb_h1 import zb_h1
@@ -31,7 +30,6 @@ __all__ = [
     "interleaved",
     "naive",
     "one_f_one_b",
-    "rounds_of",
     "v_half",
     "v_min",
     "zb_h1",

@@ -14,11 +14,17 @@ stages. A rank holds activations for the length of the block, which determines t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+from operator import itemgetter
+from sys import maxsize
 
 from microp.schedule.schedule import Action, Op, Schedule, rows
 
 INTERVAL = 6  # slots between two microbatches
+NEVER = maxsize  # the slot of an action that has not run
+_F, _B, _W = Op  # a name of an enumeration takes longer to look up
+_OPS = (_F, _B)
 
 
 def repeat(name: str, block: Sequence[tuple[int, int, int, int]], chunks: int) -> Schedule:
@@ -33,12 +39,12 @@ def repeat(name: str, block: Sequence[tuple[int, int, int, int]], chunks: int) -
     def row(rank: int, starts: tuple[int, int, int, int]) -> Iterable[Action]:
         first, second = rank, 2 * len(block) - 1 - rank
         lanes = zip(starts, ((Op.F, first), (Op.F, second), (Op.B, second), (Op.B, first)), strict=True)
-        slots = {
-            Action(op, stage, microbatch): start + INTERVAL * microbatch
+        slots = [
+            (start + INTERVAL * microbatch, Action(op, stage, microbatch))
             for start, (op, stage) in lanes
             for microbatch in range(chunks)
-        }
-        return sorted(slots, key=lambda action: slots[action])
+        ]
+        return map(itemgetter(1), sorted(slots))
 
     return Schedule(name, chunks, rows(row(rank, starts) for rank, starts in enumerate(block)))
 
@@ -55,47 +61,66 @@ def squeeze(repeated: Schedule, limit: int) -> Schedule:
         limit: the most (stage, microbatch) pairs that a rank may hold, each from its F to its W; a
             forward beyond the limit waits.
     """
-    lines = [_Line(row) for row in repeated.ranks]
-    ended: set[Action] = set()
-    while any(line.todo or line.weights for line in lines):
-        slot = [line.step(repeated, ended, limit) for line in lines]
-        assert any(slot), f"{repeated.name}: no rank can continue while it holds at most {limit} pairs"
-        ended.update(action for action in slot if action)
-    return Schedule(repeated.name, repeated.chunks, rows(line.done for line in lines))
+    stages = range(2 * len(repeated.ranks))
+    ran = [[[NEVER] * repeated.chunks for _ in stages] for _ in _OPS]
+    parents = [[repeated.parents(Action(op, stage, 0)) for stage in stages] for op in _OPS]
+    needs = [[[ran[_OPS.index(need.op)][need.stage] for need in each] for each in own] for own in parents]
+    done: list[list[Action]] = [[] for _ in repeated.ranks]
+    fillers = [_fill(list(row), limit, ran, needs, own) for row, own in zip(repeated.ranks, done, strict=True)]
+    while fillers:
+        started = [next(filler, None) for filler in fillers]
+        assert True in started or None in started, f"{repeated.name}: no rank can continue, each may hold {limit} pairs"
+        if None in started:
+            fillers = [filler for filler, each in zip(fillers, started, strict=True) if each is not None]
+    return Schedule(repeated.name, repeated.chunks, rows(done))
 
 
-class _Line:
-    """One rank's row while it is squeezed: actions to do, weight gradients that wait for a slot, actions done."""
+def _fill(
+    todo: list[Action],
+    room: int,
+    ran: list[list[list[int]]],
+    needs: list[list[list[list[int]]]],
+    done: list[Action],
+) -> Generator[bool]:
+    """Fill one slot of a rank's row per turn; yield whether an action could start.
 
-    def __init__(self, row: Iterable[Action]) -> None:
-        self.todo = list(row)
-        self.weights: list[Action] = []
-        self.done: list[Action] = []
-        self.held = 0
-
-    def step(self, repeated: Schedule, ended: Collection[Action], limit: int) -> Action | None:
-        """Fill one slot and return its action, or None if no action could start."""
-        action = self._first_ready(repeated, ended, limit)
-        if action:
-            self.todo.remove(action)
-        elif self.weights:
-            action = self.weights.pop(0)
-        else:
-            return None
-        if action.op is Op.B:
-            self.weights.append(action._replace(op=Op.W))
-        self.held += {Op.F: 1, Op.B: 0, Op.W: -1}[action.op]
-        self.done.append(action)
-        return action
-
-    def _first_ready(self, repeated: Schedule, ended: Collection[Action], limit: int) -> Action | None:
-        waiting: set[int] = set()  # stages whose next microbatch cannot start yet
-        for action in self.todo:
-            if action.op is not self.todo[0].op or len(waiting) == 2:
-                return None
-            if action.stage not in waiting:
-                ready = all(parent in ended for parent in repeated.parents(action))
-                if ready and (action.op is Op.B or self.held < limit):
-                    return action
-                waiting.add(action.stage)
-        return None
+    Args:
+        todo: the row in the block's order.
+        room: the number of pairs that the rank may hold.
+        ran: for F and B, for each stage and microbatch the slot in which it ran, or `NEVER`; shared by all ranks.
+        needs: for F and B, for each stage the lists of `ran` of its parents.
+        done: gets the actions as they run.
+    """
+    weights: deque[Action] = deque()
+    slot = 0
+    while todo or weights:
+        started, waits = False, None  # `waits`: the stage of the next action, if that cannot start yet
+        for action in todo:
+            op, stage, microbatch = action
+            if op is not todo[0][0] or (op is _F and room == 0):
+                break
+            if stage == waits:
+                continue
+            for slots in needs[op is _B][stage]:
+                if slots[microbatch] >= slot:
+                    break
+            else:
+                started = True
+                break
+            if waits is not None:
+                break
+            waits = stage
+        if started:
+            todo.remove(action)
+            done.append(action)
+            ran[op is _B][stage][microbatch] = slot
+            if op is _B:
+                weights.append(Action(_W, stage, microbatch))
+            else:
+                room -= 1
+        elif weights:
+            started = True
+            done.append(weights.popleft())
+            room += 1
+        yield started
+        slot += 1

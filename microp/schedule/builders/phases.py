@@ -10,12 +10,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, count
+from operator import itemgetter
 
 from microp.schedule.partition import spread
 from microp.schedule.schedule import Action, Op
+
+_F, _B, _W = Op  # a name of an enumeration takes longer to look up
 
 
 def three_phases(forwards: Sequence[Action], backwards: Sequence[Action], warmup: int) -> Iterator[Action]:
@@ -33,13 +36,13 @@ def defer_weights(row: Iterable[Action], lag: int) -> Iterator[Action]:
 
     A B that leaves more than `lag` of them waiting is followed by the oldest one; the rest come last.
     """
-    waiting: list[Action] = []
+    waiting: deque[Action] = deque()
     for action in row:
         yield action
-        if action.op is Op.B:
-            waiting.append(action._replace(op=Op.W))
+        if action.op is _B:
+            waiting.append(Action(_W, action.stage, action.microbatch))
             if len(waiting) > lag:
-                yield waiting.pop(0)
+                yield waiting.popleft()
     yield from waiting
 
 
@@ -83,8 +86,8 @@ def looped_1f1b(stages: Sequence[int], ranks: int, chunks: int, warmup: int) -> 
         for turn in range(len(stages))
         for microbatch in range(end - size, end)
     ]
-    forwards = [Action(Op.F, stages[turn], microbatch) for turn, microbatch in order]
-    backwards = [Action(Op.B, stages[-1 - turn], microbatch) for turn, microbatch in order]
+    forwards = [Action(_F, stages[turn], microbatch) for turn, microbatch in order]
+    backwards = [Action(_B, stages[-1 - turn], microbatch) for turn, microbatch in order]
     return three_phases(forwards, backwards, (len(stages) - 1) * rounds[0] + warmup)
 
 
@@ -100,18 +103,22 @@ def play(phases: Iterable[tuple[int, str]], stages: Sequence[int], chunks: int) 
 
     Microbatches from `chunks` on are left out, so that a table may be written for more.
     """
-    seen: Counter[tuple[Op, int]] = Counter()
-    waiting: list[Action] = []
-    words = (word for times, text in phases for _ in range(times) for word in text.split())
-    for word in words:
-        if word[0] == "W":
-            action = next(w for w in waiting if word == "W" or w.stage == stages[int(word[1])])
-            waiting.remove(action)
-        else:
-            op, stage = (Op.F if word[0] == "F" else Op.B), stages[int(word[1])]
-            action = Action(op, stage, seen[op, stage])
-            seen[op, stage] += 1
-            if word[0] == "B":
-                waiting.append(action._replace(op=Op.W))
-        if action.microbatch < chunks:
-            yield action
+    ops = {"F": _F, "B": _B, "X": _B}
+    seen = {op: dict.fromkeys(stages, 0) for op in (_F, _B)}
+    waiting: dict[int, deque[tuple[int, Action]]] = {stage: deque() for stage in stages}  # with the count of their B
+    split = count()
+    for times, text in phases:
+        words = [(word[0], [stages[int(digit)] for digit in word[1:]]) for word in text.split()]
+        for letter, own in words * times:
+            if letter == "W":
+                lane = waiting[own[0]] if own else min(filter(None, waiting.values()), key=itemgetter(0))
+                action = lane.popleft()[1]
+            else:
+                op, stage = ops[letter], own[0]
+                microbatch = seen[op][stage]
+                seen[op][stage] += 1
+                action = Action(op, stage, microbatch)
+                if letter == "B":
+                    waiting[stage].append((next(split), Action(_W, stage, microbatch)))
+            if action.microbatch < chunks:
+                yield action
