@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from microp.app.environment import environment_problems
-from microp.app.errors import ConfigError
+from microp.app.errors import NO_RUN, ConfigError
 from microp.app.expressions import evaluate
 from microp.app.hydra_loader import install
 from microp.app.hydra_problems import REFUSED, hydra_problems, in_a_line, option_problems
@@ -76,7 +76,7 @@ def read_composed(config: DictConfig) -> Config:
     except OmegaConfBaseException as error:
         raise ConfigError([in_a_line(error)]) from error
     if not isinstance(result, Config):
-        raise ConfigError(["this is not the configuration of a run: let its defaults list begin with `config`"])
+        raise ConfigError([NO_RUN])
     return result
 
 

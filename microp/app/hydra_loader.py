@@ -32,7 +32,7 @@ from hydra.errors import OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from microp.app.errors import ConfigError, Rest
+from microp.app.errors import NO_RUN, ConfigError, Rest
 from microp.app.hydra_problems import REFUSED, not_used, taken_away, unknown_key, word_problems
 from microp.app.option_files import OptionFiles
 from microp.app.schema import FIXED, GROUPS, Config
@@ -86,7 +86,7 @@ class Loader(ConfigLoaderImpl):
                 raise ConfigError(problems)
             return config
         problems = [problem for each in found.values() for problem in each] + self._problems_of(config)
-        raise ConfigError(problems, [Rest(good, config, [key_of(word) for word in found])])
+        raise ConfigError(list(dict.fromkeys(problems)), [Rest(good, config, [key_of(word) for word in found])])
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         """Return a point of a sweep as it was planned; one that was not is composed now, for the same folder."""
@@ -133,7 +133,7 @@ class Loader(ConfigLoaderImpl):
 
     def problems(self, config: DictConfig, choices: dict[str, Any]) -> list[str]:
         """Return the keys that were added or taken away, and the names of options that were changed, in sentences."""
-        if not issubclass(OmegaConf.get_type(config) or object, Config):
+        if not _is_of_a_run(config):
             return []  # not the configuration of a run: `read_config` says so
         other_s = [
             (f"{group}.{key}", config[group][key])
@@ -251,6 +251,8 @@ class Loader(ConfigLoaderImpl):
             return [f"{key}={quoted(value)} {self._use_option(key)}"]
         if word.startswith("~") and OmegaConf.select(config, key) is not None:
             return [taken_away(key)]
+        if not _is_of_a_run(config) and not key.startswith("hydra"):
+            return [NO_RUN]
         if value and "." not in key and key not in config and not self.repository.group_exists(key):
             return [unknown_key(key, config, value)]
         if not word.startswith(("+", "~")) and self.is_other_s(key, choices := dict(config.hydra.runtime.choices)):
@@ -271,6 +273,10 @@ def use_one(group: str, options: Sequence[str]) -> str:
 def _in_group(key: str) -> bool:
     group, dot, _ = key.partition(".")
     return bool(dot) and group in GROUPS
+
+
+def _is_of_a_run(config: DictConfig) -> bool:
+    return issubclass(OmegaConf.get_type(config) or object, Config)
 
 
 def _is_hydra_s(word: str) -> bool:

@@ -20,7 +20,7 @@ from yaml import YAMLError
 
 from microp.app.errors import ConfigError
 from microp.app.places import sweep_names
-from microp.app.schema import FIXED
+from microp.app.schema import FIXED, GROUPS
 from microp.settings import quoted
 
 # All errors by which Hydra and its libraries refuse what a user typed or wrote into a file.
@@ -135,12 +135,14 @@ def unknown_key(key: str, root: DictConfig | None, value: str = "") -> str:
         tree.pop("hydra", None)
     known = [each for each in _dotted(tree) if each != key and each.rpartition(".")[2] not in FIXED]
     group, _, rest = key.partition(".")
-    node = tree.get(group)
-    if rest and isinstance(node, dict):
+    path, node, rest = _deepest(tree, key)
+    if rest and path:
         own = [name for name in node if name not in FIXED and name != rest]
         near = get_close_matches(rest, own, 1)
-        use = f"did you mean {group}.{near[0]}?" if near else f"its keys are {', '.join(own)}" if own else "it has none"
-        what = f"{group}={node['name']}" if "name" in node else group
+        use = f"did you mean {path}.{near[0]}?" if near else f"its keys are {', '.join(own)}" if own else "it has none"
+        if not node:  # a mapping that takes any key
+            use = f"to add it write +{key}={quoted(value) or '...'}"
+        what = f"{path}={node['name']}" if "name" in node and path in GROUPS else path
         return f"{key} is not a key of {what}: {use}"
     ends = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
     alike = [name for name in known if ("." in name) == ("." in key)]  # a group before its keys
@@ -154,6 +156,14 @@ def unknown_key(key: str, root: DictConfig | None, value: str = "") -> str:
     if what == "run" and group in ("costs", "output"):
         use = "it is one of python -m microp.simulate, which prices a schedule"
     return f"{key} is not a key of a {what}: {use}"
+
+
+def _deepest(tree: dict[Any, Any], key: str) -> tuple[str, dict[Any, Any], str]:
+    """Return the longest beginning of a dotted key that has keys of its own, what it holds, and the key's rest."""
+    path, rest = "", key
+    while (first := rest.partition("."))[1] and isinstance(tree.get(first[0]), dict):
+        path, tree, rest = f"{path}.{first[0]}".lstrip("."), tree[first[0]], first[2]
+    return path, tree, rest
 
 
 def _root_of(error: OmegaConfBaseException) -> DictConfig | None:

@@ -12,6 +12,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
@@ -21,6 +22,7 @@ from yaml import MarkedYAMLError, YAMLError
 
 from microp.app.errors import ConfigError
 
+MOST_VALUES = 100_000
 _read: dict[tuple[str, str, int, int], ConfigResult] = {}  # reading a file takes ten times as long as a copy of it
 UNREADABLE = (YAMLError, OSError, UnicodeError, RecursionError, OmegaConfBaseException)
 
@@ -62,6 +64,8 @@ class OptionFiles(ConfigRepository):
     def _copy_of(self, config_path: str, state: tuple[str, str, int, int] | None) -> ConfigResult | None:
         """Return what a file holds; a file that has not changed since it was read is not read again."""
         if state not in _read:
+            if state is not None:
+                check_aliases(Path(state[0], f"{config_path.removesuffix('.yaml')}.yaml"))
             found = super().load_config(config_path)
             if state is None or found is None:
                 return found
@@ -76,9 +80,35 @@ class OptionFiles(ConfigRepository):
             return False
 
 
+def check_aliases(file: Path) -> None:
+    """Raise YAMLError if the aliases of a file stand for so many values that reading them would fill the memory."""
+    text = file.read_bytes()
+    if b"*" not in text or b"&" not in text:
+        return
+    sizes: dict[yaml.Node, int] = {}
+
+    def size(node: yaml.Node) -> int:
+        if node not in sizes:
+            sizes[node] = 1  # one that contains itself is refused later
+            parts = [] if isinstance(node, yaml.ScalarNode) else node.value
+            pairs = [each if isinstance(each, tuple) else (each,) for each in parts]
+            sizes[node] = 1 + sum(size(part) for pair in pairs for part in pair)
+        return sizes[node]
+
+    whole = yaml.compose(text, Loader=yaml.SafeLoader)
+    if whole is not None and size(whole) > MOST_VALUES:
+        raise TooManyValuesError(f"its aliases (*) stand for more than {MOST_VALUES} values: write fewer")
+
+
+class TooManyValuesError(YAMLError):
+    """The aliases of a file stand for too many values; the message says so."""
+
+
 def file_problem(error: BaseException) -> str:
     """Return why a YAML file cannot be read, with the remedy."""
     match error:
+        case TooManyValuesError():
+            return str(error)
         case MarkedYAMLError(problem_mark=mark) if mark:
             return f"it is not YAML: {error.problem} in line {mark.line + 1}: correct that line"
         case RecursionError():

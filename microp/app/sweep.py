@@ -72,6 +72,7 @@ class SweepCallback(PointsCallback):
     """Makes the job of every point, shows the progress and the table; sets the exit code if points did not finish."""
 
     _plan: SweepPlan | None = None  # a single run has none
+    _is_sweep = False
 
     @classmethod
     def prepare(cls, config: Config) -> Job:
@@ -83,7 +84,9 @@ class SweepCallback(PointsCallback):
         for key in ("dry_run", "fail_fast"):
             if len({getattr(point.config, key) for point in points}) > 1:
                 found.append(f"{key}=true,false: {key} is for all points of a sweep: give one value")
-        return found + (nothing_to_resume(points[0].config, points[0].made) if len(points) == 1 else [])
+        for point in [] if self._is_sweep else points:  # in a sweep it starts at its beginning
+            found += nothing_to_resume(point.config, point.made)
+        return found
 
     def dry_run(self, config: DictConfig, points: list[Composed]) -> None:
         show_dry_run(self, points, resumes=is_sweep(config) and not config.again)
@@ -92,6 +95,7 @@ class SweepCallback(PointsCallback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         if is_joined():
             refuse([ONE_RUN_ONLY])
+        self._is_sweep = True
         super().on_multirun_start(config)
         folder = claim_folder(Path(config.hydra.sweep.dir))
         config.hydra.sweep.dir = str(folder)  # where Hydra and every point look for it

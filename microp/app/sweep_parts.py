@@ -25,7 +25,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from microp.app.errors import ConfigError
-from microp.app.option_files import UNREADABLE, file_problem
+from microp.app.option_files import UNREADABLE, check_aliases, file_problem
 from microp.app.schema import SCHEMAS, Config
 
 PARTS = ".parts.yaml"
@@ -65,6 +65,7 @@ def _load(file: Path) -> Any:
     if not file.is_file():  # reading a pipe would wait forever
         raise ConfigError([f"{file}: it is not a file: give it another name"])
     try:
+        check_aliases(file)
         return OmegaConf.to_container(OmegaConf.load(file))
     except UNREADABLE as error:
         raise ConfigError([f"{file}: {file_problem(error)}"]) from error

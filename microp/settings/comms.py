@@ -16,8 +16,9 @@ class CommsSettings:
     Attributes:
         name: `auto` (NCCL on GPUs; on CPUs shared memory if all ranks are on one host,
             else gloo), `shm`, `gloo`, `nccl`, or `threads`: all ranks in this process.
-        timeout_s: the longest time that a rank waits for another one that runs, in seconds: give more
-            than the longest action and the first step take; one that is killed or stopped is noticed at once.
+        timeout_s: the longest time that a rank waits for another one that runs, in seconds: give more than the longest
+            action and the first step take (over shm, nominal times do not count); one that is killed or stopped is
+            noticed at once.
     """
 
     name: Annotated[str, OneOf("auto", "shm", "gloo", "nccl", "threads")]

@@ -43,13 +43,15 @@ DISTURBANCES = {
 
 
 def disturbances(summary: Mapping[str, Any], env: Mapping[str, Any]) -> list[Disturbance]:
-    """Return why the timing of a run was disturbed; an empty list if nothing is known to have disturbed it.
+    """Return why the timing of a finished run was disturbed; an empty list if nothing is known to have disturbed it.
 
     Args:
         summary: the content of the run's `summary.json`.
         env: the content of its `env.json`; one without a load average has none.
     """
-    found = []
+    found: list[Disturbance] = []
+    if summary["status"] != "finished":  # its times are none to rely on anyway, and its status says so
+        return found
     step = summary.get("step_ms")
     if step and (spread := step_spread(step["p10"], step["median"], step["p90"])) > WIDE_STEPS:
         found.append(Disturbance("spread", f"spread {100 * spread:.0f} %"))

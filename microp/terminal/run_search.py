@@ -70,8 +70,12 @@ def find(words: Sequence[str], read: Callable[[Path], tuple[list[Row], list[str]
         raise SelectionError("there is no folder outputs here: give the folder with your runs as the first word")
     rows, unreadable = read(folder)
     if not rows:
-        reason = f" that can be read ({unreadable[0]})" if unreadable else ""
-        raise SelectionError(f"{folder} holds no runs{reason}: make one with python -m microp.run")
+        if not unreadable:
+            raise SelectionError(f"{folder} holds no runs: make one with python -m microp.run")
+        for reason in unreadable[:FEW]:
+            note(f"left out: {reason}")
+        several = "its only attempt is" if len(unreadable) == 1 else f"all {len(unreadable)} attempts are"
+        raise SelectionError(f"{folder} holds no run that can be read, {several} damaged: run again")
     return Found(folder, filters, rows, select(rows, filters), unreadable)
 
 

@@ -95,12 +95,17 @@ OTHERS = {  # options of other groups
 }
 
 RUN = "defaults: [config, _self_]\n"
+# Ten values in `a`, and in each further list ten times as many.
+MANY = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"{this}: &{this} [{', '.join([f'*{before}'] * 10)}]\n" for before, this in zip("abcdefgh", "bcdefghi", strict=True)
+)
 SWEEPS = {  # configurations for `-cn`
     "broken_own": "ranks: [2\n",
     "tabs_own": f"{RUN}\tranks: 2\n",
     "empty": "",
     "binary": b"\xff\xfe\x00\x01",
     "recursive": f"{RUN}loop: &loop [*loop]\n",
+    "aliases_own": f"{RUN}{MANY}",
     "list_own": "- ranks\n",
     "text_own": "ranks\n",
     "resolver_own": f"{RUN}ranks: ${{nowhere:1}}\n",
@@ -120,6 +125,7 @@ SWEEPS = {  # configurations for `-cn`
 }
 
 FILES: dict[str, str | bytes] = {
+    "schedule/aliases.yaml": f"name: aliases\nbuilder: own.good\n{MANY}",
     "own.py": FUNCTIONS,
     "own_broken.py": "def good(:\n",
     "own_exits.py": "import sys\nsys.exit(3)\n",

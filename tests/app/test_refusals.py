@@ -190,6 +190,14 @@ def test_a_snapshot_that_finds_no_room_stops_the_sweep(typed, monkeypatch):
     assert typed("-m", "seed=1,2,3", *THREADS, "snapshot.every=2")[0] == 0
 
 
+def test_a_sweep_of_one_point_without_a_snapshot_starts_at_its_beginning(typed):
+    words = [*THREADS, "snapshot.every=2", "snapshot.resume=true"]
+    assert typed("-m", *words)[0] == 0
+    code, out, [error] = typed(*words)
+    assert (code, out) == (2, "")
+    assert error.startswith("error: snapshot.resume=true, but outputs/runs/gpipe-m2-k2-")
+
+
 def test_a_finished_point_runs_again_for_the_weights_that_it_did_not_leave(typed):
     words = ["-m", "seed=1,2", *THREADS]
     assert typed(*words)[0] == 0

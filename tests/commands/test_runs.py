@@ -293,6 +293,20 @@ def test_an_empty_folder_is_one_message(tmp_path, monkeypatch, capsys):
     assert "outputs holds no runs: make one with python -m microp.run" in capsys.readouterr().err
 
 
+def test_a_folder_of_damaged_runs_names_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for number in (1, 2):
+        attempt = tmp_path / "outputs" / "runs" / f"gpipe-m4-k2-{number}" / "attempt-1"
+        attempt.mkdir(parents=True)
+        (attempt / "status.json").write_text("{")
+    assert command.main([]) == 2
+    *named, error = capsys.readouterr().err.splitlines()
+    assert [line.partition("/attempt-1/")[0] for line in named] == [
+        f"left out: outputs/runs/gpipe-m4-k2-{number}" for number in (1, 2)
+    ]
+    assert error == "error: outputs holds no run that can be read, all 2 attempts are damaged: run again"
+
+
 @pytest.mark.parametrize("words", [["-n", "-1"], ["--compare", "a"], ["--compare", "a", "b", "--all"]])
 def test_bad_options_are_refused(words, capsys):
     with pytest.raises(SystemExit, match="2"):

@@ -1,8 +1,9 @@
-"""A run of many steps and a sweep of many points: what its processes hold at the end is what they held early on."""
+"""Runs of many steps and sweeps of many points: what their processes hold at the end is what they held early on."""
 
 from __future__ import annotations
 
 import csv
+import json
 import os
 import subprocess
 import sys
@@ -13,13 +14,15 @@ from pathlib import Path
 from user import ROOT
 
 from microp.store import read_rows
-from tests.soak.machine import Machine, Result, Usage, usage
+from tests.soak import look
+from tests.soak.machine import Machine, Result, Usage, grown, usage
 
 STEPS = 100  # times --times
 POINTS = 5  # times --times
-MORE_MIB = 8.0  # what the memory of a process may grow between the early and the last look
 SMALL = ("model.layers=4", "model.dim=32", "batch_size=8", "tracking=disabled")
 LOOK_S = 0.1
+SETTLED = 5  # points after which torch has loaded what it needs
+LOOKS = "+hydra.callbacks.look._target_=tests.soak.look.Look"
 
 
 def run_steps(machine: Machine, times: int) -> Iterator[Result]:
@@ -39,16 +42,22 @@ def run_steps(machine: Machine, times: int) -> Iterator[Result]:
 
 
 def run_points(machine: Machine, times: int) -> Iterator[Result]:
-    """One sweep; early is after a tenth of its points."""
-    points = POINTS * times
-    folder = new_folder(machine)
-    words = ["-m", *SMALL, "steps=2", "warmup_steps=1", "chunks=2,4", f"repeat=range({points // 2})"]
-    result = Result(f"{points // 2 * 2} points", "", "auto")
-    summaries = "outputs/runs/*/attempt-1/summary.json"
-    problems, took = watch(machine, folder, words, lambda: len(list(folder.glob(summaries))), points)
-    result.add(problems + unfinished(folder, points // 2 * 2), took)
-    result.notes = "the time of the sweep"
-    yield result
+    """One sweep with processes and one with threads; early is after a tenth of its points, at least after SETTLED."""
+    points = POINTS * times // 2 * 2
+    for comms in ("auto", "threads"):
+        folder, before, known = new_folder(machine), machine.left(alive=False), set(machine.processes())
+        sweep = ["chunks=2,4", f"repeat=range({points // 2})", f"comms={comms}"]
+        began = time.monotonic()
+        program = start(folder, ["-m", *SMALL, "steps=2", "warmup_steps=1", *sweep, LOOKS])
+        problems = [f"exit code {code}: {last_line(folder)}"] if (code := program.wait()) else []
+        looks = [json.loads(line) for line in (folder / look.FILE).read_text().splitlines()]
+        problems += grown(looks, max(points // 10, SETTLED)) + unfinished(folder, points)
+        if len(looks) != points:
+            problems.append(f"{len(looks)} points were looked at")
+        problems += still_there(machine, known) + machine.left_since(before, alive=False)
+        result = Result(f"{points} points", "", comms, notes="the time of the sweep")
+        result.add(problems, time.monotonic() - began)
+        yield result
 
 
 def unfinished(folder: Path, points: int) -> list[str]:
@@ -104,13 +113,7 @@ def watch(
     if not late:
         problems.append("it ended before anything could be compared")
     for pid, held in late.items():
-        if held.memory_mib > early[pid].memory_mib + MORE_MIB:
-            problems.append(f"memory grew from {early[pid].memory_mib:.0f} to {held.memory_mib:.0f} MiB")
-        problems += [
-            f"{name} grew from {was} to {now}"
-            for name, was, now in zip(Usage._fields[1:], early[pid][1:], held[1:], strict=True)
-            if now > was
-        ]
+        problems += held.more_than(early[pid])
     problems += still_there(machine, known)
     return problems + machine.left_since(before, alive=False), took
 

@@ -11,17 +11,18 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from microp.comms.processes import is_alive
 
 MARK = "MICROP_SOAK"
 OF_A_LIVE_PROCESS = ("pymp-",)  # a folder of multiprocessing, which it removes when the process ends
 ENDS_S = 3.0
+MORE_MIB = 8.0  # what the memory of a process may grow between the early and the last look
 OF_A_USER = "torchinductor_"  # torch's cache, one folder per user
 
 
@@ -166,11 +167,20 @@ class Machine(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What one process holds."""
+    """What one process holds; segments are mappings of shared memory that has no name."""
 
     memory_mib: float
     descriptors: int
     threads: int
+    segments: int = 0
+
+    def more_than(self, early: Usage) -> list[str]:
+        """What has grown since an earlier look."""
+        found = []
+        if self.memory_mib > early.memory_mib + MORE_MIB:
+            found.append(f"memory grew from {early.memory_mib:.0f} to {self.memory_mib:.0f} MiB")
+        each = zip(Usage._fields[1:], early[1:], self[1:], strict=True)
+        return found + [f"{name} grew from {was} to {now}" for name, was, now in each if now > was]
 
 
 def usage(pid: int) -> Usage | None:
@@ -178,6 +188,29 @@ def usage(pid: int) -> Usage | None:
     try:
         status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-        return Usage(int(status["VmRSS"].split()[0]) / 1024, descriptors, int(status["Threads"]))
+        segments = Path(f"/proc/{pid}/maps").read_text().count("/memfd:")
+        return Usage(int(status["VmRSS"].split()[0]) / 1024, descriptors, int(status["Threads"]), segments)
     except (OSError, KeyError):
         return None
+
+
+def command_of(pid: int) -> str:
+    """What a helper of a command is: the module of multiprocessing that it runs, or its program."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    return next((each for each in ("forkserver", "resource_tracker") if each in words[-2]), words[0])
+
+
+def grown(looks: Sequence[Mapping[str, Any]], early: int) -> list[str]:
+    """What a command held more at its last look than at look number `early`; see `look`."""
+    first, last = looks[early], looks[-1]
+    found = [
+        f"{name} grew from {first['names'][name]} to {now}"
+        for name, now in last["names"].items()
+        if now > first["names"][name]
+    ]
+    for name, held in last["usage"].items():
+        if name not in first["usage"]:
+            found.append(f"{name} is new")
+        else:
+            found += [f"{name}: {each}" for each in Usage(**held).more_than(Usage(**first["usage"][name]))]
+    return found

@@ -8,7 +8,13 @@ import pytest
 
 from microp.store import DISTURBANCES, disturbances, load_average
 
-CALM = {"step_ms": {"median": 100.0, "p10": 95.0, "p90": 105.0, "n": 20}, "ranks": 2, "replicas": 1, "overruns": 0}
+CALM = {
+    "step_ms": {"median": 100.0, "p10": 95.0, "p90": 105.0, "n": 20},
+    "status": "finished",
+    "ranks": 2,
+    "replicas": 1,
+    "overruns": 0,
+}
 
 
 def texts(summary, env):
@@ -52,3 +58,8 @@ def test_a_system_without_a_load_average_has_none(monkeypatch):
     assert load_average() == pytest.approx(os.getloadavg()[0], abs=1)
     monkeypatch.setattr(os, "getloadavg", absent)
     assert load_average() is None
+
+
+@pytest.mark.parametrize("status", ["failed", "interrupted", "diverged", "killed"])
+def test_only_the_times_of_a_finished_run_can_be_disturbed(status):
+    assert texts({"overruns": 1, "status": status}, {"cores": 2, "load": {"end": 9.0}}) == []
