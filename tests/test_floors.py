@@ -30,6 +30,7 @@ DOORS = {  # outside package -> the packages that may import it; `trace.drawing`
     "wandb_workspaces": {"store"},
     "matplotlib": {"trace.drawing"},
     "seaborn": set(),
+    "ortools": {"planner"},
     "rich": {"terminal"},
     "yaml": {"store", "app"},
     "pandas": {"store", "app", "terminal"},

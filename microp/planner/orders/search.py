@@ -1,0 +1,191 @@
+"""Searches for an order: named schedules, priority rules, a beam search and small moves; the best one is kept.
+
+::
+
+    named schedules within the cap ─┐
+    priority rules ─────────────────┼─► the best few ── small moves ─► the best ── simulate ─► Found
+    beam search ────────────────────┘
+
+Every result is priced by `simulate`, which shares no code with the search, and is never worse than a named schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from random import Random
+from time import perf_counter
+from typing import Any
+
+from microp.planner.orders.beam import search_beam
+from microp.planner.orders.bounds import Bounds, lower_bounds
+from microp.planner.orders.improve import improve
+from microp.planner.orders.problem import Problem, Rows, makespan_of
+from microp.planner.orders.rules import build, rules
+from microp.planner.orders.solver import Solved, solve
+from microp.schedule import Op, Schedule, builders
+from microp.simulator import simulate
+from microp.trace import makespan
+
+STARTS = 4  # orders that small moves begin with
+_NAMED: dict[str, list[Any]] = {  # placement -> builders of (ranks, chunks, stages per rank)
+    "plain": [
+        lambda ranks, chunks, _, each=each: each(ranks, chunks)
+        for each in (
+            *(builders.naive, builders.gpipe, builders.one_f_one_b),
+            *(builders.eager_1f1b, builders.zb_h1, builders.zb_h2),
+        )
+    ],
+    "looped": [builders.interleaved, builders.breadth_first, builders.zb_interleaved],
+    "v": [
+        lambda ranks, chunks, _, each=each: each(ranks, chunks)
+        for each in (builders.zb_v, builders.v_half, builders.v_min, builders.dualpipe_v)
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of a search.
+
+    Attributes:
+        schedule: the best order.
+        makespan: its simulated time, with the problem's costs and link model.
+        method: what found it: `named`, `rules`, `beam`, `moves` or `solver`.
+        bounds: lower bounds of the makespan of any order.
+        named: the makespans of the named schedules that keep within the cap.
+        refused: the peaks of the named schedules that do not.
+        seconds: how long the search took.
+    """
+
+    schedule: Schedule
+    makespan: Any
+    method: str
+    bounds: Bounds
+    named: dict[str, Any] = field(default_factory=dict)
+    refused: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def search(problem: Problem, seconds: float = 5.0, seed: int = 0, moves: int = 20_000) -> Found:
+    """Return the best order found.
+
+    Args:
+        problem: costs, placement and cap.
+        seconds: after this time no further move is tried.
+        seed: of the random moves. With the same seed and enough time the result is the same.
+        moves: how many moves are tried at most.
+    """
+    began = perf_counter()
+    until = began + seconds
+    bounds = lower_bounds(problem)
+    named, refused = named_schedules(problem)
+    orders: list[tuple[Any, str, Rows]] = []
+
+    def add(method: str, rows: Rows | None) -> None:
+        if rows is not None and all(map(problem.fits, rows)) and (time := makespan_of(problem, rows)) is not None:
+            orders.append((time, method, rows))
+
+    for schedule in named:
+        add("named", problem.rows_of(schedule))
+    for rule in rules(problem):
+        add("rules", build(problem, rule))
+    orders.sort(key=lambda each: each[0])
+    if orders and orders[0][0] > bounds.best:
+        size = len(problem.times)
+        width = max(4, min(200, 40_000 // size))
+        add("beam", search_beam(problem, width, began + seconds / 2))
+        orders.sort(key=lambda each: each[0])
+    starts, random = orders[:STARTS], Random(seed)
+    for turn, (_, _, rows) in enumerate(starts):
+        share = perf_counter() + (until - perf_counter()) / (len(starts) - turn)
+        time, better = improve(problem, rows, random, moves // len(starts), share, bounds.best)
+        if time < min(each[0] for each in orders):
+            orders.append((time, "moves", better))
+    return _best(problem, named, refused, orders, bounds, perf_counter() - began)
+
+
+def with_solver(problem: Problem, found: Found, seconds: float, workers: int = 2) -> tuple[Found, Solved]:
+    """Return the search's result or the solver's, whichever is faster by simulation, and the solver's answer.
+
+    Args:
+        problem: the problem.
+        found: the result of `search`, which hints the solver.
+        seconds: the solver's time limit.
+        workers: how many of the solver's searches run side by side.
+
+    Raises:
+        ValueError: OR-Tools is not installed.
+    """
+    solved = solve(problem, problem.rows_of(found.schedule), seconds, workers, found.bounds.best)
+    if solved.rows is None or not all(map(problem.fits, solved.rows)):
+        return found, solved
+    schedule = joined(problem, problem.schedule(solved.rows))
+    time = _priced(problem, schedule)
+    if time >= found.makespan:
+        return found, solved
+    return replace(found, schedule=schedule, makespan=time, method="solver"), solved
+
+
+def _best(
+    problem: Problem,
+    named: list[Schedule],
+    refused: dict[str, Any],
+    orders: list[tuple[Any, str, Rows]],
+    bounds: Bounds,
+    seconds: float,
+) -> Found:
+    """Return the best order by simulation: a named one if none is faster."""
+    times = {schedule.name: _priced(problem, schedule) for schedule in named}
+    found: list[tuple[Any, str, Schedule]] = [(times[schedule.name], "named", schedule) for schedule in named]
+    for _, method, rows in sorted(orders, key=lambda each: each[0])[:STARTS]:
+        schedule = joined(problem, problem.schedule(rows))
+        found.append((_priced(problem, schedule), method, schedule))
+    time, method, schedule = min(found, key=lambda each: each[0])
+    return Found(schedule, time, method, bounds, times, refused, seconds)
+
+
+def _priced(problem: Problem, schedule: Schedule) -> Any:
+    return makespan(simulate(schedule, problem.costs))
+
+
+def joined(problem: Problem, schedule: Schedule) -> Schedule:
+    """Return the order with every B joined to the W right behind it where the step gets no longer.
+
+    A divided backward costs a run more than the simulator knows, so none is divided without need.
+    """
+    best = _priced(problem, schedule)
+    for rank in range(len(schedule.ranks)):
+        row, found = schedule.ranks[rank], []
+        for place, action in enumerate(row):
+            if action.op is not Op.W or place == 0 or row[place - 1] != action._replace(op=Op.B):
+                found.append(action)
+        trial = Schedule(
+            schedule.name, schedule.chunks, (*schedule.ranks[:rank], tuple(found), *schedule.ranks[rank + 1 :])
+        )
+        if (time := _priced(problem, trial)) <= best:
+            schedule, best = trial, time
+    return schedule
+
+
+def named_schedules(problem: Problem) -> tuple[list[Schedule], dict[str, Any]]:
+    """Return the named schedules with the problem's placement that keep within the cap, and the peaks of the others."""
+    within, refused = [], {}
+    for schedule in _with_placement(problem):
+        peak = max(problem.peak(row) for row in problem.rows_of(schedule))
+        if problem.memory.cap is None or peak <= problem.memory.cap:
+            within.append(schedule)
+        else:
+            refused[schedule.name] = peak
+    return within, refused
+
+
+def _with_placement(problem: Problem) -> Iterator[Schedule]:
+    loops = problem.stages // problem.ranks
+    for build_named in (each for group in _NAMED.values() for each in group):
+        try:
+            schedule = build_named(problem.ranks, problem.chunks, loops)
+        except ValueError:  # too few chunks for it
+            continue
+        if tuple(schedule.placement[stage] for stage in range(schedule.stages)) == problem.placement:
+            yield schedule
