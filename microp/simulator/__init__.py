@@ -24,9 +24,10 @@ from microp.simulator.calibration import (
 from microp.simulator.costs import PER_STAGE, Costs, for_stages
 from microp.simulator.layer_memory import STATE, LayerMemory, Size, compose_memory, weight_bytes
 from microp.simulator.layer_times import NO_TIMES, LayerTimes, costs_of
-from microp.simulator.link_model import LINK_MODELS, LinkModel
+from microp.simulator.link_model import LINK_MODELS, Asynchronous, LinkModel
 from microp.simulator.memory import StageMemory, activation_peak
 from microp.simulator.nominal import nominal_costs, slowed
+from microp.simulator.shared_cores import equal_shares, simulate_on_cores
 from microp.simulator.simulation import Simulated, critical_path, simulate
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "NO_TIMES",
     "PER_STAGE",
     "STATE",
+    "Asynchronous",
     "Costs",
     "LayerMemory",
     "LayerTimes",
@@ -48,6 +50,7 @@ __all__ = [
     "compose_memory",
     "costs_of",
     "critical_path",
+    "equal_shares",
     "for_stages",
     "kind_of",
     "nominal_costs",
@@ -55,6 +58,7 @@ __all__ = [
     "replay_reductions",
     "schedule_of",
     "simulate",
+    "simulate_on_cores",
     "slowed",
     "weight_bytes",
 ]

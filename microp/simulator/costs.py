@@ -24,7 +24,7 @@ from typing import Any
 from microp.schedule import Action, Op
 from microp.simulator.link_model import Asynchronous, LinkModel
 
-OPTIONAL = ("weight", "full", "recompute", "boundary", "reduction")
+OPTIONAL = ("weight", "full", "recompute", "boundary", "reduction", "overhead")
 PER_STAGE = ("forward", "backward", *OPTIONAL)  # the costs that have a value per stage
 
 
@@ -49,6 +49,7 @@ class Costs:
         bandwidth: bytes per unit of time of one hop.
         transfer: the link model: the rule for the times of a hop.
         reduction: the sum of the stage's gradients over the replicas, after the last gradient.
+        overhead: the engine's own time after an action, in which the rank computes nothing.
 
     Raises:
         ValueError: lists differ in length, a value is negative, or `bandwidth` is not above 0;
@@ -66,6 +67,7 @@ class Costs:
     bandwidth: Any = inf
     transfer: LinkModel = field(default_factory=Asynchronous)
     reduction: tuple[Any, ...] = ()
+    overhead: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         self.check(len(self.forward))

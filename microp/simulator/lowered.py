@@ -19,7 +19,7 @@ from weakref import ref
 import numpy as np
 
 from microp.schedule import Action, Op, Schedule
-from microp.simulator.costs import Costs
+from microp.simulator.costs import Costs, at
 from microp.trace import Actions, Column
 
 NONE = -1  # stands for no position, no rank or no link
@@ -34,12 +34,14 @@ class Kinds(NamedTuple):
         hop_in: the hop of the tensor that it receives.
         peer: the other rank that receives its tensor, or `NONE`.
         hop_out: the hop of that tensor.
+        after: the engine's own time after the action.
     """
 
     takes: list[Any]
     hop_in: list[Any]
     peer: list[int]
     hop_out: list[Any]
+    after: list[Any]
 
 
 class Lowered(NamedTuple):
@@ -199,7 +201,7 @@ def _lanes_with_links(schedule: Schedule) -> list[_Lane]:
 
 def _kinds(lanes: list[_Lane], costs: Costs) -> Kinds:
     """Return the kinds in the order of the column: by lane, then full or split, then recomputed or spared."""
-    found = Kinds([], [], [], [])
+    found = Kinds([], [], [], [], [])
     recomputed = next(microbatch for microbatch in count() if microbatch not in costs.spared)
     both = recomputed, next(iter(costs.spared), recomputed)
     hops = {link: 0 if link == NONE else costs.hop(link) for link in {lane.hop_in for lane in lanes} | {NONE}}
@@ -211,4 +213,5 @@ def _kinds(lanes: list[_Lane], costs: Costs) -> Kinds:
         found.hop_in.extend([hops[hop_in]] * 4)
         found.peer.extend([peer] * 4)
         found.hop_out.extend([hops[hop_out]] * 4)
+        found.after.extend([at(costs.overhead, action.stage)] * 4)
     return found

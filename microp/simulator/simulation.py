@@ -26,7 +26,7 @@ import numpy as np
 
 from microp.schedule import Schedule
 from microp.simulator.costs import Costs
-from microp.simulator.link_model import Asynchronous, LinkModel, Moment
+from microp.simulator.link_model import Asynchronous, LinkModel, Moment, later
 from microp.simulator.lowered import NONE, SMALL, Lowered, lower
 from microp.trace import Actions, Column, Span, Spans, column_type
 
@@ -60,8 +60,8 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulated:
             schedule deadlocks or lacks an action.
     """
     lowered = lower(schedule, costs)
-    times = [*lowered.kinds.takes, *lowered.kinds.hop_in]
-    dtype = column_type(times, bound=2 * len(lowered.actions) * max(times))
+    times = [*lowered.kinds.takes, *lowered.kinds.hop_in, *lowered.kinds.after]
+    dtype = column_type(times, bound=3 * len(lowered.actions) * max(times))
     walk = _delayed if type(costs.transfer) in (Asynchronous, LinkModel) else _queued
     found = walk(lowered, costs.transfer, dtype)
     if isinstance(found, int):
@@ -112,6 +112,8 @@ def _delayed(lowered: Lowered, transfer: LinkModel, dtype: type) -> _Times | int
     before[first] = NONE
     free = np.empty_like(ends)
     free[1:] = ends[:-1]
+    if any(lowered.kinds.after):
+        free[1:] += np.array(lowered.kinds.after, dtype)[lowered.kind[:-1]]
     free[first] = 0
     hops: Column = np.array(lowered.kinds.hop_in, dtype)
     takes: Column = np.array(lowered.kinds.takes, dtype)
@@ -127,7 +129,8 @@ def _ends(lowered: Lowered, dtype: type) -> Column | int:
     Each rank runs its row until it needs a message of an action that has not run, and goes on when that has.
     """
     count, first = len(lowered.actions), lowered.actions.first.tolist()
-    takes, hops, _, _ = lowered.kinds
+    takes, hops, _, _, after = lowered.kinds
+    whole = [time + more for time, more in zip(takes, after, strict=True)]
     if count <= SMALL:
         ends: Any = [UNKNOWN] * count
         source, kind = lowered.source.tolist(), lowered.kind.tolist()
@@ -153,7 +156,8 @@ def _ends(lowered: Lowered, dtype: type) -> Column | int:
                 there += hops[of_kind]
                 if there > now:
                     now = there
-            ends[position] = now = now + takes[of_kind]
+            ends[position] = now + takes[of_kind]
+            now = now + whole[of_kind]
             if position in waiting:
                 runnable.append(waiting.pop(position))
     if waiting:
@@ -220,7 +224,7 @@ class _Clocks:
         kinds = map(table.__getitem__, self._lowered.kind.data[part])
         free = outset = (0, NONE)
         idle: dict[int, Moment] = {}  # peer -> when the last message sent to it arrives
-        for position, sender, (takes, hop_in, peer, hop_out) in zip(positions, senders, kinds, strict=True):
+        for position, sender, (takes, hop_in, peer, hop_out, after) in zip(positions, senders, kinds, strict=True):
             start, cause = free
             if sender != NONE:
                 if sender not in mail:
@@ -237,3 +241,5 @@ class _Clocks:
                 mail[position] = idle[peer] = there
                 if position in waiting:
                     self._runnable.append(waiting.pop(position))
+            if after:
+                free = later(free, after)
