@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from microp.app.places import CONF, see_current_folder, sweep_names
     from microp.app.points import run_point
     from microp.app.pricing import Price, run_price
+    from microp.app.profiling import run_profile
     from microp.app.schema import Config
     from microp.app.version import answer_version, installed_version
 
@@ -46,6 +47,7 @@ _MODULES = {
     "run_app": "hydra_app",
     "run_point": "points",
     "run_price": "pricing",
+    "run_profile": "profiling",
     "see_current_folder": "places",
     "sweep_names": "places",
 }
@@ -68,6 +70,7 @@ __all__ = [
     "run_app",
     "run_point",
     "run_price",
+    "run_profile",
     "see_current_folder",
     "sweep_names",
 ]

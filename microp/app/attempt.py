@@ -37,7 +37,7 @@ from microp.app.config import to_yaml
 from microp.app.errors import Stop
 from microp.app.schema import Config
 from microp.job import Job
-from microp.settings import redact_words
+from microp.settings import processor, redact_words
 from microp.store import (
     DIVERGED,
     RUNNING,
@@ -239,7 +239,7 @@ def _environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: version(name) for name in packages},
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "gpus": gpus,
     }
@@ -254,11 +254,3 @@ def _commit() -> str | None:
         return subprocess.run(git, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _processor() -> str:
-    """Return the processor's model, or an empty string if the system does not give it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.processor())

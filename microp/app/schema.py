@@ -64,6 +64,7 @@ class Config:
         dry_run: print the points, what is finished, how long the others would take and what is invalid; run nothing.
         fail_fast: stop a sweep (-m) at its first failed point.
         output_dir: the folder for everything that is written.
+        profile: the file of a profile to predict from, also one of another machine; null: that of this machine, if any.
     """
 
     ranks: Annotated[int, Range(1, 10_000)] = MISSING
@@ -81,6 +82,7 @@ class Config:
     dry_run: bool = MISSING
     fail_fast: bool = MISSING
     output_dir: Annotated[str, Line("give a folder, for example outputs")] = MISSING
+    profile: Annotated[str | None, Line("give a file, or null")] = MISSING
     model: ModelSettings = MISSING
     partition: dict[str, Any] = MISSING
     schedule: dict[str, Any] = MISSING
@@ -142,6 +144,17 @@ class SimulateConfig(Config):
     output: Annotated[str, OneOf("text", "json")] = MISSING
 
 
+@dataclass
+class ProfileConfig(Config):
+    """A run's configuration and the key that only a profile needs.
+
+    Attributes:
+        seconds: about how long to measure a model.
+    """
+
+    seconds: Annotated[float, Positive(3600, "use for example 60")] = MISSING
+
+
 SCHEMAS: dict[str, type] = {
     "model/mlp": MlpSettings,
     "model/gpt": GptSettings,
@@ -159,4 +172,5 @@ SCHEMAS: dict[str, type] = {
     "snapshot": SnapshotSettings,
     "config": Config,
     "simulate": SimulateConfig,
+    "profile": ProfileConfig,
 }

@@ -21,7 +21,7 @@ from typing import Any
 
 # Not part of the question: where, how and whether it runs, and a limit that can only refuse a run.
 NOT_ASKED = (
-    *("tracking", "launch", "snapshot", "output_dir", "activation_limit"),
+    *("tracking", "launch", "snapshot", "output_dir", "activation_limit", "profile"),
     *("skip", "again", "dry_run", "fail_fast"),
 )
 PATIENCE: dict[str, Any] = {

@@ -15,7 +15,7 @@ from microp.settings.data import DataSettings, SyntheticSettings, TextSettings
 from microp.settings.device import DeviceSettings, EmulatedSettings
 from microp.settings.engine import EngineSettings
 from microp.settings.launch import LaunchSettings, is_joined, too_few_descriptors
-from microp.settings.machine import GIB, memory_bytes
+from microp.settings.machine import GIB, memory_bytes, processor
 from microp.settings.model import BYTES, GptSettings, MlpSettings, ModelSettings
 from microp.settings.recomputation import NEVER, Checkpointing
 from microp.settings.redaction import redact_values, redact_words
@@ -65,6 +65,7 @@ __all__ = [
     "memory_bytes",
     "not_writable",
     "out_of_reach",
+    "processor",
     "quoted",
     "read_run_options",
     "redact_values",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from functools import cache
 from pathlib import Path
 
@@ -18,3 +19,12 @@ def memory_bytes() -> int:
         return min(installed, int(_LIMIT.read_text()))
     except (OSError, ValueError):  # there is no such file, or no limit
         return installed
+
+
+@cache
+def processor() -> str:
+    """Return the processor's model, or an empty string if the system does not give it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor())

@@ -50,6 +50,7 @@ def costs_of(
     boundary: Sequence[float] = (),
     bandwidth: float = inf,
     reduction: Sequence[float] = (),
+    overhead: Sequence[float] = (),
 ) -> Costs:
     """Return the costs of the schedule's stages, in milliseconds.
 
@@ -63,6 +64,7 @@ def costs_of(
         boundary: the bytes of the tensor that enters each stage.
         bandwidth: bytes per millisecond of a hop.
         reduction: the sum of each stage's gradients over the replicas.
+        overhead: the engine's own time after each stage's actions.
 
     Raises:
         ValueError: the sizes do not add up to the layers, or are not those of the schedule's stages.
@@ -88,4 +90,5 @@ def costs_of(
         boundary=tuple(boundary),
         bandwidth=bandwidth,
         reduction=tuple(reduction),
+        overhead=tuple(overhead),
     )

@@ -26,6 +26,7 @@ from microp.store.frames import (
 from microp.store.lock import LockedError, Owner, hold, owner_of
 from microp.store.owner import this_process
 from microp.store.plans import Plan, Point, command, read_plan, read_plans
+from microp.store.profiles import ProfileError, find_profile, read_profile, write_profile
 from microp.store.question_pairs import (
     FIGURES,
     Figure,
@@ -108,6 +109,7 @@ __all__ = [
     "Pairing",
     "Plan",
     "Point",
+    "ProfileError",
     "QuestionPair",
     "RankRecorder",
     "RecordError",
@@ -133,6 +135,7 @@ __all__ = [
     "compare_figure",
     "disturbances",
     "environment_columns",
+    "find_profile",
     "finished_runs",
     "flatten",
     "full_disk",
@@ -163,6 +166,7 @@ __all__ = [
     "read_json",
     "read_plan",
     "read_plans",
+    "read_profile",
     "read_reductions",
     "read_rows",
     "read_schedule",
@@ -193,6 +197,7 @@ __all__ = [
     "when",
     "worst_rank_mib",
     "write_json",
+    "write_profile",
     "write_schedule",
     "write_text",
 ]

@@ -9,6 +9,7 @@
 from microp.worker import monolith
 from microp.worker.failure import RankError
 from microp.worker.launch import connect_joined, launch_ranks, run_joined
+from microp.worker.profiling import record_cases
 from microp.worker.rank import run_rank
 from microp.worker.threads import run_threads
 from microp.worker.trainer import Trainer
@@ -19,6 +20,7 @@ __all__ = [
     "connect_joined",
     "launch_ranks",
     "monolith",
+    "record_cases",
     "run_joined",
     "run_rank",
     "run_threads",

@@ -11,6 +11,7 @@ All cases run in one launch, with the trainer, the engine and the transport of a
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from microp.job import Job
 from microp.worker.trainer import Trainer
 
 WARMUP = 3  # steps before those that count
-FEWEST, MOST = 3, 40  # steps that count
+FEWEST, MOST = 3, 100  # steps that count
 
 
 def record_cases(
@@ -32,7 +33,7 @@ def record_cases(
 
     Args:
         cases: jobs for the ranks of this launch.
-        seconds: the time that the steps of a case should take; at least `FEWEST` steps are run.
+        seconds: the time that all cases should take; at least `FEWEST` steps of each are run.
         comms: this rank's transport.
         local_rank: the rank's index on its host.
         folder: the folder that gets `case<n>.rank<r>.npz`: `times`, one row per step with the wait's start, the
@@ -45,12 +46,15 @@ def record_cases(
     weights = []
     gc.collect()
     gc.disable()
+    ends = time.monotonic() + seconds
     for number, case in enumerate(cases):
         trainer = Trainer(case, comms, local_rank)
         warm = [_step(trainer, step)[1] for step in range(WARMUP)]
-        slowest = torch.tensor([float(warm[-1][-1] - warm[-1][0]) / 1e9])
-        comms.all_reduce(slowest, "max")
-        count = int(min(MOST, max(FEWEST, seconds / max(1e-6, slowest.item()))))
+        share = max(0.0, ends - time.monotonic()) / (len(cases) - number)  # of the time that is left
+        slow = torch.tensor([float(warm[-1][-1] - warm[-1][0]) / 1e9, -share])
+        comms.all_reduce(slow, "max")
+        took, share = slow[0].item(), -slow[1].item()
+        count = int(min(MOST, max(FEWEST, share / max(1e-6, took))))
         taken = [_step(trainer, WARMUP + step) for step in range(count)]
         np.savez(
             folder / f"case{number}.rank{comms.rank}.npz",

@@ -1,0 +1,264 @@
+"""Measures a model's profile: chooses the cases, runs them on the ranks, and fits the times.
+
+::
+
+    together   ranks that all compute: 6 orders and partitions x up to 6 numbers of microbatches ─┐
+    alone      one rank with all layers                                                            ├─ fit ─► Profile
+    gloo       some of them over the other transport                                              ─┘
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from datetime import datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from omegaconf import DictConfig
+
+from microp.app.config import read_config
+from microp.app.errors import ConfigError, Stop
+from microp.app.hydra_callbacks import PointsCallback
+from microp.app.job_factory import make_job
+from microp.app.schema import Config, ProfileConfig
+from microp.job import Job
+from microp.planner import (
+    DIVIDED,
+    UNDIVIDED,
+    Case,
+    Machine,
+    Profile,
+    Sample,
+    Transport,
+    between,
+    fit_times,
+    fit_transport,
+    line,
+    samples_of,
+)
+from microp.schedule import Partition, Schedule, partition
+from microp.schedule.builders import breadth_first, gpipe, one_f_one_b, zb_h1
+from microp.settings import MIB, NEVER, Checkpointing, ModelSettings, processor
+from microp.simulator import LayerMemory
+from microp.store import write_profile
+from microp.terminal import Board, console
+
+ALWAYS = Checkpointing("always", 1, False)
+MOST_CHUNKS = 6  # numbers of microbatches: 1, 2, 4, ... 32
+ALONE_SHARE, GLOO_SHARE = 0.1, 0.15  # of the time
+
+
+class Plan(NamedTuple):
+    """The cases of a profile.
+
+    Attributes:
+        together: ranks that all compute.
+        alone: one rank.
+        transports: the other transports, with their cases.
+    """
+
+    together: list[Job]
+    alone: list[Job]
+    transports: dict[str, list[Job]]
+
+
+def machine_of(job_device: str, threads: int) -> Machine:
+    """Return the kind of this machine."""
+    return Machine(job_device, processor(), os.cpu_count() or 1, version("torch"), threads)
+
+
+def make_plan(job: Job) -> Plan:
+    """Return the cases of a profile of the job's model and device."""
+    layers, batch = job.model.layers, job.batch_size
+    ranks = min(os.cpu_count() or 1, layers, 8)
+    counts = [2**power for power in range(MOST_CHUNKS) if 2**power <= batch]
+
+    def case(schedule: Schedule, cut: Partition, checkpointing: Checkpointing = NEVER, **others: Any) -> Job:
+        return replace(job, schedule=schedule, partition=cut, checkpointing=checkpointing, **others)
+
+    even, heavy = partition.uniform(layers, ranks), partition.skewed(layers, ranks, (1 + 1 / ranks) / 2, 0)
+    together = []
+    for chunks in reversed(counts):
+        together += [case(gpipe(ranks, chunks), even), case(one_f_one_b(ranks, chunks), even)]
+        together.append(case(zb_h1(ranks, chunks), even))
+        if layers >= 2 * ranks > 2:
+            together.append(case(breadth_first(ranks, chunks, 2), partition.uniform(layers, 2 * ranks)))
+        if ranks > 1:
+            together.append(case(one_f_one_b(ranks, chunks), heavy))
+        together.append(case(one_f_one_b(ranks, chunks), even, ALWAYS))
+    some = counts[1::2] or counts
+    whole = partition.uniform(layers, 1)
+    alone = [case(gpipe(1, chunks), whole) for chunks in some] if ranks > 1 else []
+    others = {}
+    if job.backend == "shm" and ranks > 1:
+        others["gloo"] = [case(one_f_one_b(ranks, chunks), even, backend="gloo") for chunks in some]
+    return Plan(together, alone, others)
+
+
+def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
+    """Run the cases of a profile and return what they show.
+
+    Args:
+        job: gives the model, the device, the transport and the batch.
+        seconds: about how long the cases take together.
+        board: shows the progress.
+    """
+    plan = make_plan(job)
+    kinds = job.model.kinds
+    number = len(plan.together) + len(plan.alone) + sum(map(len, plan.transports.values()))
+    rest = 1 - (ALONE_SHARE if plan.alone else 0) - GLOO_SHARE * len(plan.transports)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        with _progress(board, job.model.name, number, folder):
+            together = _run(plan.together, seconds * rest, folder / "together")
+            alone = _run(plan.alone, seconds * ALONE_SHARE, folder / "alone") if plan.alone else []
+            others = {name: _run(cases, seconds * GLOO_SHARE, folder / name) for name, cases in plan.transports.items()}
+    samples = _samples(together, kinds)
+    fitted = fit_times(samples, _samples(alone, kinds), kinds)
+    between_all = [between(case) for case in together]
+    transports: dict[str, Transport] = {job.backend: fit_transport(between_all)}
+    transports |= {name: fit_transport([between(case) for case in cases]) for name, cases in others.items()}
+    optimizer = line([(nbytes / MIB, ms) for each in between_all for nbytes, ms in each.optimizer])
+    memory = {name: _memory(job.model, job.batch_size / 4, split) for name, split in _BACKWARDS.items()}
+    return Profile(
+        machine=machine_of(job.device.name, job.device.threads),
+        model=asdict(job.model),
+        date=datetime.now().astimezone().isoformat(timespec="seconds"),
+        batch_size=job.batch_size,
+        ranks=len(plan.together[0].schedule.ranks),
+        rows=fitted.rows,
+        layers=fitted.layers,
+        fixed=fitted.fixed,
+        alternating=fitted.alternating,
+        alone=fitted.alone,
+        transports=transports,
+        optimizer=optimizer,
+        edges=(float(np.median([each.head for each in between_all])), float(np.median([e.tail for e in between_all]))),
+        memory={name: {kind: layers[kind] for kind in sorted(set(kinds))} for name, layers in memory.items()},
+        spread=fitted.spread,
+    )
+
+
+_BACKWARDS = {UNDIVIDED: False, DIVIDED: True}
+
+
+def _memory(model: ModelSettings, rows: float, split: bool) -> list[LayerMemory]:
+    from microp.device import probe_layers
+
+    return probe_layers(model, rows, split)
+
+
+def _samples(cases: Sequence[Case], kinds: Sequence[int]) -> list[Sample]:
+    return [sample for case in cases for sample in samples_of(case, kinds)]
+
+
+def _run(cases: Sequence[Job], seconds: float, folder: Path) -> list[Case]:
+    """Run cases in one launch; return them with their times."""
+    from microp.worker import RankError, launch_ranks, record_cases
+
+    folder.mkdir()
+    ranks = range(len(cases[0].schedule.ranks))
+    try:
+        weights = launch_ranks(cases[0], folder, 5, partial(record_cases, cases, seconds))
+    except RankError as error:
+        raise Stop(f"the profile's ranks failed: {error}") from error
+    found = []
+    for number, job in enumerate(cases):
+        files = [np.load(folder / f"case{number}.rank{rank}.npz") for rank in ranks]
+        found.append(
+            Case(
+                schedule=job.schedule,
+                sizes=job.partition.sizes,
+                rows=job.batch_size / job.schedule.chunks,
+                checkpointing=job.checkpointing,
+                times=[file["times"] for file in files],
+                steps=[file["steps"] for file in files],
+                weights=[weights[rank][number] for rank in ranks],
+                boundary=float(np.prod(job.model.boundary(1))) * job.model.weight_bytes * job.mean_rows,
+            )
+        )
+    return found
+
+
+@contextmanager
+def _progress(board: Board, name: str, number: int, folder: Path) -> Iterator[None]:
+    """Show how many of the cases have been run."""
+    board.open([number])
+    rows = folder / "progress"
+    ended = threading.Event()
+
+    def count() -> None:
+        while not ended.wait(0.5):
+            rows.write_text("\n" * len(list(folder.glob("*/case*.rank0.npz"))))
+
+    thread = threading.Thread(target=count, daemon=True)
+    thread.start()
+    try:
+        with board.point(name, number, rows):
+            yield
+    finally:
+        ended.set()
+        thread.join()
+        board.close()
+
+
+def run_profile(config: DictConfig) -> str:
+    """Measure one model's profile, write it and print what it says; this is Hydra's task function."""
+    point = read_config(config)
+    assert isinstance(point, ProfileConfig)
+    job: Job = ProfileCallback.take(point)
+    profile = measure_profile(job, point.seconds, Board())
+    path = write_profile(Path(point.output_dir) / "profiles", profile)
+    for text in described(profile, job.model):
+        console.out.print(text, soft_wrap=True)
+    console.out.print(str(path), soft_wrap=True)
+    return str(path)
+
+
+def described(profile: Profile, model: ModelSettings) -> list[str]:
+    """Return a profile as lines of text: its times at some numbers of rows."""
+    inside = profile.layers.get(1) or next(iter(profile.layers.values()))
+    lines = [f"{model.name}: one layer of {model.layers}, ms per microbatch, {profile.ranks} ranks computing"]
+    lines.append("rows      " + "".join(f"{rows:>9g}" for rows in profile.rows))
+    for name in ("forward", "full", "backward", "weight", "recompute"):
+        lines.append(f"{name:10}" + "".join(f"{value:9.3f}" for value in inside[name]))
+    for name, values in profile.alternating.items():
+        lines.append(f"{name} after another op: x " + ", ".join(f"{value:.3f}" for value in values))
+    lines.append("computing alone: x " + ", ".join(f"{value:.3f}" for value in profile.alone))
+    for name, transport in profile.transports.items():
+        rate = f"{transport.per_mib:.3f} ms per MiB"
+        lines.append(f"{name}: hop {transport.latency * 1e3:.0f} µs + {rate}, engine {transport.overhead * 1e3:.0f} µs")
+    spreads = ", ".join(f"{name} {value:.1%}" for name, value in profile.spread.items())
+    lines.append(f"spread over the steps (p90 - p10, of the median): {spreads}")
+    return lines
+
+
+class ProfileCallback(PointsCallback):
+    """Checks all models before the first one is measured."""
+
+    @classmethod
+    def prepare(cls, config: Config) -> Job:
+        assert isinstance(config, ProfileConfig)
+        found = [
+            f"{key}={getattr(config, key)} does not count for a profile: leave it out"
+            for key, default in (("dry_run", False), ("fail_fast", False))
+            if getattr(config, key) != default
+        ]
+        if config.device.is_emulated:
+            found.append("device=emulated has nominal times: there is nothing to profile, use device=cpu")
+        if config.comms.name == "threads":
+            found.append("comms=threads runs all ranks in one process: a profile needs processes, use comms=auto")
+        if config.replicas != 1:
+            found.append(f"replicas={config.replicas}: a profile is of one pipeline, leave replicas out")
+        if found:
+            raise ConfigError(found)
+        fitting = replace(config, ranks=1, chunks=1, partition={**config.partition}, schedule={**config.schedule})
+        return make_job(fitting)

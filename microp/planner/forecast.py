@@ -1,0 +1,170 @@
+"""Predicts a run from a profile, before it starts.
+
+::
+
+    Profile + Workload ── stage_costs ──► Costs ── simulate_on_cores ──► spans ──► step_ms, bubble, memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from microp.job import Workload
+from microp.planner.profile import Profile
+from microp.planner.samples import BACKWARD, FORWARD, FULL, op_of
+from microp.schedule import Op
+from microp.settings import MIB, NEVER, ModelSettings
+from microp.simulator import (
+    STATE,
+    Costs,
+    LayerMemory,
+    activation_peak,
+    compose_memory,
+    costs_of,
+    simulate_on_cores,
+    weight_bytes,
+)
+from microp.trace import Spans, bubble_fraction
+
+
+class Forecast(NamedTuple):
+    """What is known of a run before it starts.
+
+    Attributes:
+        step_ms: the time of a step, with its optimizer.
+        bubble: idle over total time of the ranks, from the first start to the last end.
+        peak_memory_mib: each rank's peak of live tensors; None if it is not known.
+        source: where the times come from.
+    """
+
+    step_ms: float | None
+    bubble: float | None
+    peak_memory_mib: list[float] | None
+    source: str
+
+
+def stage_costs(profile: Profile, model: ModelSettings, workload: Workload, backend: str) -> Costs:
+    """Return the costs of a workload's stages, in milliseconds, while all ranks compute.
+
+    Args:
+        profile: of the model.
+        model: its settings.
+        workload: the schedule, the layers of each stage, and the rows.
+        backend: the transport; the profile's first one if it does not have it.
+    """
+    schedule, sizes = workload.schedule, workload.layers
+    rows = sum(workload.rows) / len(workload.rows)
+    shares = _alternating_shares(workload)
+    stage_of = [stage for stage, size in enumerate(sizes) for _ in range(size)]
+    layers = [profile.layer_times(kind, rows, shares[stage]) for kind, stage in zip(model.kinds, stage_of, strict=True)]
+    transport = profile.transports.get(backend) or next(iter(profile.transports.values()))
+    boundary_mib = _boundary_bytes(model, rows) / MIB
+    overhead = transport.overhead + transport.overhead_per_mib * boundary_mib
+    return costs_of(
+        layers,
+        sizes,
+        schedule,
+        workload.checkpointing,
+        fixed=profile.fixed_times(rows),
+        latency=transport.latency + transport.per_mib * boundary_mib,
+        overhead=(overhead,) * schedule.stages,
+    )
+
+
+def speed_of(profile: Profile, rows: float) -> Callable[[int], float]:
+    """Return the rule of `simulate_on_cores`: how fast a rank computes beside others, over its speed in the profile."""
+    alone, together, cores = 1 / profile.alone_at(rows), profile.ranks, profile.machine.cores
+
+    def speed(computing: int) -> float:
+        if computing >= cores:
+            return min(1.0, cores / computing)
+        if computing >= together or together == 1:
+            return 1.0
+        return alone + (1 - alone) * (computing - 1) / (together - 1)
+
+    return speed
+
+
+def forecast(profile: Profile, model: ModelSettings, workload: Workload, backend: str, batch: float) -> Forecast:
+    """Return the prediction of a run on a machine of the profile's kind.
+
+    Args:
+        profile: of the model.
+        model: its settings.
+        workload: what is run.
+        backend: the transport.
+        batch: the bytes of the text of the batch on the ranks of the first and of the last stage.
+    """
+    rows = sum(workload.rows) / len(workload.rows)
+    costs = stage_costs(profile, model, workload, backend)
+    spans = simulate_on_cores(workload.schedule, costs, speed_of(profile, rows))
+    layers = profile.layer_memory(model.kinds, bool(workload.schedule.split))
+    before, after = profile.edges
+    fixed, per_mib = profile.optimizer
+    weights = weight_bytes(layers, workload.layers)
+    ended = []
+    for rank, end in last_ends(spans).items():
+        held = sum(weights[stage] for stage in workload.schedule.stages_of(rank))
+        ended.append(end + fixed + per_mib * held / MIB)
+    return Forecast(
+        step_ms=before + max(ended) + after,
+        bubble=float(bubble_fraction(spans)),
+        peak_memory_mib=peak_memory_mib(workload, layers, spans, batch),
+        source=profile.path,
+    )
+
+
+def last_ends(spans: Spans) -> dict[int, float]:
+    """Return rank -> the end of its last action."""
+    return {int(rank): float(spans.end[spans.rank == rank].max()) for rank in sorted(set(spans.rank.tolist()))}
+
+
+def peak_memory_mib(workload: Workload, layers: Sequence[LayerMemory], spans: Spans, batch: float) -> list[float]:
+    """Return each rank's peak: weights, Adam's state, the batch, gradients and activations.
+
+    Args:
+        workload: what is run.
+        layers: the memory of every layer.
+        spans: the simulated spans.
+        batch: the bytes of the batch on the ranks of the first and of the last stage.
+    """
+    schedule, sizes = workload.schedule, workload.layers
+    rows = sum(workload.rows) / len(workload.rows)
+    peaks = activation_peak(spans, compose_memory(layers, sizes, rows, workload.checkpointing, schedule.chunks))
+    weights = weight_bytes(layers, sizes)
+    ends = {schedule.placement[0], schedule.placement[schedule.stages - 1]}
+    return [
+        float(
+            STATE * sum(weights[stage] for stage in schedule.stages_of(rank))
+            + (batch if rank in ends else 0)
+            + peaks[rank]
+        )
+        / MIB
+        for rank in range(len(schedule.ranks))
+    ]
+
+
+def _alternating_shares(workload: Workload) -> list[dict[str, float]]:
+    """Return, for each stage, the share of its forwards and backwards before which its rank ran another op.
+
+    A recomputation counts as a part of its backward.
+    """
+    schedule = workload.schedule
+    after = [dict.fromkeys((FORWARD, FULL, BACKWARD), 0) for _ in range(schedule.stages)]
+    count = [dict.fromkeys((FORWARD, FULL, BACKWARD), 0) for _ in range(schedule.stages)]
+    for row in schedule.ranks:
+        for position, action in enumerate(row):
+            if action.op is Op.W:
+                continue
+            op = op_of(schedule, NEVER, action)
+            count[action.stage][op] += 1
+            after[action.stage][op] += position > 0 and row[position - 1].op is not action.op
+    return [{op: own[op] / all_[op] if all_[op] else 0.0 for op in own} for own, all_ in zip(after, count, strict=True)]
+
+
+def _boundary_bytes(model: ModelSettings, rows: float) -> float:
+    size = 1
+    for length in model.boundary(1):
+        size *= length
+    return size * model.weight_bytes * rows

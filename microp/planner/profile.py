@@ -1,0 +1,270 @@
+"""A profile: the measured times of a model's layers, of hops and of the optimizer on one machine.
+
+::
+
+    rows            8     32    128
+    first  F      [.10   .22   .70]      layers that are equal are one kind: the first, those inside, the last
+    inside F      [.08   .20   .66]      a time between two numbers of rows is interpolated
+    last   F      [.06   .12   .40]
+
+The times are those of a chain of layers on ranks that all compute, after an action of the same op. `alternating`
+are factors for an action after one of another op, and `alone` for a rank that computes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from microp.settings import ModelSettings
+from microp.simulator import LayerMemory, LayerTimes, Size
+
+FORMAT = 1  # of the file
+TIMES = ("forward", "full", "backward", "weight", "recompute")
+DIVIDED, UNDIVIDED = "divided", "undivided"
+
+
+class Machine(NamedTuple):
+    """What makes two machines of the same kind.
+
+    Attributes:
+        device: the kind of device.
+        processor: its model.
+        cores: the number of cores.
+        torch: the version of torch.
+        threads: the number of threads per rank.
+    """
+
+    device: str
+    processor: str
+    cores: int
+    torch: str
+    threads: int
+
+    def __str__(self) -> str:
+        threads = f"{self.threads} {'thread' if self.threads == 1 else 'threads'} per rank"
+        return f"{self.cores} cores of {self.processor or 'an unknown processor'}, torch {self.torch}, {threads}"
+
+
+class Transport(NamedTuple):
+    """The times of one transport, in milliseconds.
+
+    Attributes:
+        latency: of a hop, the part that does not depend on the size.
+        per_mib: of a hop, per MiB.
+        overhead: the engine's own time per action.
+        overhead_per_mib: the same, per MiB of the tensor that is sent.
+    """
+
+    latency: float
+    per_mib: float
+    overhead: float
+    overhead_per_mib: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A model's times and memory on one kind of machine.
+
+    Attributes:
+        machine: where it was measured.
+        model: the model's settings.
+        date: when it was measured, in ISO form.
+        batch_size: the rows of the batches with which it was measured.
+        ranks: the number of ranks that computed at once.
+        rows: the numbers of rows at which times were measured, ascending.
+        layers: kind of layer -> name of `TIMES` -> milliseconds, one per number of rows.
+        fixed: name of `TIMES` -> the milliseconds of an action that do not depend on its layers, per number of rows.
+        alternating: name of `TIMES` -> the factor of a time after another op, per number of rows.
+        alone: the factor of a time while no other rank computes, per number of rows.
+        transports: by name.
+        optimizer: milliseconds of a step of the optimizer: the fixed part, and per MiB of weights.
+        edges: milliseconds before a step's first action, and between its last action and the optimizer.
+        memory: `divided` or `undivided` (the backward) -> kind of layer -> its memory.
+        spread: name of `TIMES` -> (p90 - p10) / median over the steps, the median over all samples.
+        folder: where it was read from.
+    """
+
+    machine: Machine
+    model: Mapping[str, Any]
+    date: str
+    batch_size: int
+    ranks: int
+    rows: tuple[float, ...]
+    layers: Mapping[int, Mapping[str, tuple[float, ...]]]
+    fixed: Mapping[str, tuple[float, ...]]
+    alternating: Mapping[str, tuple[float, ...]]
+    alone: tuple[float, ...]
+    transports: Mapping[str, Transport]
+    optimizer: tuple[float, float]
+    edges: tuple[float, float]
+    memory: Mapping[str, Mapping[int, LayerMemory]]
+    spread: Mapping[str, float] = field(default_factory=dict)
+    path: str = ""
+
+    def layer_memory(self, kinds: Sequence[int], split: bool) -> list[LayerMemory]:
+        """Return the memory of every layer of the model, given the kind of each."""
+        known = self.memory[DIVIDED if split else UNDIVIDED]
+        return [known[kind] for kind in kinds]
+
+    def layer_times(self, kind: int, rows: float, alternating: Mapping[str, float]) -> LayerTimes:
+        """Return the times of one layer.
+
+        Args:
+            kind: its kind.
+            rows: the rows of a microbatch.
+            alternating: name of `TIMES` -> the share of the actions that follow another op; 0 for names that it lacks.
+        """
+        values = {name: self._at(self.layers[kind][name], rows) for name in TIMES}
+        return LayerTimes(**{name: value * self._slowed(name, rows, alternating) for name, value in values.items()})
+
+    def fixed_times(self, rows: float) -> LayerTimes:
+        """Return the part of the actions' times that does not depend on their layers."""
+        return LayerTimes(**{name: self._at(self.fixed[name], rows) for name in TIMES})
+
+    def alone_at(self, rows: float) -> float:
+        """Return the factor of a time while no other rank computes."""
+        return interpolate(self.rows, self.alone, rows, at_least=0.1)
+
+    def _at(self, values: Sequence[float], rows: float) -> float:
+        return interpolate(self.rows, values, rows)
+
+    def _slowed(self, name: str, rows: float, alternating: Mapping[str, float]) -> float:
+        share = alternating.get(name, 0.0)
+        if not share or name not in self.alternating:
+            return 1.0
+        return 1 + share * (self._at(self.alternating[name], min(max(rows, self.rows[0]), self.rows[-1])) - 1)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the profile in plain values, as a file has it."""
+        return {
+            "format": FORMAT,
+            "date": self.date,
+            "machine": self.machine._asdict(),
+            "model": dict(self.model),
+            "batch_size": self.batch_size,
+            "ranks": self.ranks,
+            "rows": list(self.rows),
+            "layers_ms": {kind: _rounded(times) for kind, times in self.layers.items()},
+            "fixed_ms": _rounded(self.fixed),
+            "alternating_factor": _rounded(self.alternating),
+            "alone_factor": [round(value, 4) for value in self.alone],
+            "spread": {name: round(value, 4) for name, value in self.spread.items()},
+            "transports": {
+                name: {f"{key}_ms": round(value, 6) for key, value in transport._asdict().items()}
+                for name, transport in self.transports.items()
+            },
+            "optimizer_ms": {"fixed": round(self.optimizer[0], 6), "per_mib": round(self.optimizer[1], 6)},
+            "edges_ms": {"before": round(self.edges[0], 6), "after": round(self.edges[1], 6)},
+            "memory_bytes": {
+                backward: {
+                    kind: {
+                        "weights": layer.weights,
+                        **{
+                            name: [round(size.fixed, 3), round(size.per_row, 3)]
+                            for name, size in zip(layer._fields[1:], layer[1:], strict=True)
+                        },
+                    }
+                    for kind, layer in layers.items()
+                }
+                for backward, layers in self.memory.items()
+            },
+        }
+
+
+def read_plain(given: Any, path: str) -> Profile:
+    """Return the profile that a file's plain values describe.
+
+    Raises:
+        ValueError: the values are not those of a profile.
+    """
+    try:
+        if given["format"] != FORMAT:
+            raise ValueError(f"format {given['format']!r} is not {FORMAT}")
+        rows = tuple(map(_number, given["rows"]))
+        if not rows or list(rows) != sorted(set(rows)) or rows[0] <= 0:
+            raise ValueError("rows are not ascending numbers above 0")
+
+        def column(values: Any) -> tuple[float, ...]:
+            found = tuple(map(_number, values))
+            if len(found) != len(rows):
+                raise ValueError(f"a list has {len(found)} values for {len(rows)} numbers of rows")
+            return found
+
+        def table(values: Any, names: Sequence[str] = TIMES) -> dict[str, tuple[float, ...]]:
+            return {name: column(values[name]) for name in names}
+
+        transports = {
+            str(name): Transport(*(_number(values[f"{key}_ms"]) for key in Transport._fields))
+            for name, values in given["transports"].items()
+        }
+        memory = {
+            backward: {int(kind): _memory(sizes) for kind, sizes in given["memory_bytes"][backward].items()}
+            for backward in (DIVIDED, UNDIVIDED)
+        }
+        machine = given["machine"]
+        return Profile(
+            machine=Machine(
+                str(machine["device"]),
+                str(machine["processor"]),
+                int(machine["cores"]),
+                str(machine["torch"]),
+                int(machine["threads"]),
+            ),
+            model=dict(given["model"]),
+            date=str(given["date"]),
+            batch_size=int(given["batch_size"]),
+            ranks=int(given["ranks"]),
+            rows=rows,
+            layers={int(kind): table(times) for kind, times in given["layers_ms"].items()},
+            fixed=table(given["fixed_ms"]),
+            alternating=table(given["alternating_factor"], list(given["alternating_factor"])),
+            alone=column(given["alone_factor"]),
+            transports=transports,
+            optimizer=(_number(given["optimizer_ms"]["fixed"]), _number(given["optimizer_ms"]["per_mib"])),
+            edges=(_number(given["edges_ms"]["before"]), _number(given["edges_ms"]["after"])),
+            memory=memory,
+            spread={str(name): _number(value) for name, value in given["spread"].items()},
+            path=path,
+        )
+    except KeyError as error:
+        raise ValueError(f"it lacks {error}") from error
+    except (TypeError, AttributeError) as error:
+        raise ValueError("its values are not of a profile's form") from error
+
+
+def model_problem(profile: Profile, model: ModelSettings) -> str | None:
+    """Return how the profile's model differs from `model`; None if it is the same."""
+    mine = dict(vars(model))
+    for key in dict.fromkeys([*mine, *profile.model]):
+        if mine.get(key) != profile.model.get(key):
+            return f"it is of model.{key}={profile.model.get(key)}, this run has model.{key}={mine.get(key)}"
+    lacking = sorted(set(model.kinds) - set(profile.layers))
+    return f"it lacks layer {lacking[0]}" if lacking else None
+
+
+def interpolate(places: Sequence[float], values: Sequence[float], at: float, at_least: float = 0.0) -> float:
+    """Return the value at `at`: on the line through the two places around it, or through the nearest two."""
+    if len(places) == 1:
+        return values[0]
+    after = next((index for index, place in enumerate(places) if place >= at), len(places) - 1)
+    after = max(1, after)
+    left, right = places[after - 1], places[after]
+    share = (at - left) / (right - left)
+    return max(at_least, values[after - 1] + share * (values[after] - values[after - 1]))
+
+
+def _rounded(table: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    return {name: [round(value, 6) for value in values] for name, values in table.items()}
+
+
+def _memory(sizes: Mapping[str, Any]) -> LayerMemory:
+    parts = (Size(*map(_number, sizes[name])) for name in LayerMemory._fields[1:])
+    return LayerMemory(int(sizes["weights"]), *parts)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise ValueError(f"{value!r} is not a number")
+    return float(value)

@@ -1,0 +1,18 @@
+"""`python -m microp.profile`: measure the times of a model's layers, for predictions. Options: `--help`."""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Compose, check, measure, write. Exit code 2 for bad input."""
+    from microp.app import answer_version
+
+    answer_version()
+    from microp.app import run_app, run_profile, see_current_folder
+
+    see_current_folder()
+    run_app("profile", run_profile)
+
+
+if __name__ == "__main__":
+    main()

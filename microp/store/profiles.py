@@ -1,0 +1,84 @@
+"""Writes, reads and finds the profiles of models: `outputs/profiles/<model>-<hash>.yaml`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import lru_cache
+from pathlib import Path
+
+import yaml
+
+from microp.planner import Machine, Profile, model_problem, read_plain
+from microp.settings import ModelSettings
+from microp.store.files import write_text
+
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LARGEST = 5_000_000  # bytes; a longer file is no profile
+
+
+class ProfileError(ValueError):
+    """A file is not a profile that can be used; the message names it."""
+
+
+def profile_path(folder: Path, profile: Profile) -> Path:
+    """Return where a profile is kept: one file per model, machine and batch size."""
+    asked = json.dumps([profile.machine, dict(profile.model), profile.batch_size], sort_keys=True, default=str)
+    return folder / f"{profile.model['name']}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}.yaml"
+
+
+def write_profile(folder: Path, profile: Profile) -> Path:
+    """Write a profile into `folder` in place of an older one of the same question; return its path."""
+    path = profile_path(folder, profile)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(profile.plain(), sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
+    write_text(
+        path, f"# Times of {profile.model['name']} on {profile.machine}; made by python -m microp.profile\n{text}"
+    )
+    return path
+
+
+def read_profile(path: Path) -> Profile:
+    """Return the profile in a file.
+
+    Raises:
+        ProfileError: there is no such file, or it is no profile.
+    """
+    if not path.exists():
+        raise ProfileError(f"profile={path} does not exist: python -m microp.profile makes a profile")
+    if not path.is_file():
+        raise ProfileError(f"profile={path} is not a file: give the path of a profile")
+    return _read(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, _changed: int) -> Profile:
+    try:
+        if path.stat().st_size > LARGEST:
+            raise ProfileError(f"profile={path} is too large to be a profile: give a file of python -m microp.profile")
+        return read_plain(yaml.load(path.read_text(), _Loader), str(path))
+    except ProfileError:
+        raise
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        why = " ".join(str(error).split())[:120]
+        raise ProfileError(f"profile={path} is not a profile ({why}): python -m microp.profile makes one") from error
+
+
+def find_profile(folder: Path, machine: Machine, model: ModelSettings, batch_size: int) -> Profile | None:
+    """Return the profile of a model on this kind of machine, of the nearest batch size; files that are none are left.
+
+    Args:
+        folder: where profiles are kept.
+        machine: the kind of machine.
+        model: the model's settings.
+        batch_size: the rows of a batch; of several profiles the one made with the nearest is returned.
+    """
+    found = []
+    for path in sorted(folder.glob(f"{model.name}-*.yaml")):
+        try:
+            profile = read_profile(path)
+        except ProfileError:
+            continue
+        if profile.machine == machine and model_problem(profile, model) is None:
+            found.append(profile)
+    return min(found, key=lambda profile: abs(profile.batch_size - batch_size), default=None)
