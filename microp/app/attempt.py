@@ -2,7 +2,7 @@
 
 ::
 
-    Attempt opens    config.yaml  env.json  schedule.txt  status.json: running
+    Attempt opens    config.yaml  env.json  schedule.txt  predicted.json  status.json: running
       the ranks      steps, spans, errors
     Attempt closes   summary.json  status.json: finished, failed, diverged or interrupted  ─► W&B, tracked.json
 
@@ -35,6 +35,7 @@ import torch
 from microp.app import places
 from microp.app.config import to_yaml
 from microp.app.errors import Stop
+from microp.app.prediction import predict
 from microp.app.schema import Config
 from microp.job import Job
 from microp.settings import processor, redact_words
@@ -111,6 +112,7 @@ class Attempt:
         self._env = {**_environment(), **asked}
         self._write_load("start")
         write_schedule(self.folder, self._job.schedule)
+        write_json(self.folder / "predicted.json", predict(config, self._job)._asdict())
         log.debug("%d ranks start, and write to %s", config.ranks * config.replicas, self.folder)
         if config.tracking.follow and config.tracking.mode != "disabled":
             self._follower = Follower(self.folder)

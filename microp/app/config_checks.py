@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from microp.app.prediction import profile_problems
 from microp.app.schema import Config
 from microp.app.size_checks import memory_problems
 from microp.job import Job, torch_problems
@@ -37,7 +38,7 @@ def problems(config: Config) -> list[str]:
 
 def _problems_together(config: Config) -> list[str]:
     """Return what is wrong with values that do not fit each other, or not this machine."""
-    found = _folder_problems(config) + _gpu_problems(config)
+    found = _folder_problems(config) + _gpu_problems(config) + profile_problems(config)
     if config.engine.name != "microp" and config.comms.name == "threads":
         found.append(f"engine={config.engine.name} needs ranks that are processes: use comms=auto")
     latency, backend = getattr(config.device, "latency_ms", 0), config.comms.backend(config.device.name)

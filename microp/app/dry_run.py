@@ -6,7 +6,7 @@
            ── valid ────► done, being run by another process, or to run: steps and predicted time
 
 A point's time is what finished launches of its question took, from the start of the ranks to the last record. Where
-there is none, an emulated device's nominal times give the time of its steps.
+there is none, the time of its steps is predicted: from an emulated device's nominal times, or from a profile.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from pathlib import Path
 from statistics import median
 from typing import NoReturn
 
-from microp import trace
 from microp.app.errors import ConfigError
 from microp.app.hydra_callbacks import Point, PointsCallback, refuse, speaks
 from microp.app.hydra_internals import Composed
 from microp.app.knobs import NOTHING_LEFT, Knobs
 from microp.app.points import Planned, equal_points
+from microp.app.prediction import predict
 from microp.job import Job
-from microp.simulator import nominal_costs, simulate
 from microp.store import owner_of, run_seconds
 from microp.terminal import TO_RUN, DryPoint, console, show_dry_points
 
@@ -97,18 +96,14 @@ def _dry_point(point: Point, known: Mapping[str, Sequence[float]], resumes: bool
     if resumes and Planned(*point).finished(0.0):
         return DryPoint(point.overrides, "done", job.run_id)
     took = known.get(job.question_id)
-    seconds = median(took) if took else _nominal_seconds(job)
+    seconds = median(took) if took else _predicted_seconds(point)
     owner = owner_of(run)
     state = f"run by {owner}" if owner else TO_RUN
     return DryPoint(point.overrides, state, job.run_id, len(list(job.phases())), seconds)
 
 
-def _nominal_seconds(job: Job) -> float | None:
-    """Return the time of a job's steps by the nominal times of an emulated device; None on another device."""
-    if not job.is_emulated:
-        return None
-    costs = nominal_costs(job.device, job.workload, job.mean_rows)
-    spans = simulate(job.schedule, costs)
-    sums = trace.reductions(job.schedule, spans, costs.reduction) if costs.reduction else []
-    step_ms = trace.ends_at(spans, sums) if sums else trace.makespan(spans)
-    return float(step_ms) / 1e3 * len(list(job.phases()))
+def _predicted_seconds(point: Point) -> float | None:
+    """Return the predicted time of a point's steps; None if it is not known."""
+    job: Job = point.made
+    step_ms = predict(point.config, job).step_ms
+    return None if step_ms is None else step_ms / 1e3 * len(list(job.phases()))

@@ -2,7 +2,7 @@
 
 ::
 
-    together   ranks that all compute: 6 orders and partitions x up to 6 numbers of microbatches ─┐
+    together   ranks that all compute: 7 orders and partitions x up to 6 numbers of microbatches ─┐
     alone      one rank with all layers                                                            ├─ fit ─► Profile
     gloo       some of them over the other transport                                              ─┘
 """
@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,13 +27,13 @@ from microp.app.config import read_config
 from microp.app.errors import ConfigError, Stop
 from microp.app.hydra_callbacks import PointsCallback
 from microp.app.job_factory import make_job
+from microp.app.prediction import machine_of
 from microp.app.schema import Config, ProfileConfig
 from microp.job import Job
 from microp.planner import (
     DIVIDED,
     UNDIVIDED,
     Case,
-    Machine,
     Profile,
     Sample,
     Transport,
@@ -46,7 +45,7 @@ from microp.planner import (
 )
 from microp.schedule import Partition, Schedule, partition
 from microp.schedule.builders import breadth_first, gpipe, one_f_one_b, zb_h1
-from microp.settings import MIB, NEVER, Checkpointing, ModelSettings, processor
+from microp.settings import MIB, NEVER, Checkpointing, ModelSettings
 from microp.simulator import LayerMemory
 from microp.store import write_profile
 from microp.terminal import Board, console
@@ -70,11 +69,6 @@ class Plan(NamedTuple):
     transports: dict[str, list[Job]]
 
 
-def machine_of(job_device: str, threads: int) -> Machine:
-    """Return the kind of this machine."""
-    return Machine(job_device, processor(), os.cpu_count() or 1, version("torch"), threads)
-
-
 def make_plan(job: Job) -> Plan:
     """Return the cases of a profile of the job's model and device."""
     layers, batch = job.model.layers, job.batch_size
@@ -92,7 +86,7 @@ def make_plan(job: Job) -> Plan:
         if layers >= 2 * ranks > 2:
             together.append(case(breadth_first(ranks, chunks, 2), partition.uniform(layers, 2 * ranks)))
         if ranks > 1:
-            together.append(case(one_f_one_b(ranks, chunks), heavy))
+            together += [case(one_f_one_b(ranks, chunks), heavy), case(zb_h1(ranks, chunks), heavy)]
         together.append(case(one_f_one_b(ranks, chunks), even, ALWAYS))
     some = counts[1::2] or counts
     whole = partition.uniform(layers, 1)

@@ -25,6 +25,7 @@ from microp.app.hydra_internals import Composed
 from microp.app.job_factory import make_job
 from microp.app.next_commands import print_next_commands
 from microp.app.points import SKIPPED, Planned, board, equal_points, experiment_of, planned
+from microp.app.prediction import lacks_profile
 from microp.app.resume import about_resumed, nothing_to_resume
 from microp.app.schema import Config
 from microp.job import Job
@@ -144,6 +145,8 @@ class SweepCallback(PointsCallback):
             texts = [text for point in waiting for text in config_checks.warnings(point.config, point.job)]
             for warning in dict.fromkeys(texts):
                 console.warn(warning)
+            for text in [text for point in waiting if (text := lacks_profile(point.config, point.job))][:1]:
+                console.note(text)
             for text in about_resumed([point.job for point in waiting]):
                 console.note(text)
             if len(self._points) < len(points):

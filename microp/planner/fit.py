@@ -49,7 +49,7 @@ def fit_times(together: Sequence[Sample], alone: Sequence[Sample], kinds: Sequen
     """
     rows = tuple(sorted({sample.rows for sample in together}))
     every = sorted(set(kinds))
-    ops = [op for op in (FORWARD, FULL, BACKWARD, WEIGHT, RECOMPUTED) if any(s.op == op for s in together)]
+    ops = [op for op in (FORWARD, FULL, BACKWARD, WEIGHT) if any(s.op == op for s in together)]
     alternating = {op: _alternating(together, op, rows) for op in ops}
     factor = tuple(1.0 for _ in rows)
     found: dict[str, dict[float, dict[int, float]]] = {}
@@ -60,17 +60,16 @@ def fit_times(together: Sequence[Sample], alone: Sequence[Sample], kinds: Sequen
             for sample in together:
                 if sample.op == op:
                     by_rows[sample.rows].append(sample)
-            found[op] = {
-                count: _solve(
-                    own, every, interpolate(rows, alternating[op], count), interpolate(rows, factor, count, 0.1)
-                )
-                for count, own in by_rows.items()
-            }
+            found[op] = {}
+            for count, own in by_rows.items():
+                factors = interpolate(rows, alternating[op], count), interpolate(rows, factor, count, 0.1)
+                fixed = found[FULL].get(count, {}).get(-1) if op in (BACKWARD, WEIGHT) else None
+                found[op][count] = _solve(own, every, *factors, fixed)
         factor = _alone(alone, found, alternating, rows)
     table = {op: _filled(values, rows, [-1, *every]) for op, values in found.items()}
-    slowed = np.array(alternating[FULL])
+    again = _recomputation(together, table, alternating[FULL], factor, rows)
     table["recompute"] = {
-        part: tuple(np.maximum(0, np.array(table[RECOMPUTED][part]) - slowed * np.array(table[FULL][part])).tolist())
+        part: tuple(share * time for share, time in zip(again, table[FORWARD][part], strict=True))
         for part in (-1, *every)
     }
     for op in (BACKWARD, WEIGHT):
@@ -87,16 +86,50 @@ def fit_times(together: Sequence[Sample], alone: Sequence[Sample], kinds: Sequen
     )
 
 
-def _solve(samples: Sequence[Sample], kinds: Sequence[int], alternating: float, alone: float) -> dict[int, float]:
-    """Return the time of a layer of each kind, and under -1 the fixed part; not negative."""
+def _recomputation(
+    samples: Sequence[Sample],
+    table: Mapping[str, Mapping[int, Sequence[float]]],
+    alternating: Sequence[float],
+    alone: Sequence[float],
+    rows: Sequence[float],
+) -> tuple[float, ...]:
+    """Return, per number of rows, the time that a recomputation adds to a backward, over the time of a forward.
+
+    It is not a forward's: it stops before the last operation whose result is not kept, and its input is in the cache.
+    """
+    ratios: dict[float, list[float]] = defaultdict(list)
+    for sample in samples:
+        if sample.op == RECOMPUTED:
+            at = rows.index(sample.rows)
+            forward, full = (
+                table[op][-1][at] + sum(count * table[op][kind][at] for kind, count in sample.kinds)
+                for op in (FORWARD, FULL)
+            )
+            took = sample.ms / _crowded(sample, alone[at]) - full * (alternating[at] if sample.alternating else 1)
+            if forward > 0:
+                ratios[sample.rows].append(max(0.0, took / forward))
+    return _nearest({count: median(values) for count, values in ratios.items()}, rows)
+
+
+def _solve(
+    samples: Sequence[Sample], kinds: Sequence[int], alternating: float, alone: float, known: float | None = None
+) -> dict[int, float]:
+    """Return the time of a layer of each kind, and under -1 the fixed part; not negative.
+
+    Args:
+        samples: of one op and one number of rows.
+        kinds: the kinds of layers.
+        alternating, alone: the factors.
+        known: the fixed part if it is known: only stages with neither the first nor the last layer show it.
+    """
     lines, goal = [], []
     for sample in samples:
         ms = sample.ms / (alternating if sample.alternating else 1) / _crowded(sample, alone)
         counts = dict(sample.kinds)
-        lines.append(np.array([1.0, *(counts.get(kind, 0) for kind in kinds)]) / ms)
-        goal.append(1.0)
+        lines.append(np.array([float(known is None), *(counts.get(kind, 0) for kind in kinds)]) / ms)
+        goal.append(max(0.0, 1.0 - (known or 0.0) / ms))
     values = _not_negative(np.array(lines), np.array(goal))
-    return dict(zip([-1, *kinds], values, strict=True))
+    return dict(zip([-1, *kinds], [known if known is not None else values[0], *values[1:]], strict=True))
 
 
 def _crowded(sample: Sample, alone: float) -> float:

@@ -2,7 +2,7 @@
 
 ::
 
-    spans ── calibrate ──────► Costs ── simulate ──► spans, replayed: as measured, without noise and overhead
+    spans ── calibrate ──────► Costs ── simulate ──► spans, replayed: as measured, without noise
     rows  ── calibrate_steps ──┘
 
 From spans that were simulated with asynchronous hops, `calibrate` returns costs that simulate to the same spans.
@@ -60,7 +60,8 @@ def calibrate(schedule: Schedule, spans: Iterable[Span], spared: Collection[int]
     extra = {stage: max(0, _median(values)) for stage, values in differences.items()}
     for (stage, kind), time in times_again.items():  # a kind that was never spared: the other kind's difference
         times.setdefault((stage, kind), max(0, time - extra.get(stage, 0)))
-    return _costs(schedule, times, _hops(schedule, spans), extra, spared)
+    hops = _hops(schedule, spans)
+    return _costs(schedule, times, hops, _overhead(schedule, spans, hops), extra, spared)
 
 
 def calibrate_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, Any]]], spans: Iterable[Span]) -> Costs:
@@ -77,13 +78,17 @@ def calibrate_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, An
             for name, milliseconds in row["action_ms"].items():
                 values[int(name[:-1]), name[-1]].append(milliseconds)
     times = {key: _median(each) for key, each in values.items()}
-    return _costs(schedule, times, tuple(hop / 1e6 for hop in _hops(schedule, as_spans(spans))))
+    spans = as_spans(spans)
+    hops = _hops(schedule, spans)
+    overhead = [between / 1e6 for between in _overhead(schedule, spans, hops)]
+    return _costs(schedule, times, tuple(hop / 1e6 for hop in hops), overhead)
 
 
 def _costs(
     schedule: Schedule,
     times: Times,
     hops: tuple[Any, ...],
+    overhead: Sequence[Any],
     extra: Mapping[int, Any] | None = None,
     spared: Collection[int] = (),
 ) -> Costs:
@@ -99,7 +104,48 @@ def _costs(
         latency=hops,
         recompute=tuple(extra.get(stage, 0) for stage in stages) if extra else (),
         spared=tuple(spared) if extra else (),
+        overhead=tuple(overhead) if any(overhead) else (),
     )
+
+
+def _overhead(schedule: Schedule, spans: Spans, hops: Sequence[Any]) -> list[Any]:
+    """Return, for each stage, the engine's own time per action: 0 if the spans were simulated without one.
+
+    ::
+
+        end ── gap ──► wait_start ── lead ──► ready     the gap: every action's, by stage and op its median
+                                                        the lead: the shortest, of inputs that were there
+    """
+    gaps: dict[tuple[int, Op], list[Any]] = defaultdict(list)
+    leads: dict[tuple[int, Op], list[Any]] = defaultdict(list)
+    ends: dict[Action, list[Any]] = defaultdict(list)
+    for span in spans:
+        ends[span.action].append(span.end)
+    steps: Counter[Action] = Counter()
+    before: Span | None = None
+    for span in spans:
+        source, step = schedule.source(span.action), steps[span.action]
+        steps[span.action] += 1
+        if before is not None and before.rank == span.rank and span.wait_start >= before.end and not step:
+            gaps[before.stage, before.op].append(span.wait_start - before.end)
+        before = span
+        if source is not None and schedule.placement[source.stage] != span.rank:
+            made = ends[source][step] if step < len(ends[source]) else inf
+            if made + hops[max(source.stage, span.stage)] > span.wait_start:
+                continue  # the rank waited for it
+        leads[span.stage, span.op].append(span.ready - span.wait_start)
+    shortest = {key: [min(each)] * len(each) for key, each in leads.items()}  # in others there may be some of a hop
+    return [_mean_of_medians(gaps, stage) + _mean_of_medians(shortest, stage) for stage in range(schedule.stages)]
+
+
+def _mean_of_medians(values: Mapping[tuple[int, Op], Sequence[Any]], stage: int) -> Any:
+    """Return the mean over a stage's ops of the median time, weighted by their actions."""
+    own = {key: each for key, each in values.items() if key[0] == stage and each}
+    medians = {key: _median(each) for key, each in own.items()}
+    if len(set(medians.values())) <= 1:
+        return next(iter(medians.values()), 0)
+    total = sum(map(len, own.values()))
+    return sum(medians[key] * len(each) for key, each in own.items()) / total
 
 
 def _hops(schedule: Schedule, spans: Spans) -> tuple[Any, ...]:

@@ -74,6 +74,7 @@ FORMS: dict[str, Form] = {
         ),
         **dict.fromkeys(("steps?", "batch_size?", "overruns?"), int),
         **dict.fromkeys(("model?", "device?", "checkpointing?", "comms?"), str),
+        **dict.fromkeys(("predicted.step_ms?", "predicted.bubble?"), _NUMBER_OR_NULL),
         "partition?": list,
         **dict.fromkeys(("peak_memory_mib?", "peak_activation_mib?", "in_flight_peak?"), _LIST_OR_NULL),
         **dict.fromkeys(("time_ms?", "loss?", "engines?", "syncs?", "reduction?"), _MAP_OR_NULL),
@@ -91,7 +92,7 @@ FORMS: dict[str, Form] = {
 
 def checksums(attempt: Path) -> dict[str, list[int]]:
     """Return the length in bytes and the CRC-32 of each file of an attempt's record but `status.json`, by name."""
-    single = [attempt / name for name in ("config.yaml", "env.json", "schedule.txt", "summary.json")]
+    single = [attempt / name for name in ("config.yaml", "env.json", "schedule.txt", "predicted.json", "summary.json")]
     found = [*single, *(path for kind in ROWS for path in row_files(attempt, kind)), *error_files(attempt)]
     contents = {path.name: _content(path) for path in found if path.exists()}
     return {name: [len(content), crc32(content)] for name, content in contents.items()}

@@ -1,4 +1,4 @@
-"""Writes, reads and finds the profiles of models: `outputs/profiles/<model>-<hash>.yaml`."""
+"""Writes, reads and finds the profiles of models, `outputs/profiles/<model>-<hash>.yaml`, and reads predictions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -14,6 +15,7 @@ from microp.settings import ModelSettings
 from microp.store.files import write_text
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+PREDICTED = ("step_ms", "bubble", "peak_memory_mib")
 LARGEST = 5_000_000  # bytes; a longer file is no profile
 
 
@@ -82,3 +84,12 @@ def find_profile(folder: Path, machine: Machine, model: ModelSettings, batch_siz
         if profile.machine == machine and model_problem(profile, model) is None:
             found.append(profile)
     return min(found, key=lambda profile: abs(profile.batch_size - batch_size), default=None)
+
+
+def read_predicted(attempt: Path) -> dict[str, Any]:
+    """Return what was known of an attempt before it started; None for each number that was not known."""
+    try:
+        found = json.loads((attempt / "predicted.json").read_text())
+        return {key: found[key] for key in PREDICTED}
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return dict.fromkeys(PREDICTED)

@@ -1,19 +1,19 @@
 """Computes the numbers of a whole run, measured and replayed, from its rows and spans.
 
-Three bubbles, all idle over total (GPipe's definition):
+Four bubbles, all idle over total (GPipe's definition):
 
 | key | meaning |
 |---|---|
 | `bubble.measured` | the median over the measured steps |
-| `replayed.bubble` | simulated with the run's own median F, B and W times of each stage, and its hops |
+| `predicted.bubble` | known before the run: from an emulated device's nominal times, or from a profile |
+| `replayed.bubble` | simulated with the run's own F, B and W times of each stage, its hops and the engine's own time |
 | `bubble.closed_form` | the formula, with an emulated device's times; else with equal layers, F = B = W, free hops |
 
-`replayed.step_ms` is the same simulated step with its sums over the replicas, plus the run's median optimizer time.
+`predicted.step_ms` and `replayed.step_ms` are those steps with the sums over the replicas and the optimizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
@@ -22,16 +22,16 @@ from typing import Any
 import numpy as np
 
 from microp.job import Job
-from microp.simulator import Costs, Simulated, calibrate_steps, closed_forms, nominal_costs, simulate
+from microp.simulator import Costs, closed_forms, nominal_costs, simulate
 from microp.store import snapshots
 from microp.store.order_limits import own_limits_ms
-from microp.store.records import SCHEMA_VERSION, Row, read_reductions, read_rows, read_spans
+from microp.store.profiles import read_predicted
+from microp.store.records import SCHEMA_VERSION, Row, read_rows, read_spans
+from microp.store.replayed import Replay
 from microp.trace import (
     KINDS,
     StepClock,
     account,
-    after_last_gradient,
-    bubble_fraction,
     ends_at,
     exposed,
     idle_fraction,
@@ -55,7 +55,7 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
     memory = _complete_steps(rows, "memory", job.engines[0])
     losses = _losses(job, steps)
     step_ms = [max(row["step_ms"] for row in step) for step in steps]
-    replayed = _Replay(job, steps, attempt)
+    replayed = Replay(job, steps, _pairs(job, steps), attempt)
     return {
         "schema_version": SCHEMA_VERSION,
         "run_id": job.run_id,
@@ -86,6 +86,7 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
             "measured": median(mean(map(_bubble, _by_replica(job, step))) for step in steps) if steps else None,
             "closed_form": closed_form(job),
         },
+        "predicted": read_predicted(attempt),
         "replayed": replayed.numbers(),
         "reduction": _reduction(job, steps, replayed),
         "peak_memory_mib": _per_rank(job, memory, "peak_memory_mib"),
@@ -219,36 +220,7 @@ def closed_form(job: Job) -> float | None:
     return None if form is None else float(form)
 
 
-class _Replay:
-    """The run's schedule, simulated with its own action times.
-
-    Attributes:
-        spans: of the first replica, in milliseconds; None if no step was traced.
-        sum_ms: the time of each stage's sum over the replicas; empty if there is one replica.
-    """
-
-    def __init__(self, job: Job, steps: list[list[Row]], attempt: Path) -> None:
-        self._job, self._steps = job, steps
-        self.spans: Simulated | None = None
-        self.sum_ms: Sequence[float] = ()
-        traced = read_spans(attempt)
-        if not steps or not len(traced):
-            return
-        self.spans = simulate(job.schedule, calibrate_steps(job.schedule, _pairs(job, steps), traced))
-        self.sum_ms = [ns / 1e6 for ns in after_last_gradient(job.schedule, traced, read_reductions(attempt))]
-
-    def numbers(self) -> dict[str, float | None]:
-        if self.spans is None:
-            return {"step_ms": None, "bubble": None}
-        optimizer_ms = median(max(row["optimizer_ms"] for row in step) for step in self._steps)
-        sums = reductions(self._job.schedule, self.spans, self.sum_ms) if self.sum_ms else []
-        return {
-            "step_ms": float(ends_at(self.spans, sums)) + optimizer_ms,
-            "bubble": float(bubble_fraction(self.spans)),
-        }
-
-
-def _reduction(job: Job, steps: list[list[Row]], replay: _Replay) -> dict[str, Any] | None:
+def _reduction(job: Job, steps: list[list[Row]], replay: Replay) -> dict[str, Any] | None:
     """Return the times of the sum over the replicas, measured (medians of the slowest rank) and simulated.
 
     The times are those of the step up to its optimizer. On an emulated device its nominal times are

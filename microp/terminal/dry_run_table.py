@@ -22,8 +22,8 @@ from microp.terminal.run_table import swept_columns
 
 TO_RUN = "to run"
 ABOUT_TIME = (
-    "time: of the finished launches of the same question, median; without one, on an emulated device, "
-    "steps times the simulated step, without starting the ranks; - if neither is known."
+    "time: of the finished launches of the same question, median; without one, steps times the predicted step, "
+    "from nominal times or a profile, without starting the ranks; - if neither is known."
 )
 
 

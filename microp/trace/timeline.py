@@ -73,7 +73,7 @@ def timeline(
     scale: Scale = MILLISECONDS,
     sums: Mapping[str, Sequence[Reduction]] | None = None,
     in_header: Collection[str] = (),
-    predicted: Mapping[str, float] | None = None,
+    predicted: Mapping[str, Any] | None = None,
     replicas: int = 1,
 ) -> list[Line]:
     """Return timelines as lines of text, one above the other on one scale of time.
@@ -102,7 +102,9 @@ def timeline(
     which = [f"replica 0 of {replicas}"] * (replicas > 1)
     facts = [[Cells(fact)] for fact in [*which, *_header(every, scale, predicted)]]
     legend = list(_legend(drawn, every))
-    untitled = [panel.name for panel in every if len(shown) == 1] + ["predicted"] * bool(predicted)
+    untitled = [panel.name for panel in every if len(shown) == 1] + ["predicted"] * bool(
+        predicted and predicted["step_ms"] is not None
+    )
     legend[:0] = [[Cells(f"{name}: {MEANING[name]}")] for name in untitled]
     return [*_wrapped(facts, columns, " · "), [], *drawn, [axis], *_wrapped(legend, columns, "   ")]
 
@@ -110,7 +112,7 @@ def timeline(
 def header(
     panels: Mapping[str, Sequence[Span]],
     sums: Mapping[str, Sequence[Reduction]] | None = None,
-    predicted: Mapping[str, float] | None = None,
+    predicted: Mapping[str, Any] | None = None,
     scale: Scale = MILLISECONDS,
 ) -> list[str]:
     """Return the parts of the line above timelines: the time and the bubble of each; see `timeline`."""
@@ -146,9 +148,13 @@ def _rows(panel: Panel, room: int, total: Any, rows: int, digits: int) -> list[L
     return lines
 
 
-def _header(panels: Sequence[Panel], scale: Scale, predicted: Mapping[str, float] | None) -> Iterator[str]:
+def _is_known(predicted: Mapping[str, Any] | None) -> bool:
+    return predicted is not None and predicted["step_ms"] is not None
+
+
+def _header(panels: Sequence[Panel], scale: Scale, predicted: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield what each panel says: its time, its bubble, and how its time differs from that of the panel before."""
-    if predicted:
+    if predicted and _is_known(predicted):
         step, bubble = predicted["step_ms"], predicted["bubble"]
         yield f"predicted {number(step)} ms with the optimizer, bubble {bubble:.3f}"
     before = None

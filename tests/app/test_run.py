@@ -32,6 +32,7 @@ def test_a_run_leaves_what_the_design_says(one_run):
     assert names == ranks | {
         "config.yaml",
         "env.json",
+        "predicted.json",
         "schedule.txt",
         "status.json",
         "summary.json",

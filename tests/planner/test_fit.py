@@ -1,0 +1,67 @@
+"""The times of layers are found again in the times of stages."""
+
+from __future__ import annotations
+
+import pytest
+from profiled import case
+
+from microp.planner import between, fit_times, fit_transport, line, samples_of
+from microp.schedule import partition
+from microp.schedule.builders import breadth_first, gpipe, one_f_one_b, zb_h1
+from microp.settings import Checkpointing
+from microp.simulator import LayerTimes
+
+KINDS = (0, 1, 1, 1, 1, 1, 1, 7)
+ALWAYS = Checkpointing("always", 1, False)
+
+
+def times_at(rows: float) -> list[LayerTimes]:
+    """A first layer that is heavy, a last one that is light; linear in the rows."""
+    inside = LayerTimes(
+        0.1 + 0.01 * rows, 0.1 + 0.012 * rows, 0.05 + 0.01 * rows, 0.12 + 0.02 * rows, 0.05 + 0.005 * rows
+    )
+    return [LayerTimes(*(2 * time for time in inside)), *[inside] * 6, LayerTimes(*(time / 2 for time in inside))]
+
+
+def cases(rows: float, chunks: int = 8):
+    layers = times_at(rows)
+    even = partition.uniform(8, 2).sizes
+    fixed = LayerTimes(0.03, 0.03, 0.03, 0.03, 0.015)  # half a forward, as the recomputation of a layer
+    options = {"fixed": fixed, "latency": 0.02, "overhead": (0.01,) * 2}
+    yield case(layers, even, gpipe(2, chunks), rows, **options)
+    yield case(layers, even, one_f_one_b(2, chunks), rows, **options)
+    yield case(layers, even, zb_h1(2, chunks), rows, **options)
+    yield case(layers, (2, 2, 2, 2), breadth_first(2, chunks, 2), rows, **{**options, "overhead": (0.01,) * 4})
+    yield case(layers, (6, 2), one_f_one_b(2, chunks), rows, **options)
+    yield case(layers, (6, 2), zb_h1(2, chunks), rows, **options)
+    yield case(layers, even, one_f_one_b(2, chunks), rows, ALWAYS, **options)
+
+
+@pytest.mark.parametrize("rows", [4.0, 64.0])
+def test_layers_are_found_in_stages(rows):
+    samples = [sample for each in cases(rows) for sample in samples_of(each, KINDS)]
+    whole = case(times_at(rows), (8,), gpipe(1, 8), rows, fixed=LayerTimes(0.03, 0.03, 0.03, 0.03, 0))
+    found = fit_times(samples, samples_of(whole, KINDS), KINDS)
+    truth = dict(zip(KINDS, times_at(rows), strict=True))
+    for kind, times in truth.items():
+        for name, values in found.layers[kind].items():
+            assert values[0] == pytest.approx(getattr(times, name), rel=0.02, abs=0.003), (kind, name)
+    assert found.fixed["forward"][0] == pytest.approx(0.03, abs=0.005)
+    assert found.alone[0] == pytest.approx(1, abs=0.01)
+    assert all(factor[0] == pytest.approx(1, abs=0.01) for factor in found.alternating.values())
+    assert max(found.spread.values()) == 0
+
+
+def test_hops_and_the_engine_s_own_time():
+    found = fit_transport([between(each) for rows in (4.0, 64.0) for each in cases(rows)])
+    assert found.latency == pytest.approx(0.02, abs=1e-4)
+    assert found.per_mib == pytest.approx(0, abs=1e-3)
+    assert found.overhead == pytest.approx(0.01, abs=1e-4)
+    assert between(next(cases(4.0))).optimizer == [(2**20, 0.25)] * 2
+
+
+def test_a_line_is_never_negative():
+    assert line([(1, 3), (2, 5), (3, 7)]) == pytest.approx((1, 2))
+    assert line([(1, 5), (2, 4), (3, 3)])[1] == 0
+    assert line([]) == (0, 0)
+    assert line([(2, 7), (2, 9)]) == (8, 0)
