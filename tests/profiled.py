@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from microp.planner import Case
+from microp.planner import DIVIDED, UNDIVIDED, Case, Machine, Profile, Transport
 from microp.schedule import Schedule
-from microp.settings import NEVER, Checkpointing
-from microp.simulator import LayerTimes, costs_of, simulate
+from microp.settings import NEVER, Checkpointing, MlpSettings
+from microp.simulator import LayerMemory, LayerTimes, Size, costs_of, simulate
 
 BEGIN, OPTIMIZER, STEPS = 1_000_000, 250_000, 3  # nanoseconds; steps that are equal
 
@@ -34,3 +34,33 @@ def case(
         times.append(np.stack([whole] * STEPS))
         steps.append(np.array([[BEGIN, end, end, end + OPTIMIZER]] * STEPS))
     return Case(schedule, tuple(sizes), rows, checkpointing, times, steps, [2**20] * len(times), rows * 1024)
+
+
+MACHINE = Machine("cpu", "a processor", 2, "2.13.0", 1)
+
+
+def profile(model: MlpSettings, machine: Machine = MACHINE, **changed: Any) -> Profile:
+    """A profile: each layer takes 1 ms and 0.1 ms per row for F, twice that for a full backward."""
+    rows = (8.0, 64.0)
+    once = tuple(1 + 0.1 * each for each in rows)
+    times = dict.fromkeys(("forward", "backward", "weight", "recompute"), once)
+    times["full"] = tuple(2 * each for each in once)
+    memory = {kind: LayerMemory(2**20, Size(0, 1024), Size(0, 512)) for kind in set(model.kinds)}
+    given = {
+        "machine": machine,
+        "model": vars(model),
+        "date": "2026-11-22T12:00:00+00:00",
+        "batch_size": 64,
+        "ranks": 2,
+        "rows": rows,
+        "layers": dict.fromkeys(sorted(set(model.kinds)), times),
+        "fixed": dict.fromkeys(times, (0.0, 0.0)),
+        "alternating": {"forward": (1.1, 1.1), "full": (1.0, 1.0)},
+        "alone": (0.9, 1.0),
+        "transports": {"shm": Transport(0.02, 0.1, 0.01, 0.0), "gloo": Transport(0.1, 0.5, 0.05, 0.0)},
+        "optimizer": (0.2, 0.1),
+        "edges": (0.05, 0.05),
+        "memory": dict.fromkeys((DIVIDED, UNDIVIDED), memory),
+        "spread": {"forward": 0.02},
+    }
+    return Profile(**{**given, **changed})

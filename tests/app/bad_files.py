@@ -5,6 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from profiled import profile
+
+from microp.settings import MlpSettings
+from microp.store import write_profile
+
 FUNCTIONS = """
 import sys
 from microp.schedule import Action, Op, Schedule
@@ -155,6 +160,12 @@ def make(folder: Path) -> Path:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    found = write_profile(folder, profile(MlpSettings("mlp", 16, 256, "float32")))
+    found.rename(folder / "narrow.profile")
+    text = (folder / "narrow.profile").read_text()
+    (folder / "cut.profile").write_text(text.partition("transports:")[0])
+    (folder / "old.profile").write_text(text.replace("format: 1", "format: 0"))
+    (folder / "short.profile").write_text(text.replace("rows: [8.0, 64.0]", "rows: [8.0]"))
     os.mkfifo(folder / "pipe")
     os.mkfifo(folder / "pipe_own.yaml")
     for name, size in {"huge.csv": 10**9, "sparse.bin": 10**13}.items():

@@ -25,6 +25,7 @@ from microp.app.hydra_internals import composer, expand
 from microp.app.hydra_loader import current
 from microp.app.hydra_problems import REFUSED
 from microp.app.pricing import PricingCallback
+from microp.app.profiling import ProfileCallback
 from microp.app.sweep import SweepCallback
 
 SIGNS = {"␤": "\n", "␀": "\0", "␛": "\x1b", "␠": " "}  # so a table shows what cannot be seen
@@ -51,6 +52,13 @@ class _Run(_Refuses, SweepCallback):
 
 class _Price(_Refuses, PricingCallback):
     """A price's checks."""
+
+
+class _Profile(_Refuses, ProfileCallback):
+    """A profile's checks."""
+
+
+PROGRAMS = {"simulate": _Price, "profile": _Profile}  # the first word of a command; without one of them it is a run
 
 
 class Terminal:
@@ -85,10 +93,10 @@ class Terminal:
     def type(self, line: str) -> int:
         """Check a command, and print what is wrong with it: the exit code, 0 for a command that would run."""
         words = words_of(line)
-        program = _Price if words[:1] == ["simulate"] else _Run
-        whole = words[:1] == ["whole"]
-        name = "simulate" if program is _Price else "config"
-        words = words[1:] if whole or program is _Price else words
+        first = words[0] if words else ""
+        program, name = PROGRAMS.get(first, _Run), first if first in PROGRAMS else "config"
+        whole = first == "whole"
+        words = words[1:] if whole or first in PROGRAMS else words
         is_sweep = "-m" in words
         words = [word for word in words if word != "-m"]
         if words[:1] == ["-cn"]:
