@@ -57,7 +57,7 @@ def simulate_on_cores(schedule: Schedule, costs: Costs, speed: Callable[[int], f
     arrivals: dict[int, float] = {}  # sender's position -> when its message is there
     running: set[int] = set()
     waiting = {row for row in range(len(firsts)) if at[row] < ends[row]}
-    tiny = SMALL * max(1e-6, *(*map(float, takes)))
+    tiny = SMALL * max(1e-6, *map(float, takes))
     now = 0.0
 
     def begin(row: int) -> None:
