@@ -35,6 +35,7 @@ import torch
 from microp.app import places
 from microp.app.config import to_yaml
 from microp.app.errors import Stop
+from microp.app.memory_advice import with_advice
 from microp.app.prediction import predict
 from microp.app.schema import Config
 from microp.job import Job
@@ -167,7 +168,10 @@ class Attempt:
     def fail(self, error: RankError) -> None:
         """Close the attempt as failed, or as diverged with the message of the rank whose loss was not finite."""
         diverged = [str(row["message"]) for row in read_errors(self.folder) if row.get("diverged")]
-        self.close(DIVERGED if diverged else "failed", diverged[0] if diverged else str(error))
+        self.close(
+            DIVERGED if diverged else "failed",
+            diverged[0] if diverged else with_advice(self._config, self._job, str(error)),
+        )
 
     def close(self, state: str, message: str | None = None) -> None:
         """Write the load average, the summary and the status, and mirror the attempt to W&B."""

@@ -15,6 +15,7 @@ from microp.app import config_checks
 from microp.app.config import compose_config, plain, read_config
 from microp.app.errors import ConfigError
 from microp.app.factory import build
+from microp.app.memory_advice import memory_problem
 from microp.app.partition_factory import Chosen, choose_partition, rows_of_first_replica
 from microp.app.resume import find_resumed
 from microp.app.schema import Config
@@ -44,6 +45,8 @@ def make_job(config: Config) -> Job:
         raise ConfigError(found)
     asked = chosen.asked(plain(config))
     job = job_with(config, schedule, chosen.partition, run_id(asked, order), question_id(asked, order))
+    if problem := memory_problem(config, job):
+        raise ConfigError([problem])
     return replace(job, resumed=find_resumed(config, job), notes=chosen.notes)
 
 

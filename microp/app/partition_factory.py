@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 
 from microp.app.factory import build
 from microp.app.schema import Config
-from microp.planner import NominalPrices, Prices, Task
-from microp.schedule import Partition, Schedule, of_sizes, spread
+from microp.planner import NominalPrices, NoRoomError, Prices, Task
+from microp.schedule import Partition, Schedule, of_sizes, spread, uniform
 from microp.settings import GIB, ModelSettings
 from microp.simulator import LayerMemory
+
+MOST_ROWS = 1024  # of a measurement: memory is a linear function of the rows
 
 
 class Chosen(NamedTuple):
@@ -71,6 +73,10 @@ def choose_partition(config: Config, schedule: Schedule | None) -> Chosen | None
         )
     except _NoTaskError:
         return None
+    except ValueError as error:
+        if not isinstance(error.__cause__, NoRoomError):
+            raise
+        partition = uniform(config.model.layers, stages)  # `memory_advice` refuses it, and says what would fit
     if not tasks:
         return Chosen(partition)
     notes = list(tasks[0].notes)
@@ -127,7 +133,7 @@ def layer_memory(model: ModelSettings, rows: float, split: bool) -> tuple[LayerM
     Raises:
         ValueError: the model is too large to be built and measured.
     """
-    return _measured(_Key(repr(model), rows, split, model))
+    return _measured(_Key(repr(model), min(rows, MOST_ROWS), split, model))
 
 
 class _Key(NamedTuple):

@@ -6,9 +6,13 @@
     Loads ── cut ─────────► the partition whose busiest rank has the least to do
     Task ─── balanced ────► the same, refined for a schedule by simulation
     Ranks                   the memory of ranks, for any partition of the same layers
+    Pricer ─┬ search ─────► the plans that no other one beats in both time and memory
+            └ advice ─────► what fits into a rank's memory instead
 """
 
-from microp.planner.balance import Task, balanced
+from microp.planner.advice import advice, fill_text, size_text
+from microp.planner.balance import NoRoomError, Task, balanced
+from microp.planner.choices import LOOPED, ORDERS, PARTITIONS, POLICIES, Choice, Priced, Pricer, Subject, shortest
 from microp.planner.cuts import Cut, Loads, Room, cut
 from microp.planner.fit import Fitted, fit_times, fit_transport, line
 from microp.planner.forecast import Forecast, forecast, peak_memory_mib, stage_costs
@@ -16,37 +20,56 @@ from microp.planner.held import Part, Ranks
 from microp.planner.prices import LayerPrices, NominalPrices, Prices
 from microp.planner.profile import DIVIDED, UNDIVIDED, Machine, Profile, Transport, model_problem, read_plain
 from microp.planner.samples import Between, Case, Sample, between, samples_of
+from microp.planner.search import Found, Space, front_of, search, what_binds
 
 __all__ = [
     "DIVIDED",
+    "LOOPED",
+    "ORDERS",
+    "PARTITIONS",
+    "POLICIES",
     "UNDIVIDED",
     "Between",
     "Case",
+    "Choice",
     "Cut",
     "Fitted",
     "Forecast",
+    "Found",
     "LayerPrices",
     "Loads",
     "Machine",
+    "NoRoomError",
     "NominalPrices",
     "Part",
+    "Priced",
+    "Pricer",
     "Prices",
     "Profile",
     "Ranks",
     "Room",
     "Sample",
+    "Space",
+    "Subject",
     "Task",
     "Transport",
+    "advice",
     "balanced",
     "between",
     "cut",
+    "fill_text",
     "fit_times",
     "fit_transport",
     "forecast",
+    "front_of",
     "line",
     "model_problem",
     "peak_memory_mib",
     "read_plain",
     "samples_of",
+    "search",
+    "shortest",
+    "size_text",
     "stage_costs",
+    "what_binds",
 ]

@@ -28,6 +28,10 @@ EFFORT = 300_000  # actions that a refinement may simulate
 CLOSE = 1e-9  # relative: a smaller gain is none
 
 
+class NoRoomError(ValueError):
+    """No partition fits into the memory of the ranks."""
+
+
 @dataclass(frozen=True)
 class Task:
     """What a partition is chosen for.
@@ -79,7 +83,8 @@ def balanced(layers: int, stages: int, task: Task, refine: bool = True) -> Parti
             cut, whose busiest rank has the least to do.
 
     Raises:
-        ValueError: there are more stages than layers, too many layers, or no partition fits into the ranks' memory.
+        ValueError: there are more stages than layers, or too many layers.
+        NoRoomError: no partition fits into the ranks' memory.
     """
     even = uniform(layers, stages).sizes
     ranks = task.ranks()
@@ -88,7 +93,7 @@ def balanced(layers: int, stages: int, task: Task, refine: bool = True) -> Parti
         cap = (task.cap or 0) / GIB
         assert ranks is not None, "without a cap every partition fits"
         least = max(ranks.peaks(even)) / GIB
-        raise ValueError(
+        raise NoRoomError(
             f"device.memory_gib={cap:g} is too little for any partition of {layers} layers into {stages} stages "
             f"(the uniform one needs {least:.3g} GiB): use more chunks, checkpointing=always or more ranks"
         )
@@ -109,10 +114,12 @@ def exact_cut(task: Task, layers: int, ranks: Ranks | None) -> Cut | None:
     return cut(task.prices.loads(task.workload(even)), room)
 
 
-def refined(task: Task, exact: tuple[int, ...], even: tuple[int, ...], ranks: Ranks | None) -> tuple[int, ...]:
+def refined(
+    task: Task, exact: tuple[int, ...], even: tuple[int, ...], ranks: Ranks | None, effort: int = EFFORT
+) -> tuple[int, ...]:
     """Return the sizes with the shortest step among those that single moves of layers lead to.
 
-    The even partition wins ties. At most `EFFORT` actions are simulated.
+    The even partition wins ties. At most `effort` actions are simulated.
     """
     cap = task.cap
 
@@ -126,7 +133,7 @@ def refined(task: Task, exact: tuple[int, ...], even: tuple[int, ...], ranks: Ra
     if begin[0] == even and times[even] <= times[best] * (1 + CLOSE):
         best = even
     actions = sum(map(len, task.schedule.ranks))
-    left = max(2, EFFORT // actions) - len(times)
+    left = max(2, effort // actions) - len(times)
     improved = True
     while improved:
         improved = False

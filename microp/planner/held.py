@@ -7,7 +7,7 @@
     peak of a rank = max over its moments of (counts x bytes)
 
 A rank runs its row in order, so what it holds at each moment does not depend on any time. The peaks are those of
-`activation_peak`. Moments that hold no more than another one are left out.
+`activation_peak`.
 """
 
 from __future__ import annotations
@@ -76,18 +76,17 @@ def _moments_of(schedule: Schedule, rank: int, spared: frozenset[int]) -> NDArra
             with_gradients.add(stage)
             change[GRADIENTS] += 1
     held = np.cumsum(changes, axis=0)
-    every = np.concatenate([held[1:], held[:-1] + needs]).reshape(2 * len(row), -1)
-    return _largest(every).reshape(-1, len(place), 7)
+    return np.concatenate([held[1:], held[:-1] + needs])
 
 
-def _largest(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the rows that no other row covers in every column."""
-    rows = np.unique(rows, axis=0)
+def _largest(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the moments that no other one covers in every count."""
+    rows = np.unique(counts.reshape(len(counts), -1), axis=0)
     kept: list[Any] = []
     for row in rows[np.argsort(-rows.sum(axis=1), kind="stable")]:
         if not kept or not (np.array(kept) >= row).all(axis=1).any():
             kept.append(row)
-    return np.array(kept)
+    return np.array(kept).reshape(-1, *counts.shape[1:])
 
 
 def bytes_of(memory: StageMemory) -> Floats:
@@ -117,6 +116,7 @@ class Ranks:
         rows: the rows of a microbatch.
         checkpointing: what is recomputed.
         batch: the bytes of the text of the batch, which the ranks of the first and of the last stage hold.
+        known: the schedule's `moments`, if they are known.
     """
 
     def __init__(
@@ -126,9 +126,10 @@ class Ranks:
         rows: float,
         checkpointing: Checkpointing,
         batch: float = 0,
+        known: Sequence[NDArray[np.int64]] | None = None,
     ) -> None:
         self._schedule, self._layers, self._rows, self._checkpointing = schedule, list(layers), rows, checkpointing
-        self._moments = moments(schedule, checkpointing.spared(schedule.chunks))
+        self._moments = moments(schedule, checkpointing.spared(schedule.chunks)) if known is None else known
         ends = {schedule.placement[0], schedule.placement[schedule.stages - 1]}
         self.batch = [batch if rank in ends else 0 for rank in range(len(schedule.ranks))]
 
@@ -164,9 +165,10 @@ class Ranks:
         """Return for each stage its bytes by (first layer, end, moment of its rank), as in `cuts.Room`."""
         state, table = self._of_intervals()
         found: list[Floats] = []
+        largest = [_largest(counts) for counts in self._moments]
         for stage in range(self._schedule.stages):
             rank = self._schedule.placement[stage]
-            counts = self._moments[rank][:, self._schedule.stages_of(rank).index(stage)]
+            counts = largest[rank][:, self._schedule.stages_of(rank).index(stage)]
             found.append(table @ counts.T.astype(float) + state[..., None])
         return found
 

@@ -42,15 +42,24 @@ class Prices(ABC):
 
 
 class NominalPrices(Prices):
-    """An emulated device's nominal times; on any other device each of F, B and W takes one unit per layer."""
+    """An emulated device's nominal times; on any other device each of F, B and W takes one unit per layer and row."""
 
     def __init__(self, device: DeviceSettings) -> None:
         self._device = device
         self.is_known = device.is_emulated
-        self.source = f"the nominal times of device={device.name}" if self.is_known else "one unit per layer"
+        self.source = f"the nominal times of device={device.name}" if self.is_known else "one unit per layer and row"
 
     def costs(self, workload: Workload) -> Costs:
-        return _as_floats(nominal_costs(self._device, workload))
+        costs = _as_floats(nominal_costs(self._device, workload))
+        if self.is_known:
+            return costs
+        rows = sum(workload.rows) / len(workload.rows)
+        times = (tuple(rows * time for time in each) for each in (costs.forward, costs.backward, costs.weight))
+        forward, backward, weight = times
+        checkpointing = workload.checkpointing
+        spared = checkpointing.spared(workload.schedule.chunks) if checkpointing.segments else ()
+        again = forward if checkpointing.segments else ()
+        return replace(costs, forward=forward, backward=backward, weight=weight, recompute=again, spared=spared)
 
     def loads(self, workload: Workload) -> Loads:
         """Every layer is the same to nominal times, and a stage's time is linear in the number of its layers."""
@@ -154,23 +163,6 @@ def rank_loads(workload: Workload, costs: Costs) -> list[float]:
     for stage, load in enumerate(stage_loads(workload, costs)):
         loads[workload.schedule.placement[stage]] += load
     return loads
-
-
-def chain(workload: Workload, costs: Costs) -> float:
-    """Return how long a single microbatch takes through all stages and back, which no order can shorten.
-
-    It is the last microbatch or another one that is spared recomputation, if any is.
-    """
-    schedule, total = workload.schedule, 0.0
-    spared = bool(costs.spared)
-    for stage in range(schedule.stages):
-        divided = stage in schedule.split_stages
-        backward = costs.backward[stage] if divided else costs.full_backward(stage)
-        again = 0 if spared or not costs.recompute else costs.recompute[stage]
-        total += float(costs.forward[stage] + min(backward, costs.full_backward(stage)) + again)
-        if stage and schedule.placement[stage] != schedule.placement[stage - 1]:
-            total += 2 * float(costs.hop(stage))
-    return total
 
 
 def _as_floats(costs: Costs) -> Costs:

@@ -1,0 +1,125 @@
+"""Says why a run does not fit into its ranks' memory, and which changes would make it fit at what price.
+
+::
+
+    rank 0 needs 2.3 GiB, more than device.memory_gib=2: weights 0.2, gradients 0.2, Adam's state 0.4, activations
+    1.4 (8 in flight, 0.18 each): use chunks=16 (1.5 GiB, step +2 %), checkpointing=always (1.1 GiB, step +31 %), ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from microp.planner.choices import LOOPED, ORDERS, V_SHAPED, Choice, Priced, Pricer
+from microp.planner.held import Part
+from microp.settings import GIB
+
+MOST = 3  # changes that are named
+NOTICEABLE = 0.95  # of the memory: a change that leaves more is none
+SMALL_PART = 0.03  # of a rank's memory: a smaller part is not named
+
+
+def size_text(size: float) -> str:
+    """Return a number of bytes in GiB, or in MiB if it is small."""
+    return f"{size / GIB:.3g} GiB" if size >= GIB / 10 else f"{size * 1024 / GIB:.3g} MiB"
+
+
+def fill_text(parts: Sequence[Part]) -> str:
+    """Return what fills a rank's memory, the largest part first."""
+    total = sum(part.size for part in parts)
+    found = []
+    for part in sorted(parts, key=lambda part: -part.size):
+        if part.size < SMALL_PART * total:
+            continue
+        each = f" ({part.number} in flight x {size_text(part.size / part.number)})" if part.number else ""
+        found.append(f"{part.name} {size_text(part.size)}{each}")
+    return ", ".join(found)
+
+
+def changes(pricer: Pricer, now: Priced, cap: float) -> list[tuple[str, Priced]]:
+    """Return the cheapest changes with which every rank has at most `cap` bytes, as typed, with what they cost.
+
+    One change at a time; two together only if no single one is enough.
+    """
+    found = _priced(pricer, list(_single(pricer, now.choice)), cap) or _priced(pricer, _pairs(pricer, now.choice), cap)
+    return found[:MOST]
+
+
+def _pairs(pricer: Pricer, now: Choice) -> list[tuple[str, Choice]]:
+    return [
+        (f"{first} {second}", both)
+        for first, choice in _single(pricer, now)
+        for second, both in _single(pricer, choice)
+        if first.partition("=")[0] < second.partition("=")[0]
+    ]
+
+
+def _least(pricer: Pricer, now: Choice) -> tuple[str, float]:
+    """Return the pair of changes that needs least memory with the uniform partition, and its bytes."""
+    peaks = []
+    for words, choice in [*_single(pricer, now), *_pairs(pricer, now)]:
+        schedule = pricer.schedule(choice)
+        ranks = pricer.ranks(choice, schedule) if schedule is not None else None
+        if schedule is None or ranks is None or choice.partition == "balanced":
+            continue
+        sizes = pricer.sizes(choice, pricer.task(choice, schedule))
+        peaks += [] if sizes is None else [(max(ranks.peaks(sizes)), words)]
+    peak, words = min(peaks)
+    return words, peak
+
+
+def _priced(pricer: Pricer, options: Sequence[tuple[str, Choice]], cap: float) -> list[tuple[str, Priced]]:
+    """Return those of the options that fit, the fastest of each kind of change, the fastest first."""
+    fitting = []
+    for words, choice in options:
+        schedule = pricer.schedule(choice)
+        ranks = pricer.ranks(choice, schedule) if schedule is not None else None
+        if schedule is None or ranks is None:
+            continue
+        if choice.partition == "balanced":
+            priced = pricer.price(choice, refine=True, cap=cap) if len(options) < 100 else None
+        else:
+            sizes = pricer.sizes(choice, pricer.task(choice, schedule))
+            fits = sizes is not None and max(ranks.peaks(sizes)) <= cap
+            priced = pricer.price(choice) if fits else None
+        if priced is not None and priced.peak <= cap:
+            fitting.append((words, priced))
+    fitting.sort(key=lambda each: (each[1].step, each[1].peak))
+    kinds: dict[str, tuple[str, Priced]] = {}
+    for words, priced in fitting:
+        kinds.setdefault(" ".join(word.partition("=")[0] for word in words.split()), (words, priced))
+    return list(kinds.values())
+
+
+def _single(pricer: Pricer, now: Choice) -> Iterator[tuple[str, Choice]]:
+    """Yield every choice that differs in one thing, with the override that makes it."""
+    chunks = now.chunks * 2
+    while chunks * now.replicas <= pricer.subject.batch_size and chunks <= 64 * now.chunks:
+        yield f"chunks={chunks}", now._replace(chunks=chunks)
+        chunks *= 2
+    for each in ("always", "segments=2", "segments=4"):
+        if each != now.checkpointing:
+            name, _, segments = each.partition("=")
+            words = f"checkpointing={name}" + (f" checkpointing.segments={segments}" if segments else "")
+            yield words, now._replace(checkpointing=each)
+    for name in ORDERS:
+        if name != now.schedule:
+            several = 2 if name in LOOPED else 0
+            partition = "uniform" if now.partition == "given" and (several or name in V_SHAPED) else now.partition
+            yield f"schedule={name}", now._replace(schedule=name, stages_per_rank=several, partition=partition)
+    if now.partition != "balanced":
+        yield "partition=balanced", now._replace(partition="balanced")
+
+
+def advice(pricer: Pricer, now: Priced, cap: float) -> str:
+    """Return the changes that fit as one phrase, each with its memory and its price in time."""
+    found = changes(pricer, now, cap)
+    if not found:
+        words, peak = _least(pricer, now.choice)
+        return (
+            "use more ranks, a smaller model or a smaller batch_size; no other change fits, "
+            f"and the one that needs least is {words} ({size_text(peak)})"
+        )
+    return "use " + " or ".join(
+        f"{words} ({size_text(plan.peak)}, step {100 * (plan.step / now.step - 1):+.0f} %)" for words, plan in found
+    )

@@ -1,0 +1,273 @@
+"""Prices what a planner can choose: schedule, chunks, checkpointing, partition, stages per rank and replicas.
+
+::
+
+    Choice("1f1b", chunks=8, ...) ─┐
+    Subject: layers, devices, rows ┴─ Pricer ─► Priced: time of a step, memory of each rank
+
+Schedules and the moments of their ranks' memory are computed once for all choices that share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from microp.planner.balance import EFFORT, Task, exact_cut, refined
+from microp.planner.cuts import cut
+from microp.planner.held import Ranks, moments
+from microp.planner.prices import Prices, rank_loads
+from microp.schedule import Op, Schedule, builders, spread, uniform
+from microp.settings import Checkpointing
+from microp.simulator import Costs, LayerMemory
+
+ORDERS: Mapping[str, Callable[..., Schedule]] = {  # an option of group schedule -> its builder
+    "gpipe": builders.gpipe,
+    "1f1b": builders.one_f_one_b,
+    "eager_1f1b": builders.eager_1f1b,
+    "interleaved": builders.interleaved,
+    "breadth_first": builders.breadth_first,
+    "zb_h1": builders.zb_h1,
+    "zb_h2": builders.zb_h2,
+    "zb_interleaved": builders.zb_interleaved,
+    "zb_v": builders.zb_v,
+    "v_half": builders.v_half,
+    "v_min": builders.v_min,
+    "dualpipe_v": builders.dualpipe_v,
+}
+LOOPED = ("interleaved", "breadth_first", "zb_interleaved")  # with a number of stages per rank to choose
+V_SHAPED = ("zb_v", "v_half", "v_min", "dualpipe_v")  # with two stages per rank
+POLICIES = ("never", "except_last", "always")  # and segments=n
+PARTITIONS = ("uniform", "balanced")
+CLOSE = 1e-9  # relative: a smaller difference is none
+
+
+class Choice(NamedTuple):
+    """What a plan chooses; it is written as on the command line.
+
+    Attributes:
+        schedule: the option of group schedule.
+        chunks: the number of microbatches.
+        checkpointing: `never`, `always`, `except_last`, or `segments=2`.
+        partition: `uniform` or `balanced`, or `given` for sizes that the user chose.
+        stages_per_rank: of a looped schedule; 0 for the others.
+        replicas: the number of pipelines that the devices are divided into.
+    """
+
+    schedule: str
+    chunks: int
+    checkpointing: str = "never"
+    partition: str = "uniform"
+    stages_per_rank: int = 0
+    replicas: int = 1
+
+    def words(self) -> list[str]:
+        """Return the overrides that choose this, without the partition."""
+        found = [f"schedule={self.schedule}", f"chunks={self.chunks}"]
+        if self.stages_per_rank:
+            found.append(f"schedule.stages_per_rank={self.stages_per_rank}")
+        if self.checkpointing != "never":
+            name, _, segments = self.checkpointing.partition("=")
+            found.append(f"checkpointing={name}")
+            found += [f"checkpointing.segments={segments}"] if segments else []
+        return found + ([f"replicas={self.replicas}"] if self.replicas > 1 else [])
+
+
+class Priced(NamedTuple):
+    """A choice, and what it costs.
+
+    Attributes:
+        choice: the choice.
+        sizes: the number of layers of each stage.
+        step: the simulated time of a step, in the unit of the prices.
+        peaks: the bytes of each rank at its peak; empty if nothing is known about memory.
+    """
+
+    choice: Choice
+    sizes: tuple[int, ...]
+    step: float
+    peaks: tuple[float, ...]
+
+    @property
+    def peak(self) -> float:
+        """The bytes of the fullest rank."""
+        return max(self.peaks, default=0.0)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is planned.
+
+    Attributes:
+        layers: the number of layers of the model.
+        devices: the number of devices, all replicas together.
+        batch_size: the rows of a batch.
+        prices: the times of actions.
+        memory: returns the memory of each layer, for a backward that is divided or not; None: memory does not count.
+        batch_bytes: returns the bytes of the text of so many rows.
+    """
+
+    layers: int
+    devices: int
+    batch_size: int
+    prices: Prices
+    memory: Callable[[bool], Sequence[LayerMemory]] | None = None
+    batch_bytes: Callable[[int], float] = float
+
+
+def policy(text: str) -> Checkpointing:
+    """Return the checkpointing policy of a choice."""
+    name, _, segments = text.partition("=")
+    return Checkpointing(name, int(segments or name != "never"), name == "except_last")
+
+
+class Pricer:
+    """Prices choices for one subject."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self._schedules: dict[tuple[Any, ...], Schedule | None] = {}
+        self._moments: dict[tuple[Any, ...], Any] = {}
+        self._cuts: dict[tuple[Any, ...], tuple[int, ...] | None] = {}
+        self._given: tuple[int, ...] = ()
+
+    def add(self, choice: Choice, schedule: Schedule, sizes: Sequence[int]) -> Priced:
+        """Return the price of a user's own choice: this schedule, and these sizes for the partition `given`."""
+        self._schedules[choice.schedule, len(schedule.ranks), schedule.chunks, choice.stages_per_rank] = schedule
+        self._given = tuple(sizes)
+        priced = self.price(choice)
+        assert priced is not None, "it exists"
+        return priced
+
+    def schedule(self, choice: Choice) -> Schedule | None:
+        """Return the schedule of a choice, or None if there is none for its numbers."""
+        ranks = self.subject.devices // choice.replicas
+        if ranks * choice.replicas != self.subject.devices or ranks > self.subject.layers:
+            return None
+        if choice.chunks * choice.replicas > self.subject.batch_size:
+            return None
+        key = choice.schedule, ranks, choice.chunks, choice.stages_per_rank
+        if key not in self._schedules:
+            self._schedules[key] = self._build(choice, ranks)
+        found = self._schedules[key]
+        return found if found is not None and found.stages <= self.subject.layers else None
+
+    @staticmethod
+    def _build(choice: Choice, ranks: int) -> Schedule | None:
+        knobs = {"stages_per_rank": choice.stages_per_rank} if choice.stages_per_rank else {}
+        try:
+            return ORDERS[choice.schedule](ranks=ranks, chunks=choice.chunks, **knobs)
+        except (KeyError, ValueError):
+            return None
+
+    def task(self, choice: Choice, schedule: Schedule) -> Task:
+        """Return what the partition of a choice is for."""
+        rows = spread(spread(self.subject.batch_size, choice.replicas)[0], choice.chunks)
+        return Task(schedule, rows, self.subject.prices, policy(choice.checkpointing))
+
+    def ranks(self, choice: Choice, schedule: Schedule) -> Ranks | None:
+        """Return the memory of the ranks of a choice, or None if memory does not count."""
+        if self.subject.memory is None:
+            return None
+        share, checkpointing = spread(self.subject.batch_size, choice.replicas)[0], policy(choice.checkpointing)
+        spared = checkpointing.spared(choice.chunks)
+        key = choice.schedule, len(schedule.ranks), choice.chunks, choice.stages_per_rank, spared
+        if key not in self._moments:
+            self._moments[key] = moments(schedule, spared)
+        return Ranks(
+            schedule,
+            self.subject.memory(bool(schedule.split)),
+            share / choice.chunks,
+            checkpointing,
+            self.subject.batch_bytes(share),
+            self._moments[key],
+        )
+
+    def sizes(self, choice: Choice, task: Task) -> tuple[int, ...] | None:
+        """Return the uniform partition, or the one with the least load of the busiest rank; None if it is the same."""
+        if choice.partition == "given":
+            return self._given if len(self._given) == task.schedule.stages else None
+        even = uniform(self.subject.layers, task.schedule.stages).sizes
+        if choice.partition == "uniform":
+            return even
+        loads = task.prices.loads(task.workload(even))
+        total = sum(loads.layers) or 1.0
+        shares = tuple(round(each / total, 6) for each in (*loads.layers, *loads.fixed))
+        key = shares, loads.scale, loads.rank_of
+        if key not in self._cuts:
+            found = cut(loads)
+            is_better = found is not None and found.largest < float(loads.of_ranks(even).max()) * (1 - CLOSE)
+            self._cuts[key] = found.sizes if found is not None and is_better else None
+        return self._cuts[key]
+
+    def price(
+        self, choice: Choice, refine: bool = False, cap: float | None = None, effort: int = EFFORT
+    ) -> Priced | None:
+        """Return what a choice costs, or None if it does not exist.
+
+        A balanced partition that is not refined does not exist where the uniform one is as good.
+
+        Args:
+            refine: whether a balanced partition is refined by simulation.
+            cap: the bytes of each rank, within which it is refined.
+            effort: how many actions a refinement may simulate.
+        """
+        schedule = self.schedule(choice)
+        if schedule is None:
+            return None
+        task = self.task(choice, schedule)
+        sizes, ranks = self.sizes(choice, task), self.ranks(choice, schedule)
+        if sizes is None and not refine:
+            return None
+        if refine and choice.partition == "balanced":
+            sizes = self._refined(task, ranks, cap, effort)
+        if sizes is None:  # the sizes that are given are for another number of stages
+            return None
+        peaks = tuple(ranks.peaks(sizes)) if ranks is not None else ()
+        return Priced(choice, sizes, task.step(sizes), peaks)
+
+    def _refined(self, task: Task, ranks: Ranks | None, cap: float | None, effort: int) -> tuple[int, ...] | None:
+        """Return the balanced partition within the cap, or None if there is none."""
+        even = uniform(self.subject.layers, task.schedule.stages).sizes
+        task = replace(task, cap=cap)
+        ranks = ranks if cap is not None else None
+        exact = exact_cut(task, self.subject.layers, ranks)
+        if exact is None:
+            return None
+        return refined(task, exact.sizes, even, ranks, effort)
+
+
+def shortest(task: Task, sizes: Sequence[int]) -> float:
+    """Return a time that no step with these sizes is shorter than.
+
+    ::
+
+        rank r   ── F of the stages before ──┤ all that the rank computes ├── B of the stages before ──
+    """
+    costs, schedule = task.prices.costs(task.workload(sizes)), task.schedule
+    before, after, bounds = 0.0, 0.0, []
+    seen: set[int] = set()
+    loads = rank_loads(task.workload(sizes), costs)
+    weights = _weights(schedule, costs)
+    for stage in range(schedule.stages):
+        rank = schedule.placement[stage]
+        if rank not in seen:  # its first action is an F of its first stage, and a B of that stage is followed by others
+            seen.add(rank)
+            bounds.append(before + max(loads[rank], loads[rank] - weights[rank] + after))
+        before += float(costs.forward[stage])
+        after += float(min(costs.backward[stage], costs.full_backward(stage)))
+        if stage + 1 < schedule.stages and schedule.placement[stage + 1] != rank:
+            hop = float(costs.hop(stage + 1))
+            before, after = before + hop, after + hop
+    return max(*bounds, before + after)
+
+
+def _weights(schedule: Schedule, costs: Costs) -> list[float]:
+    """Return how long each rank computes weight gradients apart from B, which can be its last actions."""
+    if not costs.weight:
+        return [0.0] * len(schedule.ranks)
+    return [
+        float(sum(costs.weight[action.stage] for action in row if action.op is Op.W)) if schedule.split else 0.0
+        for row in schedule.ranks
+    ]
