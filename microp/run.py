@@ -8,13 +8,16 @@ from __future__ import annotations
 
 def main() -> None:
     """Compose, check, run, show. Exit code 1 if a run failed, 2 for bad input, 130 after Ctrl-C."""
-    from microp.app import answer_version
+    try:
+        from microp.app import answer_version
 
-    answer_version()
-    from microp.app import run_app, run_point, see_current_folder
+        answer_version()
+        from microp.app import run_app, run_point, see_current_folder
 
-    see_current_folder()
-    run_app("config", run_point)
+        see_current_folder()
+        run_app("config", run_point)
+    except KeyboardInterrupt:  # during the imports; later `run_app` says more
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ class Fault(NamedTuple):
     """What happens to a rank in its third step, and where.
 
     Attributes:
-        how: `kill`, `stop`, `hang`, `raise` or `memory`.
+        how: `kill`, `stop`, `end` (by a signal), `hang`, `raise` or `memory`.
         where: `forward`, `backward` or `weight_gradient` of a microbatch, `optimizer`, `Trainer`, its constructor, or
             `torch`, the first forward of torch's runtime.
         microbatch: the index of that microbatch.
@@ -232,7 +232,7 @@ class Fault(NamedTuple):
             raise MemoryError
         if self.how == "hang":
             time.sleep(600)
-        os.kill(os.getpid(), signal.SIGKILL if self.how == "kill" else signal.SIGSTOP)
+        os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "end": signal.SIGTERM}[self.how])
 
 
 def listen(job: Job, comms: Comms, local_rank: int, _attempt: Path) -> list[str]:
@@ -249,6 +249,19 @@ def listen(job: Job, comms: Comms, local_rank: int, _attempt: Path) -> list[str]
     comms.gather_all({"rank": comms.rank, "text": "é" * 1000 * comms.rank})
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"  # here the host's name may stand for loopback as well
     return listening(os.getpid())
+
+
+class Unreadable:
+    """An entry that no rank can read."""
+
+    def __call__(self, job: Job, comms: Comms, local_rank: int, attempt: Path) -> None:
+        raise AssertionError("it was read")
+
+    def __setstate__(self, state: object) -> None:
+        raise ValueError("the entry cannot be read")
+
+    def __getstate__(self) -> object:
+        return 1
 
 
 def sleep_on(_job: Job, comms: Comms, _local_rank: int, attempt: Path) -> None:

@@ -50,8 +50,9 @@ def what_failed(attempt: Path, error: ChildFailedError, watch: Watch) -> RankErr
     known = {each["world_rank"] for each in written}
     codes = {**watch.exits.codes(), **{rank: ended.exitcode for rank, ended in error.failures.items()}}
     for rank, code in sorted(codes.items()):
-        by_itself = rank in error.failures or watch.ended_early(rank)
-        if code < 0 and -code not in _BY_THE_LAUNCHER and by_itself and rank not in {*known, *watch.ended}:
+        may_be_launcher_s = -code in _BY_THE_LAUNCHER or not watch.ended_early(rank)
+        by_itself = rank in error.failures or not may_be_launcher_s
+        if code < 0 and by_itself and rank not in {*known, *watch.ended}:
             return failure(rank, f"rank {rank} was killed by {_signal_name(-code)} {watch.where(rank)}")
     if written:
         return error_of(written[0], log_of(attempt, written[0]["world_rank"]))

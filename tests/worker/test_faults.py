@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import small_job
-from ranks import Fault
+from ranks import Fault, Unreadable
 
 from microp.comms.processes import is_alive
 from microp.model import Stage
@@ -115,6 +115,18 @@ def test_a_killed_rank_is_named_though_torch_names_a_victim(tmp_path, monkeypatc
     job = small_job(schedule=one_f_one_b(2, 4), steps=50, backend="gloo")
     with pytest.raises(RankError, match="rank 1 was killed by SIGKILL in 1B1, step 2"):
         launch_ranks(job, tmp_path, SHUTDOWN_S, Fault("kill", "backward"))
+
+
+def test_a_rank_that_was_asked_to_end_is_named(tmp_path):
+    """The launcher ends the others with the same signal, but later."""
+    with pytest.raises(RankError, match="rank 1 was killed by SIGTERM in 1B1, step 2"):
+        launch_ranks(small_job(schedule=one_f_one_b(2, 4), steps=50), tmp_path, SHUTDOWN_S, Fault("end", "backward"))
+
+
+def test_a_rank_that_fails_before_it_has_a_log_prints_nothing(tmp_path, capfd):
+    with pytest.raises(RankError, match="rank 0 ended with exit code 1: ValueError: the entry cannot be read"):
+        launch_ranks(small_job(), tmp_path, SHUTDOWN_S, Unreadable())
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_thread_that_hangs_does_not_keep_the_command(tmp_path, monkeypatch):
