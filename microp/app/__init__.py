@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from microp.app.hydra_app import run_app
     from microp.app.interface import Run, measure, price
     from microp.app.job_factory import job_of, make_job
+    from microp.app.ordering import run_order
     from microp.app.places import CONF, see_current_folder, sweep_names
     from microp.app.points import run_point
     from microp.app.pricing import Price, run_price
@@ -45,6 +46,7 @@ _MODULES = {
     "price": "interface",
     "read_config": "config",
     "run_app": "hydra_app",
+    "run_order": "ordering",
     "run_point": "points",
     "run_price": "pricing",
     "run_profile": "profiling",
@@ -68,6 +70,7 @@ __all__ = [
     "price",
     "read_config",
     "run_app",
+    "run_order",
     "run_point",
     "run_price",
     "run_profile",

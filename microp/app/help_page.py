@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 
 from microp.app.knobs import ours, schema_of, uses
 from microp.app.places import CONF, SWEEPS, sweep_names
-from microp.app.schema import FIXED, GROUPS, CostsConfig, SimulateConfig
+from microp.app.schema import FIXED, GROUPS, CostsConfig, SearchConfig, SimulateConfig
 
 WIDTH = 22  # of the column of keys and options
 
@@ -55,13 +55,13 @@ def key_helps() -> dict[str, str]:
 def cost_helps() -> dict[str, str]:
     """Return the help of the keys that only a price has."""
     helps = lines_of_keys(CostsConfig)
-    return {f"costs.{key}": helps.get(key, "") for key in _values("simulate")["costs"]} | {
+    return {f"costs.{key}": helps.get(key, "") for key in _values("price")["costs"]} | {
         "output": lines_of_keys(SimulateConfig)["output"]
     }
 
 
 def key_page(of: str) -> str:
-    """Return the keys, the groups and their options as text, for a `run` or a `price`."""
+    """Return the keys, the groups and their options as text, for a `run`, a `price` or an `order`."""
     helps, lines = key_helps(), []
     base = _values("base")
     for key, text in helps.items():
@@ -70,12 +70,17 @@ def key_page(of: str) -> str:
     defaults = {group: option for each in base["defaults"] if isinstance(each, dict) for group, option in each.items()}
     for group in GROUPS:
         lines += ["", f"{group}={defaults[group]}", *_group(group, helps)]
-    if of == "price":
+    if of in ("price", "order"):
         lines += ["", "costs"]
-        values = _values("simulate")
+        values = _values("price")
         for key, text in cost_helps().items():
             value = values["output"] if key == "output" else values["costs"][key.partition(".")[2]]
             lines += _entry(f"  {key}={_text(value)}", text)
+    if of == "order":
+        helps = lines_of_keys(SearchConfig)
+        lines += ["", "search"]
+        for key, value in _values("order")["search"].items():
+            lines += _entry(f"  search.{key}={_text(value)}", helps[key])
     return "\n".join(lines)
 
 

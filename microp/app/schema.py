@@ -155,6 +155,30 @@ class ProfileConfig(Config):
     seconds: Annotated[float, Positive(3600, "use for example 60")] = MISSING
 
 
+@dataclass
+class SearchConfig:
+    """How an order is searched for.
+
+    Attributes:
+        seconds: how long rules, beam search and small moves may take.
+        solver_seconds: the time limit of OR-Tools' CP-SAT, which follows; 0: without it.
+        noise: also judge orders with times that vary by this standard deviation of their logarithm, e.g. 0.1; 0: no.
+        file: where the order is written.
+    """
+
+    seconds: Annotated[float, Positive(100_000, "use for example 10")] = MISSING
+    solver_seconds: Annotated[float, Range(0, 100_000)] = MISSING
+    noise: Annotated[float, Range(0, 3)] = MISSING
+    file: Annotated[str, Line("give a file, for example order.txt")] = MISSING
+
+
+@dataclass
+class OrderConfig(SimulateConfig):
+    """The keys of a price, and those that only a search for an order needs."""
+
+    search: SearchConfig = MISSING
+
+
 SCHEMAS: dict[str, type] = {
     "model/mlp": MlpSettings,
     "model/gpt": GptSettings,
@@ -173,4 +197,5 @@ SCHEMAS: dict[str, type] = {
     "config": Config,
     "simulate": SimulateConfig,
     "profile": ProfileConfig,
+    "order": OrderConfig,
 }

@@ -129,7 +129,7 @@ def test_a_lab_that_does_not_exist_is_told_with_those_that_do(capsys):
 
 
 @pytest.mark.parametrize(
-    "program", ["run", "simulate", "check", "null_stages", "tracking", "wandb_grid", "runs", "labs"]
+    "program", ["run", "simulate", "order", "check", "null_stages", "tracking", "wandb_grid", "runs", "labs"]
 )
 def test_every_command_tells_its_version(program, tmp_path):
     done = start([sys.executable, "-m", f"microp.{program}", "--version"], tmp_path)

@@ -11,6 +11,7 @@
 """
 
 from microp.planner.orders.bounds import Bounds, lower_bounds
+from microp.planner.orders.noise import Noisy, judge
 from microp.planner.orders.problem import Memory, Problem, pairs
 from microp.planner.orders.search import Found, named_schedules, search, with_solver
 from microp.planner.orders.solver import Solved, solve
@@ -19,8 +20,10 @@ __all__ = [
     "Bounds",
     "Found",
     "Memory",
+    "Noisy",
     "Problem",
     "Solved",
+    "judge",
     "lower_bounds",
     "named_schedules",
     "pairs",

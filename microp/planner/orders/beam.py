@@ -23,13 +23,14 @@ from microp.planner.orders.state import State
 Choice = tuple[int, Any]  # a lane, and when its next action starts
 
 
-def search_beam(problem: Problem, width: int, until: float) -> Rows | None:
+def search_beam(problem: Problem, width: int, until: float, window: int | None = None) -> Rows | None:
     """Return the best order of a beam search; None if it was not finished in time.
 
     Args:
         problem: the problem.
         width: the number of partial orders that are kept.
         until: when to give up, on the clock of `time.perf_counter`.
+        window: the most microbatches that a rank works on; None: as many as the cap allows.
     """
     tails = tails_of(problem)
     beam = [State(problem)]
@@ -38,7 +39,7 @@ def search_beam(problem: Problem, width: int, until: float) -> Rows | None:
         for state in beam:
             if perf_counter() > until:
                 return None
-            for lane, start in _choices(problem, state):
+            for lane, start in _choices(problem, state, window or problem.chunks):
                 after = state.copy()
                 after.run(problem, lane, start)
                 score = _score(problem, after, tails)
@@ -51,12 +52,18 @@ def search_beam(problem: Problem, width: int, until: float) -> Rows | None:
     return beam[0].finished()
 
 
-def _choices(problem: Problem, state: State) -> Iterator[Choice]:
+def _choices(problem: Problem, state: State, window: int) -> Iterator[Choice]:
     """Yield what the rank whose next action could end first may do next: all that could start before that end."""
     first: tuple[Any, int] | None = None
     able: list[list[Choice]] = []
     for rank, lanes in enumerate(problem.lanes):
-        own = [(lane, start) for lane in lanes if (start := state.ready(problem, lane)) is not None]
+        newest = state.count[problem.stages + problem.held[rank][0]] + window
+        own = [
+            (lane, start)
+            for lane in lanes
+            if (lane >= problem.stages or state.count[lane] < newest)
+            and (start := state.ready(problem, lane)) is not None
+        ]
         able.append(own)
         for lane, start in own:
             end = start + problem.times[lane * problem.chunks + state.count[lane]]

@@ -6,7 +6,7 @@
 
     delays of F, B, W    0 0 0   whatever can start first
                          1 0 2   a backward that arrives within one forward is waited for; W fills what is left
-    depth                the most forwards of a stage without their backward, from "as deep as 1F1B" on
+    limit                how far forwards may run ahead of backwards, per stage or per rank
 
 (A rank's decisions are taken in the order of time over all ranks, so that nothing that is unknown can arrive earlier.)
 """
@@ -32,7 +32,8 @@ DELAYS = (
     (2, 0, 1),
     (2, 0, 0.5),
 )
-DEPTHS = (1.0, 1.5, 2.0, None)
+LIMITS = (None, ("depth", 1.0), ("depth", 1.5), ("depth", 2.0), ("depth", 0.5), ("depth", 0.75))
+WINDOWS = (2, 3, 4, 5, 6, 8)
 
 
 class Rule(NamedTuple):
@@ -40,20 +41,22 @@ class Rule(NamedTuple):
 
     Attributes:
         delays: of F, B and W, in mean times of an action: how long another op is waited for.
-        depth: forwards without a backward on a stage, in units of the stages from it to the last one; None: no limit.
+        limit: what limits the forwards: ("depth", x): those of a stage without a backward are at most x times the
+            stages from it to the last one; ("window", n): a rank works on at most n microbatches; None: the cap alone.
         deep: whether of two forwards the one of the later stage comes first, else that of the older microbatch.
     """
 
     delays: tuple[float, float, float]
-    depth: float | None
+    limit: tuple[str, float] | None
     deep: bool
 
 
 def rules(problem: Problem) -> Iterator[Rule]:
     """Yield all rules that differ for this problem."""
-    for delays, depth, deep in product(DELAYS, DEPTHS, (True, False)):
+    windows = [("window", float(each)) for each in WINDOWS if each < problem.chunks]
+    for limit, delays, deep in product((*LIMITS, *windows), DELAYS, (True, False)):
         if deep or problem.stages > problem.ranks:
-            yield Rule(delays, depth, deep)
+            yield Rule(delays, limit, deep)
 
 
 def build(problem: Problem, rule: Rule) -> Rows | None:
@@ -62,14 +65,18 @@ def build(problem: Problem, rule: Rule) -> Rows | None:
     unit = sum(problem.times) / len(problem.times)
     delays = [unit * delay for delay in rule.delays]
     most = [problem.chunks] * stages
-    if rule.depth is not None:
-        most = [max(1, round((stages - stage) * rule.depth)) for stage in range(stages)]
+    last = [stages + own[0] for own in problem.held]  # for each rank the lane whose end frees a place in its window
+    if rule.limit is not None and rule.limit[0] == "depth":
+        most = [max(1, round((stages - stage) * rule.limit[1])) for stage in range(stages)]
+    window = rule.limit[1] if rule.limit is not None and rule.limit[0] == "window" else problem.chunks
 
     def best(rank: int) -> tuple[Any, Any, int, Any] | None:
         found = None
         for lane in problem.lanes[rank]:
-            if lane < stages and state.count[lane] - state.count[stages + lane] >= most[lane]:
-                continue
+            if lane < stages:
+                ahead = state.count[lane] - state.count[stages + lane]
+                if ahead >= most[lane] or state.count[lane] - state.count[last[rank]] >= window:
+                    continue
             start = state.ready(problem, lane)
             if start is not None:
                 op, stage = divmod(lane, stages)

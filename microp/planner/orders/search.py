@@ -27,7 +27,8 @@ from microp.schedule import Op, Schedule, builders
 from microp.simulator import simulate
 from microp.trace import makespan
 
-STARTS = 4  # orders that small moves begin with
+STARTS = 6  # rounds of small moves
+WINDOWS = (None, 2, 3, 4, 6)  # of the beam search
 _NAMED: dict[str, list[Any]] = {  # placement -> builders of (ranks, chunks, stages per rank)
     "plain": [
         lambda ranks, chunks, _, each=each: each(ranks, chunks)
@@ -67,7 +68,7 @@ class Found:
     seconds: float = 0.0
 
 
-def search(problem: Problem, seconds: float = 5.0, seed: int = 0, moves: int = 20_000) -> Found:
+def search(problem: Problem, seconds: float = 10.0, seed: int = 0, moves: int = 60_000) -> Found:
     """Return the best order found.
 
     Args:
@@ -91,17 +92,22 @@ def search(problem: Problem, seconds: float = 5.0, seed: int = 0, moves: int = 2
     for rule in rules(problem):
         add("rules", build(problem, rule))
     orders.sort(key=lambda each: each[0])
-    if orders and orders[0][0] > bounds.best:
-        size = len(problem.times)
-        width = max(4, min(200, 40_000 // size))
-        add("beam", search_beam(problem, width, began + seconds / 2))
-        orders.sort(key=lambda each: each[0])
-    starts, random = orders[:STARTS], Random(seed)
-    for turn, (_, _, rows) in enumerate(starts):
-        share = perf_counter() + (until - perf_counter()) / (len(starts) - turn)
-        time, better = improve(problem, rows, random, moves // len(starts), share, bounds.best)
-        if time < min(each[0] for each in orders):
-            orders.append((time, "moves", better))
+    for window in WINDOWS:
+        if min((each[0] for each in orders), default=None) == bounds.best:
+            break
+        if window is None or window < problem.chunks:
+            width = max(4, min(60, 12_000 // len(problem.times)))
+            add("beam", search_beam(problem, width, began + seconds / 2, window))
+    orders.sort(key=lambda each: each[0])
+    random = Random(seed)
+    for turn in range(STARTS):  # from different orders first, from the best of all at the end
+        if orders[0][0] == bounds.best:
+            break
+        _, _, rows = orders[min(turn, len(orders) - 1) if turn < STARTS - 2 else 0]
+        share = perf_counter() + (until - perf_counter()) / (STARTS - turn)
+        time, better = improve(problem, rows, random, moves // STARTS, share, bounds.best)
+        if time < orders[0][0]:
+            orders.insert(0, (time, "moves", better))
     return _best(problem, named, refused, orders, bounds, perf_counter() - began)
 
 
@@ -182,7 +188,8 @@ def named_schedules(problem: Problem) -> tuple[list[Schedule], dict[str, Any]]:
 
 def _with_placement(problem: Problem) -> Iterator[Schedule]:
     loops = problem.stages // problem.ranks
-    for build_named in (each for group in _NAMED.values() for each in group):
+    groups = ["plain"] if loops == 1 else ["looped", "v"]
+    for build_named in (each for group in groups for each in _NAMED[group]):
         try:
             schedule = build_named(problem.ranks, problem.chunks, loops)
         except ValueError:  # too few chunks for it
