@@ -1,4 +1,4 @@
-"""How far is the replayed step time from the measured one?
+"""How far are the replayed and the predicted step time from the measured one?
 
 ::
 
@@ -24,6 +24,7 @@ from matplotlib.axes import Axes
 from analysis import looks, plot, scales
 from analysis.command import ANY_RUN, main
 from analysis.exhibit import Exhibit, counted, kind_of, percent
+from analysis.forecasts import FORECASTS, forecasts, summary
 from analysis.varied import differing
 from microp.simulator import calibrate_steps, schedule_of, simulate
 from microp.store import Row, Store, read_rows, read_spans, records
@@ -33,8 +34,12 @@ NOISE = (0, (3, 2))  # the dashes of the noise between launches
 
 
 def exhibits(store: Store) -> list[Exhibit]:
-    """Return one figure over all runs."""
+    """Return a figure of the replays of all runs, and one of what was predicted before they ran."""
     runs = store.runs()
+    return [*_replayed(runs), *_predicted(runs)]
+
+
+def _replayed(runs: pd.DataFrame) -> list[Exhibit]:
     table = compared(runs)
     if table.empty:
         return []
@@ -52,6 +57,56 @@ def exhibits(store: Store) -> list[Exhibit]:
     shown = table.merge(used[["run_id", *keys]], on="run_id").rename(columns=keys)
     shown = shown.drop(columns="question").sort_values(["kind", "run_id"])
     return [Exhibit("replayed-measured", "Replayed against measured", text, _draw(table), shown, used)]
+
+
+def _predicted(runs: pd.DataFrame) -> list[Exhibit]:
+    table = forecasts(runs)
+    if table.empty:
+        return []
+    known = summary(table)
+    best = [_judged(row) for row in records(known[known["forecast"] == "predicted"])]
+    text = (
+        "Step times that were known before the run, from a profile or from nominal times, against the measured ones; "
+        "a marker per configuration, the median of its launches. Right: median error of the prediction, of the replay, "
+        "and of three baselines, each with one number that is fitted to the other configurations of the model. "
+        + "; ".join(best)
+        + "."
+    )
+    figure, axes = plot.panels(2, 3.2)
+    scatter(axes[0], table, "predicted")
+    kinds = looks.looks(sorted(known["kind"].unique()))
+    for number, (kind, look) in enumerate(kinds.items()):
+        own = known[known["kind"] == kind]
+        at = [FORECASTS.index(name) + 0.15 * number for name in own["forecast"]]
+        axes[1].plot(100 * own["median"].clip(0.0005), at, look.marker, color=look.colour, label=kind)
+    scales.logarithmic(axes[1].xaxis, (0.1, 60))
+    scales.name_rows(axes[1], list(FORECASTS))
+    plot.titled(axes[1], x="median error, %", own=True)
+    plot.legend(figure, [looks.thin("predicted = measured")])
+    used = runs[runs["predicted.step_ms"].notna()]
+    return [Exhibit("predicted-measured", "Predicted against measured", text, figure, table, used)]
+
+
+def _judged(row: dict[str, Any]) -> str:
+    """Return what the prediction of one kind of runs was worth."""
+    text = (
+        f"{row['kind']}, {counted(int(row['n']), 'configuration')}: median error {percent(row['median'])}, 90 % within "
+        f"{percent(row['p90'])}, bias {100 * row['bias']:+.1f} %"
+    )
+    text += "" if pd.isna(row["tau"]) else f", Kendall's tau {row['tau']:.2f}"
+    return text + ("" if pd.isna(row["regret"]) else f", regret of the plan chosen {percent(row['regret'])}")
+
+
+def scatter(axis: Axes, table: pd.DataFrame, name: str) -> None:
+    """Draw a forecast over the measured time, both in ms, a look per model and device."""
+    for group, look in looks.looks(sorted(table["group"].unique())).items():
+        own = table[table["group"] == group]
+        axis.plot(own["measured"], own[name], look.marker, color=look.colour, label=group, markersize=4)
+    times = [*table["measured"], *table[name]]
+    scales.logarithmic(axis.xaxis, times)
+    scales.logarithmic(axis.yaxis, times)
+    axis.plot(axis.get_xlim(), axis.get_xlim(), zorder=1, **looks.THIN)
+    plot.titled(axis, x="measured step, ms", y=f"{name} step, ms", own=True)
 
 
 def compared(runs: pd.DataFrame) -> pd.DataFrame:

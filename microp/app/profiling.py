@@ -52,6 +52,7 @@ from microp.terminal import Board, console
 
 ALWAYS = Checkpointing("always", 1, False)
 MOST_CHUNKS = 6  # numbers of microbatches: 1, 2, 4, ... 32
+BUSY = 0.25  # the spread of a profile that should not be used
 ALONE_SHARE, GLOO_SHARE = 0.1, 0.15  # of the time
 
 
@@ -214,6 +215,8 @@ def run_profile(config: DictConfig) -> str:
     for text in described(profile, job.model):
         console.out.print(text, soft_wrap=True)
     console.out.print(str(path), soft_wrap=True)
+    if max(profile.spread.values(), default=0) > BUSY:
+        console.warn("the times spread widely, so the machine was busy: measure again when nothing else runs")
     return str(path)
 
 

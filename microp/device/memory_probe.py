@@ -21,7 +21,7 @@ import torch
 
 from microp.device.meters import MemoryMeter
 from microp.job import Workload
-from microp.model import Batch, Model, Stage, build_model
+from microp.model import SMALL, Batch, Model, Stage, build_model
 from microp.settings import BYTES, NEVER, ModelSettings
 from microp.simulator import STATE, LayerMemory, Size, StageMemory, compose_memory, weight_bytes
 
@@ -38,6 +38,7 @@ class _Measured(NamedTuple):
     pending: float
     in_backward: float
     in_weight: float
+    products: float
 
 
 def probe_stages(settings: ModelSettings, workload: Workload) -> tuple[StageMemory, list[int]]:
@@ -89,6 +90,9 @@ class _Probe:
         self._loss = model.loss if self._last else None
         parameters = list(self._layer.parameters())
         self._weights = sum(p.nbytes for p in parameters)
+        linears = [module for module in self._layer.modules() if isinstance(module, torch.nn.Linear)]
+        gradients = [p.nbytes for linear in linears for p in linear.parameters()]
+        self._small = sum(size for size in gradients if size <= SMALL)
         self._work = sum(p.numel() for p in parameters) * torch.Size(settings.boundary(1)).numel() // settings.dim
 
     def measure(self, rows: float) -> LayerMemory:
@@ -124,7 +128,8 @@ class _Probe:
                 in_weight = meter.peak_bytes - before - pending
         self._restore(subject.layers)
         boundary = 0 if self._first else self._input_bytes(rows)
-        return _Measured(activation, boundary, shared, pending if split else 0, in_backward, in_weight)
+        products = min(in_weight, self._small) if split else 0
+        return _Measured(activation, boundary, shared, pending if split else 0, in_backward, in_weight, products)
 
     def _input_bytes(self, rows: int) -> int:
         return torch.Size(self._settings.boundary(rows)).numel() * self._dtype.itemsize

@@ -8,6 +8,7 @@
 
 from microp.model.data import Windows, open_data
 from microp.model.layers import Dropout, Model, build_model
+from microp.model.split_backward import SMALL
 from microp.model.stage import Batch, Stage
 
-__all__ = ["Batch", "Dropout", "Model", "Stage", "Windows", "build_model", "open_data"]
+__all__ = ["SMALL", "Batch", "Dropout", "Model", "Stage", "Windows", "build_model", "open_data"]

@@ -180,7 +180,7 @@ def _alone(
         if sample.alternating:
             together *= interpolate(rows, alternating[sample.op], sample.rows)
         if together > 0:
-            ratios[sample.rows].append(sample.ms / together)
+            ratios[sample.rows].append(min(1.0, sample.ms / together))  # more is noise: nothing disturbs a rank alone
     return _nearest({count: median(values) for count, values in ratios.items()}, rows)
 
 

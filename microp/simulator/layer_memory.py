@@ -45,6 +45,8 @@ class LayerMemory(NamedTuple):
         pending: kept by B for W, if the backward is divided.
         in_backward: needed while B runs, in addition to `activation`.
         in_weight: needed while W runs, in addition to `pending`.
+        products: the part of `in_weight` that is held until the W of the whole stage ends: small gradients, which are
+            added in one call.
     """
 
     weights: int
@@ -54,6 +56,7 @@ class LayerMemory(NamedTuple):
     pending: Size = Size()
     in_backward: Size = Size()
     in_weight: Size = Size()
+    products: Size = Size()
 
 
 class _Bytes(NamedTuple):
@@ -65,6 +68,7 @@ class _Bytes(NamedTuple):
     pending: float
     in_backward: float
     in_weight: float
+    products: float
 
 
 def compose_memory(
@@ -97,7 +101,7 @@ def compose_memory(
         boundary=tuple(total / count if count else 0 for total, count in zip(inputs, segments, strict=True)),
         pending=tuple(sum(layer.pending for layer in stage) for stage in stages),
         in_backward=tuple(max(0, peak - again) for peak, again in zip(peaks, rebuilt, strict=True)),
-        in_weight=tuple(max(layer.in_weight for layer in stage) for stage in stages),
+        in_weight=tuple(map(_in_weight, stages)),
         gradients=tuple(weight_bytes(layers, sizes)),
         segments=tuple(segments) if checkpointing.segments else (),
         spared=checkpointing.spared(chunks),
@@ -118,6 +122,11 @@ def _cut(layers: Sequence[_Bytes], segments: int) -> list[Sequence[_Bytes]]:
 def _activation(layers: Sequence[_Bytes]) -> float:
     """Return the bytes that the forward of consecutive layers keeps; what two layers keep counts once."""
     return sum(layer.activation for layer in layers) - sum(layer.shared for layer in layers[:-1])
+
+
+def _in_weight(layers: Sequence[_Bytes]) -> float:
+    """Return the bytes needed during the W of consecutive layers, in addition to what their B kept."""
+    return sum(layer.products for layer in layers) + max(layer.in_weight - layer.products for layer in layers)
 
 
 def _peak(layers: Sequence[_Bytes]) -> float:

@@ -26,6 +26,13 @@ def test_a_tensor_that_two_layers_keep_counts_once():
     assert weight_bytes([LAYER] * 5, (2, 3)) == [200, 300]
 
 
+def test_small_gradients_wait_for_the_end_of_a_stage_s_w():
+    small = LAYER._replace(in_weight=Size(7, 1), products=Size(5))
+    large = LAYER._replace(in_weight=Size(50, 1))
+    assert compose_memory([small] * 4, (1, 3), 2, NEVER, 4).in_weight == (7 + 2, 3 * 5 + 2 + 2)
+    assert compose_memory([small, large], (2,), 2, NEVER, 4).in_weight == (5 + 50 + 2,)
+
+
 def test_recomputed_segments_keep_their_inputs():
     memory = compose_memory([LAYER] * 4, (4,), 2, Checkpointing("segments", 2, False), 4)
     kept, segment = memory.kept(0), 2 * (30 + 20)

@@ -1,0 +1,150 @@
+"""How good were the times that were known before a run, and the choices that follow from them?
+
+::
+
+    a model's configurations     predicted   measured
+    gpipe, 6 microbatches           62.0       63.0     error   -1.6 %
+    1f1b, 6 microbatches            61.0       60.5     error   +0.8 %, chosen: regret = measured / best - 1
+
+Beside the prediction stand the replay, which knows the run's own times, and three baselines that know next to nothing.
+A baseline has one unknown number per model, the time of a unit of its work, which is taken from the other
+configurations of the model:
+
+* the closed bubble: the busiest rank's work over 1 - (K-1)/(M+K-1)
+* FLOPs: the busiest rank's work, a forward 1, a backward 2, a recomputation 1 per layer and microbatch
+* the mean of the other configurations
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.exhibit import kind_of
+from microp.store import records
+
+PREDICTED, REPLAYED = "predicted", "replayed"
+BASELINES = ("closed bubble", "FLOPs", "mean")
+FORECASTS = (REPLAYED, PREDICTED, *BASELINES)
+LEAST_NOISE = 0.02  # two configurations that differ by less are alike, if there is one launch of each
+
+
+def forecasts(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per configuration of one replica: its measured step time and all forecasts of it.
+
+    Returns:
+        `group` (configurations of one model on one device), `kind`, `schedule`, `chunks`, `partition`,
+        `checkpointing`, `launches`, `measured` (ms, the median over the launches), `noise` (half of the
+        launches' range, over the median; NaN for one launch), and a column in ms per forecast.
+    """
+    needed = {"predicted.step_ms", "replayed.step_ms", "step_ms.median"}
+    if not needed <= set(runs.columns):
+        return pd.DataFrame()
+    known = runs[runs["replicas"] == 1].dropna(subset=["step_ms.median", "predicted.step_ms"])
+    rows = [_of_launches(own) for _, own in known.groupby("question", sort=True)]
+    table = pd.DataFrame(rows)
+    if table.empty:
+        return table
+    for name in BASELINES:
+        table[name] = np.nan
+    for _, own in table.groupby("group"):
+        if len(own) > 1:
+            for name, units in (("closed bubble", own["work"] / (1 - own["closed"])), ("FLOPs", own["work"])):
+                table.loc[own.index, name] = [
+                    units[at] * (own["measured"] / units).drop(at).median() for at in own.index
+                ]
+            table.loc[own.index, "mean"] = [own["measured"].drop(at).mean() for at in own.index]
+    return table.drop(columns=["work", "closed"])
+
+
+def _of_launches(launches: pd.DataFrame) -> dict[str, Any]:
+    first = records(launches)[0]
+    times = launches["step_ms.median"]
+    ranks, chunks = first["ranks"], first["chunks"]
+    size = first.get("config.model.dim")
+    return {
+        "group": f"{first['model']}, dim {size}, {kind_of(first['device'])}, {ranks} ranks",
+        "kind": kind_of(first["device"]),
+        "schedule": first["schedule"],
+        "chunks": chunks,
+        "partition": str(first["partition"]),
+        "checkpointing": first["checkpointing"],
+        "launches": len(launches),
+        "measured": float(times.median()),
+        "noise": float((times.max() - times.min()) / 2 / times.median()) if len(times) > 1 else np.nan,
+        PREDICTED: float(launches["predicted.step_ms"].median()),
+        REPLAYED: float(launches["replayed.step_ms"].median()),
+        "work": _busiest(first),
+        "closed": (ranks - 1) / (chunks + ranks - 1),
+    }
+
+
+def _busiest(row: dict[str, Any]) -> float:
+    """Return the work of the rank with the most layers, per row of a batch."""
+    layers = list(row["partition"])
+    ranks = row["ranks"]
+    of_rank = [sum(layers[rank::ranks]) for rank in range(ranks)]  # of looped schedules; a V's ranks are about alike
+    again = 0 if row["checkpointing"] == "never" else 1
+    return float(max(of_rank) * (3 + again) * row["batch_size"])
+
+
+def errors(table: pd.DataFrame, name: str) -> dict[str, float]:
+    """Return the relative errors of a forecast: their median (the bias), and of their size median, p90, p95 and max."""
+    error = (table[name] / table["measured"] - 1).dropna()
+    size = error.abs()
+    if error.empty:
+        return {}
+    return {
+        "n": len(error),
+        "bias": float(error.median()),
+        "median": float(size.median()),
+        "p90": float(size.quantile(0.9)),
+        "p95": float(size.quantile(0.95)),
+        "max": float(size.max()),
+    }
+
+
+def kendall(table: pd.DataFrame, name: str) -> float | None:
+    """Return Kendall's tau of a forecast among configurations of one group that differ by more than their noise."""
+    agree = total = 0
+    for _, own in table.dropna(subset=[name]).groupby("group"):
+        for one, other in combinations(records(own), 2):
+            apart = one["measured"] / other["measured"] - 1
+            if abs(apart) <= max(_noise(one), _noise(other)):
+                continue
+            total += 1
+            agree += np.sign(one[name] - other[name]) * np.sign(apart)
+    return agree / total if total else None
+
+
+def regrets(table: pd.DataFrame, name: str) -> dict[str, float]:
+    """Return group -> how much longer the configuration with the least forecast took than the fastest one."""
+    found = {}
+    for group, own in table.dropna(subset=[name]).groupby("group"):
+        if len(own) > 1:
+            chosen = own["measured"].iloc[int(own[name].argmin())]
+            found[str(group)] = float(chosen / own["measured"].min() - 1)
+    return found
+
+
+def _noise(row: dict[str, Any]) -> float:
+    return LEAST_NOISE if np.isnan(row["noise"]) else float(row["noise"])
+
+
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per kind of computation and forecast: its errors, Kendall's tau and the median regret."""
+    rows = []
+    for kind, own in table.groupby("kind"):
+        for name in FORECASTS:
+            found = errors(own, name)
+            if found:
+                lost = list(regrets(own, name).values())
+                tau = kendall(own, name)
+                rows.append(
+                    {"kind": kind, "forecast": name, **found, "tau": tau, "regret": median(lost) if lost else None}
+                )
+    return pd.DataFrame(rows)
