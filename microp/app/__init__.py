@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from microp.app.job_factory import job_of, make_job
     from microp.app.ordering import run_order
     from microp.app.places import CONF, see_current_folder, sweep_names
+    from microp.app.planning import run_plan, search_words
     from microp.app.points import run_point
     from microp.app.pricing import Price, run_price
     from microp.app.profiling import run_profile
@@ -47,9 +48,11 @@ _MODULES = {
     "read_config": "config",
     "run_app": "hydra_app",
     "run_order": "ordering",
+    "run_plan": "planning",
     "run_point": "points",
     "run_price": "pricing",
     "run_profile": "profiling",
+    "search_words": "planning",
     "see_current_folder": "places",
     "sweep_names": "places",
 }
@@ -71,9 +74,11 @@ __all__ = [
     "read_config",
     "run_app",
     "run_order",
+    "run_plan",
     "run_point",
     "run_price",
     "run_profile",
+    "search_words",
     "see_current_folder",
     "sweep_names",
 ]

@@ -9,12 +9,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from microp.app.partition_factory import layer_memory, memory_cap, prices_of
+from microp.app.prediction import profile_for, profile_problems
 from microp.app.schema import Config
 from microp.job import Job
 from microp.planner import LOOPED, Choice, Priced, Pricer, Subject, advice, fill_text, size_text
 from microp.settings import GIB
+from microp.simulator import LayerMemory
 
 OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|bad_alloc", re.IGNORECASE)
 LESS = 0.75  # of the predicted peak: changes that lower it to this are advised after a run ran out of memory
@@ -48,12 +51,19 @@ def with_advice(config: Config, job: Job, message: str) -> str:
 
 def subject_of(config: Config, rows: float, devices: int) -> Subject:
     """Return what is planned for a configuration; its layers' memory is measured at this number of rows."""
+    profile = None if config.device.is_emulated or profile_problems(config) else profile_for(config)
+
+    def memory(split: bool) -> Sequence[LayerMemory]:
+        if profile is not None:
+            return profile.layer_memory(config.model.kinds, split)
+        return layer_memory(config.model, rows, split)
+
     return Subject(
         layers=config.model.layers,
         devices=devices,
         batch_size=config.batch_size,
         prices=prices_of(config),
-        memory=lambda split: layer_memory(config.model, rows, split),
+        memory=memory,
         batch_bytes=config.model.batch_bytes,
     )
 

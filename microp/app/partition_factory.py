@@ -12,8 +12,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from microp.app.factory import build
+from microp.app.prediction import profile_command, profile_for, profile_problems
 from microp.app.schema import Config
-from microp.planner import NominalPrices, NoRoomError, Prices, Task
+from microp.planner import NominalPrices, NoRoomError, Prices, ProfilePrices, Task
 from microp.schedule import Partition, Schedule, of_sizes, spread, uniform
 from microp.settings import GIB, ModelSettings
 from microp.simulator import LayerMemory
@@ -83,7 +84,7 @@ def choose_partition(config: Config, schedule: Schedule | None) -> Chosen | None
     if not tasks[0].prices.is_known:
         notes.append(
             f"partition={config.partition['name']} {list(partition.sizes)} counts every layer the same, "
-            f"because no times of its layers are known for device={config.device.name}"
+            f"because no times of its layers are known: {profile_command(config)} measures them"
         )
     return Chosen(partition, tuple(notes), by_costs=True)
 
@@ -113,6 +114,10 @@ def task_of(config: Config, schedule: Schedule) -> Task:
 
 def prices_of(config: Config) -> Prices:
     """Return the times of actions that are known for the configuration's device."""
+    if not config.device.is_emulated and not config.model.problems() and not profile_problems(config):
+        profile = profile_for(config)
+        if profile is not None:
+            return ProfilePrices(profile, config.model, config.device, config.comms.backend(config.device.name))
     return NominalPrices(config.device)
 
 

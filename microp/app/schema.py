@@ -179,6 +179,40 @@ class OrderConfig(SimulateConfig):
     search: SearchConfig = MISSING
 
 
+@dataclass
+class SpaceConfig:
+    """What a plan chooses from: lists, of which it tries the product.
+
+    Attributes:
+        schedule: options of group schedule.
+        chunks: numbers of microbatches; null: powers of two.
+        partition: uniform, balanced or both.
+        checkpointing: never, except_last, always, segments=2 and so on.
+        stages_per_rank: of interleaved, breadth_first and zb_interleaved.
+        replicas: into how many pipelines the ranks are divided.
+    """
+
+    schedule: list[str] = MISSING
+    chunks: Annotated[list[int] | None, Range(1, MOST)] = MISSING
+    partition: Annotated[list[str], OneOf("uniform", "balanced")] = MISSING
+    checkpointing: list[str] = MISSING
+    stages_per_rank: Annotated[list[int], Range(1, 1000)] = MISSING
+    replicas: Annotated[list[int], Range(1, 10_000)] = MISSING
+
+
+@dataclass
+class PlanConfig(Config):
+    """A run's configuration and the keys that only a plan needs.
+
+    Attributes:
+        memory_gib: the memory of each rank, in GiB; null: that of the device.
+        search: what is chosen from.
+    """
+
+    memory_gib: Annotated[float | None, Positive(1_000_000, "use for example 16, or null for no limit")] = MISSING
+    search: SpaceConfig = MISSING
+
+
 SCHEMAS: dict[str, type] = {
     "model/mlp": MlpSettings,
     "model/gpt": GptSettings,
@@ -198,4 +232,5 @@ SCHEMAS: dict[str, type] = {
     "simulate": SimulateConfig,
     "profile": ProfileConfig,
     "order": OrderConfig,
+    "plan": PlanConfig,
 }

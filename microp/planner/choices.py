@@ -140,6 +140,11 @@ class Pricer:
         assert priced is not None, "it exists"
         return priced
 
+    def weigh_layers(self) -> None:
+        """Measure the memory of the layers now; raises ValueError if the model is too large for that."""
+        if self.subject.memory is not None:
+            self.subject.memory(False)
+
     def schedule(self, choice: Choice) -> Schedule | None:
         """Return the schedule of a choice, or None if there is none for its numbers."""
         ranks = self.subject.devices // choice.replicas

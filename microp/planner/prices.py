@@ -17,7 +17,9 @@ from typing import Any
 
 from microp.job import Workload
 from microp.planner.cuts import Loads
-from microp.settings import DeviceSettings
+from microp.planner.forecast import stage_costs
+from microp.planner.profile import Profile
+from microp.settings import DeviceSettings, ModelSettings
 from microp.simulator import NO_TIMES, Costs, LayerTimes, costs_of, nominal_costs, slowed
 
 
@@ -132,6 +134,26 @@ class LayerPrices(Prices):
             fixed=tuple(step(self._fixed) / speed for speed in speeds),
             rank_of=ranks,
         )
+
+
+class ProfilePrices(Prices):
+    """The times of a profile, with the ranks' speeds; every rank has a core of its own."""
+
+    is_known = True
+
+    def __init__(self, profile: Profile, model: ModelSettings, device: DeviceSettings, backend: str) -> None:
+        self._profile, self._model, self._device, self._backend = profile, model, device, backend
+        self.source = f"profile {profile.path}" if profile.path else "a profile"
+
+    def costs(self, workload: Workload) -> Costs:
+        costs = stage_costs(self._profile, self._model, workload, self._backend)
+        return slowed(costs, self._device, workload.schedule)
+
+    def loads(self, workload: Workload) -> Loads:
+        rows = sum(workload.rows) / len(workload.rows)
+        known = {kind: self._profile.layer_times(kind, rows, {}) for kind in set(self._model.kinds)}
+        layers, fixed = [known[kind] for kind in self._model.kinds], self._profile.fixed_times(rows)
+        return LayerPrices(self.source, layers, fixed, self._device).loads(workload)
 
 
 def stage_loads(workload: Workload, costs: Costs) -> list[float]:

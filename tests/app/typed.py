@@ -24,6 +24,7 @@ from microp.app.hydra_callbacks import refuse
 from microp.app.hydra_internals import composer, expand
 from microp.app.hydra_loader import current
 from microp.app.hydra_problems import REFUSED
+from microp.app.planning import PlanCallback, search_words
 from microp.app.pricing import PricingCallback
 from microp.app.profiling import ProfileCallback
 from microp.app.sweep import SweepCallback
@@ -54,11 +55,16 @@ class _Price(_Refuses, PricingCallback):
     """A price's checks."""
 
 
+class _Plan(_Refuses, PlanCallback):
+    """A plan's checks."""
+
+
 class _Profile(_Refuses, ProfileCallback):
     """A profile's checks."""
 
 
-PROGRAMS = {"simulate": _Price, "profile": _Profile}  # the first word of a command; without one of them it is a run
+# The first word of a command; without one of them it is a run.
+PROGRAMS = {"simulate": _Price, "profile": _Profile, "plan": _Plan}
 
 
 class Terminal:
@@ -97,6 +103,7 @@ class Terminal:
         program, name = PROGRAMS.get(first, _Run), first if first in PROGRAMS else "config"
         whole = first == "whole"
         words = words[1:] if whole or first in PROGRAMS else words
+        words = search_words(words) if program is _Plan else words
         is_sweep = "-m" in words
         words = [word for word in words if word != "-m"]
         if words[:1] == ["-cn"]:

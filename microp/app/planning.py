@@ -1,0 +1,217 @@
+"""Searches plans for a configuration: the Pareto front of a step's time and of memory, with the command of each plan.
+
+::
+
+    PlanConfig ── prepare ──► Plan: pricer, space, cap ── search ──► table, outputs/plans/<name>.json
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from microp.app.config import plain, read_config
+from microp.app.errors import ConfigError
+from microp.app.hydra_callbacks import PointsCallback, overrides
+from microp.app.memory_advice import subject_of
+from microp.app.partition_factory import memory_cap
+from microp.app.prediction import profile_command, profile_problems
+from microp.app.schema import Config, PlanConfig
+from microp.planner import ORDERS, POLICIES, Found, Priced, Pricer, Space, search, size_text, what_binds
+from microp.settings import GIB, MIB, broken_rules, quoted
+from microp.store import write_text
+from microp.terminal import console, plan_table
+
+SEARCHED = ("schedule", "chunks", "partition", "checkpointing", "replicas", "schedule.stages_per_rank")
+# Keys that the command of a plan does not repeat.
+OWN = ("ranks", "memory_gib", "search", "output_dir", "hydra", "device.memory_gib", "tracking")
+MOST_CHUNKS = 16  # times the ranks: more chunks are not tried by themselves
+MOST = 100_000  # choices
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be searched.
+
+    Attributes:
+        config: the valid configuration.
+        pricer: prices a choice.
+        space: what to choose from.
+        cap: the bytes of memory of each rank; None: no limit.
+    """
+
+    config: PlanConfig
+    pricer: Pricer
+    space: Space
+    cap: float | None
+
+
+def search_words(words: Sequence[str]) -> list[str]:
+    """Return a command's words with what a plan searches as lists: `chunks=4,8` is `search.chunks=[4,8]`."""
+    found = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if equals and key in SEARCHED and value != "null":
+            values = value.removeprefix("[").removesuffix("]").split(",")
+            quotes = "'" if key == "checkpointing" else ""
+            word = f"search.{key.removeprefix('schedule.')}=[{','.join(f'{quotes}{each}{quotes}' for each in values)}]"
+        found.append(word)
+    return found
+
+
+def make_plan(config: PlanConfig) -> Plan:
+    """Return what the configuration asks to be searched.
+
+    Raises:
+        ConfigError: the configuration is wrong; its `problems` lists all problems.
+    """
+    wanted = config.search
+    found = broken_rules(config) + broken_rules(wanted, "search.")
+    found += config.model.problems() + config.device.problems() + profile_problems(config)
+    found += [
+        f"search.schedule={quoted(name)} is not one of {', '.join(ORDERS)}: use one of these"
+        for name in wanted.schedule
+        if name not in ORDERS
+    ]
+    found += [
+        f"search.checkpointing={quoted(each)} is not one of {', '.join(POLICIES)}, segments=2: use one of these"
+        for each in wanted.checkpointing
+        if each not in POLICIES and not re.fullmatch(r"segments=[1-9]\d{0,4}", each)
+    ]
+    found += [f"search.{key}=[] is empty: give at least one value" for key, each in vars(wanted).items() if each == []]
+    found += [
+        f"replicas={each} does not divide ranks={config.ranks}: use a divisor of ranks, which are divided into pipelines"
+        for each in wanted.replicas
+        if each > 0 and config.ranks % each
+    ]
+    if config.device.speed is not None:
+        found.append("device.speed is not for a plan, whose pipelines can have any number of ranks: leave it out")
+    if config.dry_run:
+        found.append("dry_run=true is for a run, and a plan runs nothing: leave it out")
+    if found:
+        raise ConfigError(found)
+    cap = memory_cap(config) if config.memory_gib is None else config.memory_gib * GIB
+    chunks = wanted.chunks or _powers(config)
+    space = Space(
+        wanted.schedule, chunks, wanted.checkpointing, wanted.partition, wanted.stages_per_rank, wanted.replicas
+    )
+    count = sum(1 for _ in space.choices())
+    if count > MOST:
+        raise ConfigError([f"search has {count} choices: use at most {MOST}, with fewer values"])
+    pricer = Pricer(subject_of(config, config.batch_size / config.ranks, config.ranks))
+    try:
+        pricer.weigh_layers()
+    except ValueError as error:
+        raise ConfigError([f"{error}: use profile=FILE"]) from error
+    if not any(pricer.schedule(choice) for choice in space.choices()):
+        raise ConfigError(
+            [
+                f"no choice exists for ranks={config.ranks}, model.layers={config.model.layers} and "
+                f"batch_size={config.batch_size}: use fewer ranks, or more layers or rows"
+            ]
+        )
+    return Plan(config, pricer, space, cap)
+
+
+def _powers(config: PlanConfig) -> list[int]:
+    most = min(config.batch_size, MOST_CHUNKS * config.ranks)
+    return [2**power for power in range(most.bit_length()) if 2**power <= most]
+
+
+def run_plan(config: DictConfig) -> dict[str, Any]:
+    """Search the plans of one point, print them and return them; this is Hydra's task function."""
+    point = read_config(config)
+    assert isinstance(point, PlanConfig)
+    plan = PlanCallback.take(point)
+    with plan_table.progress() as tick:
+        found = search(plan.pricer, plan.space, plan.cap, tick)
+    rows = [_row(plan, each) for each in found.front]
+    name = hashlib.sha256(json.dumps(plain(point), sort_keys=True, default=str).encode()).hexdigest()[:8]
+    path = Path(point.output_dir) / "plans" / f"plan-k{point.ranks}-b{point.batch_size}-{name}.json"
+    about = {"candidates": found.candidates, "simulated": found.simulated, "too_large": found.too_large}
+    result = {"times": plan.pricer.subject.prices.source, "memory_gib": plan.cap and plan.cap / GIB, **about}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps({**result, "plans": rows}, indent=2) + "\n")
+    unit = "ms" if plan.pricer.subject.prices.is_known else "units"
+    plan_table.show(rows, unit, _heading(plan, found))
+    for note in _notes(plan, found):
+        console.note(note)
+    print(f"plans {path}", flush=True)
+    return {**result, "plans": rows}
+
+
+def _row(plan: Plan, priced: Priced) -> dict[str, Any]:
+    """Return a plan as plain values."""
+    choice = priced.choice
+    return {
+        "step": priced.step,
+        "peak_memory_mib": [peak / MIB for peak in priced.peaks],
+        "schedule": choice.schedule,
+        "chunks": choice.chunks,
+        "stages_per_rank": choice.stages_per_rank or None,
+        "checkpointing": choice.checkpointing,
+        "partition": choice.partition,
+        "sizes": list(priced.sizes),
+        "replicas": choice.replicas,
+        "binds": what_binds(plan.pricer, priced, plan.cap),
+        "command": _command(plan, priced),
+    }
+
+
+def _command(plan: Plan, priced: Priced) -> str:
+    """Return the command that runs a plan."""
+    kept = [word for word in overrides() if not any(re.match(rf"\+*{own}(\.|=|$)", word) for own in OWN)]
+    words = [f"ranks={plan.config.ranks // priced.choice.replicas}", *priced.choice.words()]
+    if priced.choice.partition == "balanced":
+        words += ["partition=sizes", f"partition.sizes=[{','.join(map(str, priced.sizes))}]"]
+    return " ".join(["microp", *kept, *words])
+
+
+def _heading(plan: Plan, found: Found) -> str:
+    limit = "no limit of memory" if plan.cap is None else f"{size_text(plan.cap)} for each rank"
+    return (
+        f"{found.candidates:,} candidates, {found.too_large:,} need too much memory, {found.simulated:,} simulated; "
+        f"{limit}; times: {plan.pricer.subject.prices.source}"
+    )
+
+
+def _notes(plan: Plan, found: Found) -> list[str]:
+    """Return what the reader of a plan should know."""
+    notes = []
+    prices, cap = plan.pricer.subject.prices, plan.cap
+    if not prices.is_known:
+        notes.append(f"every layer counts the same: {profile_command(plan.config)} measures their times")
+    elif plan.config.device.is_emulated and "row" not in getattr(plan.config.device, "per", []):
+        notes.append("the nominal times are per microbatch, whatever its rows: device.per=[layer,row] counts them")
+    if any(each.choice.replicas > 1 for each in found.front) and getattr(plan.config.device, "reduce_ms", None) is None:
+        notes.append("the sums of the gradients over the replicas take no time here: they are not known")
+    if cap is not None and not found.front and found.over:
+        least = found.over[0]
+        words = " ".join(least.choice.words())
+        notes.append(
+            f"nothing fits into {size_text(cap)}: {words} needs least, {size_text(least.peak)}, "
+            f"{size_text(least.peak - cap)} more; use more ranks, a smaller batch_size or a smaller model"
+        )
+    elif cap is not None and found.over and found.over[-1].step < found.front[0].step:
+        faster = found.over[-1]
+        notes.append(
+            f"memory binds: {' '.join(faster.choice.words())} would take {faster.step:.4g}, "
+            f"{100 * (1 - faster.step / found.front[0].step):.1f} % less, with {size_text(faster.peak)}"
+        )
+    return notes
+
+
+class PlanCallback(PointsCallback):
+    """Checks all points before the first is searched."""
+
+    @classmethod
+    def prepare(cls, config: Config) -> Plan:
+        assert isinstance(config, PlanConfig)
+        return make_plan(config)

@@ -1,0 +1,56 @@
+"""Prints the plans that a search found: a table, and the command that runs each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from microp.terminal.columns import Column, paragraph
+from microp.terminal.columns import show as show_columns
+from microp.terminal.console import err, out
+
+ABOUT = (
+    "step: simulated time of the pipeline's actions. MiB: predicted peak of the fullest rank. layers: of each stage. "
+    "binds: what keeps a plan from being faster. No plan is both faster and smaller than another one."
+)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[float], None]]:
+    """Show a bar, and give the function that is told the share that is done."""
+    columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("searching plans", total=1.0)
+        yield lambda share: bar.update(task, completed=share)
+
+
+def show(plans: Sequence[Mapping[str, Any]], unit: str, heading: str) -> None:
+    """Print plans, the fastest first, and their commands."""
+    paragraph(out, heading, style="")
+    if not plans:
+        return
+    several = any(plan["replicas"] > 1 for plan in plans)
+    columns = [
+        Column("", [str(number) for number in range(1, len(plans) + 1)], "right", 100),
+        Column(f"step {unit}", [f"{plan['step']:.4g}" for plan in plans], "right", 90),
+        Column("MiB", [f"{max(plan['peak_memory_mib'], default=0):.4g}" for plan in plans], "right", 90),
+        Column("schedule", [plan["schedule"] for plan in plans], importance=80),
+        Column("chunks", [str(plan["chunks"]) for plan in plans], "right", 80),
+        Column("checkpointing", [plan["checkpointing"] for plan in plans], importance=70),
+        *([Column("replicas", [str(plan["replicas"]) for plan in plans], "right", 70)] if several else []),
+        Column("layers", [_sizes(plan["sizes"]) for plan in plans], importance=40, shortest=12),
+        Column("binds", [plan["binds"] for plan in plans], importance=60),
+    ]
+    shown = show_columns(out, columns, "outputs/plans")
+    paragraph(out, ABOUT if shown else "")
+    out.print()
+    for number, plan in enumerate(plans, start=1):
+        out.print(f"{number}  {plan['command']}", soft_wrap=True, markup=False)
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    """Return the sizes of stages: `4 each`, or one after the other."""
+    return f"{sizes[0]} each" if len(set(sizes)) == 1 else " ".join(map(str, sizes))
