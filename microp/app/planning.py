@@ -87,7 +87,7 @@ def make_plan(config: PlanConfig) -> Plan:
     ]
     found += [f"search.{key}=[] is empty: give at least one value" for key, each in vars(wanted).items() if each == []]
     found += [
-        f"replicas={each} does not divide ranks={config.ranks}: use a divisor of ranks, which are divided into pipelines"
+        f"replicas={each} does not divide ranks={config.ranks}: use a divisor of ranks, which form the pipelines"
         for each in wanted.replicas
         if each > 0 and config.ranks % each
     ]
