@@ -53,6 +53,7 @@ from microp.terminal import Board, console
 ALWAYS = Checkpointing("always", 1, False)
 MOST_CHUNKS = 6  # numbers of microbatches: 1, 2, 4, ... 32
 BUSY = 0.25  # the spread of a profile that should not be used
+ROUNDS = 3  # a machine's speed drifts: every case is run at several times
 ALONE_SHARE, GLOO_SHARE = 0.1, 0.15  # of the time
 
 
@@ -112,7 +113,7 @@ def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
     rest = 1 - (ALONE_SHARE if plan.alone else 0) - GLOO_SHARE * len(plan.transports)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        with _progress(board, job.model.name, number, folder):
+        with _progress(board, job.model.name, number * ROUNDS, folder):
             together = _run(plan.together, seconds * rest, folder / "together")
             alone = _run(plan.alone, seconds * ALONE_SHARE, folder / "alone") if plan.alone else []
             others = {name: _run(cases, seconds * GLOO_SHARE, folder / name) for name, cases in plan.transports.items()}
@@ -162,20 +163,22 @@ def _run(cases: Sequence[Job], seconds: float, folder: Path) -> list[Case]:
     folder.mkdir()
     ranks = range(len(cases[0].schedule.ranks))
     try:
-        weights = launch_ranks(cases[0], folder, 5, partial(record_cases, cases, seconds))
+        weights = launch_ranks(cases[0], folder, 5, partial(record_cases, cases, ROUNDS, seconds))
     except RankError as error:
         raise Stop(f"the profile's ranks failed: {error}") from error
     found = []
     for number, job in enumerate(cases):
-        files = [np.load(folder / f"case{number}.rank{rank}.npz") for rank in ranks]
+        files = [
+            [np.load(folder / f"case{number}.round{turn}.rank{rank}.npz") for turn in range(ROUNDS)] for rank in ranks
+        ]
         found.append(
             Case(
                 schedule=job.schedule,
                 sizes=job.partition.sizes,
                 rows=job.batch_size / job.schedule.chunks,
                 checkpointing=job.checkpointing,
-                times=[file["times"] for file in files],
-                steps=[file["steps"] for file in files],
+                times=[np.concatenate([file["times"] for file in own]) for own in files],
+                steps=[np.concatenate([file["steps"] for file in own]) for own in files],
                 weights=[weights[rank][number] for rank in ranks],
                 boundary=float(np.prod(job.model.boundary(1))) * job.model.weight_bytes * job.mean_rows,
             )
@@ -192,7 +195,7 @@ def _progress(board: Board, name: str, number: int, folder: Path) -> Iterator[No
 
     def count() -> None:
         while not ended.wait(0.5):
-            rows.write_text("\n" * len(list(folder.glob("*/case*.rank0.npz"))))
+            rows.write_text("\n" * len(list(folder.glob("*/case*.*.rank0.npz"))))
 
     thread = threading.Thread(target=count, daemon=True)
     thread.start()
