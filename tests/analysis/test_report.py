@@ -153,7 +153,8 @@ def test_the_page_begins_with_what_there_is(outputs, made):
 
 
 def test_a_disturbance_is_explained_once():
-    rows = [{"step_ms": {"p10": 1, "median": 2, "p90": 3}, "overruns": n, "ranks": 1, "replicas": 1} for n in (0, 4)]
+    row = {"status": "finished", "step_ms": {"p10": 1, "median": 2, "p90": 3}, "ranks": 1, "replicas": 1}
+    rows = [{**row, "overruns": overruns} for overruns in (0, 4)]
     said = _disturbed([{**row, "env": {}} for row in rows])
     assert said.startswith("The timing of 2 runs was disturbed. Spread, in 2 runs: from p10 ")
     assert "Overruns, in 1 run: actions that took longer" in said
