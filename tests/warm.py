@@ -15,12 +15,14 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import json
+import multiprocessing
 import multiprocessing.forkserver as forkserver
 import os
 import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -150,10 +152,17 @@ def _start_ranks_from_here() -> None:
             os._exit(code)
 
     before, forkserver.util.spawnv_passfds = forkserver.util.spawnv_passfds, forked
-    try:
-        forkserver.ensure_running()
-    finally:
-        forkserver.util.spawnv_passfds = before
+    config, server = multiprocessing.current_process()._config, forkserver._forkserver
+    with tempfile.TemporaryDirectory() as folder:  # through descriptors, as microp's own: a socket's path is short
+        config["tempdir"] = f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_CLOEXEC)}"
+        try:
+            forkserver.ensure_running()
+            server._forkserver_address = (
+                f"/proc/self/fd/{os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)}"
+            )
+        finally:
+            forkserver.util.spawnv_passfds = before
+            config["tempdir"] = None
 
 
 if __name__ == "__main__":
