@@ -37,7 +37,7 @@ def test_a_single_run_is_told_who_runs_it(tmp_path):
     with hold(run):
         done = microp("chunks=2", *WORDS, folder=tmp_path)
     assert done.returncode == 1
-    [line] = done.stderr.splitlines()
+    [line] = [each for each in done.stderr.splitlines() if each.startswith("error: ")]
     assert line.startswith(f"error: {run.name} is being run by process {os.getpid()} on ")
     assert line.endswith(f"wait until it has ended, or stop it (it holds outputs/runs/{run.name}/lock)")
     assert list(run.iterdir()) == []  # nothing was started
