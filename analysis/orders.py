@@ -31,6 +31,7 @@ CASES = [  # ranks, chunks, stages per rank, cap in pairs per rank
     (3, 6, 2, 5),
     (4, 8, 2, 8),
 ]
+FARTHEST = 30  # percent; what is farther above the bound is drawn there, with its number
 KINDS = {"named": "best named schedule", "found": "searched", "solver": "CP-SAT"}
 
 
@@ -86,7 +87,11 @@ def draw(table: pd.DataFrame) -> Any:
     names = [f"K={row.K} M={row.M} v={row.v} cap={row.cap}" for row in table.itertuples()]
     for marker, (kind, label) in zip("osx", KINDS.items(), strict=True):
         if kind in table:
-            axis.plot(100 * (table[kind] / table["bound"] - 1), names, marker, label=label, fillstyle="none")
+            above = 100 * (table[kind] / table["bound"] - 1)
+            axis.plot(above.clip(upper=FARTHEST), names, marker, label=label, fillstyle="none")
+            for name, value in zip(names, above, strict=True):
+                if value > FARTHEST:
+                    axis.annotate(f"{value:.0f} % ", (FARTHEST, name), ha="right", va="center")
     axis.invert_yaxis()
     plot.titled(axis, x="makespan over the best own lower bound, %", y="")
     plot.legend(figure)
