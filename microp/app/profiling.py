@@ -5,6 +5,10 @@
     together   ranks that all compute: 7 orders and partitions x up to 6 numbers of microbatches ─┐
     alone      one rank with all layers                                                            ├─ fit ─► Profile
     gloo       some of them over the other transport                                              ─┘
+
+A slow model is measured with fewer cases, in fewer rounds, so that the time that was asked for is kept. What is left
+out first are the largest numbers of microbatches, then unequal and looped partitions. The cases that show every op at
+two numbers of microbatches are always run, with at least 2 steps each (one of them counts).
 """
 
 from __future__ import annotations
@@ -58,15 +62,17 @@ ALONE_SHARE, GLOO_SHARE = 0.1, 0.15  # of the time
 
 
 class Plan(NamedTuple):
-    """The cases of a profile.
+    """The cases of a profile, the most important ones first.
 
     Attributes:
         together: ranks that all compute.
+        needed: how many of these show every op at two numbers of microbatches.
         alone: one rank.
         transports: the other transports, with their cases.
     """
 
     together: list[Job]
+    needed: int
     alone: list[Job]
     transports: dict[str, list[Job]]
 
@@ -76,27 +82,32 @@ def make_plan(job: Job) -> Plan:
     layers, batch = job.model.layers, job.batch_size
     ranks = min(os.cpu_count() or 1, layers, 8)
     counts = [2**power for power in range(MOST_CHUNKS) if 2**power <= batch]
+    even, heavy = partition.uniform(layers, ranks), partition.skewed(layers, ranks, (1 + 1 / ranks) / 2, 0)
 
     def case(schedule: Schedule, cut: Partition, checkpointing: Checkpointing = NEVER, **others: Any) -> Job:
         return replace(job, schedule=schedule, partition=cut, checkpointing=checkpointing, **others)
 
-    even, heavy = partition.uniform(layers, ranks), partition.skewed(layers, ranks, (1 + 1 / ranks) / 2, 0)
-    together = []
-    for chunks in reversed(counts):
-        together += [case(gpipe(ranks, chunks), even), case(one_f_one_b(ranks, chunks), even)]
-        together.append(case(zb_h1(ranks, chunks), even))
-        if layers >= 2 * ranks > 2:
-            together.append(case(breadth_first(ranks, chunks, 2), partition.uniform(layers, 2 * ranks)))
-        if ranks > 1:
-            together += [case(one_f_one_b(ranks, chunks), heavy), case(zb_h1(ranks, chunks), heavy)]
-        together.append(case(one_f_one_b(ranks, chunks), even, ALWAYS))
+    def every_op(chunks: int) -> list[Job]:
+        checkpointed = case(one_f_one_b(ranks, chunks), even, ALWAYS)
+        return [case(gpipe(ranks, chunks), even), case(zb_h1(ranks, chunks), even), checkpointed]
+
+    def others(chunks: int) -> list[Job]:
+        unequal = [case(build(ranks, chunks), heavy) for build in (one_f_one_b, zb_h1)] if ranks > 1 else []
+        looped = [case(breadth_first(ranks, chunks, 2), partition.uniform(layers, 2 * ranks))]
+        return [*unequal, case(one_f_one_b(ranks, chunks), even), *(looped if layers >= 2 * ranks > 2 else [])]
+
     some = counts[1::2] or counts
+    first = (counts[1::2] + counts[::2])[:2]  # 2 and 8 microbatches
+    needed = [job for chunks in first for job in every_op(chunks)]
+    together = [*needed, *(job for chunks in first for job in others(chunks))]
+    for chunks in counts:
+        together += [*every_op(chunks), *others(chunks)] if chunks not in first else []
     whole = partition.uniform(layers, 1)
     alone = [case(gpipe(1, chunks), whole) for chunks in some] if ranks > 1 else []
-    others = {}
+    transports = {}
     if job.backend == "shm" and ranks > 1:
-        others["gloo"] = [case(one_f_one_b(ranks, chunks), even, backend="gloo") for chunks in some]
-    return Plan(together, alone, others)
+        transports["gloo"] = [case(one_f_one_b(ranks, chunks), even, backend="gloo") for chunks in some]
+    return Plan(together, len(needed), alone, transports)
 
 
 def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
@@ -104,7 +115,7 @@ def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
 
     Args:
         job: gives the model, the device, the transport and the batch.
-        seconds: about how long the cases take together.
+        seconds: how long the cases may take together; of a slow model fewer are run.
         board: shows the progress.
     """
     plan = make_plan(job)
@@ -114,9 +125,11 @@ def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         with _progress(board, job.model.name, number * ROUNDS, folder):
-            together = _run(plan.together, seconds * rest, folder / "together")
-            alone = _run(plan.alone, seconds * ALONE_SHARE, folder / "alone") if plan.alone else []
-            others = {name: _run(cases, seconds * GLOO_SHARE, folder / name) for name, cases in plan.transports.items()}
+            together = _run(plan.together, plan.needed, seconds * rest, folder / "together")
+            alone = _run(plan.alone, 1, seconds * ALONE_SHARE, folder / "alone") if plan.alone else []
+            others = {
+                name: _run(cases, 1, seconds * GLOO_SHARE, folder / name) for name, cases in plan.transports.items()
+            }
     samples = _samples(together, kinds)
     fitted = fit_times(samples, _samples(alone, kinds), kinds)
     between_all = [between(case) for case in together]
@@ -156,20 +169,20 @@ def _samples(cases: Sequence[Case], kinds: Sequence[int]) -> list[Sample]:
     return [sample for case in cases for sample in samples_of(case, kinds)]
 
 
-def _run(cases: Sequence[Job], seconds: float, folder: Path) -> list[Case]:
-    """Run cases in one launch; return them with their times."""
+def _run(cases: Sequence[Job], needed: int, seconds: float, folder: Path) -> list[Case]:
+    """Run cases in one launch, as many as fit but at least `needed`; return them with their times."""
     from microp.worker import RankError, launch_ranks, record_cases
 
     folder.mkdir()
     ranks = range(len(cases[0].schedule.ranks))
     try:
-        weights = launch_ranks(cases[0], folder, 5, partial(record_cases, cases, ROUNDS, seconds))
+        weights = launch_ranks(cases[0], folder, 5, partial(record_cases, cases, needed, ROUNDS, seconds))
     except RankError as error:
         raise Stop(f"the profile's ranks failed: {error}") from error
     found = []
-    for number, job in enumerate(cases):
+    for number, job in enumerate(cases[: len(weights[0])]):
         files = [
-            [np.load(folder / f"case{number}.round{turn}.rank{rank}.npz") for turn in range(ROUNDS)] for rank in ranks
+            [np.load(path) for path in sorted(folder.glob(f"case{number}.round*.rank{rank}.npz"))] for rank in ranks
         ]
         found.append(
             Case(

@@ -149,7 +149,7 @@ class ProfileConfig(Config):
     """A run's configuration and the key that only a profile needs.
 
     Attributes:
-        seconds: about how long to measure a model.
+        seconds: how long to measure a model.
     """
 
     seconds: Annotated[float, Positive(3600, "use for example 60")] = MISSING

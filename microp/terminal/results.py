@@ -176,6 +176,7 @@ _ENGINES, _SYNCS = partial(_time, "engines", "pipeline_ms"), partial(_time, "syn
 _RESULTS = (
     Result("step ms", 90, _time("step_ms", "median"), _about_step),
     Result("p10 - p90", 40, _spread, MEANINGS["p10 - p90"]),
+    Result("predicted ms", 45, _time("predicted", "step_ms"), "predicted ms: of a step, known before the run."),
     Result("disturbed", 85, _reasons),
     Result("torch / microp", 79, _ratio("engines", "ratio", "torch/microp"), _TURNS),
     Result("microp ms", 78, _ENGINES("microp", "median"), _about_engines),

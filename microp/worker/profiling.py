@@ -21,21 +21,27 @@ import torch
 
 from microp.comms import Comms
 from microp.job import Job
+from microp.worker.profile_budget import Budget
 from microp.worker.trainer import Trainer
-
-WARMUP = 2  # steps of a round before those that count
-FEWEST, MOST = 2, 50  # steps of a round that count
 
 
 def record_cases(
-    cases: Sequence[Job], rounds: int, seconds: float, _job: Job, comms: Comms, local_rank: int, folder: Path
+    cases: Sequence[Job],
+    needed: int,
+    rounds: int,
+    seconds: float,
+    _job: Job,
+    comms: Comms,
+    local_rank: int,
+    folder: Path,
 ) -> list[int]:
-    """Run every case on this rank, and write its times into `folder`.
+    """Run cases on this rank, as many as fit into the time, and write their times into `folder`.
 
     Args:
-        cases: jobs for the ranks of this launch.
-        rounds: how often every case is run.
-        seconds: the time that all cases should take; at least `FEWEST` steps of each are run in a round.
+        cases: jobs for the ranks of this launch, the most important ones first.
+        needed: how many of them are run even if that takes longer.
+        rounds: how often every case should be run.
+        seconds: the time for all of them, see `Budget`.
         comms: this rank's transport.
         local_rank: the rank's index on its host.
         folder: the folder that gets `case<n>.round<i>.rank<r>.npz`: `times`, one row per step with the wait's start,
@@ -43,22 +49,22 @@ def record_cases(
             that of the sum over the replicas, and that of the optimizer; in nanoseconds.
 
     Returns:
-        the bytes of this rank's weights in every case.
+        the bytes of this rank's weights in every case that was run.
     """
     gc.collect()
     gc.disable()
-    ends = time.monotonic() + seconds
-    turns = [(turn, number) for turn in range(rounds) for number in range(len(cases))]
+    budget = Budget(len(cases), needed, rounds, seconds)
+    began = time.monotonic()
     weights = {}
-    for done, (turn, number) in enumerate(turns):
+    for turn, number in budget.turns():
+        case_began = time.monotonic()
         trainer = Trainer(cases[number], comms, local_rank)
-        warm = [_step(trainer, step)[1] for step in range(WARMUP)]
-        share = max(0.0, ends - time.monotonic()) / (len(turns) - done)  # of the time that is left
-        slow = torch.tensor([float(warm[-1][-1] - warm[-1][0]) / 1e9, -share])
-        comms.all_reduce(slow, "max")
-        took, share = slow[0].item(), -slow[1].item()
-        count = int(min(MOST, max(FEWEST, share / max(1e-6, took))))
-        taken = [_step(trainer, WARMUP + step) for step in range(count)]
+        [took] = _slowest(comms, _seconds(_step(trainer, 0)))
+        warmup = 1 + budget.warmup(took)
+        warm = [_seconds(_step(trainer, step)) for step in range(1, warmup)]
+        now = time.monotonic()
+        elapsed, before, took = _slowest(comms, now - began, now - case_began, *(warm[-1:] or [took]))
+        taken = [_step(trainer, warmup + step) for step in range(budget.steps(elapsed, before, took))]
         np.savez(
             folder / f"case{number}.round{turn}.rank{comms.rank}.npz",
             times=np.array([times for times, _ in taken]),
@@ -69,7 +75,17 @@ def record_cases(
         gc.collect()
     gc.enable()
     comms.barrier()
-    return [weights[number] for number in range(len(cases))]
+    return [weights[number] for number in range(len(weights))]
+
+
+def _slowest(comms: Comms, *seconds: float) -> list[float]:
+    """Return the largest of each of these times over the ranks."""
+    return [float(value) for value in comms.all_reduce(torch.tensor(seconds), "max")]
+
+
+def _seconds(step: tuple[np.ndarray, list[int]]) -> float:
+    _, moments = step
+    return float(moments[-1] - moments[0]) / 1e9
 
 
 def _step(trainer: Trainer, number: int) -> tuple[np.ndarray, list[int]]:
