@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any
 
@@ -126,12 +127,18 @@ def _powers(config: PlanConfig) -> list[int]:
 
 
 def run_plan(config: DictConfig) -> dict[str, Any]:
-    """Search the plans of one point, print them and return them; this is Hydra's task function."""
+    """Search the plans of one point, print them and return them; this is Hydra's task function.
+
+    Raises:
+        ConfigError: nothing fits into the memory; by how much, and what would.
+    """
     point = read_config(config)
     assert isinstance(point, PlanConfig)
     plan = PlanCallback.take(point)
     with plan_table.progress() as tick:
         found = search(plan.pricer, plan.space, plan.cap, tick)
+    if plan.cap is not None and not found.front:
+        raise ConfigError([_too_little(plan, found, plan.cap)])
     rows = [_row(plan, each) for each in found.front]
     name = hashlib.sha256(json.dumps(plain(point), sort_keys=True, default=str).encode()).hexdigest()[:8]
     path = Path(point.output_dir) / "plans" / f"plan-k{point.ranks}-b{point.batch_size}-{name}.json"
@@ -192,20 +199,31 @@ def _notes(plan: Plan, found: Found) -> list[str]:
         notes.append("the nominal times are per microbatch, whatever its rows: device.per=[layer,row] counts them")
     if any(each.choice.replicas > 1 for each in found.front) and getattr(plan.config.device, "reduce_ms", None) is None:
         notes.append("the sums of the gradients over the replicas take no time here: they are not known")
-    if cap is not None and not found.front and found.over:
-        least = found.over[0]
-        words = " ".join(least.choice.words())
-        notes.append(
-            f"nothing fits into {size_text(cap)}: {words} needs least, {size_text(least.peak)}, "
-            f"{size_text(least.peak - cap)} more; use more ranks, a smaller batch_size or a smaller model"
-        )
-    elif cap is not None and found.over and found.over[-1].step < found.front[0].step:
+    if cap is not None and found.over and found.over[-1].step < found.front[0].step:
         faster = found.over[-1]
         notes.append(
             f"memory binds: {' '.join(faster.choice.words())} would take {faster.step:.4g}, "
             f"{100 * (1 - faster.step / found.front[0].step):.1f} % less, with {size_text(faster.peak)}"
         )
     return notes
+
+
+def _too_little(plan: Plan, found: Found, cap: float) -> str:
+    """Return by how much even the smallest plan needs more memory than there is, and what would fit."""
+    least = found.over[0]
+    words = " ".join(least.choice.words())
+    key = "device.memory_gib" if plan.config.memory_gib is None else "memory_gib"
+    return (
+        f"{key}={cap / GIB:g} is too little for each of {found.candidates:,} plans: {words} needs least, "
+        f"{size_text(least.peak)}, {size_text(least.peak - cap)} more: use {key}={_rounded_up(least.peak / GIB):g}, more "
+        "ranks, a smaller batch_size or a smaller model"
+    )
+
+
+def _rounded_up(number: float) -> float:
+    """Return a number not below `number` with three digits."""
+    digit: float = 10.0 ** (floor(log10(number)) - 2)
+    return ceil(number / digit) * digit
 
 
 class PlanCallback(PointsCallback):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 from user import microp, read
@@ -30,9 +31,11 @@ def test_a_plan_says_what_to_run(tmp_path):
     assert run.returncode == 0, run.stderr
 
 
-def test_where_nothing_fits_it_says_by_how_much(tmp_path):
-    done = microp(*WORDS, *SMALL, "ranks=2", "memory_gib=0.00001", folder=tmp_path, program="microp.plan")
-    assert done.returncode == 0, done.stderr
-    said = " ".join(done.stderr.split())
-    assert "nothing fits into" in said
-    assert "more; use more ranks" in said
+def test_where_nothing_fits_it_says_by_how_much_and_what_would(tmp_path):
+    words = [*WORDS, *SMALL, "ranks=2"]
+    done = microp(*words, "memory_gib=0.00001", folder=tmp_path, program="microp.plan")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: memory_gib=1e-05 is too little for each of ")
+    assert not (tmp_path / "outputs").exists()
+    enough = re.search(r"more: use (memory_gib=\S+), more ranks", done.stderr).group(1)
+    assert microp(*words, enough, folder=tmp_path, program="microp.plan").returncode == 0
