@@ -215,8 +215,8 @@ def _too_little(plan: Plan, found: Found, cap: float) -> str:
     key = "device.memory_gib" if plan.config.memory_gib is None else "memory_gib"
     return (
         f"{key}={cap / GIB:g} is too little for each of {found.candidates:,} plans: {words} needs least, "
-        f"{size_text(least.peak)}, {size_text(least.peak - cap)} more: use {key}={_rounded_up(least.peak / GIB):g}, more "
-        "ranks, a smaller batch_size or a smaller model"
+        f"{size_text(least.peak)}, {size_text(least.peak - cap)} more: use {key}={_rounded_up(least.peak / GIB):g}, "
+        "more ranks, a smaller batch_size or a smaller model"
     )
 
 
