@@ -22,7 +22,7 @@ from microp.app.hydra_callbacks import Point, PointsCallback, refuse, speaks
 from microp.app.hydra_internals import Composed
 from microp.app.knobs import NOTHING_LEFT, Knobs
 from microp.app.points import Planned, equal_points
-from microp.app.prediction import predict
+from microp.app.prediction import predicted_seconds
 from microp.job import Job
 from microp.store import owner_of, run_seconds
 from microp.terminal import TO_RUN, DryPoint, console, show_dry_points
@@ -96,14 +96,7 @@ def _dry_point(point: Point, known: Mapping[str, Sequence[float]], resumes: bool
     if resumes and Planned(*point).finished(0.0):
         return DryPoint(point.overrides, "done", job.run_id)
     took = known.get(job.question_id)
-    seconds = median(took) if took else _predicted_seconds(point)
+    seconds = median(took) if took else predicted_seconds(point.config, job)
     owner = owner_of(run)
     state = f"run by {owner}" if owner else TO_RUN
     return DryPoint(point.overrides, state, job.run_id, len(list(job.phases())), seconds)
-
-
-def _predicted_seconds(point: Point) -> float | None:
-    """Return the predicted time of a point's steps; None if it is not known."""
-    job: Job = point.made
-    step_ms = predict(point.config, job).step_ms
-    return None if step_ms is None else step_ms / 1e3 * len(list(job.phases()))

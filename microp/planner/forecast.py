@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from microp.job import Workload
@@ -100,19 +100,33 @@ def forecast(profile: Profile, model: ModelSettings, workload: Workload, backend
     costs = stage_costs(profile, model, workload, backend)
     spans = simulate_on_cores(workload.schedule, costs, speed_of(profile, rows))
     layers = profile.layer_memory(model.kinds, bool(workload.schedule.split))
-    before, after = profile.edges
-    fixed, per_mib = profile.optimizer
-    weights = weight_bytes(layers, workload.layers)
-    ended = []
-    for rank, end in last_ends(spans).items():
-        held = sum(weights[stage] for stage in workload.schedule.stages_of(rank))
-        ended.append(end + fixed + per_mib * held / MIB)
     return Forecast(
-        step_ms=before + max(ended) + after,
+        step_ms=whole_step_ms(profile, workload, layers, last_ends(spans)),
         bubble=float(bubble_fraction(spans)),
         peak_memory_mib=peak_memory_mib(workload, layers, spans, batch),
         source=profile.path,
     )
+
+
+def whole_step_ms(
+    profile: Profile, workload: Workload, layers: Sequence[LayerMemory], ends: Mapping[int, float]
+) -> float:
+    """Return the time of a step with its optimizer and what the engine does before and after its actions.
+
+    Args:
+        profile: of the model.
+        workload: what is run.
+        layers: the memory of every layer.
+        ends: rank -> the end of its actions, and of its sums over the replicas.
+    """
+    before, after = profile.edges
+    fixed, per_mib = profile.optimizer
+    weights = weight_bytes(layers, workload.layers)
+    ended = []
+    for rank, end in ends.items():
+        held = sum(weights[stage] for stage in workload.schedule.stages_of(rank))
+        ended.append(end + fixed + per_mib * held / MIB)
+    return before + max(ended) + after
 
 
 def last_ends(spans: Spans) -> dict[int, float]:

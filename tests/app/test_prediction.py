@@ -5,9 +5,14 @@ from __future__ import annotations
 import time
 
 import pytest
+from profiled import profile
 from user import microp, read
 
-from microp.store import read_rows
+from microp.app.config import compose_config, read_config
+from microp.app.job_factory import make_job
+from microp.app.prediction import machine_of, predict, predicted_seconds
+from microp.planner import Profile
+from microp.store import read_rows, write_profile
 
 MODEL = ["model.layers=4", "model.dim=16", "batch_size=4"]
 
@@ -46,3 +51,46 @@ def test_a_run_is_predicted_before_its_ranks_start(profiled):
     assert (attempt / "predicted.json").stat().st_mtime < first_step
     assert "predicted ms: of a step, known before the run." in done.stdout
     assert f"predicted {predicted['step_ms']:.4g}" in done.stdout
+
+
+def predicted(folder, *typed: str):
+    config = read_config(compose_config(*typed, f"output_dir={folder}"))
+    return predict(config, make_job(config)), predicted_seconds(config, make_job(config))
+
+
+def written(folder, *typed: str) -> Profile:
+    """A made-up profile of the model that was typed, on this machine."""
+    config = read_config(compose_config(*typed))
+    made = profile(config.model, machine_of("cpu", config.device.threads))
+    write_profile(folder / "profiles", made)
+    return made
+
+
+def test_without_a_profile_only_the_memory_is_predicted(tmp_path):
+    found, seconds = predicted(tmp_path, *MODEL, "schedule=gpipe")
+    assert (found.step_ms, found.bubble, found.source, seconds) == (None, None, "no profile", None)
+    fewer, _ = predicted(tmp_path, *MODEL, "schedule=1f1b")
+    assert 0 < fewer.peak_memory_mib[1] < found.peak_memory_mib[1]  # the last rank holds one microbatch, not four
+    emulated, _ = predicted(tmp_path, *MODEL, "schedule=1f1b", "device=emulated")
+    assert fewer.peak_memory_mib == emulated.peak_memory_mib
+    torch, _ = predicted(tmp_path, *MODEL, "engine=torch")
+    assert torch.peak_memory_mib is None
+
+
+def test_an_emulated_step_has_this_machine_s_optimizer_and_engine(tmp_path):
+    typed = [*MODEL, "device=emulated", "device.forward_ms=5", "device.backward_ms=10", "chunks=2", "steps=10"]
+    alone, seconds = predicted(tmp_path, *typed)
+    assert alone.step_ms == 45  # (M + K - 1)(F + B)
+    assert seconds == pytest.approx(0.045 * (10 + 5 + 1))  # 5 steps of warm-up, 1 for memory
+    made = written(tmp_path, *MODEL)
+    whole, _ = predicted(tmp_path, *typed)
+    overheads = 3 * made.transports["shm"].overhead  # between the actions of the last rank, and before rank 0's last B
+    weights = 2 * made.optimizer[1]  # of the 2 layers of a rank, 1 MiB each
+    assert whole.step_ms == pytest.approx(45 + overheads + sum(made.edges) + made.optimizer[0] + weights, abs=1e-6)
+    assert whole.peak_memory_mib == alone.peak_memory_mib
+
+
+def test_sums_over_replicas_end_an_emulated_step(tmp_path):
+    typed = [*MODEL, "device=emulated", "device.forward_ms=5", "device.backward_ms=10", "chunks=2", "replicas=2"]
+    assert predicted(tmp_path, *typed)[0].step_ms is None
+    assert predicted(tmp_path, *typed, "device.reduce_ms=7")[0].step_ms == 52
