@@ -83,7 +83,7 @@ class Planned(NamedTuple):
 
         If trained weights are asked for, only an attempt that has left them counts.
         """
-        return _finished(self.run, since, final=self.config.snapshot.final)
+        return finished(self.run, since, final=self.config.snapshot.final)
 
     def record(self) -> dict[str, Any]:
         """Return what a plan has to hold so that `planned` returns this point in any process."""
