@@ -239,7 +239,7 @@ def _failed(reason: str) -> float:
     return float("nan")
 
 
-def _finished(run: Path, since: float, *, final: bool) -> Path | None:
+def finished(run: Path, since: float, *, final: bool = False) -> Path | None:
     for attempt in reversed(attempts(run)):
         try:
             status = read_status(attempt)
