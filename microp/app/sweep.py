@@ -25,7 +25,7 @@ from microp.app.hydra_internals import Composed
 from microp.app.job_factory import make_job
 from microp.app.next_commands import print_next_commands
 from microp.app.points import SKIPPED, Planned, board, equal_points, experiment_of, planned
-from microp.app.prediction import lacks_profile
+from microp.app.prediction import lacks_profile, predicted_seconds
 from microp.app.resume import about_resumed, nothing_to_resume
 from microp.app.schema import Config
 from microp.job import Job
@@ -43,6 +43,7 @@ from microp.store import (
 from microp.terminal import Row, console, read_row, show_runs, step_drawing, write_csv
 
 DIVERGED_CODE = 3  # exit code: points diverged, and all others finished
+PREDICTED = 100  # points of a sweep of which the time is predicted: a prediction takes some hundredths of a second
 _open: list[SweepCallback] = []  # the sweep that has been planned and has not ended
 
 
@@ -141,7 +142,8 @@ class SweepCallback(PointsCallback):
         self._since = 0.0 if is_sweep(config) and not config.again else self._began
         waiting = [point for name, point in self._points.items() if not self._finished(name)]
         if speaks():
-            board.open([len(list(point.job.phases())) for point in waiting])
+            known = [predicted_seconds(point.config, point.job) for point in waiting[:PREDICTED] if len(waiting) > 1]
+            board.open([len(list(point.job.phases())) for point in waiting], known)
             texts = [text for point in waiting for text in config_checks.warnings(point.config, point.job)]
             for warning in dict.fromkeys(texts):
                 console.warn(warning)
