@@ -240,6 +240,13 @@ def _failed(reason: str) -> float:
 
 
 def finished(run: Path, since: float, *, final: bool = False) -> Path | None:
+    """Return a run's last finished attempt that was started after `since` (seconds since 1970), or None.
+
+    Args:
+        run: the folder of the attempts.
+        since: when it was started at the earliest.
+        final: whether it must have left its trained weights.
+    """
     for attempt in reversed(attempts(run)):
         try:
             status = read_status(attempt)
