@@ -15,30 +15,16 @@ large model is measured with fewer rows.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from microp.device.meters import MemoryMeter
 from microp.job import Workload
 from microp.model import SMALL, Batch, Model, Stage, build_model
 from microp.settings import BYTES, NEVER, ModelSettings
-from microp.simulator import STATE, LayerMemory, Size, StageMemory, compose_memory, weight_bytes
+from microp.simulator import STATE, LayerBytes, LayerMemory, Size, StageMemory, compose_memory, weight_bytes
 
 LARGEST = 200_000_000  # weights; a larger model is not built for a measurement
 WORK = 1_000_000_000  # multiplications per microbatch; a larger microbatch is measured with fewer rows
-
-
-class _Measured(NamedTuple):
-    """The memory of one microbatch on one layer, in bytes: the sizes of the module's picture."""
-
-    activation: float
-    boundary: float
-    shared: float
-    pending: float
-    in_backward: float
-    in_weight: float
-    products: float
 
 
 def probe_stages(settings: ModelSettings, workload: Workload) -> tuple[StageMemory, list[int]]:
@@ -103,7 +89,7 @@ class _Probe:
         slopes = [(low, (high - low) / (more - fewer)) for low, high in pairs]
         return LayerMemory(self._weights, *(Size(low - slope * fewer, slope) for low, slope in slopes))
 
-    def _send(self, rows: int) -> _Measured:
+    def _send(self, rows: int) -> LayerBytes:
         """Run two microbatches of `rows` rows and return the memory of the second, which adds to existing gradients."""
         split = (0, 1) if self._split else ()
         subject = Stage([self._layer], self._loss, NEVER, 2, split)
@@ -129,7 +115,7 @@ class _Probe:
         self._restore(subject.layers)
         boundary = 0 if self._first else self._input_bytes(rows)
         products = min(in_weight, self._small) if split else 0
-        return _Measured(activation, boundary, shared, pending if split else 0, in_backward, in_weight, products)
+        return LayerBytes(activation, boundary, shared, pending if split else 0, in_backward, in_weight, products)
 
     def _input_bytes(self, rows: int) -> int:
         return torch.Size(self._settings.boundary(rows)).numel() * self._dtype.itemsize

@@ -22,7 +22,7 @@ from microp.simulator.calibration import (
     schedule_of,
 )
 from microp.simulator.costs import PER_STAGE, Costs, for_stages
-from microp.simulator.layer_memory import STATE, LayerMemory, Size, compose_memory, weight_bytes
+from microp.simulator.layer_memory import STATE, LayerBytes, LayerMemory, Size, compose_memory, weight_bytes
 from microp.simulator.layer_times import NO_TIMES, LayerTimes, costs_of
 from microp.simulator.link_model import LINK_MODELS, Asynchronous, LinkModel
 from microp.simulator.memory import StageMemory, activation_peak
@@ -37,6 +37,7 @@ __all__ = [
     "STATE",
     "Asynchronous",
     "Costs",
+    "LayerBytes",
     "LayerMemory",
     "LayerTimes",
     "LinkModel",

@@ -59,8 +59,8 @@ class LayerMemory(NamedTuple):
     products: Size = Size()
 
 
-class _Bytes(NamedTuple):
-    """A `LayerMemory` at a number of rows."""
+class LayerBytes(NamedTuple):
+    """A `LayerMemory` at a number of rows, without the weights."""
 
     activation: float
     boundary: float
@@ -84,7 +84,7 @@ def compose_memory(
         chunks: the number of microbatches.
     """
     assert sum(sizes) == len(layers)
-    at_rows = [_Bytes(*(size.at(rows) for size in layer[1:])) for layer in layers]
+    at_rows = [LayerBytes(*(size.at(rows) for size in layer[1:])) for layer in layers]
     ends = list(accumulate(sizes))
     stages = [at_rows[end - size : end] for end, size in zip(ends, sizes, strict=True)]
     segments = [min(checkpointing.segments, size) for size in sizes]
@@ -114,22 +114,22 @@ def weight_bytes(layers: Sequence[LayerMemory], sizes: Sequence[int]) -> list[in
     return [sum(layer.weights for layer in layers[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
 
 
-def _cut(layers: Sequence[_Bytes], segments: int) -> list[Sequence[_Bytes]]:
+def _cut(layers: Sequence[LayerBytes], segments: int) -> list[Sequence[LayerBytes]]:
     sizes = spread(len(layers), segments)
     return [layers[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
 
 
-def _activation(layers: Sequence[_Bytes]) -> float:
+def _activation(layers: Sequence[LayerBytes]) -> float:
     """Return the bytes that the forward of consecutive layers keeps; what two layers keep counts once."""
     return sum(layer.activation for layer in layers) - sum(layer.shared for layer in layers[:-1])
 
 
-def _in_weight(layers: Sequence[_Bytes]) -> float:
+def _in_weight(layers: Sequence[LayerBytes]) -> float:
     """Return the bytes needed during the W of consecutive layers, in addition to what their B kept."""
     return sum(layer.products for layer in layers) + max(layer.in_weight - layer.products for layer in layers)
 
 
-def _peak(layers: Sequence[_Bytes]) -> float:
+def _peak(layers: Sequence[LayerBytes]) -> float:
     """Return the bytes needed during the backward of consecutive layers, in addition to what their forward kept."""
     peak = freed = incoming = 0.0
     for index in reversed(range(len(layers))):
@@ -141,7 +141,7 @@ def _peak(layers: Sequence[_Bytes]) -> float:
     return peak
 
 
-def _peak_recomputed(segments: Sequence[Sequence[_Bytes]]) -> float:
+def _peak_recomputed(segments: Sequence[Sequence[LayerBytes]]) -> float:
     """Return the bytes needed during the backward of recomputed segments, in addition to their inputs."""
     peak = freed = incoming = 0.0
     for segment in reversed(segments):
