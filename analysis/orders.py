@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--solver", type=float, default=20, help="seconds of CP-SAT in each case; 0: none (default: 20)"
     )
-    parser.add_argument("--cases", type=int, default=len(CASES), help="the first so many cases (default: all)")
+    parser.add_argument("--cases", type=int, default=len(CASES), help="number of cases, from the first (default: all)")
     parser.add_argument("--report", type=Path, default=Path("outputs/report"), help="folder (default: outputs/report)")
     options = parser.parse_args(arguments)
     try:

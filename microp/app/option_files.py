@@ -81,7 +81,7 @@ class OptionFiles(ConfigRepository):
 
 
 def check_aliases(file: Path) -> None:
-    """Raise YAMLError if the aliases of a file stand for so many values that reading them would fill the memory."""
+    """Raise YAMLError if a file's aliases stand for too many values: reading them would fill the memory."""
     text = file.read_bytes()
     if b"*" not in text or b"&" not in text:
         return

@@ -105,7 +105,7 @@ class Subject:
         batch_size: the rows of a batch.
         prices: the times of actions.
         memory: returns the memory of each layer, for a backward that is divided or not; None: memory does not count.
-        batch_bytes: returns the bytes of the text of so many rows.
+        batch_bytes: a number of rows -> the bytes of their text.
     """
 
     layers: int

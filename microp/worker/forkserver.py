@@ -34,7 +34,7 @@ def start_forkserver(ranks: int) -> None:
         ranks: the number of processes that are to be started from it.
 
     Raises:
-        WriteError: there is no room for the semaphores that so many ranks share, or they cannot be made.
+        WriteError: there is no room for the semaphores that the ranks share, or they cannot be made.
         OSError: there is no temporary folder, or there are too few file descriptors.
     """
     remove_leftovers()
@@ -78,7 +78,7 @@ def _remove_name(server: Any) -> None:
 
 
 def _check_semaphores(count: int) -> None:
-    """Raise WriteError unless so many semaphores can be made at once, as the launcher shares with its ranks."""
+    """Raise WriteError unless `count` semaphores can exist at once: the launcher shares that many with its ranks."""
     made: list[Any] = []
     try:
         with named_semaphores():

@@ -120,7 +120,7 @@ class Snapshots:
         }
 
     def _size(self, states: int) -> int:
-        """Return about how many bytes this rank writes, with so many tensors per weight."""
+        """Return about how many bytes this rank writes if it saves `states` tensors per weight."""
         weights = (tensor for layer in self._trainer.layers.values() for tensor in layer.state_dict().values())
         return states * sum(int(tensor.nbytes) for tensor in weights)
 
