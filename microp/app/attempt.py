@@ -39,7 +39,7 @@ from microp.app.memory_advice import with_advice
 from microp.app.prediction import predict
 from microp.app.schema import Config
 from microp.job import Job
-from microp.settings import processor, redact_words
+from microp.settings import processor, redact_words, size_text
 from microp.store import (
     DIVERGED,
     RUNNING,
@@ -55,7 +55,6 @@ from microp.store import (
     new_attempt,
     read_errors,
     room_needed,
-    size_text,
     snapshots,
     summarise,
     take_agent,

@@ -15,8 +15,8 @@ from microp.app.partition_factory import layer_memory, memory_cap, prices_of
 from microp.app.prediction import profile_for, profile_problems
 from microp.app.schema import Config
 from microp.job import Job
-from microp.planner import LOOPED, Choice, Priced, Pricer, Subject, advice, fill_text, size_text
-from microp.settings import GIB
+from microp.planner import LOOPED, Choice, Priced, Pricer, Subject, advice, fill_text
+from microp.settings import GIB, size_text
 from microp.simulator import LayerMemory
 
 OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|bad_alloc", re.IGNORECASE)

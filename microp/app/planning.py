@@ -25,8 +25,8 @@ from microp.app.memory_advice import subject_of
 from microp.app.partition_factory import memory_cap
 from microp.app.prediction import profile_command, profile_problems
 from microp.app.schema import Config, PlanConfig
-from microp.planner import ORDERS, POLICIES, Found, Priced, Pricer, Space, search, size_text, what_binds
-from microp.settings import GIB, MIB, broken_rules, quoted
+from microp.planner import ORDERS, POLICIES, Found, Priced, Pricer, Space, search, what_binds
+from microp.settings import GIB, MIB, broken_rules, quoted, size_text
 from microp.store import write_text
 from microp.terminal import console, plan_table
 

@@ -10,7 +10,7 @@
             └ advice ─────► what fits into a rank's memory instead
 """
 
-from microp.planner.advice import advice, fill_text, size_text
+from microp.planner.advice import advice, fill_text
 from microp.planner.balance import NoRoomError, Task, balanced
 from microp.planner.choices import LOOPED, ORDERS, PARTITIONS, POLICIES, Choice, Priced, Pricer, Subject, shortest
 from microp.planner.cuts import Cut, Loads, Room, cut
@@ -71,7 +71,6 @@ __all__ = [
     "samples_of",
     "search",
     "shortest",
-    "size_text",
     "stage_costs",
     "what_binds",
     "whole_step_ms",

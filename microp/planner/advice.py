@@ -12,16 +12,11 @@ from collections.abc import Iterator, Sequence
 
 from microp.planner.choices import LOOPED, ORDERS, V_SHAPED, Choice, Priced, Pricer
 from microp.planner.held import Part
-from microp.settings import GIB
+from microp.settings import size_text
 
 MOST = 3  # changes that are named
 NOTICEABLE = 0.95  # of the memory: a change that leaves more is none
 SMALL_PART = 0.03  # of a rank's memory: a smaller part is not named
-
-
-def size_text(size: float) -> str:
-    """Return a number of bytes in GiB, or in MiB if it is small."""
-    return f"{size / GIB:.3g} GiB" if size >= GIB / 10 else f"{size * 1024 / GIB:.3g} MiB"
 
 
 def fill_text(parts: Sequence[Part]) -> str:

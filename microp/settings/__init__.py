@@ -15,22 +15,22 @@ from microp.settings.data import DataSettings, SyntheticSettings, TextSettings
 from microp.settings.device import DeviceSettings, EmulatedSettings
 from microp.settings.engine import EngineSettings
 from microp.settings.launch import LaunchSettings, is_joined, too_few_descriptors
-from microp.settings.machine import GIB, memory_bytes, processor
+from microp.settings.machine import memory_bytes, processor
 from microp.settings.model import BYTES, GptSettings, MlpSettings, ModelSettings
 from microp.settings.recomputation import NEVER, Checkpointing
 from microp.settings.redaction import redact_values, redact_words
 from microp.settings.rules import Line, Name, OneOf, Positive, Range, Rule, broken_rules, quoted
 from microp.settings.run_options import RunOptions, read_run_options
+from microp.settings.sizes import GIB, KIB, MIB, size_text
 from microp.settings.snapshot import NO_SNAPSHOTS, SnapshotSettings
 from microp.settings.sync import BucketSettings, SyncSettings
 from microp.settings.tracking import NEEDS_KEY, TrackingSettings, not_writable
 from microp.settings.wandb_server import has_key, out_of_reach, server
 
-MIB = 2**20  # bytes
-
 __all__ = [
     "BYTES",
     "GIB",
+    "KIB",
     "MIB",
     "NEEDS_KEY",
     "NEVER",
@@ -71,5 +71,6 @@ __all__ = [
     "redact_values",
     "redact_words",
     "server",
+    "size_text",
     "too_few_descriptors",
 ]

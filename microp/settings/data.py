@@ -11,8 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
-from microp.settings.machine import GIB, memory_bytes
+from microp.settings.machine import memory_bytes
 from microp.settings.rules import PATH, Line, Name, broken_rules, quoted
+from microp.settings.sizes import GIB
 
 MOST_FILES = 100_000
 _GIVE = "give a file or a folder, or leave the key out"

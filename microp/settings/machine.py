@@ -7,7 +7,6 @@ import platform
 from functools import cache
 from pathlib import Path
 
-GIB = 2**30  # bytes
 _LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
 
 

@@ -13,7 +13,7 @@ from microp.store.comparison import Comparison, Verdict, compare, launch_times
 from microp.store.damage import check_attempt, checksums
 from microp.store.disturbance import DISTURBANCES, Disturbance, disturbances, load_average
 from microp.store.durations import run_seconds
-from microp.store.files import Reserve, WriteError, full_disk, in_a_line, in_words, size_text, unwritable, write_text
+from microp.store.files import Reserve, WriteError, full_disk, in_a_line, in_words, unwritable, write_text
 from microp.store.frames import (
     Store,
     finished_runs,
@@ -182,7 +182,6 @@ __all__ = [
     "select",
     "shown",
     "size_of",
-    "size_text",
     "spans_frame",
     "spelling",
     "split_outside_brackets",

@@ -15,10 +15,11 @@ import resource
 from contextlib import suppress
 from pathlib import Path
 
+from microp.settings import KIB, size_text
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
-_SCALE = 1024
-_SMALL = 16 * _SCALE  # bytes: an error with its traceback, a status
+_SMALL = 16 * KIB  # bytes: an error with its traceback, a status
 AGAIN = "the same command then goes on"
 OTHER_FOLDER = "or choose another output_dir"
 _UNEXPECTED = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
@@ -90,15 +91,6 @@ def full_disk(folder: Path) -> WriteError | None:
     if room.f_bavail * room.f_frsize >= _SMALL:
         return None
     return unwritable(folder / "a file", OSError(errno.ENOSPC, ""), _SMALL)
-
-
-def size_text(nbytes: float) -> str:
-    """Return a number of bytes as text: `300 B`, `1.5 MiB`."""
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < _SCALE:
-            return f"{nbytes:.{0 if unit == 'B' else 1}f} {unit}"
-        nbytes /= _SCALE
-    return f"{nbytes:.1f} GiB"
 
 
 def write_text(path: Path, text: str) -> None:

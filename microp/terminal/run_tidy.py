@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from microp.settings import size_text
 from microp.store import Belongings, archive, attempts, belongings, is_running, remove
 from microp.terminal import columns
 from microp.terminal.columns import Column
@@ -77,7 +78,7 @@ def _show(doomed: list[Belongings]) -> None:
             "attempts", [", ".join(each.attempt.name.removeprefix("attempt-") for each in own) for own in runs.values()]
         ),
         Column("W&B runs", [str(sum(len(each.wandb) for each in own)) for own in runs.values()]),
-        Column("size", [_size(sum(each.size for each in own)) for own in runs.values()]),
+        Column("size", [size_text(sum(each.size for each in own)) for own in runs.values()]),
     ]
     columns.show(out, table, "the run's folder")
 
@@ -86,16 +87,8 @@ def _counted(doomed: list[Belongings]) -> str:
     runs = len({each.attempt.parent for each in doomed})
     counts = Counter(attempts=len(doomed)) + Counter({"W&B runs": sum(len(each.wandb) for each in doomed)})
     parts = [f"{count} {name.removesuffix('s') if count == 1 else name}" for name, count in counts.items()]
-    size = _size(sum(each.size for each in doomed))
+    size = size_text(sum(each.size for each in doomed))
     return f"{runs} run{'' if runs == 1 else 's'} ({', '.join([*parts, size])})"
-
-
-def _size(number: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.3g} {unit}" if unit != "B" else f"{number} B"
-        number /= 1024
-    return f"{number:.3g} GiB"
 
 
 def _act(doomed: list[Belongings], file: Path | None) -> int:

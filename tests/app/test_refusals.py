@@ -309,7 +309,7 @@ def test_too_little_room_for_all_semaphores_is_named(disk):
     """There is room for six, and two ranks share nine with the launcher."""
     code, _, errors = said(disk, 5)
     assert code == 1
-    needed = "error: no room in /dev/shm for /dev/shm/a semaphore (36.0 KiB needed, 0 B free): free some, "
+    needed = "error: no room in /dev/shm for /dev/shm/a semaphore (36 KiB needed, 0 B free): free some, "
     assert errors[-1] == f"{needed}or use comms=threads; the same command then goes on"
     assert not [line for line in errors if "Traceback" in line]
 

@@ -19,6 +19,7 @@ from microp.settings import (
     SyncSettings,
     TextSettings,
     TrackingSettings,
+    size_text,
 )
 
 EMULATED = EmulatedSettings("emulated", 1, 5.0, 10.0, None, None, 0.0, None, [])
@@ -140,3 +141,19 @@ def test_system_metrics_need_a_run_that_is_followed(wandb_environment):
 def test_the_settings_of_an_older_run_are_read():
     old = TrackingSettings.recorded({"mode": "offline", "project": "microp", "entity": None, "tags": []})
     assert (old.dir, old.follow, old.system_metrics) == (None, None, False)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (100_000, "97.7 KiB"),
+        (2**20 - 1, "1024 KiB"),
+        (1.5 * 2**20, "1.5 MiB"),
+        (3 * 2**40, "3072 GiB"),
+    ],
+)
+def test_a_size_has_three_digits_and_its_unit(nbytes, text):
+    assert size_text(nbytes) == text

@@ -52,7 +52,7 @@ def test_a_full_disk_keeps_whole_rows_and_no_drafts_and_still_takes_the_error(tm
     assert done.returncode == 0, done.stderr
     full, whole, complete, draft, old, error, left = done.stdout.splitlines()
     disk = (tmp_path / "disk").resolve()
-    assert full.startswith(f"no room in {disk} for disk/steps.rank0.jsonl (1.0 KiB needed, 0 B free): free some, ")
+    assert full.startswith(f"no room in {disk} for disk/steps.rank0.jsonl (1.02 KiB needed, 0 B free): free some, ")
     assert (whole, complete) == ("True True", "True")
     assert draft.startswith(f"no room in {disk} for disk/old (97.7 KiB needed, ")
     assert old == "as it was"
