@@ -13,7 +13,6 @@ a module are drawn as by `python -m analysis.sweep`.
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from rich.console import Console
 from rich.progress import track
 
 from analysis import answers, page, sweep
-from analysis.command import ANY_RUN, OUTPUTS, command_parser, nothing, print_missing, print_unreadable, save
+from analysis.command import ANY_RUN, OUTPUTS, command_parser, nothing, print_missing, print_unreadable, run, save
 from analysis.overview import overview, without_result
 from analysis.page import Report, Section
 from microp.store import RecordError, Store
@@ -98,4 +97,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -14,7 +14,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from analysis.command import absent, command_parser
+from analysis.command import absent, command_parser, run
 from microp.store import (
     RecordError,
     attempts,
@@ -124,4 +124,4 @@ WAITS = (
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)
