@@ -46,9 +46,9 @@ def _replayed(runs: pd.DataFrame) -> list[Exhibit]:
     summary = "; ".join(_summary(kind, own) for kind, own in table.groupby("kind"))
     several = table["run_id"].nunique() > 1
     text = (
-        f"{'Left: m' if several else 'M'}akespan of a step, simulated with the run's own median action and hop times, "
-        "against the median measured one. "
-        + ("Right: cumulative share of runs by the error of the simulated makespan. " if several else "")
+        f"{'Left: m' if several else 'M'}akespan of a step, replayed (simulated with the run's own median action and "
+        "hop times), against the median measured one. "
+        + ("Right: cumulative share of runs by the error of the replayed makespan. " if several else "")
         + ("Noise: a launch's distance from the median of the other launches. " if table["noise"].notna().any() else "")
         + f"{summary}."
     )
@@ -174,10 +174,10 @@ def _draw(table: pd.DataFrame) -> Any:
     figure, axes = plot.panels(1 + (len(table) > 1), 3.0)
     named = looks.looks(sorted(table["kind"].unique()))
     _makespans(axes[0], table, named)
-    keys = [looks.thin("simulated = measured")]
+    keys = [looks.thin("replayed = measured")]
     if len(axes) > 1:
         _errors(axes[1], table, named)
-        keys = [looks.line("error", "-"), looks.thin("left: simulated = measured; right: 1 % and 5 %")]
+        keys = [looks.line("error", "-"), looks.thin("left: replayed = measured; right: 1 % and 5 %")]
     if len(axes) > 1 and table["noise"].notna().any():
         keys.insert(1, looks.line("noise between launches", NOISE))
     plot.legend(figure, keys)
@@ -185,13 +185,13 @@ def _draw(table: pd.DataFrame) -> Any:
 
 
 def _makespans(axis: Axes, table: pd.DataFrame, named: dict[Any, looks.Look]) -> None:
-    """Draw the simulated over the measured makespan of each run."""
+    """Draw the replayed over the measured makespan of each run."""
     for kind, look in named.items():
         own = table[table["kind"] == kind]
         hollow: dict[str, Any] = {"markerfacecolor": "none", "markersize": 4, "markeredgewidth": 0.8}
         axis.plot(own["measured_ms"], own["replayed_ms"], look.marker, color=look.colour, label=kind, **hollow)
     times = [*table["measured_ms"], *table["replayed_ms"]]
-    plot.titled(axis, x="measured makespan, ms", y="simulated makespan, ms", own=True)
+    plot.titled(axis, x="measured makespan, ms", y="replayed makespan, ms", own=True)
     for scale in (axis.xaxis, axis.yaxis):
         scales.logarithmic(scale, times)
     axis.plot(axis.get_xlim(), axis.get_xlim(), zorder=1, **looks.THIN)
