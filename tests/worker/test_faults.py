@@ -124,7 +124,7 @@ def test_a_rank_that_was_asked_to_end_is_named(tmp_path):
 
 
 def test_a_rank_that_fails_before_it_has_a_log_prints_nothing(tmp_path, capfd):
-    with pytest.raises(RankError, match="rank 0 ended with exit code 1: ValueError: the entry cannot be read"):
+    with pytest.raises(RankError, match="rank [01] ended with exit code 1: ValueError: the entry cannot be read"):
         launch_ranks(small_job(), tmp_path, SHUTDOWN_S, Unreadable())
     assert capfd.readouterr() == ("", "")
 
