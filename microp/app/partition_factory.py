@@ -17,9 +17,7 @@ from microp.app.schema import Config
 from microp.planner import NominalPrices, NoRoomError, Prices, ProfilePrices, Task
 from microp.schedule import Partition, Schedule, of_sizes, spread, uniform
 from microp.settings import GIB, ModelSettings
-from microp.simulator import LayerMemory
-
-MOST_ROWS = 1024  # of a measurement: memory is a linear function of the rows
+from microp.simulator import MOST_ROWS, LayerMemory
 
 
 class Chosen(NamedTuple):

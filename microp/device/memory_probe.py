@@ -21,7 +21,16 @@ from microp.device.meters import MemoryMeter
 from microp.job import Workload
 from microp.model import SMALL, Batch, Model, Stage, build_model
 from microp.settings import BYTES, NEVER, ModelSettings
-from microp.simulator import STATE, LayerBytes, LayerMemory, Size, StageMemory, compose_memory, weight_bytes
+from microp.simulator import (
+    MOST_ROWS,
+    STATE,
+    LayerBytes,
+    LayerMemory,
+    Size,
+    StageMemory,
+    compose_memory,
+    weight_bytes,
+)
 
 LARGEST = 200_000_000  # weights; a larger model is not built for a measurement
 WORK = 1_000_000_000  # multiplications per microbatch; a larger microbatch is measured with fewer rows
@@ -83,7 +92,7 @@ class _Probe:
 
     def measure(self, rows: float) -> LayerMemory:
         """Return the layer's memory, linear between two numbers of rows, the larger of them `rows` if it is small."""
-        more = max(2, min(round(rows), WORK // max(1, self._work)))
+        more = max(2, min(round(rows), MOST_ROWS, WORK // max(1, self._work)))
         fewer = more // 2
         pairs = zip(self._send(fewer), self._send(more), strict=True)
         slopes = [(low, (high - low) / (more - fewer)) for low, high in pairs]
