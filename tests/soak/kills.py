@@ -19,13 +19,14 @@ from pathlib import Path
 
 from microp.store import attempts, read_rows
 from tests.soak.long_runs import SMALL, last_line, new_folder, start, started_since, still_there, unfinished
-from tests.soak.machine import Machine, Result
+from tests.soak.machine import Machine, Result, wait_until
 
 ROWS = "outputs/runs/*/attempt-*/steps.rank0.jsonl"
 KILLS = 10  # times --times
 LONGEST_S = 3.0  # the longest time from a start, or from a new attempt's first row, to the kill
 BEGINS_S = 120  # how long a busy machine may take from the start to a row
-ENDS_S = 600  # how long the last command may take
+ENDS_S = 600  # how long a command may take after the last kill, and a second more per point
+COMMANDS = 3  # as many are typed after the last kill
 
 
 def run(machine: Machine, times: int) -> Iterator[Result]:
@@ -61,9 +62,8 @@ def run(machine: Machine, times: int) -> Iterator[Result]:
 
 def wait_for_rows(folder: Path, program: subprocess.Popen[bytes]) -> None:
     """Wait until the command has written the first row of another attempt, or has ended."""
-    known, end = len(list(folder.glob(ROWS))), time.monotonic() + BEGINS_S
-    while program.poll() is None and time.monotonic() < end and len(list(folder.glob(ROWS))) == known:
-        time.sleep(0.02)
+    known = len(list(folder.glob(ROWS)))
+    wait_until(lambda: program.poll() is not None or len(list(folder.glob(ROWS))) > known, BEGINS_S)
 
 
 def kill_one(pid: int) -> None:
@@ -74,12 +74,16 @@ def kill_one(pid: int) -> None:
 def finish(machine: Machine, folder: Path, words, program, known: Collection[int], before, points: int) -> Result:
     """Let the command end, type it again as long as points have failed, and see what is left."""
     result, problems = Result(f"{points} points after it", "", "auto"), []
-    end = time.monotonic() + ENDS_S + points
-    while (code := program.wait(max(1.0, end - time.monotonic()))) != 0 and time.monotonic() < end:
-        if code != 1:
-            problems.append(f"exit code {code}: {last_line(folder)}")
+    code = 1
+    for command in range(COMMANDS):
+        if command:
+            program = start(folder, words)
+        if not wait_until(lambda at=program: at.poll() is not None, ENDS_S + points):
+            program.kill()
+        if (code := program.wait()) != 1:
             break
-        program = start(folder, words)
+    if code:
+        problems.append(f"exit code {code}: {last_line(folder)}")
     problems += unfinished(folder, points) + unreadable(folder) + still_there(machine, known)
     result.add(problems + machine.left_since(before, alive=False))
     result.notes = f"{len(list(folder.glob('outputs/runs/*/attempt-*')))} attempts"

@@ -15,7 +15,7 @@ from user import ROOT
 
 from microp.store import read_rows
 from tests.soak import look
-from tests.soak.machine import Machine, Result, Usage, grown, usage
+from tests.soak.machine import Machine, Result, Usage, grown, usage, wait_until
 
 STEPS = 100  # times --times
 POINTS = 5  # times --times
@@ -125,10 +125,8 @@ def last_line(folder: Path) -> str:
 
 def still_there(machine: Machine, known: Collection[int], seconds: float = 30) -> list[str]:
     """The processes that a command has left; `known` are those that were there before it."""
-    end = time.monotonic() + seconds
-    while (found := started_since(machine, known)) and time.monotonic() < end:
-        time.sleep(0.05)
-    return [f"still runs: {command[:100]}" for command in found.values()]
+    wait_until(lambda: not started_since(machine, known), seconds)
+    return [f"still runs: {command[:100]}" for command in started_since(machine, known).values()]
 
 
 def started_since(machine: Machine, known: Collection[int]) -> dict[int, str]:

@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from microp.comms.processes import is_alive
 MARK = "MICROP_SOAK"
 OF_A_LIVE_PROCESS = ("pymp-",)  # a folder of multiprocessing, which it removes when the process ends
 ENDS_S = 3.0
+POLL_S = 0.05
 MORE_MIB = 8.0  # what the memory of a process may grow between the early and the last look
 OF_A_USER = "torchinductor_"  # torch's cache, one folder per user
 
@@ -120,10 +121,14 @@ class Machine(NamedTuple):
 
     def left_since(self, before: Left, alive: bool = True) -> list[str]:
         """What is left that was not there before, after the time that threads and finalizers take to end."""
-        end = time.monotonic() + ENDS_S
-        while (problems := self.left(alive).problems(before)) and time.monotonic() < end:
+        problems: list[str] = []
+
+        def is_clean() -> bool:
             gc.collect()
-            time.sleep(0.1)
+            problems[:] = self.left(alive).problems(before)
+            return not problems
+
+        wait_until(is_clean, ENDS_S)
         return problems
 
     def _shared(self) -> frozenset[str]:
@@ -164,6 +169,18 @@ class Machine(NamedTuple):
         while (left := [pid for pid in left if is_alive(pid)]) and time.monotonic() - began < seconds:
             time.sleep(0.02)
         return left, time.monotonic() - began
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float) -> bool:
+    """Wait at most so long until it is so, and say whether it is.
+
+    The polls are counted, because this process and all others may be stopped for minutes, as by the terminal's Ctrl-Z.
+    """
+    for _ in range(round(seconds / POLL_S)):
+        if is_so():
+            return True
+        time.sleep(POLL_S)
+    return is_so()
 
 
 class Usage(NamedTuple):
