@@ -64,10 +64,11 @@ def forecasts(runs: pd.DataFrame) -> pd.DataFrame:
 def _of_launches(launches: pd.DataFrame) -> dict[str, Any]:
     first = records(launches)[0]
     times = launches["step_ms.median"]
-    ranks, chunks = first["ranks"], first["chunks"]
+    ranks, chunks = int(first["ranks"]), int(first["chunks"])  # a column is of floats if a run has no end
     size = first.get("config.model.dim")
+    model = first["model"] if size is None or np.isnan(size) else f"{first['model']}, dim {size:g}"
     return {
-        "group": f"{first['model']}, dim {size}, {kind_of(first['device'])}, {ranks} ranks",
+        "group": f"{model}, {kind_of(first['device'])}, {ranks} ranks",
         "kind": kind_of(first["device"]),
         "schedule": first["schedule"],
         "chunks": chunks,
@@ -86,7 +87,7 @@ def _of_launches(launches: pd.DataFrame) -> dict[str, Any]:
 def _busiest(row: dict[str, Any]) -> float:
     """Return the work of the rank with the most layers, per row of a batch."""
     layers = list(row["partition"])
-    ranks = row["ranks"]
+    ranks = int(row["ranks"])
     of_rank = [sum(layers[rank::ranks]) for rank in range(ranks)]  # of looped schedules; a V's ranks are about alike
     again = 0 if row["checkpointing"] == "never" else 1
     return float(max(of_rank) * (3 + again) * row["batch_size"])

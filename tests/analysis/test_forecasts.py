@@ -65,3 +65,9 @@ def test_what_was_not_predicted_is_left_out():
     assert forecasts(pd.DataFrame({"run_id": ["a"]})).empty
     assert forecasts(runs(("gpipe", 4, 1, 2), replicas=2)).empty
     assert forecasts(runs(("gpipe", 4, None, 2))).empty
+
+
+def test_a_run_without_an_end_changes_nothing():
+    finished = runs(("gpipe", 4, 110, 100), ("1f1b", 4, 90, 100))
+    killed = pd.DataFrame([{"question": "gpipe-8", "schedule": "gpipe", "model": "mlp", "device": "cpu"}])
+    assert forecasts(pd.concat([finished, killed])).equals(forecasts(finished))
