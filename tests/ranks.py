@@ -173,11 +173,14 @@ def raise_in_action(job: Job, comms: Comms, _local_rank: int, attempt: Path) -> 
     run_rank(job, comms, comms.rank, attempt)
 
 
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "end": signal.SIGTERM, "interrupt": signal.SIGINT}
+
+
 class Fault(NamedTuple):
     """What happens to a rank in its third step, and where.
 
     Attributes:
-        how: `kill`, `stop`, `end` (by a signal), `hang`, `raise` or `memory`.
+        how: `kill`, `stop`, `end`, `interrupt` (by a signal), `hang`, `raise` or `memory`.
         where: `forward`, `backward` or `weight_gradient` of a microbatch, `optimizer`, `Trainer`, its constructor, or
             `torch`, the first forward of torch's runtime.
         microbatch: the index of that microbatch.
@@ -232,7 +235,7 @@ class Fault(NamedTuple):
             raise MemoryError
         if self.how == "hang":
             time.sleep(600)
-        os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "end": signal.SIGTERM}[self.how])
+        os.kill(os.getpid(), SIGNALS[self.how])
 
 
 def listen(job: Job, comms: Comms, local_rank: int, _attempt: Path) -> list[str]:

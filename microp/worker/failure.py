@@ -18,8 +18,6 @@ from microp.store import Row, WriteError, full_disk, read_errors
 from microp.worker.forkserver import early_output
 from microp.worker.watch import Watch
 
-_BY_THE_LAUNCHER = (signal.SIGTERM, signal.SIGINT)  # with which it ends the other ranks
-
 
 class RankError(RuntimeError):
     """A rank failed; the message names the rank, and the action and the step if they are known.
@@ -36,8 +34,8 @@ class RankError(RuntimeError):
 def what_failed(attempt: Path, error: ChildFailedError, watch: Watch) -> RankError | WriteError:
     """Return the failure as the guilty rank told it, or as the launcher saw it.
 
-    The rank that elastic names has often failed only because another rank did: a rank that a signal has ended and
-    that has written no error is the guilty one, whichever was seen first.
+    The rank that elastic names has often failed only because another rank did: the guilty one is a rank that has
+    written no error and was ended by a signal that is not the launcher's, whichever was seen first.
     """
 
     def failure(rank: int, why: str) -> RankError:
@@ -50,9 +48,7 @@ def what_failed(attempt: Path, error: ChildFailedError, watch: Watch) -> RankErr
     known = {each["world_rank"] for each in written}
     codes = {**watch.exits.codes(), **{rank: ended.exitcode for rank, ended in error.failures.items()}}
     for rank, code in sorted(codes.items()):
-        may_be_launcher_s = -code in _BY_THE_LAUNCHER or not watch.ended_early(rank)
-        by_itself = rank in error.failures or not may_be_launcher_s
-        if code < 0 and by_itself and rank not in {*known, *watch.ended}:
+        if code < 0 and rank not in {*known, *watch.ended, *watch.exits.asked}:
             return failure(rank, f"rank {rank} was killed by {_signal_name(-code)} {watch.where(rank)}")
     if written:
         return error_of(written[0], log_of(attempt, written[0]["world_rank"]))

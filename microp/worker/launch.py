@@ -183,6 +183,7 @@ def _main_module_hidden(entry: Entry) -> Iterator[None]:
 def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats: str | None, _: None) -> Any:
     """Connect to the other ranks, run `entry`, disconnect and return its result."""
     gc.freeze()  # the collector need not scan the objects from before the fork
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # so that it ends the rank with a code that the launcher understands
     end_with_parent()
     torch.set_num_threads(job.device.threads)
     for library in ("GLOO", "NCCL"):

@@ -25,7 +25,6 @@ from microp.comms import STOPPED, Heartbeats, process_state
 from microp.job import Job
 
 POLL_S = 0.25
-SOON_S = 5.0  # much less than after what time torch's launcher kills a rank that does not react to SIGTERM
 STOPPED_POLLS = 8  # counted, because the launcher itself may have been stopped by the terminal's Ctrl-Z
 
 
@@ -34,13 +33,25 @@ class Exits:
 
     multiprocessing pickles it as an argument of each rank, in the order of the ranks, and so it learns of their
     processes. The ranks get None in its place.
+
+    Attributes:
+        asked: the ranks that torch's launcher has asked to end while they ran.
     """
 
     def __init__(self) -> None:
         self._processes: list[Any] = []
+        self.asked: set[int] = set()
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        self._processes.append(get_spawning_popen())
+        process: Any = get_spawning_popen()
+        rank, terminate = len(self._processes), process.terminate
+
+        def ask() -> None:
+            self.asked.add(rank)
+            terminate()
+
+        process.terminate = ask
+        self._processes.append(process)
         return type(None), ()
 
     def codes(self) -> dict[int, int]:
@@ -67,7 +78,6 @@ class Watch:
         self.heartbeats = Heartbeats.shared(job.processes)
         self.exits = Exits()
         self.ended: dict[int, str] = {}
-        self._ends: dict[int, float] = {}  # when a rank was first seen to have ended
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
 
@@ -87,13 +97,9 @@ class Watch:
             return "before it had started"
         return f"in {beat.where(self._job.schedule, world_rank % self._job.ranks)}, step {beat.step}"
 
-    def ended_early(self, world_rank: int) -> bool:
-        """Return whether a rank that has ended did so soon after the first one, and so was not killed by torch."""
-        now = time.monotonic()
-        return self._ends.get(world_rank, now) - min(list(self._ends.values()), default=now) < SOON_S
-
     def _watch(self) -> None:
         stopped: Counter[int] = Counter()
+        first_end = 0.0  # when a rank was first seen to have ended
         while not self._over.wait(POLL_S):
             pids = {rank: self.heartbeats.read(rank).pid for rank in range(self._job.processes)}
             states = {rank: process_state(pid) for rank, pid in pids.items() if pid}
@@ -101,9 +107,9 @@ class Watch:
                 stopped[rank] = stopped[rank] + 1 if state == STOPPED else 0
                 if stopped[rank] == STOPPED_POLLS:
                     self._end(rank, pids[rank], f"was stopped by a signal {self.where(rank)}")
-                elif state is None:
-                    self._ends.setdefault(rank, time.monotonic())
-            if self._ends and time.monotonic() - min(self._ends.values()) > self._shutdown_s:
+            if None in states.values():
+                first_end = first_end or time.monotonic()
+            if first_end and time.monotonic() - first_end > self._shutdown_s:
                 for rank, state in states.items():
                     if state is not None and rank not in self.ended:
                         self._end(rank, pids[rank], f"did not end within {self._shutdown_s:g} s {self.where(rank)}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import small_job
-from ranks import Fault, Unreadable
+from ranks import SIGNALS, Fault, Unreadable
 
 from microp.comms.processes import is_alive
 from microp.model import Stage
@@ -46,6 +46,8 @@ def fail(fault: Fault, attempt: Path, **changes) -> tuple[str, float]:
         *(("kill", where) for where in PLACES),
         *(("raise", where) for where in PLACES),
         ("stop", "backward"),
+        ("end", "backward"),
+        ("interrupt", "forward"),
         ("memory", "forward"),
     ],
 )
@@ -55,6 +57,8 @@ def test_a_fault_names_rank_place_and_step(how, where, backend, tmp_path):
     said = {
         "kill": f"rank 1 was killed by SIGKILL in {place}, step 2",
         "stop": f"rank 1 was stopped by a signal in {place}, step 2",
+        "end": f"rank 1 was killed by SIGTERM in {place}, step 2",
+        "interrupt": f"rank 1 was killed by SIGINT in {place}, step 2",
         "raise": f"rank 1, {'action ' * (where != 'optimizer')}{place}, step 2: the layer is broken",
         "memory": f"rank 1, {'action ' * (where != 'optimizer')}{place}, step 2: out of memory",
     }
@@ -102,7 +106,8 @@ def test_a_weight_gradient_is_named(tmp_path):
         launch_ranks(small_job(schedule=zb_h1(2, 4)), tmp_path, 1, Fault("kill", "weight_gradient"))
 
 
-def test_a_killed_rank_is_named_though_torch_names_a_victim(tmp_path, monkeypatch):
+@pytest.mark.parametrize("how", ["kill", "end", "interrupt"])
+def test_a_killed_rank_is_named_though_torch_names_a_victim(how, tmp_path, monkeypatch):
     """torch's launcher looks so seldom here that it finds all ranks dead, and tells the first one only."""
     launch_config = launch._launch_config
 
@@ -113,14 +118,8 @@ def test_a_killed_rank_is_named_though_torch_names_a_victim(tmp_path, monkeypatc
 
     monkeypatch.setattr(launch, "_launch_config", slow)
     job = small_job(schedule=one_f_one_b(2, 4), steps=50, backend="gloo")
-    with pytest.raises(RankError, match="rank 1 was killed by SIGKILL in 1B1, step 2"):
-        launch_ranks(job, tmp_path, SHUTDOWN_S, Fault("kill", "backward"))
-
-
-def test_a_rank_that_was_asked_to_end_is_named(tmp_path):
-    """The launcher ends the others with the same signal, but later."""
-    with pytest.raises(RankError, match="rank 1 was killed by SIGTERM in 1B1, step 2"):
-        launch_ranks(small_job(schedule=one_f_one_b(2, 4), steps=50), tmp_path, SHUTDOWN_S, Fault("end", "backward"))
+    with pytest.raises(RankError, match=f"rank 1 was killed by {SIGNALS[how].name} in 1B1, step 2"):
+        launch_ranks(job, tmp_path, SHUTDOWN_S, Fault(how, "backward"))
 
 
 def test_a_rank_that_fails_before_it_has_a_log_prints_nothing(tmp_path, capfd):
