@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,10 @@ def costs(row: dict[str, Any], schedule: Schedule) -> Costs:
     """Return the nominal times of one microbatch in an emulated run, in milliseconds."""
     group = _group(row, "config.device.")
     keys = ("forward_ms", "backward_ms", "weight_ms", "recompute_ms", "reduce_ms")
-    times = {key: group.get(key) for key in keys}
-    device = EmulatedSettings("emulated", 1, **times, latency_ms=float(group["latency_ms"]), per=group["per"])
+    forward, backward, weight, recompute, reduce = (group.get(key) for key in keys)
+    latency, overhead = float(group["latency_ms"]), group.get("overhead_ms") or 0.0  # older runs have none
+    device = EmulatedSettings("emulated", 1, forward, backward, weight, recompute, latency, reduce, group["per"])
+    device = replace(device, full_ms=group.get("full_ms"), overhead_ms=overhead)
     policy = _group(row, "config.checkpointing.")
     checkpointing = Checkpointing(row["checkpointing"], int(policy["segments"]), bool(policy["spare_last"]))
     workload = Workload(schedule, tuple(row["partition"]), (), checkpointing)

@@ -87,7 +87,8 @@ class Attempt:
     """
 
     def __init__(self, config: Config, job: Job, experiment: str | None, overrides: Sequence[str] = ()) -> None:
-        config = replace(config, tracking=config.tracking.reachable())  # what is recorded is what was done
+        # What is recorded is what was done.
+        config = replace(config, tracking=config.tracking.reachable(), device=job.device)
         self._config, self._job = config, job
         self._follower: Follower | None = None
         self.folder = new_attempt(Path(config.output_dir) / "runs", job.run_id)

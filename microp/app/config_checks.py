@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from microp.app.prediction import profile_problems
+from microp.app.profiles import profile_problems, rows_problem, used_profile
 from microp.app.schema import Config
 from microp.app.size_checks import memory_problems
 from microp.job import Job, torch_problems
@@ -130,6 +130,8 @@ def warnings(config: Config, job: Job) -> list[str]:
         reasons = torch_problems(job.torch_schedule, job.checkpointing, job.rows)
         found.append(f"engine=compare goes without torch: {reasons[0]}")
     found += job.notes
+    if not profile_problems(config) and (profile := used_profile(config)) is not None:
+        found += [text] if (text := rows_problem(profile, job.mean_rows)) else []
     partition = job.partition
     share, rank = config.partition.get("share"), config.partition.get("rank")
     if share is not None and rank is not None and config.ranks > 1:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from microp.app.hydra_callbacks import PointsCallback, chooses_points, refuse, s
 from microp.app.hydra_internals import check_options
 from microp.app.hydra_problems import REFUSED, hydra_problems
 from microp.app.places import CONF
+from microp.app.profiles import with_profiles
 from microp.store import in_a_line
 from microp.terminal import console
 
@@ -43,6 +45,7 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
     """
     register_schemas()
     _log_to_terminal()
+    sys.argv[1:] = with_profiles(sys.argv[1:])
     try:
         check_options()
         stored_sweeps.register()

@@ -16,7 +16,8 @@ from microp.app.config import compose_config, plain, read_config
 from microp.app.errors import ConfigError
 from microp.app.factory import build
 from microp.app.memory_advice import memory_problem
-from microp.app.partition_factory import Chosen, choose_partition, rows_of_first_replica
+from microp.app.partition_factory import Chosen, choose_partition
+from microp.app.profiles import rows_of_first_replica, times_of
 from microp.app.resume import find_resumed
 from microp.app.schema import Config
 from microp.job import Job, Workload, question_id, run_id, torch_problems
@@ -38,6 +39,8 @@ def make_job(config: Config) -> Job:
     found += refused
     chosen, refused = _partition_of(config, schedule)
     found += refused
+    if schedule is not None and chosen is not None and not found:
+        config = replace(config, device=times_of(config, schedule, chosen.partition.sizes))
     if schedule is not None and chosen is not None:
         found += _nominal_problems(config, schedule, chosen.partition)
     found += _sync_problems(config, schedule)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from microp.app.partition_factory import layer_memory, memory_cap, prices_of
-from microp.app.prediction import profile_for, profile_problems
+from microp.app.partition_factory import layer_memory, memory_cap
+from microp.app.profiles import prices_of, profile_problems, used_profile
 from microp.app.schema import Config
 from microp.job import Job
 from microp.planner import LOOPED, Choice, Priced, Pricer, Subject, advice, fill_text
@@ -51,7 +51,7 @@ def with_advice(config: Config, job: Job, message: str) -> str:
 
 def subject_of(config: Config, rows: float, devices: int) -> Subject:
     """Return what is planned for a configuration; its layers' memory is measured at this number of rows."""
-    profile = None if config.device.is_emulated or profile_problems(config) else profile_for(config)
+    profile = None if profile_problems(config) else used_profile(config)
 
     def memory(split: bool) -> Sequence[LayerMemory]:
         if profile is not None:

@@ -12,10 +12,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from microp.app.factory import build
-from microp.app.prediction import profile_command, profile_for, profile_problems
+from microp.app.profiles import prices_of, profile_command, rows_of_first_replica
 from microp.app.schema import Config
-from microp.planner import NominalPrices, NoRoomError, Prices, ProfilePrices, Task
-from microp.schedule import Partition, Schedule, of_sizes, spread, uniform
+from microp.planner import NoRoomError, Task
+from microp.schedule import Partition, Schedule, of_sizes, uniform
 from microp.settings import GIB, ModelSettings
 from microp.simulator import MOST_ROWS, LayerMemory
 
@@ -110,15 +110,6 @@ def task_of(config: Config, schedule: Schedule) -> Task:
     )
 
 
-def prices_of(config: Config) -> Prices:
-    """Return the times of actions that are known for the configuration's device."""
-    if not config.device.is_emulated and not config.model.problems() and not profile_problems(config):
-        profile = profile_for(config)
-        if profile is not None:
-            return ProfilePrices(profile, config.model, config.device, config.comms.backend(config.device.name))
-    return NominalPrices(config.device)
-
-
 def memory_cap(config: Config) -> float | None:
     """Return the bytes of memory that each rank has, or None if they are not limited."""
     if config.device.memory_gib is not None:
@@ -156,8 +147,3 @@ def _measured(key: _Key) -> tuple[LayerMemory, ...]:
     from microp.device import probe_layers  # torch, which nothing else here needs
 
     return tuple(probe_layers(key.model, key.rows, key.split))
-
-
-def rows_of_first_replica(config: Config) -> tuple[int, ...]:
-    """Return the number of rows of each microbatch of the first replica."""
-    return spread(spread(config.batch_size, max(config.replicas, 1))[0], max(config.chunks, 1))

@@ -23,7 +23,7 @@ from microp.app.errors import ConfigError
 from microp.app.hydra_callbacks import PointsCallback, overrides
 from microp.app.memory_advice import subject_of
 from microp.app.partition_factory import memory_cap
-from microp.app.prediction import profile_command, profile_problems
+from microp.app.profiles import profile_command, profile_problems, rows_problem, used_profile
 from microp.app.schema import Config, PlanConfig
 from microp.planner import ORDERS, POLICIES, Found, Priced, Pricer, Space, search, what_binds
 from microp.settings import GIB, MIB, broken_rules, quoted, size_text
@@ -174,7 +174,8 @@ def _row(plan: Plan, priced: Priced) -> dict[str, Any]:
 
 def _command(plan: Plan, priced: Priced) -> str:
     """Return the command that runs a plan."""
-    kept = [word for word in overrides() if not any(re.match(rf"\+*{own}(\.|=|$)", word) for own in OWN)]
+    own = (*OWN, r"model\.(?!layers)\w+") if plan.config.device.is_emulated and plan.config.profile else OWN
+    kept = [word for word in overrides() if not any(re.match(rf"\+*{each}(\.|=|$)", word) for each in own)]
     words = [f"ranks={plan.config.ranks // priced.choice.replicas}", *priced.choice.words()]
     if priced.choice.partition == "balanced":
         words += ["partition=sizes", f"partition.sizes=[{','.join(map(str, priced.sizes))}]"]
@@ -195,9 +196,12 @@ def _notes(plan: Plan, found: Found) -> list[str]:
     prices, cap = plan.pricer.subject.prices, plan.cap
     if not prices.is_known:
         notes.append(f"every layer counts the same: {profile_command(plan.config)} measures their times")
-    elif plan.config.device.is_emulated and "row" not in getattr(plan.config.device, "per", []):
+    elif used_profile(plan.config) is None and "row" not in getattr(plan.config.device, "per", []):
         notes.append("the nominal times are per microbatch, whatever its rows: device.per=[layer,row] counts them")
-    if any(each.choice.replicas > 1 for each in found.front) and getattr(plan.config.device, "reduce_ms", None) is None:
+    rows = {plan.config.batch_size / each.choice.replicas / each.choice.chunks for each in found.front}
+    if (profile := used_profile(plan.config)) is not None:
+        notes += [text for each in sorted({min(rows), max(rows)}) if (text := rows_problem(profile, each))]
+    elif any(each.choice.replicas > 1 for each in found.front) and not getattr(plan.config.device, "reduce_ms", None):
         notes.append("the sums of the gradients over the replicas take no time here: they are not known")
     if cap is not None and found.over and found.over[-1].step < found.front[0].step:
         faster = found.over[-1]

@@ -91,7 +91,7 @@ class Planned(NamedTuple):
             "run_id": self.job.run_id,
             "question_id": self.job.question_id,
             "overrides": self.overrides,
-            "config": plain(self.config),
+            "config": plain(replace(self.config, device=self.job.device)),
             "order": to_text(self.job.schedule),
             "partition": list(self.job.partition.sizes),
             "resumed": self.job.resumed and self.job.resumed._asdict(),

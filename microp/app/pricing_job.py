@@ -15,7 +15,8 @@ from typing import Any
 
 from microp.app.errors import ConfigError
 from microp.app.job_factory import make_schedule
-from microp.app.partition_factory import choose_partition, rows_of_first_replica
+from microp.app.partition_factory import choose_partition
+from microp.app.profiles import profile_problems, rows_of_first_replica, times_of
 from microp.app.schema import Config, SimulateConfig
 from microp.job import Workload
 from microp.schedule import Schedule, validate
@@ -59,6 +60,7 @@ def make_pricing_job(config: SimulateConfig) -> PricingJob:
         transfer = quoted(config.costs.transfer)
         found.append(f"costs.transfer={transfer} is not one of {', '.join(LINK_MODELS)}: use one of these")
     found += config.model.problems() + config.checkpointing.problems() + config.device.problems()
+    found += profile_problems(config) if config.profile is not None and not found else []
     found += _cost_problems(config.costs.numbers())
     if found:
         raise ConfigError(found)
@@ -145,6 +147,8 @@ def _emulated_costs(
         )
     if workload is None:
         workload = Workload(schedule, (1,) * schedule.stages, rows_of_first_replica(config), config.checkpointing)
+    elif isinstance(timed := times_of(config, schedule, workload.layers), EmulatedSettings):
+        device = timed
     costs = nominal_costs(device, workload, config.batch_size / config.replicas / config.chunks)
     return replace(costs, transfer=LINK_MODELS[config.costs.transfer])
 

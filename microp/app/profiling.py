@@ -31,7 +31,7 @@ from microp.app.config import read_config
 from microp.app.errors import ConfigError, Stop
 from microp.app.hydra_callbacks import PointsCallback
 from microp.app.job_factory import make_job
-from microp.app.prediction import machine_of
+from microp.app.profiles import machine_of
 from microp.app.schema import Config, ProfileConfig
 from microp.job import Job
 from microp.planner import (

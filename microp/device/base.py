@@ -78,6 +78,9 @@ class Device(ABC):
         del stage, start_ns
         return None
 
+    def finish_optimizer(self, began: Any, stages: Iterable[int]) -> None:  # noqa: B027  (most take the real time)
+        """Wait for the nominal end of the optimizer's step on the weights of these stages, which began at this mark."""
+
     def wrap_comms(self, comms: Comms) -> Comms:
         """Return `comms` with the latency that it has between devices of this kind."""
         return comms

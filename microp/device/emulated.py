@@ -10,14 +10,16 @@ waits for its deadline. Sleeping ranks leave the cores to the others. The action
 stamped with the deadline, and the receiver uses it no earlier. The delay with which the host
 wakes a rank up does not count as device time (`comms.Pacer`); the time that an engine spends
 between two actions counts. An action whose work took longer than its nominal time is counted as
-an overrun, because its duration was set by the machine.
+an overrun, because its duration was set by the machine. The engine's own time between two actions and the optimizer
+take their real time, or a nominal one if that is longer.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from time import perf_counter_ns
+from typing import Any
 
 from torch import Tensor
 
@@ -27,7 +29,7 @@ from microp.device.cpu import Cpu
 from microp.job import Workload
 from microp.schedule import Action, Op
 from microp.settings import EmulatedSettings
-from microp.simulator import nominal_costs
+from microp.simulator import nominal_costs, nominal_optimizer
 
 QUIET = 0.15  # the share of an action that it sleeps before its real work: ranks that send meanwhile get the cores
 
@@ -46,8 +48,15 @@ class Emulated(Cpu):
         wake_on_time()
         self._costs = [nominal_costs(settings, workload, rows) for rows in workload.rows]  # per microbatch
         self._latency_ns, self._split = round(settings.latency_ms * 1e6), workload.schedule.split
+        self._overhead_ns = round(settings.overhead_ms * 1e6)
+        self._optimizer_ns = [round(ms * 1e6) for ms in nominal_optimizer(settings, workload.layers)]
         self._pacer, self._stamps = Pacer(), stamps
-        self.mark = self._pacer.now
+        self._ended = self._free = 0  # the end of the last action, and the earliest moment of what follows
+        self.mark = self._now if self._overhead_ns else self._pacer.now
+
+    def _now(self) -> int:
+        """Return the device's time; between two actions passes at least the nominal overhead."""
+        return max(self._pacer.now(), self._free)
 
     def bind(self, action: Action, run: Run, give: Give | None = None) -> tuple[Run, Give | None]:
         split = (action.stage, action.microbatch) in self._split
@@ -57,7 +66,7 @@ class Emulated(Cpu):
         give_early = give if stamps else None
 
         def paced(microbatch: int, x: Tensor | None) -> Tensor | None:
-            deadline = pacer.begin() + nominal_ns
+            deadline = max(pacer.begin(), self._free) + nominal_ns
             if quiet_s:
                 time.sleep(quiet_s)
             y = run(microbatch, x)
@@ -69,9 +78,15 @@ class Emulated(Cpu):
             pacer.until(deadline)
             if not stamps:
                 pacer.late_ns = 0  # without stamps, the arrival of the next input is unknown
+            self._ended = max(now, deadline)
             return y
 
-        return paced, None if give_early is not None else give
+        def rest(y: Tensor) -> None:
+            if give_early is None and give is not None:
+                give(y)
+            self._free = self._ended + self._overhead_ns
+
+        return paced, rest if self._overhead_ns else None if give_early is not None else give
 
     def reduction_end(self, stage: int, start_ns: int) -> int | None:
         if not self._costs[0].reduction:
@@ -79,6 +94,10 @@ class Emulated(Cpu):
         deadline: int = start_ns + round(self._costs[0].reduction[stage] * 1e6)
         sleep_until(deadline)
         return max(deadline, perf_counter_ns())
+
+    def finish_optimizer(self, began: Any, stages: Iterable[int]) -> None:
+        if nominal_ns := sum(self._optimizer_ns[stage] for stage in stages):
+            self._pacer.until(began + nominal_ns)
 
     def recompute_ns(self, row: Sequence[Action], measured: int) -> int:
         backwards = [action for action in row if action.op is Op.B]
@@ -89,4 +108,4 @@ class Emulated(Cpu):
         return DelayedComms(comms, self._latency_ns, self._pacer) if comms.stamps else comms
 
     def prepare_step(self) -> None:
-        self._pacer.late_ns = 0
+        self._pacer.late_ns = self._free = 0

@@ -31,8 +31,13 @@ PATIENCE: dict[str, Any] = {
 ADDED: dict[str, Any] = {
     "device.memory_gib": None,
     "device.speed": None,
+    "device.full_ms": None,
+    "device.overhead_ms": 0.0,
+    "device.optimizer_ms": 0.0,
 }  # `group.key` -> the default at which the key is left out
-_TIMES = ("forward_ms", "backward_ms", "weight_ms", "recompute_ms", "reduce_ms")  # of a device: 5 and 5.0 are one time
+_TIMES = (  # of a device: 5 and 5.0 are one time
+    *("forward_ms", "backward_ms", "weight_ms", "full_ms", "recompute_ms", "reduce_ms", "overhead_ms", "optimizer_ms"),
+)
 _FLOATS = {"forward_ms": 5.0, "backward_ms": 10.0}  # whole times that count as floats: the first results have them so
 _FIRST_PATHS = {  # module of a builder -> its module when the first results were recorded
     "microp.schedule.builders.": "microp.schedules.",

@@ -15,7 +15,7 @@ from microp.planner.balance import NoRoomError, Task, balanced
 from microp.planner.choices import LOOPED, ORDERS, PARTITIONS, POLICIES, Choice, Priced, Pricer, Subject, shortest
 from microp.planner.cuts import Cut, Loads, Room, cut
 from microp.planner.fit import Fitted, fit_times, fit_transport, line
-from microp.planner.forecast import Forecast, forecast, last_ends, peak_memory_mib, stage_costs, whole_step_ms
+from microp.planner.forecast import Forecast, forecast, optimizer_times, peak_memory_mib, stage_costs
 from microp.planner.held import Part, Ranks
 from microp.planner.prices import LayerPrices, NominalPrices, Prices, ProfilePrices
 from microp.planner.profile import DIVIDED, UNDIVIDED, Machine, Profile, Transport, model_problem, read_plain
@@ -63,9 +63,9 @@ __all__ = [
     "fit_transport",
     "forecast",
     "front_of",
-    "last_ends",
     "line",
     "model_problem",
+    "optimizer_times",
     "peak_memory_mib",
     "read_plain",
     "samples_of",
@@ -73,5 +73,4 @@ __all__ = [
     "shortest",
     "stage_costs",
     "what_binds",
-    "whole_step_ms",
 ]

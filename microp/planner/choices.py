@@ -80,7 +80,7 @@ class Priced(NamedTuple):
     Attributes:
         choice: the choice.
         sizes: the number of layers of each stage.
-        step: the simulated time of a step, in the unit of the prices.
+        step: the time of a step, in the unit of the prices: of its simulated actions, or after `forecast` of all.
         peaks: the bytes of each rank at its peak; empty if nothing is known about memory.
     """
 
@@ -231,6 +231,15 @@ class Pricer:
             return None
         peaks = tuple(ranks.peaks(sizes)) if ranks is not None else ()
         return Priced(choice, sizes, task.step(sizes), peaks)
+
+    def forecast(self, plan: Priced) -> Priced:
+        """Return the plan with the predicted time of its whole step; the same plan if that is not known."""
+        schedule = self.schedule(plan.choice)
+        assert schedule is not None, "it was priced"
+        workload = self.task(plan.choice, schedule).workload(plan.sizes)
+        share = spread(self.subject.batch_size, plan.choice.replicas)[0]
+        step = self.subject.prices.forecast(workload, self.subject.batch_bytes(share), plan.choice.replicas).step_ms
+        return plan if step is None else plan._replace(step=step)
 
     def _refined(self, task: Task, ranks: Ranks | None, cap: float | None, effort: int) -> tuple[int, ...] | None:
         """Return the balanced partition within the cap, or None if there is none."""

@@ -3,6 +3,9 @@
 ::
 
     Profile + Workload ── stage_costs ──► Costs ── simulate_on_cores ──► spans ──► step_ms, bubble, memory
+    nominal times ── nominal_costs ─────► Costs ── simulate ───────────► spans ──► step_ms, bubble
+
+A step is its actions, the sums over the replicas, the optimizer, and what the engine does before and after them.
 """
 
 from __future__ import annotations
@@ -11,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from microp.job import Workload
-from microp.planner.profile import Profile
+from microp.planner.profile import Profile, Transport
 from microp.planner.samples import BACKWARD, FORWARD, FULL, op_of
-from microp.schedule import Op
-from microp.settings import MIB, NEVER, ModelSettings
+from microp.schedule import Op, Schedule
+from microp.settings import MIB, NEVER, DeviceSettings
 from microp.simulator import (
     STATE,
     Costs,
@@ -22,10 +25,12 @@ from microp.simulator import (
     activation_peak,
     compose_memory,
     costs_of,
+    simulate,
     simulate_on_cores,
+    slowed,
     weight_bytes,
 )
-from microp.trace import Spans, bubble_fraction
+from microp.trace import Spans, bubble_fraction, reductions
 
 
 class Forecast(NamedTuple):
@@ -44,22 +49,23 @@ class Forecast(NamedTuple):
     source: str
 
 
-def stage_costs(profile: Profile, model: ModelSettings, workload: Workload, backend: str) -> Costs:
+def stage_costs(profile: Profile, kinds: Sequence[int], workload: Workload, backend: str, replicas: int = 1) -> Costs:
     """Return the costs of a workload's stages, in milliseconds, while all ranks compute.
 
     Args:
         profile: of the model.
-        model: its settings.
+        kinds: the kind of each of its layers.
         workload: the schedule, the layers of each stage, and the rows.
         backend: the transport; the profile's first one if it does not have it.
+        replicas: over which the stages' gradients are summed.
     """
     schedule, sizes = workload.schedule, workload.layers
     rows = sum(workload.rows) / len(workload.rows)
     shares = _alternating_shares(workload)
     stage_of = [stage for stage, size in enumerate(sizes) for _ in range(size)]
-    layers = [profile.layer_times(kind, rows, shares[stage]) for kind, stage in zip(model.kinds, stage_of, strict=True)]
-    transport = profile.transports.get(backend) or next(iter(profile.transports.values()))
-    boundary_mib = _boundary_bytes(model, rows) / MIB
+    layers = [profile.layer_times(kind, rows, shares[stage]) for kind, stage in zip(kinds, stage_of, strict=True)]
+    transport = profile.transport(backend)
+    boundary_mib = profile.boundary_bytes(rows) / MIB
     overhead = transport.overhead + transport.overhead_per_mib * boundary_mib
     return costs_of(
         layers,
@@ -69,14 +75,32 @@ def stage_costs(profile: Profile, model: ModelSettings, workload: Workload, back
         fixed=profile.fixed_times(rows),
         latency=transport.latency + transport.per_mib * boundary_mib,
         overhead=(overhead,) * schedule.stages,
+        reduction=sum_times(profile, kinds, workload, transport, replicas) if replicas > 1 else (),
     )
 
 
-def speed_of(profile: Profile, rows: float) -> Callable[[int], float]:
-    """Return the rule of `simulate_on_cores`: how fast a rank computes beside others, over its speed in the profile."""
+def sum_times(
+    profile: Profile, kinds: Sequence[int], workload: Workload, transport: Transport, replicas: int
+) -> list[float]:
+    """Return the time of the sum of each stage's gradients over the replicas, in milliseconds.
+
+    A rank sums one part of the gradients and sends it to the others, or passes parts around a ring: in both it sends
+    twice the share of the others. It is an estimate from the times of hops; no sum was measured for the profile.
+    """
+    weights = weight_bytes(profile.layer_memory(kinds, bool(workload.schedule.split)), workload.layers)
+    sent = 2 * (replicas - 1) / replicas
+    return [2 * transport.latency + transport.per_mib * sent * nbytes / MIB for nbytes in weights]
+
+
+def speed_of(profile: Profile, rows: float, replicas: int = 1) -> Callable[[int], float]:
+    """Return the rule of `simulate_on_cores`: how fast a rank computes beside others, over its speed in the profile.
+
+    Replicas compute at the same time.
+    """
     alone, together, cores = 1 / profile.alone_at(rows), profile.ranks, profile.machine.cores
 
-    def speed(computing: int) -> float:
+    def speed(in_a_pipeline: int) -> float:
+        computing = in_a_pipeline * replicas
         if computing >= cores:
             return min(1.0, cores / computing)
         if computing >= together or together == 1:
@@ -86,22 +110,35 @@ def speed_of(profile: Profile, rows: float) -> Callable[[int], float]:
     return speed
 
 
-def forecast(profile: Profile, model: ModelSettings, workload: Workload, backend: str, batch: float) -> Forecast:
+def forecast(
+    profile: Profile,
+    kinds: Sequence[int],
+    workload: Workload,
+    backend: str,
+    batch: float,
+    replicas: int = 1,
+    device: DeviceSettings | None = None,
+) -> Forecast:
     """Return the prediction of a run on a machine of the profile's kind.
 
     Args:
         profile: of the model.
-        model: its settings.
-        workload: what is run.
+        kinds: the kind of each of its layers.
+        workload: what one replica runs.
         backend: the transport.
         batch: the bytes of the text of the batch on the ranks of the first and of the last stage.
+        replicas: how many run it.
+        device: an emulated device if every rank has a device like that of the profile; None: ranks share the cores.
     """
     rows = sum(workload.rows) / len(workload.rows)
-    costs = stage_costs(profile, model, workload, backend)
-    spans = simulate_on_cores(workload.schedule, costs, speed_of(profile, rows))
-    layers = profile.layer_memory(model.kinds, bool(workload.schedule.split))
+    costs = stage_costs(profile, kinds, workload, backend, replicas)
+    if device is None:
+        spans = simulate_on_cores(workload.schedule, costs, speed_of(profile, rows, replicas))
+    else:
+        spans = simulate(workload.schedule, slowed(costs, device, workload.schedule))
+    layers = profile.layer_memory(kinds, bool(workload.schedule.split))
     return Forecast(
-        step_ms=whole_step_ms(profile, workload, layers, last_ends(spans)),
+        step_ms=whole_step_ms(profile, workload, layers, last_ends(workload.schedule, spans, costs)),
         bubble=float(bubble_fraction(spans)),
         peak_memory_mib=peak_memory_mib(workload, layers, spans, batch),
         source=profile.path,
@@ -119,19 +156,30 @@ def whole_step_ms(
         layers: the memory of every layer.
         ends: rank -> the end of its actions, and of its sums over the replicas.
     """
-    before, after = profile.edges
+    return sum(profile.edges) + last_optimizer(workload.schedule, ends, optimizer_times(profile, workload, layers))
+
+
+def last_optimizer(schedule: Schedule, ends: Mapping[int, float], times: Sequence[float]) -> float:
+    """Return when the last rank has ended its optimizer's step, which takes `times` on each stage's weights."""
+    return max(end + sum(times[stage] for stage in schedule.stages_of(rank)) for rank, end in ends.items())
+
+
+def optimizer_times(profile: Profile, workload: Workload, layers: Sequence[LayerMemory]) -> list[float]:
+    """Return the time of the optimizer's step on each stage's weights; a rank's fixed part is shared by its stages."""
     fixed, per_mib = profile.optimizer
-    weights = weight_bytes(layers, workload.layers)
-    ended = []
-    for rank, end in ends.items():
-        held = sum(weights[stage] for stage in workload.schedule.stages_of(rank))
-        ended.append(end + fixed + per_mib * held / MIB)
-    return before + max(ended) + after
+    placement, schedule = workload.schedule.placement, workload.schedule
+    return [
+        fixed / len(schedule.stages_of(placement[stage])) + per_mib * nbytes / MIB
+        for stage, nbytes in enumerate(weight_bytes(layers, workload.layers))
+    ]
 
 
-def last_ends(spans: Spans) -> dict[int, float]:
-    """Return rank -> the end of its last action."""
-    return {int(rank): float(spans.end[spans.rank == rank].max()) for rank in sorted(set(spans.rank.tolist()))}
+def last_ends(schedule: Schedule, spans: Spans, costs: Costs) -> dict[int, float]:
+    """Return rank -> the end of its last action, or of its last sum over the replicas."""
+    ends = {int(rank): float(spans.end[spans.rank == rank].max()) for rank in sorted(set(spans.rank.tolist()))}
+    for reduction in reductions(schedule, spans, costs.reduction) if costs.reduction else ():
+        ends[reduction.rank] = max(ends[reduction.rank], float(reduction.end))
+    return ends
 
 
 def peak_memory_mib(workload: Workload, layers: Sequence[LayerMemory], spans: Spans, batch: float) -> list[float]:
@@ -175,10 +223,3 @@ def _alternating_shares(workload: Workload) -> list[dict[str, float]]:
             count[action.stage][op] += 1
             after[action.stage][op] += position > 0 and row[position - 1].op is not action.op
     return [{op: own[op] / all_[op] if all_[op] else 0.0 for op in own} for own, all_ in zip(after, count, strict=True)]
-
-
-def _boundary_bytes(model: ModelSettings, rows: float) -> float:
-    size = 1
-    for length in model.boundary(1):
-        size *= length
-    return size * model.weight_bytes * rows

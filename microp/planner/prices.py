@@ -2,8 +2,9 @@
 
 ::
 
-    Prices ── costs(workload) ──► Costs, for the simulator
-           └─ loads(workload) ──► Loads, for the exact cut
+    Prices ─┬ costs(workload) ─────► Costs, for the simulator
+            ├ loads(workload) ─────► Loads, for the exact cut
+            └ forecast(workload) ──► what a run's step takes, with everything that is known
 """
 
 from __future__ import annotations
@@ -17,10 +18,27 @@ from typing import Any
 
 from microp.job import Workload
 from microp.planner.cuts import Loads
-from microp.planner.forecast import stage_costs
+from microp.planner.forecast import (
+    Forecast,
+    forecast,
+    last_ends,
+    last_optimizer,
+    optimizer_times,
+    stage_costs,
+)
 from microp.planner.profile import Profile
-from microp.settings import DeviceSettings, ModelSettings
-from microp.simulator import NO_TIMES, Costs, LayerTimes, costs_of, nominal_costs, slowed
+from microp.settings import DeviceSettings, EmulatedSettings
+from microp.simulator import (
+    NO_TIMES,
+    Costs,
+    LayerTimes,
+    costs_of,
+    nominal_costs,
+    nominal_optimizer,
+    simulate,
+    slowed,
+)
+from microp.trace import bubble_fraction
 
 
 class Prices(ABC):
@@ -42,12 +60,36 @@ class Prices(ABC):
     def loads(self, workload: Workload) -> Loads:
         """Return what stages cost their ranks in a step; the sizes in `workload.layers` count only by their sum."""
 
+    def forecast(self, workload: Workload, batch: float = 0, replicas: int = 1) -> Forecast:
+        """Return what is known of a run; here its actions and the sums over the replicas, if these have a time.
+
+        Args:
+            workload: what one replica runs.
+            batch: the bytes of the text of the batch on the ranks of the first and of the last stage.
+            replicas: how many run it.
+        """
+        costs = self.costs(workload)
+        spans = simulate(workload.schedule, costs)
+        known = self.is_known and (replicas == 1 or bool(costs.reduction))
+        step_ms = max(last_ends(workload.schedule, spans, costs).values()) if known else None
+        return Forecast(step_ms, float(bubble_fraction(spans)) if self.is_known else None, None, self.source)
+
 
 class NominalPrices(Prices):
-    """An emulated device's nominal times; on any other device each of F, B and W takes one unit per layer and row."""
+    """An emulated device's nominal times; on any other device each of F, B and W takes one unit per layer and row.
 
-    def __init__(self, device: DeviceSettings) -> None:
-        self._device = device
+    Args:
+        device: has the times.
+        profile: of the model on this machine, which takes its own time for the optimizer and between two actions; None
+            if there is none, and these times are left out.
+        kinds: the kind of each layer of the model.
+        backend: the transport.
+    """
+
+    def __init__(
+        self, device: DeviceSettings, profile: Profile | None = None, kinds: Sequence[int] = (), backend: str = ""
+    ) -> None:
+        self._device, self._profile, self._kinds, self._backend = device, profile, kinds, backend
         self.is_known = device.is_emulated
         self.source = f"the nominal times of device={device.name}" if self.is_known else "one unit per layer and row"
 
@@ -62,6 +104,23 @@ class NominalPrices(Prices):
         spared = checkpointing.spared(workload.schedule.chunks) if checkpointing.segments else ()
         again = forward if checkpointing.segments else ()
         return replace(costs, forward=forward, backward=backward, weight=weight, recompute=again, spared=spared)
+
+    def forecast(self, workload: Workload, batch: float = 0, replicas: int = 1) -> Forecast:
+        if not isinstance(self._device, EmulatedSettings):
+            return Forecast(None, None, None, "no profile")
+        costs, schedule = self.costs(workload), workload.schedule
+        optimizer, edges = nominal_optimizer(self._device, workload.layers), 0.0
+        if self._profile is not None:
+            layers = self._profile.layer_memory(self._kinds, bool(schedule.split))
+            optimizer = list(map(max, optimizer, optimizer_times(self._profile, workload, layers)))
+            edges = sum(self._profile.edges)
+            overhead = max(self._device.overhead_ms, self._profile.transport(self._backend).overhead)
+            costs = replace(costs, overhead=(overhead,) * schedule.stages)
+        spans = simulate(schedule, costs)
+        step_ms = None
+        if replicas == 1 or costs.reduction:  # else the sums over the replicas take their real time, which is not known
+            step_ms = edges + last_optimizer(schedule, last_ends(schedule, spans, costs), optimizer)
+        return Forecast(step_ms, float(bubble_fraction(spans)), None, self.source)
 
     def loads(self, workload: Workload) -> Loads:
         """Every layer is the same to nominal times, and a stage's time is linear in the number of its layers."""
@@ -137,22 +196,33 @@ class LayerPrices(Prices):
 
 
 class ProfilePrices(Prices):
-    """The times of a profile, with the ranks' speeds; every rank has a core of its own."""
+    """The times of a profile, with the ranks' speeds; but for a forecast every rank has a core of its own.
+
+    Args:
+        profile: of the model.
+        kinds: the kind of each of its layers.
+        device: an emulated one if every rank has a device like that of the profile; else the ranks share its cores.
+        backend: the transport.
+    """
 
     is_known = True
 
-    def __init__(self, profile: Profile, model: ModelSettings, device: DeviceSettings, backend: str) -> None:
-        self._profile, self._model, self._device, self._backend = profile, model, device, backend
+    def __init__(self, profile: Profile, kinds: Sequence[int], device: DeviceSettings, backend: str) -> None:
+        self._profile, self._kinds, self._device, self._backend = profile, kinds, device, backend
         self.source = f"profile {profile.path}" if profile.path else "a profile"
 
     def costs(self, workload: Workload) -> Costs:
-        costs = stage_costs(self._profile, self._model, workload, self._backend)
+        costs = stage_costs(self._profile, self._kinds, workload, self._backend)
         return slowed(costs, self._device, workload.schedule)
+
+    def forecast(self, workload: Workload, batch: float = 0, replicas: int = 1) -> Forecast:
+        own = self._device if self._device.is_emulated else None
+        return forecast(self._profile, self._kinds, workload, self._backend, batch, replicas, own)
 
     def loads(self, workload: Workload) -> Loads:
         rows = sum(workload.rows) / len(workload.rows)
-        known = {kind: self._profile.layer_times(kind, rows, {}) for kind in set(self._model.kinds)}
-        layers, fixed = [known[kind] for kind in self._model.kinds], self._profile.fixed_times(rows)
+        known = {kind: self._profile.layer_times(kind, rows, {}) for kind in set(self._kinds)}
+        layers, fixed = [known[kind] for kind in self._kinds], self._profile.fixed_times(rows)
         return LayerPrices(self.source, layers, fixed, self._device).loads(workload)
 
 

@@ -103,6 +103,14 @@ class Profile:
     spread: Mapping[str, float] = field(default_factory=dict)
     path: str = ""
 
+    def transport(self, name: str) -> Transport:
+        """Return a transport's times; the first one's if the profile does not have it."""
+        return self.transports.get(name) or next(iter(self.transports.values()))
+
+    def boundary_bytes(self, rows: float) -> float:
+        """Return the bytes of the tensor between two layers for a microbatch of `rows` rows."""
+        return max(layer.boundary.at(rows) for layer in self.memory[UNDIVIDED].values())
+
     def layer_memory(self, kinds: Sequence[int], split: bool) -> list[LayerMemory]:
         """Return the memory of every layer of the model, given the kind of each."""
         known = self.memory[DIVIDED if split else UNDIVIDED]

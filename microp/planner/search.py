@@ -7,7 +7,8 @@
            │          ?    ?
            └───────────────── time
 
-Candidates come in the order of their lower bounds, so that good plans are known early.
+Candidates come in the order of their lower bounds, so that good plans are known early. They are compared by the
+simulated time of their actions; those that are left get the time that a run of theirs is predicted to take.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from microp.simulator import simulate
 CLOSE = 1e-9  # relative
 FULL = 0.95  # of the cap: a rank that is fuller is what binds
 EFFORT = 60_000  # actions that the refinement of a plan may simulate
+SHARED = 1.5  # of the time of its actions: a plan that takes longer waits for cores
 BUSY = 0.9  # of the step: a rank that computes longer is what binds
 
 
@@ -99,7 +101,7 @@ def search(pricer: Pricer, space: Space, cap: float | None, tick: Callable[[floa
             better = pricer.price(plan.choice._replace(partition="balanced"), refine=True, cap=cap, effort=EFFORT)
             refined += [better] if better is not None else []
     return Found(
-        front_of([*known, *refined]),
+        front_of(map(pricer.forecast, front_of([*known, *refined]))),
         _over(pricer, [priced for _, _, priced in sorted(over, key=lambda each: each[:2])]),
         len(waiting) + len(over),
         simulated,
@@ -132,7 +134,7 @@ def _over(pricer: Pricer, plans: Sequence[Priced]) -> list[Priced]:
     if not plans:
         return []
     smallest = min(plans, key=lambda plan: plan.peak)
-    return [_simulated(pricer, plan) for plan in (smallest, plans[0])]
+    return [pricer.forecast(_simulated(pricer, plan)) for plan in (smallest, plans[0])]
 
 
 def front_of(plans: Iterable[Priced]) -> list[Priced]:
@@ -145,7 +147,7 @@ def front_of(plans: Iterable[Priced]) -> list[Priced]:
 
 
 def what_binds(pricer: Pricer, plan: Priced, cap: float | None) -> str:
-    """Return what keeps a plan from being faster: a rank's compute or memory, hops, or the bubble."""
+    """Return what keeps a plan from being faster: a rank's compute or memory, shared cores, hops, or the bubble."""
     schedule = pricer.schedule(plan.choice)
     assert schedule is not None, "it was priced"
     task = pricer.task(plan.choice, schedule)
@@ -156,11 +158,14 @@ def what_binds(pricer: Pricer, plan: Priced, cap: float | None) -> str:
     found = []
     if cap is not None and plan.peak > FULL * cap:
         found.append(f"memory of rank {plan.peaks.index(plan.peak)}")
-    if loads[busiest] >= BUSY * plan.step:
+    actions = task.step(plan.sizes)
+    if plan.step > SHARED * actions:
+        found.append("cores that ranks share")
+    elif loads[busiest] >= BUSY * actions:
         found.append(f"compute of rank {busiest}")
     else:
         free = replace(costs, latency=0, boundary=(), reduction=())
         without = float(trace.makespan(simulate(schedule, free)))
-        idle = plan.step - loads[busiest]
-        found.append("hops" if plan.step - without > idle / 2 else "the bubble")
+        idle = actions - loads[busiest]
+        found.append("hops" if actions - without > idle / 2 else "the bubble")
     return ", ".join(found)

@@ -9,7 +9,11 @@ from microp.settings.rules import OneOf, Positive, Range, broken_rules, quoted
 
 PER = ("layer", "row")
 LONGEST_MS = 3_600_000  # an hour
-TIMES = ("forward_ms", "backward_ms", "weight_ms", "recompute_ms", "latency_ms", "reduce_ms")
+OPTIONAL = ("weight_ms", "full_ms", "recompute_ms", "reduce_ms")  # of these times
+TIMES = (
+    *("forward_ms", "backward_ms", "weight_ms", "full_ms", "recompute_ms", "latency_ms", "reduce_ms"),
+    *("overhead_ms", "optimizer_ms"),
+)
 
 
 @dataclass
@@ -70,6 +74,9 @@ class EmulatedSettings(DeviceSettings):
             gradient (`per` applies only with `layer`: gradients have no rows); null: the real time.
         per: the factors of the times: `layer` (the stage's number of layers), `row` (the
             microbatch's number of rows), both or neither.
+        full_ms: the time of an undivided B on a stage that divides others; null: `backward_ms` + `weight_ms`.
+        overhead_ms: the least time between an action and the rank's next one; the engine's real time is not shortened.
+        optimizer_ms: the least time of the optimizer's step on a stage's weights (`per` applies only with `layer`).
     """
 
     forward_ms: Any
@@ -79,6 +86,9 @@ class EmulatedSettings(DeviceSettings):
     latency_ms: float
     reduce_ms: Any
     per: list[str]
+    full_ms: Any = field(default=None, kw_only=True)
+    overhead_ms: float = field(default=0.0, kw_only=True)
+    optimizer_ms: Any = field(default=0.0, kw_only=True)
 
     @property
     def is_emulated(self) -> bool:
@@ -89,7 +99,7 @@ class EmulatedSettings(DeviceSettings):
         for key in TIMES:
             value = getattr(self, key)
             values = value if isinstance(value, list) else [value]
-            needed = key in ("forward_ms", "backward_ms", "latency_ms") or isinstance(value, list)
+            needed = key not in OPTIONAL or isinstance(value, list)
             if any((each is None and needed) or (each is not None and not _is_time(each)) for each in values):
                 found.append(
                     f"device.{key}={quoted(value)} is not a time: give milliseconds from 0 to {LONGEST_MS}, "

@@ -26,7 +26,7 @@ from microp.simulator.layer_memory import MOST_ROWS, STATE, LayerBytes, LayerMem
 from microp.simulator.layer_times import NO_TIMES, LayerTimes, costs_of
 from microp.simulator.link_model import LINK_MODELS, Asynchronous, LinkModel
 from microp.simulator.memory import StageMemory, activation_peak
-from microp.simulator.nominal import nominal_costs, slowed
+from microp.simulator.nominal import nominal_costs, nominal_optimizer, slowed
 from microp.simulator.shared_cores import equal_shares, simulate_on_cores
 from microp.simulator.simulation import Simulated, critical_path, simulate
 
@@ -56,6 +56,7 @@ __all__ = [
     "for_stages",
     "kind_of",
     "nominal_costs",
+    "nominal_optimizer",
     "replay",
     "replay_reductions",
     "schedule_of",

@@ -40,12 +40,7 @@ def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None
     scale = [factor * (rows if "row" in device.per else 1) for factor in of_layers]
 
     def times(key: str, value: Any, scale: Sequence[Any] = scale) -> list[Any]:
-        given = value if isinstance(value, list) else [value] * stages
-        if len(given) != stages:
-            raise ValueError(
-                f"device.{key} has {len(given)} values for {stages} stages: give one per stage, or one for all"
-            )
-        return [time * factor for time, factor in zip(given, scale, strict=True)]
+        return _of_stages(key, value, scale)
 
     forward, backward = times("forward_ms", device.forward_ms), times("backward_ms", device.backward_ms)
     weight = times("weight_ms", device.weight_ms) if device.weight_ms is not None else None
@@ -58,12 +53,35 @@ def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None
         forward=forward,
         backward=backward,
         weight=weight,
+        full=times("full_ms", device.full_ms) if device.full_ms is not None and workload.schedule.split else None,
         recompute=recompute if checkpointing.segments else None,
         spared=checkpointing.spared(workload.schedule.chunks),
         latency=device.latency_ms,
         reduction=None if device.reduce_ms is None else times("reduce_ms", device.reduce_ms, of_layers),
+        overhead=device.overhead_ms or None,
     )
     return slowed(costs, device, workload.schedule)
+
+
+def nominal_optimizer(device: EmulatedSettings, layers: Sequence[int]) -> list[float]:
+    """Return the least time of the optimizer's step on each stage's weights, in milliseconds.
+
+    Raises:
+        ValueError: a list of times does not have one value per stage; the message names the key.
+    """
+    scale = [each if "layer" in device.per else 1 for each in layers]
+    return _of_stages("optimizer_ms", device.optimizer_ms, scale)
+
+
+def _of_stages(key: str, value: Any, scale: Sequence[Any]) -> list[Any]:
+    """Return a nominal time of each stage, from a list or from one value for all."""
+    stages = len(scale)
+    given = value if isinstance(value, list) else [value] * stages
+    if len(given) != stages:
+        raise ValueError(
+            f"device.{key} has {len(given)} values for {stages} stages: give one per stage, or one for all"
+        )
+    return [time * factor for time, factor in zip(given, scale, strict=True)]
 
 
 def slowed(costs: Costs, device: DeviceSettings, schedule: Schedule) -> Costs:

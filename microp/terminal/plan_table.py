@@ -13,7 +13,7 @@ from microp.terminal.columns import show as show_columns
 from microp.terminal.console import err, out
 
 ABOUT = (
-    "step: simulated time of the pipeline's actions. MiB: predicted peak of the fullest rank. layers: of each stage. "
+    "step: predicted time, as of a run. MiB: predicted peak of the fullest rank. layers: of each stage. "
     "binds: what keeps a plan from being faster. No plan is both faster and smaller than another one."
 )
 

@@ -150,6 +150,7 @@ class Trainer:
         self._at(Place.OPTIMIZING)
         if trace is not None:  # a runner without a trace used random inputs
             self.optimizer.step()
+            self._device.finish_optimizer(reduced, self.stages)
         ended = mark()
         self._at(Place.BARRIER)
         self._comms.barrier()  # a rank that cleans up would take a core from one that still computes

@@ -10,7 +10,8 @@ from user import microp, read
 
 from microp.app.config import compose_config, read_config
 from microp.app.job_factory import make_job
-from microp.app.prediction import machine_of, predict, predicted_seconds
+from microp.app.prediction import predict, predicted_seconds
+from microp.app.profiles import machine_of
 from microp.planner import Profile
 from microp.store import read_rows, write_profile
 

@@ -13,7 +13,7 @@ from microp.settings import NEVER, MlpSettings
 from microp.store import ProfileError, find_profile, read_profile, write_profile
 
 MODEL = MlpSettings("mlp", 8, 64, "float32")
-HOP = 0.02 + 0.1 * 64 * 4 * 20 / 2**20  # of 20 rows of 64 numbers
+HOP = 0.02 + 0.1 * 512 * 20 / 2**20  # of 20 rows, 512 bytes each
 
 
 def workload(schedule, rows: int) -> Workload:
@@ -21,7 +21,7 @@ def workload(schedule, rows: int) -> Workload:
 
 
 def test_stages_take_what_their_layers_take():
-    costs = stage_costs(profile(MODEL), MODEL, workload(gpipe(2, 4), 20), "shm")
+    costs = stage_costs(profile(MODEL), MODEL.kinds, workload(gpipe(2, 4), 20), "shm")
     assert costs.forward == pytest.approx((5 * 3, 3 * 3))
     assert costs.backward == pytest.approx((5 * 6, 3 * 6))
     assert costs.latency == pytest.approx(HOP)
@@ -30,7 +30,7 @@ def test_stages_take_what_their_layers_take():
 
 def test_what_follows_another_op_takes_longer():
     alternating, plain = (
-        stage_costs(profile(MODEL), MODEL, workload(build(2, 4), 20), "shm") for build in (one_f_one_b, gpipe)
+        stage_costs(profile(MODEL), MODEL.kinds, workload(build(2, 4), 20), "shm") for build in (one_f_one_b, gpipe)
     )
     share = 3 / 4  # of rank 1's forwards: all but the first follow a backward
     assert alternating.forward[1] == pytest.approx(plain.forward[1] * (1 + 0.1 * share))
@@ -38,11 +38,11 @@ def test_what_follows_another_op_takes_longer():
 
 def test_a_step_is_its_actions_the_engine_s_time_and_the_optimizer():
     given = profile(MODEL, alone=(1.0, 1.0))
-    found = forecast(given, MODEL, workload(gpipe(2, 1), 20), "shm", batch=0)
+    found = forecast(given, MODEL.kinds, workload(gpipe(2, 1), 20), "shm", batch=0)
     actions = 5 * 9 + 3 * 9 + 2 * HOP + 0.01  # the engine's own time between rank 1's F and B
     assert found.step_ms == pytest.approx(actions + 0.05 + 0.05 + 0.2 + 0.1 * 5)
     assert found.bubble == pytest.approx(1 - 8 * 9 / (2 * actions))
-    faster = forecast(profile(MODEL, alone=(0.5, 0.5)), MODEL, workload(gpipe(2, 1), 20), "shm", batch=0)
+    faster = forecast(profile(MODEL, alone=(0.5, 0.5)), MODEL.kinds, workload(gpipe(2, 1), 20), "shm", batch=0)
     assert faster.step_ms < 0.6 * found.step_ms
 
 

@@ -17,7 +17,7 @@ DEVICE = DeviceSettings("cpu", 1)
 
 
 def prices(device: DeviceSettings = DEVICE) -> ProfilePrices:
-    return ProfilePrices(profiled.profile(MODEL), MODEL, device, "shm")
+    return ProfilePrices(profiled.profile(MODEL), MODEL.kinds, device, "shm")
 
 
 @pytest.mark.parametrize("device", [DEVICE, DeviceSettings("cpu", 1, speed=[1, 0.5, 1, 1])], ids=["equal", "one slow"])

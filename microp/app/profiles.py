@@ -1,0 +1,173 @@
+"""Finds the profile that a configuration is predicted from, and what it says: prices, an emulated device's times.
+
+::
+
+    profile=FILE                   a profile, also of elsewhere ─┐
+    else                           this machine's, if any ───────┴─► prices: predictions, balanced partitions, plans
+    device=emulated profile=FILE   ────────────────────────────────► how long an emulated device's actions last
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from microp.app.schema import Config
+from microp.job import Workload
+from microp.planner import (
+    Machine,
+    NominalPrices,
+    Prices,
+    Profile,
+    ProfilePrices,
+    model_problem,
+    optimizer_times,
+    stage_costs,
+)
+from microp.schedule import Schedule, spread
+from microp.settings import DeviceSettings, EmulatedSettings, processor
+from microp.store import ProfileError, find_profile, read_profile
+
+
+def with_profiles(words: Sequence[str]) -> list[str]:
+    """Return a command's words with `device=emulated profile=FILE` for `device=FILE`; a file's name ends in .yaml."""
+    found = []
+    for word in words:
+        key, _, value = word.partition("=")
+        is_profile = key == "device" and all(each.endswith((".yaml", ".yml")) for each in value.split(","))
+        found += ["device=emulated", f"profile={value}"] if is_profile else [word]
+    return found
+
+
+def machine_of(device: str, threads: int) -> Machine:
+    """Return the kind of this machine."""
+    return Machine(device, processor(), os.cpu_count() or 1, version("torch"), threads)
+
+
+def profile_problems(config: Config) -> list[str]:
+    """Return what is wrong with the profile that the configuration names, one sentence each."""
+    if config.profile is None:
+        return []
+    try:
+        profile = read_profile(Path(config.profile))
+    except ProfileError as error:
+        return [str(error)]
+    if config.device.is_emulated:
+        return _emulation_problems(config, profile)
+    why = model_problem(profile, config.model)
+    return [f"profile={config.profile} is of another model: {why}"] if why else []
+
+
+def _emulation_problems(config: Config, profile: Profile) -> list[str]:
+    """Return why a profile cannot give an emulated device its times; the width of what really computes is free."""
+    name, layers = profile.model.get("name"), profile.model.get("layers")
+    if (name, layers) != (config.model.name, config.model.layers):
+        return [
+            f"profile={config.profile} is of model={name} with {layers} layers, this run has model={config.model.name} "
+            f"with {config.model.layers}: use model={name} model.layers={layers}"
+        ]
+    if lacking := sorted(set(config.model.kinds) - set(profile.layers)):
+        return [f"profile={config.profile} lacks layer {lacking[0]}: python -m microp.profile makes a whole one"]
+    backend = config.comms.backend(config.device.name)
+    if config.ranks > 1 and backend not in ("shm", "threads"):
+        return [
+            f"profile={config.profile} has the time of a hop, and {backend} does not record sending times: "
+            "use comms=shm or comms=threads"
+        ]
+    return []
+
+
+def times_of(config: Config, schedule: Schedule, sizes: Sequence[int]) -> DeviceSettings:
+    """Return the settings of the device; an emulated one has the times of the profile if the configuration names one.
+
+    Args:
+        config: without problems.
+        schedule: its order.
+        sizes: the number of layers of each stage.
+    """
+    device = config.device
+    if config.profile is None or not isinstance(device, EmulatedSettings):
+        return device
+    profile, kinds = read_profile(Path(config.profile)), config.model.kinds
+    workload = Workload(schedule, tuple(sizes), rows_of_first_replica(config), config.checkpointing)
+    reduces = config.replicas > 1 and device.reduce_ms is None and config.sync.name not in ("torch_ddp", "compare")
+    backend = config.comms.backend(device.name)
+    costs = stage_costs(profile, kinds, workload, backend, config.replicas if reduces else 1)
+    layers = profile.layer_memory(kinds, bool(schedule.split))
+    return replace(
+        device,
+        forward_ms=_rounded(costs.forward),
+        backward_ms=_rounded(costs.backward),
+        weight_ms=_rounded(costs.weight) or None,
+        full_ms=_rounded(costs.full) or None,
+        recompute_ms=_rounded(costs.recompute) or None,
+        latency_ms=round(costs.latency, 6),
+        reduce_ms=_rounded(costs.reduction) if reduces else device.reduce_ms,
+        overhead_ms=round(max(costs.overhead), 6),
+        optimizer_ms=_rounded(optimizer_times(profile, workload, layers)),
+        per=[],
+    )
+
+
+def rows_problem(profile: Profile, rows: float) -> str | None:
+    """Return that rows are outside of what the profile was measured with, so its times are extrapolated; else None."""
+    least, most = profile.rows[0], profile.rows[-1]
+    if least <= rows <= most:
+        return None
+    return (
+        f"microbatches of {rows:g} rows are outside of what {profile.path} was measured with, {least:g} to {most:g}: "
+        "times are extrapolated"
+    )
+
+
+def _rounded(times: Sequence[float]) -> list[float]:
+    return [round(time, 6) for time in times]
+
+
+def profile_for(config: Config) -> Profile | None:
+    """Return the profile that the configuration names, else this machine's of its model; None if there is none."""
+    if config.profile is not None:
+        return read_profile(Path(config.profile))
+    device = "cpu" if config.device.is_emulated else config.device.name  # which does everything but to wait
+    machine = machine_of(device, config.device.threads)
+    return find_profile(Path(config.output_dir) / "profiles", machine, config.model, config.batch_size)
+
+
+def prices_of(config: Config) -> Prices:
+    """Return the times of actions that are known for the configuration's device."""
+    if config.model.problems() or profile_problems(config):
+        return NominalPrices(config.device)
+    kinds, backend = config.model.kinds, config.comms.backend(config.device.name)
+    if (profile := used_profile(config)) is not None:
+        return ProfilePrices(profile, kinds, config.device, backend)
+    return NominalPrices(config.device, profile_for(config), kinds, backend)
+
+
+def used_profile(config: Config) -> Profile | None:
+    """Return the profile that has the times of the configuration's actions; None if they are nominal or not known."""
+    return None if config.device.is_emulated and config.profile is None else profile_for(config)
+
+
+def rows_of_first_replica(config: Config) -> tuple[int, ...]:
+    """Return the number of rows of each microbatch of the first replica."""
+    return spread(spread(config.batch_size, max(config.replicas, 1))[0], max(config.chunks, 1))
+
+
+def profile_command(config: Config) -> str:
+    """Return the command that measures the configuration's model."""
+    keys = [f"model={config.model.name}"] if config.model.name != "mlp" else []
+    defaults = _defaults(config.model.name)
+    keys += [f"model.{key}={value}" for key, value in vars(config.model).items() if defaults.get(key) != value]
+    keys += [f"batch_size={config.batch_size}"] if config.batch_size != 256 else []
+    keys += [f"output_dir={config.output_dir}"] if config.output_dir != "outputs" else []
+    return " ".join(["python -m microp.profile", *keys])
+
+
+def _defaults(model: str) -> dict[str, Any]:
+    from microp.app.knobs import ours
+
+    return {"name": model, **ours().option("model", model)}
