@@ -28,6 +28,7 @@ from microp.app.hydra_loader import install
 from microp.app.hydra_problems import REFUSED, hydra_problems, in_a_line, option_problems
 from microp.app.knobs import Knobs, schema_of, without_unused
 from microp.app.places import CONF
+from microp.app.profiles import with_profiles
 from microp.app.schema import GROUPS, SCHEMAS, Config
 from microp.settings import TrackingSettings, redact_values
 
@@ -99,6 +100,7 @@ def compose_config(*overrides: str, name: str = "config") -> DictConfig:
     """
     if found := option_problems(overrides):
         raise ConfigError(found)
+    overrides = tuple(with_profiles(overrides))
     register_schemas()
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):

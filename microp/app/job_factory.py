@@ -22,8 +22,8 @@ from microp.app.resume import find_resumed
 from microp.app.schema import Config
 from microp.job import Job, Workload, question_id, run_id, torch_problems
 from microp.schedule import Action, Op, Partition, Schedule, builders, spread, to_text, validate
-from microp.settings import quoted
-from microp.simulator import closed_forms, nominal_costs
+from microp.settings import EmulatedSettings, quoted
+from microp.simulator import closed_forms, nominal_costs, nominal_optimizer
 
 log = logging.getLogger(__name__)
 
@@ -171,11 +171,12 @@ def _partition_of(config: Config, schedule: Schedule | None) -> tuple[Chosen | N
 
 
 def _nominal_problems(config: Config, schedule: Schedule, partition: Partition) -> list[str]:
-    if not config.device.is_emulated or config.device.problems():
+    if not isinstance(config.device, EmulatedSettings) or config.device.problems():
         return []
     try:
         rows = rows_of_first_replica(config)
         nominal_costs(config.device, Workload(schedule, partition.sizes, rows, config.checkpointing), rows=1)
+        nominal_optimizer(config.device, partition.sizes)
     except ValueError as error:
         return [str(error)]
     return []

@@ -67,40 +67,60 @@ def _unless(used: Callable[[Config], bool], by: Callable[[Config], str], remedy:
     return lambda config: None if used(config) else Unused(by(config), remedy)
 
 
+def _or_timed(rule: Rule) -> Rule:
+    """Return the rule of a nominal time, which a profile of an emulated device has, too."""
+
+    def timed(config: Config) -> Unused | None:
+        if config.profile is not None and config.device.is_emulated:
+            return Unused(f"profile={config.profile}, which has the times", "leave one of the two out")
+        return rule(config)
+
+    return timed
+
+
 def _policy(config: Config) -> str:
     return f"checkpointing={config.checkpointing.name}"
 
 
 Rule = Callable[[Config], Unused | None]
 _SEVERAL_REPLICAS = _unless(lambda c: c.replicas != 1, lambda _: "replicas=1", "use replicas=2 or more")
-RULES: dict[str, Rule] = {  # a knob, or a whole group
-    "sync": _SEVERAL_REPLICAS,
-    "sync.first_bucket_mb": _unless(
-        lambda c: c.sync.name != "torch_ddp", lambda _: "sync=torch_ddp, where it is 1", "use sync=ddp"
-    ),
-    "checkpointing.segments": _unless(
-        lambda c: c.checkpointing.name == "segments", _policy, "use checkpointing=segments"
-    ),
-    "engine.batch_weights": _has_no_w,
-    "device.latency_ms": _unless(lambda c: c.ranks != 1, lambda _: "ranks=1", "use ranks=2 or more"),
-    "device.recompute_ms": _unless(lambda c: c.checkpointing.segments != 0, _policy, "use checkpointing=always"),
-    "device.reduce_ms": _SEVERAL_REPLICAS,
-    "device.speed": _unless(
-        lambda c: c.device.is_emulated or asks_for("partition", c.partition, "task"),
-        lambda c: f"device={c.device.name} with partition={c.partition['name']}",
-        "use partition=balanced or device=emulated",
-    ),
-    "launch.shutdown_s": _starts_no_processes,
-    "snapshot.keep": _unless(
-        lambda c: c.snapshot.every is not None, lambda _: "snapshot.every=null", "use snapshot.every=10"
-    ),
-} | {
-    f"tracking.{field.name}": _unless(
-        lambda c: c.tracking.mode != "disabled", lambda _: "tracking=disabled", "use tracking=offline"
-    )
-    for field in fields(TrackingSettings)
-    if field.name not in FIXED
-}
+RULES: dict[str, Rule] = (
+    {  # a knob, or a whole group
+        "sync": _SEVERAL_REPLICAS,
+        "sync.first_bucket_mb": _unless(
+            lambda c: c.sync.name != "torch_ddp", lambda _: "sync=torch_ddp, where it is 1", "use sync=ddp"
+        ),
+        "checkpointing.segments": _unless(
+            lambda c: c.checkpointing.name == "segments", _policy, "use checkpointing=segments"
+        ),
+        "engine.batch_weights": _has_no_w,
+        "device.latency_ms": _or_timed(_unless(lambda c: c.ranks != 1, lambda _: "ranks=1", "use ranks=2 or more")),
+        "device.recompute_ms": _or_timed(
+            _unless(lambda c: c.checkpointing.segments != 0, _policy, "use checkpointing=always")
+        ),
+        "device.reduce_ms": _SEVERAL_REPLICAS,
+        "device.speed": _unless(
+            lambda c: c.device.is_emulated or asks_for("partition", c.partition, "task"),
+            lambda c: f"device={c.device.name} with partition={c.partition['name']}",
+            "use partition=balanced or device=emulated",
+        ),
+        "launch.shutdown_s": _starts_no_processes,
+        "snapshot.keep": _unless(
+            lambda c: c.snapshot.every is not None, lambda _: "snapshot.every=null", "use snapshot.every=10"
+        ),
+    }
+    | {
+        f"device.{key}": _or_timed(lambda _: None)
+        for key in ("forward_ms", "backward_ms", "weight_ms", "full_ms", "per", "overhead_ms", "optimizer_ms")
+    }
+    | {
+        f"tracking.{field.name}": _unless(
+            lambda c: c.tracking.mode != "disabled", lambda _: "tracking=disabled", "use tracking=offline"
+        )
+        for field in fields(TrackingSettings)
+        if field.name not in FIXED
+    }
+)
 
 
 def unused(config: Config) -> dict[str, Unused]:

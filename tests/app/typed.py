@@ -26,6 +26,7 @@ from microp.app.hydra_loader import current
 from microp.app.hydra_problems import REFUSED
 from microp.app.planning import PlanCallback, search_words
 from microp.app.pricing import PricingCallback
+from microp.app.profiles import with_profiles
 from microp.app.profiling import ProfileCallback
 from microp.app.sweep import SweepCallback
 
@@ -103,7 +104,7 @@ class Terminal:
         program, name = PROGRAMS.get(first, _Run), first if first in PROGRAMS else "config"
         whole = first == "whole"
         words = words[1:] if whole or first in PROGRAMS else words
-        words = search_words(words) if program is _Plan else words
+        words = with_profiles(search_words(words) if program is _Plan else words)
         is_sweep = "-m" in words
         words = [word for word in words if word != "-m"]
         if words[:1] == ["-cn"]:
