@@ -2,7 +2,7 @@
 
 ::
 
-    a run's own median F, B, W times and hop ── simulate ──► replayed makespan ┐
+    a run's own F, B, W times and hops ── simulate ──► replayed makespan ───────┐
     its measured steps ── median of last end - first start ──► measured ────────┴─► error
 
 The noise is the distance of a launch from the median of the other launches of its question. An
@@ -26,7 +26,7 @@ from analysis.command import ANY_RUN, main
 from analysis.exhibit import Exhibit, counted, kind_of, percent
 from analysis.forecasts import FORECASTS, forecasts, summary
 from analysis.varied import differing
-from microp.simulator import calibrate_steps, schedule_of, simulate
+from microp.simulator import replay_steps, schedule_of
 from microp.store import Row, Store, read_rows, read_spans, records
 from microp.trace import makespan
 
@@ -46,8 +46,8 @@ def _replayed(runs: pd.DataFrame) -> list[Exhibit]:
     summary = "; ".join(_summary(kind, own) for kind, own in table.groupby("kind"))
     several = table["run_id"].nunique() > 1
     text = (
-        f"{'Left: m' if several else 'M'}akespan of a step, replayed (simulated with the run's own median action and "
-        "hop times), against the median measured one. "
+        f"{'Left: m' if several else 'M'}akespan of a step, replayed (simulated with the run's own action and hop "
+        "times), against the median measured one. "
         + ("Right: cumulative share of runs by the error of the replayed makespan. " if several else "")
         + ("Noise: a launch's distance from the median of the other launches. " if table["noise"].notna().any() else "")
         + f"{summary}."
@@ -126,7 +126,7 @@ def _compare(row: dict[str, Any]) -> Iterator[Row]:
     if not spans or not steps or row["replicas"] != 1:
         return
     schedule = schedule_of(spans, row["schedule"])
-    replayed = makespan(simulate(schedule, calibrate_steps(schedule, steps, spans)))
+    replayed = makespan(replay_steps(schedule, steps, spans))
     yield {
         "run_id": row["run_id"],
         "question": row["question"],

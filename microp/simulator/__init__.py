@@ -19,6 +19,7 @@ from microp.simulator.calibration import (
     kind_of,
     replay,
     replay_reductions,
+    replay_steps,
     schedule_of,
 )
 from microp.simulator.costs import PER_STAGE, Costs, for_stages
@@ -59,6 +60,7 @@ __all__ = [
     "nominal_optimizer",
     "replay",
     "replay_reductions",
+    "replay_steps",
     "schedule_of",
     "simulate",
     "simulate_on_cores",

@@ -4,6 +4,7 @@
 
     spans ── calibrate ──────► Costs ── simulate ──► spans, replayed: as measured, without noise
     rows  ── calibrate_steps ──┘
+    rows and spans ── replay_steps ────────────────► spans, replayed: as the step in the middle, with its noise
 
 From spans that were simulated with asynchronous hops, `calibrate` returns costs that simulate to the same spans.
 Other link models are not recovered: the costs that it returns always have asynchronous hops.
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
-from statistics import median_low
+from statistics import mean, median_low
 from typing import Any
 
 from microp.schedule import Action, Op, Schedule
@@ -82,6 +83,50 @@ def calibrate_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, An
     hops = _hops(schedule, spans)
     overhead = [between / 1e6 for between in _overhead(schedule, spans, hops)]
     return _costs(schedule, times, tuple(hop / 1e6 for hop in hops), overhead)
+
+
+def replay_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, Any]]], spans: Iterable[Span]) -> Simulated:
+    """Return simulated spans, in milliseconds, of the step that the middle half of the steps is like.
+
+    ::
+
+        a stage's F in the steps in the middle   mean 2.0 ms
+        the same in the traced step              1.8  1.9  3.3  2.0    mean 2.25, so here  1.6  1.7  2.9  1.8
+
+    The times of a stage's actions are those of the steps of middle length, on average, and vary as in the traced step.
+    Variation makes a step longer, because the ranks wait for whichever is late: with one time per stage a replay is
+    too short. Hops and the engine's own time are the traced step's medians.
+
+    Args:
+        schedule: the schedule that was run.
+        steps: for each step, the ranks' rows in the order of the ranks; see `store.records`.
+        spans: the spans of the traced step, in nanoseconds.
+    """
+    spans = as_spans(spans)
+    values: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for step in _middle_half(steps):
+        for row in step:
+            for name, milliseconds in row["action_ms"].items():
+                values[int(name[:-1]), name[-1]].append(milliseconds)
+    traced = {span.action: span.end - span.start for span in spans}
+    alike: dict[tuple[int, str], list[Action]] = defaultdict(list)
+    for action in traced:
+        alike[action.stage, kind_of(schedule, action)].append(action)
+    takes: dict[Action, float] = {}
+    for kind, actions in alike.items():
+        usual, own = mean(values[kind]), mean(traced[action] for action in actions)
+        takes |= {action: usual * (traced[action] / own if own else 1.0) for action in actions}
+    return simulate(schedule, calibrate_steps(schedule, steps, spans), takes)
+
+
+def _middle_half(steps: Sequence[Sequence[Mapping[str, Any]]]) -> Sequence[Sequence[Mapping[str, Any]]]:
+    """Return the steps without the shortest and the longest quarter of them."""
+
+    def length(step: Sequence[Mapping[str, Any]]) -> int:
+        return int(max(row["last_end_ns"] for row in step) - min(row["first_start_ns"] for row in step))
+
+    ordered, left_out = sorted(steps, key=length), len(steps) // 4
+    return ordered[left_out : len(steps) - left_out]
 
 
 def _costs(

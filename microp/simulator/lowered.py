@@ -12,6 +12,7 @@ All columns follow from `Schedule.parents` and `Costs`. Each is computed for all
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import count
 from typing import Any, NamedTuple
 from weakref import ref
@@ -71,6 +72,13 @@ def lower(schedule: Schedule, costs: Costs) -> Lowered:
     order = _order_of(schedule)
     kind = order.kind + np.isin(order.actions.microbatch, costs.spared) if costs.spared else order.kind
     return Lowered(order.actions, order.source, kind, _kinds(order.lanes, costs))
+
+
+def with_times(lowered: Lowered, takes: Mapping[Action, Any]) -> Lowered:
+    """Return the columns with a time of its own for every action."""
+    kinds = Kinds(*([values[kind] for kind in lowered.kind.tolist()] for values in lowered.kinds))
+    own = [takes[lowered.actions.at(position)] for position in range(len(lowered.actions))]
+    return lowered._replace(kind=np.arange(len(own), dtype=np.int32), kinds=kinds._replace(takes=own))
 
 
 class _Lane(NamedTuple):

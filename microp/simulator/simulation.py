@@ -18,16 +18,16 @@ time is kept with the position of the action that caused it.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from microp.schedule import Schedule
+from microp.schedule import Action, Schedule
 from microp.simulator.costs import Costs
 from microp.simulator.link_model import Asynchronous, LinkModel, Moment, later
-from microp.simulator.lowered import NONE, SMALL, Lowered, lower
+from microp.simulator.lowered import NONE, SMALL, Lowered, lower, with_times
 from microp.trace import Actions, Column, Span, Spans, column_type
 
 UNKNOWN = -1  # the end of an action that has not run
@@ -52,14 +52,21 @@ class Simulated(Spans):
         self.cause = cause
 
 
-def simulate(schedule: Schedule, costs: Costs) -> Simulated:
+def simulate(schedule: Schedule, costs: Costs, takes: Mapping[Action, Any] | None = None) -> Simulated:
     """Return the spans of one step, from time 0, rank by rank, in the costs' unit of time.
+
+    Args:
+        schedule: the order.
+        costs: of its stages and hops.
+        takes: the time of every action; None if the costs have it.
 
     Raises:
         ValueError: the costs are for another number of stages than the schedule has, or the
             schedule deadlocks or lacks an action.
     """
     lowered = lower(schedule, costs)
+    if takes is not None:
+        lowered = with_times(lowered, takes)
     times = [*lowered.kinds.takes, *lowered.kinds.hop_in, *lowered.kinds.after]
     dtype = column_type(times, bound=3 * len(lowered.actions) * max(times))
     walk = _delayed if type(costs.transfer) in (Asynchronous, LinkModel) else _queued

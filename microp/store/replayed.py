@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 
 from microp.job import Job
-from microp.simulator import Simulated, calibrate_steps, simulate
+from microp.simulator import Simulated, replay_steps
 from microp.store.records import Row, read_reductions, read_spans
 from microp.trace import after_last_gradient, bubble_fraction, ends_at, reductions
 
@@ -40,7 +40,7 @@ class Replay:
         traced = read_spans(attempt)
         if not steps or not len(traced):
             return
-        self.spans = simulate(job.schedule, calibrate_steps(job.schedule, pairs, traced))
+        self.spans = replay_steps(job.schedule, pairs, traced)
         self.sum_ms = [ns / 1e6 for ns in after_last_gradient(job.schedule, traced, read_reductions(attempt))]
 
     def numbers(self) -> dict[str, float | None]:

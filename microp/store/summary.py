@@ -224,7 +224,7 @@ def _reduction(job: Job, steps: list[list[Row]], replay: Replay) -> dict[str, An
     """Return the times of the sum over the replicas, measured (medians of the slowest rank) and simulated.
 
     The times are those of the step up to its optimizer. On an emulated device its nominal times are
-    simulated. On other devices the run's median action times are simulated, and each stage's sum
+    simulated. On other devices the run's own action times are simulated, and each stage's sum
     takes as long as in the traced step, from the stage's last gradient on.
     """
     if job.replicas == 1 or not steps:

@@ -42,7 +42,7 @@ _TIMELINES, _RANKS = "Timelines", "Ranks, step by step"
 _SHOWS = {  # section -> what its panels show, for the report
     _ASKED: "In a scatter a point is one run: its figure over a key that was swept. A bar is the mean over the runs "
     "of a schedule. In the last panel a line is one run, from the keys that were swept to its figures.",
-    _AGAINST_TITLE: "A point is one run. Replayed: the schedule simulated with the run's own median action times.",
+    _AGAINST_TITLE: "A point is one run. Replayed: the schedule simulated with the run's own action times.",
     _TIMELINES: "The last measured step of each run: replayed above measured.",
     _RANKS: "The measured steps, as the mean over the ranks of the same number. own_step_ms is the rank's own time.",
 }

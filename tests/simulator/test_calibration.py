@@ -24,6 +24,7 @@ from microp.simulator import (
     for_stages,
     kind_of,
     replay,
+    replay_steps,
     schedule_of,
     simulate,
 )
@@ -307,3 +308,24 @@ def test_rows_of_several_steps_give_medians():
         steps.append(rows_of(schedule, list(spans)))
     found = calibrate_steps(schedule, steps, spans)
     assert found == Costs((2.0, 2.0), (6.0, 6.0), (0, 0), latency=(0, 0.5))
+
+
+@pytest.mark.parametrize("build", [gpipe, one_f_one_b, zb_h1])
+def test_a_replay_has_the_variation_of_the_traced_step_and_the_length_of_the_steps_in_the_middle(build):
+    """Ranks wait for whichever is late: with one time per stage the replay would be too short."""
+    schedule, random = build(2, 12), Random("variation")
+    steps = []
+    weight = 1_000_000 if schedule.split else None
+    even = for_stages(2, forward=1_000_000, backward=2_000_000, weight=weight)
+    takes = {
+        action: even.of(action, bool(schedule.split)) * random.randint(5, 15) // 10
+        for row in schedule.ranks
+        for action in row
+    }
+    for factor in (10, 30, 9, 11):  # the third step is the shortest, the second one was disturbed
+        traced = simulate(schedule, even, {action: time * factor for action, time in takes.items()})
+        steps.append(rows_of(schedule, list(traced)))
+    found = replay_steps(schedule, steps, traced)
+    between = makespan(traced) / 11 * 10.5 / 1e6
+    assert makespan(found) == pytest.approx(between, rel=1e-6)
+    assert makespan(simulate(schedule, calibrate_steps(schedule, steps, traced))) < 0.97 * between
