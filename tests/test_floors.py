@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 FLOORS = [
     {"schedule", "settings"},
-    {"job", "trace", "comms"},
+    {"job", "trace", "comms", "slurm"},
     {"simulator", "model"},
     {"device", "planner"},
     {"replicas", "store"},
@@ -35,7 +35,7 @@ DOORS = {  # outside package -> the packages that may import it; `trace.drawing`
     "yaml": {"store", "app"},
     "pandas": {"store", "app", "terminal"},
 }
-WITHOUT_TORCH = {"schedule", "settings", "job", "trace", "simulator", "planner", "store"}
+WITHOUT_TORCH = {"schedule", "settings", "slurm", "job", "trace", "simulator", "planner", "store"}
 FOR_ANALYSIS = {"schedule", "settings", "job", "trace", "simulator", "planner", "store"}
 FILES = sorted((ROOT / "microp").rglob("*.py"))
 

@@ -105,6 +105,8 @@ class Attempt:
         """Write what is known before the ranks start, and start the process that follows them."""
         config = self._config
         self._status: dict[str, Any] = {"uid": uuid.uuid4().hex[:12], **this_process(), "started": time.time()}
+        if "SLURM_JOB_ID" in os.environ:
+            self._status["slurm_job"] = os.environ["SLURM_JOB_ID"]
         if self._job.resumed:
             self._status["resumed"] = snapshots.about(self._job.resumed, self.folder)
         self._write_status(RUNNING)  # first, so that an attempt without a status is damaged

@@ -11,11 +11,23 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from microp.app.config import plain
 from microp.app.profiles import profile_problems, rows_problem, used_profile
 from microp.app.schema import Config
 from microp.app.size_checks import memory_problems
 from microp.job import Job, torch_problems
-from microp.settings import broken_rules, is_joined, not_writable, out_of_reach, quoted, too_few_descriptors
+from microp.settings import (
+    SlurmSettings,
+    broken_rules,
+    is_joined,
+    no_slurm,
+    not_writable,
+    out_of_reach,
+    quoted,
+    redact_values,
+    too_few_descriptors,
+)
+from microp.store import flatten
 
 QUICK = 100_000  # ranks times chunks; a larger schedule is not built if the configuration is refused anyway
 
@@ -29,16 +41,23 @@ def problems(config: Config) -> list[str]:
     found += config.comms.problems(config.device.name)
     found += config.launch.problems(config.ranks, config.replicas)
     if not found:
-        here = ranks_here(config)
-        return _problems_together(config) or too_few_descriptors(here) or memory_problems(config, here)
+        return _problems_together(config) or _machine_problems(config)
     # A value that is wrong by itself need not fit the others.
     told = {problem.partition("=")[0] for problem in found}
     return found + [problem for problem in _problems_together(config) if problem.partition("=")[0] not in told]
 
 
+def _machine_problems(config: Config) -> list[str]:
+    """Return what this machine lacks for a valid configuration; a job of Slurm runs on another one."""
+    if isinstance(config.launch, SlurmSettings):
+        return no_slurm()
+    here = ranks_here(config)
+    return too_few_descriptors(here) or memory_problems(config, here)
+
+
 def _problems_together(config: Config) -> list[str]:
     """Return what is wrong with values that do not fit each other, or not this machine."""
-    found = _folder_problems(config) + _gpu_problems(config) + profile_problems(config)
+    found = _folder_problems(config) + _gpu_problems(config) + profile_problems(config) + _slurm_problems(config)
     if config.engine.name != "microp" and config.comms.name == "threads":
         found.append(f"engine={config.engine.name} needs ranks that are processes: use comms=auto")
     latency, backend = getattr(config.device, "latency_ms", 0), config.comms.backend(config.device.name)
@@ -87,7 +106,7 @@ def _folder_problems(config: Config) -> list[str]:
 
 def _gpu_problems(config: Config) -> list[str]:
     """Return what is wrong with `device=cuda` on this machine, one sentence per problem."""
-    if config.device.name != "cuda":
+    if config.device.name != "cuda" or isinstance(config.launch, SlurmSettings):
         return []
     import torch  # takes half a second, and only this check needs it
 
@@ -97,6 +116,31 @@ def _gpu_problems(config: Config) -> list[str]:
     if ranks > gpus:
         return [f"ranks={ranks} is more than the {gpus} GPUs here: use at most {gpus}, each rank needs its own"]
     return []
+
+
+def _slurm_problems(config: Config) -> list[str]:
+    """Return what is wrong with `launch=slurm` for this configuration, one sentence per problem."""
+    launch = config.launch
+    if not isinstance(launch, SlurmSettings) or launch.problems(config.ranks, config.replicas):
+        return []
+    found, per_node = [], launch.ranks_per_node(config.ranks * config.replicas)
+    if config.device.name == "cuda" and launch.gpus_per_node < per_node:
+        found.append(
+            f"launch.gpus_per_node={launch.gpus_per_node} is less than the {per_node} ranks of a node, and with "
+            f"device=cuda each needs its own: use launch.gpus_per_node={per_node}, or more launch.nodes"
+        )
+    if launch.nodes > 1 and config.comms.name in ("shm", "threads"):
+        found.append(f"comms={config.comms.name} needs all ranks on one host: use launch.nodes=1 or comms=auto")
+    values = flatten(plain(config))
+    secret = [key for key, value in redact_values(values).items() if value != values[key]]
+    return found + [f"{key} is a secret, and a job reads its point from a file: use launch=elastic" for key in secret]
+
+
+def only_in_a_sweep(config: Config) -> list[str]:
+    """Return what is wrong with a run alone that only a sweep can have."""
+    if not isinstance(config.launch, SlurmSettings):
+        return []
+    return ["launch=slurm is for the points of a sweep: type -m, also for one point"]
 
 
 def is_worth_a_schedule(config: Config) -> bool:
@@ -118,7 +162,8 @@ def warnings(config: Config, job: Job) -> list[str]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     here = ranks_here(config)
     who = f"ranks={here}" if config.replicas == 1 else f"{here} ranks of {config.replicas} replicas"
-    if config.device.name == "cpu" and here * config.device.threads > cores:
+    on_this = not isinstance(config.launch, SlurmSettings)
+    if on_this and config.device.name == "cpu" and here * config.device.threads > cores:
         found.append(
             f"{who} compute on {cores} cores: they take turns, so the timings measure "
             f"the cores and not the schedule (gradients, losses and memory are still exact)"

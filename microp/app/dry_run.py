@@ -21,7 +21,8 @@ from microp.app.errors import ConfigError
 from microp.app.hydra_callbacks import Point, PointsCallback, refuse, speaks
 from microp.app.hydra_internals import Composed
 from microp.app.knobs import NOTHING_LEFT, Knobs
-from microp.app.points import Planned, equal_points
+from microp.app.planned import Planned
+from microp.app.points import equal_points
 from microp.app.prediction import predicted_seconds
 from microp.job import Job
 from microp.store import owner_of, run_seconds

@@ -97,7 +97,7 @@ def measure(*overrides: str) -> Run:
     if point.dry_run:
         raise ConfigError(["dry_run=true is for the command line: leave it out, or use price for a predicted time"])
     job = make_job(point)
-    if found := nothing_to_resume(point, job):
+    if found := config_checks.only_in_a_sweep(point) + nothing_to_resume(point, job):
         raise ConfigError(found)
     for warning in config_checks.warnings(point, job):
         warnings.warn(warning, stacklevel=2)

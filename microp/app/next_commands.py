@@ -36,7 +36,9 @@ def print_next_commands(output: Path, tracking: TrackingSettings, finished: Path
         out.print(f"{what:5} {command}", soft_wrap=True, markup=False)
 
 
-def print_failure(attempt: Path, status: Mapping[str, Any], config: str, overrides: Sequence[str]) -> None:
+def print_failure(
+    attempt: Path, status: Mapping[str, Any], config: str, overrides: Sequence[str], *, in_sweep: bool
+) -> None:
     """Print why a point has failed, where more is told, and the command that runs just this point again.
 
     Args:
@@ -44,13 +46,15 @@ def print_failure(attempt: Path, status: Mapping[str, Any], config: str, overrid
         status: the content of its status.json.
         config: the name of the primary configuration.
         overrides: those of the point.
+        in_sweep: whether it can only be run as a point of a sweep.
     """
     console.error(f"{attempt}: {status.get('message')}")
     if status.get("log"):
         console.note(f"log    {status['log']}")
     folder = typed_options().config_dir
-    alone = [] if config == "config" else [*(["-cd", folder] if folder else []), "-cn", config, "hydra.mode=RUN"]
-    console.note(f"again  {shlex.join(['python', '-m', 'microp.run', *alone, *overrides])}")
+    named = [] if config == "config" else [*(["-cd", folder] if folder else []), "-cn", config]
+    alone = ["-m"] if in_sweep else ["hydra.mode=RUN"] if named else []
+    console.note(f"again  {shlex.join(['python', '-m', 'microp.run', *named, *alone, *overrides])}")
 
 
 def _program(name: str) -> str:

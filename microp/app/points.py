@@ -14,18 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import cache
 from math import isnan
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
 
 from microp.app import config_checks
-from microp.app.config import from_plain, plain, read_config
-from microp.app.errors import RunError
+from microp.app.config import plain, read_config
+from microp.app.errors import ConfigError, RunError, Stop
 from microp.app.hydra_callbacks import (
+    BAD_INPUT,
     Point,
     PointsCallback,
     chooses_points,
@@ -34,77 +33,29 @@ from microp.app.hydra_callbacks import (
     speaks,
     sweep_folder,
 )
-from microp.app.job_factory import job_with, make_job
+from microp.app.job_factory import make_job
 from microp.app.next_commands import print_failure
+from microp.app.planned import Planned, experiment_of, planned
+from microp.app.resume import resumed_again
 from microp.app.schema import Config
-from microp.job import Job, Snapshot
-from microp.schedule import Partition, from_text, to_text
-from microp.settings import is_joined
+from microp.app.slurm_sweep import close_requeued, slurm_sweep
+from microp.job import Job
+from microp.settings import SlurmSettings, is_joined
 from microp.store import (
     LockedError,
     Owner,
-    RecordError,
     SweepPlan,
-    attempts,
-    check_attempt,
     flatten,
     hold,
+    in_a_line,
     plan_in,
     read_status,
     read_summary,
-    snapshots,
 )
 from microp.terminal import Board, console
 
 board = Board()  # global, because Hydra creates the callback that shares it with `run_point`
 SKIPPED = "skip=true leaves this point out"
-
-
-class Planned(NamedTuple):
-    """A checked point of a sweep.
-
-    Attributes:
-        overrides: what was typed for it.
-        config: its configuration.
-        job: the job of that configuration.
-    """
-
-    overrides: list[str]
-    config: Config
-    job: Job
-
-    @property
-    def run(self) -> Path:
-        """The folder of its attempts."""
-        return Path(self.config.output_dir) / "runs" / self.job.run_id
-
-    def finished(self, since: float) -> Path | None:
-        """Return its last finished attempt that was started after `since` (seconds since 1970), or None.
-
-        If trained weights are asked for, only an attempt that has left them counts.
-        """
-        return finished(self.run, since, final=self.config.snapshot.final)
-
-    def record(self) -> dict[str, Any]:
-        """Return what a plan has to hold so that `planned` returns this point in any process."""
-        return {
-            "run_id": self.job.run_id,
-            "question_id": self.job.question_id,
-            "overrides": self.overrides,
-            "config": plain(replace(self.config, device=self.job.device)),
-            "order": to_text(self.job.schedule),
-            "partition": list(self.job.partition.sizes),
-            "resumed": self.job.resumed and self.job.resumed._asdict(),
-        }
-
-
-def planned(record: dict[str, Any]) -> Planned:
-    """Return a point from a plan; neither the files of `conf/` nor a schedule's builder or file are asked again."""
-    config = from_plain(record["config"])
-    order, partition = from_text(record["order"]), Partition(tuple(record["partition"]))
-    job = job_with(config, order, partition, record["run_id"], record["question_id"])
-    resumed = Snapshot(**record["resumed"]) if record["resumed"] else None
-    return Planned(record["overrides"], config, replace(job, resumed=resumed))
 
 
 def run_point(config: DictConfig) -> float:
@@ -138,7 +89,7 @@ def _run_planned(config: DictConfig, plan: SweepPlan) -> float:
     if point is None:
         return _failed(SKIPPED)
     try:
-        objective = _objective(_attempt_of(point, plan))
+        objective = _objective(_attempt_of(point, plan), in_sweep=_is_job(point))
     except Exception:
         _stop_if_asked(point, plan)
         raise
@@ -167,7 +118,54 @@ def _choose(config: DictConfig, plan: SweepPlan) -> Planned | None:
 
 
 def _attempt_of(point: Planned, plan: SweepPlan) -> Path:
-    """Return a point's finished attempt, by whatever process, else one that is run now."""
+    """Return a point's finished attempt, by whatever process, else one that is run now, here or as a job of Slurm."""
+    return slurm_sweep(plan).attempt_of(point, board) if _is_job(point) else _run_here(point, plan)
+
+
+def _is_job(point: Planned) -> bool:
+    return isinstance(point.config.launch, SlurmSettings)
+
+
+def run_from_plan(folder: str, run: str) -> int:
+    """Run one point of a sweep here, as the sweep's plan says, and return the exit code: 0, or 1 if it did not finish.
+
+    Args:
+        folder: the sweep's folder.
+        run: the id of one of its runs.
+    """
+    plan = plan_in(Path(folder))
+    try:
+        record = next((each for each in plan.points() if each.get("run_id") == run), None)
+    except OSError as error:
+        console.error(f"{folder} has no plan of a sweep: {in_a_line(error)}")
+        return BAD_INPUT
+    if record is None:
+        console.error(f"{plan.folder / 'points.jsonl'} has no point {run}: give one of its run ids")
+        return BAD_INPUT
+    point = planned(record)
+    if speaks():
+        close_requeued(point.run, point.job)
+    try:
+        point = point._replace(job=resumed_again(point.config, point.job))
+        attempt = _run_joined(point, plan) if is_joined() else _run_here(point, plan)
+    except (ConfigError, LockedError, Stop) as error:
+        console.error(str(error))
+        return 1
+    except OSError as error:
+        console.error(in_a_line(error))
+        return 1
+    status = read_status(attempt) if speaks() else {"status": "finished"}
+    if status["status"] != "finished":
+        console.error(f"{attempt}: {status.get('message')}")
+    return int(status["status"] != "finished")
+
+
+def _run_joined(point: Planned, plan: SweepPlan) -> Path:
+    return run_attempt(point.config, point.job, point.overrides, experiment_of(plan.head["name"]))
+
+
+def _run_here(point: Planned, plan: SweepPlan) -> Path:
+    """Return a point's finished attempt, by whatever process, else one that this process runs."""
     since, steps = plan.head["since"], len(list(point.job.phases()))
     if done := point.finished(since):
         return done
@@ -179,7 +177,7 @@ def _attempt_of(point: Planned, plan: SweepPlan) -> Path:
         if done := point.finished(since):
             board.skip(steps)
             return done
-        return _run_locked(point.config, point.job, point.overrides, experiment_of(config_name()), locked)
+        return _run_locked(point.config, point.job, point.overrides, experiment_of(plan.head["name"]), locked)
 
 
 def run_attempt(point: Config, job: Job, typed: Sequence[str], experiment: str | None = None) -> Path:
@@ -221,13 +219,13 @@ def _warn_of_no_locks(output: str) -> None:
     console.warn(f"the file system of {output} has no locks: nothing keeps another process from running the same point")
 
 
-def _objective(attempt: Path) -> float:
+def _objective(attempt: Path, *, in_sweep: bool = False) -> float:
     if not (attempt / "status.json").exists():  # this process is a rank on another host
         return float("nan")
     status = read_status(attempt)
     if status["status"] != "finished":
         if speaks():
-            print_failure(attempt, status, config_name(), overrides())
+            print_failure(attempt, status, config_name(), overrides(), in_sweep=in_sweep)
         return _failed(f"{attempt}: {status.get('message')}")
     return float(read_summary(attempt)["step_ms"]["median"])
 
@@ -237,34 +235,6 @@ def _failed(reason: str) -> float:
     if chooses_points():
         raise RunError(reason)
     return float("nan")
-
-
-def finished(run: Path, since: float, *, final: bool = False) -> Path | None:
-    """Return a run's last finished attempt that was started after `since` (seconds since 1970), or None.
-
-    Args:
-        run: the folder of the attempts.
-        since: when it was started at the earliest.
-        final: whether it must have left its trained weights.
-    """
-    for attempt in reversed(attempts(run)):
-        try:
-            status = read_status(attempt)
-            if status["status"] == "finished" and status["started"] >= since:
-                check_attempt(attempt)
-                if not final or (attempt / snapshots.WEIGHTS).exists():
-                    return attempt
-        except RecordError:  # an attempt that cannot be read answers nothing: the point runs again
-            continue
-    return None
-
-
-def experiment_of(name: str) -> str | None:
-    """Return the experiment of a stored sweep, `m_sensitivity` also for `m_sensitivity_quick`.
-
-    None for `config`, the name of a command without a stored sweep.
-    """
-    return None if name == "config" else name.removesuffix("_quick")
 
 
 def equal_points(points: list[Point], runs: int) -> str:

@@ -24,12 +24,14 @@ from microp.app.hydra_callbacks import Point, PointsCallback, is_sweep, loud, re
 from microp.app.hydra_internals import Composed
 from microp.app.job_factory import make_job
 from microp.app.next_commands import print_next_commands
-from microp.app.points import SKIPPED, Planned, board, equal_points, experiment_of, planned
+from microp.app.planned import Planned, experiment_of, planned
+from microp.app.points import SKIPPED, board, equal_points
 from microp.app.prediction import lacks_profile, predicted_seconds
 from microp.app.resume import about_resumed, nothing_to_resume
 from microp.app.schema import Config
+from microp.app.slurm_sweep import cancel_jobs
 from microp.job import Job
-from microp.settings import is_joined, redact_words
+from microp.settings import SlurmSettings, is_joined, redact_words
 from microp.store import (
     DIVERGED,
     SCHEMA_VERSION,
@@ -64,8 +66,9 @@ def show_finished() -> bool:
 
 
 def close() -> None:
-    """Remove the progress bar, and write the table of a sweep that was stopped before its end."""
+    """Remove the progress bar; of a sweep that was stopped before its end cancel the jobs and write the table."""
     board.close()
+    cancel_jobs()
     while _open:
         _open.pop().write_table()
 
@@ -86,8 +89,9 @@ class SweepCallback(PointsCallback):
         for key in ("dry_run", "fail_fast"):
             if len({getattr(point.config, key) for point in points}) > 1:
                 found.append(f"{key}=true,false: {key} is for all points of a sweep: give one value")
-        for point in [] if self._is_sweep else points:  # in a sweep it starts at its beginning
-            found += nothing_to_resume(point.config, point.made)
+        for point in [] if self._is_sweep else points:
+            found += config_checks.only_in_a_sweep(point.config)
+            found += nothing_to_resume(point.config, point.made)  # in a sweep it starts at its beginning
         return found
 
     def dry_run(self, config: DictConfig, points: list[Composed]) -> None:
@@ -142,7 +146,8 @@ class SweepCallback(PointsCallback):
         self._since = 0.0 if is_sweep(config) and not config.again else self._began
         waiting = [point for name, point in self._points.items() if not self._finished(name)]
         if speaks():
-            known = [predicted_seconds(point.config, point.job) for point in waiting[:PREDICTED] if len(waiting) > 1]
+            one_by_one = len(waiting) > 1 and not any(isinstance(p.config.launch, SlurmSettings) for p in waiting)
+            known = [predicted_seconds(point.config, point.job) for point in waiting[:PREDICTED] if one_by_one]
             board.open([len(list(point.job.phases())) for point in waiting], known)
             texts = [text for point in waiting for text in config_checks.warnings(point.config, point.job)]
             for warning in dict.fromkeys(texts):

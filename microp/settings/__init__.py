@@ -22,6 +22,7 @@ from microp.settings.redaction import redact_values, redact_words
 from microp.settings.rules import Line, Name, OneOf, Positive, Range, Rule, broken_rules, quoted
 from microp.settings.run_options import RunOptions, read_run_options
 from microp.settings.sizes import GIB, KIB, MIB, size_text
+from microp.settings.slurm import SlurmSettings, no_slurm
 from microp.settings.snapshot import NO_SNAPSHOTS, SnapshotSettings
 from microp.settings.sync import BucketSettings, SyncSettings
 from microp.settings.tracking import NEEDS_KEY, TrackingSettings, not_writable
@@ -54,6 +55,7 @@ __all__ = [
     "Range",
     "Rule",
     "RunOptions",
+    "SlurmSettings",
     "SnapshotSettings",
     "SyncSettings",
     "SyntheticSettings",
@@ -63,6 +65,7 @@ __all__ = [
     "has_key",
     "is_joined",
     "memory_bytes",
+    "no_slurm",
     "not_writable",
     "out_of_reach",
     "processor",

@@ -17,11 +17,11 @@ class LaunchSettings:
     """The launcher and its time-out.
 
     Attributes:
-        name: `elastic`, or `torchrun` to join a launch that torchrun made, if RANK is in the environment.
+        name: `elastic`, `slurm`, or `torchrun` to join a launch that torchrun made, if RANK is in the environment.
         shutdown_s: the time that the other ranks have to end after one has failed, in seconds.
     """
 
-    name: Annotated[str, OneOf("elastic", "torchrun")]
+    name: Annotated[str, OneOf("elastic", "slurm", "torchrun")]
     shutdown_s: Annotated[int, Range(1, 86_400)]
 
     def problems(self, ranks: int, replicas: int = 1) -> list[str]:

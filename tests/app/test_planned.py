@@ -12,7 +12,7 @@ from user import ROOT, SMALL, microp, read
 
 from microp.app.config import compose_config, from_plain, plain, read_config
 from microp.app.job_factory import make_job
-from microp.app.points import Planned, planned
+from microp.app.planned import Planned, planned
 
 MEDDLER = '''
 """A launcher that spoils every file of the configuration once the points are planned, and forks for each point.

@@ -15,7 +15,7 @@ import pytest
 import microp
 from analysis import overview, timeline
 from microp import runs, tracking
-from microp.app import points
+from microp.app import planned
 from microp.store import RecordError, Store, check_attempt, checksums, load_runs, write_json
 
 WORDS = ["schedule=1f1b", "chunks=3", "replicas=2", "comms=threads", "tracking=disabled", "steps=2", "warmup_steps=1"]
@@ -152,8 +152,8 @@ def test_tracking_names_the_file_and_goes_on(made, capsys):
 
 
 def test_a_sweep_runs_the_point_again(made):
-    assert points.finished(good_run(made), 0.0) == good_run(made) / "attempt-1"
-    assert [points.finished(Path(path).parents[1], 0.0) for path in files(made)] == [None] * len(CASES)
+    assert planned.finished(good_run(made), 0.0) == good_run(made) / "attempt-1"
+    assert [planned.finished(Path(path).parents[1], 0.0) for path in files(made)] == [None] * len(CASES)
 
 
 def test_an_older_attempt_stands_in_for_a_damaged_one(made, tmp_path):

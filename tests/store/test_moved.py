@@ -10,7 +10,7 @@ import microp
 from analysis import __main__ as report
 from analysis import timeline
 from microp import runs, tracking
-from microp.app import points
+from microp.app import planned
 from microp.store import Store
 
 WORDS = ["schedule=1f1b", "chunks=3", "comms=threads", "tracking=disabled", "steps=2", "warmup_steps=1"]
@@ -36,7 +36,7 @@ def test_it_is_listed_and_a_sweep_takes_its_runs(moved, capsys):
     assert runs.main(["copied"]) == 0
     [run] = (moved / "runs").iterdir()
     assert run.name in capsys.readouterr().out
-    assert points.finished(run, 0.0) == run / "attempt-1"
+    assert planned.finished(run, 0.0) == run / "attempt-1"
     assert Store(moved).unreadable == []
 
 

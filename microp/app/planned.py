@@ -1,0 +1,94 @@
+"""A checked point of a sweep: what its plan holds of it on disk, and which of its attempts has finished.
+
+::
+
+    configuration, job ── Planned.record ──► a line of points.jsonl ── planned ──► the same, in any process
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from microp.app.config import from_plain, plain
+from microp.app.job_factory import job_with
+from microp.app.schema import Config
+from microp.job import Job, Snapshot
+from microp.schedule import Partition, from_text, to_text
+from microp.store import RecordError, attempts, check_attempt, read_status, snapshots
+
+
+class Planned(NamedTuple):
+    """A checked point of a sweep.
+
+    Attributes:
+        overrides: what was typed for it.
+        config: its configuration.
+        job: the job of that configuration.
+    """
+
+    overrides: list[str]
+    config: Config
+    job: Job
+
+    @property
+    def run(self) -> Path:
+        """The folder of its attempts."""
+        return Path(self.config.output_dir) / "runs" / self.job.run_id
+
+    def finished(self, since: float) -> Path | None:
+        """Return its last finished attempt that was started after `since` (seconds since 1970), or None.
+
+        If trained weights are asked for, only an attempt that has left them counts.
+        """
+        return finished(self.run, since, final=self.config.snapshot.final)
+
+    def record(self) -> dict[str, Any]:
+        """Return what a plan has to hold so that `planned` returns this point in any process."""
+        return {
+            "run_id": self.job.run_id,
+            "question_id": self.job.question_id,
+            "overrides": self.overrides,
+            "config": plain(replace(self.config, device=self.job.device)),
+            "order": to_text(self.job.schedule),
+            "partition": list(self.job.partition.sizes),
+            "resumed": self.job.resumed and self.job.resumed._asdict(),
+        }
+
+
+def planned(record: dict[str, Any]) -> Planned:
+    """Return a point from a plan; neither the files of `conf/` nor a schedule's builder or file are asked again."""
+    config = from_plain(record["config"])
+    order, partition = from_text(record["order"]), Partition(tuple(record["partition"]))
+    job = job_with(config, order, partition, record["run_id"], record["question_id"])
+    resumed = Snapshot(**record["resumed"]) if record["resumed"] else None
+    return Planned(record["overrides"], config, replace(job, resumed=resumed))
+
+
+def finished(run: Path, since: float, *, final: bool = False) -> Path | None:
+    """Return a run's last finished attempt that was started after `since` (seconds since 1970), or None.
+
+    Args:
+        run: the folder of the attempts.
+        since: when it was started at the earliest.
+        final: whether it must have left its trained weights.
+    """
+    for attempt in reversed(attempts(run)):
+        try:
+            status = read_status(attempt)
+            if status["status"] == "finished" and status["started"] >= since:
+                check_attempt(attempt)
+                if not final or (attempt / snapshots.WEIGHTS).exists():
+                    return attempt
+        except RecordError:  # an attempt that cannot be read answers nothing: the point runs again
+            continue
+    return None
+
+
+def experiment_of(name: str) -> str | None:
+    """Return the experiment of a stored sweep, `m_sensitivity` also for `m_sensitivity_quick`.
+
+    None for `config`, the name of a command without a stored sweep.
+    """
+    return None if name == "config" else name.removesuffix("_quick")

@@ -1,0 +1,171 @@
+"""A sweep as jobs of a real Slurm on this host. Skipped, with the reason, where its programs are not installed."""
+
+from __future__ import annotations
+
+import csv
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, NoSlurmError
+from user import SMALL, environment_of, read
+
+QUIET = ["tracking=disabled", *SMALL]
+POLL = ["launch=slurm", "launch.poll_s=0.2"]
+EMULATED = ["device=emulated", "device.forward_ms=5", "device.backward_ms=10"]
+THREADS = "comms=threads"
+LATER = "launch.options=['--begin=now+1hour']"
+LONGEST_S = 120
+_started: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    try:
+        with Cluster() as cluster:
+            yield cluster
+            for sweep in _started:
+                sweep.kill()
+    except NoSlurmError as reason:
+        pytest.skip(str(reason))
+
+
+def start(slurm: Cluster, folder: Path, *words: str) -> subprocess.Popen[str]:
+    environment = environment_of(folder, slurm.environment)
+    sweep = subprocess.Popen(
+        [sys.executable, "-m", "microp.run", "-m", *POLL, *QUIET, *words],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _started.append(sweep)
+    return sweep
+
+
+def end(sweep: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Wait for a sweep: its exit code, and what it printed."""
+    try:
+        out, err = sweep.communicate(timeout=LONGEST_S)
+    except subprocess.TimeoutExpired:
+        sweep.kill()
+        raise AssertionError(sweep.communicate()) from None
+    return sweep.returncode, out, err
+
+
+def until(true: Callable[[], object], sweep: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + LONGEST_S
+    while not true():
+        assert sweep.poll() is None, sweep.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def states(slurm: Cluster, folder: Path) -> dict[str, str]:
+    """The states of the jobs that run in a folder, by the ids of their runs."""
+    lines = slurm.run("squeue", "--states=all", "--noheader", "--format=%j|%T|%Z").splitlines()
+    rows = [line.split("|") for line in lines]
+    return {name: state for name, state, where in rows if where == str(folder)}
+
+
+def job_of(slurm: Cluster, run: str) -> str:
+    return slurm.run("squeue", "--noheader", f"--name={run}", "--format=%i").strip()
+
+
+def test_a_sweep_of_four_jobs_one_of_which_is_preempted_comes_back_whole(slurm, tmp_path):
+    """The job that Slurm ends and starts again goes on from its snapshot; the others are not touched."""
+    saves = ["snapshot.every=5", "snapshot.resume=true"]
+    sweep = start(slurm, tmp_path, "schedule=gpipe,1f1b", "chunks=2,4", *EMULATED, "steps=60", *saves, THREADS)
+    runs = tmp_path / "outputs" / "runs"
+    until(lambda: list(runs.glob("gpipe-m4-*/attempt-1/snapshots/step-*")), sweep)
+    [run] = [path.name for path in runs.glob("gpipe-m4-*")]
+    job = job_of(slurm, run)
+    slurm.run("scontrol", "requeue", job)
+    until(lambda: states(slurm, tmp_path)[run] == "PENDING", sweep)
+    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm waits two minutes
+    code, out, err = end(sweep)
+    assert code == 0, err
+    assert "4 finished" in out
+    [table] = (tmp_path / "outputs" / "sweeps").glob("*/table.csv")
+    rows = list(csv.DictReader(table.open()))
+    assert [(row["schedule"], row["chunks"], row["status"]) for row in rows] == [
+        ("gpipe", "2", "finished"),
+        ("gpipe", "4", "finished"),
+        ("1f1b", "2", "finished"),
+        ("1f1b", "4", "finished"),
+    ]
+    first, second = (read(runs / run / f"attempt-{number}" / "status.json") for number in (1, 2))
+    assert (first["status"], second["status"]) == ("killed", "finished")
+    assert first["message"] == "Slurm ended the job to start it again"
+    assert first["slurm_job"] == second["slurm_job"] == job
+    assert second["resumed"]["step"] >= 5
+    jobs = [read(path / "attempt-1" / "status.json")["slurm_job"] for path in runs.iterdir()]
+    assert len(set(jobs)) == 4
+    assert {path.name for path in runs.iterdir()} == {path.stem for path in table.parent.glob("slurm/*.sh")}
+
+
+def test_two_nodes_meet_and_run_one_pipeline(slurm, tmp_path):
+    code, _, err = end(start(slurm, tmp_path, "launch.nodes=2", "chunks=2"))
+    logs = [path.read_text() for path in tmp_path.glob("outputs/sweeps/*/slurm/*.log")]
+    assert code == 0, (err, logs)
+    [attempt] = (tmp_path / "outputs" / "runs").glob("*/attempt-1")
+    assert read(attempt / "summary.json")["ranks"] == 2
+    assert len(list(attempt.glob("steps.rank*.jsonl"))) == 2
+
+
+def test_waiting_ends_when_a_job_is_killed_and_there_is_no_accounting(slurm, tmp_path):
+    sweep = start(slurm, tmp_path, *EMULATED, "steps=5000", "chunks=2")
+    until(lambda: list(tmp_path.glob("outputs/runs/*/attempt-1/steps.rank0.jsonl")), sweep)
+    [run] = states(slurm, tmp_path)
+    job = job_of(slurm, run)
+    slurm.run("scancel", job)
+    code, _, err = end(sweep)
+    assert code == 1
+    attempt = f"outputs/runs/{run}/attempt-1"
+    assert f"error: {attempt}: job {job} of Slurm ended (CANCELLED): it was cancelled\n" in err
+    assert re.search(r"^log    outputs/sweeps/.*/slurm/.*\.log$", err, re.M)
+    assert re.search(r"^again  python -m microp.run -m launch=slurm ", err, re.M)
+    assert read(tmp_path / attempt / "status.json")["status"] == "killed"
+
+
+def test_ctrl_c_cancels_the_jobs(slurm, tmp_path):
+    sweep = start(slurm, tmp_path, "chunks=2,3,4", LATER)
+    until(lambda: len(states(slurm, tmp_path)) == 3, sweep)
+    time.sleep(0.5)
+    sweep.send_signal(signal.SIGINT)
+    code, _, err = end(sweep)
+    assert code == 130
+    [line] = [line for line in err.splitlines() if "cancelled" in line]
+    assert line.startswith("cancelled in Slurm: 3 jobs, ")
+    assert set(states(slurm, tmp_path).values()) == {"CANCELLED"}
+
+
+def test_a_killed_sweep_leaves_its_jobs_and_the_same_command_finds_them(slurm, tmp_path):
+    words = ["chunks=2", THREADS, "launch.options=['--hold']"]
+    sweep = start(slurm, tmp_path, *words)
+    until(lambda: states(slurm, tmp_path), sweep)
+    sweep.kill()
+    sweep.communicate()
+    [run] = states(slurm, tmp_path)
+    job = job_of(slurm, run)
+    slurm.run("scontrol", "release", job)
+    code, _, err = end(start(slurm, tmp_path, *words))
+    assert code == 0, err
+    assert f"job {job} in the queue runs {run}" in err
+    assert read(tmp_path / "outputs" / "runs" / run / "attempt-1" / "status.json")["slurm_job"] == job
+
+
+def test_a_job_that_slurm_refuses_is_bad_input(slurm, tmp_path):
+    code, _, err = end(start(slurm, tmp_path, "chunks=2,3", "launch.partition=nope"))
+    assert code == 2
+    [line] = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert "launch.partition=nope" in line
+    assert "invalid partition specified: nope" in line
+    assert not (tmp_path / "outputs" / "runs").exists()
+    assert states(slurm, tmp_path) == {}
