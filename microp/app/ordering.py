@@ -84,10 +84,11 @@ def run_order(config: DictConfig) -> dict[str, Any]:
         if point.search.solver_seconds:
             found, solved = with_solver(problem, found, point.search.solver_seconds)
     path = Path(point.search.file)
-    schedule = validate(found.schedule, point.activation_limit)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(to_text(replace(schedule, name="found")))
     figures = {**_figures(problem, found, solved, point.search.noise), "file": str(path)}
+    orders = {order.name: order for order in _orders(problem, found)}
+    schedule = validate(orders[figures["written"]], point.activation_limit)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(to_text(schedule))
     if point.output == "json":
         print(json.dumps(figures), flush=True)
     else:
@@ -95,11 +96,20 @@ def run_order(config: DictConfig) -> dict[str, Any]:
     return figures
 
 
-def _figures(problem: Problem, found: Found, solved: Solved | None, noise: float) -> dict[str, Any]:
-    """Return the result as plain values."""
+def _orders(problem: Problem, found: Found) -> list[Schedule]:
+    """Return the order that was found, and the named ones within the cap."""
     named, _ = named_schedules(problem)
-    orders = [replace(found.schedule, name="found"), *named]
+    return [replace(found.schedule, name="found"), *named]
+
+
+def _figures(problem: Problem, found: Found, solved: Solved | None, noise: float) -> dict[str, Any]:
+    """Return the result as plain values.
+
+    `written` is the order that is to be written: the found one, or the fastest on average if times vary.
+    """
+    orders = _orders(problem, found)
     noisy: list[Noisy | None] = [*judge(problem, orders, noise)] if noise else [None] * len(orders)
+    means = [each.mean if each else 0.0 for each in noisy]
     times = {"found": found.makespan, **found.named}
     return {
         "ranks": problem.ranks,
@@ -107,6 +117,7 @@ def _figures(problem: Problem, found: Found, solved: Solved | None, noise: float
         "stages": problem.stages,
         "cap": problem.memory.cap,
         "makespan": float(found.makespan),
+        "written": orders[means.index(min(means))].name,
         "method": found.method,
         "seconds": found.seconds,
         "bounds": {name: float(value) for name, value in found.bounds._asdict().items()},

@@ -163,7 +163,8 @@ class SearchConfig:
     Attributes:
         seconds: how long rules, beam search and small moves may take.
         solver_seconds: the time limit of OR-Tools' CP-SAT, which follows; 0: without it.
-        noise: also judge orders with times that vary by this standard deviation of their logarithm, e.g. 0.1; 0: no.
+        noise: judge orders with times that vary by this standard deviation of their logarithm, e.g. 0.1, and write the
+            one that is fastest on average; 0: times do not vary.
         file: where the order is written.
     """
 

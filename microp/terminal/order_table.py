@@ -38,6 +38,8 @@ def show(figures: dict[str, Any]) -> None:
     show_columns(out, columns, "the objects of output=json")
     names = ", ".join(f"{name} {value:g}" for name, value in figures["bounds"].items())
     paragraph(out, f"Lower bounds of any order: {names}. Peak: (stage, microbatch) pairs of a rank, from F to W.")
+    if rows[0]["noisy"]:
+        paragraph(out, _under_noise(figures))
     if figures["refused"]:
         refused = ", ".join(f"{name} ({peak:g})" for name, peak in figures["refused"].items())
         paragraph(out, f"Beyond the cap, with their peaks: {refused}.")
@@ -46,6 +48,20 @@ def show(figures: dict[str, Any]) -> None:
     out.print(f"order {figures['file']}", soft_wrap=True, markup=False)
     words = f"schedule=file schedule.path={figures['file']} ranks={figures['ranks']} chunks={figures['chunks']}"
     out.print(f"run   python -m microp.run {words}", soft_wrap=True, markup=False)
+
+
+def _under_noise(figures: dict[str, Any]) -> str:
+    """Return which order is the fastest on average if times vary."""
+    means = {row["schedule"]: row["noisy"]["mean"] for row in figures["orders"]}
+    best = figures["written"]
+    if best == "found":
+        second = min((name for name in means if name != best), key=means.__getitem__, default=None)
+        beside = "" if second is None else f", {second} {means[second]:.4g}"
+        return f"If times vary, the order that was found is the fastest on average ({means[best]:.4g}{beside})."
+    return (
+        f"If times vary, {best} is the fastest on average ({means[best]:.4g}, the order that was found "
+        f"{means['found']:.4g}): it is the one that is written."
+    )
 
 
 def _solver(solver: dict[str, Any]) -> str:

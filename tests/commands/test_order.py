@@ -52,6 +52,19 @@ def test_what_cannot_be_searched_is_refused(words, message, tmp_path):
     assert done.stderr.count("error: ") == 1
 
 
+def test_with_noise_the_order_that_is_fastest_on_average_is_written(tmp_path):
+    words = ("ranks=4", "chunks=8", "search.seconds=1", "search.noise=0.5", "activation_limit=4", "output=json")
+    done = microp(*words, folder=tmp_path, program="microp.order")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    means = {row["schedule"]: row["noisy"]["mean"] for row in figures["orders"]}
+    assert means[figures["written"]] == min(means.values())
+    written = validate(from_text((tmp_path / "order.txt").read_text()), 4)
+    assert written.name == figures["written"]
+    [expected] = [row["makespan"] for row in figures["orders"] if row["schedule"] == figures["written"]]
+    assert makespan(simulate(written, Costs((1,) * 4, (1,) * 4, (1,) * 4))) == expected
+
+
 def test_noise_of_zero_is_the_makespan_also_of_undivided_backwards():
     costs = Costs((1, 3), (2, 2), (1, 1), latency=1)
     problem = Problem((0, 1), 4, costs, pairs(2, None))
