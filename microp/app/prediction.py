@@ -23,14 +23,14 @@ from typing import Any
 from microp.app.profiles import prices_of, profile_command, profile_for
 from microp.app.schema import Config
 from microp.job import Job
-from microp.planner import Forecast, peak_memory_mib
+from microp.planner import TORCH, Forecast, peak_memory_mib
 from microp.settings import GptSettings, MlpSettings, ModelSettings
 from microp.simulator import LayerMemory, nominal_costs, simulate
 
 
 def lacks_profile(config: Config, job: Job) -> str | None:
     """Return what to type so that a run like this is predicted; None if it is predicted, or cannot be."""
-    if job.is_emulated or job.engines[0] != "microp" or profile_for(config) is not None:
+    if job.is_emulated or profile_for(config) is not None:
         return None
     return (
         f"no profile of this model on this machine, so its times are not predicted: {profile_command(config)} makes one"
@@ -39,9 +39,11 @@ def lacks_profile(config: Config, job: Job) -> str | None:
 
 def predict(config: Config, job: Job) -> Forecast:
     """Return what is known of a run before it starts."""
-    if (engine := job.engines[0]) != "microp" and not job.is_emulated:
-        return Forecast(None, None, None, f"engine={engine} is not predicted")  # torch's runtime keeps other tensors
+    if not _is_measured(config, job):
+        return Forecast(None, None, None, "no profile")
     found = prices_of(config).forecast(job.workload, batch_bytes(job), job.replicas)
+    if job.engines[0] == TORCH and not job.is_emulated:
+        return found._replace(peak_memory_mib=None)  # torch's runtime keeps other tensors
     if found.peak_memory_mib is not None and not job.is_emulated:
         return found
     return found._replace(peak_memory_mib=_peaks(job))  # an emulated device computes with this model, however small
@@ -49,10 +51,18 @@ def predict(config: Config, job: Job) -> Forecast:
 
 def predicted_seconds(config: Config, job: Job) -> float | None:
     """Return the predicted time of all steps of a run; None if it is not known."""
-    if job.engines[0] != "microp" and not job.is_emulated:
+    if not _is_measured(config, job):
         return None
     step_ms = prices_of(config).forecast(job.workload, batch_bytes(job), job.replicas).step_ms
     return None if step_ms is None else step_ms / 1e3 * len(list(job.phases()))
+
+
+def _is_measured(config: Config, job: Job) -> bool:
+    """Return whether the engine's time between actions is known; microp's is left out if there is no profile."""
+    if job.engines[0] != TORCH or job.is_emulated:
+        return True
+    profile = profile_for(config)
+    return profile is not None and TORCH in profile.transports
 
 
 def batch_bytes(job: Job) -> int:

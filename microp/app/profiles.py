@@ -19,6 +19,7 @@ from typing import Any
 from microp.app.schema import Config
 from microp.job import Workload
 from microp.planner import (
+    TORCH,
     Machine,
     NominalPrices,
     Prices,
@@ -142,6 +143,8 @@ def prices_of(config: Config) -> Prices:
     if config.model.problems() or profile_problems(config):
         return NominalPrices(config.device)
     kinds, backend = config.model.kinds, config.comms.backend(config.device.name)
+    if config.engine.name == TORCH and not config.device.is_emulated:
+        backend = TORCH
     if (profile := used_profile(config)) is not None:
         return ProfilePrices(profile, kinds, config.device, backend)
     return NominalPrices(config.device, profile_for(config), kinds, backend)

@@ -4,7 +4,8 @@
 
     together   ranks that all compute: 7 orders and partitions x up to 6 numbers of microbatches ─┐
     alone      one rank with all layers                                                            ├─ fit ─► Profile
-    gloo       some of them over the other transport                                              ─┘
+    gloo       some of them over the other transport                                              ─┤
+    torch      some of them run by torch's own pipeline runtime, for its time between actions     ─┘
 
 A slow model is measured with fewer cases, in fewer rounds, so that the time that was asked for is kept. What is left
 out first are the largest numbers of microbatches, then unequal and looped partitions. The cases that show every op at
@@ -36,6 +37,7 @@ from microp.app.schema import Config, ProfileConfig
 from microp.job import Job
 from microp.planner import (
     DIVIDED,
+    TORCH,
     UNDIVIDED,
     Case,
     Profile,
@@ -58,7 +60,7 @@ ALWAYS = Checkpointing("always", 1, False)
 MOST_CHUNKS = 6  # numbers of microbatches: 1, 2, 4, ... 32
 BUSY = 0.25  # the spread of a profile that should not be used
 ROUNDS = 3  # a machine's speed drifts: every case is run at several times
-ALONE_SHARE, GLOO_SHARE = 0.1, 0.15  # of the time
+ALONE_SHARE, OTHERS_SHARE = 0.1, 0.1  # of the time; the latter for each other transport, and for torch
 
 
 class Plan(NamedTuple):
@@ -107,6 +109,15 @@ def make_plan(job: Job) -> Plan:
     transports = {}
     if job.backend == "shm" and ranks > 1:
         transports["gloo"] = [case(one_f_one_b(ranks, chunks), even, backend="gloo") for chunks in some]
+    if job.backend in ("shm", "gloo") and ranks > 1:
+        counts = [chunks for chunks in some if chunks >= ranks and batch % chunks == 0]  # what torch takes
+        by_torch = replace(job.engine, name=TORCH)
+        transports[TORCH] = [
+            case(build(ranks, chunks), even, backend="gloo", engine=by_torch)
+            for chunks in counts
+            for build in (one_f_one_b, gpipe)
+        ]
+    transports = {name: cases for name, cases in transports.items() if cases}
     return Plan(together, len(needed), alone, transports)
 
 
@@ -121,14 +132,14 @@ def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
     plan = make_plan(job)
     kinds = job.model.kinds
     number = len(plan.together) + len(plan.alone) + sum(map(len, plan.transports.values()))
-    rest = 1 - (ALONE_SHARE if plan.alone else 0) - GLOO_SHARE * len(plan.transports)
+    rest = 1 - (ALONE_SHARE if plan.alone else 0) - OTHERS_SHARE * len(plan.transports)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         with _progress(board, job.model.name, number * ROUNDS, folder):
             together = _run(plan.together, plan.needed, seconds * rest, folder / "together")
             alone = _run(plan.alone, 1, seconds * ALONE_SHARE, folder / "alone") if plan.alone else []
             others = {
-                name: _run(cases, 1, seconds * GLOO_SHARE, folder / name) for name, cases in plan.transports.items()
+                name: _run(cases, 1, seconds * OTHERS_SHARE, folder / name) for name, cases in plan.transports.items()
             }
     samples = _samples(together, kinds)
     fitted = fit_times(samples, _samples(alone, kinds), kinds)

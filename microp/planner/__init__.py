@@ -18,7 +18,7 @@ from microp.planner.fit import Fitted, fit_times, fit_transport, line
 from microp.planner.forecast import Forecast, forecast, optimizer_times, peak_memory_mib, stage_costs
 from microp.planner.held import Part, Ranks
 from microp.planner.prices import LayerPrices, NominalPrices, Prices, ProfilePrices
-from microp.planner.profile import DIVIDED, UNDIVIDED, Machine, Profile, Transport, model_problem, read_plain
+from microp.planner.profile import DIVIDED, TORCH, UNDIVIDED, Machine, Profile, Transport, model_problem, read_plain
 from microp.planner.samples import Between, Case, Sample, between, samples_of
 from microp.planner.search import Found, Space, front_of, search, what_binds
 
@@ -28,6 +28,7 @@ __all__ = [
     "ORDERS",
     "PARTITIONS",
     "POLICIES",
+    "TORCH",
     "UNDIVIDED",
     "Between",
     "Case",

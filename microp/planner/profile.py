@@ -23,6 +23,7 @@ from microp.simulator import LayerMemory, LayerTimes, Size
 FORMAT = 1  # of the file
 TIMES = ("forward", "full", "backward", "weight", "recompute")
 DIVIDED, UNDIVIDED = "divided", "undivided"
+TORCH = "torch"  # among the transports: torch's own pipeline runtime over gloo
 
 
 class Machine(NamedTuple):
@@ -78,7 +79,8 @@ class Profile:
         fixed: name of `TIMES` -> the milliseconds of an action that do not depend on its layers, per number of rows.
         alternating: name of `TIMES` -> the factor of a time after another op, per number of rows.
         alone: the factor of a time while no other rank computes, per number of rows.
-        transports: by name.
+        transports: by name; torch's own pipeline runtime is one of them, since it has its own hops and its own time
+            between actions.
         optimizer: milliseconds of a step of the optimizer: the fixed part, and per MiB of weights.
         edges: milliseconds before a step's first action, and between its last action and the optimizer.
         memory: `divided` or `undivided` (the backward) -> kind of layer -> its memory.

@@ -12,7 +12,7 @@ from microp.app.config import compose_config, read_config
 from microp.app.job_factory import make_job
 from microp.app.prediction import predict, predicted_seconds
 from microp.app.profiles import machine_of
-from microp.planner import Profile
+from microp.planner import TORCH, Profile, Transport
 from microp.store import read_rows, write_profile
 
 MODEL = ["model.layers=4", "model.dim=16", "batch_size=4"]
@@ -33,6 +33,7 @@ def test_the_command_writes_a_profile_and_says_what_it_found(profiled):
     assert f"outputs/profiles/{path.name}" in done.stdout
     assert "mlp: one layer of 4, ms per microbatch" in done.stdout
     assert "gloo: hop " in done.stdout
+    assert "torch: hop " in done.stdout
 
 
 def test_a_run_is_predicted_before_its_ranks_start(profiled):
@@ -59,10 +60,10 @@ def predicted(folder, *typed: str):
     return predict(config, make_job(config)), predicted_seconds(config, make_job(config))
 
 
-def written(folder, *typed: str) -> Profile:
+def written(folder, *typed: str, **changed) -> Profile:
     """A made-up profile of the model that was typed, on this machine."""
     config = read_config(compose_config(*typed))
-    made = profile(config.model, machine_of("cpu", config.device.threads))
+    made = profile(config.model, machine_of("cpu", config.device.threads), **changed)
     write_profile(folder / "profiles", made)
     return made
 
@@ -76,6 +77,32 @@ def test_without_a_profile_only_the_memory_is_predicted(tmp_path):
     assert fewer.peak_memory_mib == emulated.peak_memory_mib
     torch, _ = predicted(tmp_path, *MODEL, "engine=torch")
     assert torch.peak_memory_mib is None
+
+
+def test_torch_s_runtime_is_predicted_with_its_own_time_between_actions(tmp_path):
+    typed = [*MODEL, "schedule=1f1b", "chunks=4"]
+    made = written(tmp_path, *MODEL)
+    ours, _ = predicted(tmp_path, *typed)
+    unknown, seconds = predicted(tmp_path, *typed, "engine=torch")
+    assert (unknown.step_ms, seconds) == (None, None)
+    written(tmp_path, *MODEL, transports={**made.transports, TORCH: Transport(1.0, 0.0, 0.5, 0.0)})
+    torch, seconds = predicted(tmp_path, *typed, "engine=torch")
+    assert torch.step_ms > ours.step_ms + 4 * 0.5
+    assert seconds > 0
+    assert torch.peak_memory_mib is None
+
+
+def test_the_sums_over_replicas_are_estimated_from_hops(tmp_path):
+    typed = [*MODEL, "ranks=1", "chunks=1"]
+    made = written(tmp_path, *MODEL)
+    alone, _ = predicted(tmp_path, *typed, "batch_size=2")
+    two, _ = predicted(tmp_path, *typed, "batch_size=4", "replicas=2")
+    assert two.peak_memory_mib is not None
+    hop = made.transports["shm"]
+    slower = 1 / made.alone_at(2)  # two replicas compute at once
+    assert two.step_ms == pytest.approx(
+        alone.step_ms + (slower - 1) * (alone.step_ms - 0.1 - 0.6) + 2 * hop.latency + 4 * hop.per_mib, rel=0.02
+    )
 
 
 def test_an_emulated_step_has_this_machine_s_optimizer_and_engine(tmp_path):
