@@ -56,6 +56,7 @@ def profile(model: MlpSettings, machine: Machine = MACHINE, **changed: Any) -> P
         "layers": dict.fromkeys(sorted(set(model.kinds)), times),
         "fixed": dict.fromkeys(times, (0.0, 0.0)),
         "alternating": {"forward": (1.1, 1.1), "full": (1.0, 1.0)},
+        "checkpointed": (0.8, 0.9),
         "alone": (0.9, 1.0),
         "transports": {"shm": Transport(0.02, 0.1, 0.01, 0.0), "gloo": Transport(0.1, 0.5, 0.05, 0.0)},
         "optimizer": (0.2, 0.1),

@@ -158,6 +158,7 @@ def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
         layers=fitted.layers,
         fixed=fitted.fixed,
         alternating=fitted.alternating,
+        checkpointed=fitted.checkpointed,
         alone=fitted.alone,
         transports=transports,
         optimizer=optimizer,
@@ -256,6 +257,7 @@ def described(profile: Profile, model: ModelSettings) -> list[str]:
         lines.append(f"{name:10}" + "".join(f"{value:9.3f}" for value in inside[name]))
     for name, values in profile.alternating.items():
         lines.append(f"{name} after another op: x " + ", ".join(f"{value:.3f}" for value in values))
+    lines.append("forward that keeps its input: x " + ", ".join(f"{value:.3f}" for value in profile.checkpointed))
     lines.append("computing alone: x " + ", ".join(f"{value:.3f}" for value in profile.alone))
     for name, transport in profile.transports.items():
         rate = f"{transport.per_mib:.3f} ms per MiB"

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from microp.planner.profile import Transport, interpolate
-from microp.planner.samples import BACKWARD, FORWARD, FULL, RECOMPUTED, WEIGHT, Between, Sample
+from microp.planner.samples import BACKWARD, CHECKPOINTED, FORWARD, FULL, RECOMPUTED, WEIGHT, Between, Sample
 from microp.settings import MIB
 
 ROUNDS = 3  # the factors and the times are fitted in turn
@@ -35,6 +35,7 @@ class Fitted:
     layers: dict[int, Table]
     fixed: Table
     alternating: Table
+    checkpointed: tuple[float, ...]
     alone: tuple[float, ...]
     spread: dict[str, float]
 
@@ -81,6 +82,7 @@ def fit_times(together: Sequence[Sample], alone: Sequence[Sample], kinds: Sequen
         {kind: {name: table[name][kind] for name in names} for kind in every},
         {name: table[name][-1] for name in names},
         {op: alternating[op] for op in (FORWARD, FULL, BACKWARD) if op in alternating},
+        _checkpointed(together, table[FORWARD], alternating[FORWARD], factor, rows),
         factor,
         spread,
     )
@@ -111,6 +113,30 @@ def _recomputation(
     return _nearest({count: median(values) for count, values in ratios.items()}, rows)
 
 
+def _checkpointed(
+    samples: Sequence[Sample],
+    forward: Mapping[int, Sequence[float]],
+    alternating: Sequence[float],
+    alone: Sequence[float],
+    rows: Sequence[float],
+) -> tuple[float, ...]:
+    """Return, per number of rows, the time of a forward that keeps only its input, over that of one that keeps all."""
+    ratios: dict[float, list[tuple[float, int]]] = defaultdict(list)
+    for sample in samples:
+        if sample.op == CHECKPOINTED:
+            at = rows.index(sample.rows)
+            whole = forward[-1][at] + sum(count * forward[kind][at] for kind, count in sample.kinds)
+            took = sample.ms / _crowded(sample, alone[at]) / (alternating[at] if sample.alternating else 1)
+            if whole > 0:
+                ratios[sample.rows].append((min(1.0, took / whole), sample.actions))  # more is noise: it does less
+    return _nearest({count: _mean(values) for count, values in ratios.items()}, rows)
+
+
+def _mean(values: Sequence[tuple[float, int]]) -> float:
+    """Return the mean of values with their weights."""
+    return sum(value * weight for value, weight in values) / sum(weight for _, weight in values)
+
+
 def _solve(
     samples: Sequence[Sample], kinds: Sequence[int], alternating: float, alone: float, known: float | None = None
 ) -> dict[int, float]:
@@ -125,9 +151,9 @@ def _solve(
     lines, goal = [], []
     for sample in samples:
         ms = sample.ms / (alternating if sample.alternating else 1) / _crowded(sample, alone)
-        counts = dict(sample.kinds)
-        lines.append(np.array([float(known is None), *(counts.get(kind, 0) for kind in kinds)]) / ms)
-        goal.append(max(0.0, 1.0 - (known or 0.0) / ms))
+        counts, weight = dict(sample.kinds), np.sqrt(sample.actions)  # a mean over many actions is more certain
+        lines.append(np.array([float(known is None), *(counts.get(kind, 0) for kind in kinds)]) / ms * weight)
+        goal.append(max(0.0, 1.0 - (known or 0.0) / ms) * weight)
     values = _not_negative(np.array(lines), np.array(goal))
     return dict(zip([-1, *kinds], [known if known is not None else values[0], *values[1:]], strict=True))
 
@@ -153,14 +179,14 @@ def _not_negative(lines: NDArray[Any], goal: NDArray[Any]) -> list[float]:
 
 def _alternating(samples: Sequence[Sample], op: str, rows: Sequence[float]) -> tuple[float, ...]:
     """Return, per number of rows, how much longer an action takes after another op."""
-    plain: dict[Any, list[float]] = defaultdict(list)
-    after: dict[Any, list[float]] = defaultdict(list)
+    plain: dict[Any, list[tuple[float, int]]] = defaultdict(list)
+    after: dict[Any, list[tuple[float, int]]] = defaultdict(list)
     for sample in samples:
         if sample.op == op and sample.crowd > 0.5:
-            (after if sample.alternating else plain)[sample.rows, sample.kinds].append(sample.ms)
+            (after if sample.alternating else plain)[sample.rows, sample.kinds].append((sample.ms, sample.actions))
     ratios: dict[float, list[float]] = defaultdict(list)
     for key in plain.keys() & after.keys():
-        ratios[key[0]].append(median(after[key]) / median(plain[key]))
+        ratios[key[0]].append(_mean(after[key]) / _mean(plain[key]))
     return _nearest({count: median(values) for count, values in ratios.items()}, rows)
 
 

@@ -63,7 +63,10 @@ def stage_costs(profile: Profile, kinds: Sequence[int], workload: Workload, back
     rows = sum(workload.rows) / len(workload.rows)
     shares = _alternating_shares(workload)
     stage_of = [stage for stage, size in enumerate(sizes) for _ in range(size)]
-    layers = [profile.layer_times(kind, rows, shares[stage]) for kind, stage in zip(kinds, stage_of, strict=True)]
+    keeps = not workload.checkpointing.segments
+    layers = [
+        profile.layer_times(kind, rows, shares[stage], keeps) for kind, stage in zip(kinds, stage_of, strict=True)
+    ]
     transport = profile.transport(backend)
     boundary_mib = profile.boundary_bytes(rows) / MIB
     overhead = transport.overhead + transport.overhead_per_mib * boundary_mib
@@ -72,7 +75,7 @@ def stage_costs(profile: Profile, kinds: Sequence[int], workload: Workload, back
         sizes,
         schedule,
         workload.checkpointing,
-        fixed=profile.fixed_times(rows),
+        fixed=profile.fixed_times(rows, keeps),
         latency=transport.latency + transport.per_mib * boundary_mib,
         overhead=(overhead,) * schedule.stages,
         reduction=sum_times(profile, kinds, workload, transport, replicas) if replicas > 1 else (),
@@ -208,9 +211,9 @@ def peak_memory_mib(workload: Workload, layers: Sequence[LayerMemory], spans: Sp
 
 
 def _alternating_shares(workload: Workload) -> list[dict[str, float]]:
-    """Return, for each stage, the share of its forwards and backwards before which its rank ran another op.
+    """Return, for each stage, the share of its forwards and backwards before which its rank ran something else.
 
-    A recomputation counts as a part of its backward.
+    Before its first action that is the optimizer. A recomputation counts as a part of its backward.
     """
     schedule = workload.schedule
     after = [dict.fromkeys((FORWARD, FULL, BACKWARD), 0) for _ in range(schedule.stages)]
@@ -221,5 +224,5 @@ def _alternating_shares(workload: Workload) -> list[dict[str, float]]:
                 continue
             op = op_of(schedule, NEVER, action)
             count[action.stage][op] += 1
-            after[action.stage][op] += position > 0 and row[position - 1].op is not action.op
+            after[action.stage][op] += position == 0 or row[position - 1].op is not action.op
     return [{op: own[op] / all_[op] if all_[op] else 0.0 for op in own} for own, all_ in zip(after, count, strict=True)]

@@ -221,8 +221,9 @@ class ProfilePrices(Prices):
 
     def loads(self, workload: Workload) -> Loads:
         rows = sum(workload.rows) / len(workload.rows)
-        known = {kind: self._profile.layer_times(kind, rows, {}) for kind in set(self._kinds)}
-        layers, fixed = [known[kind] for kind in self._kinds], self._profile.fixed_times(rows)
+        keeps = not workload.checkpointing.segments
+        known = {kind: self._profile.layer_times(kind, rows, {}, keeps) for kind in set(self._kinds)}
+        layers, fixed = [known[kind] for kind in self._kinds], self._profile.fixed_times(rows, keeps)
         return LayerPrices(self.source, layers, fixed, self._device).loads(workload)
 
 

@@ -8,7 +8,8 @@
     last   F      [.06   .12   .40]
 
 The times are those of a chain of layers on ranks that all compute, after an action of the same op. `alternating`
-are factors for an action after one of another op, and `alone` for a rank that computes alone.
+are factors for an action after one of another op, `checkpointed` for a forward that keeps only its input, and `alone`
+for a rank that computes alone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 from microp.settings import ModelSettings
 from microp.simulator import LayerMemory, LayerTimes, Size
 
-FORMAT = 1  # of the file
+FORMAT = 2  # of the file
 TIMES = ("forward", "full", "backward", "weight", "recompute")
 DIVIDED, UNDIVIDED = "divided", "undivided"
 TORCH = "torch"  # among the transports: torch's own pipeline runtime over gloo
@@ -78,6 +79,7 @@ class Profile:
         layers: kind of layer -> name of `TIMES` -> milliseconds, one per number of rows.
         fixed: name of `TIMES` -> the milliseconds of an action that do not depend on its layers, per number of rows.
         alternating: name of `TIMES` -> the factor of a time after another op, per number of rows.
+        checkpointed: the factor of a forward that keeps only its input, per number of rows.
         alone: the factor of a time while no other rank computes, per number of rows.
         transports: by name; torch's own pipeline runtime is one of them, since it has its own hops and its own time
             between actions.
@@ -97,6 +99,7 @@ class Profile:
     layers: Mapping[int, Mapping[str, tuple[float, ...]]]
     fixed: Mapping[str, tuple[float, ...]]
     alternating: Mapping[str, tuple[float, ...]]
+    checkpointed: tuple[float, ...]
     alone: tuple[float, ...]
     transports: Mapping[str, Transport]
     optimizer: tuple[float, float]
@@ -118,20 +121,28 @@ class Profile:
         known = self.memory[DIVIDED if split else UNDIVIDED]
         return [known[kind] for kind in kinds]
 
-    def layer_times(self, kind: int, rows: float, alternating: Mapping[str, float]) -> LayerTimes:
+    def layer_times(self, kind: int, rows: float, alternating: Mapping[str, float], keeps: bool = True) -> LayerTimes:
         """Return the times of one layer.
 
         Args:
             kind: its kind.
             rows: the rows of a microbatch.
             alternating: name of `TIMES` -> the share of the actions that follow another op; 0 for names that it lacks.
+            keeps: whether a forward keeps its activations.
         """
         values = {name: self._at(self.layers[kind][name], rows) for name in TIMES}
-        return LayerTimes(**{name: value * self._slowed(name, rows, alternating) for name, value in values.items()})
+        times = LayerTimes(**{name: value * self._slowed(name, rows, alternating) for name, value in values.items()})
+        return self._kept(times, rows, keeps)
 
-    def fixed_times(self, rows: float) -> LayerTimes:
+    def fixed_times(self, rows: float, keeps: bool = True) -> LayerTimes:
         """Return the part of the actions' times that does not depend on their layers."""
-        return LayerTimes(**{name: self._at(self.fixed[name], rows) for name in TIMES})
+        return self._kept(LayerTimes(**{name: self._at(self.fixed[name], rows) for name in TIMES}), rows, keeps)
+
+    def _kept(self, times: LayerTimes, rows: float, keeps: bool) -> LayerTimes:
+        if keeps:
+            return times
+        inside = min(max(rows, self.rows[0]), self.rows[-1])
+        return times._replace(forward=times.forward * self._at(self.checkpointed, inside))
 
     def alone_at(self, rows: float) -> float:
         """Return the factor of a time while no other rank computes."""
@@ -159,6 +170,7 @@ class Profile:
             "layers_ms": {kind: _rounded(times) for kind, times in self.layers.items()},
             "fixed_ms": _rounded(self.fixed),
             "alternating_factor": _rounded(self.alternating),
+            "checkpointed_factor": [round(value, 4) for value in self.checkpointed],
             "alone_factor": [round(value, 4) for value in self.alone],
             "spread": {name: round(value, 4) for name, value in self.spread.items()},
             "transports": {
@@ -230,6 +242,7 @@ def read_plain(given: Any, path: str) -> Profile:
             layers={int(kind): table(times) for kind, times in given["layers_ms"].items()},
             fixed=table(given["fixed_ms"]),
             alternating=table(given["alternating_factor"], list(given["alternating_factor"])),
+            checkpointed=column(given["checkpointed_factor"]),
             alone=column(given["alone_factor"]),
             transports=transports,
             optimizer=(_number(given["optimizer_ms"]["fixed"]), _number(given["optimizer_ms"]["per_mib"])),

@@ -23,7 +23,8 @@ from microp.schedule import Action, Op, Schedule
 from microp.settings import Checkpointing
 
 Array = NDArray[Any]
-FORWARD, FULL, BACKWARD, WEIGHT, RECOMPUTED = "forward", "full", "backward", "weight", "recomputed"
+FORWARD, FULL, BACKWARD, WEIGHT = "forward", "full", "backward", "weight"
+CHECKPOINTED, RECOMPUTED = "checkpointed", "recomputed"  # a forward that keeps nothing, and its backward
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,13 @@ class Sample(NamedTuple):
     """The time of alike actions of one stage.
 
     Attributes:
-        op: `forward`, `full`, `backward`, `weight`, or `recomputed` (a full backward with its recomputation).
+        op: `forward`, `full`, `backward`, `weight`, `checkpointed` (a forward that keeps only its input), or
+            `recomputed` (a full backward with its recomputation).
         kinds: the number of layers of each kind in the stage, by kind.
         rows: the rows of a microbatch.
-        alternating: whether an action of another op ran before on the same rank.
+        alternating: whether something else ran before on the same rank: another op, or the optimizer.
         crowd: the share of the time in which the other ranks computed too, from 0 to 1.
+        actions: how many of them a step has.
         ms: the median over the steps of the mean over the actions.
         low, high: the 10th and the 90th percentile over the steps.
     """
@@ -69,6 +72,7 @@ class Sample(NamedTuple):
     rows: float
     alternating: bool
     crowd: float
+    actions: int
     ms: float
     low: float
     high: float
@@ -81,7 +85,7 @@ def samples_of(case: Case, kinds: Sequence[int]) -> list[Sample]:
     for rank, row in enumerate(case.schedule.ranks):
         groups: dict[tuple[str, int, bool], list[int]] = defaultdict(list)
         for position, action in enumerate(row):
-            alternating = position > 0 and row[position - 1].op is not action.op
+            alternating = position == 0 or row[position - 1].op is not action.op
             groups[op_of(case.schedule, case.checkpointing, action), action.stage, alternating].append(position)
         took = (case.times[rank][:, :, 2] - case.times[rank][:, :, 1]) / 1e6
         for (op, stage, alternating), positions in groups.items():
@@ -89,17 +93,19 @@ def samples_of(case: Case, kinds: Sequence[int]) -> list[Sample]:
             low, middle, high = np.percentile(means, [10, 50, 90])
             own = _counts(case.sizes, stage, kinds)
             crowd = float(crowds[rank][:, positions].mean())
-            found.append(Sample(op, own, case.rows, alternating, crowd, float(middle), float(low), float(high)))
+            times = float(middle), float(low), float(high)
+            found.append(Sample(op, own, case.rows, alternating, crowd, len(positions), *times))
     return found
 
 
 def op_of(schedule: Schedule, checkpointing: Checkpointing, action: Action) -> str:
     """Return the name under which a profile has the time of an action."""
-    if action.op is Op.F:
-        return FORWARD
     if action.op is Op.W:
         return WEIGHT
-    if checkpointing.segments_of(action.microbatch, schedule.chunks):
+    checkpointed = checkpointing.segments_of(action.microbatch, schedule.chunks)
+    if action.op is Op.F:
+        return CHECKPOINTED if checkpointed else FORWARD
+    if checkpointed:
         return RECOMPUTED
     return BACKWARD if (action.stage, action.microbatch) in schedule.split else FULL
 

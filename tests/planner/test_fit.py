@@ -34,7 +34,9 @@ def cases(rows: float, chunks: int = 8):
     yield case(layers, (2, 2, 2, 2), breadth_first(2, chunks, 2), rows, **{**options, "overhead": (0.01,) * 4})
     yield case(layers, (6, 2), one_f_one_b(2, chunks), rows, **options)
     yield case(layers, (6, 2), zb_h1(2, chunks), rows, **options)
-    yield case(layers, even, one_f_one_b(2, chunks), rows, ALWAYS, **options)
+    lighter = [times._replace(forward=0.8 * times.forward) for times in layers]  # a forward that keeps only its input
+    options["fixed"] = fixed._replace(forward=0.8 * fixed.forward)
+    yield case(lighter, even, one_f_one_b(2, chunks), rows, ALWAYS, **options)
 
 
 @pytest.mark.parametrize("rows", [4.0, 64.0])
@@ -47,6 +49,7 @@ def test_layers_are_found_in_stages(rows):
         for name, values in found.layers[kind].items():
             assert values[0] == pytest.approx(getattr(times, name), rel=0.02, abs=0.003), (kind, name)
     assert found.fixed["forward"][0] == pytest.approx(0.03, abs=0.005)
+    assert found.checkpointed[0] == pytest.approx(0.8, abs=0.005)
     assert found.alone[0] == pytest.approx(1, abs=0.01)
     assert all(factor[0] == pytest.approx(1, abs=0.01) for factor in found.alternating.values())
     assert max(found.spread.values()) == 0
