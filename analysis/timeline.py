@@ -19,6 +19,7 @@ from microp.store import (
     RecordError,
     attempts,
     check_attempt,
+    clocks_text,
     read_config,
     read_status,
     read_summary,
@@ -52,7 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
     title = f"{attempt.parent.name}, {attempt.name}: last measured step"
     shown = screen()
     replicas, predicted = summary["replicas"], summary.get("predicted")
-    lines = timeline(step.panels, shown.columns, sums=step.sums, predicted=predicted, replicas=replicas)
+    clocks = clocks_text(summary)
+    lines = timeline(step.panels, shown.columns, sums=step.sums, predicted=predicted, replicas=replicas, clocks=clocks)
     print(f"{title}\n{shown.text(lines)}\n")
     if summary["time_ms"]:
         if replicas > 1:
@@ -60,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(time_table(summary["time_ms"], shown.columns))
     options.report.mkdir(parents=True, exist_ok=True)
     place = options.report / f"timeline-{attempt.parent.name}-{attempt.name}"
-    files = figure(step.panels, title, place, sums=step.sums)
+    files = figure(step.panels, f"{title}; {clocks}" if clocks else title, place, sums=step.sums)
     files.append(perfetto(step.panels, step.schedule, place.with_name(f"{place.name}.trace.json")))
     for file in files:
         print(file)

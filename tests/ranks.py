@@ -14,7 +14,7 @@ import torch
 from sockets import listening
 from torch import Tensor
 
-from microp.comms import Comms, Message
+from microp.comms import Comms, Hosts, Message, ShmComms
 from microp.job import Job
 from microp.worker import Trainer, monolith
 
@@ -403,3 +403,27 @@ def train_replica(job: Job, comms: Comms) -> Left:
 
 def train_replicas(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> list[Left]:
     return [train_replica(job, comms) for job in jobs]
+
+
+def links(job: Job, comms: Comms, local_rank: int, attempt: Path) -> dict[str, str]:
+    """How a rank reaches each of the others if the first two are on one host and the last two on another."""
+    apart = ShmComms(comms.device, comms.timeout_s, comms.group, Hosts(("h0", "h1"), (0, 0, 1, 1)))
+    ends = [(src, dest) for src in range(4) for dest in range(4) if src != dest]
+    apart.expect(Message(src, dest, 7, 64, 0) for src, dest in ends)
+    others = [rank for rank in range(4) if rank != comms.rank]
+    boxes = {rank: apart.inbox([16], rank, 7, torch.float32) for rank in others}
+    for turn in range(3):
+        apart.barrier()
+        for box in boxes.values():
+            if box.post is not None:
+                box.post()
+        sending = {rank: apart.outbox([16], rank, 7, torch.float32) for rank in others}
+        for rank, box in sending.items():
+            box.send(torch.full([16], float(100 * turn + 10 * comms.rank + rank)))
+        for rank, box in boxes.items():
+            assert box.wait().tolist() == [float(100 * turn + 10 * rank + comms.rank)] * 16
+        for box in sending.values():
+            if box.finish is not None:
+                box.finish()
+        apart.barrier()
+    return {str(rank): "socket" if box.post is not None else "mailbox" for rank, box in boxes.items()}

@@ -34,7 +34,6 @@ import torch
 
 from microp.app import places
 from microp.app.config import to_yaml
-from microp.app.errors import Stop
 from microp.app.memory_advice import with_advice
 from microp.app.prediction import predict
 from microp.app.schema import Config
@@ -64,7 +63,7 @@ from microp.store import (
     write_text,
 )
 from microp.terminal import console
-from microp.worker import RankError, connect_joined, run_joined
+from microp.worker import RankError
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +76,7 @@ class Attempt:
         job: the job of that configuration.
         experiment: the name of the stored sweep that the point belongs to, if any.
         overrides: what was typed for the point.
+        folder: the attempt's folder, which has been made; None: the next one of the run.
 
     Attributes:
         folder: the attempt's folder, which gets all files.
@@ -86,12 +86,19 @@ class Attempt:
         KeyboardInterrupt: Ctrl-C, after it has been recorded.
     """
 
-    def __init__(self, config: Config, job: Job, experiment: str | None, overrides: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        config: Config,
+        job: Job,
+        experiment: str | None,
+        overrides: Sequence[str] = (),
+        folder: Path | None = None,
+    ) -> None:
         # What is recorded is what was done.
         config = replace(config, tracking=config.tracking.reachable(), device=job.device)
         self._config, self._job = config, job
         self._follower: Follower | None = None
-        self.folder = new_attempt(Path(config.output_dir) / "runs", job.run_id)
+        self.folder = folder or new_attempt(Path(config.output_dir) / "runs", job.run_id)
         try:
             self._reserve = Reserve(self.folder)  # for the status of an attempt that fills the disk
             self._open(experiment, overrides)
@@ -210,30 +217,6 @@ class Attempt:
             write_text(path, text)
         else:
             self._reserve.write(path, text)
-
-
-def run_as_rank(config: Config, job: Job, experiment: str | None, overrides: Sequence[str]) -> Path:
-    """Run one rank of a torchrun launch and return the attempt's folder; rank 0 records the attempt.
-
-    Raises:
-        Stop: this rank, which is not rank 0, failed.
-        OSError: this rank cannot write its rows.
-    """
-    comms = connect_joined(job)
-    attempt = Attempt(config, job, experiment, overrides) if comms.world_rank == 0 else None
-    folder = Path(comms.gather_all(str(attempt.folder) if attempt else "")[0])
-    folder.mkdir(parents=True, exist_ok=True)  # another host does not have it yet
-    try:
-        run_joined(job, comms, folder)
-    except RankError as error:
-        if attempt is None:  # rank 0 may have failed only because this rank did: each tells what it saw
-            raise Stop(str(error)) from error
-        attempt.fail(error)
-        return folder
-    comms.close()
-    if attempt is not None:
-        attempt.close("finished")
-    return folder
 
 
 @cache

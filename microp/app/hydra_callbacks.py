@@ -257,9 +257,9 @@ def speaks() -> bool:
 
 def refuse(problems: list[str]) -> NoReturn:
     """Print what has to be changed, and exit with code 2; nothing has been started."""
-    if speaks():
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # each host may have problems of its own
         for problem in problems:
             console.error(fitted(problem))
-    else:  # torchrun stops all ranks as soon as one exits, so rank 0 must be the first
+    else:  # torchrun stops all ranks of a host as soon as one exits, so the one that speaks must be the first
         time.sleep(SILENT_S)
     raise SystemExit(BAD_INPUT)

@@ -199,7 +199,8 @@ def run_attempt(point: Config, job: Job, typed: Sequence[str], experiment: str |
 
 
 def _run_locked(point: Config, job: Job, typed: Sequence[str], experiment: str | None, locked: bool) -> Path:
-    from microp.app.attempt import Attempt, run_as_rank
+    from microp.app.attempt import Attempt
+    from microp.app.joined import run_as_rank
     from microp.worker import launch_ranks, run_threads  # torch takes a second, too slow for --help and TAB
 
     if not locked:

@@ -5,15 +5,17 @@
     rank 0 ── isend_tensor(y, 1, tag) ──►  irecv_tensor(shape, 0, tag) ── rank 1
            ◄─ irecv_tensor(shape, 1, tag)  isend_tensor(grad, 0, tag) ──
 
-There is one interface (`base`) and one module per transport: `shm` (shared memory, ranks of
-one host), `group` (gloo on CPU, NCCL on CUDA and ROCm) and `threads` (ranks of one process).
+There is one interface (`base`) and one module per transport: `shm` (shared memory between ranks of
+one host, gloo between hosts), `group` (gloo on CPU, NCCL on CUDA and ROCm) and `threads` (ranks of one process).
 """
 
+import os
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 
 from microp.comms.base import REDUCTIONS, Comms, Inbox, Message, Outbox, Pending, Sum
@@ -22,6 +24,7 @@ from microp.comms.delayed import DelayedComms
 from microp.comms.direct import direct_sums
 from microp.comms.group import GroupComms, in_our_words, peer_error
 from microp.comms.heartbeat import PID, PLACE, SINCE, STEP, Beat, Heartbeats, Place, awaited_rank, trail
+from microp.comms.hosts import Hosts, interface_of, one_host, own_address
 from microp.comms.processes import STOPPED
 from microp.comms.processes import state as process_state
 from microp.comms.ring import Ring, ring_sum
@@ -40,6 +43,7 @@ __all__ = [
     "DelayedComms",
     "GroupComms",
     "Heartbeats",
+    "Hosts",
     "Inbox",
     "Message",
     "Outbox",
@@ -53,6 +57,9 @@ __all__ = [
     "awaited_rank",
     "direct_sums",
     "init_process_group",
+    "interface_of",
+    "one_host",
+    "own_address",
     "peer_error",
     "process_state",
     "ring_sum",
@@ -63,7 +70,14 @@ __all__ = [
 ]
 
 
-def init_process_group(backend: str, device: torch.device, timeout_s: float, replicas: int = 1) -> GroupComms:
+def init_process_group(
+    backend: str,
+    device: torch.device,
+    timeout_s: float,
+    replicas: int = 1,
+    hosts: Hosts | None = None,
+    store: Store | None = None,
+) -> GroupComms:
     """Join the process group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name.
 
     Args:
@@ -71,6 +85,8 @@ def init_process_group(backend: str, device: torch.device, timeout_s: float, rep
         device: the device of this rank's tensors; a GPU must be the current device.
         timeout_s: the longest wait for another rank, in seconds.
         replicas: the number of pipelines that the processes form; each is a row of torch's DeviceMesh.
+        hosts: the hosts of the processes; None if it is one.
+        store: the store through which the processes connect; None: the one that the environment names.
 
     Returns:
         The transport between the ranks of this rank's pipeline.
@@ -82,17 +98,25 @@ def init_process_group(backend: str, device: torch.device, timeout_s: float, rep
     # No device_id: with it NCCL puts all transfers of a rank into one queue, in which a
     # receive that is posted early blocks a send.
     with in_our_words(timeout_s, "another rank"):
-        dist.init_process_group(group, timeout=timedelta(seconds=timeout_s))
+        if store is None:
+            dist.init_process_group(group, timeout=timedelta(seconds=timeout_s))
+        else:
+            rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            dist.init_process_group(
+                group, timeout=timedelta(seconds=timeout_s), store=store, rank=rank, world_size=world
+            )
     row = column = None
     if replicas > 1:
         shape = (replicas, dist.get_world_size() // replicas)
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replica", "pipeline"))
         row, column = mesh.get_group("pipeline"), mesh.get_group("replica")
 
+    hosts = hosts or one_host(dist.get_world_size())
+
     def of(members: Any) -> GroupComms:
-        return (
-            ShmComms(device, timeout_s, members) if backend == "shm" else GroupComms(group, device, timeout_s, members)
-        )
+        if backend == "shm":
+            return ShmComms(device, timeout_s, members, hosts)
+        return GroupComms(group, device, timeout_s, members, hosts)
 
     comms = of(row)
     if column is not None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from microp.comms.base import Comms, Inbox, Message, Outbox, Pending, PostedReceive, PostedSend, Sum, check_reduction
+from microp.comms.hosts import Hosts
 
 _REDUCE = {
     "sum": dist.ReduceOp.SUM,
@@ -31,12 +32,18 @@ class GroupComms(Comms):
         device: the device of this rank's tensors.
         timeout_s: the longest wait for a peer, in seconds.
         group: the process group of the ranks; None for all processes.
+        hosts: the hosts of all processes, which messages name if they are several.
     """
 
-    def __init__(self, backend: str, device: torch.device, timeout_s: float, group: Any = None) -> None:
+    def __init__(
+        self, backend: str, device: torch.device, timeout_s: float, group: Any = None, hosts: Hosts | None = None
+    ) -> None:
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self.device, self.timeout_s = device, timeout_s
         self.group = self._up = self._down = group or dist.group.WORLD
+        self.names = [f"rank {rank}" for rank in range(self.world_size)]
+        if hosts and hosts.are_several:
+            self.names = [hosts.rank_text(rank) for rank in dist.get_process_group_ranks(self.group)]
         self._checks_sizes = backend == "gloo"
         # NCCL has no tags and runs the transfers of a group one after the other, so each
         # direction needs its own group.
@@ -64,7 +71,7 @@ class GroupComms(Comms):
 
         def start(tensor: Tensor) -> Pending:
             tensor = tensor.contiguous()
-            return _Transfer(group.send([tensor], dest, tag), tensor, dest, self.timeout_s)
+            return _Transfer(group.send([tensor], dest, tag), tensor, self.names[dest], self.timeout_s)
 
         return PostedSend(start)
 
@@ -76,20 +83,20 @@ class GroupComms(Comms):
         tensor = buffer[: torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(*shape)
 
         def start() -> Pending:
-            return _Transfer(group.recv([tensor], src, tag), tensor, src, self.timeout_s)
+            return _Transfer(group.recv([tensor], src, tag), tensor, self.names[src], self.timeout_s)
 
         return PostedReceive(start)
 
     def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
         tensor = tensor.contiguous()
         work = dist.isend(tensor, group=self._group(self.rank, dest), tag=tag, group_dst=dest)
-        return _Transfer(work, tensor, dest, self.timeout_s)
+        return _Transfer(work, tensor, self.names[dest], self.timeout_s)
 
     def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
         tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
         canary = _Canary(tensor) if self._checks_sizes else None
         work = dist.irecv(tensor, group=self._group(src, self.rank), tag=tag, group_src=src)
-        return _Transfer(work, tensor, src, self.timeout_s, canary)
+        return _Transfer(work, tensor, self.names[src], self.timeout_s, canary)
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         check_reduction(op)
@@ -99,7 +106,7 @@ class GroupComms(Comms):
 
     def iall_reduce(self, tensor: Tensor) -> Sum:
         work = dist.all_reduce(tensor, group=self.group, async_op=True)
-        return _Sum(work, tensor, (self.rank + 1) % self.world_size, self.timeout_s)
+        return _Sum(work, tensor, self.names[(self.rank + 1) % self.world_size], self.timeout_s)
 
     def all_gather(self, value: Any) -> list[Any]:
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(self.device)
@@ -164,16 +171,16 @@ def peer_error(error: BaseException, timeout_s: float, peer: str) -> TimeoutErro
 class _Transfer:
     """A torch.distributed transfer; keeps its tensor alive, as gloo requires."""
 
-    def __init__(self, work: Any, tensor: Tensor, peer: int, timeout_s: float, canary: _Canary | None = None) -> None:
+    def __init__(self, work: Any, tensor: Tensor, peer: str, timeout_s: float, canary: _Canary | None = None) -> None:
         self._work, self._tensor, self._peer = work, tensor, peer
         self._timeout_s, self._canary = timeout_s, canary
 
     def wait(self) -> Tensor:
-        with in_our_words(self._timeout_s, f"rank {self._peer}"):
+        with in_our_words(self._timeout_s, self._peer):
             self._work.wait(timedelta(seconds=self._timeout_s))
         if self._canary is not None and self._canary.is_unwritten():
             raise ConnectionError(
-                f"rank {self._peer} sent fewer bytes than the {self._tensor.nbytes} of shape {list(self._tensor.shape)}"
+                f"{self._peer} sent fewer bytes than the {self._tensor.nbytes} of shape {list(self._tensor.shape)}"
             )
         return self._tensor
 
@@ -181,7 +188,7 @@ class _Transfer:
 class _Sum(_Transfer):
     """A torch.distributed reduction, which may complete long before `wait()` is called."""
 
-    def __init__(self, work: Any, tensor: Tensor, peer: int, timeout_s: float) -> None:
+    def __init__(self, work: Any, tensor: Tensor, peer: str, timeout_s: float) -> None:
         super().__init__(work, tensor, peer, timeout_s)
         self.ended_ns = 0
         if not tensor.is_cuda:

@@ -19,6 +19,7 @@ from enum import IntEnum
 from time import perf_counter_ns
 from typing import NamedTuple
 
+from microp.comms.hosts import Hosts
 from microp.schedule import Action, Schedule
 
 PID, STEP, PLACE, SINCE = range(4)
@@ -96,10 +97,14 @@ class Heartbeats:
     Args:
         count: the number of ranks of all pipelines.
         path: the memory that another process has made with `shared`; None for memory of this process and its threads.
+
+    Attributes:
+        hosts: the hosts of the ranks, if they are several; nothing is known of a rank on another host.
     """
 
     def __init__(self, count: int, path: str | None = None) -> None:
         self.count, self.path = count, path
+        self.hosts: Hosts | None = None
         descriptor = -1 if path is None else os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._memory = mmap.mmap(descriptor, count * WORDS * 8)
         self._words = memoryview(self._memory).cast("q")
@@ -139,6 +144,10 @@ class Heartbeats:
         """Return what a rank wrote last."""
         return Beat(*self.line(world_rank)[:4])
 
+    def rank_text(self, world_rank: int) -> str:
+        """Return how messages name a rank: `rank 2`, of several hosts `rank 2 on h1`."""
+        return self.hosts.rank_text(world_rank) if self.hosts else f"rank {world_rank}"
+
     def close(self) -> None:
         """Close the memory in this process; its lines must not be used any more."""
         self._words.release()
@@ -176,7 +185,7 @@ def trail(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) -> str:
         action = beat.action(schedule, rank)
         source = schedule.source(action) if action else None
         what = f"waits for {source} from" if source else f"is at {beat.where(schedule, rank)} and waits for"
-        text += f", which {what} rank {awaited}"
+        text += f", which {what} {heartbeats.rank_text(awaited)}"
         world_rank = awaited
     return text
 
@@ -197,7 +206,8 @@ def awaited_rank(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) ->
         return None
     others = {rank: heartbeats.read(rank) for rank in range(heartbeats.count)}
     late = [rank for rank, other in others.items() if (other.step, other.place) != (beat.step, beat.place)]
-    return min(late, key=lambda rank: others[rank].since) if late else None
+    here = [rank for rank in late if others[rank].pid or not heartbeats.hosts]  # of other hosts nothing is known
+    return min(here or late, key=lambda rank: others[rank].since) if late else None
 
 
 def _receiver(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) -> int | None:

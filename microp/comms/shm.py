@@ -1,4 +1,4 @@
-"""The transport between ranks of one host: tensors go through mailboxes in shared memory.
+"""The transport over shared memory: tensors between ranks of one host go through mailboxes, others through gloo.
 
 ::
 
@@ -7,11 +7,17 @@
     post ────────────────►                              wait: spin briefly, then block
                                                         use the data without a copy
 
-One segment holds the mailboxes of all links. It has no name in any file system (rank 0
-creates it, the others open it through rank 0's descriptor), so it disappears with the ranks
+One segment holds the mailboxes of all links of a host. It has no name in any file system (the host's
+first rank creates it, the others open it through that rank's descriptor), so it disappears with the ranks
 even if they are killed. POSIX semaphores order memory accesses on every processor, including Arm.
-The barrier before a step uses mailboxes without data and goes through rank 0; the ranks leave it
-within microseconds of each other. All other messages (set-up, reductions) go through gloo.
+The barrier before a step uses mailboxes without data and goes through the first rank; the ranks leave it
+within microseconds of each other. All other messages (set-up, reductions, to other hosts) go through gloo.
+
+::
+
+    h0   rank 0 ═══ rank 1        ═══ shared memory        the barrier: the ranks of a host meet at its first rank,
+             └─┐                  ─── gloo                              the first ranks of the hosts meet,
+    h1       rank 2 ═══ rank 3                                          and let the others go
 """
 
 from __future__ import annotations
@@ -31,12 +37,14 @@ from torch import Tensor
 
 from microp.comms.base import Inbox, Message, Outbox, Pending
 from microp.comms.group import GroupComms
+from microp.comms.hosts import Hosts
 from microp.comms.patience import Patience
 from microp.comms.processes import is_alive
 
 LINE = 64  # bytes: a cache line, and the alignment at which matrix products give the same bits
 STAMP = 32  # the offset of the stamp in the first line, after the semaphore
 _BARRIER_TAG = -1  # the tag of the barrier's mailboxes
+_HOSTS_TAG = 2**30  # the tag of the barrier's messages between hosts; no schedule has so many actions
 LIVENESS_CHECK_S = 1.0  # a blocked wait checks once per this period that its peer is alive
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -57,23 +65,36 @@ class _Box(NamedTuple):
 
 
 class ShmComms(GroupComms):
-    """A `GroupComms` that sends the messages of a step through shared memory."""
+    """A `GroupComms` that sends the messages of a step through shared memory, between ranks of one host.
 
-    stamps = True
+    Args:
+        device: as in `GroupComms`, also the next two.
+        hosts: the host of every rank of all pipelines.
+    """
 
-    def __init__(self, device: torch.device, timeout_s: float, group: Any = None) -> None:
-        super().__init__("gloo", device, timeout_s, group)
+    def __init__(self, device: torch.device, timeout_s: float, group: Any, hosts: Hosts) -> None:
+        super().__init__("gloo", device, timeout_s, group, hosts)
         self._boxes: dict[tuple[int, int, int], _Box] = {}
         self._pids = [int(pid) for pid in self.all_gather(os.getpid())]
-        self._patience = Patience(dist.get_world_size())
+        host_of = [hosts.of[rank] for rank in dist.get_process_group_ranks(self.group)]
+        mine = host_of[self.rank]
+        self._near = [rank for rank, host in enumerate(host_of) if host == mine]
+        self._first = self._near[0]
+        firsts = {host: host_of.index(host) for host in host_of}
+        self._firsts_elsewhere = [rank for host, rank in firsts.items() if host != mine]
+        self.is_one_host = self.stamps = not self._firsts_elsewhere  # hosts have clocks of their own
+        self._patience = Patience(hosts.of.count(mine))
+        self._meets_here = False
 
     def expect(self, messages: Iterable[Message]) -> None:
+        messages = list(messages)
+        super().expect(message for message in messages if not self._is_near(message))
         meeting = [
             Message(*link, _BARRIER_TAG, 0, _BARRIER_TAG)
-            for rank in range(1, self.world_size)
-            for link in ((rank, 0), (0, rank))
+            for rank in self._near[1:]
+            for link in ((rank, self._first), (self._first, rank))
         ]
-        messages = [*messages, *meeting]
+        messages = [*filter(self._is_near, messages), *meeting]
         sizes: dict[tuple[int, int, int], int] = {}
         for message in messages:
             key = (message.src, message.dest, message.slot)
@@ -85,19 +106,24 @@ class ShmComms(GroupComms):
         self._map(max(total, LINE), list(offsets.values()))
         boxes = {key: self._box(offset, sizes[key]) for key, offset in offsets.items()}
         self._boxes = {(m.src, m.dest, m.tag): boxes[m.src, m.dest, m.slot] for m in messages}
+        self._meets_here = self.world_size > 1
+
+    def _is_near(self, message: Message) -> bool:
+        """Return whether a message stays on this rank's host."""
+        return message.src in self._near and message.dest in self._near
 
     def _map(self, size: int, semaphores: list[int]) -> None:
-        """Create the segment on rank 0 and map it on all ranks."""
+        """Create the host's segment on its first rank and map it on all its ranks."""
         descriptor = -1
-        if self.rank == 0:
+        if self.rank == self._first:
             descriptor = os.memfd_create("microp", os.MFD_CLOEXEC)
             os.ftruncate(descriptor, size)
-        theirs = int(self.all_gather(descriptor)[0])
-        if self.rank != 0:
-            descriptor = os.open(f"/proc/{self._pids[0]}/fd/{theirs}", os.O_RDWR | os.O_CLOEXEC)
+        theirs = int(self.all_gather(descriptor)[self._first])
+        if self.rank != self._first:
+            descriptor = os.open(f"/proc/{self._pids[self._first]}/fd/{theirs}", os.O_RDWR | os.O_CLOEXEC)
         self._segment = mmap.mmap(descriptor, size)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._segment))
-        if self.rank == 0:
+        if self.rank == self._first:
             for offset in semaphores:
                 _libc.sem_init(ctypes.c_void_p(self._base + offset), 1, 0)
         self.barrier()  # after it every rank has mapped the segment, and every semaphore exists
@@ -108,11 +134,15 @@ class ShmComms(GroupComms):
         return _Box(self._base + offset, stamp, offset + LINE, nbytes)
 
     def outbox(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Outbox:
-        box = self._boxes[self.rank, dest, tag]
+        box = self._boxes.get((self.rank, dest, tag))
+        if box is None:
+            return super().outbox(shape, dest, tag, dtype)
         return _Sender(box, self._data(box, shape, dtype))
 
     def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Inbox:
-        box = self._boxes[src, self.rank, tag]
+        box = self._boxes.get((src, self.rank, tag))
+        if box is None:
+            return super().inbox(shape, src, tag, dtype)
         return _Receiver(self, box, self._data(box, shape, dtype), src)
 
     def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
@@ -127,22 +157,33 @@ class ShmComms(GroupComms):
         return self.inbox(shape, src, tag, dtype)
 
     def barrier(self) -> None:
-        if not self._boxes:
+        if not self._meets_here:
             super().barrier()
             return
         self._patience.look()
-        others = range(1, self.world_size) if self.rank == 0 else [0]
+        others = self._near[1:] if self.rank == self._first else [self._first]
         come = [self._boxes[rank, self.rank, _BARRIER_TAG].semaphore for rank in others]
         go = [self._boxes[self.rank, rank, _BARRIER_TAG].semaphore for rank in others]
-        if self.rank != 0:
+        if self.rank != self._first:
             _post(ctypes.c_void_p(go[0]))
         for rank, semaphore in zip(others, come, strict=True):
             self.take(ctypes.c_void_p(semaphore), rank)
-        if self.rank == 0:
+        if self.rank == self._first:
+            self._meet_other_hosts()
             for semaphore in go:
                 _post(ctypes.c_void_p(semaphore))
         if self.replica_group is not None:  # every pipeline has met, so meeting per column completes the barrier
             self.replica_group.barrier()
+
+    def _meet_other_hosts(self) -> None:
+        """Return when the first rank of every other host has called this."""
+        if not self._firsts_elsewhere:
+            return
+        word = torch.zeros(1, dtype=torch.uint8)
+        started = [self.irecv_tensor([1], rank, _HOSTS_TAG, word.dtype) for rank in self._firsts_elsewhere]
+        started += [self.isend_tensor(word, rank, _HOSTS_TAG) for rank in self._firsts_elsewhere]
+        for each in started:
+            each.wait()
 
     def _data(self, box: _Box, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return the mailbox's data as a tensor.

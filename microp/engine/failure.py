@@ -27,11 +27,12 @@ def describe_failure(comms: Comms, schedule: Schedule, error: BaseException, ste
     heartbeats, me = comms.heartbeats, comms.world_rank
     beat = heartbeats.read(me)
     step = beat.step if step is None else step
+    name = heartbeats.rank_text
     where, action = beat.where(schedule, comms.rank), beat.action(schedule, comms.rank)
     if not isinstance(error, TimeoutError) or (action and not beat.waits):
-        return f"rank {me}, {'action ' if action else ''}{where}, step {step}: {in_words(error)}"
+        return f"{name(me)}, {'action ' if action else ''}{where}, step {step}: {in_words(error)}"
     other = awaited_rank(heartbeats, schedule, me)
-    whom = "another rank" if other is None else f"rank {other}{trail(heartbeats, schedule, other)}"
+    whom = "another rank" if other is None else f"{name(other)}{trail(heartbeats, schedule, other)}"
     source = schedule.source(action) if action else None
     what = f"for {source} from {whom}" if source else f"at {where} for {whom}"
-    return f"rank {me} waited {comms.timeout_s:g} s {what} (step {step})"
+    return f"{name(me)} waited {comms.timeout_s:g} s {what} (step {step})"

@@ -55,7 +55,7 @@ def _cut(settings: SyncSettings, parameters: list[nn.Parameter]) -> Iterator[lis
 
 def _open_sums(all_reduce: str, comms: Comms, sizes: Sequence[tuple[int, torch.dtype]]) -> Sequence[Start]:
     """Return, for each of a step's sums over the ranks of `comms`, the function that starts it."""
-    if all_reduce == "direct" or (all_reduce == "auto" and isinstance(comms, ShmComms)):
+    if all_reduce == "direct" or (all_reduce == "auto" and isinstance(comms, ShmComms) and comms.is_one_host):
         return direct_sums(comms, sizes)
     if all_reduce == "ring":
         return [Ring(comms, max(numel * dtype.itemsize for numel, dtype in sizes)).start] * len(sizes)

@@ -15,7 +15,7 @@ from microp.settings.data import DataSettings, SyntheticSettings, TextSettings
 from microp.settings.device import DeviceSettings, EmulatedSettings
 from microp.settings.engine import EngineSettings
 from microp.settings.launch import LaunchSettings, is_joined, too_few_descriptors
-from microp.settings.machine import memory_bytes, processor
+from microp.settings.machine import memory_bytes, processor, this_host
 from microp.settings.model import BYTES, GptSettings, MlpSettings, ModelSettings
 from microp.settings.recomputation import NEVER, Checkpointing
 from microp.settings.redaction import redact_values, redact_words
@@ -75,5 +75,6 @@ __all__ = [
     "redact_words",
     "server",
     "size_text",
+    "this_host",
     "too_few_descriptors",
 ]

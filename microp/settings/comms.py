@@ -8,14 +8,16 @@ from typing import Annotated
 
 from microp.settings.rules import OneOf, Positive, broken_rules
 
+_HAS_SHM = hasattr(os, "memfd_create")
+
 
 @dataclass
 class CommsSettings:
     """The transport and its time-out.
 
     Attributes:
-        name: `auto` (NCCL on GPUs; on CPUs shared memory if all ranks are on one host,
-            else gloo), `shm`, `gloo`, `nccl`, or `threads`: all ranks in this process.
+        name: `auto` (NCCL on GPUs, else `shm` where the system has it, else `gloo`), `shm` (shared memory between ranks
+            of one host, gloo between hosts), `gloo`, `nccl`, or `threads`: all ranks in this process.
         timeout_s: the longest time that a rank waits for another one that runs, in seconds: give more than the longest
             action and the first step take (over shm, nominal times do not count); one that is killed or stopped is
             noticed at once.
@@ -30,22 +32,13 @@ class CommsSettings:
             return self.name
         if device == "cuda":
             return "nccl"
-        return "shm" if not _why_no_shm() else "gloo"
+        return "shm" if _HAS_SHM else "gloo"
 
     def problems(self, device: str) -> list[str]:
         """List the values that are wrong or do not fit `device`, one sentence each."""
         found = broken_rules(self, "comms.")
         if (self.backend(device) == "nccl") != (device == "cuda"):
             found.append(f"comms={self.name} cannot move tensors of device={device}: use comms=auto")
-        if self.name == "shm" and (why := _why_no_shm()):
-            found.append(f"comms=shm {why}: use comms=gloo")
+        if self.name == "shm" and not _HAS_SHM:
+            found.append("comms=shm needs Linux: use comms=gloo")
         return found
-
-
-def _why_no_shm() -> str:
-    """Return the reason why these ranks cannot share memory; empty if they can."""
-    if not hasattr(os, "memfd_create"):
-        return "needs Linux"
-    if os.environ.get("LOCAL_WORLD_SIZE", "1") != os.environ.get("WORLD_SIZE", "1"):
-        return "needs all ranks on one host"
-    return ""

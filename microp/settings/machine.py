@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -27,3 +28,15 @@ def processor() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(models, platform.processor())
+
+
+@cache
+def this_host() -> dict[str, str | None]:
+    """Return what tells this system from others: its name, its boot, and the container in which process ids count."""
+    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    is_linux = sys.platform == "linux"
+    return {
+        "host": platform.node(),
+        "boot": boot.read_text().strip() if is_linux and boot.exists() else None,
+        "namespace": str(namespace.readlink()) if is_linux and namespace.is_symlink() else None,
+    }

@@ -23,6 +23,7 @@ from microp.store.frames import (
     spans_frame,
     worst_rank_mib,
 )
+from microp.store.hosts import HOSTS, clocks_text
 from microp.store.lock import LockedError, Owner, hold, owner_of
 from microp.store.owner import this_process
 from microp.store.plans import Plan, Point, command, read_plan, read_plans
@@ -39,10 +40,20 @@ from microp.store.question_pairs import (
     tell_apart,
     telling_columns,
 )
-from microp.store.recorder import RankRecorder, as_json, new_attempt, room_needed, write_json, write_schedule
+from microp.store.recorder import (
+    RankRecorder,
+    as_json,
+    last_attempt,
+    new_attempt,
+    room_needed,
+    shift_moments,
+    write_json,
+    write_schedule,
+)
 from microp.store.records import (
     DIVERGED,
     KILLED,
+    ROWS,
     RUNNING,
     SCHEMA_VERSION,
     RecordError,
@@ -91,9 +102,11 @@ __all__ = [
     "DISTURBANCES",
     "DIVERGED",
     "FIGURES",
+    "HOSTS",
     "KILLED",
     "LAUNCH",
     "RANGE_UP_TO",
+    "ROWS",
     "RUNNING",
     "SCHEMA_VERSION",
     "WIDE_FRACTION",
@@ -128,6 +141,7 @@ __all__ = [
     "check_attempt",
     "checksums",
     "claim_folder",
+    "clocks_text",
     "column_named",
     "columns_of",
     "command",
@@ -145,6 +159,7 @@ __all__ = [
     "interval",
     "is_missing",
     "is_running",
+    "last_attempt",
     "launch_times",
     "least_squares",
     "list_attempts",
@@ -180,6 +195,7 @@ __all__ = [
     "row_files",
     "run_seconds",
     "select",
+    "shift_moments",
     "shown",
     "size_of",
     "spans_frame",

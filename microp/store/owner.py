@@ -12,19 +12,19 @@
 from __future__ import annotations
 
 import os
-import platform
 import sys
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
+
+from microp.settings import this_host
 
 _ENDED = ("Z", "X")  # a zombie, which its parent has not waited for, has ended
 
 
 def this_process() -> dict[str, Any]:
     """Return what identifies this process on this and on other hosts; null for what the system does not tell."""
-    return {"pid": os.getpid(), **_here(), "process_started": _started(os.getpid())}
+    return {"pid": os.getpid(), **this_host(), "process_started": _started(os.getpid())}
 
 
 def has_gone(owner: Mapping[str, Any]) -> bool | None:
@@ -33,7 +33,7 @@ def has_gone(owner: Mapping[str, Any]) -> bool | None:
     Args:
         owner: what `this_process` returned in that process. Records of older runs have a `pid` alone.
     """
-    here = _here()
+    here = this_host()
     if "host" not in owner or owner["host"] != here["host"]:
         return None
     if owner.get("boot") != here["boot"]:
@@ -41,17 +41,6 @@ def has_gone(owner: Mapping[str, Any]) -> bool | None:
     if owner.get("namespace") != here["namespace"]:
         return None
     return _started(owner.get("pid", 0)) != owner.get("process_started")
-
-
-@cache
-def _here() -> dict[str, str | None]:
-    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
-    is_linux = sys.platform == "linux"
-    return {
-        "host": platform.node(),
-        "boot": boot.read_text().strip() if is_linux and boot.exists() else None,
-        "namespace": str(namespace.readlink()) if is_linux and namespace.is_symlink() else None,
-    }
 
 
 def _started(pid: int) -> int | None:

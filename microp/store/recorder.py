@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from microp.schedule import Schedule, to_text
 from microp.store.files import Lines, Reserve, unwritable, write_text
-from microp.store.records import SCHEMA_VERSION, Row
+from microp.store.records import ROWS, SCHEMA_VERSION, Row, attempts, json_lines, number_of
 from microp.trace import MOMENTS, Reduction, Span
 
 
@@ -21,41 +21,59 @@ class RankRecorder:
         attempt: the attempt's folder.
         rank: the number of the rank among the ranks of all replicas.
         replica: the replica it belongs to.
+        clock_offset_ns: what is added to every moment that is written (a key that ends in `_ns`).
 
     Raises:
         WriteError: a file cannot be written; also raised by the methods.
     """
 
-    def __init__(self, attempt: Path, rank: int, replica: int = 0) -> None:
+    def __init__(self, attempt: Path, rank: int, replica: int = 0, clock_offset_ns: int = 0) -> None:
         self._attempt, self._rank, self._replica = attempt, rank, replica
+        self._offset_ns = clock_offset_ns
         self._reserve = Reserve(attempt)  # for the error of a disk that has become full
         self._steps = Lines(attempt / f"steps.rank{rank}.jsonl")
 
     def step(self, row: Row) -> None:
         """Append one row and pass it to the operating system, so that it survives a kill."""
-        self._steps.add(_line(row))
+        self._steps.add(_line(self._shifted(row)))
 
     def spans(self, step: int, spans: Iterable[Span]) -> None:
         """Write the trace of one step."""
         own = {"step": step, "replica": self._replica}
         names = {moment: f"{moment}_ns" for moment in MOMENTS}
         rows = ({**own, **{names.get(key, key): value for key, value in span._asdict().items()}} for span in spans)
-        _write_lines(self._attempt / f"spans.rank{self._rank}.jsonl", rows)
+        _write_lines(self._attempt / f"spans.rank{self._rank}.jsonl", map(self._shifted, rows))
 
     def reductions(self, step: int, found: Iterable[Reduction]) -> None:
         """Write one step's sums over the replicas; write no file if there are none."""
         own = {"step": step, "replica": self._replica}
         rows = [{**own, "rank": r.rank, "stage": r.stage, "start_ns": r.start, "end_ns": r.end} for r in found]
         if rows:
-            _write_lines(self._attempt / f"reductions.rank{self._rank}.jsonl", rows)
+            _write_lines(self._attempt / f"reductions.rank{self._rank}.jsonl", map(self._shifted, rows))
 
     def error(self, row: Row) -> None:
         """Write the error of this rank."""
         self._reserve.write(self._attempt / f"error.rank{self._rank}.json", as_json(row))
 
+    def _shifted(self, row: Row) -> Row:
+        offset = self._offset_ns
+        return with_moments(row, lambda moment: moment + offset) if offset else row
+
     def close(self) -> None:
         self._steps.close()
         self._reserve.close()
+
+
+def with_moments(row: Row, convert: Callable[[int], int]) -> Row:
+    """Return a row with each of its moments converted: the values whose keys end in `_ns`."""
+    return {key: convert(value) if key.endswith("_ns") else value for key, value in row.items()}
+
+
+def shift_moments(attempt: Path, rank: int, convert: Callable[[int], int]) -> None:
+    """Convert the moments in all rows that a rank has written."""
+    for kind in ROWS:
+        if (path := attempt / f"{kind}.rank{rank}.jsonl").exists():
+            write_text(path, "".join(to_json(with_moments(row, convert)) + "\n" for row in json_lines(path)))
 
 
 def _write_lines(path: Path, rows: Iterable[Row]) -> None:
@@ -111,14 +129,23 @@ def room_needed(attempt: Path, steps: int) -> int:
     return round(needed)
 
 
-def new_attempt(runs: Path, run_id: str) -> Path:
+def last_attempt(run: Path) -> int:
+    """Return the number of a run's last attempt, 0 if there is none."""
+    return max((number_of(path) for path in attempts(run)), default=0)
+
+
+def new_attempt(runs: Path, run_id: str, number: int = 1) -> Path:
     """Make and return the next `attempt-<n>` folder of a run; no attempt is overwritten.
+
+    Args:
+        runs: the folder of all runs.
+        run_id: the run.
+        number: the least number that it may have.
 
     Raises:
         WriteError: the folder cannot be made, for example because a part of its path is a file or a broken link.
     """
     run = runs / run_id
-    number = 1
     while True:
         attempt = run / f"attempt-{number}"
         try:

@@ -24,6 +24,7 @@ import numpy as np
 from microp.job import Job
 from microp.simulator import Costs, closed_forms, nominal_costs, simulate
 from microp.store import snapshots
+from microp.store.hosts import hosts_of
 from microp.store.order_limits import own_limits_ms
 from microp.store.profiles import read_predicted
 from microp.store.records import SCHEMA_VERSION, Row, read_rows, read_spans
@@ -72,6 +73,7 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
         "model": job.model.name,
         "device": job.device.name,
         "comms": job.backend,
+        "hosts": hosts_of(attempt, job.schedule, job.replicas),
         "batch_size": job.batch_size,
         "seed": job.seed,
         "engine": job.engine.name,

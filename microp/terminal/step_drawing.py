@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from microp.store import read_traced_step
+from microp.store import clocks_text, read_traced_step
 from microp.terminal.console import out
 from microp.trace import screen, timeline
 
@@ -38,6 +38,7 @@ def show(attempt: Path, summary: Mapping[str, Any]) -> None:
         in_header=above,
         predicted=summary.get("predicted"),
         replicas=summary["replicas"],
+        clocks=clocks_text(summary),
     )
     out.print()
     print(shown.text(lines), file=out.file, flush=True)

@@ -13,6 +13,7 @@ from microp.trace.drawing import figure, picture
 from microp.trace.metrics import (
     bubble_fraction,
     busy,
+    early_receive,
     idle_edges,
     idle_fraction,
     in_flight_peak,
@@ -74,6 +75,7 @@ __all__ = [
     "bubble_fraction",
     "busy",
     "column_type",
+    "early_receive",
     "ends_at",
     "exposed",
     "figure",

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from microp.schedule import Schedule
 from microp.trace.spans import Span, as_spans
 
 
@@ -81,3 +82,17 @@ def idle_edges(spans: Iterable[Span]) -> dict[int, tuple[Any, Any]]:
     first, last = spans.per_rank(spans.start, np.minimum), spans.per_rank(spans.end, np.maximum)
     begin, end = min(first.values()), max(last.values())
     return {rank: (first[rank] - begin, end - last[rank]) for rank in first}
+
+
+def early_receive(schedule: Schedule, spans: Iterable[Span]) -> Any:
+    """Return by how much a receive ended before its send began, the most over all hops; 0 if none did.
+
+    On one clock none does. It shows how far the clocks of two hosts, on which ranks are, differ at least.
+    """
+    by_action = {span.action: span for span in spans}
+    early = [0]
+    for span in by_action.values():
+        source = schedule.source(span.action)
+        if source in by_action and by_action[source].rank != span.rank:
+            early.append(by_action[source].end - span.ready)
+    return max(early)

@@ -75,6 +75,7 @@ def timeline(
     in_header: Collection[str] = (),
     predicted: Mapping[str, Any] | None = None,
     replicas: int = 1,
+    clocks: str = "",
 ) -> list[Line]:
     """Return timelines as lines of text, one above the other on one scale of time.
 
@@ -87,6 +88,7 @@ def timeline(
         in_header: the panels that are not drawn; their time and bubble are in the header.
         predicted: `step_ms` and `bubble` as known before the run, for the header.
         replicas: the number of replicas of the run; the panels are of the first one.
+        clocks: how well the clocks of several hosts agree, for the legend.
     """
     every = _panels(panels, sums)
     shown = [panel for panel in every if panel.name not in in_header]
@@ -106,6 +108,7 @@ def timeline(
         predicted and predicted["step_ms"] is not None
     )
     legend[:0] = [[Cells(f"{name}: {MEANING[name]}")] for name in untitled]
+    legend += [[Cells(clocks)]] * bool(clocks)
     return [*_wrapped(facts, columns, " · "), [], *drawn, [axis], *_wrapped(legend, columns, "   ")]
 
 

@@ -8,20 +8,28 @@
 
 from microp.worker import monolith
 from microp.worker.failure import RankError
-from microp.worker.launch import connect_joined, launch_ranks, run_joined
+from microp.worker.joined import gather_rows, run_joined, why_failed
+from microp.worker.launch import launch_ranks
+from microp.worker.meeting import HostsError, Joined, join
 from microp.worker.profiling import record_cases
 from microp.worker.rank import run_rank
+from microp.worker.termination import when_terminated
 from microp.worker.threads import run_threads
 from microp.worker.trainer import Trainer
 
 __all__ = [
+    "HostsError",
+    "Joined",
     "RankError",
     "Trainer",
-    "connect_joined",
+    "gather_rows",
+    "join",
     "launch_ranks",
     "monolith",
     "record_cases",
     "run_joined",
     "run_rank",
     "run_threads",
+    "when_terminated",
+    "why_failed",
 ]

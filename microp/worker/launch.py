@@ -2,10 +2,9 @@
 
 ::
 
-    launch_ranks   this process ─► forkserver (torch loaded) ─► rank 0, rank 1, ...   the default
-    run_joined     torchrun ─► this process is one rank, torchrun starts the others  RANK is set
+    launch_ranks   this process ─► forkserver (torch loaded) ─► rank 0, rank 1, ...
 
-`threads` runs them as threads of this process.
+`joined` is for ranks that torchrun has started; `threads` runs them as threads of this process.
 """
 
 from __future__ import annotations
@@ -31,15 +30,14 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from microp.comms import Comms, Heartbeats, init_process_group
+from microp.comms import Comms, Heartbeats, Hosts, init_process_group
 from microp.job import Job
-from microp.store import WriteError
-from microp.worker.failure import RankError, what_failed
+from microp.worker.failure import what_failed
 from microp.worker.forkserver import start_forkserver
 from microp.worker.leftovers import named_semaphores
 from microp.worker.rank import run_rank
@@ -47,7 +45,7 @@ from microp.worker.watch import Watch
 
 Entry = Callable[[Job, Comms, int, Path], Any]
 _LOOPBACK = "127.0.0.1"
-_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"  # the name of the network interface of that address
+LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"  # the name of the network interface of that address
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -187,12 +185,14 @@ def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats: str | Non
     end_with_parent()
     torch.set_num_threads(job.device.threads)
     for library in ("GLOO", "NCCL"):
-        os.environ[f"{library}_SOCKET_IFNAME"] = _INTERFACE  # by default they listen where other hosts can connect
+        os.environ[f"{library}_SOCKET_IFNAME"] = (
+            LOOPBACK_INTERFACE  # by default they listen where other hosts can connect
+        )
     local_rank = int(os.environ["LOCAL_RANK"])
     shared = Heartbeats(job.processes, heartbeats)
     shared.start(int(os.environ["RANK"]))
     try:
-        comms = _connect(job, local_rank)
+        comms = connect(job, local_rank)
         comms.heartbeats = shared
         result = entry(job, comms, local_rank, attempt)
         comms.close()
@@ -202,12 +202,13 @@ def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats: str | Non
     return result
 
 
-def _connect(job: Job, local_rank: int) -> Comms:
+def connect(job: Job, local_rank: int, hosts: Hosts | None = None, store: Store | None = None) -> Comms:
+    """Connect this rank with the others of the job; the last arguments are those of `init_process_group`."""
     device = torch.device("cpu")
     if job.device.name == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    return init_process_group(job.backend, device, job.timeout_s, job.replicas)
+    return init_process_group(job.backend, device, job.timeout_s, job.replicas, hosts, store)
 
 
 def end_with_parent() -> None:
@@ -228,36 +229,3 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-# --- torchrun ------------------------------------------------------------------------------------
-
-
-def connect_joined(job: Job) -> Comms:
-    """Join the process group of torchrun's launch; return this rank's transport."""
-    end_with_parent()
-    return _connect(job, int(os.environ["LOCAL_RANK"]))
-
-
-def run_joined(job: Job, comms: Comms, attempt: Path) -> None:
-    """Run one rank, then copy every rank's rows and spans into the `attempt` of rank 0.
-
-    Args:
-        job: the job to run.
-        comms: this rank's transport, from `connect_joined`.
-        attempt: the folder into which this rank writes.
-
-    Raises:
-        RankError: this rank failed.
-    """
-    try:
-        run_rank(job, comms, int(os.environ["LOCAL_RANK"]), attempt)
-    except WriteError:
-        raise
-    except Exception as error:
-        raise RankError(str(error)) from error
-    own = [attempt / f"{kind}.rank{comms.world_rank}.jsonl" for kind in ("steps", "spans", "reductions")]
-    for files in comms.gather_all({path.name: path.read_text() for path in own if path.exists()}):
-        for name, text in files.items():
-            if comms.world_rank == 0 and not (attempt / name).exists():  # written on another host's disk
-                (attempt / name).write_text(text)

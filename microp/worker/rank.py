@@ -33,7 +33,7 @@ class DivergedError(ArithmeticError):
     """The loss is not finite; the message names it, the step, the rank and the remedy."""
 
 
-def run_rank(job: Job, comms: Comms, local_rank: int, attempt: Path) -> None:
+def run_rank(job: Job, comms: Comms, local_rank: int, attempt: Path, clock_offset_ns: int = 0) -> None:
     """Train for the job's steps and write this rank's files into `attempt`.
 
     Args:
@@ -41,11 +41,12 @@ def run_rank(job: Job, comms: Comms, local_rank: int, attempt: Path) -> None:
         comms: this rank's transport.
         local_rank: the rank's index on its host.
         attempt: the folder into which the rank writes.
+        clock_offset_ns: what is added to a moment of this host's clock, to have it on the clock of rank 0's host.
 
     Raises:
         Exception: any error of a step, after it has been written to `error.rank<r>.json`.
     """
-    recorder = RankRecorder(attempt, comms.world_rank, comms.replica)
+    recorder = RankRecorder(attempt, comms.world_rank, comms.replica, clock_offset_ns)
     at = partial(comms.heartbeats.at, comms.world_rank)
     gc.collect()
     gc.disable()  # a collection inside a step would count as step time

@@ -1,0 +1,82 @@
+"""Which ranks share a host, and the address at which a host is reached by the others.
+
+::
+
+    h0   rank 0, rank 1        ranks of one host share memory
+    h1   rank 2, rank 3        ranks of two hosts send over the network
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux: the IPv4 address of an interface
+_IPV6 = Path("/proc/net/if_inet6")
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The hosts of one launch.
+
+    Attributes:
+        names: the name of each host, in the order of their first ranks.
+        of: rank (counted over all pipelines) -> the index of its host.
+    """
+
+    names: tuple[str, ...]
+    of: tuple[int, ...]
+
+    @property
+    def are_several(self) -> bool:
+        return len(self.names) > 1
+
+    def ranks(self, host: int) -> list[int]:
+        """Return the ranks of a host; the first of them records what the host does."""
+        return [rank for rank, its in enumerate(self.of) if its == host]
+
+    def rank_text(self, world_rank: int) -> str:
+        """Return how messages name a rank: `rank 2`, of several hosts `rank 2 on h1`."""
+        return f"rank {world_rank} on {self.names[self.of[world_rank]]}" if self.are_several else f"rank {world_rank}"
+
+
+def one_host(ranks: int) -> Hosts:
+    """Return the hosts of a launch on this host alone."""
+    return Hosts((socket.gethostname(),), (0,) * ranks)
+
+
+def own_address(other: str, port: int) -> str:
+    """Return the address of this host from which it reaches another one; nothing is sent.
+
+    Raises:
+        OSError: the name of the other host is unknown, or there is no route to it.
+    """
+    family, kind, protocol, _, where = socket.getaddrinfo(other, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(where)
+        return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the network interface that has an address; None if the system does not tell."""
+    wanted = ip_address(address)
+    if wanted.version == 6:
+        lines = _IPV6.read_text().splitlines() if _IPV6.exists() else []
+        fields = (line.split() for line in lines)
+        return next((name for text, *_, name in fields if bytes.fromhex(text) == wanted.packed), None)
+    return next((name for _, name in socket.if_nameindex() if _ipv4_address(name) == wanted.packed), None)
+
+
+def _ipv4_address(interface: str) -> bytes | None:
+    if sys.platform != "linux":
+        return None
+    import fcntl  # not on every system
+
+    request = interface.encode().ljust(40, b"\0")  # struct ifreq: 16 bytes of name, then a sockaddr
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        return fcntl.ioctl(probe, _GET_ADDRESS, request)[20:24]
+    return None

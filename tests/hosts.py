@@ -1,0 +1,153 @@
+"""Two hosts on one machine, made of namespaces, so that a launch over several hosts can be tested.
+
+::
+
+    h0  10.77.0.1 ── veth ── 10.77.0.2  h1        a network, processes, mounts, name and clock of its own each
+
+Each host has its own loopback interface, `/dev/shm`, `/proc`, temporary folder, host name and `/etc/hosts`, and a
+monotonic clock that is `CLOCK_S` ahead of the other's. As on Debian, the first host's name is a loopback address on
+that host itself. Everything ends with the processes, and `two_hosts` removes what has a name.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from user import environment_of
+
+NAMES, ADDRESSES, PORT = ("h0", "h1"), ("10.77.0.1", "10.77.0.2"), 29_400
+CLOCK_S = 5_000  # by which the second host's monotonic clock is ahead
+_made = itertools.count()
+ENTER = """
+mount -t tmpfs -o size=1g none /dev/shm
+mount --bind "$HOSTS_FILE" /etc/hosts
+hostname "$HOST_NAME"
+exec "$@"
+"""
+
+
+class Host(NamedTuple):
+    """One of the two hosts.
+
+    Attributes:
+        name: its host name.
+        address: its address, which the other host reaches.
+        namespace: the name of its network namespace.
+        link: its end of the link.
+        folder: where its commands run and write.
+        clock_s: by how much its monotonic clock is ahead of the machine's, in seconds.
+    """
+
+    name: str
+    address: str
+    namespace: str
+    link: str
+    folder: Path
+    clock_s: int
+
+    def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:
+        """Start a command on this host; its output goes to `out` and `err` in the host's folder."""
+        own = {"HOST_NAME": self.name, "HOSTS_FILE": str(self.folder / "hosts"), "TMPDIR": str(self.folder / "tmp")}
+        apart = ["--mount", "--uts", "--pid", "--time", "--monotonic", str(self.clock_s), "--fork", "--kill-child"]
+        enter = ["ip", "netns", "exec", self.namespace, "unshare", *apart, "--mount-proc", "sh", "-e", "-c", ENTER]
+        with (self.folder / "out").open("w") as out, (self.folder / "err").open("w") as err:
+            return subprocess.Popen(
+                [*enter, "sh", *command],
+                cwd=self.folder,
+                env=environment_of(self.folder, {**own, **environment}),
+                stdout=out,
+                stderr=err,
+                text=True,
+            )
+
+    def torchrun(self, *words: str, ranks: int = 2, **environment: str) -> subprocess.Popen[str]:
+        """Start this host's part of a launch of `microp.run` over both hosts, with `ranks` ranks here."""
+        launch = [
+            f"--nnodes={len(NAMES)}",
+            f"--nproc-per-node={ranks}",
+            "--rdzv-backend=c10d",
+            "--rdzv-id=test",
+            "--rdzv-conf=read_timeout=10",
+        ]
+        endpoint = f"--rdzv-endpoint={NAMES[0]}:{PORT}"
+        torchrun = [sys.executable, "-m", "torch.distributed.run", *launch, endpoint]
+        return self.start(*torchrun, "-m", "microp.run", *words, **environment)
+
+    def cut(self) -> None:
+        """Take this host's end of the link down."""
+        _ip("-n", self.namespace, "link", "set", self.link, "down")
+
+    def said(self) -> str:
+        """What the host's last command printed."""
+        return (self.folder / "out").read_text() + (self.folder / "err").read_text()
+
+
+@contextmanager
+def two_hosts(folder: Path) -> Iterator[tuple[Host, Host]]:
+    """Make two hosts whose folders are in `folder`; skip the test where that is not possible."""
+    if why := why_not():
+        pytest.skip(why)
+    hosts = [_host(folder, number) for number in range(len(NAMES))]
+    first, second = hosts
+    try:
+        for host in hosts:
+            _ip("netns", "add", host.namespace)
+        ends = ["netns", first.namespace, "type", "veth", "peer", "name", second.link, "netns", second.namespace]
+        _ip("link", "add", first.link, *ends)
+        for host in hosts:
+            inside = ["-n", host.namespace]
+            _ip(*inside, "link", "set", "lo", "up")
+            _ip(*inside, "address", "add", f"{host.address}/24", "dev", host.link)
+            _ip(*inside, "link", "set", host.link, "up")
+        yield first, second
+    finally:
+        for host in hosts:
+            subprocess.run(["ip", "netns", "delete", host.namespace], capture_output=True)
+
+
+def _host(folder: Path, number: int) -> Host:
+    own = folder / NAMES[number]
+    (own / "tmp").mkdir(parents=True)
+    known = dict(zip(NAMES, ADDRESSES, strict=True)) | ({NAMES[0]: "127.0.1.1"} if number == 0 else {})
+    lines = [f"{address} {name}\n" for name, address in {"localhost": "127.0.0.1", **known}.items()]
+    (own / "hosts").write_text("".join(lines))
+    name = NAMES[number]
+    return Host(name, ADDRESSES[number], f"microp-{os.getpid()}-{next(_made)}", f"link{number}", own, number * CLOCK_S)
+
+
+@functools.cache
+def why_not() -> str:
+    """Why two hosts cannot be made here; empty if they can."""
+    if os.geteuid() != 0:
+        return "two hosts need root, to make network namespaces"
+    if missing := [tool for tool in ("ip", "unshare") if not shutil.which(tool)]:
+        return f"two hosts need {' and '.join(missing)} (packages iproute2 and util-linux)"
+    probe = f"microp-{os.getpid()}-probe"
+    try:
+        _ip("netns", "add", probe)
+        apart = ["--mount", "--uts", "--pid", "--time", "--monotonic", "1", "--fork", "--mount-proc"]
+        subprocess.run(
+            ["ip", "netns", "exec", probe, "unshare", *apart, "sh", "-c", "mount -t tmpfs none /dev/shm"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    except subprocess.CalledProcessError as error:
+        return f"two hosts need namespaces: {error.stderr.strip()}"
+    finally:
+        subprocess.run(["ip", "netns", "delete", probe], capture_output=True)
+    return ""
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)

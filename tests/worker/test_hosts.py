@@ -1,0 +1,125 @@
+"""A launch over two hosts, which are namespaces of this machine: the same run as on one host, and its end if cut."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hosts import CLOCK_S, NAMES, two_hosts
+from user import SMALL, microp, read
+
+from microp.schedule import Op
+from microp.store import check_attempt, clocks_text, read_rows, read_schedule, read_spans, read_status, read_summary
+
+WORDS = [*SMALL, "schedule=1f1b", "ranks=4", "chunks=4", "tracking=disabled"]
+TIMEOUT_S = 4
+
+
+def run_on(hosts, *words: str, meanwhile=lambda: None) -> list[int]:
+    """Launch on all hosts, and return the exit codes of the commands."""
+    processes = [host.torchrun(*WORDS, *words) for host in hosts]
+    try:
+        meanwhile()
+        return [process.wait(120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def attempts_of(folder: Path) -> list[Path]:
+    return sorted((folder / "outputs" / "runs").glob("*/attempt-*"))
+
+
+@pytest.fixture(scope="module")
+def over_two(tmp_path_factory):
+    """The hosts and the exit codes of a run over both; the second one has had an attempt of this run before."""
+    with two_hosts(tmp_path_factory.mktemp("hosts")) as hosts:
+        yield hosts, run_on(hosts)
+
+
+@pytest.fixture(scope="module")
+def attempt(over_two):
+    hosts, codes = over_two
+    assert codes == [0, 0], hosts[0].said() + hosts[1].said()
+    [found] = attempts_of(hosts[0].folder)
+    return found
+
+
+def test_the_losses_are_those_of_one_host_bit_for_bit(attempt, tmp_path):
+    done = microp(*WORDS, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [alone] = attempts_of(tmp_path)
+    losses = [[row["loss"] for row in read_rows(each, 3)] for each in (attempt, alone)]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 5
+    assert attempt.parent.name == alone.parent.name  # the same question has the same folder
+
+
+def test_all_records_are_on_the_host_of_rank_0(over_two, attempt):
+    (_, second), _ = over_two
+    check_attempt(attempt)
+    assert read_status(attempt)["status"] == "finished"
+    for rank in range(4):
+        assert {row["rank"] for row in read_rows(attempt, rank)} == {rank}
+    assert len(read_spans(attempt)) == sum(map(len, read_schedule(attempt).ranks))
+    assert list((second.folder / "outputs" / "runs").iterdir()) == []
+    assert "finished" not in second.said()
+
+
+def test_clocks_are_aligned(attempt):
+    first, second = read(attempt / "hosts.json")
+    assert (first["host"], second["host"]) == NAMES
+    assert (first["ranks"], second["ranks"]) == ([0, 1], [2, 3])
+    assert abs(second["clock_offset_ns"] + CLOCK_S * 10**9) <= second["clock_residual_ns"] < 10**9
+    summary = read_summary(attempt)["hosts"]
+    assert summary["early_receive_ms"] <= summary["clock_residual_ms"] == second["clock_residual_ns"] / 1e6
+
+
+def test_hops_between_hosts_are_timed(attempt):
+    """Unaligned, the hops would be off by the difference of the clocks."""
+    ends = {span.action: span.end for span in read_spans(attempt)}
+    hops = [
+        span.ready - ends[source]
+        for span in read_spans(attempt)
+        if span.op is Op.F and span.stage == 2 and (source := read_schedule(attempt).source(span.action))
+    ]
+    assert len(hops) == 4
+    residual_ns = read_summary(attempt)["hosts"]["clock_residual_ms"] * 1e6
+    assert all(-residual_ns <= hop < 10**9 for hop in hops)
+
+
+def test_the_drawing_states_the_residual(over_two, attempt):
+    (first, _), _ = over_two
+    said = clocks_text(read_summary(attempt))
+    assert said.startswith("clocks of 2 hosts, ±")
+    assert said in first.said()
+
+
+def test_a_cut_link_ends_both_hosts(tmp_path):
+    with two_hosts(tmp_path) as hosts:
+        first, second = hosts
+        cut_at = 0.0
+
+        def cut() -> None:
+            nonlocal cut_at
+            end = time.monotonic() + 90
+            while not any(path.stat().st_size for path in first.folder.glob("outputs/runs/*/*/steps.rank0.jsonl")):
+                assert time.monotonic() < end, first.said() + second.said()
+                time.sleep(0.05)
+            first.cut()
+            cut_at = time.time()
+
+        codes = run_on(hosts, "steps=1000000", f"comms.timeout_s={TIMEOUT_S}", meanwhile=cut)
+    assert 0 not in codes
+    for host, other, peer in ((first, "h1", 2), (second, "h0", 1)):
+        [attempt] = attempts_of(host.folder)
+        status = read_status(attempt)
+        assert status["status"] == "failed"
+        assert f"rank {peer} on {other}" in status["message"]
+        assert status["ended"] - cut_at < TIMEOUT_S + 10
+        assert f"the rows of ranks 2, 3 stay on h1 in {second.folder}" in status["message"]
+        assert status["message"] in host.said()
+    assert read_rows(attempt, 2)
+    assert not read_rows(attempt, 0)

@@ -1,0 +1,155 @@
+"""What ranks that torchrun has started tell each other before they connect, and how clocks are compared."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import ranks as rank_code
+from conftest import small_job
+from threads import in_threads
+from torch.distributed import HashStore
+from user import SMALL, microp
+
+from microp.comms import Hosts, interface_of, own_address
+from microp.schedule.builders import one_f_one_b
+from microp.worker import HostsError, clocks, launch_ranks, meeting
+
+TWO = Hosts(("h0", "h1"), (0, 0, 1, 1))
+
+
+def card(name: str, **facts):
+    return {"host": {"host": name, "boot": "b", "namespace": "n"}, "address": "10.0.0.1", "facts": facts}
+
+
+def test_ranks_with_the_same_system_share_a_host():
+    assert meeting._hosts_of([card("h0"), card("h0"), card("h1"), card("h1")]) == TWO
+    assert TWO.ranks(1) == [2, 3]
+    assert [TWO.rank_text(2), Hosts(("h0",), (0, 0)).rank_text(1)] == ["rank 2 on h1", "rank 1"]
+
+
+def test_hosts_that_differ_are_told():
+    same = {"python": "3.11.7", "chunks": 4}
+    meeting._check_equal([card("h0", **same), card("h1", **same)], Hosts(("h0", "h1"), (0, 1)))
+    with pytest.raises(HostsError) as raised:
+        meeting._check_equal(
+            [card("h0", torch="2.13.0", **same), card("h1", torch="2.12.1", python="3.11.7", chunks=8)],
+            Hosts(("h0", "h1"), (0, 1)),
+        )
+    assert str(raised.value) == (
+        "the hosts differ: torch is 2.13.0 on h0, 2.12.1 on h1; chunks is 4 on h0, 8 on h1: "
+        "use the same installation and the same command on every host"
+    )
+
+
+def test_a_rank_that_does_not_come_is_named():
+    with pytest.raises(HostsError, match="rank 1, 2 of 3 did not come within 0.2 s"):
+        meeting._exchange(HashStore(), 0, card("h0"), 3, 0.2)
+
+
+def test_an_address_that_does_not_answer_is_bad_input(tmp_path):
+    launch = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29400"}
+    done = microp(*SMALL, "chunks=2", folder=tmp_path, **launch, MASTER_ADDR="no.such.host.invalid")
+    assert done.returncode == 2
+    [said] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert said.startswith("error: MASTER_ADDR=no.such.host.invalid MASTER_PORT=29400 cannot be reached from ")
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_the_interface_that_reaches_an_address():
+    assert own_address("localhost", 1) in ("127.0.0.1", "::1")
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("10.255.255.254") is None
+
+
+@pytest.mark.parametrize("ahead_ns", [0, 10**15])
+def test_clocks_are_compared(ahead_ns, monkeypatch):
+    """Both threads have one clock; the second rank's is read as if it were ahead."""
+    clock, own = clocks.perf_counter_ns, {}
+    monkeypatch.setattr(clocks, "perf_counter_ns", lambda: clock() + own.get(clocks_thread(), 0))
+
+    def read(comms):
+        own[clocks_thread()] = ahead_ns * (comms.rank == 1)
+        comms.barrier()
+        return clocks.read_clocks(comms, Hosts(("h0", "h1"), (0, 1)))
+
+    first, second = in_threads(2, read)
+    assert first == second
+    assert first[0].offset_ns == 0
+    assert abs(first[1].offset_ns + ahead_ns) <= first[1].residual_ns < 10**9
+
+
+def clocks_thread() -> int:
+    import threading
+
+    return threading.get_ident()
+
+
+def test_a_clock_that_runs_faster_is_followed():
+    before, after = clocks.Reading(1000, -500, 5), clocks.Reading(3000, -520, 5)
+    assert [clocks.drift_ns(before, after, own - 500) for own in (1000, 2000, 3000)] == [0, -10, -20]
+
+
+def test_links_on_a_host_are_mailboxes_and_others_are_sockets(tmp_path):
+    """Four processes that are told to be on two hosts: they meet, and every message of the schedule arrives."""
+    job = small_job(schedule=one_f_one_b(4, 2), timeout_s=30)
+    found = launch_ranks(job, tmp_path, 3, rank_code.links)
+    assert found == {
+        0: {"1": "mailbox", "2": "socket", "3": "socket"},
+        1: {"0": "mailbox", "2": "socket", "3": "socket"},
+        2: {"0": "socket", "1": "socket", "3": "mailbox"},
+        3: {"0": "socket", "1": "socket", "2": "mailbox"},
+    }
+
+
+TERMINATED = """
+import sys, time
+from microp.worker import termination
+termination.GRACE_S = float(sys.argv[1])
+with termination.when_terminated(lambda: print("recorded", flush=True)) as claim:
+    print("ready", flush=True)
+    end = time.monotonic() + 20
+    while time.monotonic() < end and sys.argv[2] == "waits":
+        time.sleep(20)
+    time.sleep(1)
+    claim()
+print("ended by itself", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "how", "code", "said"), [(0.1, "waits", 1, "recorded"), (30, "ends", 0, "ended by itself")]
+)
+def test_sigterm_lets_a_rank_record_its_end(grace_s, how, code, said):
+    child = subprocess.Popen(
+        [sys.executable, "-c", TERMINATED, str(grace_s), how],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(signal.SIGTERM)
+    assert child.stdout.read() == f"{said}\n"
+    assert child.wait(30) == code
+    child.stdout.close()
+
+
+def test_a_name_that_is_loopback_here_is_not_listened_on(monkeypatch):
+    """On Debian a host's own name is 127.0.1.1; then the way to the other hosts counts."""
+    cards = [{"address": "127.0.0.1"}, {"address": "10.1.2.3"}]
+    asked = []
+    monkeypatch.setenv("MASTER_PORT", "29400")
+    for library in ("GLOO", "NCCL"):
+        monkeypatch.setenv(f"{library}_SOCKET_IFNAME", "")
+        monkeypatch.delenv(f"{library}_SOCKET_IFNAME")
+    monkeypatch.setattr(meeting, "own_address", lambda other, _: asked.append(other) or "10.1.2.4")
+    monkeypatch.setattr(meeting, "interface_of", {"10.1.2.4": "eth7"}.get)
+    meeting._choose_interface(cards, Hosts(("h0", "h1"), (0, 1)), 0)
+    assert asked == ["10.1.2.3"]
+    assert [os.environ.pop(f"{library}_SOCKET_IFNAME") for library in ("GLOO", "NCCL")] == ["eth7", "eth7"]
+    meeting._choose_interface(cards[:1] * 2, Hosts(("h0",), (0, 0)), 0)
+    assert [os.environ.pop(f"{library}_SOCKET_IFNAME") for library in ("GLOO", "NCCL")] == ["lo", "lo"]
