@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,9 +24,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from user import environment_of
+from user import ROOT, environment_of
 
-NAMES, ADDRESSES, PORT = ("h0", "h1"), ("10.77.0.1", "10.77.0.2"), 29_400
+NAMES, ADDRESSES = ("h0", "h1"), ("10.77.0.1", "10.77.0.2")
 CLOCK_S = 5_000  # by which the second host's monotonic clock is ahead
 _made = itertools.count()
 ENTER = """
@@ -71,16 +72,11 @@ class Host(NamedTuple):
             )
 
     def torchrun(self, *words: str, ranks: int = 2, **environment: str) -> subprocess.Popen[str]:
-        """Start this host's part of a launch of `microp.run` over both hosts, with `ranks` ranks here."""
-        launch = [
-            f"--nnodes={len(NAMES)}",
-            f"--nproc-per-node={ranks}",
-            "--rdzv-backend=c10d",
-            "--rdzv-id=test",
-            "--rdzv-conf=read_timeout=10",
-        ]
-        endpoint = f"--rdzv-endpoint={NAMES[0]}:{PORT}"
-        torchrun = [sys.executable, "-m", "torch.distributed.run", *launch, endpoint]
+        """Start this host's part of the README's launch over both hosts, with `ranks` ranks here."""
+        [launch] = re.findall(r"^torchrun (.*HOST.*) -m microp.run", (ROOT / "README.md").read_text(), re.MULTILINE)
+        words_of_torchrun = [*launch.replace("HOST", NAMES[0]).split(), f"--nproc-per-node={ranks}", "--rdzv-id=test"]
+        quickly = "--rdzv-conf=read_timeout=10"  # its own wait for a host that was cut off, by default a minute
+        torchrun = [sys.executable, "-m", "torch.distributed.run", *words_of_torchrun, quickly]
         return self.start(*torchrun, "-m", "microp.run", *words, **environment)
 
     def cut(self) -> None:

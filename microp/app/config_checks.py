@@ -20,6 +20,7 @@ from microp.settings import (
     SlurmSettings,
     broken_rules,
     is_joined,
+    is_over_hosts,
     no_slurm,
     not_writable,
     out_of_reach,
@@ -66,6 +67,8 @@ def _problems_together(config: Config) -> list[str]:
             f"device.latency_ms={latency} needs a transport that records sending times: "
             f"use comms=shm or comms=threads, not {backend}"
         )
+    elif latency and is_over_hosts():
+        found.append(f"device.latency_ms={latency} needs all ranks on one host, whose clock they share: leave it out")
     if not config.model.problems():
         found += config.data.problems(config.model.row_bytes)
     if config.chunks > config.batch_size > 0:

@@ -223,5 +223,5 @@ ONE_FOLDER = (
 )
 ONE_RUN_ONLY = (
     "torchrun starts the ranks of one run, but a sweep has several runs: "
-    "use `python -m microp.run -m ...`, which starts the ranks of each point itself"
+    "use `python -m microp.run -m ...`, which starts the ranks of each point itself, or one torchrun command per run"
 )

@@ -14,7 +14,7 @@ from microp.settings.comms import CommsSettings
 from microp.settings.data import DataSettings, SyntheticSettings, TextSettings
 from microp.settings.device import DeviceSettings, EmulatedSettings
 from microp.settings.engine import EngineSettings
-from microp.settings.launch import LaunchSettings, is_joined, too_few_descriptors
+from microp.settings.launch import LaunchSettings, is_joined, is_over_hosts, too_few_descriptors
 from microp.settings.machine import memory_bytes, processor, this_host
 from microp.settings.model import BYTES, GptSettings, MlpSettings, ModelSettings
 from microp.settings.recomputation import NEVER, Checkpointing
@@ -64,6 +64,7 @@ __all__ = [
     "broken_rules",
     "has_key",
     "is_joined",
+    "is_over_hosts",
     "memory_bytes",
     "no_slurm",
     "not_writable",

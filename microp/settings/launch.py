@@ -57,3 +57,8 @@ def too_few_descriptors(ranks: int) -> list[str]:
 def is_joined() -> bool:
     """Return whether torchrun started this process as one of the ranks."""
     return "RANK" in os.environ
+
+
+def is_over_hosts() -> bool:
+    """Return whether torchrun started some of the ranks on other hosts."""
+    return is_joined() and os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE")

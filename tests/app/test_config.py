@@ -177,6 +177,16 @@ def test_torchrun_must_start_as_many(composed, monkeypatch):
     assert problems(config) == ["ranks=2, but torchrun started 4 processes: use ranks=4"]
 
 
+def test_a_latency_needs_the_clock_of_one_host(composed, monkeypatch):
+    config = composed("device=emulated", "device.latency_ms=1")
+    assert problems(config) == []
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, value)
+    assert problems(config) == [
+        "device.latency_ms=1.0 needs all ranks on one host, whose clock they share: leave it out"
+    ]
+
+
 def test_a_missing_value_is_told_by_key(composed):
     with pytest.raises(ConfigError, match="partition.sizes has no value"):
         composed("partition=sizes")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,12 +20,12 @@ WORDS = [*SMALL, "schedule=1f1b", "ranks=4", "chunks=4", "tracking=disabled"]
 TIMEOUT_S = 4
 
 
-def run_on(hosts, *words: str, meanwhile=lambda: None) -> list[int]:
-    """Launch on all hosts, and return the exit codes of the commands."""
+@contextmanager
+def launched(hosts, *words: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """A launch on all hosts, which has ended after the block."""
     processes = [host.torchrun(*WORDS, *words) for host in hosts]
     try:
-        meanwhile()
-        return [process.wait(120) for process in processes]
+        yield processes
     finally:
         for process in processes:
             process.kill()
@@ -36,7 +40,9 @@ def attempts_of(folder: Path) -> list[Path]:
 def over_two(tmp_path_factory):
     """The hosts and the exit codes of a run over both; the second one has had an attempt of this run before."""
     with two_hosts(tmp_path_factory.mktemp("hosts")) as hosts:
-        yield hosts, run_on(hosts)
+        with launched(hosts) as processes:
+            codes = [process.wait(120) for process in processes]
+        yield hosts, codes
 
 
 @pytest.fixture(scope="module")
@@ -98,28 +104,33 @@ def test_the_drawing_states_the_residual(over_two, attempt):
 
 
 def test_a_cut_link_ends_both_hosts(tmp_path):
-    with two_hosts(tmp_path) as hosts:
+    """The ranks end in time; torchrun itself waits for the first host's answer for minutes on the second."""
+    words = ["steps=1000000", f"comms.timeout_s={TIMEOUT_S}"]
+    with two_hosts(tmp_path) as hosts, launched(hosts, *words):
         first, second = hosts
-        cut_at = 0.0
-
-        def cut() -> None:
-            nonlocal cut_at
-            end = time.monotonic() + 90
-            while not any(path.stat().st_size for path in first.folder.glob("outputs/runs/*/*/steps.rank0.jsonl")):
-                assert time.monotonic() < end, first.said() + second.said()
-                time.sleep(0.05)
-            first.cut()
-            cut_at = time.time()
-
-        codes = run_on(hosts, "steps=1000000", f"comms.timeout_s={TIMEOUT_S}", meanwhile=cut)
-    assert 0 not in codes
-    for host, other, peer in ((first, "h1", 2), (second, "h0", 1)):
+        wait_for(lambda: any(path.stat().st_size for path in first.folder.glob("outputs/runs/*/*/steps.*")), hosts)
+        first.cut()
+        cut_at = time.time()
+        wait_for(lambda: all(ended(host.folder) for host in hosts), hosts)
+        wait_for(lambda: all("error: rank" in host.said() for host in hosts), hosts)
+    for host, other, peers in ((first, "h1", "23"), (second, "h0", "01")):
         [attempt] = attempts_of(host.folder)
         status = read_status(attempt)
         assert status["status"] == "failed"
-        assert f"rank {peer} on {other}" in status["message"]
+        assert re.search(rf"rank \d on {host.name}.* rank [{peers}] on {other}", status["message"])
         assert status["ended"] - cut_at < TIMEOUT_S + 10
         assert f"the rows of ranks 2, 3 stay on h1 in {second.folder}" in status["message"]
         assert status["message"] in host.said()
     assert read_rows(attempt, 2)
     assert not read_rows(attempt, 0)
+
+
+def ended(folder: Path) -> bool:
+    return any("ended" in read(path) for path in folder.glob("outputs/runs/*/*/status.json"))
+
+
+def wait_for(condition, hosts) -> None:
+    end = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < end, "".join(host.said() for host in hosts)
+        time.sleep(0.05)
