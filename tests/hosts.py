@@ -89,26 +89,49 @@ class Host(NamedTuple):
 
 
 @contextmanager
-def two_hosts(folder: Path) -> Iterator[tuple[Host, Host]]:
-    """Make two hosts whose folders are in `folder`; skip the test where that is not possible."""
+def two_hosts(folder: Path, delay_ms: float = 0) -> Iterator[tuple[Host, Host]]:
+    """Make two hosts whose folders are in `folder`; skip the test where that is not possible.
+
+    Args:
+        folder: an empty folder.
+        delay_ms: the time that a packet takes from one to the other; not all systems can delay one.
+    """
     if why := why_not():
         pytest.skip(why)
     hosts = [_host(folder, number) for number in range(len(NAMES))]
-    first, second = hosts
+    relay = None
     try:
         for host in hosts:
             _ip("netns", "add", host.namespace)
-        ends = ["netns", first.namespace, "type", "veth", "peer", "name", second.link, "netns", second.namespace]
-        _ip("link", "add", first.link, *ends)
+        relay = _connect(*hosts, delay_ms)
         for host in hosts:
             inside = ["-n", host.namespace]
             _ip(*inside, "link", "set", "lo", "up")
             _ip(*inside, "address", "add", f"{host.address}/24", "dev", host.link)
             _ip(*inside, "link", "set", host.link, "up")
-        yield first, second
+        yield hosts[0], hosts[1]
     finally:
+        if relay is not None:
+            relay.kill()
+            relay.communicate()
         for host in hosts:
             subprocess.run(["ip", "netns", "delete", host.namespace], capture_output=True)
+
+
+def _connect(first: Host, second: Host, delay_ms: float) -> subprocess.Popen[str] | None:
+    """Make the link; return the process that carries its packets, if they are delayed."""
+    if not delay_ms:
+        ends = ["netns", first.namespace, "type", "veth", "peer", "name", second.link, "netns", second.namespace]
+        _ip("link", "add", first.link, *ends)
+        return None
+    ends = [first.namespace, first.link, second.namespace, second.link]
+    relay = [sys.executable, str(Path(__file__).with_name("relay.py")), *ends, str(delay_ms)]
+    process = subprocess.Popen(relay, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    if process.stdout.readline() != "ready\n":
+        process.kill()
+        pytest.skip("packets cannot be delayed: /dev/net/tun cannot be used")
+    return process
 
 
 def _host(folder: Path, number: int) -> Host:

@@ -177,10 +177,10 @@ class Attempt:
     def fail(self, error: RankError) -> None:
         """Close the attempt as failed, or as diverged with the message of the rank whose loss was not finite."""
         diverged = [str(row["message"]) for row in read_errors(self.folder) if row.get("diverged")]
-        self.close(
-            DIVERGED if diverged else "failed",
-            diverged[0] if diverged else with_advice(self._config, self._job, str(error)),
-        )
+        if diverged:
+            self.close(DIVERGED, str(error) if str(error).startswith(diverged[0]) else diverged[0])
+        else:
+            self.close("failed", with_advice(self._config, self._job, str(error)))
 
     def close(self, state: str, message: str | None = None) -> None:
         """Write the load average, the summary and the status, and mirror the attempt to W&B."""

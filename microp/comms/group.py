@@ -67,23 +67,23 @@ class GroupComms(Comms):
         self._buffers = {(message.src, message.tag): pool[message.src, message.slot] for message in mine}
 
     def outbox(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Outbox:
-        group = self._group(self.rank, dest)
+        group, name = self._group(self.rank, dest), self.names[dest]
 
         def start(tensor: Tensor) -> Pending:
             tensor = tensor.contiguous()
-            return _Transfer(group.send([tensor], dest, tag), tensor, self.names[dest], self.timeout_s)
+            return _Transfer(group.send([tensor], dest, tag), tensor, name, self.timeout_s)
 
         return PostedSend(start)
 
     def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Inbox:
         """Return an inbox that receives into the buffer from `expect`; the sender checks the size, so no canary."""
-        buffer, group = self._buffers.get((src, tag)), self._group(src, self.rank)
+        buffer, group, name = self._buffers.get((src, tag)), self._group(src, self.rank), self.names[src]
         if buffer is None:
             return super().inbox(shape, src, tag, dtype)
         tensor = buffer[: torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(*shape)
 
         def start() -> Pending:
-            return _Transfer(group.recv([tensor], src, tag), tensor, self.names[src], self.timeout_s)
+            return _Transfer(group.recv([tensor], src, tag), tensor, name, self.timeout_s)
 
         return PostedReceive(start)
 

@@ -7,6 +7,7 @@
     steps     one run at K=4 on each transport                           2,000 steps
     points    one sweep                                                  100 points
     kills     one sweep whose processes are killed at random moments     200 kills
+    hosts     one of two hosts is cut off in three ways                  20 times each
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 FOLDER = Path(tempfile.mkdtemp(prefix="soak-"))
 atexit.register(shutil.rmtree, FOLDER, True)  # registered first, so that it runs after what multiprocessing registers
 
-from tests.soak import faults, kills, long_runs  # noqa: E402 (the tests' helpers must be found first)
+from tests.soak import faults, hosts, kills, long_runs  # noqa: E402 (the tests' helpers must be found first)
 from tests.soak.machine import Machine, Result  # noqa: E402
 
 PARTS: dict[str, Callable[[Machine, int], Iterator[Result]]] = {
@@ -33,6 +34,7 @@ PARTS: dict[str, Callable[[Machine, int], Iterator[Result]]] = {
     "steps": long_runs.run_steps,
     "points": long_runs.run_points,
     "kills": kills.run,
+    "hosts": hosts.run,
 }
 HEAD = f"{'fault or run':<22}{'moment':<14}{'transport':<11}{'passed':>12}{'slowest end':>13}"
 

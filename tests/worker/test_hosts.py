@@ -18,6 +18,8 @@ from microp.store import check_attempt, clocks_text, read_rows, read_schedule, r
 
 WORDS = [*SMALL, "schedule=1f1b", "ranks=4", "chunks=4", "tracking=disabled"]
 TIMEOUT_S = 4
+TUN = Path("/dev/net/tun")
+DELAY_MS = 5.0 if TUN.exists() else 0.0  # of the link
 
 
 @contextmanager
@@ -38,8 +40,8 @@ def attempts_of(folder: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def over_two(tmp_path_factory):
-    """The hosts and the exit codes of a run over both; the second one has had an attempt of this run before."""
-    with two_hosts(tmp_path_factory.mktemp("hosts")) as hosts:
+    """The hosts and the exit codes of a run over both."""
+    with two_hosts(tmp_path_factory.mktemp("hosts"), DELAY_MS) as hosts:
         with launched(hosts) as processes:
             codes = [process.wait(120) for process in processes]
         yield hosts, codes
@@ -83,8 +85,9 @@ def test_clocks_are_aligned(attempt):
     assert summary["early_receive_ms"] <= summary["clock_residual_ms"] == second["clock_residual_ns"] / 1e6
 
 
-def test_hops_between_hosts_are_timed(attempt):
-    """Unaligned, the hops would be off by the difference of the clocks."""
+@pytest.mark.skipif(not DELAY_MS, reason=f"{TUN} is missing, so packets cannot be delayed")
+def test_the_hop_that_is_measured_is_that_of_the_link(attempt):
+    """It is at least the link's delay; unaligned clocks would make it thousands of seconds more or less."""
     ends = {span.action: span.end for span in read_spans(attempt)}
     hops = [
         span.ready - ends[source]
@@ -92,8 +95,8 @@ def test_hops_between_hosts_are_timed(attempt):
         if span.op is Op.F and span.stage == 2 and (source := read_schedule(attempt).source(span.action))
     ]
     assert len(hops) == 4
-    residual_ns = read_summary(attempt)["hosts"]["clock_residual_ms"] * 1e6
-    assert all(-residual_ns <= hop < 10**9 for hop in hops)
+    assert min(hops) > 0.5e6 * DELAY_MS
+    assert max(hops) < 60e9
 
 
 def test_the_drawing_states_the_residual(over_two, attempt):
