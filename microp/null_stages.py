@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 
-from microp.app import answer_version, overheads
+from microp.app import answer_version, busy_machine, overheads
 from microp.settings import CommandParser
 
 
@@ -15,10 +16,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=8, help="rows of a microbatch (default: 8)")
     parser.add_argument("--dim", type=int, default=128, help="numbers per row (default: 128)")
     parser.add_argument("--steps", type=int, default=100, help="measured steps (default: 100)")
+    parser.add_argument("--busy", type=int, nargs="+", metavar="N", help="compare shm with gloo beside N processes")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2], metavar="K", help="with --busy (default: 2)")
+    parser.add_argument("--launches", type=int, default=10, help="with --busy (default: 10)")
+    parser.add_argument("--minutes", type=int, default=12, help="with --busy: no launch begins later (default: 12)")
     options = parser.parse_args(arguments)
     for name, value in vars(options).items():
-        if value < 1:
-            parser.error(f"--{name}={value} is below 1: use at least 1")
+        least = {"busy": 0, "ranks": 2}.get(name, 1)
+        for each in value if isinstance(value, list) else [value]:
+            if each is not None and each < least:
+                parser.error(f"--{name}={each} is below {least}: use at least {least}")
+    if options.busy is None:
+        return _alone(options)
+    shape = options.rows, options.dim
+    return busy_machine.show(
+        busy_machine.launches(options.ranks, options.busy, options.launches, shape, options.minutes)
+    )
+
+
+def _alone(options: Namespace) -> int:
     rows = overheads.transports((options.rows, options.dim), options.steps)
     print(f"{'':14}{f'per action, M={overheads.MANY}':>20}{'one microbatch there and back':>32}")
     for row in rows:

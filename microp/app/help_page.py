@@ -19,7 +19,7 @@ from typing import Any
 from hydra.utils import get_method
 from omegaconf import OmegaConf
 
-from microp.app.knobs import ours, schema_of, uses
+from microp.app.knobs import default_values, ours, schema_of, uses
 from microp.app.places import CONF, SWEEPS, sweep_names
 from microp.app.schema import FIXED, GROUPS, CostsConfig, SearchConfig, SimulateConfig
 
@@ -109,7 +109,7 @@ def about_sweep(name: str) -> tuple[str, str]:
 
 def _group(group: str, helps: dict[str, str]) -> Iterator[str]:
     """Yield the options of a group, and their keys with the options that use them."""
-    options = {name: ours().option(group, name) for name in _options(group)}
+    options = {name: default_values(group, name) for name in _options(group)}
     for name in options:
         comment = (CONF / group / f"{name}.yaml").read_text().splitlines()[0].removeprefix("# ")
         yield from _entry(f"    {name}", comment)

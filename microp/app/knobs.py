@@ -229,7 +229,7 @@ def _is_ours(config: Config, key: str) -> bool:
 
 
 def _default(config: Config, key: str) -> Any:
-    return ours().option(_group(key), _name(config, _group(key)))[key.partition(".")[2]]
+    return default_values(_group(key), _name(config, _group(key)))[key.partition(".")[2]]
 
 
 def _default_option(group: str) -> Any:
@@ -239,8 +239,16 @@ def _default_option(group: str) -> Any:
 
 def _settings(group: str, option: str) -> Any:
     """Return the settings of one of microp's options; a dictionary for a group of builders."""
-    keys = ours().option(group, option)
+    keys = default_values(group, option)
     return keys if "builder" in keys else schema_of(group, keys)(**keys)
+
+
+def default_values(group: str, option: str) -> dict[str, Any]:
+    """Return the keys of one of microp's options with the values that they have beside the default options."""
+    others = {"device": {"name": _defaults()["device"]}}
+    values = OmegaConf.to_container(OmegaConf.create({**others, "values": ours().option(group, option)}), resolve=True)
+    assert isinstance(values, dict)
+    return dict(values["values"])
 
 
 def schema_of(group: str, keys: dict[str, Any]) -> type:

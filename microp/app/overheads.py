@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -43,10 +44,10 @@ from microp.worker import launch_ranks
 MANY = 64  # microbatches
 
 
-def measure(engine: str, chunks: int, shape: tuple[int, int], steps: int, comms: Comms) -> float:
-    """Return the median time of a step over two null stages on this rank, in microseconds."""
-    schedule = gpipe(2, chunks)
-    loss = (lambda output, _target: output.sum()) if comms.rank == 1 else None
+def null_step(engine: str, chunks: int, shape: tuple[int, int], comms: Comms) -> Callable[[], float]:
+    """Return a function that runs a step over one null stage per rank; it returns this rank's time in microseconds."""
+    schedule = gpipe(comms.world_size, chunks)
+    loss = (lambda output, _target: output.sum()) if comms.rank == comms.world_size - 1 else None
     stages = {comms.rank: Stage([nn.Identity()], loss, NEVER, chunks)}
     boundary = Boundary(lambda _rows: shape, torch.float32)
     device = open_device(JOB.device, JOB.workload, comms, comms.rank)
@@ -57,14 +58,22 @@ def measure(engine: str, chunks: int, shape: tuple[int, int], steps: int, comms:
     else:
         runner = Engine(schedule, stages, comms, device, boundary, rows)
     tensors = [torch.zeros(shape, requires_grad=True) for _ in range(chunks)]
-    times = []
-    for step in range(steps + 5):
-        stages[comms.rank].load(Batch(step, tensors, tensors, [1.0] * chunks))
+    weights = [1.0] * chunks
+
+    def step() -> float:
+        stages[comms.rank].load(Batch(0, tensors, tensors, weights))
         comms.barrier()
         began = perf_counter_ns()
-        runner.step(step)
-        times.append((perf_counter_ns() - began) / 1e3)
-    return median(times[5:])
+        runner.step(0)
+        return (perf_counter_ns() - began) / 1e3
+
+    return step
+
+
+def measure(engine: str, chunks: int, shape: tuple[int, int], steps: int, comms: Comms) -> float:
+    """Return the median time of a step over null stages on this rank, in microseconds."""
+    step = null_step(engine, chunks, shape, comms)
+    return median([step() for _ in range(steps + 5)][5:])
 
 
 def on_a_rank(shape: tuple[int, int], steps: int, _job: Job, comms: Comms, _local: int, _at: Path) -> dict[str, Any]:

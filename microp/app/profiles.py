@@ -171,6 +171,6 @@ def profile_command(config: Config) -> str:
 
 
 def _defaults(model: str) -> dict[str, Any]:
-    from microp.app.knobs import ours
+    from microp.app.knobs import default_values
 
-    return {"name": model, **ours().option("model", model)}
+    return {"name": model, **default_values("model", model)}

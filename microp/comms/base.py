@@ -203,6 +203,11 @@ class Comms(ABC):
         """Return an object that receives one message of a step; all look-ups are done here, not in the step."""
         return PostedReceive(partial(self.irecv_tensor, shape, src, tag, dtype))
 
+    def is_received(self, address: int) -> bool:
+        """Return whether a tensor at `address` lies in memory that this transport keeps for received tensors."""
+        del address
+        return False
+
     @abstractmethod
     def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
         """Start to send `tensor`, which must not be written before `wait()`."""

@@ -50,6 +50,7 @@ class GroupComms(Comms):
         if backend == "nccl":
             members = dist.get_process_group_ranks(self.group)
             self._up, self._down = (dist.new_group(members, use_local_synchronization=True) for _ in range(2))
+        self._pool: list[Tensor] = []
         self._buffers: dict[tuple[int, int], Tensor] = {}  # (source, tag) -> the receive buffer
 
     def _group(self, src: int, dest: int) -> Any:
@@ -64,7 +65,11 @@ class GroupComms(Comms):
         for message in mine:
             sizes[message.src, message.slot] = max(message.nbytes, sizes.get((message.src, message.slot), 0))
         pool = {key: torch.empty(nbytes, dtype=torch.uint8) for key, nbytes in sizes.items()}
+        self._pool = list(pool.values())
         self._buffers = {(message.src, message.tag): pool[message.src, message.slot] for message in mine}
+
+    def is_received(self, address: int) -> bool:
+        return any(buffer.data_ptr() <= address < buffer.data_ptr() + buffer.nbytes for buffer in self._pool)
 
     def outbox(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Outbox:
         group, name = self._group(self.rank, dest), self.names[dest]

@@ -112,6 +112,9 @@ class ShmComms(GroupComms):
         """Return whether a message stays on this rank's host."""
         return message.src in self._near and message.dest in self._near
 
+    def is_received(self, address: int) -> bool:
+        return bool(self._boxes) and self._base <= address < self._base + len(self._segment)
+
     def _map(self, size: int, semaphores: list[int]) -> None:
         """Create the host's segment on its first rank and map it on all its ranks."""
         descriptor = -1

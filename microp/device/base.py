@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,13 @@ Give = Callable[..., Any]
 """Passes on an action's output: (tensor, `leaves_ns` of `Outbox.send`)."""
 
 
+class PeakMemory(NamedTuple):
+    """The peaks of live tensors in a step, in bytes: of all, and of those that torch's allocator holds."""
+
+    all_bytes: int
+    allocated_bytes: int
+
+
 class Device(ABC):
     """The clock and the memory meter of one rank.
 
@@ -35,11 +42,13 @@ class Device(ABC):
         torch_device: the device of the rank's tensors.
         mark: takes the time, in a form that `read` converts into nanoseconds.
         overruns: the number of actions that took longer than their nominal time, if they have one.
+        work_ns: the time of the real work in actions that have a nominal time, in nanoseconds.
     """
 
     torch_device: torch.device
     mark: Callable[[], Any]
     overruns = 0
+    work_ns = 0
 
     def bind(self, action: Action, run: Run, give: Give | None = None) -> tuple[Run, Give | None]:
         """Return the two functions that the engine calls for `action` on this device, one after the other.
@@ -90,10 +99,13 @@ class Device(ABC):
         """Return the times of the marks in nanoseconds of the host's `perf_counter_ns`."""
 
     @abstractmethod
-    def peak_memory(self, alive: Iterable[Tensor], step: Callable[[], None]) -> int:
-        """Run `step` and return its peak of live tensor memory in bytes.
+    def peak_memory(
+        self, alive: Iterable[Tensor], step: Callable[[], None], is_received: Callable[[int], bool]
+    ) -> PeakMemory:
+        """Run `step` and return its peaks of live tensor memory.
 
         Args:
             alive: the tensors that exist before the step.
             step: runs the step.
+            is_received: see `MemoryMeter`.
         """

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from microp.device.base import Device
+from microp.device.base import Device, PeakMemory
 from microp.device.meters import MemoryMeter
 
 
@@ -23,8 +23,10 @@ class Cpu(Device):
     def read(self, marks: Sequence[Any]) -> list[int]:
         return list(marks)
 
-    def peak_memory(self, alive: Iterable[Tensor], step: Callable[[], None]) -> int:
-        meter = MemoryMeter(alive)
+    def peak_memory(
+        self, alive: Iterable[Tensor], step: Callable[[], None], is_received: Callable[[int], bool] = lambda _: False
+    ) -> PeakMemory:
+        meter = MemoryMeter(alive, is_received)
         with meter:
             step()
-        return meter.peak_bytes
+        return PeakMemory(meter.peak_bytes, meter.peak_allocated_bytes)

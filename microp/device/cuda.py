@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from microp.device.base import Device
+from microp.device.base import Device, PeakMemory
 
 
 class Cuda(Device):
@@ -32,9 +32,13 @@ class Cuda(Device):
         now = perf_counter_ns()
         return [now - round(mark.elapsed_time(anchor) * 1e6) for mark in marks]
 
-    def peak_memory(self, alive: Iterable[Tensor], step: Callable[[], None]) -> int:
+    def peak_memory(
+        self, alive: Iterable[Tensor], step: Callable[[], None], is_received: Callable[[int], bool]
+    ) -> PeakMemory:
+        del alive, is_received  # received tensors are the allocator's too
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         step()
         torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated()
+        peak = torch.cuda.max_memory_allocated()
+        return PeakMemory(peak, peak)

@@ -69,8 +69,10 @@ class Emulated(Cpu):
             deadline = max(pacer.begin(), self._free) + nominal_ns
             if quiet_s:
                 time.sleep(quiet_s)
+            working = perf_counter_ns()
             y = run(microbatch, x)
             now = perf_counter_ns()
+            self.work_ns += now - working
             if give_early is not None:
                 give_early(y, max(now, deadline))
             if now > deadline:

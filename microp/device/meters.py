@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -21,11 +21,21 @@ class MemoryMeter(TorchDispatchMode):
     A context manager for one step, which sees only this thread. The resident size cannot be used:
     it hardly changes, because the allocator keeps freed memory. (torch's own `MemTracker` rejects a
     layer that is called twice, as every layer of a pipeline is.)
+
+    Args:
+        alive: the tensors that exist before the step.
+        is_received: whether an address lies in a transport's memory for received tensors, which torch's allocator
+            does not know.
+
+    Attributes:
+        peak_bytes: the largest sum of all live tensors.
+        peak_allocated_bytes: the largest sum without received ones.
     """
 
-    def __init__(self, alive: Iterable[Tensor]) -> None:
+    def __init__(self, alive: Iterable[Tensor], is_received: Callable[[int], bool] = lambda _: False) -> None:
         super().__init__()
-        self.peak_bytes = self.bytes = 0
+        self.peak_bytes = self.bytes = self.peak_allocated_bytes = self.received_bytes = 0
+        self._is_received = is_received
         self._storages: set[int] = set()
         for tensor in alive:
             self._count(tensor)
@@ -50,7 +60,10 @@ class MemoryMeter(TorchDispatchMode):
         if size and key not in self._storages:
             self._storages.add(key)
             self.bytes += size
+            if self._is_received(key):  # until the end of the run: the next step uses the same memory
+                self.received_bytes += size
             self.peak_bytes = max(self.peak_bytes, self.bytes)
+            self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.bytes - self.received_bytes)
             weakref.finalize(storage, self._drop, key, size)
 
     def _drop(self, key: int, size: int) -> None:

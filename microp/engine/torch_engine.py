@@ -66,6 +66,8 @@ class TorchEngine:
         self._comms, self._planned, self._beat = comms, planned, comms.heartbeats.line(comms.world_rank)
         self._places = {action: 2 * index + 1 for index, action in enumerate(planned.ranks[comms.rank])}
         self._row: list[Action] = []
+        self._ran = list(planned.ranks[comms.rank])  # the row of the step before
+        self._actions = Actions.of([self._ran], comms.rank)
         self._marks: list[Any] = []
         self._first, self._last = stages.get(0), stages.get(schedule.stages - 1)
         self.after_action: Callable[[], None] | None = None
@@ -109,7 +111,9 @@ class TorchEngine:
         except Exception as error:
             cause = self._cause(error)
             raise ActionError(describe_failure(self._comms, self._planned, cause, number)) from cause
-        return StepTrace(Actions.of([self._row], self._rank), partial(self._device.read, self._marks))
+        if self._row != self._ran:
+            self._ran, self._actions = self._row, Actions.of([self._row], self._rank)
+        return StepTrace(self._actions, partial(self._device.read, self._marks))
 
     def _at(self, place: int) -> None:
         self._beat[PLACE], self._beat[SINCE] = place, perf_counter_ns()

@@ -19,7 +19,7 @@ class ModelSettings(ABC):
     Attributes:
         name: the option's name in `conf/model/`.
         layers: the number of layers that are partitioned.
-        dim: the width of the tensor between two layers; a multiple of 8 for mlp.
+        dim: the width of the tensor between two layers, for mlp a multiple of 8, by default 64 with device=emulated.
         dtype: `float32` or `float64`, for weights and activations.
     """
 

@@ -76,8 +76,10 @@ FORMS: dict[str, Form] = {
         **dict.fromkeys(("model?", "device?", "checkpointing?", "comms?"), str),
         **dict.fromkeys(("predicted.step_ms?", "predicted.bubble?"), _NUMBER_OR_NULL),
         "partition?": list,
-        **dict.fromkeys(("peak_memory_mib?", "peak_activation_mib?", "in_flight_peak?"), _LIST_OR_NULL),
-        **dict.fromkeys(("time_ms?", "loss?", "engines?", "syncs?", "reduction?"), _MAP_OR_NULL),
+        **dict.fromkeys(
+            ("peak_memory_mib?", "peak_allocated_mib?", "peak_activation_mib?", "in_flight_peak?"), _LIST_OR_NULL
+        ),
+        **dict.fromkeys(("time_ms?", "loss?", "engines?", "syncs?", "reduction?", "nominal?"), _MAP_OR_NULL),
     },
     "steps": {
         "phase": str,

@@ -4,6 +4,7 @@
 
     summary.json  step_ms  median 928.8, p10 446.8, p90 4635.0   ──► spread 451 %
                   overruns 12 of 640 actions                     ──► 12 overruns
+                  nominal: step 1.043, work 0.31                 ──► 1.043 x nominal, 31 % real work
     env.json      load  start 2.1, end 9.1; cores 2              ──► load 9.1
 
 The load average is the number of processes that want a core, in the mean over about a minute. The run's own
@@ -22,11 +23,14 @@ from microp.store.statistics import WIDE_STEPS, step_spread
 MARGIN = 0.5  # processes; the launcher and the system want a core now and then
 
 
+OVER_NOMINAL = 1.02  # of an emulated device's step
+
+
 class Disturbance(NamedTuple):
     """One reason not to trust a run's times.
 
     Attributes:
-        kind: `spread`, `load` or `overruns`; a key of `DISTURBANCES`.
+        kind: `spread`, `load`, `overruns` or `nominal`; a key of `DISTURBANCES`.
         text: the reason in a word and a number, for a table.
     """
 
@@ -39,6 +43,8 @@ DISTURBANCES = {
     "load": "processes that wanted a core (load average), more than the cores or the ranks, whichever are more",
     "overruns": "actions that took longer than their nominal time, so they measure the machine and not the schedule "
     "(give longer times, or a smaller model)",
+    "nominal": f"the steps took more than {OVER_NOMINAL} times their nominal time; where the real work's share is "
+    "large, it takes part (use model.dim=64, or longer times), else the machine was busy or the times are short",
 }
 
 
@@ -61,6 +67,9 @@ def disturbances(summary: Mapping[str, Any], env: Mapping[str, Any]) -> list[Dis
         found.append(Disturbance("load", f"load {max(loads):.1f}"))
     if overruns := summary.get("overruns"):
         found.append(Disturbance("overruns", f"{overruns} overrun{'' if overruns == 1 else 's'}"))
+    if (nominal := summary.get("nominal")) and nominal["step"] > OVER_NOMINAL:
+        share = f"{100 * nominal['work']:.0f} % real work"
+        found.append(Disturbance("nominal", f"{nominal['step']:.3f} x nominal, {share}"))
     return found
 
 

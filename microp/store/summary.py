@@ -92,13 +92,28 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
         "replayed": replayed.numbers(),
         "reduction": _reduction(job, steps, replayed),
         "peak_memory_mib": _per_rank(job, memory, "peak_memory_mib"),
+        "peak_allocated_mib": _per_rank(job, memory, "peak_allocated_mib"),
         "peak_activation_mib": _per_rank(job, memory, "peak_activation_mib"),
         "in_flight_peak": _per_rank(job, memory, "in_flight_peak"),
         "time_ms": _time(job, steps, attempt),
         "actions": len(steps) * job.replicas * sum(map(len, job.schedule.ranks)),
         "overruns": sum(row["overruns"] for step in steps for row in step),
+        "nominal": _nominal(job, steps),
         "loss": {"first": losses[0], "last": losses[-1]} if losses else None,
     }
+
+
+def _nominal(job: Job, steps: list[list[Row]]) -> dict[str, float] | None:
+    """Return by which factor a step outlasts its nominal times, and the real work's share of them; None without any.
+
+    A step is counted with its optimizer, which takes its real time, and without the sums over the replicas.
+    """
+    if not (job.is_emulated and steps and job.engines[0] == "microp"):
+        return None
+    ends = float(makespan(simulate(job.schedule, job_costs(job))))
+    own = median(max(row["step_ms"] - row["exposed_ms"] for row in step) for step in steps)
+    work, whole = (sum(row[key] for step in steps for row in step) for key in ("work_ms", "compute_ms"))
+    return {"step": own / ends, "work": work / whole} if ends and whole else None
 
 
 def _between_steps(rows: list[list[Row]], engine: str) -> float | None:

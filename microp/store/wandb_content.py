@@ -28,7 +28,12 @@ from microp.store.records import Row, read_config, read_env, read_rows, read_sta
 _ALWAYS = ("pipeline_ms", "optimizer_ms", "compute_ms", "wait_ms", "action_ms")
 _SUMS = ("all_reduce_ms", "exposed_ms", "reduced_bytes")  # of the sums over replicas
 _NO_MEDIAN = ("step", "_timestamp", "loss")
-PEAKS = ("peak_memory_mib", "peak_activation_mib", "in_flight_peak")  # only in the row of the memory step
+PEAKS = (
+    "peak_memory_mib",
+    "peak_allocated_mib",
+    "peak_activation_mib",
+    "in_flight_peak",
+)  # only in the row of the memory step
 
 
 class Charts:

@@ -189,10 +189,10 @@ class StepTrace:
     """
 
     def __init__(self, actions: Actions, times: Callable[[], list[int]]) -> None:
-        self._actions, self._read = actions, times
+        self.actions, self._read = actions, times
 
     @cached_property
     def spans(self) -> Spans:
         """One span per action; times in nanoseconds."""
         times = np.array(self._read(), np.int64)
-        return Spans(self._actions, times[::3], times[1::3], times[1::3], times[2::3])
+        return Spans(self.actions, times[::3], times[1::3], times[1::3], times[2::3])

@@ -8,10 +8,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,7 +25,7 @@ from microp.schedule import Schedule
 from microp.settings import MIB
 from microp.simulator import kind_of
 from microp.store import Row
-from microp.trace import StepTrace, time_reducing
+from microp.trace import Actions, StepTrace, time_reducing
 
 
 class Trainer:
@@ -60,6 +60,7 @@ class Trainer:
         self.engines = {name: self._runner(name) for name in job.engines}
         self.engine = self.engines[job.engines[0]]
         self._at(Place.STARTING)
+        self._action_times: dict[Actions, ActionTimes] = {}  # an engine's actions are the same in each step
         self._windows = None
         if self._has_first or self._has_last:
             self._windows = open_data(job.data, job.batch_size, job.model.row_bytes, job.seed)
@@ -138,7 +139,7 @@ class Trainer:
             engine: one of the job's engines; None for the first.
         """
         mark = self._device.mark
-        overruns = self._device.overruns
+        overruns, work_ns = self._device.overruns, self._device.work_ns
         engine = engine or self._job.engines[0]
         runner = self.engines[engine]
         began = mark()
@@ -175,10 +176,16 @@ class Trainer:
             "exposed_ms": (reduced - computed) / 1e6,
             "reduced_bytes": self.sync.nbytes,
             "pipeline_ms": (computed - began) / 1e6 * runner.factor,
-            **({} if trace is None else _pipeline_times(trace, self._job.schedule)),
+            **({} if trace is None else self._times_of(trace.actions).of(trace)),
             "overruns": self._device.overruns - overruns,
+            "work_ms": (self._device.work_ns - work_ns) / 1e6,
             "recompute_ms": recompute / 1e6,
         }
+
+    def _times_of(self, actions: Actions) -> ActionTimes:
+        if actions not in self._action_times:
+            self._action_times[actions] = ActionTimes(self._job.schedule, actions)
+        return self._action_times[actions]
 
     def _tensors(self) -> Iterator[Tensor]:
         """Yield the tensors alive between two steps: weights, buckets, the optimizer's state, the loaded batch."""
@@ -206,10 +213,11 @@ class Trainer:
                 row.update(self.step(step))
             self.engine.after_action = None
 
-        peak = self._device.peak_memory(self._tensors(), metered)
+        peak = self._device.peak_memory(self._tensors(), metered, self._comms.is_received)
         return {
             **row,
-            "peak_memory_mib": peak / MIB,
+            "peak_memory_mib": peak.all_bytes / MIB,
+            "peak_allocated_mib": peak.allocated_bytes / MIB,
             "peak_activation_mib": meter.peak_bytes / MIB,
             "in_flight_peak": _whole(meter.peak_in_flight / len(stages)),
         }
@@ -219,16 +227,30 @@ def _whole(value: float) -> int | float:
     return int(value) if value.is_integer() else value
 
 
-def _pipeline_times(trace: StepTrace, schedule: Schedule) -> Row:
-    """Return the total compute and wait times of a rank's step, and mean action times by stage and kind (`kind_of`)."""
-    spans = trace.spans
-    lengths: dict[str, list[int]] = defaultdict(list)
-    for span in spans:
-        lengths[f"{span.stage}{kind_of(schedule, span.action)}"].append(span.end - span.start)
-    return {
-        "compute_ms": int((spans.end - spans.start).sum()) / 1e6,
-        "wait_ms": int((spans.start - spans.wait_start).sum()) / 1e6,
-        "first_start_ns": int(spans.start[0]),
-        "last_end_ns": int(spans.end[-1]),
-        "action_ms": {name: sum(values) / len(values) / 1e6 for name, values in lengths.items()},
-    }
+class ActionTimes:
+    """Computes the times of a rank's actions in a row, with what does not change from step to step worked out once.
+
+    Args:
+        schedule: the schedule that is run.
+        actions: the rank's actions, in the order in which they are run.
+    """
+
+    def __init__(self, schedule: Schedule, actions: Actions) -> None:
+        each = map(actions.at, range(len(actions)))
+        names = [f"{action.stage}{kind_of(schedule, action)}" for action in each]
+        self._names = list(dict.fromkeys(names))
+        self._which = np.array([self._names.index(name) for name in names])
+        self._counts_ns = np.bincount(self._which) * 1e6
+
+    def of(self, trace: StepTrace) -> Row:
+        """Return the total compute and wait times of a step, and mean times by stage and kind of action (`kind_of`)."""
+        spans = trace.spans
+        lengths = spans.end - spans.start
+        means = np.bincount(self._which, lengths) / self._counts_ns
+        return {
+            "compute_ms": int(lengths.sum()) / 1e6,
+            "wait_ms": int((spans.start - spans.wait_start).sum()) / 1e6,
+            "first_start_ns": int(spans.start[0]),
+            "last_end_ns": int(spans.end[-1]),
+            "action_ms": dict(zip(self._names, means.tolist(), strict=True)),
+        }

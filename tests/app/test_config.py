@@ -33,6 +33,12 @@ def test_defaults_are_those_of_the_readme(composed):
     assert plan.rows == (64, 64, 64, 64)
 
 
+def test_the_model_is_small_where_time_is_emulated_unless_its_size_is_given(composed):
+    dims = [composed(*words).model.dim for words in ([], ["device=emulated"], ["device=emulated", "model.dim=512"])]
+    assert dims == [512, 64, 512]
+    assert composed("device=emulated", "model=gpt").model.dim == composed("model=gpt").model.dim
+
+
 @pytest.mark.parametrize("option", sorted(CONF.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_option_composes_and_names_itself(composed, option, tmp_path):
     group, name = option.parent.name, option.stem

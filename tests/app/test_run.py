@@ -78,9 +78,11 @@ def test_the_summary_has_what_the_design_names(one_run):
     assert summary["between_steps_ms"] > 0
     assert summary["involuntary_switches"] >= 0
     assert summary["samples_per_s"] == pytest.approx(8 / summary["step_ms"]["median"] * 1e3)
-    for key in ("peak_memory_mib", "peak_activation_mib"):
+    for key in ("peak_memory_mib", "peak_allocated_mib", "peak_activation_mib"):
         assert len(summary[key]) == 2
         assert min(summary[key]) > 0
+    for whole, allocated in zip(summary["peak_memory_mib"], summary["peak_allocated_mib"], strict=True):
+        assert allocated < whole  # both ranks receive tensors, which the allocator does not hold
     assert summary["loss"].keys() == {"first", "last"}
 
 

@@ -22,3 +22,13 @@ def test_nothing_to_measure_is_refused(tmp_path):
     done = microp("--rows=0", folder=tmp_path, program="microp.null_stages")
     assert done.returncode == 2
     assert "--rows=0 is below 1" in done.stderr
+    done = microp("--busy", "1", "--ranks", "1", folder=tmp_path, program="microp.null_stages")
+    assert (done.returncode, "--ranks=1 is below 2" in done.stderr) == (2, True)
+
+
+def test_transports_are_compared_beside_others(tmp_path):
+    words = ["--busy", "0", "1", "--launches", "1", "--ranks", "2"]
+    done = microp(*words, folder=tmp_path, program="microp.null_stages")
+    assert done.returncode == 0, done.stderr
+    rows = re.findall(r"^ +2 +(1|16) +([01]) +1 +\d+ \(\d+\) +\d+ \(\d+\) +[\d.]+ \[", done.stdout, re.MULTILINE)
+    assert rows == [("1", "0"), ("1", "1"), ("16", "0"), ("16", "1")]

@@ -197,6 +197,8 @@ def test_a_run_lasts_what_it_was_told_to(tmp_path):
         if source is not None:
             assert (span.start - ends[source]) / 1e6 >= 1.0
     assert summary["step_ms"]["median"] >= 4 * 9 + 2 + 4 + 2  # the slow stage, what is around it, two hops
+    assert summary["nominal"]["step"] >= 1
+    assert 0 < summary["nominal"]["work"] < 1
 
 
 def test_overruns_are_counted_and_said(tmp_path):

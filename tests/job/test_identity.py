@@ -24,7 +24,7 @@ GOLDEN = {  # overrides -> the run id that they had before the code was moved in
     "partition=sizes partition.sizes=[4,12]": "gpipe-m4-k2-a0778ca0",
     "schedule=gpipe schedule.drain=lifo checkpointing=except_last": "gpipe-m4-k2-8d5e861b",
     "schedule=zb_v checkpointing=segments checkpointing.segments=3 engine.batch_weights=true": "zb_v-m4-k2-0a285e6a",
-    "device=emulated device.forward_ms=20 device.backward_ms=[40,30]": "gpipe-m4-k2-bf01c19e",
+    "device=emulated model.dim=512 device.forward_ms=20 device.backward_ms=[40,30]": "gpipe-m4-k2-bf01c19e",
     "repeat=2": "gpipe-m4-k2-f42bcdf1",
     "engine=compare comms=gloo device.threads=2": "gpipe-m4-k2-ed1ab2c8",
     "schedule=v_half ranks=4 chunks=8 data=synthetic tracking=disabled seed=5 again=true": "v_half-m8-k4-30200f1a",

@@ -30,7 +30,7 @@ from microp.simulator import (
 )
 from microp.simulator.link_model import Asynchronous
 from microp.trace import Actions, Span, StepTrace, makespan
-from microp.worker.trainer import _pipeline_times
+from microp.worker.trainer import ActionTimes
 
 EVERY = [
     pytest.param(name, build, id=f"{name}-{i}") for name, all_of in BUILDERS.items() for i, build in enumerate(all_of)
@@ -277,7 +277,8 @@ def rows_of(schedule: Schedule, spans: list[Span]) -> list[dict]:
         times = list(chain.from_iterable((span.wait_start, span.start, span.end) for span in own))
         return StepTrace(Actions.of([schedule.ranks[rank]], rank), lambda: times)
 
-    return [{"rank": rank, **_pipeline_times(trace(rank), schedule)} for rank in range(len(schedule.ranks))]
+    traces = [trace(rank) for rank in range(len(schedule.ranks))]
+    return [{"rank": rank, **ActionTimes(schedule, own.actions).of(own)} for rank, own in enumerate(traces)]
 
 
 @pytest.mark.parametrize(("name", "build"), EVERY)

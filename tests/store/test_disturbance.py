@@ -51,6 +51,13 @@ def test_overruns_and_several_reasons():
     assert texts(wide, {"cores": 1, "load": {"start": 4.0}}) == ["spread 50 %", "load 4.0", "12 overruns"]
 
 
+def test_steps_that_outlast_their_nominal_times_say_how_much_of_them_is_real_work():
+    assert texts({"nominal": {"step": 1.0431, "work": 0.314}}, {}) == ["1.043 x nominal, 31 % real work"]
+    assert texts({"nominal": {"step": 1.019, "work": 0.9}}, {}) == []
+    assert texts({"nominal": None}, {}) == []  # a real device
+    assert "model.dim=64" in DISTURBANCES["nominal"]
+
+
 def test_a_system_without_a_load_average_has_none(monkeypatch):
     def absent():
         raise OSError
