@@ -81,8 +81,8 @@ def test_the_summary_has_what_the_design_names(one_run):
     for key in ("peak_memory_mib", "peak_allocated_mib", "peak_activation_mib"):
         assert len(summary[key]) == 2
         assert min(summary[key]) > 0
-    for whole, allocated in zip(summary["peak_memory_mib"], summary["peak_allocated_mib"], strict=True):
-        assert allocated < whole  # both ranks receive tensors, which the allocator does not hold
+    assert summary["peak_allocated_mib"][0] <= summary["peak_memory_mib"][0]
+    assert summary["peak_allocated_mib"][1] < summary["peak_memory_mib"][1]  # without the inputs in its mailboxes
     assert summary["loss"].keys() == {"first", "last"}
 
 
