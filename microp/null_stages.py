@@ -16,13 +16,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=8, help="rows of a microbatch (default: 8)")
     parser.add_argument("--dim", type=int, default=128, help="numbers per row (default: 128)")
     parser.add_argument("--steps", type=int, default=100, help="measured steps (default: 100)")
+    parser.add_argument("--points", type=int, default=5, help="points of a sweep whose starts are timed (default: 5)")
     parser.add_argument("--busy", type=int, nargs="+", metavar="N", help="compare shm with gloo beside N processes")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2], metavar="K", help="with --busy (default: 2)")
     parser.add_argument("--launches", type=int, default=10, help="with --busy (default: 10)")
     parser.add_argument("--minutes", type=int, default=12, help="with --busy: no launch begins later (default: 12)")
     options = parser.parse_args(arguments)
     for name, value in vars(options).items():
-        least = {"busy": 0, "ranks": 2}.get(name, 1)
+        least = {"busy": 0, "ranks": 2, "points": 3}.get(name, 1)
         for each in value if isinstance(value, list) else [value]:
             if each is not None and each < least:
                 parser.error(f"--{name}={each} is below {least}: use at least {least}")
@@ -40,7 +41,7 @@ def _alone(options: Namespace) -> int:
     for row in rows:
         print(f"{row['transport']:14}{row['per action']:17.1f} µs{row['there and back']:29.0f} µs")
     print(f"two ranks, GPipe, tensors of {options.rows * options.dim * 4:,} bytes, medians of {options.steps} steps")
-    for name, seconds in overheads.starts().items():
+    for name, seconds in overheads.starts(options.points).items():
         print(f"start and end of a point, {name}: {seconds:.2f} s")
     return 0
 

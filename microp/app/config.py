@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -33,6 +34,7 @@ from microp.app.schema import GROUPS, SCHEMAS, Config
 from microp.settings import TrackingSettings, redact_values
 
 
+@cache
 def register_schemas() -> None:
     """Register the schemas, the resolvers and the loader with Hydra; must be called before it composes anything."""
     install()

@@ -96,15 +96,19 @@ def transports(shape: tuple[int, int], steps: int) -> list[dict[str, Any]]:
     return rows
 
 
-def starts() -> dict[str, float]:
-    """Return the seconds that a point takes in addition to its steps, with W&B: in a sweep, and with torchrun."""
+def starts(points: int) -> dict[str, float]:
+    """Return the seconds that a point takes in addition to its steps, with W&B: in a sweep, and with torchrun.
+
+    Args:
+        points: the points of each sweep, at least 3: the first one loads what all need, the last has no successor.
+    """
     took = {}
     for ranks in (2, 8):
         with tempfile.TemporaryDirectory() as folder:
-            _run(["-m", "microp.run", "-m", "repeat=0,1,2,3,4", f"ranks={ranks}"], folder)
-            points = sorted(_point(path) for path in Path(folder).glob("runs/*/attempt-1"))
-        rest = [after - started - steps for (started, steps), (after, _) in pairwise(points)]
-        took[f"{ranks} ranks, in a sweep"] = median(rest[1:])  # the first point loads what all points need
+            _run(["-m", "microp.run", "-m", f"repeat=range({points})", f"ranks={ranks}"], folder)
+            timed = sorted(_point(path) for path in Path(folder).glob("runs/*/attempt-1"))
+        rest = [after - started - steps for (started, steps), (after, _) in pairwise(timed)]
+        took[f"{ranks} ranks, in a sweep"] = median(rest[1:])
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         _run(["-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "microp.run"], folder)

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
-
 from microp.settings import redact_values, redact_words
 from microp.store import Disturbance, disturbances, flatten, read_env, read_status, read_summary, write_text
 from microp.terminal.swept import differing, text
@@ -70,6 +68,8 @@ def write_csv(path: Path, points: Mapping[str, tuple[dict[str, Any], list[str]]]
     Raises:
         WriteError: the file cannot be written.
     """
+    import pandas as pd  # imported late: --help and a run's start do without it
+
     found = {row.summary["run_id"]: row for row in rows}
     keys = differing([config for config, _ in points.values()])
     table = []

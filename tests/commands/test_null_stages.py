@@ -8,7 +8,7 @@ from user import microp
 
 
 def test_every_transport_and_torch_get_a_line(tmp_path):
-    done = microp("--steps", "3", folder=tmp_path, program="microp.null_stages")
+    done = microp("--steps", "3", "--points", "3", folder=tmp_path, program="microp.null_stages")
     assert done.returncode == 0, done.stderr
     said = done.stdout
     for name in ("shm", "gloo", r"torch \(gloo\)"):
