@@ -8,10 +8,10 @@ def main() -> None:
     from microp.app import answer_version
 
     answer_version()
-    from microp.app import run_app, run_order, see_current_folder
+    from microp.app import run_app, see_current_folder
 
     see_current_folder()
-    run_app("order", run_order)
+    run_app("order", "run_order")
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ def main() -> None:
     from microp.app import answer_version
 
     answer_version()
-    from microp.app import run_app, run_plan, search_words, see_current_folder
+    from microp.app import run_app, search_words, see_current_folder
 
     see_current_folder()
     sys.argv[1:] = search_words(sys.argv[1:])
-    run_app("plan", run_plan)
+    run_app("plan", "run_plan")
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ def main() -> None:
     from microp.app import answer_version
 
     answer_version()
-    from microp.app import run_app, run_profile, see_current_folder
+    from microp.app import run_app, see_current_folder
 
     see_current_folder()
-    run_app("profile", run_profile)
+    run_app("profile", "run_profile")
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ def main() -> None:
         from microp.app import answer_version
 
         answer_version()
-        from microp.app import run_app, run_point, see_current_folder
+        from microp.app import run_app, see_current_folder
 
         see_current_folder()
-        run_app("config", run_point)
+        run_app("config", "run_point")
     except KeyboardInterrupt:  # during the imports; later `run_app` says more
         raise SystemExit(130) from None
 

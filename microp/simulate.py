@@ -8,10 +8,10 @@ def main() -> None:
     from microp.app import answer_version
 
     answer_version()
-    from microp.app import run_app, run_price, see_current_folder
+    from microp.app import run_app, see_current_folder
 
     see_current_folder()
-    run_app("simulate", run_price)
+    run_app("simulate", "run_price")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ schedule or partition is therefore a function and a YAML file.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from typing import Any
@@ -29,7 +29,6 @@ from microp.app.hydra_loader import install
 from microp.app.hydra_problems import REFUSED, hydra_problems, in_a_line, option_problems
 from microp.app.knobs import Knobs, schema_of, without_unused
 from microp.app.places import CONF
-from microp.app.profiles import with_profiles
 from microp.app.schema import GROUPS, SCHEMAS, Config
 from microp.settings import TrackingSettings, redact_values
 
@@ -88,6 +87,16 @@ def tracking_of(config: DictConfig) -> TrackingSettings:
     settings = OmegaConf.to_object(config.tracking)
     assert isinstance(settings, TrackingSettings)
     return settings.resolved()
+
+
+def with_profiles(words: Sequence[str]) -> list[str]:
+    """Return a command's words with `device=emulated profile=FILE` for `device=FILE`; a file's name ends in .yaml."""
+    found = []
+    for word in words:
+        key, _, value = word.partition("=")
+        is_profile = key == "device" and all(each.endswith((".yaml", ".yml")) for each in value.split(","))
+        found += ["device=emulated", f"profile={value}"] if is_profile else [word]
+    return found
 
 
 def compose_config(*overrides: str, name: str = "config") -> DictConfig:

@@ -10,35 +10,37 @@ With HYDRA_FULL_ERROR=1 in the environment, the traceback is printed too.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, NoReturn
 
 import hydra
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
-from microp.app import stored_sweeps, sweep
-from microp.app.config import register_schemas
+from microp.app import stored_sweeps
+from microp.app.config import register_schemas, with_profiles
 from microp.app.errors import ConfigError, RunError, Stop
 from microp.app.hydra_callbacks import PointsCallback, chooses_points, refuse, stop_for
 from microp.app.hydra_internals import check_options
 from microp.app.hydra_problems import REFUSED, hydra_problems
 from microp.app.places import CONF
-from microp.app.profiles import with_profiles
-from microp.store import in_a_line
 from microp.terminal import console
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 
 
-def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
-    """Let Hydra compose `conf/<name>.yaml` with the command line and call `task` for each point.
+def run_app(name: str, task: str) -> None:
+    """Let Hydra compose `conf/<name>.yaml` with the command line and call a function of `microp.app` for each point.
+
+    Args:
+        name: the primary configuration.
+        task: the function's name; it is imported for the first point, since --help and TAB do without it.
 
     Raises:
         SystemExit: 1 if a point failed, 2 for bad input, 130 after Ctrl-C.
@@ -70,19 +72,16 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
         console.error("interrupted: what has been recorded is in the run's folder")
         raise SystemExit(130) from None
     finally:
-        try:
-            sweep.close()
-        except OSError as error:
-            console.warn(in_a_line(error))
+        if (sweep := _sweep()) is not None:
+            sweep.end()
 
 
-def _guard(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
+def _guard(task: str) -> Callable[[DictConfig], Any]:
     """Return the task that refuses bad input, and ends the command after any other error."""
 
-    @functools.wraps(task)
     def guarded(config: DictConfig) -> Any:
         try:
-            return task(config)
+            return getattr(import_module("microp.app"), task)(config)
         except ConfigError as error:
             if not chooses_points():
                 refuse(error.problems)
@@ -100,8 +99,14 @@ def _guard(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
 def _end(stop: Stop) -> NoReturn:
     """Print what has been finished, then why nothing follows."""
     _show_traceback()
-    console.error(f"{'the sweep stops: ' if sweep.show_finished() else ''}{stop}")
+    sweep = _sweep()
+    console.error(f"{'the sweep stops: ' if sweep is not None and sweep.show_finished() else ''}{stop}")
     raise SystemExit(1)
+
+
+def _sweep() -> Any:
+    """Return the module of runs and sweeps; None if nothing has imported it, as for --help and TAB, which run none."""
+    return sys.modules.get("microp.app.sweep")
 
 
 def _show_traceback() -> None:

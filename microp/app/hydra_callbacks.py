@@ -31,7 +31,6 @@ from microp.app.hydra_internals import Composed, compose_points, is_basic, toget
 from microp.app.hydra_problems import REFUSED, hydra_problems
 from microp.app.knobs import NOTHING_LEFT, Knobs
 from microp.app.schema import Config
-from microp.store import RecordError, in_a_line
 from microp.terminal import console
 
 BAD_INPUT = 2
@@ -69,6 +68,8 @@ def loud(method: Callable[P, None]) -> Callable[P, None]:
 
 def stop_for(error: Exception) -> Stop:
     """Return what ends the command after an error that is not the user's input: what the machine refused, or a bug."""
+    from microp.store import RecordError, in_a_line  # imported late: --help and TAB do without it
+
     if isinstance(error, OSError):
         return Stop(in_a_line(error))
     if isinstance(error, RecordError):

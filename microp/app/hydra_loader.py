@@ -41,7 +41,6 @@ from microp.app.option_files import OptionFiles
 from microp.app.schema import FIXED, GROUPS, Config
 from microp.app.schema_keys import all_keys, wrong_keys
 from microp.settings import quoted
-from microp.store import plan_in
 
 Load = Callable[[list[str]], DictConfig]
 _NO_CHOICES = DictConfig({})
@@ -108,6 +107,8 @@ class Loader(ConfigLoaderImpl):
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         """Return a point of a sweep as it was planned; one that was not is composed now, for the same folder."""
+        from microp.store import plan_in  # imported late: --help and TAB do without it
+
         folder = str(master_config.hydra.sweep.dir)
         if (point := plan_in(Path(folder)).find(sweep_overrides)) is not None:
             return _as_planned(master_config, point)

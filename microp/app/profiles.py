@@ -34,16 +34,6 @@ from microp.settings import DeviceSettings, EmulatedSettings, processor
 from microp.store import ProfileError, find_profile, read_profile
 
 
-def with_profiles(words: Sequence[str]) -> list[str]:
-    """Return a command's words with `device=emulated profile=FILE` for `device=FILE`; a file's name ends in .yaml."""
-    found = []
-    for word in words:
-        key, _, value = word.partition("=")
-        is_profile = key == "device" and all(each.endswith((".yaml", ".yml")) for each in value.split(","))
-        found += ["device=emulated", f"profile={value}"] if is_profile else [word]
-    return found
-
-
 def machine_of(device: str, threads: int) -> Machine:
     """Return the kind of this machine."""
     return Machine(device, processor(), os.cpu_count() or 1, version("torch"), threads)

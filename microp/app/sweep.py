@@ -39,6 +39,7 @@ from microp.store import (
     SweepPlan,
     attempts,
     claim_folder,
+    in_a_line,
     plan_in,
     read_status,
 )
@@ -71,6 +72,14 @@ def close() -> None:
     cancel_jobs()
     while _open:
         _open.pop().write_table()
+
+
+def end() -> None:
+    """Close what a command left open; warn if a table cannot be written."""
+    try:
+        close()
+    except OSError as error:
+        console.warn(in_a_line(error))
 
 
 class SweepCallback(PointsCallback):

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from microp.job import Job
-from microp.simulator import Costs, closed_forms, nominal_costs, simulate
+from microp.settings import EmulatedSettings
+from microp.simulator import Costs, closed_forms, nominal_costs, nominal_optimizer, simulate
 from microp.store import snapshots
 from microp.store.hosts import hosts_of
 from microp.store.order_limits import own_limits_ms
@@ -106,11 +107,13 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
 def _nominal(job: Job, steps: list[list[Row]]) -> dict[str, float] | None:
     """Return by which factor a step outlasts its nominal times, and the real work's share of them; None without any.
 
-    A step is counted with its optimizer, which takes its real time, and without the sums over the replicas.
+    A step is counted with its optimizer, which takes its real time or longer, and without the sums over the replicas.
     """
-    if not (job.is_emulated and steps and job.engines[0] == "microp"):
+    if not (isinstance(job.device, EmulatedSettings) and steps and job.engines[0] == "microp"):
         return None
-    ends = float(makespan(simulate(job.schedule, job_costs(job))))
+    spans, optimizer = simulate(job.schedule, job_costs(job)), nominal_optimizer(job.device, job.partition.sizes)
+    last = spans.per_rank(spans.end, np.maximum)
+    ends = float(max(end + sum(optimizer[s] for s in job.schedule.stages_of(rank)) for rank, end in last.items()))
     own = median(max(row["step_ms"] - row["exposed_ms"] for row in step) for step in steps)
     work, whole = (sum(row[key] for step in steps for row in step) for key in ("work_ms", "compute_ms"))
     return {"step": own / ends, "work": work / whole} if ends and whole else None

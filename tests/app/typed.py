@@ -19,14 +19,13 @@ from pathlib import Path
 from hydra.types import RunMode
 
 from microp.app import CONF
-from microp.app.config import register_schemas
+from microp.app.config import register_schemas, with_profiles
 from microp.app.hydra_callbacks import refuse
 from microp.app.hydra_internals import composer, expand
 from microp.app.hydra_loader import current
 from microp.app.hydra_problems import REFUSED
 from microp.app.planning import PlanCallback, search_words
 from microp.app.pricing import PricingCallback
-from microp.app.profiles import with_profiles
 from microp.app.profiling import ProfileCallback
 from microp.app.sweep import SweepCallback
 
