@@ -32,7 +32,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, grammar_parser
 from omegaconf import base as omegaconf_base
 
 from microp.app.errors import NO_RUN, ConfigError, Rest
@@ -45,7 +45,7 @@ from microp.settings import quoted
 Load = Callable[[list[str]], DictConfig]
 _NO_CHOICES = DictConfig({})
 _full_interpolation_map = defaults_list._create_interpolation_map
-_parse = lru_cache(maxsize=1000)(omegaconf_base.parse)  # the same interpolations are parsed for every point
+_parse = lru_cache(maxsize=1000)(grammar_parser.parse)  # the same interpolations are parsed for every point
 
 
 def current() -> Loader:
