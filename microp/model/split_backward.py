@@ -27,6 +27,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.functional import linear as linear_map
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from microp.model.engine_calls import gradients_of
+
 SMALL = 2**17  # bytes; smaller products are added to their gradients in one call
 
 
@@ -134,7 +136,7 @@ class Deferred:
         wanted: list[Any] = [anchor, *(call.edge for call in calls)]
         if leaf.requires_grad:
             wanted.append(leaf)
-        found = torch.autograd.grad([root], wanted, [gradient], allow_unused=True)
+        found = gradients_of(wanted, root, gradient)
         for call, caught in zip(reversed(calls), reversed(found[1 : len(calls) + 1]), strict=True):
             if caught is not None:
                 self.parts.append(_LinearWeights(call.weights, call.x, caught))

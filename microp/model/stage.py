@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from microp.model.engine_calls import run_backward
 from microp.model.layers import Dropout
 from microp.model.split_backward import Deferred, SplitBackward, run_together
 from microp.schedule import spread
@@ -172,7 +173,7 @@ class Stage:
                 del output  # frees its memory, which the backward does not need
                 self.recompute_ns += perf_counter_ns() - start
             if self._split is None or microbatch not in self._deferred:
-                torch.autograd.backward(root, gradient)
+                run_backward(root, gradient)
                 gradient = leaf.grad
             else:
                 gradient = self._deferred[microbatch].backward(root, gradient, leaf, self._split.anchor)
