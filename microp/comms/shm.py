@@ -113,7 +113,8 @@ class ShmComms(GroupComms):
         return message.src in self._near and message.dest in self._near
 
     def is_received(self, address: int) -> bool:
-        return bool(self._boxes) and self._base <= address < self._base + len(self._segment)
+        in_segment = bool(self._boxes) and self._base <= address < self._base + len(self._segment)
+        return in_segment or super().is_received(address)
 
     def _map(self, size: int, semaphores: list[int]) -> None:
         """Create the host's segment on its first rank and map it on all its ranks."""
