@@ -19,23 +19,21 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hydra._internal import defaults_list
 from hydra._internal import hydra as hydra_module
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.default_element import ConfigDefault, InputDefault
+from hydra.core.default_element import ConfigDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, grammar_parser
-from omegaconf import base as omegaconf_base
+from omegaconf import DictConfig, OmegaConf
 
 from microp.app.errors import NO_RUN, ConfigError, Rest
+from microp.app.hydra_pace import quicken
 from microp.app.hydra_problems import REFUSED, not_used, taken_away, unknown_key, word_problems
 from microp.app.option_files import OptionFiles
 from microp.app.schema import FIXED, GROUPS, Config
@@ -43,9 +41,6 @@ from microp.app.schema_keys import all_keys, wrong_keys
 from microp.settings import quoted
 
 Load = Callable[[list[str]], DictConfig]
-_NO_CHOICES = DictConfig({})
-_full_interpolation_map = defaults_list._create_interpolation_map
-_parse = lru_cache(maxsize=1000)(grammar_parser.parse)  # the same interpolations are parsed for every point
 
 
 def current() -> Loader:
@@ -58,18 +53,7 @@ def current() -> Loader:
 def install() -> None:
     """Let Hydra load all configurations with `Loader`, and quicker; it has no public way to choose its loader."""
     vars(hydra_module)["ConfigLoaderImpl"] = Loader
-    vars(defaults_list)["_create_interpolation_map"] = _interpolation_map
-    vars(omegaconf_base)["parse"] = _parse
-
-
-def _interpolation_map(overrides: Any, defaults: list[InputDefault], self_added: bool) -> DictConfig:
-    """Return the choices from which the interpolations in a list of defaults are resolved; most lists have none.
-
-    Hydra makes the map for every file with a list, which is a seventh of the time of a composition.
-    """
-    if any(default.is_interpolation() for default in defaults):
-        return _full_interpolation_map(overrides, defaults, self_added)
-    return _NO_CHOICES
+    quicken()
 
 
 class Loader(ConfigLoaderImpl):
