@@ -133,9 +133,7 @@ class Deferred:
         for call in calls:
             if call.x._version != call.version:
                 raise RuntimeError("the input of a Linear layer was written in place after its forward")
-        wanted: list[Any] = [anchor, *(call.edge for call in calls)]
-        if leaf.requires_grad:
-            wanted.append(leaf)
+        wanted = [anchor, *(call.edge for call in calls), *([leaf] if leaf.requires_grad else [])]
         found = gradients_of(wanted, root, gradient)
         for call, caught in zip(reversed(calls), reversed(found[1 : len(calls) + 1]), strict=True):
             if caught is not None:
