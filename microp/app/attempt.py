@@ -34,6 +34,7 @@ import torch
 
 from microp.app import places
 from microp.app.config import to_yaml
+from microp.app.hydra_callbacks import runs_beside_others
 from microp.app.memory_advice import with_advice
 from microp.app.prediction import predict
 from microp.app.schema import Config
@@ -119,6 +120,8 @@ class Attempt:
         self._write_status(RUNNING)  # first, so that an attempt without a status is damaged
         write_text(self.folder / "config.yaml", to_yaml(config))
         asked = {"experiment": experiment, "overrides": redact_words(overrides), "wandb_agent": take_agent()}
+        if runs_beside_others():
+            asked["parallel"] = True
         self._env = {**_environment(), **asked}
         self._write_load("start")
         write_schedule(self.folder, self._job.schedule)

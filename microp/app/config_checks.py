@@ -146,6 +146,18 @@ def only_in_a_sweep(config: Config) -> list[str]:
     return ["launch=slurm is for the points of a sweep: type -m, also for one point"]
 
 
+def beside_problems(config: Config) -> list[str]:
+    """Return what is wrong with a point that runs beside others of its sweep."""
+    if isinstance(config.launch, SlurmSettings):
+        return ["launch=slurm submits all points itself: leave hydra/launcher out"]
+    if config.parallel or config.device.is_emulated:  # nominal times; an action that outlasts its own is counted
+        return []
+    return [
+        f"this launcher runs points at the same time, and the times of device={config.device.name} would be those of "
+        "shared cores: leave hydra/launcher out, or use parallel=true if you need no times"
+    ]
+
+
 def is_worth_a_schedule(config: Config) -> bool:
     """Return whether to build the schedule; not if it is large (chunks=2000000000, a typo) and refused anyway."""
     if any(problem.startswith(("ranks=", "chunks=")) for problem in broken_rules(config)):

@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from microp.app.config import plain, read_composed, what_runs
 from microp.app.errors import ConfigError, Stop, fitted
-from microp.app.hydra_internals import Composed, compose_points, is_basic, together, typed_overrides
+from microp.app.hydra_internals import Composed, compose_points, is_basic, launches_in_turn, together, typed_overrides
 from microp.app.hydra_problems import REFUSED, hydra_problems
 from microp.app.knobs import NOTHING_LEFT, Knobs
 from microp.app.schema import Config
@@ -242,6 +242,11 @@ def overrides() -> list[str]:
 def chooses_points() -> bool:
     """Return whether the running point was chosen by a sweeper that learns from the points before it, as Optuna's."""
     return sweep_folder() is not None and not is_basic(HydraConfig.get().sweeper)
+
+
+def runs_beside_others() -> bool:
+    """Return whether the running point's launcher runs several points of the sweep at the same time."""
+    return sweep_folder() is not None and not launches_in_turn(HydraConfig.get().launcher)
 
 
 def sweep_folder() -> Path | None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
@@ -24,6 +25,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.types import RunMode
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from microp.app.errors import ConfigError, Rest
@@ -73,6 +75,14 @@ def typed_overrides(config: DictConfig) -> list[str]:
 def is_basic(sweeper: DictConfig) -> bool:
     """Return whether a sweeper is Hydra's own, whose points are known before the first one runs."""
     return bool(sweeper._target_.endswith("BasicSweeper"))
+
+
+def launches_in_turn(launcher: DictConfig) -> bool:
+    """Return whether a launcher runs the points of a sweep one after the other, as Hydra's own and those made of it.
+
+    Hydra loads the module of its launcher anew when it looks for plugins, so that the class is compared by its name.
+    """
+    return any(each.__qualname__ == BasicLauncher.__qualname__ for each in get_class(launcher._target_).mro())
 
 
 class Composed(NamedTuple):

@@ -53,7 +53,7 @@ def make_pricing_job(config: SimulateConfig) -> PricingJob:
     found = broken_rules(config)
     found += [
         f"{key}=true is for a run, and a price runs nothing: leave it out"
-        for key in ("dry_run", "fail_fast")
+        for key in ("dry_run", "fail_fast", "parallel")
         if getattr(config, key)
     ]
     if config.costs.transfer not in LINK_MODELS:

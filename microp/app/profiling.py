@@ -51,7 +51,7 @@ from microp.planner import (
 )
 from microp.schedule import Partition, Schedule, partition
 from microp.schedule.builders import breadth_first, gpipe, one_f_one_b, zb_h1
-from microp.settings import MIB, NEVER, Checkpointing, ModelSettings
+from microp.settings import MIB, NEVER, Checkpointing, ModelSettings, SlurmSettings
 from microp.simulator import LayerMemory
 from microp.store import write_profile
 from microp.terminal import Board, console
@@ -275,9 +275,11 @@ class ProfileCallback(PointsCallback):
         assert isinstance(config, ProfileConfig)
         found = [
             f"{key}={getattr(config, key)} does not count for a profile: leave it out"
-            for key, default in (("dry_run", False), ("fail_fast", False))
+            for key, default in (("dry_run", False), ("fail_fast", False), ("parallel", False))
             if getattr(config, key) != default
         ]
+        if isinstance(config.launch, SlurmSettings):
+            found.append("launch=slurm is for runs: type this in a job of your own on the machine to be measured")
         if config.device.is_emulated:
             found.append("device=emulated has nominal times: there is nothing to profile, use device=cpu")
         if config.comms.name == "threads":

@@ -64,6 +64,8 @@ class Config:
         again: also run the points of a sweep (-m) that are finished already.
         dry_run: print the points, what is finished, how long the others would take and what is invalid; run nothing.
         fail_fast: stop a sweep (-m) at its first failed point.
+        parallel: let a launcher run points at the same time on this machine (hydra/launcher=joblib), although their
+            times are then those of shared cores.
         output_dir: the folder for everything that is written.
         profile: the file of a profile to predict from, also one of another machine; null: that of this machine, if any.
     """
@@ -82,6 +84,7 @@ class Config:
     again: bool = MISSING
     dry_run: bool = MISSING
     fail_fast: bool = MISSING
+    parallel: bool = MISSING
     output_dir: Annotated[str, Line("give a folder, for example outputs")] = MISSING
     profile: Annotated[str | None, Line("give a file, or null")] = MISSING
     model: ModelSettings = MISSING

@@ -21,7 +21,7 @@ from microp.app import config_checks
 from microp.app.config import plain, tracking_of
 from microp.app.dry_run import show_dry_run
 from microp.app.hydra_callbacks import Point, PointsCallback, is_sweep, loud, refuse, speaks
-from microp.app.hydra_internals import Composed
+from microp.app.hydra_internals import Composed, launches_in_turn
 from microp.app.job_factory import make_job
 from microp.app.next_commands import print_next_commands
 from microp.app.planned import Planned, experiment_of, planned
@@ -87,6 +87,7 @@ class SweepCallback(PointsCallback):
 
     _plan: SweepPlan | None = None  # a single run has none
     _is_sweep = False
+    _beside = False  # whether several points run at the same time
 
     @classmethod
     def prepare(cls, config: Config) -> Job:
@@ -98,6 +99,8 @@ class SweepCallback(PointsCallback):
         for key in ("dry_run", "fail_fast"):
             if len({getattr(point.config, key) for point in points}) > 1:
                 found.append(f"{key}=true,false: {key} is for all points of a sweep: give one value")
+        if self._beside:
+            found += dict.fromkeys(text for point in points for text in config_checks.beside_problems(point.config))
         for point in [] if self._is_sweep else points:
             found += config_checks.only_in_a_sweep(point.config)
             found += nothing_to_resume(point.config, point.made)  # in a sweep it starts at its beginning
@@ -111,6 +114,7 @@ class SweepCallback(PointsCallback):
         if is_joined():
             refuse([ONE_RUN_ONLY])
         self._is_sweep = True
+        self._beside = not launches_in_turn(config.hydra.launcher)
         super().on_multirun_start(config)
         folder = claim_folder(Path(config.hydra.sweep.dir))
         config.hydra.sweep.dir = str(folder)  # where Hydra and every point look for it

@@ -22,7 +22,7 @@ from typing import Any
 # Not part of the question: where, how and whether it runs, and a limit that can only refuse a run.
 NOT_ASKED = (
     *("tracking", "launch", "snapshot", "output_dir", "activation_limit", "profile"),
-    *("skip", "again", "dry_run", "fail_fast"),
+    *("skip", "again", "dry_run", "fail_fast", "parallel"),
 )
 PATIENCE: dict[str, Any] = {
     "comms.timeout_s": 60.0,

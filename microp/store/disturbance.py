@@ -6,6 +6,7 @@
                   overruns 12 of 640 actions                     ──► 12 overruns
                   nominal: step 1.043, work 0.31                 ──► 1.043 x nominal, 31 % real work
     env.json      load  start 2.1, end 9.1; cores 2              ──► load 9.1
+                  parallel                                       ──► parallel
 
 The load average is the number of processes that want a core, in the mean over about a minute. The run's own
 ranks are among them, and those of the run before it. They are taken off: the machine is busy if the load is
@@ -30,7 +31,7 @@ class Disturbance(NamedTuple):
     """One reason not to trust a run's times.
 
     Attributes:
-        kind: `spread`, `load`, `overruns` or `nominal`; a key of `DISTURBANCES`.
+        kind: `spread`, `load`, `parallel`, `overruns` or `nominal`; a key of `DISTURBANCES`.
         text: the reason in a word and a number, for a table.
     """
 
@@ -41,6 +42,7 @@ class Disturbance(NamedTuple):
 DISTURBANCES = {
     "spread": f"from p10 to p90 the steps spread over more than {100 * WIDE_STEPS:.0f} % of their median",
     "load": "processes that wanted a core (load average), more than the cores or the ranks, whichever are more",
+    "parallel": "other points of its sweep ran at the same time on the same cores (parallel=true)",
     "overruns": "actions that took longer than their nominal time, so they measure the machine and not the schedule "
     "(give longer times, or a smaller model)",
     "nominal": f"the steps took more than {OVER_NOMINAL} times their nominal time; where the real work's share is "
@@ -65,6 +67,8 @@ def disturbances(summary: Mapping[str, Any], env: Mapping[str, Any]) -> list[Dis
     ranks = summary["ranks"] * summary["replicas"]
     if loads and max(loads) > max(env.get("cores") or 1, ranks) + MARGIN:
         found.append(Disturbance("load", f"load {max(loads):.1f}"))
+    if env.get("parallel") and summary.get("device") != "emulated":  # of which the overruns are counted
+        found.append(Disturbance("parallel", "parallel"))
     if overruns := summary.get("overruns"):
         found.append(Disturbance("overruns", f"{overruns} overrun{'' if overruns == 1 else 's'}"))
     if (nominal := summary.get("nominal")) and nominal["step"] > OVER_NOMINAL:

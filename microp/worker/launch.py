@@ -73,7 +73,10 @@ def launch_ranks(job: Job, attempt: Path, shutdown_s: int, entry: Entry = run_ra
     start_forkserver(job.processes)
     store = _open_store()
     config = _launch_config(job, attempt, store.port)
-    hiding = _main_module_hidden(entry), _signal_handlers_kept(), _error_files_in(attempt / "logs"), named_semaphores()
+    hiding = (
+        *(_main_module_hidden(entry), _start_method_hidden(), _signal_handlers_kept()),
+        *(_error_files_in(attempt / "logs"), named_semaphores()),
+    )
     with Watch(job, shutdown_s) as watch, ExitStack() as stack:
         for each in hiding:
             stack.enter_context(each)
@@ -158,6 +161,17 @@ def _signal_handlers_kept() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _start_method_hidden() -> Iterator[None]:
+    """Hide how this process starts others, which ranks take over: a worker of joblib has a way of its own."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("forkserver", force=True)
+    try:
+        yield
+    finally:
+        multiprocessing.set_start_method(before, force=True)
 
 
 @contextmanager

@@ -58,6 +58,12 @@ def test_steps_that_outlast_their_nominal_times_say_how_much_of_them_is_real_wor
     assert "model.dim=64" in DISTURBANCES["nominal"]
 
 
+def test_points_that_ran_at_the_same_time():
+    """On an emulated device actions last their nominal times, and those that did not are counted."""
+    assert texts({"device": "cpu"}, {"parallel": True}) == ["parallel"]
+    assert texts({"device": "emulated"}, {"parallel": True}) == []
+
+
 def test_a_system_without_a_load_average_has_none(monkeypatch):
     def absent():
         raise OSError
