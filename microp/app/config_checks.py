@@ -67,7 +67,7 @@ def _problems_together(config: Config) -> list[str]:
             f"device.latency_ms={latency} needs a transport that records sending times: "
             f"use comms=shm or comms=threads, not {backend}"
         )
-    elif latency and is_over_hosts():
+    elif latency and (is_over_hosts() or getattr(config.launch, "nodes", 1) > 1):
         found.append(f"device.latency_ms={latency} needs all ranks on one host, whose clock they share: leave it out")
     if not config.model.problems():
         found += config.data.problems(config.model.row_bytes)
@@ -132,8 +132,8 @@ def _slurm_problems(config: Config) -> list[str]:
             f"launch.gpus_per_node={launch.gpus_per_node} is less than the {per_node} ranks of a node, and with "
             f"device=cuda each needs its own: use launch.gpus_per_node={per_node}, or more launch.nodes"
         )
-    if launch.nodes > 1 and config.comms.name in ("shm", "threads"):
-        found.append(f"comms={config.comms.name} needs all ranks on one host: use launch.nodes=1 or comms=auto")
+    if launch.nodes > 1 and config.comms.name == "threads":
+        found.append("comms=threads needs all ranks on one host: use launch.nodes=1 or comms=auto")
     values = flatten(plain(config))
     secret = [key for key, value in redact_values(values).items() if value != values[key]]
     return found + [f"{key} is a secret, and a job reads its point from a file: use launch=elastic" for key in secret]

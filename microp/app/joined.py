@@ -41,6 +41,7 @@ _OF_A_HOST = (
     "again",
     "dry_run",
     "fail_fast",
+    "parallel",
     "device.memory_gib",
 )
 _PACKAGE = Path(__file__).parents[1]
