@@ -119,7 +119,11 @@ class Attempt:
             self._status["resumed"] = snapshots.about(self._job.resumed, self.folder)
         self._write_status(RUNNING)  # first, so that an attempt without a status is damaged
         write_text(self.folder / "config.yaml", to_yaml(config))
-        asked = {"experiment": experiment, "overrides": redact_words(overrides), "wandb_agent": take_agent()}
+        asked: dict[str, Any] = {
+            "experiment": experiment,
+            "overrides": redact_words(overrides),
+            "wandb_agent": take_agent(),
+        }
         if runs_beside_others():
             asked["parallel"] = True
         self._env = {**_environment(), **asked}
