@@ -204,8 +204,17 @@ def test_a_knob_in_a_file_counts_as_if_it_were_typed():
 VALUES = {"partition.sizes": "[1,15]", "tracking.tags": "[a]", "data.path": "/dev/null"} | {
     "device.per": "[row]",
     "device.speed": "[1,1]",
+    "launch.options": "[--exclusive]",
+    "launch.setup": "[true]",
 }
-FREE = {"output_dir", "tracking.project", "tracking.entity", "tracking.dir"}  # any text will do
+FREE = {
+    "output_dir",
+    "launch.partition",
+    "launch.account",
+    "tracking.project",
+    "tracking.entity",
+    "tracking.dir",
+}  # any text will do
 
 
 @pytest.fixture(scope="module")

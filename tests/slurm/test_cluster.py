@@ -81,7 +81,7 @@ def job_of(slurm: Cluster, run: str) -> str:
 def test_a_sweep_of_four_jobs_one_of_which_is_preempted_comes_back_whole(slurm, tmp_path):
     """The job that Slurm ends and starts again goes on from its snapshot; the others are not touched."""
     saves = ["snapshot.every=5", "snapshot.resume=true"]
-    sweep = start(slurm, tmp_path, "schedule=gpipe,1f1b", "chunks=2,4", *EMULATED, "steps=60", *saves, THREADS)
+    sweep = start(slurm, tmp_path, "schedule=gpipe,1f1b", "chunks=2,4", *EMULATED, "steps=30", *saves, THREADS)
     runs = tmp_path / "outputs" / "runs"
     until(lambda: list(runs.glob("gpipe-m4-*/attempt-1/snapshots/step-*")), sweep)
     [run] = [path.name for path in runs.glob("gpipe-m4-*")]
@@ -120,7 +120,7 @@ def test_two_nodes_meet_and_run_one_pipeline(slurm, tmp_path):
 
 
 def test_waiting_ends_when_a_job_is_killed_and_there_is_no_accounting(slurm, tmp_path):
-    sweep = start(slurm, tmp_path, *EMULATED, "steps=5000", "chunks=2")
+    sweep = start(slurm, tmp_path, *EMULATED, "steps=5000", "chunks=2", THREADS)
     until(lambda: list(tmp_path.glob("outputs/runs/*/attempt-1/steps.rank0.jsonl")), sweep)
     [run] = states(slurm, tmp_path)
     job = job_of(slurm, run)
