@@ -76,7 +76,11 @@ class GroupComms(Comms):
 
         def start(tensor: Tensor) -> Pending:
             tensor = tensor.contiguous()
-            return _Transfer(group.send([tensor], dest, tag), tensor, name, self.timeout_s)
+            try:
+                work = group.send([tensor], dest, tag)
+            except RuntimeError as error:  # the connection has been closed already
+                raise peer_error(error, self.timeout_s, name) from error
+            return _Transfer(work, tensor, name, self.timeout_s)
 
         return PostedSend(start)
 
@@ -88,19 +92,25 @@ class GroupComms(Comms):
         tensor = buffer[: torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(*shape)
 
         def start() -> Pending:
-            return _Transfer(group.recv([tensor], src, tag), tensor, name, self.timeout_s)
+            try:
+                work = group.recv([tensor], src, tag)
+            except RuntimeError as error:
+                raise peer_error(error, self.timeout_s, name) from error
+            return _Transfer(work, tensor, name, self.timeout_s)
 
         return PostedReceive(start)
 
     def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
         tensor = tensor.contiguous()
-        work = dist.isend(tensor, group=self._group(self.rank, dest), tag=tag, group_dst=dest)
+        with in_our_words(self.timeout_s, self.names[dest]):  # the connection may have been closed already
+            work = dist.isend(tensor, group=self._group(self.rank, dest), tag=tag, group_dst=dest)
         return _Transfer(work, tensor, self.names[dest], self.timeout_s)
 
     def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
         tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
         canary = _Canary(tensor) if self._checks_sizes else None
-        work = dist.irecv(tensor, group=self._group(src, self.rank), tag=tag, group_src=src)
+        with in_our_words(self.timeout_s, self.names[src]):
+            work = dist.irecv(tensor, group=self._group(src, self.rank), tag=tag, group_src=src)
         return _Transfer(work, tensor, self.names[src], self.timeout_s, canary)
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
