@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from microp.schedule import Schedule, to_text
-from microp.simulator import Costs, simulate
+from microp.simulator import Costs, kind_of, simulate
 from microp.store import LAUNCH
 from microp.trace import MOMENTS, bubble_fraction, busy, in_flight_peak, makespan
 
@@ -54,7 +54,7 @@ def run(folder: Path, schedule: Schedule, costs: Costs, slower: float = 1.0, **c
         own = [span for span in spans if span.rank == rank]
         actions: dict[str, list[float]] = {}
         for span in own:
-            actions.setdefault(f"{span.stage}{span.op}", []).append(float(span.end - span.start))
+            actions.setdefault(f"{span.stage}{kind_of(schedule, span.action)}", []).append(float(span.end - span.start))
         again = sum(float(costs.recomputation(s.action)) for s in own if s.op == "B")
         step = {
             "phase": "measured",

@@ -8,8 +8,6 @@ from typing import Annotated
 
 from microp.settings.rules import OneOf, Positive, broken_rules
 
-_HAS_SHM = hasattr(os, "memfd_create")
-
 
 @dataclass
 class CommsSettings:
@@ -32,13 +30,17 @@ class CommsSettings:
             return self.name
         if device == "cuda":
             return "nccl"
-        return "shm" if _HAS_SHM else "gloo"
+        return "shm" if _has_shm() else "gloo"
 
     def problems(self, device: str) -> list[str]:
         """List the values that are wrong or do not fit `device`, one sentence each."""
         found = broken_rules(self, "comms.")
         if (self.backend(device) == "nccl") != (device == "cuda"):
             found.append(f"comms={self.name} cannot move tensors of device={device}: use comms=auto")
-        if self.name == "shm" and not _HAS_SHM:
+        if self.name == "shm" and not _has_shm():
             found.append("comms=shm needs Linux: use comms=gloo")
         return found
+
+
+def _has_shm() -> bool:
+    return hasattr(os, "memfd_create")  # Linux
