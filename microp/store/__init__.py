@@ -13,7 +13,7 @@ from microp.store.comparison import Comparison, Verdict, compare, launch_times
 from microp.store.damage import check_attempt, checksums
 from microp.store.disturbance import DISTURBANCES, Disturbance, disturbances, load_average
 from microp.store.durations import run_seconds
-from microp.store.files import Reserve, WriteError, full_disk, in_a_line, in_words, unwritable, write_text
+from microp.store.files import AGAIN, Reserve, WriteError, full_disk, in_a_line, in_words, unwritable, write_text
 from microp.store.frames import (
     Store,
     finished_runs,
@@ -99,6 +99,7 @@ from microp.store.wandb_follower import Follower
 from microp.store.wandb_mirror import mirror
 
 __all__ = [
+    "AGAIN",
     "DISTURBANCES",
     "DIVERGED",
     "FIGURES",

@@ -21,7 +21,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _SMALL = 16 * KIB  # bytes: an error with its traceback, a status
 AGAIN = "the same command then goes on"
-OTHER_FOLDER = "or choose another output_dir"
+OTHER_FOLDER = f"or choose another output_dir; {AGAIN}"
 _UNEXPECTED = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
 
 
@@ -75,22 +75,27 @@ def _why(path: Path, error: OSError, nbytes: int, instead: str) -> str:
         return f"too few file descriptors for {path}: a process may have {limit}; raise it, for example ulimit -n 4096"
     if error.errno not in _FULL:
         reason = "a link to nothing" if path.is_symlink() and not path.exists() else error.strerror or str(error)
-        return f"{path} cannot be written ({reason}): make it writable, {instead}; {AGAIN}"
-    there = next(each for each in path.absolute().parents if each.is_dir())
+        return f"{path} cannot be written ({reason}): make it writable, {instead}"
+    there = _first_folder(path)
     disk = next(each for each in (there, *there.parents) if each.is_mount())
     room = os.statvfs(there)
     needed, free = size_text(nbytes), size_text(room.f_bavail * room.f_frsize)
     if room.f_files and not room.f_favail:
         free = "no more files"
-    return f"no room in {disk} for {path} ({needed} needed, {free} free): free some, {instead}; {AGAIN}"
+    return f"no room in {disk} for {path} ({needed} needed, {free} free): free some, {instead}"
 
 
-def full_disk(folder: Path) -> WriteError | None:
-    """Return the error of a folder in which there is no room for a small file, or None if there is."""
-    room = os.statvfs(folder)
+def _first_folder(path: Path) -> Path:
+    """Return the innermost folder of a path that exists."""
+    return next(each for each in path.absolute().parents if each.is_dir())
+
+
+def full_disk(path: Path, instead: str = OTHER_FOLDER) -> WriteError | None:
+    """Return the error of a path if there is no room for a small file, or None if there is; `instead` as above."""
+    room = os.statvfs(_first_folder(path))
     if room.f_bavail * room.f_frsize >= _SMALL:
         return None
-    return unwritable(folder / "a file", OSError(errno.ENOSPC, ""), _SMALL)
+    return unwritable(path, OSError(errno.ENOSPC, ""), _SMALL, instead)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -29,20 +30,22 @@ def environment_for(settings: TrackingSettings) -> Iterator[None]:
     """Set W&B's environment meanwhile: no agent's variables, and offline no look-up of host names.
 
     W&B records the command of this process and every variable of Slurm, of which one is a token. So the
-    command is without its secrets meanwhile, and the environment without Slurm.
+    command is without its secrets meanwhile, and the environment without Slurm. W&B's log is among its files: if it
+    cannot be written, Python would print a traceback for every line of it.
     """
     wanted: dict[str, str | None] = {"WANDB_SILENT": "true", **dict.fromkeys(AGENT), "WANDB_MODE": settings.mode}
     wanted |= {key: None for key in os.environ if key.startswith("SLURM_")}
     if settings.mode == "offline":
         wanted |= {"WANDB_ERROR_REPORTING": "false"}
-    before, command = {key: os.environ.get(key) for key in wanted}, sys.argv
+    before, command, prints = {key: os.environ.get(key) for key in wanted}, sys.argv, logging.raiseExceptions
+    logging.raiseExceptions = False
     _set(wanted)
     sys.argv = redact_words(command)
     try:
         yield
     finally:
         _set(before)
-        sys.argv = command
+        sys.argv, logging.raiseExceptions = command, prints
 
 
 def _set(variables: dict[str, str | None]) -> None:

@@ -18,16 +18,19 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import ClassVar
 
 from microp.settings import TrackingSettings, server
+from microp.store.files import in_words
 from microp.store.records import read_config
 from microp.store.wandb_files import discard_unfinished
 from microp.store.wandb_mirror import follow, mirror
 
 END_S = 60  # seconds that W&B gets after the run has ended
 SOON_S = 5  # the same after it once took longer
+_ERROR = "error: "  # begins the line of why the process failed
 _LOWEST = 19  # of the priorities of Unix
 _CODE = "import sys; from microp.store.wandb_follower import main; main(sys.argv[1], int(sys.argv[2]))"
 
@@ -71,7 +74,7 @@ class Follower:
 
         Raises:
             TimeoutError: it took longer; the process was ended.
-            RuntimeError: the process failed; the message has the last line that it printed.
+            RuntimeError: the process failed; the message is the error that it told.
         """
         if self._process.poll():
             self._process = self._start()
@@ -88,8 +91,9 @@ class Follower:
                 print(message, file=log)
             raise TimeoutError(message) from None
         if code:
-            said = self.log.read_text(errors="replace").strip().splitlines()
-            raise RuntimeError(said[-1] if said else f"its process ended with code {code}")
+            said = self.log.read_text(errors="replace").splitlines()  # W&B may print more while the process ends
+            told = [line.removeprefix(_ERROR) for line in said if line.startswith(_ERROR)]
+            raise RuntimeError(told[-1] if told else f"its process ended with code {code}; see {self.log}")
 
     def stop(self) -> None:
         """End the process and what it started."""
@@ -110,13 +114,20 @@ def main(attempt: str, parent: int) -> None:
         parent: the number of the process that runs the attempt.
     """
     os.nice(_LOWEST)
-    folder = Path(attempt)
-    settings = _settings(folder)
-    where = settings.folder(folder.parents[2])
-    opened = follow(folder, settings, where, lambda: os.getppid() == parent)
+    try:
+        _follow(Path(attempt), parent)
+    except Exception as error:
+        traceback.print_exc()
+        sys.exit(f"{_ERROR}{in_words(error)}")
+
+
+def _follow(attempt: Path, parent: int) -> None:
+    settings = _settings(attempt)
+    folder = settings.folder(attempt.parents[2])
+    opened = follow(attempt, settings, folder, lambda: os.getppid() == parent)
     if opened is None:
         return
     signal.alarm(END_S)  # also if nobody waits any more
     began = time.monotonic()
-    mirror(folder, settings, where, opened)
+    mirror(attempt, settings, folder, opened)
     print(f"complete {time.monotonic() - began:.1f} s after the run had ended")

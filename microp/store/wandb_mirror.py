@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +30,7 @@ from typing import Any
 from microp.settings import TrackingSettings
 from microp.simulator import replay, schedule_of
 from microp.store.damage import check_attempt
+from microp.store.files import full_disk
 from microp.store.recorder import write_json
 from microp.store.records import (
     KILLED,
@@ -65,6 +67,7 @@ def mirror(
 
     Raises:
         RecordError: a newer microp wrote the attempt, or it is damaged; nothing is mirrored then.
+        WriteError: there is no room for W&B's files.
         Exception: whatever W&B raises; the W&B runs completed before it are in `tracked.json`.
     """
     if settings.mode == "disabled":
@@ -76,16 +79,35 @@ def mirror(
         for name in wandb_names(attempt):
             if name in done or (name == SUMMARY and not (attempt / "summary.json").exists()):
                 continue
-            run = opened.get(name) or WandbRun(attempt, settings, folder, name)
-            try:
-                run.log_new_rows()
-                run.log_summary()
-            finally:
-                run.close(failed=name == SUMMARY and read_status(attempt)["status"] != "finished")
+            with _whole(wandb_uid(attempt, name), folder):
+                run = opened.get(name) or WandbRun(attempt, settings, folder, name)
+                try:
+                    run.log_new_rows()
+                    run.log_summary()
+                finally:
+                    run.close(failed=name == SUMMARY and read_status(attempt)["status"] != "finished")
             done[name] = run.uid
             write_json(attempt / "tracked.json", done)
             made.append(name)
     return made
+
+
+@contextmanager
+def _whole(uid: str, folder: Path) -> Iterator[None]:
+    """Remove a W&B run's files and raise WriteError if there is no room for them: W&B itself loses data in silence."""
+
+    def check() -> None:
+        if full := full_disk(folder / "wandb", "or set tracking.dir to another folder"):
+            discard(uid, folder)
+            raise full from None
+
+    check()
+    try:
+        yield
+    except Exception:
+        check()
+        raise
+    check()
 
 
 def follow(

@@ -18,6 +18,9 @@ from microp.store import Row, WriteError, full_disk, read_errors
 from microp.worker.forkserver import early_output
 from microp.worker.watch import Watch
 
+NO_SERVER = "the process from which the ranks are forked was killed, perhaps for lack of memory"
+_UNKNOWN = 255  # the exit code that multiprocessing tells of a process if the one that forked it has gone
+
 
 class RankError(RuntimeError):
     """A rank failed; the message names the rank, and the action and the step if they are known.
@@ -47,12 +50,14 @@ def what_failed(attempt: Path, error: ChildFailedError, watch: Watch) -> RankErr
     written = read_errors(attempt)
     known = {each["world_rank"] for each in written}
     codes = {**watch.exits.codes(), **{rank: ended.exitcode for rank, ended in error.failures.items()}}
+    if _UNKNOWN in codes.values():
+        return RankError(NO_SERVER)
     for rank, code in sorted(codes.items()):
         if code < 0 and rank not in {*known, *watch.ended, *watch.exits.asked}:
             return failure(rank, f"rank {rank} was killed by {_signal_name(-code)} {watch.where(rank)}")
     if written:
         return error_of(written[0], log_of(attempt, written[0]["world_rank"]))
-    if no_room := full_disk(attempt):  # not even the error could be written
+    if no_room := full_disk(attempt / "a file"):  # not even the error could be written
         return no_room
     rank, ended = next(iter(error.failures.items()))
     log = log_of(attempt, rank)

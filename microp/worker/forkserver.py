@@ -18,7 +18,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-from microp.store import unwritable
+from microp.store import AGAIN, unwritable
 from microp.worker.leftovers import SEMAPHORES, named_semaphores, own_prefix, remove_leftovers
 
 # Imported once for all ranks, in this order: the first one keeps what they print before they have a log, and the
@@ -85,7 +85,7 @@ def _check_semaphores(count: int) -> None:
             while len(made) < count:
                 made.append(multiprocessing.get_context("forkserver").Lock())
     except OSError as error:
-        instead = "or use comms=threads"
+        instead = f"or use comms=threads; {AGAIN}"
         raise unwritable(SEMAPHORES / "a semaphore", error, count * os.sysconf("SC_PAGE_SIZE"), instead) from error
 
 

@@ -37,7 +37,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from microp.comms import Comms, Heartbeats, Hosts, init_process_group
 from microp.job import Job
-from microp.worker.failure import what_failed
+from microp.worker.failure import NO_SERVER, RankError, what_failed
 from microp.worker.forkserver import start_forkserver
 from microp.worker.leftovers import named_semaphores
 from microp.worker.rank import run_rank
@@ -88,6 +88,8 @@ def launch_ranks(job: Job, attempt: Path, shutdown_s: int, entry: Entry = run_ra
             raise KeyboardInterrupt from stop
         except ChildFailedError as error:
             raise what_failed(attempt, error, watch) from None
+        except (EOFError, ConnectionError) as error:
+            raise RankError(NO_SERVER) from error
     return results
 
 

@@ -260,6 +260,36 @@ def disk(tmp_path_factory):
     return folder
 
 
+MIRROR = """
+mount -t tmpfs -o size=60k none full
+set +e
+PYTHON -m microp.run WORDS tracking=offline tracking.dir=full > out1 2> err1; echo $? > code1
+mount -o remount,size=50m full
+PYTHON -m microp.tracking > out2 2> err2; echo $? > code2
+find full -name "*.wandb" > mirrored
+"""
+
+
+def test_a_disk_that_is_full_of_wandb_s_files_costs_the_mirror_alone(tmp_path):
+    """W&B itself prints hundreds of lines, and calls a run complete whose file is cut."""
+    (tmp_path / "full").mkdir()
+    words = shlex.join([*SMALL, "chunks=2", "comms=threads"])
+    done = run_script(MIRROR.replace("PYTHON", sys.executable).replace("WORDS", words), tmp_path)
+    assert done.returncode == 0, done.stderr
+    code, out, [_, *wrapped] = said(tmp_path, 1)  # the first line is the progress
+    assert (code, out[:8]) == (0, "finished")
+    assert re.fullmatch(
+        r"warning: W&B failed for \S+/attempt-1 \(no room in \S+/full for full/wandb \(16 KiB needed, .* free\): "
+        r"free some, or set tracking.dir to another folder\), which is finished and recorded\. "
+        r"To mirror it later: python -m microp.tracking outputs",
+        " ".join(wrapped),
+    )
+    code, out, errors = said(tmp_path, 2)
+    assert (code, errors) == (0, [])
+    assert re.fullmatch(r"1/1 outputs/runs/\S+/attempt-1: mirrored (rank0, )?(rank1, )?summary\n", out)
+    assert len((tmp_path / "mirrored").read_text().splitlines()) == 3
+
+
 def said(disk: Path, number: int) -> tuple[int, str, list[str]]:
     code, out, errors = ((disk / f"{kind}{number}").read_text() for kind in ("code", "out", "err"))
     without_note = re.sub(r"^no profile of .*?\bmakes\s+one\n", "", errors, flags=re.DOTALL | re.MULTILINE)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
+import signal
+import tempfile
 import threading
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,7 @@ from microp.schedule.builders import one_f_one_b, zb_h1
 from microp.settings import EngineSettings
 from microp.store import read_rows
 from microp.worker import RankError, launch, launch_ranks, run_threads
+from microp.worker.failure import NO_SERVER
 
 PLACES = {
     "forward": "1F1",
@@ -120,6 +125,29 @@ def test_a_killed_rank_is_named_though_torch_names_a_victim(how, tmp_path, monke
     job = small_job(schedule=one_f_one_b(2, 4), steps=50, backend="gloo")
     with pytest.raises(RankError, match=f"rank 1 was killed by {SIGNALS[how].name} in 1B1, step 2"):
         launch_ranks(job, tmp_path, SHUTDOWN_S, Fault(how, "backward"))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_forkserver_that_is_killed_in_mid_launch_is_named(ranks, tmp_path, monkeypatch):
+    """It dies before the second rank has started, or after all have; the next launch starts another one."""
+    folder = tmp_path / ("t" * 120)  # longer than the name of a socket may be
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    connect, started = forkserver.connect_to_new_process, []
+
+    def killing(descriptors):
+        found = connect(descriptors)
+        started.append(found)
+        if len(started) == ranks:
+            os.kill(vars(forkserver)["_forkserver"]._forkserver_pid, signal.SIGKILL)
+        return found
+
+    monkeypatch.setattr(forkserver, "connect_to_new_process", killing)
+    with pytest.raises(RankError, match=f"^{NO_SERVER}$"):
+        launch_ranks(small_job(steps=50), tmp_path, SHUTDOWN_S)
+    assert list(folder.iterdir()) == []
+    monkeypatch.undo()
+    launch_ranks(small_job(steps=1), tmp_path, SHUTDOWN_S)
 
 
 def test_a_rank_that_fails_before_it_has_a_log_prints_nothing(tmp_path, capfd):
