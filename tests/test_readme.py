@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from user import SMALL, add_schedule, microp, read, readme_block, start
+from user import SMALL, add_model, add_schedule, microp, read, readme_block, start
 
 from microp.schedule.builders import gpipe
 from microp.simulator import for_stages, simulate
@@ -19,7 +19,7 @@ README = (Path(__file__).parent.parent / "README.md").read_text()
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A user's own folder, with the function and the YAML file."""
-    return add_schedule(tmp_path_factory.mktemp("own"))
+    return add_model(add_schedule(tmp_path_factory.mktemp("own")))
 
 
 def test_the_python_example_runs(tmp_path):
@@ -47,6 +47,31 @@ def test_it_is_priced_and_its_keys_are_typed(folder):
     wrong = microp("-cd", ".", "schedule=mine", "schedule.group=two", folder=folder)
     assert wrong.returncode == 2
     assert "schedule.group=two" in wrong.stderr
+
+
+def test_a_model_is_one_function_and_one_yaml_file(folder):
+    [command] = re.findall(r"`python -m microp.run (-cd . model=words model.blocks=6 schedule=zb_h1)`", README)
+    small = ["batch_size=8", "steps=3", "warmup_steps=1", "data.path=words.py", "snapshot.final=true"]
+    done = microp(*command.split(), *small, folder=folder)
+    assert done.returncode == 0, done.stderr
+    [attempt] = (folder / "outputs" / "runs").glob("zb_h1-m4-k2-*/attempt-1")
+    summary = read(attempt / "summary.json")
+    assert (summary["partition"], summary["model"]) == ([4, 4], "words")
+    assert all(peak > 0 for peak in read(attempt / "predicted.json")["peak_memory_mib"])
+    assert "model:\n  name: words\n  builder: words.transformer\n" in (attempt / "config.yaml").read_text()
+    (folder / "words.py").write_text((folder / "words.py").read_text() + "\n# another version\n")
+    other = microp(*command.split(), *small, "dry_run=true", folder=folder)
+    assert other.returncode == 0
+    assert attempt.parent.name not in other.stdout
+
+
+def test_a_wrong_model_is_one_line(folder):
+    done = microp("-cd", ".", "model=words", "model.width=30", folder=folder)
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "error: model.builder=words.transformer failed for its keys: AssertionError: embed_dim"
+    )
+    assert done.stderr.count("\n") == 1
 
 
 def test_the_schedules_it_lists_are_the_options():

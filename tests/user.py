@@ -55,3 +55,11 @@ def add_schedule(folder: Path) -> Path:
     (folder / "schedule").mkdir()
     (folder / "schedule" / "mine.yaml").write_text(readme_block("yaml", "mine.backwards_first"))
     return folder
+
+
+def add_model(folder: Path) -> Path:
+    """Add the function and the YAML file of the model that the README adds to a user's own folder."""
+    (folder / "words.py").write_text(readme_block("python", "nn.TransformerEncoderLayer"))
+    (folder / "model").mkdir()
+    (folder / "model" / "words.yaml").write_text(readme_block("yaml", "words.transformer"))
+    return folder

@@ -5,8 +5,8 @@
     conf/*.yaml + command line ── Hydra ──► DictConfig ── read_config ──► Config
 
 Defaults are only in `conf/`. The options of most groups are dataclasses of `microp.settings`;
-`schedule` and `partition` name a builder, whose signature is the schema of their keys. A new
-schedule or partition is therefore a function and a YAML file.
+`schedule`, `partition` and a user's own model name a builder, whose signature is the schema of their keys. A
+new one is therefore a function and a YAML file.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from microp.app.expressions import evaluate
 from microp.app.hydra_loader import install
 from microp.app.hydra_problems import REFUSED, hydra_problems, in_a_line, option_problems
 from microp.app.knobs import Knobs, schema_of, without_unused
+from microp.app.model_factory import own_model
 from microp.app.places import CONF
 from microp.app.schema import GROUPS, SCHEMAS, Config
-from microp.settings import TrackingSettings, redact_values
+from microp.settings import ModelSettings, TrackingSettings, quoted, redact_values
 
 
 @cache
@@ -79,6 +80,11 @@ def read_composed(config: DictConfig) -> Config:
         raise ConfigError([in_a_line(error)]) from error
     if not isinstance(result, Config):
         raise ConfigError([NO_RUN])
+    if isinstance(result.model, dict):
+        result.model = own_model(result.model)
+    elif not isinstance(result.model, ModelSettings):
+        given = "null" if result.model is None else quoted(result.model)
+        raise ConfigError([f"model={given}: model needs a value: give one, or leave the key out for its default"])
     return result
 
 
@@ -129,7 +135,7 @@ def compose_config(*overrides: str, name: str = "config") -> DictConfig:
 
 def plain(config: Config) -> dict[str, Any]:
     """Return the configuration as plain values."""
-    return asdict(config)
+    return {**asdict(config), "model": config.model.asked}
 
 
 def from_plain(values: Mapping[str, Any]) -> Config:
@@ -137,7 +143,10 @@ def from_plain(values: Mapping[str, Any]) -> Config:
     typed = {
         group: schema_of(group, keys) for group, keys in values.items() if group in GROUPS and "builder" not in keys
     }
-    return Config(**{key: typed[key](**value) if key in typed else value for key, value in values.items()})
+    result = Config(**{key: typed[key](**value) if key in typed else value for key, value in values.items()})
+    if isinstance(result.model, dict):
+        result.model = own_model(result.model)
+    return result
 
 
 def to_yaml(config: Config) -> str:

@@ -17,6 +17,7 @@ from microp.app.schema import Config
 from microp.app.size_checks import memory_problems
 from microp.job import Job, torch_problems
 from microp.settings import (
+    OwnSettings,
     SlurmSettings,
     broken_rules,
     is_joined,
@@ -38,6 +39,7 @@ def problems(config: Config) -> list[str]:
     found = broken_rules(config)
     for group in (config.model, config.checkpointing, config.engine, config.tracking, config.snapshot):
         found += group.problems()
+    found += config.optimizer.problems(config.warmup_steps + config.steps)
     found += config.device.problems() + config.device.speed_problems(config.ranks)
     found += config.comms.problems(config.device.name)
     found += config.launch.problems(config.ranks, config.replicas)
@@ -91,10 +93,29 @@ def _problems_together(config: Config) -> list[str]:
             f"use sync=ddp, not {config.sync.name}"
         )
     if config.ranks > config.model.layers > 0:
+        own = isinstance(config.model, OwnSettings)
+        layers = f"the layers of model={config.model.name}" if own else f"model.layers={config.model.layers}"
         found.append(
-            f"ranks={config.ranks} is more than model.layers={config.model.layers}: every rank "
-            f"needs a layer, use at most {config.model.layers}"
+            f"ranks={config.ranks} is more than {layers}: every rank needs a layer, use at most {config.model.layers}"
         )
+    return found + _buffer_problems(config)
+
+
+def _buffer_problems(config: Config) -> list[str]:
+    """Return what a model whose forward changes buffers cannot be run with: it runs each forward once, in order."""
+    if not isinstance(config.model, OwnSettings) or not config.model.facts.changes_buffers:
+        return []
+    changes = f"model={config.model.name} changes buffers in its forward, which"
+    found = []
+    if config.checkpointing.segments:
+        found.append(
+            f"checkpointing={config.checkpointing.name}: {changes} a recomputation would do again: use "
+            "checkpointing=never"
+        )
+    if config.replicas > 1:
+        found.append(f"replicas={config.replicas}: {changes} differ between replicas: use replicas=1")
+    if config.engine.name != "microp":
+        found.append(f"engine={config.engine.name}: {changes} each engine would change: use engine=microp")
     return found
 
 

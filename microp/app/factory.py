@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import field, make_dataclass
 from math import prod
 from typing import Any, TypeVar, get_type_hints
@@ -58,14 +58,14 @@ def build(
             raise ValueError(f"{group}.{key} has no value: give each option of {group} a name and a builder")
     if broken := Name().broken(node["name"]):
         raise ValueError(f"{group}.name={quoted(node['name'])} {broken}")
-    knobs = _knobs(group, node, offered or {})
+    knobs = typed_keys(group, node, offered or {})
     if group == "schedule":
         _refuse_too_large({**given, **knobs})
     wanted = _wanted(group, node, offered or {})
     what = f"{group}.builder={node['builder']}"
-    numbers = ", ".join(f"{key}={value}" for key, value in given.items())
+    numbers = ", ".join(f"{key}={value}" for key, value in given.items()) or "its keys"
     try:
-        result = _builder(group, node)(**given, **knobs, **wanted)
+        result = builder_of(group, node)(**given, **knobs, **wanted)
     except ValueError as error:
         if not node["builder"].startswith("microp."):  # what a user's own function says need not name the key
             raise ValueError(f"{what} refuses {numbers}: {_said(error)}") from error
@@ -91,7 +91,12 @@ def _refuse_too_large(numbers: dict[str, Any]) -> None:
         )
 
 
-def _builder(group: str, node: dict[str, Any]) -> Callable[..., Any]:
+def builder_of(group: str, node: dict[str, Any]) -> Callable[..., Any]:
+    """Return the function that an option names.
+
+    Raises:
+        ValueError: it cannot be imported.
+    """
     try:
         return get_method(node["builder"])
     except (Exception, SystemExit) as error:  # Hydra wraps whatever the import raised
@@ -101,7 +106,7 @@ def _builder(group: str, node: dict[str, Any]) -> Callable[..., Any]:
 def asks_for(group: str, node: dict[str, Any], name: str) -> bool:
     """Return whether the signature of an option's builder names this argument; not if it cannot be imported."""
     try:
-        return name in _signature(group, node, _builder(group, node))[0]
+        return name in _signature(group, node, builder_of(group, node))[0]
     except ValueError:
         return False
 
@@ -112,13 +117,13 @@ def _wanted(group: str, node: dict[str, Any], offered: Mapping[str, Callable[[],
     Raises:
         ValueError: the builder cannot be imported.
     """
-    parameters, _ = _signature(group, node, _builder(group, node))
+    parameters, _ = _signature(group, node, builder_of(group, node))
     return {key: make() for key, make in offered.items() if key in parameters}
 
 
-def _knobs(group: str, node: dict[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+def typed_keys(group: str, node: dict[str, Any], offered: Collection[str] = ()) -> dict[str, Any]:
     """Return an option's keys without `name` and `builder`, with the types of the builder's signature."""
-    builder = _builder(group, node)
+    builder = builder_of(group, node)
     parameters, hints = _signature(group, node, builder)
     knobs = {key: value for key, value in node.items() if key not in ("name", "builder")}
     for key in knobs:

@@ -46,7 +46,7 @@ def make_job(config: Config) -> Job:
     found += _sync_problems(config, schedule)
     if found or schedule is None or chosen is None:
         raise ConfigError(found)
-    asked = chosen.asked(plain(config))
+    asked = chosen.asked({**plain(config), "model": config.model.identity})
     job = job_with(config, schedule, chosen.partition, run_id(asked, order), question_id(asked, order))
     if problem := memory_problem(config, job):
         raise ConfigError([problem])
@@ -70,6 +70,7 @@ def job_with(config: Config, schedule: Schedule, partition: Partition, run: str,
         steps=config.steps,
         warmup_steps=config.warmup_steps,
         learning_rate=config.learning_rate,
+        optimizer=config.optimizer,
         seed=config.seed,
         engine=config.engine,
         sync=config.sync,

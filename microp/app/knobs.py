@@ -26,7 +26,7 @@ from microp.app.hydra_problems import not_used
 from microp.app.places import CONF
 from microp.app.schema import FIXED, GROUPS, SCHEMAS, Config
 from microp.schedule import Schedule
-from microp.settings import TrackingSettings, is_joined
+from microp.settings import OwnSettings, TrackingSettings, is_joined
 
 NOTHING_LEFT = "skip=true leaves out every point of this command: leave at least one, or leave skip away"
 
@@ -219,6 +219,7 @@ def _name(config: Config, group: str) -> str:
 def _has(config: Config, key: str) -> bool:
     """Return whether the chosen option of a group has a knob."""
     node = getattr(config, _group(key))
+    node = node.asked if isinstance(node, OwnSettings) else node
     return key.partition(".")[2].partition(".")[0] in (node if isinstance(node, dict) else vars(node))
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from microp.app.partition_factory import layer_memory, memory_cap
+from microp.app.layer_memory import layer_memory
+from microp.app.partition_factory import memory_cap
 from microp.app.profiles import prices_of, profile_problems, used_profile
 from microp.app.schema import Config
 from microp.job import Job
@@ -65,6 +66,7 @@ def subject_of(config: Config, rows: float, devices: int) -> Subject:
         prices=prices_of(config),
         memory=memory,
         batch_bytes=config.model.batch_bytes,
+        states=config.optimizer.states,
     )
 
 

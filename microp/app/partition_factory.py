@@ -8,16 +8,15 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 from microp.app.factory import build
+from microp.app.layer_memory import layer_memory
 from microp.app.profiles import prices_of, profile_command, rows_of_first_replica
 from microp.app.schema import Config
 from microp.planner import NoRoomError, Task
 from microp.schedule import Partition, Schedule, of_sizes, uniform
-from microp.settings import GIB, ModelSettings
-from microp.simulator import MOST_ROWS, LayerMemory
+from microp.settings import GIB
 
 
 class Chosen(NamedTuple):
@@ -107,6 +106,7 @@ def task_of(config: Config, schedule: Schedule) -> Task:
         memory=memory,
         cap=cap,
         batch=config.model.batch_bytes(sum(rows)),
+        states=config.optimizer.states,
     )
 
 
@@ -119,31 +119,3 @@ def memory_cap(config: Config) -> float | None:
     import torch  # takes half a second, and only a GPU needs it
 
     return float(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
-
-
-def layer_memory(model: ModelSettings, rows: float, split: bool) -> tuple[LayerMemory, ...]:
-    """Return the memory of every layer, measured once for equal arguments.
-
-    Raises:
-        ValueError: the model is too large to be built and measured.
-    """
-    return _measured(_Key(repr(model), min(rows, MOST_ROWS), split, model))
-
-
-class _Key(NamedTuple):
-    """What the measurement of a model's layers depends on; the settings themselves cannot be hashed."""
-
-    text: str
-    rows: float
-    split: bool
-    model: ModelSettings
-
-    def __hash__(self) -> int:
-        return hash(self[:3])
-
-
-@cache
-def _measured(key: _Key) -> tuple[LayerMemory, ...]:
-    from microp.device import probe_layers  # torch, which nothing else here needs
-
-    return tuple(probe_layers(key.model, key.rows, key.split))

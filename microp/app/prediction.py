@@ -17,14 +17,14 @@ run on the CPU.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
+from collections.abc import Sequence
 
+from microp.app.layer_memory import layer_memory
 from microp.app.profiles import prices_of, profile_command, profile_for
 from microp.app.schema import Config
 from microp.job import Job
 from microp.planner import TORCH, Forecast, peak_memory_mib
-from microp.settings import GptSettings, MlpSettings, ModelSettings
+from microp.settings import ADAM, ModelSettings
 from microp.simulator import LayerMemory, nominal_costs, simulate
 
 
@@ -32,9 +32,9 @@ def lacks_profile(config: Config, job: Job) -> str | None:
     """Return what to type so that a run like this is predicted; None if it is predicted, or cannot be."""
     if job.is_emulated or profile_for(config) is not None:
         return None
-    return (
-        f"no profile of this model on this machine, so its times are not predicted: {profile_command(config)} makes one"
-    )
+    what = "this model" if config.optimizer.kind == ADAM.kind else f"this model with {config.optimizer.kind}"
+    makes = f"{profile_command(config)} makes one"
+    return f"no profile of {what} on this machine, so its times are not predicted: {makes}"
 
 
 def predict(config: Config, job: Job) -> Forecast:
@@ -77,17 +77,9 @@ def _peaks(job: Job) -> list[float] | None:
     return None if layers is None else peak_memory_mib(job.workload, layers, spans, batch_bytes(job))
 
 
-def _memory_of(model: ModelSettings, rows: float, split: bool) -> list[LayerMemory] | None:
-    """Return the memory of every layer; None if the model is too large to be built here."""
-    return _probed(type(model), tuple(vars(model).items()), rows, split)
-
-
-@lru_cache(maxsize=64)
-def _probed(kind: type, values: tuple[tuple[str, Any], ...], rows: float, split: bool) -> list[LayerMemory] | None:
-    from microp.device import probe_layers
-
-    assert issubclass(kind, MlpSettings | GptSettings)
+def _memory_of(model: ModelSettings, rows: float, split: bool) -> Sequence[LayerMemory] | None:
+    """Return the memory of every layer; None if the model is too large to be built here, or a layer fails."""
     try:
-        return probe_layers(kind(**dict(values)), rows, split)
+        return layer_memory(model, rows, split)
     except ValueError:
         return None

@@ -132,7 +132,7 @@ class Price:
 
 
 def _memory(job: PricingJob, spans: Simulated) -> list[float] | None:
-    """Return each rank's peak in MiB: weights, Adam's state, batch, activations; None if the model cannot be built."""
+    """Return each rank's peak in MiB: weights, optimizer, batch, activations; None if the model cannot be built."""
     if job.workload is None:
         return None
     from microp.device import probe_stages  # torch, which nothing else here needs

@@ -107,7 +107,7 @@ def _workload(config: Config, schedule: Schedule) -> Workload | None:
     chosen = choose_partition(config, schedule)
     assert chosen is not None, "there is a schedule"
     layers = chosen.partition.sizes
-    return Workload(schedule, layers, rows_of_first_replica(config), config.checkpointing)
+    return Workload(schedule, layers, rows_of_first_replica(config), config.checkpointing, config.optimizer.states)
 
 
 def _costs(config: SimulateConfig, schedule: Schedule, workload: Workload | None) -> Costs:

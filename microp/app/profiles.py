@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from microp.app.schema import Config
+from microp.app.schema import FIXED, Config
 from microp.job import Workload
 from microp.planner import (
     TORCH,
@@ -30,7 +30,7 @@ from microp.planner import (
     stage_costs,
 )
 from microp.schedule import Schedule, spread
-from microp.settings import DeviceSettings, EmulatedSettings, processor
+from microp.settings import ADAM, DeviceSettings, EmulatedSettings, SgdSettings, processor
 from microp.store import ProfileError, find_profile, read_profile
 
 
@@ -48,14 +48,22 @@ def profile_problems(config: Config) -> list[str]:
     except ProfileError as error:
         return [str(error)]
     if config.device.is_emulated:
-        return _emulation_problems(config, profile)
-    why = model_problem(profile, config.model)
-    return [f"profile={config.profile} is of another model: {why}"] if why else []
+        found = _emulation_problems(config, profile)
+    else:
+        why = model_problem(profile, config.model)
+        found = [f"profile={config.profile} is of another model: {why}"] if why else []
+    kind = config.optimizer.kind
+    if not found and profile.optimizer_kind != kind:
+        found = [
+            f"profile={config.profile} has the time of {profile.optimizer_kind}, this run has {kind}: "
+            f"{profile_command(config)} measures it"
+        ]
+    return found
 
 
 def _emulation_problems(config: Config, profile: Profile) -> list[str]:
     """Return why a profile cannot give an emulated device its times; the width of what really computes is free."""
-    name, layers = profile.model.get("name"), profile.model.get("layers")
+    name, layers = profile.model.get("name"), profile.model.get("layers", config.model.layers)
     if (name, layers) != (config.model.name, config.model.layers):
         return [
             f"profile={config.profile} is of model={name} with {layers} layers, this run has model={config.model.name} "
@@ -125,7 +133,8 @@ def profile_for(config: Config) -> Profile | None:
         return read_profile(Path(config.profile))
     device = "cpu" if config.device.is_emulated else config.device.name  # which does everything but to wait
     machine = machine_of(device, config.device.threads)
-    return find_profile(Path(config.output_dir) / "profiles", machine, config.model, config.batch_size)
+    folder = Path(config.output_dir) / "profiles"
+    return find_profile(folder, machine, config.model, config.batch_size, config.optimizer)
 
 
 def prices_of(config: Config) -> Prices:
@@ -154,7 +163,11 @@ def profile_command(config: Config) -> str:
     """Return the command that measures the configuration's model."""
     keys = [f"model={config.model.name}"] if config.model.name != "mlp" else []
     defaults = _defaults(config.model.name)
-    keys += [f"model.{key}={value}" for key, value in vars(config.model).items() if defaults.get(key) != value]
+    asked = {key: value for key, value in config.model.asked.items() if key not in FIXED}
+    keys += [f"model.{key}={value}" for key, value in asked.items() if defaults.get(key) != value]
+    keys += [f"optimizer={config.optimizer.name}"] if config.optimizer.name != ADAM.name else []
+    if isinstance(config.optimizer, SgdSettings) and not config.optimizer.momentum:
+        keys.append("optimizer.momentum=0")
     keys += [f"batch_size={config.batch_size}"] if config.batch_size != 256 else []
     keys += [f"output_dir={config.output_dir}"] if config.output_dir != "outputs" else []
     return " ".join(["python -m microp.profile", *keys])

@@ -19,7 +19,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -150,7 +150,7 @@ def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
     memory = {name: _memory(job.model, job.batch_size / 4, split) for name, split in _BACKWARDS.items()}
     return Profile(
         machine=machine_of(job.device.name, job.device.threads),
-        model=asdict(job.model),
+        model=job.model.identity,
         date=datetime.now().astimezone().isoformat(timespec="seconds"),
         batch_size=job.batch_size,
         ranks=len(plan.together[0].schedule.ranks),
@@ -165,6 +165,7 @@ def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
         edges=(float(np.median([each.head for each in between_all])), float(np.median([e.tail for e in between_all]))),
         memory={name: {kind: layers[kind] for kind in sorted(set(kinds))} for name, layers in memory.items()},
         spread=fitted.spread,
+        optimizer_kind=job.optimizer.kind,
     )
 
 
@@ -205,7 +206,7 @@ def _run(cases: Sequence[Job], needed: int, seconds: float, folder: Path) -> lis
                 times=[np.concatenate([file["times"] for file in own]) for own in files],
                 steps=[np.concatenate([file["steps"] for file in own]) for own in files],
                 weights=[weights[rank][number] for rank in ranks],
-                boundary=float(np.prod(job.model.boundary(1))) * job.model.weight_bytes * job.mean_rows,
+                boundary=job.model.hop_bytes(job.partition.sizes) * job.mean_rows,
             )
         )
     return found

@@ -6,8 +6,8 @@
     conf/base.yaml            ──► Config
 
 Defaults are only in `conf/`. The options of most groups are dataclasses of `microp.settings`;
-`schedule` and `partition` name a builder, whose signature is the schema of their keys. A new
-schedule or partition is therefore a function and a YAML file.
+`schedule`, `partition` and a user's own model name a builder, whose signature is the schema of their keys. A
+new one is therefore a function and a YAML file.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 from omegaconf import MISSING
 
 from microp.settings import (
+    AdamSettings,
     BucketSettings,
     Checkpointing,
     CommsSettings,
@@ -29,10 +30,11 @@ from microp.settings import (
     LaunchSettings,
     Line,
     MlpSettings,
-    ModelSettings,
     OneOf,
+    OptimizerSettings,
     Positive,
     Range,
+    SgdSettings,
     SlurmSettings,
     SnapshotSettings,
     SyncSettings,
@@ -55,7 +57,7 @@ class Config:
         batch_size: rows of a batch, which one optimizer step consumes.
         steps: measured steps.
         warmup_steps: steps before them, which are recorded but not used by any figure.
-        learning_rate: the learning rate of the optimizer, Adam.
+        learning_rate: the learning rate of the optimizer.
         seed: the seed of weights, batches and dropout.
         repeat: the number of the launch; repeat=0,1,2 runs the same question three times.
         activation_limit: refuse a schedule in which a rank holds more (stage, microbatch) pairs at once,
@@ -87,10 +89,11 @@ class Config:
     parallel: bool = MISSING
     output_dir: Annotated[str, Line("give a folder, for example outputs")] = MISSING
     profile: Annotated[str | None, Line("give a file, or null")] = MISSING
-    model: ModelSettings = MISSING
+    model: Any = MISSING  # `ModelSettings`; OmegaConf has the keys of a builder of one's own as a dictionary
     partition: dict[str, Any] = MISSING
     schedule: dict[str, Any] = MISSING
     checkpointing: Checkpointing = MISSING
+    optimizer: OptimizerSettings = MISSING
     engine: EngineSettings = MISSING
     sync: SyncSettings = MISSING
     data: DataSettings = MISSING
@@ -101,7 +104,9 @@ class Config:
     snapshot: SnapshotSettings = MISSING
 
 
-GROUPS = tuple(key for key, kind in get_type_hints(Config).items() if is_dataclass(kind) or get_origin(kind) is dict)
+GROUPS = tuple(
+    key for key, kind in get_type_hints(Config).items() if is_dataclass(kind) or get_origin(kind) is dict or kind is Any
+)
 FIXED = frozenset({"name", "builder", "mode", "spare_last"})  # keys of an option that say which one it is: no knobs
 
 
@@ -224,6 +229,8 @@ SCHEMAS: dict[str, type] = {
     "data/text": TextSettings,
     "data/synthetic": SyntheticSettings,
     "checkpointing": Checkpointing,
+    "optimizer/adam": AdamSettings,
+    "optimizer/sgd": SgdSettings,
     "engine": EngineSettings,
     "sync": SyncSettings,
     "sync/buckets": BucketSettings,

@@ -2,7 +2,7 @@
 
 ::
 
-    weights    x 4        the weights, their gradients, Adam's two moments, in every replica
+    weights    x 4        the weights, their gradients, the optimizer's state (of Adam two moments), in every replica
     batch      x 1 or 2   the text, on the rank of the first stage and on that of the last one
     boundary   x 1        the tensor between two stages, of the largest microbatch
     processes  x PROCESS  what a rank has besides
@@ -12,14 +12,11 @@ This is the least that a run needs, so that no run is refused that could have ru
 
 from __future__ import annotations
 
-from math import prod
-
 from microp.app.schema import Config
 from microp.settings import GIB, MIB, memory_bytes
 
-TENSORS = 4  # of the weights' size in a step: the weights, their gradients, and Adam's two moments
 PROCESS = 40 * MIB  # a rank that holds a small model
-WEIGHTS = "the weights, their gradients and Adam's moments"
+WEIGHTS = "the weights, their gradients and the optimizer's state"
 TEXT = "the text of the batch"
 BOUNDARY = "the tensor between two stages"
 REMEDIES = {
@@ -40,9 +37,9 @@ def memory_problems(config: Config, processes: int) -> list[str]:
     share = -(-config.batch_size // config.replicas)
     rows = -(-share // config.chunks)
     needs = {
-        WEIGHTS: TENSORS * config.replicas * model.weights * model.weight_bytes,
+        WEIGHTS: (2 + config.optimizer.states) * config.replicas * model.weights * model.weight_bytes,
         TEXT: model.batch_bytes(config.batch_size) * min(config.ranks, 2),
-        BOUNDARY: prod(model.boundary(rows)) * model.weight_bytes,
+        BOUNDARY: round(rows * model.hop_bytes((model.layers,))),
         f"{processes} processes": PROCESS * processes,
     }
     if config.device.name == "cuda":

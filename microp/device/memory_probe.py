@@ -15,6 +15,8 @@ large model is measured with fewer rows.
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 
 from microp.device.meters import MemoryMeter
@@ -23,7 +25,6 @@ from microp.model import SMALL, Batch, Model, Stage, build_model
 from microp.settings import BYTES, NEVER, ModelSettings
 from microp.simulator import (
     MOST_ROWS,
-    STATE,
     LayerBytes,
     LayerMemory,
     Size,
@@ -37,10 +38,10 @@ WORK = 1_000_000_000  # multiplications per microbatch; a larger microbatch is m
 
 
 def probe_stages(settings: ModelSettings, workload: Workload) -> tuple[StageMemory, list[int]]:
-    """Return the memory of a microbatch of average size on each stage, and of each stage's weights and Adam's state.
+    """Return the memory of a microbatch of average size on each stage, and of its weights and the optimizer's state.
 
     Returns:
-        The memory of each stage, and the bytes of its weights and of Adam's two moments.
+        The memory of each stage, and the bytes of its weights and of the optimizer's state.
 
     Raises:
         ValueError: the model has more than `LARGEST` weights.
@@ -49,7 +50,7 @@ def probe_stages(settings: ModelSettings, workload: Workload) -> tuple[StageMemo
     layers = probe_layers(settings, rows, bool(workload.schedule.split))
     chunks = workload.schedule.chunks
     memory = compose_memory(layers, workload.layers, rows, workload.checkpointing, chunks)
-    return memory, [STATE * size for size in weight_bytes(layers, workload.layers)]
+    return memory, [(1 + workload.states) * size for size in weight_bytes(layers, workload.layers)]
 
 
 def probe_layers(settings: ModelSettings, rows: float, split: bool) -> list[LayerMemory]:
@@ -61,7 +62,7 @@ def probe_layers(settings: ModelSettings, rows: float, split: bool) -> list[Laye
         split: whether the backward is divided into B and W.
 
     Raises:
-        ValueError: the model has more than `LARGEST` weights.
+        ValueError: the model has more than `LARGEST` weights, or a layer of a user's own fails.
     """
     if settings.weights > LARGEST:
         raise ValueError(f"the model has more than {LARGEST:,} weights: too many to be built and measured here")
@@ -69,10 +70,17 @@ def probe_layers(settings: ModelSettings, rows: float, split: bool) -> list[Laye
     torch.set_num_threads(1)  # the work is small; on busy cores, threads that wait for each other take seconds
     try:
         model = build_model(settings)
-        known = {kind: _Probe(settings, model, kind, split).measure(rows) for kind in set(settings.kinds)}
+        known = {kind: _measured(settings, model, kind, split, rows) for kind in set(settings.kinds)}
     finally:
         torch.set_num_threads(threads)
     return [known[kind] for kind in settings.kinds]
+
+
+def _measured(settings: ModelSettings, model: Model, kind: int, split: bool, rows: float) -> LayerMemory:
+    try:
+        return _Probe(settings, model, kind, split).measure(rows)
+    except Exception as error:
+        raise ValueError(f"layer {kind} cannot be measured: {type(error).__name__}: {error}") from error
 
 
 class _Probe:
@@ -80,19 +88,20 @@ class _Probe:
 
     def __init__(self, settings: ModelSettings, model: Model, index: int, split: bool) -> None:
         self._settings, self._dtype = settings, model.dtype
-        self._layer, self._split = model.layer(index, 0), split
-        self._first, self._last = index == 0, index == settings.layers - 1
+        [self._layer], self._split = model.build([index], 0), split
+        self._first, self._last, self._index = index == 0, index == settings.layers - 1, index
         self._loss = model.loss if self._last else None
         parameters = list(self._layer.parameters())
         self._weights = sum(p.nbytes for p in parameters)
         linears = [module for module in self._layer.modules() if isinstance(module, torch.nn.Linear)]
         gradients = [p.nbytes for linear in linears for p in linear.parameters()]
         self._small = sum(size for size in gradients if size <= SMALL)
-        self._work = sum(p.numel() for p in parameters) * torch.Size(settings.boundary(1)).numel() // settings.dim
+        places = prod(settings.boundary(1, max(1, index))[1:-1]) if settings.layers > 1 else 1
+        self._work = sum(p.numel() for p in parameters) * places
 
     def measure(self, rows: float) -> LayerMemory:
         """Return the layer's memory, linear between two numbers of rows, the larger of them `rows` if it is small."""
-        more = max(2, min(round(rows), MOST_ROWS, WORK // max(1, self._work)))
+        more = max(4, min(round(rows), MOST_ROWS, WORK // max(1, self._work)))
         fewer = more // 2
         pairs = zip(self._send(fewer), self._send(more), strict=True)
         slopes = [(low, (high - low) / (more - fewer)) for low, high in pairs]
@@ -105,7 +114,7 @@ class _Probe:
         window = torch.randint(0, BYTES, (rows, self._settings.row_bytes))
         given = [window, window]
         subject.load(Batch(0, given if self._first else None, given if self._loss else None, [0.5, 0.5]))
-        gradient = None if self._loss else torch.zeros(self._settings.boundary(rows), dtype=self._dtype)
+        gradient = None if self._loss else self._entering(rows, self._index + 1)
         meter = MemoryMeter(subject.tensors())
         with meter:
             for microbatch in (0, 1):
@@ -122,12 +131,9 @@ class _Probe:
                     subject.weight_gradient(microbatch, None)
                 in_weight = meter.peak_bytes - before - pending
         self._restore(subject.layers)
-        boundary = 0 if self._first else self._input_bytes(rows)
+        boundary = 0 if self._first else self._entering(rows, self._index).nbytes
         products = min(in_weight, self._small) if split else 0
         return LayerBytes(activation, boundary, shared, pending if split else 0, in_backward, in_weight, products)
-
-    def _input_bytes(self, rows: int) -> int:
-        return torch.Size(self._settings.boundary(rows)).numel() * self._dtype.itemsize
 
     @staticmethod
     def _restore(layers: torch.nn.Module) -> None:
@@ -137,4 +143,7 @@ class _Probe:
             vars(module).pop("forward", None)  # a stage that divides its backward replaces `forward`
 
     def _input(self, rows: int) -> torch.Tensor | None:
-        return None if self._first else torch.zeros(self._settings.boundary(rows), dtype=self._dtype)
+        return None if self._first else self._entering(rows, self._index)
+
+    def _entering(self, rows: int, layer: int) -> torch.Tensor:
+        return torch.zeros(self._settings.boundary(rows, layer), dtype=self._dtype)

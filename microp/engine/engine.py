@@ -66,11 +66,11 @@ class Boundary(NamedTuple):
     """The shape and the type of the tensors between stages.
 
     Attributes:
-        shape: rows -> the shape of one microbatch's activation, which is also that of its gradient.
+        shape: (rows, stage) -> the shape of the tensor that enters a stage, which is also that of its gradient.
         dtype: the type of both.
     """
 
-    shape: Callable[[int], tuple[int, ...]]
+    shape: Callable[[int, int], tuple[int, ...]]
     dtype: torch.dtype
 
 
@@ -140,7 +140,7 @@ class Engine:
         self._rank, self._dtype = comms.rank, boundary.dtype
         self._describe = partial(describe_failure, comms, schedule)
         self._beat = comms.heartbeats.line(comms.world_rank)
-        self._shapes = [boundary.shape(count) for count in rows]
+        self._boundary, self._rows = boundary.shape, rows
         self._comms.expect(self._messages())
         groups = weight_groups(schedule.ranks[comms.rank]) if batch_weights else {}
         self._bound = self._bind(stages, groups, last)
@@ -196,7 +196,7 @@ class Engine:
                 src,
                 dest,
                 self._tag(action),
-                math.prod(self._shapes[action.microbatch]) * self._dtype.itemsize,
+                math.prod(self._shape(action)) * self._dtype.itemsize,
                 slots[action],
             )
             for action, (src, dest) in remote_links(self._schedule).items()
@@ -246,7 +246,7 @@ class Engine:
 
     def _inbox(self, source: Action) -> Inbox:
         """Return the inbox that receives the output of `source`."""
-        shape, src = self._shapes[source.microbatch], self._schedule.placement[source.stage]
+        shape, src = self._shape(source), self._schedule.placement[source.stage]
         return self._comms.inbox(shape, src, self._tag(source), self._dtype)
 
     def _outbox(self, action: Action) -> Outbox | None:
@@ -254,11 +254,11 @@ class Engine:
         consumer = self._schedule.consumers.get(action)
         if consumer is None or (dest := self._schedule.placement[consumer.stage]) == self._rank:
             return None
-        return self._comms.outbox(self._shapes[action.microbatch], dest, self._tag(action), self._dtype)
+        return self._comms.outbox(self._shape(action), dest, self._tag(action), self._dtype)
 
     def _checked(self, action: Action, send: Give) -> Give:
         """Return `send` with a check that raises ValueError for a tensor of another shape or type."""
-        shape, dtype = torch.Size(self._shapes[action.microbatch]), self._dtype
+        shape, dtype = torch.Size(self._shape(action)), self._dtype
 
         def checked(tensor: Tensor, leaves_ns: int = 0) -> None:
             if tensor.shape != shape or tensor.dtype != dtype:
@@ -267,6 +267,10 @@ class Engine:
             send(tensor, leaves_ns)
 
         return checked
+
+    def _shape(self, action: Action) -> tuple[int, ...]:
+        """Return the shape of what an action gives: F enters the next stage, and B is the gradient of what entered."""
+        return self._boundary(self._rows[action.microbatch], action.stage + (action.op is Op.F))
 
     def _tag(self, action: Action) -> int:
         """Return a number that is unique among the messages of the step."""

@@ -40,7 +40,10 @@ class Limit:
         self.after_action: Callable[[], None] | None = None  # required by `Runner`; never called
         self._stages, self._last, self._chunks = stages, schedule.stages - 1, schedule.chunks
         self._twins = {index: stage.unsplit() for index, stage in stages.items()}
-        self._tensors = [torch.randn(boundary.shape(count), dtype=boundary.dtype) for count in rows]
+        self._tensors = {  # what enters a stage, and as well the gradient of it
+            stage: [torch.randn(boundary.shape(count, stage), dtype=boundary.dtype) for count in rows]
+            for stage in {inside for index in stages for inside in (index, index + 1)} - {0, schedule.stages}
+        }
         self.factor = (schedule.chunks + len(schedule.ranks) - 1) / schedule.chunks
 
     def step(self, number: int) -> None:
@@ -49,7 +52,7 @@ class Limit:
         for index, twin in self._twins.items():
             twin.load(self._stages[index].batch)
             for microbatch in range(self._chunks):
-                twin.forward(microbatch, None if index == 0 else self._tensors[microbatch])
+                twin.forward(microbatch, None if index == 0 else self._tensors[index][microbatch])
         for index, twin in reversed(self._twins.items()):
             for microbatch in range(self._chunks):
-                twin.backward(microbatch, None if index == self._last else self._tensors[microbatch])
+                twin.backward(microbatch, None if index == self._last else self._tensors[index + 1][microbatch])

@@ -26,7 +26,7 @@ from microp.device import Device
 from microp.engine.engine import ActionError, Boundary
 from microp.engine.failure import describe_failure
 from microp.job import TORCH_SCHEDULES
-from microp.model import Dropout, Stage
+from microp.model import Stage, random_parts
 from microp.schedule import Action, Op, Schedule
 from microp.settings import Checkpointing
 from microp.trace import Actions, StepTrace
@@ -85,13 +85,15 @@ class TorchEngine:
 
     def _stage(self, timed: Any, index: int, stage: Stage) -> Any:
         """Return torch's stage; two example tensors give it shapes and types, so that it need not exchange them."""
-        shape, dtype = self._boundary.shape(self._rows), self._boundary.dtype
-        between = torch.empty(shape, dtype=dtype, requires_grad=True)
-        example = stage.batch.inputs[0] if index == 0 and stage.batch.inputs is not None else between
+        first, last = index == 0, index == self._schedule.stages - 1
+        example = stage.batch.inputs[0] if first and stage.batch.inputs is not None else self._entering(index)
         layers = _Layers(stage, self._checkpointing)
-        output = between if index < self._schedule.stages - 1 else layers(example).detach()
+        output = layers(example).detach() if last else self._entering(index + 1)
         count, device = self._schedule.stages, self._device.torch_device
         return timed(partial(self._timed, index), layers, index, count, device, example, output)
+
+    def _entering(self, stage: int) -> Tensor:
+        return torch.empty(self._boundary.shape(self._rows, stage), dtype=self._boundary.dtype, requires_grad=True)
 
     def step(self, number: int) -> StepTrace:
         """Run this rank's actions once; return their trace. The stages must hold the step's batch.
@@ -155,13 +157,13 @@ class _Layers(nn.Module):
         super().__init__()
         self.layers = stage.layers
         self._segments = [nn.Sequential(*layers) for layers in stage.segments] if checkpointing.segments else []
-        self._dropouts = [module for module in self.layers.modules() if isinstance(module, Dropout)]
+        self._random = list(random_parts(self.layers))
         self._stage = [stage]  # in a list, so that torch does not register it as a submodule
 
     def at(self, microbatch: int) -> None:
         """Set the microbatch of the next forward."""
-        for dropout in self._dropouts:
-            dropout.at(self._stage[0].batch.step, microbatch)
+        for part in self._random:
+            part.at(self._stage[0].batch.step, microbatch)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self._segments:

@@ -17,7 +17,10 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
+
+from microp.settings import ADAM
 
 # Not part of the question: where, how and whether it runs, and a limit that can only refuse a run.
 NOT_ASKED = (
@@ -34,7 +37,8 @@ ADDED: dict[str, Any] = {
     "device.full_ms": None,
     "device.overhead_ms": 0.0,
     "device.optimizer_ms": 0.0,
-}  # `group.key` -> the default at which the key is left out
+    "optimizer": asdict(ADAM),
+}  # `group.key`, or a whole group -> the default at which it is left out
 _TIMES = (  # of a device: 5 and 5.0 are one time
     *("forward_ms", "backward_ms", "weight_ms", "full_ms", "recompute_ms", "reduce_ms", "overhead_ms", "optimizer_ms"),
 )

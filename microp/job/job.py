@@ -10,12 +10,14 @@ from typing import NamedTuple
 from microp.job.torch_support import nearest_in_torch, torch_problems
 from microp.schedule import Partition, Schedule, spread, to_text
 from microp.settings import (
+    ADAM,
     NO_SNAPSHOTS,
     Checkpointing,
     DataSettings,
     DeviceSettings,
     EngineSettings,
     ModelSettings,
+    OptimizerSettings,
     SnapshotSettings,
     SyncSettings,
 )
@@ -29,12 +31,14 @@ class Workload(NamedTuple):
         layers: the number of layers of each stage.
         rows: the number of rows of each microbatch.
         checkpointing: what is recomputed.
+        states: the tensors of a weight's size that the optimizer keeps for each weight.
     """
 
     schedule: Schedule
     layers: tuple[int, ...]
     rows: tuple[int, ...]
     checkpointing: Checkpointing
+    states: int = ADAM.states
 
 
 class Snapshot(NamedTuple):
@@ -78,6 +82,7 @@ class Job:
     question_id: str = ""
     snapshot: SnapshotSettings = field(default_factory=lambda: NO_SNAPSHOTS)
     resumed: Snapshot | None = None  # the training from which the run goes on; None: from its beginning
+    optimizer: OptimizerSettings = field(default_factory=lambda: ADAM)
     notes: tuple[str, ...] = ()  # what the user should know about how the partition was chosen
 
     def __post_init__(self) -> None:
@@ -116,7 +121,7 @@ class Job:
     def workload(self) -> Workload:
         """The workload of one replica."""
         rows = self.of(self.replica or 0).rows
-        return Workload(self.schedule, self.partition.sizes, rows, self.checkpointing)
+        return Workload(self.schedule, self.partition.sizes, rows, self.checkpointing, self.optimizer.states)
 
     @property
     def mean_rows(self) -> float:
@@ -151,6 +156,10 @@ class Job:
         """The number of warm-up and measured steps, of all engines; the step for memory comes after them."""
         return (self.warmup_steps + self.steps) * len(self.engines)
 
+    def learning_rate_at(self, step: int) -> float:
+        """Return the learning rate of a training step."""
+        return self.learning_rate * self.optimizer.share(step, self.training_steps)
+
     @property
     def first_step(self) -> int:
         """The index of the first step that is not already in the snapshot from which the run goes on."""
@@ -176,5 +185,5 @@ class Job:
         parts = (self.run_id, to_text(self.schedule), self.partition, self.model, self.checkpointing, self.data)
         numbers = (self.batch_size, self.steps, self.warmup_steps, self.learning_rate, self.seed, self.replicas)
         saves = (self.snapshot.every, self.snapshot.final, self.first_step)
-        digest = hashlib.blake2b(repr((parts, numbers, saves, self.sync)).encode(), digest_size=6).digest()
-        return int.from_bytes(digest)
+        everything = repr((parts, numbers, saves, self.sync, self.optimizer))
+        return int.from_bytes(hashlib.blake2b(everything.encode(), digest_size=6).digest())

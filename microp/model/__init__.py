@@ -4,11 +4,32 @@
 
     ModelSettings ─ build_model ─► layers ─► Stage ── forward, backward, weight_gradient
     DataSettings  ─ open_data ───► batches ──┘
+
+A user's model function imports `Layers` and, for a model that does not embed its tokens, `Bits` from here.
 """
 
+from microp.model.building import build_model
 from microp.model.data import Windows, open_data
-from microp.model.layers import Dropout, Model, build_model
+from microp.model.inspection import inspect_layers
+from microp.model.layers import Bits, Model
+from microp.model.own import Layers, code_of
+from microp.model.randomness import Dropout, Random, random_parts
 from microp.model.split_backward import SMALL
 from microp.model.stage import Batch, Stage
 
-__all__ = ["SMALL", "Batch", "Dropout", "Model", "Stage", "Windows", "build_model", "open_data"]
+__all__ = [
+    "SMALL",
+    "Batch",
+    "Bits",
+    "Dropout",
+    "Layers",
+    "Model",
+    "Random",
+    "Stage",
+    "Windows",
+    "build_model",
+    "code_of",
+    "inspect_layers",
+    "open_data",
+    "random_parts",
+]

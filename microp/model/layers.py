@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from microp.model.randomness import Dropout
 from microp.model.seeds import derive_seed
 from microp.settings import BYTES, GptSettings, ModelSettings
 
@@ -38,7 +40,11 @@ class Model(ABC):
 
     def __init__(self, settings: ModelSettings) -> None:
         self.layers, self.dim = settings.layers, settings.dim
-        self.dtype: torch.dtype = {"float32": torch.float32, "float64": torch.float64}[settings.dtype]
+        self.dtype: torch.dtype = getattr(torch, settings.dtype)
+
+    def build(self, indices: Iterable[int], seed: int) -> list[nn.Module]:
+        """Build the layers with these indices on the CPU."""
+        return [self.layer(index, seed) for index in indices]
 
     @abstractmethod
     def layer(self, index: int, seed: int) -> nn.Module:
@@ -46,7 +52,7 @@ class Model(ABC):
 
     @abstractmethod
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy in nats; `targets` (rows, row_bytes) holds the next byte of each input byte."""
+        """Return the mean over the rows; `targets` (rows, row_bytes) holds the next byte of each input byte."""
 
 
 class Mlp(Model):
@@ -91,13 +97,6 @@ class Gpt(Model):
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-def build_model(settings: ModelSettings) -> Model:
-    """Return the model that the settings describe; no layer is built before `Model.layer` is called."""
-    if isinstance(settings, GptSettings):
-        return Gpt(settings)
-    return Mlp(settings)
 
 
 class Bits(nn.Module):
@@ -156,30 +155,6 @@ class Block(nn.Module):
         query, key, value = split.permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.project(mixed.transpose(1, 2).reshape(rows, context, dim))
-
-
-class Dropout(nn.Module):
-    """Dropout whose mask depends only on (its seed, step, microbatch).
-
-    The mask is the same for any partition and in a recomputation, so no state of a random
-    generator has to be saved and restored.
-    """
-
-    def __init__(self, probability: float, seed: int) -> None:
-        super().__init__()
-        self.probability, self.seed = probability, seed
-        self._now = (0, 0)
-
-    def at(self, step: int, microbatch: int) -> None:
-        """Set the step and the microbatch of the next forward."""
-        self._now = (step, microbatch)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.probability == 0:
-            return x
-        generator = torch.Generator(x.device).manual_seed(derive_seed(self.seed, *self._now))
-        keep = 1 - self.probability
-        return x * torch.empty_like(x).bernoulli_(keep, generator=generator).div_(keep)
 
 
 def _linear(inputs: int, outputs: int, std: float, generator: torch.Generator, dtype: torch.dtype) -> nn.Linear:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from microp.model.engine_calls import run_backward
-from microp.model.layers import Dropout
+from microp.model.randomness import random_parts
 from microp.model.split_backward import Deferred, SplitBackward, run_together
 from microp.schedule import spread
 from microp.settings import Checkpointing
@@ -89,7 +89,7 @@ class Stage:
         self._loss, self._checkpointing, self._chunks = loss, checkpointing, chunks
         self._segments = [checkpointing.segments_of(microbatch, chunks) for microbatch in range(chunks)]
         self._cuts = {count: self._cut(max(count, 1)) for count in set(self._segments)}
-        self._dropouts = [m for m in self.layers.modules() if isinstance(m, Dropout) and m.probability]
+        self._random = list(random_parts(self.layers))
         self.batch = Batch(0, None, None, ())
         self._split = SplitBackward(self.layers) if split else None
         self._deferred = {microbatch: Deferred() for microbatch in split}
@@ -200,8 +200,8 @@ class Stage:
         return leaf, self._run(microbatch, segment, leaf)
 
     def _run(self, microbatch: int, segment: int, x: Tensor) -> Tensor:
-        for dropout in self._dropouts:
-            dropout.at(self.batch.step, self.batch.first + microbatch)
+        for part in self._random:
+            part.at(self.batch.step, self.batch.first + microbatch)
         if self._split is not None:
             self._split.deferred = self._deferred.get(microbatch)
         cuts = self._cuts[self._segments[microbatch]]

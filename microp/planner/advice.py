@@ -2,8 +2,8 @@
 
 ::
 
-    rank 0 needs 2.3 GiB, more than device.memory_gib=2: weights 0.2, gradients 0.2, Adam's state 0.4, activations
-    1.4 (8 in flight, 0.18 each): use chunks=16 (1.5 GiB, step +2 %), checkpointing=always (1.1 GiB, step +31 %), ...
+    rank 0 needs 2.3 GiB, more than device.memory_gib=2: weights 0.2, gradients 0.2, the optimizer's state 0.4,
+    activations 1.4 (8 in flight, 0.18 each): use chunks=16 (1.5 GiB, step +2 %) or checkpointing=always (1.1 GiB), ...
 """
 
 from __future__ import annotations

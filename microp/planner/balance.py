@@ -44,6 +44,7 @@ class Task:
         memory: the memory of each layer; None if no rank's memory is limited.
         cap: the bytes of memory that each rank has.
         batch: the bytes of the batch's text on the first and on the last rank.
+        states: the tensors of a weight's size that the optimizer keeps for each weight.
         notes: what the user should know about the choice; a builder adds to it.
     """
 
@@ -54,11 +55,12 @@ class Task:
     memory: Sequence[LayerMemory] | None = None
     cap: float | None = None
     batch: float = 0
+    states: int = 2
     notes: list[str] = field(default_factory=list)
 
     def workload(self, sizes: Sequence[int]) -> Workload:
         """Return the workload with these numbers of layers."""
-        return Workload(self.schedule, tuple(sizes), self.rows, self.checkpointing)
+        return Workload(self.schedule, tuple(sizes), self.rows, self.checkpointing, self.states)
 
     def step(self, sizes: Sequence[int]) -> float:
         """Return the simulated time of a step, in the unit of the prices, with the sums over replicas."""
@@ -71,7 +73,8 @@ class Task:
         """Return the memory of the ranks, or None if it is not limited."""
         if self.memory is None or self.cap is None:
             return None
-        return Ranks(self.schedule, self.memory, sum(self.rows) / len(self.rows), self.checkpointing, self.batch)
+        rows = sum(self.rows) / len(self.rows)
+        return Ranks(self.schedule, self.memory, rows, self.checkpointing, self.batch, states=self.states)
 
 
 def balanced(layers: int, stages: int, task: Task, refine: bool = True) -> Partition:

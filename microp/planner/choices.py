@@ -106,6 +106,7 @@ class Subject:
         prices: the times of actions.
         memory: returns the memory of each layer, for a backward that is divided or not; None: memory does not count.
         batch_bytes: a number of rows -> the bytes of their text.
+        states: the tensors of a weight's size that the optimizer keeps for each weight.
     """
 
     layers: int
@@ -114,6 +115,7 @@ class Subject:
     prices: Prices
     memory: Callable[[bool], Sequence[LayerMemory]] | None = None
     batch_bytes: Callable[[int], float] = float
+    states: int = 2
 
 
 def policy(text: str) -> Checkpointing:
@@ -187,6 +189,7 @@ class Pricer:
             checkpointing,
             self.subject.batch_bytes(share),
             self._moments[key],
+            self.subject.states,
         )
 
     def sizes(self, choice: Choice, task: Task) -> tuple[int, ...] | None:

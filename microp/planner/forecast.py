@@ -19,7 +19,6 @@ from microp.planner.samples import BACKWARD, FORWARD, FULL, op_of
 from microp.schedule import Op, Schedule
 from microp.settings import MIB, NEVER, DeviceSettings
 from microp.simulator import (
-    STATE,
     Costs,
     LayerMemory,
     activation_peak,
@@ -186,7 +185,7 @@ def last_ends(schedule: Schedule, spans: Spans, costs: Costs) -> dict[int, float
 
 
 def peak_memory_mib(workload: Workload, layers: Sequence[LayerMemory], spans: Spans, batch: float) -> list[float]:
-    """Return each rank's peak: weights, Adam's state, the batch, gradients and activations.
+    """Return each rank's peak: weights, the optimizer's state, the batch, gradients and activations.
 
     Args:
         workload: what is run.
@@ -201,7 +200,7 @@ def peak_memory_mib(workload: Workload, layers: Sequence[LayerMemory], spans: Sp
     ends = {schedule.placement[0], schedule.placement[schedule.stages - 1]}
     return [
         float(
-            STATE * sum(weights[stage] for stage in schedule.stages_of(rank))
+            (1 + workload.states) * sum(weights[stage] for stage in schedule.stages_of(rank))
             + (batch if rank in ends else 0)
             + peaks[rank]
         )

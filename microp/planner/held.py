@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from microp.schedule import Op, Schedule
 from microp.settings import Checkpointing
-from microp.simulator import STATE, LayerMemory, StageMemory, compose_memory
+from microp.simulator import LayerMemory, StageMemory, compose_memory
 
 KEPT, WHOLE, PENDING, GRADIENTS, REBUILT, IN_BACKWARD, IN_WEIGHT = range(7)  # the columns of counts and of bytes
 Floats = NDArray[np.float64]
@@ -127,14 +127,16 @@ class Ranks:
         checkpointing: Checkpointing,
         batch: float = 0,
         known: Sequence[NDArray[np.int64]] | None = None,
+        states: int = 2,
     ) -> None:
+        self._state = 1 + states
         self._schedule, self._layers, self._rows, self._checkpointing = schedule, list(layers), rows, checkpointing
         self._moments = moments(schedule, checkpointing.spared(schedule.chunks)) if known is None else known
         ends = {schedule.placement[0], schedule.placement[schedule.stages - 1]}
         self.batch = [batch if rank in ends else 0 for rank in range(len(schedule.ranks))]
 
     def peaks(self, sizes: Sequence[int]) -> list[float]:
-        """Return each rank's most bytes: weights, Adam's state, the batch, gradients and activations."""
+        """Return each rank's most bytes: weights, the optimizer's state, the batch, gradients and activations."""
         state, table = self._state_and_bytes(sizes)
         peaks = []
         for rank, counts in enumerate(self._moments):
@@ -150,11 +152,11 @@ class Ranks:
         held = self._moments[rank] * table[stages]
         worst = int(held.sum(axis=(1, 2)).argmax())
         counts, sums = self._moments[rank][worst].sum(axis=0), held[worst].sum(axis=0)
-        weights = sum(state[stage] for stage in stages) / STATE
+        weights = sum(state[stage] for stage in stages) / self._state
         return [
             Part("weights", weights),
             Part("gradients", sums[GRADIENTS]),
-            Part("Adam's state", (STATE - 1) * weights),
+            Part("the optimizer's state", (self._state - 1) * weights),
             Part("activations", sums[KEPT] + sums[WHOLE], int(counts[KEPT] + counts[WHOLE])),
             Part("kept for W", sums[PENDING], int(counts[PENDING])),
             Part("in a backward", sums[REBUILT] + sums[IN_BACKWARD] + sums[IN_WEIGHT]),
@@ -174,7 +176,7 @@ class Ranks:
 
     def _state_and_bytes(self, sizes: Sequence[int]) -> tuple[list[float], Floats]:
         memory = compose_memory(self._layers, sizes, self._rows, self._checkpointing, self._schedule.chunks)
-        return [STATE * weights for weights in memory.gradients], bytes_of(memory)
+        return [self._state * weights for weights in memory.gradients], bytes_of(memory)
 
     def _of_intervals(self) -> tuple[Floats, Floats]:
         """Return the state by (first, end), and the bytes of each column by (first, end, column)."""
@@ -189,6 +191,6 @@ class Ranks:
                 if kind not in known:
                     layers, chunks = self._layers[first:end], self._schedule.chunks
                     memory = compose_memory(layers, (end - first,), self._rows, self._checkpointing, chunks)
-                    known[kind] = STATE * memory.gradients[0], bytes_of(memory)[0]
+                    known[kind] = self._state * memory.gradients[0], bytes_of(memory)[0]
                 state[first, end], table[first, end] = known[kind]
         return state, table

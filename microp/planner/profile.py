@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from microp.settings import ModelSettings
+from microp.settings import ADAM, ModelSettings
 from microp.simulator import LayerMemory, LayerTimes, Size
 
 FORMAT = 2  # of the file
@@ -87,7 +87,8 @@ class Profile:
         edges: milliseconds before a step's first action, and between its last action and the optimizer.
         memory: `divided` or `undivided` (the backward) -> kind of layer -> its memory.
         spread: name of `TIMES` -> (p90 - p10) / median over the steps, the median over all samples.
-        folder: where it was read from.
+        path: where it was read from.
+        optimizer_kind: whose steps were measured, see `OptimizerSettings.kind`.
     """
 
     machine: Machine
@@ -107,6 +108,7 @@ class Profile:
     memory: Mapping[str, Mapping[int, LayerMemory]]
     spread: Mapping[str, float] = field(default_factory=dict)
     path: str = ""
+    optimizer_kind: str = ADAM.kind
 
     def transport(self, name: str) -> Transport:
         """Return a transport's times; the first one's if the profile does not have it."""
@@ -164,6 +166,7 @@ class Profile:
             "date": self.date,
             "machine": self.machine._asdict(),
             "model": dict(self.model),
+            "optimizer": self.optimizer_kind,
             "batch_size": self.batch_size,
             "ranks": self.ranks,
             "rows": list(self.rows),
@@ -250,6 +253,7 @@ def read_plain(given: Any, path: str) -> Profile:
             memory=memory,
             spread={str(name): _number(value) for name, value in given["spread"].items()},
             path=path,
+            optimizer_kind=str(given.get("optimizer", ADAM.kind)),
         )
     except KeyError as error:
         raise ValueError(f"it lacks {error}") from error
@@ -259,7 +263,7 @@ def read_plain(given: Any, path: str) -> Profile:
 
 def model_problem(profile: Profile, model: ModelSettings) -> str | None:
     """Return how the profile's model differs from `model`; None if it is the same."""
-    mine = dict(vars(model))
+    mine = model.identity
     for key in dict.fromkeys([*mine, *profile.model]):
         if mine.get(key) != profile.model.get(key):
             return f"it is of model.{key}={profile.model.get(key)}, this run has model.{key}={mine.get(key)}"

@@ -16,7 +16,16 @@ from microp.settings.device import DeviceSettings, EmulatedSettings
 from microp.settings.engine import EngineSettings
 from microp.settings.launch import LaunchSettings, is_joined, is_over_hosts, too_few_descriptors
 from microp.settings.machine import memory_bytes, processor, this_host
-from microp.settings.model import BYTES, GptSettings, MlpSettings, ModelSettings
+from microp.settings.model import (
+    BYTES,
+    GptSettings,
+    LayerFacts,
+    MlpSettings,
+    ModelSettings,
+    OwnSettings,
+    own_settings,
+)
+from microp.settings.optimizer import ADAM, AdamSettings, OptimizerSettings, SgdSettings
 from microp.settings.recomputation import NEVER, Checkpointing
 from microp.settings.redaction import redact_values, redact_words
 from microp.settings.rules import Line, Name, OneOf, Positive, Range, Rule, broken_rules, quoted
@@ -29,6 +38,7 @@ from microp.settings.tracking import NEEDS_KEY, TrackingSettings, not_writable
 from microp.settings.wandb_server import has_key, out_of_reach, server
 
 __all__ = [
+    "ADAM",
     "BYTES",
     "GIB",
     "KIB",
@@ -36,6 +46,7 @@ __all__ = [
     "NEEDS_KEY",
     "NEVER",
     "NO_SNAPSHOTS",
+    "AdamSettings",
     "BucketSettings",
     "Checkpointing",
     "CommandParser",
@@ -46,15 +57,19 @@ __all__ = [
     "EngineSettings",
     "GptSettings",
     "LaunchSettings",
+    "LayerFacts",
     "Line",
     "MlpSettings",
     "ModelSettings",
     "Name",
     "OneOf",
+    "OptimizerSettings",
+    "OwnSettings",
     "Positive",
     "Range",
     "Rule",
     "RunOptions",
+    "SgdSettings",
     "SlurmSettings",
     "SnapshotSettings",
     "SyncSettings",
@@ -69,6 +84,7 @@ __all__ = [
     "no_slurm",
     "not_writable",
     "out_of_reach",
+    "own_settings",
     "processor",
     "quoted",
     "read_run_options",

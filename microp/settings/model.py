@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from itertools import accumulate
+from math import prod
+from typing import Annotated, Any
 
 from microp.settings.rules import Name, OneOf, Range, broken_rules
 
@@ -41,7 +44,17 @@ class ModelSettings(ABC):
     @property
     def weight_bytes(self) -> int:
         """The size of one weight, or of one number of an activation."""
-        return {"float32": 4, "float64": 8}[self.dtype]
+        return {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}[self.dtype]
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The model as a configuration asks for it: the option's name and its keys."""
+        return dict(vars(self))
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What two runs of the same model have in common."""
+        return self.asked
 
     @property
     def kinds(self) -> tuple[int, ...]:
@@ -53,9 +66,14 @@ class ModelSettings(ABC):
         """Return the bytes of a batch on the rank of the first or of the last stage; both hold the text as int64."""
         return rows * (self.row_bytes + 1) * _INT64
 
+    def hop_bytes(self, sizes: Sequence[int]) -> float:
+        """Return the mean bytes per row of the tensors between stages with these numbers of layers."""
+        enters = list(accumulate(sizes))[:-1] or [self.layers - 1]
+        return sum(prod(self.boundary(1, layer)) for layer in enters) / len(enters) * self.weight_bytes
+
     @abstractmethod
-    def boundary(self, rows: int) -> tuple[int, ...]:
-        """Return the shape of the tensor between any two layers, for `rows` rows."""
+    def boundary(self, rows: int, layer: int) -> tuple[int, ...]:
+        """Return the shape of the tensor that enters a layer, which is not the first one, for `rows` rows."""
 
     def problems(self) -> list[str]:
         """List what is wrong with these values, one sentence each."""
@@ -74,7 +92,7 @@ class MlpSettings(ModelSettings):
     def weights(self) -> int:
         return (self.dim + 1) * (self.dim * (self.layers - 1) + BYTES)
 
-    def boundary(self, rows: int) -> tuple[int, ...]:
+    def boundary(self, rows: int, layer: int) -> tuple[int, ...]:
         return (rows, self.dim)
 
     def problems(self) -> list[str]:
@@ -108,7 +126,7 @@ class GptSettings(ModelSettings):
         embedding, head = (BYTES + self.context) * self.dim, (BYTES + 2) * self.dim + BYTES
         return self.layers * block + embedding + head
 
-    def boundary(self, rows: int) -> tuple[int, ...]:
+    def boundary(self, rows: int, layer: int) -> tuple[int, ...]:
         return (rows, self.context, self.dim)
 
     def problems(self) -> list[str]:
@@ -118,3 +136,82 @@ class GptSettings(ModelSettings):
         if not 0 <= self.dropout < 1:
             found.append(f"model.dropout={self.dropout} is not in [0, 1): use 0 for no dropout")
         return found
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """What is known of the layers that a user's function makes, from a run without numbers.
+
+    Attributes:
+        context: the number of tokens in one row of a batch.
+        dtype: the type of the tensors between layers.
+        shapes: of the tensor that enters each layer, without its rows; that of layer 0 are the tokens.
+        kinds: for each layer, the index of the first one that equals it.
+        weights: the number of weights of all layers.
+        random: the layers that draw random numbers, for example by dropout.
+        changes_buffers: whether a forward changes buffers, as the function has declared.
+        code: a digest of the source file of the function.
+    """
+
+    context: int
+    dtype: str
+    shapes: tuple[tuple[int, ...], ...]
+    kinds: tuple[int, ...]
+    weights: int
+    random: tuple[int, ...]
+    changes_buffers: bool
+    code: str
+
+
+NO_FACTS = LayerFacts(0, "float32", (), (), 0, (), False, "")
+
+
+@dataclass
+class OwnSettings(ModelSettings):
+    """A model whose layers a user's function makes. `own_settings` makes it.
+
+    Attributes:
+        builder: the function's dotted path.
+        keys: the arguments of the function.
+        facts: what is known of its layers.
+        refused: why it cannot be used, one sentence each.
+    """
+
+    builder: str
+    keys: dict[str, Any]
+    facts: LayerFacts
+    refused: tuple[str, ...]
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        return {"name": self.name, "builder": self.builder, **self.keys}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {**self.asked, "code": self.facts.code}
+
+    @property
+    def row_bytes(self) -> int:
+        return self.facts.context
+
+    @property
+    def weights(self) -> int:
+        return self.facts.weights
+
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        return self.facts.kinds
+
+    def boundary(self, rows: int, layer: int) -> tuple[int, ...]:
+        return (rows, *self.facts.shapes[layer])
+
+    def problems(self) -> list[str]:
+        return list(self.refused)
+
+
+def own_settings(
+    name: str, builder: str, keys: dict[str, Any], facts: LayerFacts = NO_FACTS, refused: str | None = None
+) -> OwnSettings:
+    """Return the settings of a user's model; one that is refused has no layers."""
+    layers, dim = len(facts.shapes), facts.shapes[-1][-1] if facts.shapes and facts.shapes[-1] else 0
+    return OwnSettings(name, layers, dim, facts.dtype, builder, keys, facts, (refused,) if refused else ())

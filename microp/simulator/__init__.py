@@ -23,7 +23,7 @@ from microp.simulator.calibration import (
     schedule_of,
 )
 from microp.simulator.costs import PER_STAGE, Costs, for_stages
-from microp.simulator.layer_memory import MOST_ROWS, STATE, LayerBytes, LayerMemory, Size, compose_memory, weight_bytes
+from microp.simulator.layer_memory import MOST_ROWS, LayerBytes, LayerMemory, Size, compose_memory, weight_bytes
 from microp.simulator.layer_times import NO_TIMES, LayerTimes, costs_of
 from microp.simulator.link_model import LINK_MODELS, Asynchronous, LinkModel
 from microp.simulator.memory import StageMemory, activation_peak
@@ -36,7 +36,6 @@ __all__ = [
     "MOST_ROWS",
     "NO_TIMES",
     "PER_STAGE",
-    "STATE",
     "Asynchronous",
     "Costs",
     "LayerBytes",

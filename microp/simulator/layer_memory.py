@@ -21,7 +21,6 @@ from microp.settings import Checkpointing
 from microp.simulator.memory import StageMemory
 
 MOST_ROWS = 1024  # of a measurement: memory is linear in them, and the logits of more could fill the memory
-STATE = 3  # tensors of the weights' size that persist between steps: the weights and Adam's two moments
 
 
 class Size(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from microp.planner import Machine, Profile, model_problem, read_plain
-from microp.settings import ModelSettings
+from microp.settings import ADAM, ModelSettings, OptimizerSettings
 from microp.store.files import write_text
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -25,7 +25,9 @@ class ProfileError(ValueError):
 
 def profile_path(folder: Path, profile: Profile) -> Path:
     """Return where a profile is kept: one file per model, machine and batch size."""
-    asked = json.dumps([profile.machine, dict(profile.model), profile.batch_size], sort_keys=True, default=str)
+    optimizer = [] if profile.optimizer_kind == ADAM.kind else [profile.optimizer_kind]
+    known_by = [profile.machine, dict(profile.model), profile.batch_size, *optimizer]
+    asked = json.dumps(known_by, sort_keys=True, default=str)
     return folder / f"{profile.model['name']}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}.yaml"
 
 
@@ -66,7 +68,9 @@ def _read(path: Path, _changed: int) -> Profile:
         raise ProfileError(f"profile={path} is not a profile ({why}): python -m microp.profile makes one") from error
 
 
-def find_profile(folder: Path, machine: Machine, model: ModelSettings, batch_size: int) -> Profile | None:
+def find_profile(
+    folder: Path, machine: Machine, model: ModelSettings, batch_size: int, optimizer: OptimizerSettings = ADAM
+) -> Profile | None:
     """Return the profile of a model on this kind of machine, of the nearest batch size; files that are none are left.
 
     Args:
@@ -74,6 +78,7 @@ def find_profile(folder: Path, machine: Machine, model: ModelSettings, batch_siz
         machine: the kind of machine.
         model: the model's settings.
         batch_size: the rows of a batch; of several profiles the one made with the nearest is returned.
+        optimizer: the optimizer, of which the profile has the time of a step.
     """
     found = []
     for path in sorted(folder.glob(f"{model.name}-*.yaml")):
@@ -81,7 +86,8 @@ def find_profile(folder: Path, machine: Machine, model: ModelSettings, batch_siz
             profile = read_profile(path)
         except ProfileError:
             continue
-        if profile.machine == machine and model_problem(profile, model) is None:
+        is_same = profile.machine == machine and profile.optimizer_kind == optimizer.kind
+        if is_same and model_problem(profile, model) is None:
             found.append(profile)
     return min(found, key=lambda profile: abs(profile.batch_size - batch_size), default=None)
 

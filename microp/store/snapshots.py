@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from microp.job import Job, Snapshot
+from microp.settings import ADAM
 from microp.store.recorder import write_json
 from microp.store.records import RecordError, read_json, read_status
 from microp.store.selection import flatten
@@ -75,11 +76,12 @@ def write_manifest(folder: Path, job: Job, step: int) -> None:
 def _training(job: Job) -> dict[str, Any]:
     """Return the part of a job that all runs of one training share; the ranks and their order are not in it."""
     return {
-        "model": asdict(job.model),
+        "model": job.model.identity,
         "data": asdict(job.data),
         "batch_size": job.batch_size,
         "learning_rate": job.learning_rate,
         "seed": job.seed,
+        **({} if job.optimizer == ADAM else {"optimizer": asdict(job.optimizer)}),
     }
 
 

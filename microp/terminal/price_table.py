@@ -23,7 +23,7 @@ _ABOUT = {
     "zero bubble": "zero bubble: (largest span - work) / largest span; a rank's span is from its first start to "
     "its last end, and work is the mean time that a rank computes.",
     "in flight": "in flight: peak microbatches, of the ranks.",
-    "MiB": "MiB: peak of weights, gradients, Adam's state and activations, of the ranks.",
+    "MiB": "MiB: peak of weights, gradients, the optimizer's state and activations, of the ranks.",
 }
 
 

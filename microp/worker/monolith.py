@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from microp.job import Job
-from microp.model import Dropout, build_model, open_data
+from microp.model import build_model, open_data, random_parts
+from microp.worker.optimizer import open_optimizer, set_rate
 
 
 class MonolithStep(NamedTuple):
@@ -31,21 +31,22 @@ class MonolithStep(NamedTuple):
 def steps(job: Job, count: int) -> Iterator[MonolithStep]:
     """Train for `count` steps over the job's microbatches in order; yield each step's loss and gradients."""
     subject = build_model(job.model)
-    model = nn.Sequential(*(subject.layer(index, job.seed) for index in range(job.model.layers)))
-    dropouts = [module for module in model.modules() if isinstance(module, Dropout)]
-    optimizer = torch.optim.Adam(model.parameters(), lr=job.learning_rate, fused=True)
+    model = nn.Sequential(*subject.build(range(job.model.layers), job.seed))
+    random = list(random_parts(model))
+    optimizer = open_optimizer(job.optimizer, model.parameters(), job.learning_rate)
     windows = open_data(job.data, job.batch_size, job.model.row_bytes, job.seed)
     for step in range(count):
         optimizer.zero_grad()
         total = 0.0
         for microbatch, window in enumerate(windows(step).split(job.rows)):
-            for dropout in dropouts:
-                dropout.at(step, microbatch)
+            for part in random:
+                part.at(step, microbatch)
             weight = job.rows[microbatch] / job.batch_size
             loss = subject.loss(model(window[:, :-1]), window[:, 1:]) * weight
             loss.backward()
             total += loss.item()
         yield MonolithStep(total, [gradients_of(layer) for layer in model])
+        set_rate(optimizer, job.learning_rate_at(step))
         optimizer.step()
 
 

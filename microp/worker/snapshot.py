@@ -31,8 +31,6 @@ from microp.job import Job
 from microp.store import Row, snapshots, unwritable
 from microp.worker.trainer import Trainer
 
-_STATES = 3  # tensors per weight: the weight, and the two of Adam
-
 
 class Snapshots:
     """The snapshots of one attempt, as one rank writes and loads them.
@@ -46,6 +44,7 @@ class Snapshots:
 
     def __init__(self, job: Job, comms: Comms, trainer: Trainer, attempt: Path) -> None:
         self._job, self._comms, self._trainer, self._attempt = job, comms, trainer, attempt
+        self._states = 1 + job.optimizer.states  # tensors per weight
         self._settings, self._at = job.snapshot, partial(comms.heartbeats.at, comms.world_rank)
 
     def before(self, step: int) -> Row:
@@ -74,7 +73,7 @@ class Snapshots:
         draft = snapshots.draft_of(folder)
         self._write_layers(draft, step, folder, with_optimizer=True)
         if self._comms.world_rank == 0:
-            with _naming(folder, self._size(_STATES)):
+            with _naming(folder, self._size(self._states)):
                 self._check_all_there(draft)
                 snapshots.write_manifest(draft, self._job, step)
                 for path in (draft / snapshots.MANIFEST, draft):
@@ -100,7 +99,7 @@ class Snapshots:
         """Write this rank's layers, of which other replicas have the same, and wait for the other ranks."""
         self._at(Place.SAVING, step)
         if self._comms.replica == 0:
-            with _naming(wanted, self._size(_STATES if with_optimizer else 1)):
+            with _naming(wanted, self._size(self._states if with_optimizer else 1)):
                 folder.mkdir(parents=True, exist_ok=True)
                 for index, layer in self._trainer.layers.items():
                     state = {"optimizer": self._optimizer_of(layer)} if with_optimizer else {}
@@ -114,7 +113,7 @@ class Snapshots:
         """Return the optimizer's state of each parameter; none before its first step."""
         state = self._trainer.optimizer.state
         return {
-            name: {key: _copy(value) for key, value in state[parameter].items()}
+            name: {key: _copy(value) for key, value in state[parameter].items() if isinstance(value, Tensor)}
             for name, parameter in layer.named_parameters()
             if parameter in state
         }

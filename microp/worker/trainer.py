@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -26,6 +26,7 @@ from microp.settings import MIB
 from microp.simulator import kind_of
 from microp.store import Row
 from microp.trace import Actions, StepTrace, time_reducing
+from microp.worker.optimizer import open_optimizer, set_rate
 
 
 class Trainer:
@@ -49,10 +50,12 @@ class Trainer:
         self._at(Place.CONNECTING)
         self._check_fingerprint()
         self._at(Place.STARTING)
-        held = job.schedule.stages_of(comms.rank)
-        self.stages = {stage: self._build(stage) for stage in held}
+        held = {stage: job.partition.layers_of(stage) for stage in job.schedule.stages_of(comms.rank)}
+        indices = [index for own in held.values() for index in own]
+        made = dict(zip(indices, self._model.build(indices, job.seed), strict=True))
+        self.stages = {stage: self._build(stage, [made[index] for index in held[stage]]) for stage in held}
         parameters = [p for stage in self.stages.values() for p in stage.layers.parameters()]
-        self.optimizer = torch.optim.Adam(parameters, lr=job.learning_rate, fused=True)
+        self.optimizer = open_optimizer(job.optimizer, parameters, job.learning_rate)
         split = job.schedule.split_stages
         layers = {index: stage.layers for index, stage in self.stages.items()}
         self._at(Place.CONNECTING)
@@ -75,9 +78,8 @@ class Trainer:
         if highest != -negated_lowest:
             raise ConnectionError("the ranks were given different configurations: use the same command on every host")
 
-    def _build(self, stage: int) -> Stage:
+    def _build(self, stage: int, layers: Sequence[nn.Module]) -> Stage:
         job = self._job
-        layers = [self._model.layer(index, job.seed) for index in job.partition.layers_of(stage)]
         loss = self._model.loss if stage == job.schedule.stages - 1 else None
         on_device = [layer.to(self._device.torch_device) for layer in layers]
         split = [microbatch for split_stage, microbatch in job.schedule.split if split_stage == stage]
@@ -86,7 +88,8 @@ class Trainer:
     def _runner(self, engine: str) -> Runner:
         """Return the runner that an engine's name stands for; all runners use the same stages."""
         job, stages, comms, device = self._job, self.stages, self._comms, self._device
-        boundary = Boundary(job.model.boundary, self._model.dtype)
+        first = [job.partition.layers_of(stage)[0] for stage in range(job.schedule.stages)]
+        boundary = Boundary(lambda rows, stage: job.model.boundary(rows, first[stage]), self._model.dtype)
         if engine == "limit":
             return Limit(job.schedule, stages, boundary, job.rows)
         if engine == "torch":
@@ -150,6 +153,7 @@ class Trainer:
         reduced = mark()
         self._at(Place.OPTIMIZING)
         if trace is not None:  # a runner without a trace used random inputs
+            set_rate(self.optimizer, self._job.learning_rate_at(step))
             self.optimizer.step()
             self._device.finish_optimizer(reduced, self.stages)
         ended = mark()

@@ -36,6 +36,28 @@ def typed(ranks, chunks, group: int = 2): return good(ranks, chunks)
 number = 3
 """
 
+MODELS = """
+import sys
+import torch
+import torch.nn.functional as F
+from torch import nn
+from microp.model import Bits, Layers
+def error(logits, targets): return F.cross_entropy(logits, targets[:, -1])
+def model(case: str = "good", width: int = 8):
+    first = nn.Sequential(Bits(torch.float32), nn.Linear(16, width))
+    inside, loss = nn.Linear(8, 8), error
+    if case == "raises": 1 / 0
+    if case == "exits": sys.exit(3)
+    if case == "returns_none": return None
+    if case == "returns_list": return [first]
+    if case == "empty": return Layers([], error, 2)
+    if case == "function": inside = F.relu
+    if case == "buffers": inside = nn.BatchNorm1d(8)
+    if case == "sums": loss = lambda logits, targets: F.cross_entropy(logits, targets[:, -1], reduction="sum")
+    if case == "declares": return Layers([first, nn.BatchNorm1d(8), nn.Linear(8, 256)], error, 2, changes_buffers=True)
+    return Layers([first, inside, nn.Linear(8, 256)], loss, 2)
+"""
+
 # The option `schedule=<name>` of each function above, and further ones that are wrong themselves.
 OPTIONS = {
     name: f"name: mine\nbuilder: own.{name}\n"
@@ -87,6 +109,9 @@ OPTIONS = {
 }
 
 OTHERS = {  # options of other groups
+    "model/own.yaml": "name: own\nbuilder: own_models.model\ncase: good\nwidth: 8\n",
+    "model/own_mlp.yaml": "name: mlp\nbuilder: own_models.model\n",
+    "model/own_unknown.yaml": "name: mine\nbuilder: own_models.nothing\n",
     "model/mine_odd.yaml": "defaults: [mlp, _self_]\nname: 'a\"><script>'\n",
     "comms/mine.yaml": "defaults: [gloo, _self_]\nname: mine\n",
     "comms/bare.yaml": "name: mine\n",
@@ -132,6 +157,7 @@ SWEEPS = {  # configurations for `-cn`
 FILES: dict[str, str | bytes] = {
     "schedule/aliases.yaml": f"name: aliases\nbuilder: own.good\n{MANY}",
     "own.py": FUNCTIONS,
+    "own_models.py": MODELS,
     "own_broken.py": "def good(:\n",
     "own_exits.py": "import sys\nsys.exit(3)\n",
     "a.file": "this is a file\n",

@@ -51,7 +51,9 @@ def terminal(tmp_path_factory):
     opened.close()
     os.chdir(before)
     sys.path.remove(str(folder))
-    for name in [name for name in sys.modules if name.split(".")[0] in ("own", "own_broken", "own_exits")]:
+    for name in [
+        name for name in sys.modules if name.split(".")[0] in ("own", "own_models", "own_broken", "own_exits")
+    ]:
         del sys.modules[name]
 
 

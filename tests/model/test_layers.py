@@ -21,7 +21,7 @@ def test_layers_fit_each_other(settings):
     for index in range(model.layers):
         x = model.layer(index, 0)(x)
         if index < model.layers - 1:
-            assert tuple(x.shape) == settings.boundary(16)
+            assert tuple(x.shape) == settings.boundary(16, index + 1)
             assert x.dtype == model.dtype == getattr(torch, settings.dtype)
     loss = model.loss(x, torch.randint(0, 256, (16, settings.row_bytes), generator=generator))
     assert 4.5 < loss.item() < 7.5  # about ln 256 = 5.55 before training

@@ -9,7 +9,9 @@ import pytest
 from microp.planner import Ranks
 from microp.schedule import builders, spread
 from microp.settings import Checkpointing
-from microp.simulator import STATE, Costs, LayerMemory, Size, activation_peak, compose_memory, simulate
+from microp.simulator import Costs, LayerMemory, Size, activation_peak, compose_memory, simulate
+
+STATE = 3  # the weights and Adam's two moments
 
 ORDERS = [
     builders.gpipe(3, 5),
@@ -71,7 +73,7 @@ def test_the_parts_name_the_microbatches_in_flight():
     assert found == {
         "weights": (1000, 0),
         "gradients": (1000, 0),
-        "Adam's state": (2000, 0),
+        "the optimizer's state": (2000, 0),
         "activations": (4000, 4),
         "in a backward": (300, 0),
     }

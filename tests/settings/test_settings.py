@@ -66,8 +66,8 @@ def test_good_values_have_no_problems():
 
 def test_shapes_follow_from_the_settings():
     assert MlpSettings("mlp", 4, 64, "float32").row_bytes == 8
-    assert MlpSettings("mlp", 4, 64, "float32").boundary(3) == (3, 64)
-    assert GptSettings("gpt", 4, 64, "float32", 4, 16, 0.0).boundary(3) == (3, 16, 64)
+    assert MlpSettings("mlp", 4, 64, "float32").boundary(3, 1) == (3, 64)
+    assert GptSettings("gpt", 4, 64, "float32", 4, 16, 0.0).boundary(3, 1) == (3, 16, 64)
 
 
 def test_the_last_microbatch_may_be_spared():

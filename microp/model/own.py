@@ -1,0 +1,95 @@
+"""A model that a user's function makes.
+
+::
+
+    def layers(width: int) -> Layers:      the function: a list of layers and a loss
+        return Layers([...], loss, context=16)
+
+    on a rank   layers ── OwnModel.build ──► the rank's own layers
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from microp.model.layers import Model
+from microp.model.randomness import GENERATOR, Reseeded
+from microp.model.seeds import derive_seed
+from microp.settings import OwnSettings
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What a user's model function returns.
+
+    Attributes:
+        layers: the layers, each a module from one tensor to one tensor whose first size is the rows. The first one is
+            given tokens (rows, context), int64, from 0 to 255; `Bits` makes numbers of them.
+        loss: (output of the last layer, targets) -> the mean over the rows, one number. The targets (rows, context)
+            hold the next token of each input token. The loss of a microbatch counts by its share of the batch's rows.
+        context: the number of tokens in a row.
+        changes_buffers: declares that a forward changes buffers, as BatchNorm does. They then change from one
+            microbatch to the next.
+    """
+
+    layers: Sequence[nn.Module] | nn.ModuleList | nn.Sequential
+    loss: Callable[[Tensor, Tensor], Tensor]
+    context: int
+    changes_buffers: bool = False
+
+
+class OwnModel(Model):
+    """The layers that a user's function makes.
+
+    Every rank makes all layers and keeps its own ones, so that the weights do not depend on the partition.
+
+    Raises:
+        ValueError: the function is not the one that was checked.
+    """
+
+    def __init__(self, settings: OwnSettings) -> None:
+        super().__init__(settings)
+        self._settings, self._function = settings, resolve_name(settings.builder)
+        if code_of(self._function) != settings.facts.code:
+            raise ValueError(f"model.builder={settings.builder} has changed since it was checked: start the run again")
+        self._loss: Callable[[Tensor, Tensor], Tensor] | None = None
+
+    def _make(self) -> Layers:
+        made: Layers = self._function(**self._settings.keys)
+        return made
+
+    def build(self, indices: Iterable[int], seed: int) -> list[nn.Module]:
+        with GENERATOR, torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derive_seed(seed, "layers"))
+            made = self._make()
+        self._loss = made.loss
+        own = [(index, made.layers[index]) for index in indices]
+        for index, layer in own:
+            if index in self._settings.facts.random:
+                Reseeded(layer, derive_seed(seed, "random", index))
+        return [layer for _, layer in own]
+
+    def layer(self, index: int, seed: int) -> nn.Module:
+        return self.build([index], seed)[0]
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        assert self._loss is not None, "the layers are built first"
+        return self._loss(logits, targets)
+
+
+def code_of(function: Callable[..., Any]) -> str:
+    """Return a digest of the source file of a function; an empty text if it has none."""
+    try:
+        path = inspect.getsourcefile(inspect.unwrap(function))
+        return hashlib.sha256(Path(path or "").read_bytes()).hexdigest()[:12]
+    except (OSError, TypeError, ValueError):
+        return ""

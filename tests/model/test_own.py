@@ -1,0 +1,200 @@
+"""A model of one's own: what is known of it without numbers, what is refused, and that weights follow from the seed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from own_model import Add, mixed, normed, own_job, settings_of
+from ranks import digest
+from torch import nn
+
+from microp.device.memory_probe import probe_layers
+from microp.model import Bits, Layers, build_model, inspect_layers
+from microp.worker import monolith
+
+
+def error(logits, targets):
+    return F.cross_entropy(logits, targets[:, -1])
+
+
+def first():
+    return nn.Sequential(nn.Embedding(256, 8), nn.Flatten(), nn.Linear(32, 8))
+
+
+class Makes(nn.Module):
+    """A layer that does something with its input."""
+
+    def __init__(self, work) -> None:
+        super().__init__()
+        self.work, self.weight = work, nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        return self.work(x * self.weight)
+
+
+class Exits(nn.Module):
+    def forward(self, x):
+        raise SystemExit(3)
+
+
+def between(layer, loss=error):
+    return lambda: Layers([first(), layer(), nn.Linear(8, 256)], loss, 4)
+
+
+def shared():
+    linear = nn.Linear(8, 8)
+    return Layers([first(), linear, nn.Sequential(linear), nn.Linear(8, 256)], error, 4)
+
+
+REFUSED = {  # what is wrong -> the function, and what the message says
+    "no layer": (lambda: Layers([], error, 4), "an empty list of layers: give a list of at least one nn.Module"),
+    "no list": (lambda: Layers(3, error, 4), "a int of layers: give a list"),
+    "no context": (lambda: Layers([first()], error, 0), "context=0, which is not a number of tokens: give 1 to"),
+    "no module": (between(lambda: F.relu), "a function as layer 1: give an nn.Module"),
+    "a class": (between(lambda: nn.ReLU), "a type as layer 1: give an nn.Module"),
+    "shapes": (
+        between(lambda: nn.Linear(9, 8)),
+        "layer 1 (Linear), which fails for its input [2, 8] float32 (RuntimeError: …): make them fit",
+    ),
+    "types": (
+        between(lambda: nn.Linear(8, 8, dtype=torch.float64)),
+        "layer 1 (Linear), which fails for its input [2, 8] float32 (TypeError: a product of torch.float32 and "
+        "torch.float64): make them fit",
+    ),
+    "another type": (
+        between(lambda: Makes(lambda x: x.double())),
+        "layer 1 (Makes), which makes [2, 8] float64, and layer 0, which makes [2, 8] float32: let the tensors",
+    ),
+    "integers": (
+        between(lambda: Makes(lambda x: x.long())),
+        "layer 1 (Makes), which makes [2, 8] int64: let it return floating-point numbers",
+    ),
+    "exits": (
+        between(Exits),
+        "layer 1 (Exits), which fails for its input [2, 8] float32 (SystemExit: 3): make them fit",
+    ),
+    "nothing": (between(lambda: Makes(lambda x: None)), "layer 1 (Makes), which makes None of [2, 8] float32: let it"),
+    "several": (
+        between(lambda: nn.GRU(8, 8)),
+        "layer 1 (GRU), which makes a tuple of [2, 8] float32: let it return one tensor",
+    ),
+    "rows": (
+        between(lambda: Makes(lambda x: x.flatten()[None].expand(2, -1)[:, :8].contiguous())),
+        "layer 1 (Makes), which makes [2, 8] float32 of 2 rows and [2, 8] float32 of 3: let the first size be the rows",
+    ),
+    "in place": (
+        between(lambda: nn.ReLU(inplace=True)),
+        "layer 1 (ReLU), which writes into its input, from which a recomputation starts: let it make a new tensor",
+    ),
+    "not contiguous": (
+        between(lambda: Makes(lambda x: x.view(-1, 2, 4).transpose(1, 2))),
+        "layer 1 (Makes), whose output is not contiguous in memory: add .contiguous() to it",
+    ),
+    "buffers": (
+        between(lambda: nn.BatchNorm1d(8)),
+        "layer 1 (BatchNorm1d), whose forward changes num_batches_tracked from one microbatch to the next: use a layer",
+    ),
+    "detached": (
+        between(lambda: Makes(lambda x: x.detach())),
+        "layer 1 (Makes), whose output has no gradient: join it",
+    ),
+    "no weights first": (
+        lambda: Layers([Bits(torch.float32), nn.Linear(32, 256)], error, 4),
+        "layer 0 (Bits), whose output has no gradient: join it and its neighbour with weights to one layer",
+    ),
+    "lazy": (
+        between(lambda: nn.LazyLinear(8)),
+        "layer 1 (LazyLinear), whose weight has no size yet: give it its sizes",
+    ),
+    "shared": (shared, "layers 1 and 2 with one weight (weight), which would become two"),
+    "few tokens": (
+        lambda: Layers([nn.Embedding(100, 8), first()], error, 4),
+        "layer 0 (Embedding), which embeds 100 different tokens: the data have tokens from 0 to 255, give it 256",
+    ),
+    "few classes": (
+        lambda: Layers([first()], error, 4),
+        "a loss that fails for targets from 0 to 255 (IndexError: …): let the last layer make 256 numbers",
+    ),
+    "no loss": (between(nn.ReLU, None), "a NoneType as its loss: give a function of (output, targets)"),
+    "loss with weights": (
+        between(nn.ReLU, Add(8)),
+        "a loss with weights, which belongs to no stage: move them into the last layer",
+    ),
+    "loss of another shape": (
+        between(nn.ReLU, F.cross_entropy),
+        "a loss that fails for (output [2, 256] float32, targets [2, 4] int64) (…): make them fit",
+    ),
+    "loss of each row": (
+        between(nn.ReLU, lambda logits, targets: F.cross_entropy(logits, targets[:, -1], reduction="none")),
+        "a loss that makes [2] float32 of (output [2, 256] float32, targets [2, 4] int64): return the mean",
+    ),
+    "loss that sums": (
+        between(nn.ReLU, lambda logits, targets: F.cross_entropy(logits, targets[:, -1], reduction="sum")),
+        "a loss that is not the mean over the rows (…): microbatches would not add up, so divide it by the number",
+    ),
+    "loss without gradient": (
+        between(nn.ReLU, lambda logits, targets: 1.0),
+        "a loss that makes no tensor with a gradient of",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", REFUSED)
+def test_what_does_not_fit_is_said(wrong):
+    make, message = REFUSED[wrong]
+    with torch.device("meta"):
+        made = make()
+    with pytest.raises(ValueError, match="^" + ".*".join(map(re.escape, message.split("…")))) as said:
+        inspect_layers(made, "")
+    assert "\n" not in str(said.value)
+
+
+def test_the_facts_of_a_model():
+    facts = settings_of(mixed, dropout=0.1).facts
+    assert facts.shapes == ((4,), (4, 8), (6, 8), (6, 8), (6, 8), (6, 8), (6, 8), (6, 8), (6, 8), (6, 8), (6, 8))
+    assert facts.kinds == (0, 1, 2, 3, 4, 5, 5, 5, 5, 9, 10)  # equal layers are measured once
+    assert facts.random == (3, 5, 6, 7, 8)
+    assert (facts.context, facts.dtype, facts.changes_buffers) == (4, "float32", False)
+    assert settings_of(mixed, dtype="float64").facts.dtype == "float64"
+    assert settings_of(normed).facts.changes_buffers
+    model = settings_of(mixed)
+    assert model.weights == sum(p.numel() for layer in mixed().layers for p in layer.parameters())
+
+
+def test_the_weights_follow_from_the_seed_and_not_from_the_ranks():
+    model = build_model(settings_of(mixed))
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    [alone] = model.build([3], seed=5)
+    assert torch.equal(state, torch.get_rng_state())  # torch's own generator is left as it was
+    whole, [other] = model.build(range(model.layers), seed=5), model.build([3], seed=6)
+    one, same, differs = (digest(list(layer.state_dict().values())) for layer in (alone, whole[3], other))
+    assert one == same != differs
+
+
+def test_a_function_that_was_changed_is_refused(monkeypatch):
+    settings = settings_of(mixed)
+    build_model(settings)
+    monkeypatch.setattr("microp.model.own.code_of", lambda _: "another")
+    with pytest.raises(ValueError, match=r"model.builder=own_model.mixed has changed since it was checked: start"):
+        build_model(settings)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_every_layer_s_memory_is_measured(split):
+    layers = probe_layers(settings_of(mixed), 8, split)
+    weights = [sum(p.nbytes for p in layer.parameters()) for layer in mixed().layers]
+    assert [layer.weights for layer in layers] == weights
+    assert [layer.boundary.at(8) for layer in layers[1:3]] == [8 * 4 * 8 * 4, 8 * 6 * 8 * 4]
+
+
+def test_dropout_differs_between_microbatches_and_steps_only():
+    """The single process draws the same numbers each time, and others for another seed."""
+    job = own_job(settings_of(mixed, dropout=0.5))
+    runs = [[step.loss for step in monolith.steps(each, 2)] for each in (job, job)]
+    without = [step.loss for step in monolith.steps(own_job(settings_of(mixed)), 2)]
+    assert runs[0] == runs[1]
+    assert runs[0] != without

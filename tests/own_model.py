@@ -1,0 +1,63 @@
+"""Models of a user's own for tests, and a job with one of them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from conftest import small_job
+from torch import Tensor, nn
+
+from microp.job import Job
+from microp.model import Bits, Layers, code_of, inspect_layers
+from microp.schedule import uniform
+from microp.schedule.builders import gpipe
+from microp.settings import OwnSettings, own_settings
+
+
+class Add(nn.Module):
+    """A layer whose weight belongs to no other module."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.shift
+
+
+def mixed(dtype: str = "float32", dropout: float = 0.0, context: int = 4, middle: int = 4) -> Layers:
+    """Layers of different shapes and kinds: with own weights, without weights, convolution, attention, dropout."""
+    kind = getattr(torch, dtype)
+    embed = nn.Embedding(256, 8, dtype=kind)
+    conv = nn.Sequential(nn.Conv1d(context, 6, 3, padding=1, dtype=kind), nn.GELU())
+    attention = nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=True, dtype=kind)
+    inside = [nn.Sequential(nn.Linear(8, 8, dtype=kind), nn.Dropout(dropout)) for _ in range(middle)]
+    head = nn.Sequential(nn.Flatten(), nn.Linear(48, 256, dtype=kind))
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits, targets[:, -1])
+
+    return Layers([embed, conv, Add(8).to(kind), attention, nn.Identity(), *inside, nn.Tanh(), head], loss, context)
+
+
+def normed() -> Layers:
+    """Layers whose forward changes buffers."""
+    inside = [nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32)) for _ in range(3)]
+    return Layers(
+        [nn.Sequential(Bits(torch.float32), nn.Linear(32, 32)), *inside, nn.Linear(32, 256)],
+        lambda logits, targets: F.cross_entropy(logits, targets[:, -1]),
+        context=4,
+        changes_buffers=True,
+    )
+
+
+def settings_of(function, **keys) -> OwnSettings:
+    with torch.device("meta"):
+        facts = inspect_layers(function(**keys), code_of(function))
+    return own_settings(function.__name__, f"own_model.{function.__name__}", keys, facts)
+
+
+def own_job(model: OwnSettings, **changes) -> Job:
+    schedule = changes.pop("schedule", gpipe(2, 3))
+    partition = changes.pop("partition", uniform(model.layers, schedule.stages))
+    return small_job(schedule=schedule, model=model, partition=partition, **changes)
