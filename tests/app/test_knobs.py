@@ -206,6 +206,7 @@ VALUES = {"partition.sizes": "[1,15]", "tracking.tags": "[a]", "data.path": "/de
     "device.speed": "[1,1]",
     "launch.options": "[--exclusive]",
     "launch.setup": "[true]",
+    "optimizer.betas": "[0.8,0.9]",
 }
 FREE = {
     "output_dir",
