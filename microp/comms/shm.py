@@ -44,7 +44,7 @@ from microp.comms.processes import is_alive
 LINE = 64  # bytes: a cache line, and the alignment at which matrix products give the same bits
 STAMP = 32  # the offset of the stamp in the first line, after the semaphore
 _BARRIER_TAG = -1  # the tag of the barrier's mailboxes
-_HOSTS_TAG = 2**30  # the tag of the barrier's messages between hosts; no schedule has so many actions
+_HOSTS_TAG = 2**30  # the tag of the barrier's messages between hosts, above the tag of every action
 LIVENESS_CHECK_S = 1.0  # a blocked wait checks once per this period that its peer is alive
 
 _libc = ctypes.CDLL(None, use_errno=True)
