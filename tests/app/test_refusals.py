@@ -16,7 +16,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from namespace import run_script
-from user import SMALL
+from user import SMALL, start
 
 from microp import run, worker
 from microp.app import attempt as attempt_module
@@ -223,6 +223,15 @@ def test_an_attempt_that_cannot_be_opened_leaves_nothing(typed, monkeypatch):
     assert list(Path("outputs/runs").glob("*/attempt-*")) == []
 
 
+def test_a_command_whose_input_and_output_are_closed_runs(tmp_path):
+    """What is opened next would else get the number of standard output, and the ranks would have none."""
+    command = shlex.join([sys.executable, "-m", "microp.run", *FEW])
+    done = start(["sh", "-c", f"exec {command} <&- >&-"], tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    [attempt] = (tmp_path / "outputs" / "runs").glob("*/attempt-1")
+    assert json.loads((attempt / "status.json").read_text())["status"] == "finished"
+
+
 # --- disks of the test's own, real ranks ---------------------------------------------------------
 
 FULL = """
@@ -271,7 +280,7 @@ find full -name "*.wandb" > mirrored
 
 
 def test_a_disk_that_is_full_of_wandb_s_files_costs_the_mirror_alone(tmp_path):
-    """W&B itself prints hundreds of lines, and calls a run complete whose file is cut."""
+    """W&B itself prints hundreds of lines, and no error tells that a file was cut."""
     (tmp_path / "full").mkdir()
     words = shlex.join([*SMALL, "chunks=2", "comms=threads"])
     done = run_script(MIRROR.replace("PYTHON", sys.executable).replace("WORDS", words), tmp_path)
