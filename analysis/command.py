@@ -19,7 +19,7 @@ from typing import NoReturn
 import microp
 from analysis import answers
 from analysis.exhibit import Exhibit
-from microp.settings import CommandParser
+from microp.settings import CommandParser, open_streams
 from microp.store import RecordError, Store, command
 
 OUTPUTS = Path("outputs")
@@ -63,6 +63,7 @@ def run(command: Callable[[], int]) -> NoReturn:
 
     Such a reader is `head`.
     """
+    open_streams()
     try:
         code = command()
         sys.stdout.flush()

@@ -9,7 +9,7 @@ lists the wrong values: one sentence each, with the value, the rule and the reme
 the same name (model, device, comms) builds the object that the settings describe.
 """
 
-from microp.settings.command_line import CommandParser
+from microp.settings.command_line import CommandParser, open_streams
 from microp.settings.comms import CommsSettings
 from microp.settings.data import DataSettings, SyntheticSettings, TextSettings
 from microp.settings.device import DeviceSettings, EmulatedSettings
@@ -83,6 +83,7 @@ __all__ = [
     "memory_bytes",
     "no_slurm",
     "not_writable",
+    "open_streams",
     "out_of_reach",
     "own_settings",
     "processor",

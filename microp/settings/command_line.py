@@ -1,9 +1,20 @@
-"""The parser of the commands that have options: one line for each mistake, without argparse's lines of usage."""
+"""What commands have in common: a parser with one line for each mistake, and standard streams that are open."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from typing import NoReturn
+
+
+def open_streams() -> None:
+    """Open on the null device what the caller has closed (`>&-`), else the next file that is opened takes its place."""
+    for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free
+            os.set_inheritable(null, null == number)  # for the ranks
+            setattr(sys, name, os.fdopen(null, mode))
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -9,19 +9,11 @@ import textwrap
 
 from rich.console import Console
 
+from microp.settings import open_streams
+
 PIPE_WIDTH = 120  # characters per line where there is neither a terminal nor COLUMNS in the environment
 
-
-def _open_closed() -> None:
-    """Open on the null device what the caller has closed (`>&-`), else another file gets its number."""
-    for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
-        if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free
-            os.set_inheritable(null, null == number)  # for the ranks
-            setattr(sys, name, os.fdopen(null, mode))
-
-
-_open_closed()
+open_streams()
 
 
 def _width() -> int | None:

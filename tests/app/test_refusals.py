@@ -230,6 +230,10 @@ def test_a_command_whose_input_and_output_are_closed_runs(tmp_path):
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     [attempt] = (tmp_path / "outputs" / "runs").glob("*/attempt-1")
     assert json.loads((attempt / "status.json").read_text())["status"] == "finished"
+    drawing = shlex.join([sys.executable, "-m", "analysis.timeline", "outputs"])
+    done = start(["sh", "-c", f"exec {drawing} >&-"], tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "outputs" / "report").is_dir()
 
 
 # --- disks of the test's own, real ranks ---------------------------------------------------------
