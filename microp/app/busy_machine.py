@@ -123,7 +123,7 @@ def _on_a_rank(
     shape: tuple[int, int], neighbours: Sequence[int], first: int, _job: Job, comms: Comms, _local: int, _at: Path
 ) -> dict[tuple[int, int], list[list[float]]]:
     """Return (neighbours, chunks) -> the times of the steps over shared memory, and over gloo, in microseconds."""
-    both = (comms, GroupComms("gloo", comms.device, comms.timeout_s))
+    both = (comms, GroupComms(comms.device, comms.timeout_s))
     steps = {chunks: [null_step("microp", chunks, shape, each) for each in both] for chunks in CHUNKS}
     times: dict[tuple[int, int], list[list[float]]] = {}
     for busy in neighbours:

@@ -6,7 +6,7 @@
            ◄─ irecv_tensor(shape, 1, tag)  isend_tensor(grad, 0, tag) ──
 
 There is one interface (`base`) and one module per transport: `shm` (shared memory between ranks of
-one host, gloo between hosts), `group` (gloo on CPU, NCCL on CUDA and ROCm) and `threads` (ranks of one process).
+one host, gloo between hosts), `group` (gloo), `nccl` (between GPUs) and `threads` (ranks of one process).
 """
 
 import os
@@ -25,6 +25,7 @@ from microp.comms.direct import direct_sums
 from microp.comms.group import GroupComms, in_our_words, peer_error
 from microp.comms.heartbeat import PID, PLACE, SINCE, STEP, Beat, Heartbeats, Place, awaited_rank, trail
 from microp.comms.hosts import Hosts, interface_of, one_host, own_address
+from microp.comms.nccl import GRACE_S, NcclComms
 from microp.comms.processes import STOPPED
 from microp.comms.processes import state as process_state
 from microp.comms.ring import Ring, ring_sum
@@ -46,6 +47,7 @@ __all__ = [
     "Hosts",
     "Inbox",
     "Message",
+    "NcclComms",
     "Outbox",
     "Pacer",
     "Pending",
@@ -95,16 +97,13 @@ def init_process_group(
         TimeoutError, ConnectionError: another rank did not join.
     """
     group = "gloo" if backend == "shm" else backend
-    # No device_id: with it NCCL puts all transfers of a rank into one queue, in which a
-    # receive that is posted early blocks a send.
+    patience = timedelta(seconds=timeout_s + GRACE_S if group == "nccl" else timeout_s)
     with in_our_words(timeout_s, "another rank"):
         if store is None:
-            dist.init_process_group(group, timeout=timedelta(seconds=timeout_s))
+            dist.init_process_group(group, timeout=patience)
         else:
             rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-            dist.init_process_group(
-                group, timeout=timedelta(seconds=timeout_s), store=store, rank=rank, world_size=world
-            )
+            dist.init_process_group(group, timeout=patience, store=store, rank=rank, world_size=world)
     row = column = None
     if replicas > 1:
         shape = (replicas, dist.get_world_size() // replicas)
@@ -116,7 +115,8 @@ def init_process_group(
     def of(members: Any) -> GroupComms:
         if backend == "shm":
             return ShmComms(device, timeout_s, members, hosts)
-        return GroupComms(group, device, timeout_s, members, hosts)
+        kind = NcclComms if backend == "nccl" else GroupComms
+        return kind(device, timeout_s, members, hosts)
 
     comms = of(row)
     if column is not None:

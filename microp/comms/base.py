@@ -229,7 +229,7 @@ class Comms(ABC):
 
         All ranks must start their sums in the same order.
         """
-        return Summed(self.all_reduce(tensor), perf_counter_ns())
+        return Summed(self.all_reduce(tensor), ended_now(tensor))
 
     def all_reduce_mean(self, tensor: Tensor) -> Tensor:
         """Replace `tensor` by its mean over all ranks; return it."""
@@ -249,6 +249,11 @@ class Comms(ABC):
     @abstractmethod
     def close(self) -> None:
         """Disconnect. No transfer may be pending."""
+
+
+def ended_now(tensor: Tensor) -> int:
+    """Return the present `perf_counter_ns` as the end of a sum; 0 for a GPU's tensor, whose sum has been enqueued."""
+    return 0 if tensor.is_cuda else perf_counter_ns()
 
 
 def check_reduction(op: str) -> None:

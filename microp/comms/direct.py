@@ -15,13 +15,12 @@ once, in rank order, so all ranks get the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from time import perf_counter_ns
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from microp.comms.base import Comms, Inbox, Message, Outbox, Sum
+from microp.comms.base import Comms, Inbox, Message, Outbox, Sum, ended_now
 
 
 def direct_sums(comms: Comms, sizes: Sequence[tuple[int, torch.dtype]]) -> list[Callable[[Tensor], Sum]]:
@@ -62,14 +61,13 @@ class _Direct:
     def start(self, tensor: Tensor) -> Sum:
         """Start to sum the one-dimensional `tensor` over all ranks in place."""
         self._tensor, self._parts = tensor, tensor.tensor_split(self._ranks)
-        for inbox in (*self._take.values(), *self._done.values()):
-            if inbox.post is not None:
-                inbox.post()
+        _post(self._take.values())
         for rank, outbox in self._give.items():
             outbox.send(self._parts[rank])
         return self
 
     def wait(self) -> Tensor:
+        _post(self._done.values())  # after the parts of all tensors: a link without tags keeps the order of the sends
         own = self._parts[self._rank]
         came = {rank: inbox.wait() for rank, inbox in self._take.items()}
         if came:
@@ -84,5 +82,11 @@ class _Direct:
         for outbox in (*self._give.values(), *self._hand_out.values()):
             if outbox.finish is not None:
                 outbox.finish()
-        self.ended_ns = perf_counter_ns()
+        self.ended_ns = ended_now(self._tensor)
         return self._tensor
+
+
+def _post(inboxes: Iterable[Inbox]) -> None:
+    for inbox in inboxes:
+        if inbox.post is not None:
+            inbox.post()

@@ -1,4 +1,4 @@
-"""The transport between processes over a `torch.distributed` process group: gloo, NCCL, RCCL."""
+"""The transport between processes over a `torch.distributed` process group: gloo, and what NCCL has in common."""
 
 from __future__ import annotations
 
@@ -28,38 +28,24 @@ class GroupComms(Comms):
     """The transport between processes over a `torch.distributed` process group.
 
     Args:
-        backend: `gloo` or `nccl`.
         device: the device of this rank's tensors.
         timeout_s: the longest wait for a peer, in seconds.
         group: the process group of the ranks; None for all processes.
         hosts: the hosts of all processes, which messages name if they are several.
     """
 
-    def __init__(
-        self, backend: str, device: torch.device, timeout_s: float, group: Any = None, hosts: Hosts | None = None
-    ) -> None:
+    def __init__(self, device: torch.device, timeout_s: float, group: Any = None, hosts: Hosts | None = None) -> None:
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self.device, self.timeout_s = device, timeout_s
-        self.group = self._up = self._down = group or dist.group.WORLD
+        self.group: Any = group or dist.group.WORLD
         self.names = [f"rank {rank}" for rank in range(self.world_size)]
         if hosts and hosts.are_several:
             self.names = [hosts.rank_text(rank) for rank in dist.get_process_group_ranks(self.group)]
-        self._checks_sizes = backend == "gloo"
-        # NCCL has no tags and runs the transfers of a group one after the other, so each
-        # direction needs its own group.
-        if backend == "nccl":
-            members = dist.get_process_group_ranks(self.group)
-            self._up, self._down = (dist.new_group(members, use_local_synchronization=True) for _ in range(2))
         self._pool: list[Tensor] = []
         self._buffers: dict[tuple[int, int], Tensor] = {}  # (source, tag) -> the receive buffer
 
-    def _group(self, src: int, dest: int) -> Any:
-        return self._up if src < dest else self._down
-
     def expect(self, messages: Iterable[Message]) -> None:
-        """Allocate the receive buffers of a step, one per mailbox of the schedule; only on CPUs."""
-        if self.device.type != "cpu":
-            return  # a GPU's allocator reuses memory in the order of its stream
+        """Allocate the receive buffers of a step, one per mailbox of the schedule."""
         mine = [message for message in messages if message.dest == self.rank]
         sizes: dict[tuple[int, int], int] = {}
         for message in mine:
@@ -72,7 +58,7 @@ class GroupComms(Comms):
         return any(buffer.data_ptr() <= address < buffer.data_ptr() + buffer.nbytes for buffer in self._pool)
 
     def outbox(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Outbox:
-        group, name = self._group(self.rank, dest), self.names[dest]
+        group, name = self.group, self.names[dest]
 
         def start(tensor: Tensor) -> Pending:
             tensor = tensor.contiguous()
@@ -86,7 +72,7 @@ class GroupComms(Comms):
 
     def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Inbox:
         """Return an inbox that receives into the buffer from `expect`; the sender checks the size, so no canary."""
-        buffer, group, name = self._buffers.get((src, tag)), self._group(src, self.rank), self.names[src]
+        buffer, group, name = self._buffers.get((src, tag)), self.group, self.names[src]
         if buffer is None:
             return super().inbox(shape, src, tag, dtype)
         tensor = buffer[: torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(*shape)
@@ -103,14 +89,14 @@ class GroupComms(Comms):
     def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
         tensor = tensor.contiguous()
         with in_our_words(self.timeout_s, self.names[dest]):  # the connection may have been closed already
-            work = dist.isend(tensor, group=self._group(self.rank, dest), tag=tag, group_dst=dest)
+            work = dist.isend(tensor, group=self.group, tag=tag, group_dst=dest)
         return _Transfer(work, tensor, self.names[dest], self.timeout_s)
 
     def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
         tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
-        canary = _Canary(tensor) if self._checks_sizes else None
+        canary = _Canary(tensor)
         with in_our_words(self.timeout_s, self.names[src]):
-            work = dist.irecv(tensor, group=self._group(src, self.rank), tag=tag, group_src=src)
+            work = dist.irecv(tensor, group=self.group, tag=tag, group_src=src)
         return _Transfer(work, tensor, self.names[src], self.timeout_s, canary)
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
@@ -141,7 +127,7 @@ class GroupComms(Comms):
     def close(self) -> None:
         dist.barrier()  # no rank closes a connection that another rank still uses
         # Dropping the groups ends their threads here, and not when the interpreter exits.
-        self.group = self._up = self._down = self.replica_group = None
+        self.group = self.replica_group = None
         dist.destroy_process_group()
 
 
@@ -206,14 +192,13 @@ class _Sum(_Transfer):
     def __init__(self, work: Any, tensor: Tensor, peer: str, timeout_s: float) -> None:
         super().__init__(work, tensor, peer, timeout_s)
         self.ended_ns = 0
-        if not tensor.is_cuda:
-            work.get_future().then(self._stamp)
+        work.get_future().then(self._stamp)
 
     def _stamp(self, _: Any) -> None:
         self.ended_ns = perf_counter_ns()
 
     def wait(self) -> Tensor:
         tensor = super().wait()
-        if not tensor.is_cuda and not self.ended_ns:  # another thread writes the stamp, perhaps later
+        if not self.ended_ns:  # another thread writes the stamp, perhaps later
             self.ended_ns = perf_counter_ns()
         return tensor

@@ -128,8 +128,8 @@ class Heartbeats:
         """Return the line of a rank, into which it writes; its words are PID, STEP, PLACE and SINCE."""
         return self._words[world_rank * WORDS : (world_rank + 1) * WORDS]
 
-    def at(self, world_rank: int, place: Place, step: int | None = None) -> None:
-        """Write that a rank is at a place outside of its actions, in step `step` or still in the same step."""
+    def at(self, world_rank: int, place: int, step: int | None = None) -> None:
+        """Write that a rank is at a place (`Beat.place`), in step `step` or still in the same step."""
         line = self.line(world_rank)
         line[PLACE], line[SINCE] = place, perf_counter_ns()
         if step is not None:

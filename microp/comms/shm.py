@@ -73,7 +73,7 @@ class ShmComms(GroupComms):
     """
 
     def __init__(self, device: torch.device, timeout_s: float, group: Any, hosts: Hosts) -> None:
-        super().__init__("gloo", device, timeout_s, group, hosts)
+        super().__init__(device, timeout_s, group, hosts)
         self._boxes: dict[tuple[int, int, int], _Box] = {}
         self._pids = [int(pid) for pid in self.all_gather(os.getpid())]
         host_of = [hosts.of[rank] for rank in dist.get_process_group_ranks(self.group)]

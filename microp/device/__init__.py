@@ -49,4 +49,4 @@ def open_device(settings: DeviceSettings, workload: Workload, comms: Comms, loca
     torch.set_num_threads(settings.threads)
     if isinstance(settings, EmulatedSettings):
         return Emulated(settings, workload, comms.stamps)
-    return Cuda(local_rank) if settings.name == "cuda" else Cpu()
+    return Cuda(local_rank, comms.timeout_s) if settings.name == "cuda" else Cpu()

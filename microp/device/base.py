@@ -29,10 +29,17 @@ Give = Callable[..., Any]
 
 
 class PeakMemory(NamedTuple):
-    """The peaks of live tensors in a step, in bytes: of all, and of those that torch's allocator holds."""
+    """The peaks of a step, in bytes.
+
+    Attributes:
+        all_bytes: of all live tensors.
+        allocated_bytes: of those that torch's allocator holds.
+        reserved_bytes: of what the allocator has taken from a GPU; None on CPUs.
+    """
 
     all_bytes: int
     allocated_bytes: int
+    reserved_bytes: int | None = None
 
 
 class Device(ABC):
@@ -63,6 +70,17 @@ class Device(ABC):
 
     def prepare_step(self) -> None:  # noqa: B027  (most devices keep no state)
         """Discard the state of the last step; called before each step."""
+
+    def settle(self) -> None:  # noqa: B027  (most do the work when they are told to)
+        """Wait until the device has done all that it was given in this step.
+
+        Raises:
+            TimeoutError: it waits for too long for something, such as a tensor of another rank.
+        """
+
+    def reached(self, marks: Sequence[Any]) -> int:
+        """Return how many of the marks of a step the device has reached."""
+        return len(marks)
 
     def recompute_ns(self, row: Sequence[Action], measured: int) -> int:
         """Return the time that a rank's actions spend on recomputation, in nanoseconds.

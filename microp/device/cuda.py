@@ -1,8 +1,20 @@
-"""One GPU as a device."""
+"""One GPU as a device: the host enqueues a whole step and looks at the GPU once, at its end.
+
+::
+
+    compute stream   mark ─ F ─ mark ─ ... ─ optimizer ─ mark     anchor      marks and anchor are events
+    host             enqueues ──────────────────────────► settle: waits ─┴─► the time on its own clock
+
+A mark is an event on the compute stream. Once all have been reached, one more event, the anchor, is recorded on
+the idle stream and its moment is read off the host's clock. A mark's time is the anchor's less the time between the
+two events.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from time import perf_counter_ns
 from typing import Any
 
@@ -11,34 +23,60 @@ from torch import Tensor
 
 from microp.device.base import Device, PeakMemory
 
+_POLL_S = 100e-6  # between two looks at the GPU: a time-out ends them, which no call of CUDA's has
+
 
 class Cuda(Device):
-    """One GPU. A mark is an event on the current stream."""
+    """One GPU.
 
-    def __init__(self, local_rank: int) -> None:
-        self.torch_device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(self.torch_device)
+    Args:
+        index: the GPU's index on this host.
+        timeout_s: the longest time from the end of the enqueuing of a step to that of the step itself, in seconds.
+        gpu: what has the GPU's events and its allocator's counts, by the names of `torch.cuda`.
+    """
+
+    def __init__(self, index: int, timeout_s: float, gpu: Any = torch.cuda) -> None:
+        self.torch_device = torch.device("cuda", index)
+        self._timeout_s, self._gpu = timeout_s, gpu
+        self._anchor: tuple[Any, int] | None = None  # of this step: the event and its time
+        gpu.set_device(self.torch_device)
         self.mark = self._event
 
-    @staticmethod
-    def _event() -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
+    def _event(self) -> Any:
+        event = self._gpu.Event(enable_timing=True)
         event.record()
         return event
 
-    def read(self, marks: Sequence[Any]) -> list[int]:
+    def prepare_step(self) -> None:
+        self._anchor = None
+
+    def settle(self) -> None:
+        last, give_up = self._event(), time.monotonic() + self._timeout_s
+        while not last.query():
+            if time.monotonic() > give_up:
+                raise TimeoutError(f"waited {self._timeout_s:g} s for the GPU")
+            time.sleep(_POLL_S)
         anchor = self._event()
-        torch.cuda.synchronize()
-        now = perf_counter_ns()
-        return [now - round(mark.elapsed_time(anchor) * 1e6) for mark in marks]
+        anchor.synchronize()
+        self._anchor = anchor, perf_counter_ns()
+
+    def reached(self, marks: Sequence[Any]) -> int:
+        return sum(1 for _ in takewhile(lambda mark: mark.query(), marks))
+
+    def read(self, marks: Sequence[Any]) -> list[int]:
+        """Return the times of the marks; one that is a time already stays as it is."""
+        if self._anchor is None:
+            self.settle()
+        assert self._anchor is not None
+        anchor, now = self._anchor
+        return [mark if isinstance(mark, int) else now - round(mark.elapsed_time(anchor) * 1e6) for mark in marks]
 
     def peak_memory(
         self, alive: Iterable[Tensor], step: Callable[[], None], is_received: Callable[[int], bool]
     ) -> PeakMemory:
+        """Return the peaks of the allocator: live tensors, and what it has reserved, which others cannot use."""
         del alive, is_received  # received tensors are the allocator's too
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
+        self._gpu.reset_peak_memory_stats()
         step()
-        torch.cuda.synchronize()
-        peak = torch.cuda.max_memory_allocated()
-        return PeakMemory(peak, peak)
+        peak = self._gpu.max_memory_allocated()
+        return PeakMemory(peak, peak, self._gpu.max_memory_reserved())

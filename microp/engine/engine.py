@@ -68,10 +68,12 @@ class Boundary(NamedTuple):
     Attributes:
         shape: (rows, stage) -> the shape of the tensor that enters a stage, which is also that of its gradient.
         dtype: the type of both.
+        device: where they are.
     """
 
     shape: Callable[[int, int], tuple[int, ...]]
     dtype: torch.dtype
+    device: torch.device = torch.device("cpu")
 
 
 class _Bound(NamedTuple):
@@ -242,7 +244,7 @@ class Engine:
                 finish()
         except Exception as error:
             raise ActionError(self._describe(error, number)) from error
-        return StepTrace(self._actions, partial(self._device.read, tuple(marks)))
+        return StepTrace(self._actions, tuple(marks), self._device.read)
 
     def _inbox(self, source: Action) -> Inbox:
         """Return the inbox that receives the output of `source`."""

@@ -93,7 +93,8 @@ class TorchEngine:
         return timed(partial(self._timed, index), layers, index, count, device, example, output)
 
     def _entering(self, stage: int) -> Tensor:
-        return torch.empty(self._boundary.shape(self._rows, stage), dtype=self._boundary.dtype, requires_grad=True)
+        shape, dtype, device = self._boundary.shape(self._rows, stage), self._boundary.dtype, self._boundary.device
+        return torch.empty(shape, dtype=dtype, device=device, requires_grad=True)
 
     def step(self, number: int) -> StepTrace:
         """Run this rank's actions once; return their trace. The stages must hold the step's batch.
@@ -115,7 +116,7 @@ class TorchEngine:
             raise ActionError(describe_failure(self._comms, self._planned, cause, number)) from cause
         if self._row != self._ran:
             self._ran, self._actions = self._row, Actions.of([self._row], self._rank)
-        return StepTrace(self._actions, partial(self._device.read, self._marks))
+        return StepTrace(self._actions, self._marks, self._device.read)
 
     def _at(self, place: int) -> None:
         self._beat[PLACE], self._beat[SINCE] = place, perf_counter_ns()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -67,11 +67,12 @@ class Stage:
         checkpointing: the policy: what is kept and what is recomputed.
         chunks: the number of microbatches, M.
         split: the microbatches whose backward is divided into B and W.
+        mark: the device's clock.
 
     Attributes:
         losses: the weighted losses of the step's microbatches, on the last stage.
         kept: microbatch -> what its forward has kept for its backward.
-        recompute_ns: the time spent on recomputation in this step, in nanoseconds.
+        recomputations: the marks at the start and the end of each recomputation of this step, one after the other.
     """
 
     def __init__(
@@ -81,11 +82,13 @@ class Stage:
         checkpointing: Checkpointing,
         chunks: int,
         split: Collection[int] = (),
+        mark: Callable[[], Any] = perf_counter_ns,
     ) -> None:
         self.layers = nn.ModuleList(layers)
         self.losses: list[Tensor] = []
         self.kept: dict[int, list[_Held]] = {}
-        self.recompute_ns = 0
+        self.recomputations: list[Any] = []
+        self._mark = mark
         self._loss, self._checkpointing, self._chunks = loss, checkpointing, chunks
         self._segments = [checkpointing.segments_of(microbatch, chunks) for microbatch in range(chunks)]
         self._cuts = {count: self._cut(max(count, 1)) for count in set(self._segments)}
@@ -100,9 +103,9 @@ class Stage:
         return [[module for _ in range(size) for module in _unwrapped(next(layers))] for size in sizes]
 
     def load(self, batch: Batch) -> None:
-        """Set the step's batch; discard the losses and the recomputation time of the last step."""
+        """Set the step's batch; discard the losses and the recomputations of the last step."""
         self.batch = batch
-        self.losses, self.recompute_ns = [], 0
+        self.losses, self.recomputations = [], []
 
     @property
     def segments(self) -> list[list[nn.Module]]:
@@ -167,11 +170,11 @@ class Stage:
             held = kept.pop()
             leaf, root = held.input, held.root
             if root is None:
-                start = perf_counter_ns()
+                start = self._mark()
                 leaf, output = self._tape(microbatch, held.segment, leaf)
                 root = get_gradient_edge(output)
                 del output  # frees its memory, which the backward does not need
-                self.recompute_ns += perf_counter_ns() - start
+                self.recomputations += (start, self._mark())
             if self._split is None or microbatch not in self._deferred:
                 run_backward(root, gradient)
                 gradient = leaf.grad

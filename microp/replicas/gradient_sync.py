@@ -56,8 +56,11 @@ class GradientSync:
         del stage
         return run
 
-    def finish(self) -> list[Reduction]:
-        """Wait until every gradient is that of the whole batch; return the sums that were made."""
+    def finish(self) -> None:
+        """Wait until every gradient is that of the whole batch."""
+
+    def reductions(self) -> list[Reduction]:
+        """Return the sums that the step has made; called after its end."""
         return []
 
     def pause(self) -> None:
@@ -97,6 +100,7 @@ class BucketSync(GradientSync):
         starts = iter(open_sums([bucket.size for own in buckets.values() for bucket in own]))
         self._buckets = {index: Buckets(own, islice(starts, len(own)), device.mark) for index, own in buckets.items()}
         self._done: list[tuple[int, int]] = []  # (stage, the time at which its last gradient was complete)
+        self._sums: list[tuple[int, Any, Any]] = []  # (stage, the marks at the start and the end of a sum)
         self._hooks: list[Any] = []
         self.nbytes = sum(buckets.nbytes for buckets in self._buckets.values())
 
@@ -122,17 +126,19 @@ class BucketSync(GradientSync):
 
         return watched
 
-    def finish(self) -> list[Reduction]:
-        found: list[Reduction] = []
-        free = 0
+    def finish(self) -> None:
+        self._sums, free = [], 0
         for stage, done in self._done:
-            times = self._buckets[stage].finish(self._device.read)
+            marks = self._buckets[stage].finish()
             nominal_end = self._device.reduction_end(stage, max(done, free))
             if nominal_end is not None:  # the device has nominal times: one reduction per stage
-                times, free = [(max(done, free), nominal_end)], nominal_end
-            found += [Reduction(self._rank, stage, start, end) for start, end in times]
+                marks, free = [(max(done, free), nominal_end)], nominal_end
+            self._sums += [(stage, start, end) for start, end in marks]
         self._done.clear()
-        return found
+
+    def reductions(self) -> list[Reduction]:
+        read, rank = self._device.read, self._rank
+        return [Reduction(rank, stage, *read([start, end])) for stage, start, end in self._sums]
 
     def tensors(self) -> Iterator[Tensor]:
         for buckets in self._buckets.values():
@@ -202,8 +208,11 @@ class InTurn(GradientSync):
         runs = {sync: sync.wrap_last(stage, run) for sync in self._syncs}
         return lambda microbatch, x: runs[self._now](microbatch, x)
 
-    def finish(self) -> list[Reduction]:
-        return self._now.finish()
+    def finish(self) -> None:
+        self._now.finish()
+
+    def reductions(self) -> list[Reduction]:
+        return self._now.reductions()
 
     def tensors(self) -> Iterator[Tensor]:
         for sync in self._syncs:

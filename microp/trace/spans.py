@@ -185,14 +185,15 @@ class StepTrace:
 
     Args:
         actions: the rank's actions, in the order in which they ran.
-        times: returns three times per action, in nanoseconds: when it began to wait, started and ended.
+        marks: three per action: when it began to wait, started and ended.
+        read: converts marks into nanoseconds (`Device.read`).
     """
 
-    def __init__(self, actions: Actions, times: Callable[[], list[int]]) -> None:
-        self.actions, self._read = actions, times
+    def __init__(self, actions: Actions, marks: Sequence[Any], read: Callable[[Sequence[Any]], list[int]]) -> None:
+        self.actions, self.marks, self._read = actions, marks, read
 
     @cached_property
     def spans(self) -> Spans:
         """One span per action; times in nanoseconds."""
-        times = np.array(self._read(), np.int64)
+        times = np.array(self._read(self.marks), np.int64)
         return Spans(self.actions, times[::3], times[1::3], times[1::3], times[2::3])

@@ -96,7 +96,7 @@ def join(job: Job, facts: Mapping[str, Any]) -> Joined:
     comms.heartbeats.hosts = hosts if hosts.are_several else None
     comms.heartbeats.start(rank)
     group = dist.new_group(backend="gloo") if job.backend == "nccl" else None
-    everyone = GroupComms("gloo", torch.device("cpu"), job.timeout_s, group, hosts)
+    everyone = GroupComms(torch.device("cpu"), job.timeout_s, group, hosts)
     return Joined(comms, everyone, hosts, read_clocks(everyone, hosts), store)
 
 

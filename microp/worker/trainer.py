@@ -83,13 +83,14 @@ class Trainer:
         loss = self._model.loss if stage == job.schedule.stages - 1 else None
         on_device = [layer.to(self._device.torch_device) for layer in layers]
         split = [microbatch for split_stage, microbatch in job.schedule.split if split_stage == stage]
-        return Stage(on_device, loss, job.checkpointing, job.schedule.chunks, split)
+        return Stage(on_device, loss, job.checkpointing, job.schedule.chunks, split, self._device.mark)
 
     def _runner(self, engine: str) -> Runner:
         """Return the runner that an engine's name stands for; all runners use the same stages."""
         job, stages, comms, device = self._job, self.stages, self._comms, self._device
         first = [job.partition.layers_of(stage)[0] for stage in range(job.schedule.stages)]
-        boundary = Boundary(lambda rows, stage: job.model.boundary(rows, first[stage]), self._model.dtype)
+        shape, dtype = (lambda rows, stage: job.model.boundary(rows, first[stage])), self._model.dtype
+        boundary = Boundary(shape, dtype, device.torch_device)
         if engine == "limit":
             return Limit(job.schedule, stages, boundary, job.rows)
         if engine == "torch":
@@ -149,7 +150,7 @@ class Trainer:
         trace = runner.step(step)
         computed = mark()
         self._at(Place.REDUCING)
-        self.reductions = self.sync.finish()
+        self.sync.finish()
         reduced = mark()
         self._at(Place.OPTIMIZING)
         if trace is not None:  # a runner without a trace used random inputs
@@ -157,10 +158,13 @@ class Trainer:
             self.optimizer.step()
             self._device.finish_optimizer(reduced, self.stages)
         ended = mark()
+        self._settle(trace)
         self._at(Place.BARRIER)
         self._comms.barrier()  # a rank that cleans up would take a core from one that still computes
         began, computed, reduced, ended = self._device.read([began, computed, reduced, ended])
-        recompute = sum(stage.recompute_ns for stage in self.stages.values())
+        self.reductions = self.sync.reductions()
+        moments = self._device.read([mark for stage in self.stages.values() for mark in stage.recomputations])
+        recompute = sum(moments[1::2]) - sum(moments[::2])
         recompute = self._device.recompute_ns(self._job.schedule.ranks[self._comms.rank], recompute)
         losses = [loss.item() for stage in self.stages.values() for loss in stage.losses]
         if trace is not None and engine == self._job.engines[0]:
@@ -185,6 +189,16 @@ class Trainer:
             "work_ms": (self._device.work_ns - work_ns) / 1e6,
             "recompute_ms": recompute / 1e6,
         }
+
+    def _settle(self, trace: StepTrace | None) -> None:
+        """Wait until the device has done the step; after a time-out the heartbeat says where the device stands."""
+        try:
+            self._device.settle()
+        except TimeoutError:
+            if trace is not None and (reached := self._device.reached(trace.marks)) < len(trace.marks):
+                action, moment = divmod(reached, 3)
+                self._at(2 * action + (moment == 2))
+            raise
 
     def _times_of(self, actions: Actions) -> ActionTimes:
         if actions not in self._action_times:

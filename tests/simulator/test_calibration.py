@@ -275,7 +275,7 @@ def rows_of(schedule: Schedule, spans: list[Span]) -> list[dict]:
     def trace(rank: int) -> StepTrace:
         own = [span for span in spans if span.rank == rank]
         times = list(chain.from_iterable((span.wait_start, span.start, span.end) for span in own))
-        return StepTrace(Actions.of([schedule.ranks[rank]], rank), lambda: times)
+        return StepTrace(Actions.of([schedule.ranks[rank]], rank), times, list)
 
     traces = [trace(rank) for rank in range(len(schedule.ranks))]
     return [{"rank": rank, **ActionTimes(schedule, own.actions).of(own)} for rank, own in enumerate(traces)]

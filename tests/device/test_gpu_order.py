@@ -1,0 +1,206 @@
+"""What a GPU is given, in what order and with what waits, tried on GPUs that are none (`tests/gpu.py`)."""
+
+from __future__ import annotations
+
+import threading
+from itertools import pairwise
+from unittest.mock import patch
+
+import pytest
+import torch
+from conftest import CHECKPOINTING, mlp, small_job
+from gpu import Gpu, Group, NotReadyError, Stream, Work, World
+from threads import run as run_on_cpu
+
+from microp.comms import Heartbeats, NcclComms, thread_comms
+from microp.comms.base import PostedSend
+from microp.device import Cuda
+from microp.engine import ActionError, describe_failure
+from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
+from microp.worker import Trainer, monolith
+from microp.worker import trainer as trainer_module
+
+STEPS = 2
+SCHEDULES = {
+    "1f1b": one_f_one_b(3, 5),
+    "gpipe": gpipe(2, 4),
+    "zb_h1": zb_h1(3, 4),
+    "interleaved": interleaved(2, 4, 2),
+    "zb_v": zb_v(2, 3),
+}
+
+
+class Nccl(NcclComms):
+    """The transport over groups that are none; what is not of the timed path goes between the threads."""
+
+    def __init__(self, threads, gpu: Gpu, names: tuple[str, str] = ("up", "down")) -> None:
+        self.rank, self.world_size, self.timeout_s = threads.rank, threads.world_size, threads.timeout_s
+        self.device, self.names = torch.device("cpu"), [f"rank {rank}" for rank in range(threads.world_size)]
+        self._up, self._down = (Group(gpu, self.rank, name) for name in names)
+        self.gpu, self.all_reduce, self.all_gather = gpu, threads.all_reduce, threads.all_gather
+        self.heartbeats = Heartbeats(threads.world_size)
+        self.barrier, self.close, self.abort = threads.barrier, threads.close, threads.abort
+
+    close = all_reduce = all_gather = barrier = lambda *_: None  # abstract in the base class
+
+
+class Rank(threading.Thread):
+    """One rank: its losses and its gradients after two steps, and how often its host waited in each."""
+
+    def __init__(self, job, comms: Nccl) -> None:
+        super().__init__(daemon=True)
+        self.said = ""
+        self.job, self.comms, self.error = job, comms, None
+        self.gradients, self.waits, self.rows = {}, [], []
+
+    def run(self) -> None:
+        try:
+            self.trainer = trainer = Trainer(self.job, self.comms)
+            for step in range(STEPS):
+                trainer.load(step)
+                before = self.comms.gpu.waits
+                with self.comms.gpu:
+                    self.rows.append(trainer.step(step))
+                self.waits.append(self.comms.gpu.waits - before)
+            for index, layer in trainer.layers.items():
+                self.gradients[index] = monolith.gradients_of(layer)
+        except Exception as error:
+            self.error = error
+            self.said = describe_failure(self.comms, self.job.schedule, error)
+            self.comms.abort()
+
+
+def on_gpus(schedule, names: tuple[str, str] = ("up", "down"), timeout_s: float = 20, **changes) -> list[Rank]:
+    """The ranks of a job after two steps, each with a GPU of its own."""
+    job, world = small_job(schedule=schedule, model=mlp("float64"), **changes), World(timeout_s)
+
+    def open_cuda(_settings, _workload, comms, _local_rank):
+        device = Cuda(0, timeout_s, comms.gpu)
+        device.torch_device = torch.device("cpu")
+        return device
+
+    everyone = thread_comms(len(schedule.ranks), timeout_s)
+    ranks = [Rank(job, Nccl(comms, Gpu(world), names)) for comms in everyone]
+    for rank in ranks:
+        rank.comms.heartbeats = ranks[0].comms.heartbeats
+    with patch.object(trainer_module, "open_device", open_cuda):
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(60)
+            assert not rank.is_alive(), "it hangs"
+    return ranks
+
+
+def finished(ranks: list[Rank]) -> list[Rank]:
+    """The same ranks; the first error of one is raised."""
+    if errors := [rank.error for rank in ranks if rank.error]:
+        raise next((each for each in errors if not isinstance(each, ConnectionError)), errors[0])
+    return ranks
+
+
+def gradients_of(ranks: list[Rank]) -> dict[int, list[torch.Tensor]]:
+    return {index: tensors for rank in ranks for index, tensors in rank.gradients.items()}
+
+
+def are_equal(some, others) -> bool:
+    return some.keys() == others.keys() and all(
+        torch.equal(a, b) for layer in some for a, b in zip(some[layer], others[layer], strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_gradients_are_those_of_the_cpu_and_the_host_waits_once_a_step(name):
+    schedule = SCHEDULES[name]
+    ranks = finished(on_gpus(schedule))
+    assert are_equal(gradients_of(ranks), run_on_cpu(schedule))
+    assert [rank.waits for rank in ranks] == [[1] * STEPS] * len(ranks)
+    assert not ranks[0].comms.gpu.world.dropped
+
+
+def test_times_are_those_of_the_gpu():
+    """Each operation lasts 1 ms of the GPU's clock, so the host's own time, of some 0.1 ms each, is not measured."""
+    ranks = finished(on_gpus(one_f_one_b(2, 4), checkpointing=CHECKPOINTING["always"]))
+    for rank in ranks:
+        spans, row = list(rank.trainer.trace.spans), rank.rows[-1]
+        assert all(a.wait_start <= a.ready == a.start < a.end <= b.wait_start for a, b in pairwise(spans))
+        lengths = {(span.end - span.start) / 1e6 for span in spans}
+        assert all(abs(length - round(length)) < 1e-3 and length >= 3 for length in lengths)
+        assert row["recompute_ms"] == pytest.approx(round(row["recompute_ms"]), abs=1e-3)
+        assert 0 < row["recompute_ms"] < row["compute_ms"] < row["step_ms"]
+        assert row["optimizer_ms"] >= 1
+    assert ranks[1].rows[-1]["wait_ms"] >= 3  # for the first forward of the other
+
+
+def test_a_memory_step_gives_the_allocator_s_peaks():
+    gpu = Gpu(World())
+    device, steps = Cuda(0, 1, gpu), []
+    peak = device.peak_memory([], lambda: steps.append(gpu.peaks), lambda _: False)
+    assert steps == [gpu.peaks]
+    assert peak == (3 << 20, 3 << 20, 4 << 20)
+
+
+# --- each wait, taken away ------------------------------------------------------------------------
+
+
+def test_a_receive_that_is_not_waited_for_is_found():
+    def forget(work: Work) -> None:
+        work._waited = True
+
+    with patch.object(Work, "wait", forget):
+        found = finished(on_gpus(one_f_one_b(2, 4)))
+    assert not are_equal(gradients_of(found), run_on_cpu(one_f_one_b(2, 4)))
+
+
+def test_a_tensor_that_is_given_away_under_way_is_found():
+    with patch.object(PostedSend, "finish", None):
+        ranks = finished(on_gpus(one_f_one_b(2, 4)))
+    assert any("rank 0 send" in each for each in ranks[0].comms.gpu.world.dropped)
+
+
+def test_times_read_before_the_end_of_the_step_are_found():
+    def too_early(device: Cuda) -> None:
+        device._anchor = device.mark(), 0
+
+    with patch.object(Cuda, "settle", too_early), pytest.raises(NotReadyError):
+        finished(on_gpus(gpipe(2, 2)))
+
+
+def test_a_wait_of_the_host_inside_the_step_is_found():
+    """As in a transfer whose `wait` is given a time-out."""
+
+    def blocking(work: Work) -> None:
+        work._waited = True
+        work._after.synchronize()
+
+    with patch.object(Work, "wait", blocking):
+        ranks = finished(on_gpus(one_f_one_b(2, 4)))
+    assert all(waits > 1 for rank in ranks for waits in rank.waits)
+
+
+def test_communicators_that_open_in_the_step_would_hang():
+    """Rank 1 posts the receive of a gradient, whose sender waits for an activation that rank 1 has not sent yet."""
+    with patch.object(NcclComms, "expect", lambda *_: None), pytest.raises((TimeoutError, ActionError)):
+        finished(on_gpus(one_f_one_b(3, 4), timeout_s=1))
+
+
+def test_one_group_for_both_directions_would_hang():
+    with pytest.raises((TimeoutError, ActionError)):
+        finished(on_gpus(one_f_one_b(3, 6), ("both", "both"), timeout_s=1))
+
+
+def test_the_action_at_which_a_gpu_stands_is_named():
+    """Rank 0's third activation never leaves; the host of rank 1 has enqueued all of its step meanwhile."""
+    send = Group.send
+
+    def lose(group: Group, tensors, dest, tag):
+        work = send(group, tensors, dest, tag)
+        sent = group._gpu.world.ends["up", 0, 1]["send"]
+        if group._name == "up" and len(sent) == 4:  # the first one opened the communicator
+            stuck = Stream(group._gpu.world)
+            sent[3] = sent[3]._replace(stream=stuck, place=stuck.put(lambda: False) + 1)
+        return work
+
+    with patch.object(Group, "send", lose):
+        _, rank = on_gpus(gpipe(2, 4), timeout_s=1)
+    assert rank.said == "rank 1 waited 1 s for 0F2 from rank 0 (step 0)"
