@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -174,13 +175,15 @@ def raise_in_action(job: Job, comms: Comms, _local_rank: int, attempt: Path) -> 
 
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "end": signal.SIGTERM, "interrupt": signal.SIGINT}
+EXITS = {"exit": 3, "leave": 0}
 
 
 class Fault(NamedTuple):
     """What happens to a rank in its third step, and where.
 
     Attributes:
-        how: `kill`, `stop`, `end`, `interrupt` (by a signal), `hang`, `raise` or `memory`.
+        how: `kill`, `stop`, `end`, `interrupt` (by a signal), `hang`, `raise`, `memory`, or the rank ends itself:
+            `exit` with code 3 and `leave` with code 0 at once, `quit` with code 0 as Python does.
         where: `forward`, `backward` or `weight_gradient` of a microbatch, `optimizer`, `Trainer`, its constructor, or
             `torch`, the first forward of torch's runtime.
         microbatch: the index of that microbatch.
@@ -235,6 +238,10 @@ class Fault(NamedTuple):
             raise MemoryError
         if self.how == "hang":
             time.sleep(600)
+        if self.how == "quit":
+            sys.exit(0)
+        if self.how in EXITS:
+            os._exit(EXITS[self.how])
         os.kill(os.getpid(), SIGNALS[self.how])
 
 

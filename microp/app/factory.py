@@ -71,7 +71,9 @@ def build(
             raise ValueError(f"{what} refuses {numbers}: {_said(error)}") from error
         named = any(str(error).startswith(f"{key}=") for key in knobs)
         raise ValueError(f"{group}.{error}" if named else str(error)) from error
-    except (Exception, SystemExit) as error:  # a builder may be the user's own
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a builder may be the user's own, and exit
         raise ValueError(f"{what} failed for {numbers}: {_said(error)}") from error
     if not isinstance(result, made):
         got = "None" if result is None else f"a value of type {type(result).__name__}"
@@ -99,7 +101,9 @@ def builder_of(group: str, node: dict[str, Any]) -> Callable[..., Any]:
     """
     try:
         return get_method(node["builder"])
-    except (Exception, SystemExit) as error:  # Hydra wraps whatever the import raised
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # Hydra wraps whatever the import raised
         raise ValueError(f"{group}.builder={node['builder']} cannot be imported: {_said(error)}") from error
 
 

@@ -145,11 +145,11 @@ class Loader(ConfigLoaderImpl):
             for key in all_keys(config[group])
             if self.is_other_s(f"{group}.{key}", choices)
         ]
-        found = [self._other_s(f"{key}={value}", choices) for key, value in other_s]
+        found = [self._other_s(f"{key}={quoted(value)}", choices) for key, value in other_s]
         found += wrong_keys(config, {key for key, _ in other_s})
         for group in GROUPS:
             if choices.get(group) and choices[group] not in self.options(group):
-                found.append(f"{group}={choices[group]} {self._use_option(group)}")
+                found.append(f"{group}={quoted(choices[group])} {self._use_option(group)}")
             option = self.option(group, choices.get(group))
             node = None if group not in config or OmegaConf.is_missing(config, group) else config[group]
             if not option or not isinstance(node, DictConfig):
@@ -163,7 +163,7 @@ class Loader(ConfigLoaderImpl):
                 if (value := node[key]) != option[key]:
                     others = [each for each in self.options(group) if self.option(group, each).get(key) == value]
                     use = f"use {group}={others[0]}" if others else f"use one of {', '.join(self.options(group))}"
-                    found.append(f"{group}.{key}={value} cannot be set, it says which option was chosen: {use}")
+                    found.append(f"{group}.{key}={quoted(value)} cannot be set, it says which option was chosen: {use}")
         return found
 
     def options(self, group: str) -> list[str]:

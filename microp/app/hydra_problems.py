@@ -180,7 +180,7 @@ def taken_away(key: str) -> str:
 
 def not_used(what: str, by: str, remedy: str) -> str:
     """Return that a key has no effect, for example `partition.share=0.8` by `partition=uniform`."""
-    return f"{what} is not used by {by}: {remedy}"
+    return f"{quoted(what)} is not used by {by}: {remedy}"
 
 
 def _dotted(tree: dict[Any, Any], before: str = "") -> Iterator[str]:

@@ -242,7 +242,9 @@ class Engine:
             beat[place], beat[since] = Place.SENDING, clock()
             for finish in self._left:
                 finish()
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a layer may be the user's own, and exit
             raise ActionError(self._describe(error, number)) from error
         return StepTrace(self._actions, tuple(marks), self._device.read)
 

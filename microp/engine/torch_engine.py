@@ -111,7 +111,9 @@ class TorchEngine:
         self._at(Place.RUNTIME)
         try:
             self._runtime.step(*inputs, target=targets, return_outputs=False)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a layer may be the user's own, and exit
             cause = self._cause(error)
             raise ActionError(describe_failure(self._comms, self._planned, cause, number)) from cause
         if self._row != self._ran:

@@ -200,7 +200,9 @@ class _Watch(TorchDispatchMode):
 def _tried(call: Callable[[], Any], what: str, remedy: str) -> Any:
     try:
         return call()
-    except (Exception, SystemExit) as error:  # a layer may be the user's own
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a layer may be the user's own, and exit
         said = " ".join(f"{type(error).__name__}: {error}".split())
         said = said if len(said) <= LONGEST else f"{said[: LONGEST - 3]}..."
         raise ValueError(f"{what} ({said}): {remedy}") from error

@@ -66,7 +66,8 @@ def in_words(error: BaseException) -> str:
     name = type(error).__name__
     if not lines:
         return name
-    return f"{name}: {lines[0]}" if isinstance(error, _UNEXPECTED) else lines[0]
+    says_little = isinstance(error, _UNEXPECTED) or not isinstance(error, Exception)
+    return f"{name}: {lines[0]}" if says_little else lines[0]
 
 
 def _why(path: Path, error: OSError, nbytes: int, instead: str) -> str:

@@ -38,11 +38,17 @@ def what_failed(attempt: Path, error: ChildFailedError, watch: Watch) -> RankErr
     """Return the failure as the guilty rank told it, or as the launcher saw it.
 
     The rank that elastic names has often failed only because another rank did: the guilty one is a rank that has
-    written no error and was ended by a signal that is not the launcher's, whichever was seen first.
+    written no error and was ended by a signal that is not the launcher's, or has ended itself before it had finished.
     """
 
     def failure(rank: int, why: str) -> RankError:
         return RankError(why, log_of(attempt, rank))
+
+    def ended_itself(rank: int, code: int) -> RankError:
+        log = log_of(attempt, rank)
+        said = (log.read_text(errors="replace") if log.is_file() else early_output()).strip().splitlines()
+        last = f": {said[-1]}" if said else ""
+        return failure(rank, f"rank {rank} ended with exit code {code} {watch.where(rank)}{last}")
 
     for rank, why in watch.ended.items():
         if "stopped" in why:
@@ -52,17 +58,19 @@ def what_failed(attempt: Path, error: ChildFailedError, watch: Watch) -> RankErr
     codes = {**watch.exits.codes(), **{rank: ended.exitcode for rank, ended in error.failures.items()}}
     if _UNKNOWN in codes.values():
         return RankError(NO_SERVER)
-    for rank, code in sorted(codes.items()):
-        if code < 0 and rank not in {*known, *watch.ended, *watch.exits.asked}:
+    silent = {rank: codes[rank] for rank in sorted(codes.keys() - {*known, *watch.ended, *watch.exits.asked})}
+    for rank, code in silent.items():
+        if code < 0:
             return failure(rank, f"rank {rank} was killed by {_signal_name(-code)} {watch.where(rank)}")
+    for rank, code in silent.items():
+        if code > 1 or (code == 0 and not watch.has_finished(rank)):
+            return ended_itself(rank, code)
     if written:
         return error_of(written[0], log_of(attempt, written[0]["world_rank"]))
     if no_room := full_disk(attempt / "a file"):  # not even the error could be written
         return no_room
     rank, ended = next(iter(error.failures.items()))
-    log = log_of(attempt, rank)
-    said = (log.read_text(errors="replace") if log.is_file() else early_output()).strip().splitlines()
-    return failure(rank, f"rank {rank} ended with exit code {ended.exitcode}: {said[-1] if said else 'see its log'}")
+    return ended_itself(rank, ended.exitcode)
 
 
 def _signal_name(number: int) -> str:

@@ -35,7 +35,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from microp.comms import Comms, Heartbeats, Hosts, init_process_group
+from microp.comms import Comms, Heartbeats, Hosts, Place, init_process_group
 from microp.job import Job
 from microp.worker.failure import NO_SERVER, RankError, what_failed
 from microp.worker.forkserver import start_forkserver
@@ -211,8 +211,9 @@ def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats: str | Non
         comms = connect(job, local_rank)
         comms.heartbeats = shared
         result = entry(job, comms, local_rank, attempt)
+        shared.at(comms.world_rank, Place.ENDED)
         comms.close()
-    except Exception:  # torch would write it to a file in the temporary folder, and leave that there
+    except BaseException:  # torch would write it to a file in the temporary folder, and leave that there
         traceback.print_exc()
         sys.exit(1)
     return result

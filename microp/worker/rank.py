@@ -76,7 +76,9 @@ def run_rank(job: Job, comms: Comms, local_rank: int, attempt: Path, clock_offse
         at(Place.BARRIER)
         comms.barrier()
         at(Place.ENDED)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a layer may be the user's own, and exit
         recorder.error(_error_row(error, job, comms))
         raise
     finally:
@@ -95,7 +97,7 @@ def _divergence(loss: float, step: int, phase: str, job: Job, comms: Comms) -> s
     return f"loss is {loss} at step {step} ({where}): lower learning_rate={job.learning_rate:g}"
 
 
-def _error_row(error: Exception, job: Job, comms: Comms) -> Row:
+def _error_row(error: BaseException, job: Job, comms: Comms) -> Row:
     """Return what is recorded of an error; some messages name the rank and the step themselves."""
     is_described = isinstance(error, ActionError | DivergedError)
     cause = (error.__cause__ or error) if is_described else error

@@ -43,12 +43,12 @@ def run_threads(job: Job, attempt: Path, shutdown_s: float = 30) -> None:
         comms.heartbeats = heartbeats
         heartbeats.start(number)
 
-    raised: list[tuple[float, Exception]] = []
+    raised: list[tuple[float, BaseException]] = []
 
     def run(rank: int) -> None:
         try:
             run_rank(job, everyone[rank], rank, attempt)
-        except Exception as error:
+        except BaseException as error:  # also what a layer of the user raises to exit
             raised.append((time.monotonic(), error))
             everyone[rank].abort()
 

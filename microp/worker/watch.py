@@ -21,7 +21,7 @@ from multiprocessing.context import get_spawning_popen
 from types import TracebackType
 from typing import Any
 
-from microp.comms import STOPPED, Heartbeats, process_state
+from microp.comms import STOPPED, Heartbeats, Place, process_state
 from microp.job import Job
 
 POLL_S = 0.25
@@ -89,6 +89,10 @@ class Watch:
         self._over.set()
         self._thread.join()
         self.heartbeats.close()
+
+    def has_finished(self, world_rank: int) -> bool:
+        """Return whether a rank has done all that it had to do."""
+        return self.heartbeats.read(world_rank).place == Place.ENDED
 
     def where(self, world_rank: int) -> str:
         """Return where a rank was last: `in 1B4, step 3`; empty if it had not started."""

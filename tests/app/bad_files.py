@@ -30,6 +30,7 @@ def exits(ranks, chunks): sys.exit("two\\nlines")
 def exits_silently(ranks, chunks): sys.exit()
 def recurses(ranks, chunks): return recurses(ranks, chunks)
 def interrupts(ranks, chunks): raise MemoryError
+def stops(ranks, chunks): raise GeneratorExit("no Exception")
 def odd_type(ranks, chunks, group: "NoSuchType" = 2): pass
 def own_class(ranks, chunks, group: Schedule = None): pass
 def typed(ranks, chunks, group: int = 2): return good(ranks, chunks)
@@ -77,6 +78,7 @@ OPTIONS = {
         "exits_silently",
         "recurses",
         "interrupts",
+        "stops",
     )
 } | {
     "no_builder": "name: mine\n",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from conftest import small_job
-from ranks import SIGNALS, Fault
+from ranks import EXITS, SIGNALS, Fault
 
 from microp.schedule.builders import one_f_one_b
 from microp.store import read_rows
@@ -47,7 +47,7 @@ COOLDOWN = Moment("cooldown", "backward", 5, "1B5")
 OPTIMIZER = Moment("optimizer", "optimizer", 0, "the optimizer")
 CONSTRUCTOR = Moment("constructor", "Trainer", 0, "its set-up")
 MOMENTS = (WARMUP, STEADY_F, STEADY_B, COOLDOWN, OPTIMIZER, CONSTRUCTOR)
-HOW = ("kill", "end", "interrupt", "stop", "raise", "memory", "hang")
+HOW = ("kill", "end", "interrupt", "stop", "raise", "memory", "exit", "leave", "quit", "hang")
 
 
 def run(machine: Machine, times: int) -> Iterator[Result]:
@@ -121,9 +121,11 @@ def is_named(message: str, how: str, moment: Moment) -> bool:
         **{
             how: f"rank {VICTIM} was killed by {number.name} in {place}, step {step}" for how, number in SIGNALS.items()
         },
+        **{how: f"rank {VICTIM} ended with exit code {code} in {place}, step {step}" for how, code in EXITS.items()},
         "stop": f"rank {VICTIM} was stopped by a signal in {place}, step {step}",
         "raise": f"rank {VICTIM}, {action}{place}, step {step}: the layer is broken",
         "memory": f"rank {VICTIM}, {action}{place}, step {step}: out of memory",
+        "quit": f"rank {VICTIM}, {action}{place}, step {step}: SystemExit: 0",
     }
     return message == said[how]
 
