@@ -40,6 +40,31 @@ def mixed(dtype: str = "float32", dropout: float = 0.0, context: int = 4, middle
     return Layers([embed, conv, Add(8).to(kind), attention, nn.Identity(), *inside, nn.Tanh(), head], loss, context)
 
 
+class Head(nn.Module):
+    """Logits from an embedding's own vectors."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.weight = embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+def tied_layers(dtype: str = "float32") -> Layers:
+    """Layers 0 and 6 share a weight, layers 2, 3 and 4 another one, and layers 2 and 4 are one module."""
+    kind = getattr(torch, dtype)
+    embedding = nn.Embedding(256, 8, dtype=kind)
+    linear, other = nn.Linear(8, 8, dtype=kind), nn.Linear(8, 8, dtype=kind)
+    other.weight = linear.weight
+    inside = [nn.Linear(8, 8, dtype=kind), linear, nn.Sequential(other, nn.Tanh()), linear, nn.Tanh()]
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    return Layers([embedding, *inside, Head(embedding)], loss, 4, tied=True)
+
+
 def normed() -> Layers:
     """Layers whose forward changes buffers."""
     inside = [nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32)) for _ in range(3)]

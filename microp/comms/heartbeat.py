@@ -41,6 +41,7 @@ class Place(IntEnum):
     SENDING = -10
     RUNTIME = -11
     SAVING = -12
+    TYING = -13
 
 
 WHERE = {
@@ -56,6 +57,7 @@ WHERE = {
     Place.SENDING: "its last sends",
     Place.RUNTIME: "torch's runtime",
     Place.SAVING: "saving the training",
+    Place.TYING: "the sum of tied weights' gradients",
 }
 _MEETINGS = (Place.BARRIER, Place.REDUCING, Place.CONNECTING, Place.RUNTIME)  # left when the others have come
 

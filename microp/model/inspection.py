@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from microp.model.own import Layers
-from microp.settings import BYTES, LayerFacts
+from microp.model.own import Layers, separated
+from microp.settings import BYTES, LayerFacts, TiedWeight
 
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LONGEST = 200  # characters of what an exception says
@@ -37,7 +37,8 @@ def inspect_layers(made: Layers, code: str) -> LayerFacts:
         ValueError: something does not fit; what follows `<function> returns`.
     """
     _check_form(made)
-    layers = [layer.to("meta") for layer in made.layers]
+    tied = _tied(made)
+    layers = [layer.to("meta") for layer in separated(made.layers, tied)]
     few, more = (_Trial(layers, made, rows) for rows in (2, 3))
     for index, (one, other) in enumerate(zip(few.outputs, more.outputs, strict=True)):
         if one.shape[:1] != (2,) or other.shape[:1] != (3,) or one.shape[1:] != other.shape[1:]:
@@ -60,6 +61,7 @@ def inspect_layers(made: Layers, code: str) -> LayerFacts:
         random=tuple(few.random),
         changes_buffers=made.changes_buffers,
         code=code,
+        tied=tied,
     )
 
 
@@ -73,7 +75,6 @@ def _check_form(made: Layers) -> None:
         raise ValueError(
             f"context={made.context!r}, which is not a number of tokens: give 1 to {_MOST_CONTEXT}, for example 16"
         )
-    owners: dict[int, tuple[int, str]] = {}
     layers = list(made.layers)
     for index, layer in enumerate(layers):
         if not isinstance(layer, nn.Module):
@@ -81,16 +82,32 @@ def _check_form(made: Layers) -> None:
         for name, weight in layer.named_parameters():
             if is_lazy(weight):
                 raise ValueError(f"{_named(layers, index)}, whose {name} has no size yet: give it its sizes")
-            other, first = owners.setdefault(id(weight), (index, name))
-            if other != index:
-                raise ValueError(
-                    f"layers {other} and {index} with one weight ({first}), which would become two if they are on two "
-                    "ranks: give each layer its own"
-                )
     if not callable(made.loss):
         raise ValueError(f"a {type(made.loss).__name__} as its loss: give a function of (output, targets)")
     if isinstance(made.loss, nn.Module) and any(True for _ in made.loss.parameters()):
         raise ValueError("a loss with weights, which belongs to no stage: move them into the last layer")
+
+
+def _tied(made: Layers) -> tuple[TiedWeight, ...]:
+    """Return the weights that several layers share.
+
+    Raises:
+        ValueError: they share weights and do not declare it, or the other way round.
+    """
+    copies: dict[int, list[tuple[int, str]]] = {}
+    for index, layer in enumerate(made.layers):
+        for name, weight in layer.named_parameters():
+            copies.setdefault(id(weight), []).append((index, name))
+    found = tuple(tuple(each) for each in copies.values() if len(each) > 1)
+    if found and not made.tied:
+        (one, name), (other, _) = found[0][:2]
+        raise ValueError(
+            f"layers {one} and {other} with one weight ({name}), which would become two if they are on two ranks: give "
+            "each layer its own, or declare it with Layers(..., tied=True)"
+        )
+    if made.tied and not found:
+        raise ValueError("tied=True, but no two layers with one weight: let them share it (head.weight = first.weight)")
+    return found
 
 
 class _Trial:

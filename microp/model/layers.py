@@ -82,6 +82,7 @@ class Gpt(Model):
     def __init__(self, settings: GptSettings) -> None:
         super().__init__(settings)
         self.heads, self.context, self.dropout = settings.heads, settings.context, settings.dropout
+        self.tied = settings.tied
 
     def layer(self, index: int, seed: int) -> nn.Module:
         layer_seed = derive_seed(seed, "layer", index)
@@ -92,7 +93,11 @@ class Gpt(Model):
         modules.append(Block(self, generator, layer_seed))
         if index == self.layers - 1:
             modules.append(nn.LayerNorm(self.dim, dtype=self.dtype))
-            modules.append(_linear(self.dim, BYTES, 0.02, generator, self.dtype))
+            head = _linear(self.dim, BYTES, 0.02, generator, self.dtype)
+            if self.tied:
+                first = torch.Generator().manual_seed(derive_seed(seed, "layer", 0))
+                head.weight = _vectors(BYTES, self, first)  # as the embedding in layer 0 draws its own
+            modules.append(head)
         return nn.Sequential(*modules)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -118,10 +123,7 @@ class Embedding(nn.Module):
 
     def __init__(self, model: Gpt, generator: torch.Generator, seed: int) -> None:
         super().__init__()
-        self.byte, self.place = (
-            nn.Parameter(torch.empty(count, model.dim, dtype=model.dtype).normal_(0, 0.02, generator=generator))
-            for count in (BYTES, model.context)
-        )
+        self.byte, self.place = (_vectors(count, model, generator) for count in (BYTES, model.context))
         self.dropout = Dropout(model.dropout, seed)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -155,6 +157,11 @@ class Block(nn.Module):
         query, key, value = split.permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.project(mixed.transpose(1, 2).reshape(rows, context, dim))
+
+
+def _vectors(count: int, model: Gpt, generator: torch.Generator) -> nn.Parameter:
+    """Return `count` normally distributed vectors of the model's width from `generator`."""
+    return nn.Parameter(torch.empty(count, model.dim, dtype=model.dtype).normal_(0, 0.02, generator=generator))
 
 
 def _linear(inputs: int, outputs: int, std: float, generator: torch.Generator, dtype: torch.dtype) -> nn.Linear:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from microp.model.layers import Model
 from microp.model.randomness import GENERATOR, Reseeded
 from microp.model.seeds import derive_seed
-from microp.settings import OwnSettings
+from microp.settings import OwnSettings, TiedWeight
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,15 @@ class Layers:
         context: the number of tokens in a row.
         changes_buffers: declares that a forward changes buffers, as BatchNorm does. They then change from one
             microbatch to the next.
+        tied: declares that layers share weights, as `head.weight = embedding.weight` does. Each of these layers gets
+            a copy of its own, and the gradients of the copies are summed before the optimizer's step.
     """
 
     layers: Sequence[nn.Module] | nn.ModuleList | nn.Sequential
     loss: Callable[[Tensor, Tensor], Tensor]
     context: int
     changes_buffers: bool = False
+    tied: bool = False
 
 
 class OwnModel(Model):
@@ -72,7 +76,8 @@ class OwnModel(Model):
             torch.default_generator.manual_seed(derive_seed(seed, "layers"))
             made = self._make()
         self._loss = made.loss
-        own = [(index, made.layers[index]) for index in indices]
+        layers = separated(made.layers, self._settings.tied_weights)
+        own = [(index, layers[index]) for index in indices]
         for index, layer in own:
             if index in self._settings.facts.random:
                 Reseeded(layer, derive_seed(seed, "random", index))
@@ -84,6 +89,12 @@ class OwnModel(Model):
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         assert self._loss is not None, "the layers are built first"
         return self._loss(logits, targets)
+
+
+def separated(layers: Iterable[nn.Module], tied: Iterable[TiedWeight]) -> list[nn.Module]:
+    """Return layers of which each has its own copies of the weights that they share."""
+    copied = {layer for copies in tied for layer, _ in copies[1:]}
+    return [copy.deepcopy(layer) if index in copied else layer for index, layer in enumerate(layers)]
 
 
 def code_of(function: Callable[..., Any]) -> str:

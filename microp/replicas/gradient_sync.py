@@ -174,10 +174,13 @@ class TorchDdp(GradientSync):
                 broadcast_buffers=False,
             ).reducer
             for index, stage in stages.items()
+            if any(parameter.requires_grad for parameter in self.parameters[index])
         }
 
     def wrap_last(self, stage: int, run: Run) -> Run:
-        reducer = self._reducers[stage]
+        reducer = self._reducers.get(stage)
+        if reducer is None:  # the stage has nothing to sum
+            return run
 
         def reduced(microbatch: int, x: Tensor | None) -> Tensor | None:
             # DistributedDataParallel makes these calls in its forward; they must come before the last backward.

@@ -58,6 +58,6 @@ def _open_sums(all_reduce: str, comms: Comms, sizes: Sequence[tuple[int, torch.d
     if all_reduce == "direct" or (all_reduce == "auto" and isinstance(comms, ShmComms) and comms.is_one_host):
         return direct_sums(comms, sizes)
     if all_reduce == "ring":
-        return [Ring(comms, max(numel * dtype.itemsize for numel, dtype in sizes)).start] * len(sizes)
+        return [Ring(comms, max((numel * dtype.itemsize for numel, dtype in sizes), default=0)).start] * len(sizes)
     comms.expect(())
     return [comms.iall_reduce] * len(sizes)

@@ -23,6 +23,7 @@ from microp.settings.model import (
     MlpSettings,
     ModelSettings,
     OwnSettings,
+    TiedWeight,
     own_settings,
 )
 from microp.settings.optimizer import ADAM, AdamSettings, OptimizerSettings, SgdSettings
@@ -75,6 +76,7 @@ __all__ = [
     "SyncSettings",
     "SyntheticSettings",
     "TextSettings",
+    "TiedWeight",
     "TrackingSettings",
     "broken_rules",
     "has_key",

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 from microp.settings.rules import Name, OneOf, Range, broken_rules
 
 BYTES = 256  # the vocabulary of every model
+TiedWeight = tuple[tuple[int, str], ...]
+"""The copies of one weight: for each the index of its layer and its name there, in the order of the layers."""
 _INT64 = 8  # bytes of a token
 
 
@@ -62,6 +64,11 @@ class ModelSettings(ABC):
         last = self.layers - 1
         return tuple(index if index in (0, last) else 1 for index in range(self.layers))
 
+    @property
+    def tied_weights(self) -> tuple[TiedWeight, ...]:
+        """The weights that several layers share; each of these layers has a copy of its own."""
+        return ()
+
     def batch_bytes(self, rows: int) -> int:
         """Return the bytes of a batch on the rank of the first or of the last stage; both hold the text as int64."""
         return rows * (self.row_bytes + 1) * _INT64
@@ -110,11 +117,22 @@ class GptSettings(ModelSettings):
         heads: the number of attention heads per block; it must divide `dim`.
         context: the number of bytes per row, which is also the range of attention.
         dropout: the probability of dropout, after the embedding and on both branches of a block.
+        tied: let the embedding and the head have one weight, whose gradients are summed across their stages.
     """
 
     heads: int
     context: Annotated[int, Range(1, 1_000_000)]
     dropout: float
+    tied: bool = False
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {key: value for key, value in self.asked.items() if (key, value) != ("tied", False)}  # added later
+
+    @property
+    def tied_weights(self) -> tuple[TiedWeight, ...]:
+        head = 2 if self.layers > 1 else 3  # in the last layer, after the block and its norm
+        return (((0, "0.byte"), (self.layers - 1, f"{head}.weight")),) if self.tied else ()
 
     @property
     def row_bytes(self) -> int:
@@ -151,6 +169,7 @@ class LayerFacts:
         random: the layers that draw random numbers, for example by dropout.
         changes_buffers: whether a forward changes buffers, as the function has declared.
         code: a digest of the source file of the function.
+        tied: the weights that several layers share, as the function has declared.
     """
 
     context: int
@@ -161,6 +180,7 @@ class LayerFacts:
     random: tuple[int, ...]
     changes_buffers: bool
     code: str
+    tied: tuple[TiedWeight, ...] = ()
 
 
 NO_FACTS = LayerFacts(0, "float32", (), (), 0, (), False, "")
@@ -201,6 +221,10 @@ class OwnSettings(ModelSettings):
     @property
     def kinds(self) -> tuple[int, ...]:
         return self.facts.kinds
+
+    @property
+    def tied_weights(self) -> tuple[TiedWeight, ...]:
+        return self.facts.tied
 
     def boundary(self, rows: int, layer: int) -> tuple[int, ...]:
         return (rows, *self.facts.shapes[layer])

@@ -4,6 +4,7 @@
 
     for each step:
         for each microbatch, in order:   loss(model(x), y) * rows / batch rows,  backward
+        add up the gradients of tied weights
         optimizer
 
 No stage, engine or schedule is used here, so a mistake in them shows as a difference.
@@ -11,9 +12,11 @@ No stage, engine or schedule is used here, so a mistake in them shows as a diffe
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from microp.job import Job
@@ -45,6 +48,11 @@ def steps(job: Job, count: int) -> Iterator[MonolithStep]:
             loss = subject.loss(model(window[:, :-1]), window[:, 1:]) * weight
             loss.backward()
             total += loss.item()
+        for copies in job.model.tied_weights:
+            tied = [model[layer].get_parameter(name) for layer, name in copies]
+            summed = functools.reduce(torch.add, [each.grad for each in tied if each.grad is not None])
+            for each in tied:
+                each.grad = summed.clone()
         yield MonolithStep(total, [gradients_of(layer) for layer in model])
         set_rate(optimizer, job.learning_rate_at(step))
         optimizer.step()

@@ -2,8 +2,8 @@
 
 ::
 
-    load the batch ─ barrier ─┤ run the actions ─ sum over replicas ─ optimizer ├─ barrier ─ the row
-                              └─────────────────── step_ms ────────────────────┘
+    load the batch ─ barrier ─┤ run the actions ─ sum gradients ─ optimizer ├─ barrier ─ the row
+                              └───────────────── step_ms ──────────────────┘
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from microp.simulator import kind_of
 from microp.store import Row
 from microp.trace import Actions, StepTrace, time_reducing
 from microp.worker.optimizer import open_optimizer, set_rate
+from microp.worker.tied_gradients import TiedGradients
 
 
 class Trainer:
@@ -60,6 +61,7 @@ class Trainer:
         layers = {index: stage.layers for index, stage in self.stages.items()}
         self._at(Place.CONNECTING)
         self.sync = open_sync(job.sync, layers, split, comms, self._device)
+        self._tied = TiedGradients(job, self.layers, comms)
         self.engines = {name: self._runner(name) for name in job.engines}
         self.engine = self.engines[job.engines[0]]
         self._at(Place.STARTING)
@@ -147,13 +149,16 @@ class Trainer:
         engine = engine or self._job.engines[0]
         runner = self.engines[engine]
         began = mark()
-        trace = runner.step(step)
+        trace = runner.step(step)  # None if the runner used random inputs
         computed = mark()
         self._at(Place.REDUCING)
         self.sync.finish()
+        if trace is not None:
+            self._at(Place.TYING)
+            self._tied.sum()
         reduced = mark()
         self._at(Place.OPTIMIZING)
-        if trace is not None:  # a runner without a trace used random inputs
+        if trace is not None:
             set_rate(self.optimizer, self._job.learning_rate_at(step))
             self.optimizer.step()
             self._device.finish_optimizer(reduced, self.stages)

@@ -55,6 +55,8 @@ def model(case: str = "good", width: int = 8):
     if case == "function": inside = F.relu
     if case == "buffers": inside = nn.BatchNorm1d(8)
     if case == "sums": loss = lambda logits, targets: F.cross_entropy(logits, targets[:, -1], reduction="sum")
+    if case == "shares": return Layers([first, inside, inside, nn.Linear(8, 256)], error, 2)
+    if case == "ties": return Layers([first, inside, nn.Linear(8, 256)], error, 2, tied=True)
     if case == "declares": return Layers([first, nn.BatchNorm1d(8), nn.Linear(8, 256)], error, 2, changes_buffers=True)
     return Layers([first, inside, nn.Linear(8, 256)], loss, 2)
 """

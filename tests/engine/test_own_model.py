@@ -10,12 +10,12 @@ import pytest
 import ranks as rank_code
 import torch
 from conftest import CHECKPOINTING
-from own_model import mixed, normed, own_job, settings_of
+from own_model import mixed, normed, own_job, settings_of, tied_layers
 from threads import in_threads
 
 from microp.schedule import builders, skewed, uniform
 from microp.schedule.builders import gpipe, one_f_one_b, zb_h1, zb_v
-from microp.settings import EngineSettings
+from microp.settings import EngineSettings, OwnSettings
 from microp.worker import launch_ranks, monolith
 
 BUILDERS = [name for name in builders.__all__ if name not in ("Drain", "from_file")]
@@ -28,7 +28,11 @@ def model_of(dtype: str, dropout: float = 0.1):
 
 @cache
 def expected(dtype: str, chunks: int):
-    done = list(monolith.steps(own_job(model_of(dtype), schedule=gpipe(1, chunks)), rank_code.STEPS))
+    return expected_of(model_of(dtype), chunks)
+
+
+def expected_of(model: OwnSettings, chunks: int):
+    done = list(monolith.steps(own_job(model, schedule=gpipe(1, chunks)), rank_code.STEPS))
     return [step.loss for step in done], done[-1].gradients
 
 
@@ -95,12 +99,17 @@ def test_processes_and_torch_s_engine(tmp_path):
         own_job(model, schedule=one_f_one_b(2, 3), engine=torch_engine),
         own_job(model, schedule=gpipe(2, 3), engine=torch_engine, checkpointing=CHECKPOINTING["always"]),
     ]
+    shared = settings_of(tied_layers)
+    jobs += [
+        own_job(shared, schedule=zb_h1(2, 3)),
+        own_job(shared, schedule=gpipe(2, 3), engine=torch_engine),
+    ]
     jobs = [replace(job, backend="gloo") for job in jobs]
     results = launch_ranks(jobs[0], tmp_path, 3, partial(rank_code.train_all, jobs))
     for number, job in enumerate(jobs):
-        losses, want = expected("float32", job.schedule.chunks)
+        losses, want = expected_of(job.model, job.schedule.chunks)
         got = {index: bits for rank in range(2) for index, bits in results[rank][number][1].items()}
-        assert [got[index] for index in range(model.layers)] == list(map(rank_code.digest, want)), number
+        assert [got[index] for index in range(job.model.layers)] == list(map(rank_code.digest, want)), number
         assert results[job.schedule.placement[job.schedule.stages - 1]][number][0] == losses
 
 

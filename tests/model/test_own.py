@@ -109,7 +109,14 @@ REFUSED = {  # what is wrong -> the function, and what the message says
         between(lambda: nn.LazyLinear(8)),
         "layer 1 (LazyLinear), whose weight has no size yet: give it its sizes",
     ),
-    "shared": (shared, "layers 1 and 2 with one weight (weight), which would become two"),
+    "shared": (
+        shared,
+        "layers 1 and 2 with one weight (weight), which would become two if they are on two ranks: give",
+    ),
+    "nothing tied": (
+        lambda: Layers([first(), nn.Linear(8, 256)], error, 4, tied=True),
+        "tied=True, but no two layers with one weight: let them share it",
+    ),
     "few tokens": (
         lambda: Layers([nn.Embedding(100, 8), first()], error, 4),
         "layer 0 (Embedding), which embeds 100 different tokens: the data have tokens from 0 to 255, give it 256",

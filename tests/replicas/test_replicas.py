@@ -11,11 +11,12 @@ import pytest
 import ranks as rank_code
 import torch
 from conftest import CHECKPOINTING, gpt, mlp, small_job
+from own_model import mixed, settings_of
 
 from microp.comms import ThreadComms, thread_comms
 from microp.comms.base import Summed
+from microp.schedule import Partition, skewed, uniform
 from microp.schedule import builders as schedules
-from microp.schedule import skewed, uniform
 from microp.settings import BucketSettings, SyncSettings
 from microp.worker import launch_ranks, monolith
 
@@ -32,12 +33,18 @@ SYNCS = {
     "flat ring": SyncSettings("flat", "ring"),
     "ddp ring": BucketSettings("ddp", "ring", TINY, TINY / 2),
 }
+MODELS = {  # in float64, with a number of layers
+    "mlp": lambda layers: replace(mlp("float64"), layers=layers),
+    "gpt": lambda layers: replace(gpt("float64"), layers=layers),
+    "mixed": lambda layers: settings_of(mixed, dtype="float64", dropout=0.1, middle=max(0, layers - 7)),
+    "tied gpt": lambda layers: replace(gpt("float64"), layers=layers, tied=True),
+}
 TORCH = BucketSettings("torch_ddp", "library", TINY, TINY)
 
 
 def cases(replicas: int, ranks: int, syncs, chunks: int):
     """Every schedule with every sync; models, partitions and checkpointing take turns."""
-    turns = cycle(product((mlp, gpt), CHECKPOINTING.values(), (uniform, skewed)))
+    turns = cycle(product(MODELS.values(), CHECKPOINTING.values(), (uniform, skewed)))
     for build, sync in product(BUILDERS, syncs):
         try:
             schedule = build(ranks, chunks)
@@ -46,7 +53,7 @@ def cases(replicas: int, ranks: int, syncs, chunks: int):
         make, checkpointing, cut = next(turns)
         if sync.problems(schedule.name, bool(schedule.split), "shm"):
             continue
-        model = replace(make("float64"), layers=schedule.stages + 1)
+        model = make(schedule.stages + 1)
         yield small_job(
             schedule=schedule,
             model=model,
@@ -60,7 +67,7 @@ def cases(replicas: int, ranks: int, syncs, chunks: int):
 
 @cache
 def single_process(name: str, layers: int, chunks: int, replicas: int):
-    model = replace({"mlp": mlp, "gpt": gpt}[name]("float64"), layers=layers)
+    model = MODELS[name](layers)
     job = small_job(schedule=schedules.gpipe(1, chunks), model=model, batch_size=ROWS, replicas=replicas)
     return list(monolith.steps(job, rank_code.STEPS))
 
@@ -71,7 +78,8 @@ def check(job, found: list[rank_code.Left]) -> None:
     bits = [{index: own for left in pipeline for index, own in left.bits.items()} for pipeline in pipelines]
     assert all(own == bits[0] for own in bits), case
     assert len({pipeline[job.schedule.placement[0]].inputs for pipeline in pipelines}) == job.replicas
-    want = single_process(job.model.name, job.model.layers, job.schedule.chunks, job.replicas)
+    name = "tied gpt" if job.model.name == "gpt" and job.model.tied else job.model.name
+    want = single_process(name, job.model.layers, job.schedule.chunks, job.replicas)
     got = {index: gradients for left in pipelines[0] for index, gradients in left.gradients.items()}
     for index, gradients in enumerate(want[-1].gradients):
         for mine, theirs in zip(got[index], gradients, strict=True):
@@ -115,6 +123,11 @@ def test_threads(ranks, replicas, sync):
 @pytest.mark.parametrize(("ranks", "replicas"), [(1, 2), (2, 2), (2, 3)])
 def test_processes(ranks, replicas, tmp_path):
     jobs = list(cases(replicas, ranks, [*SYNCS.values(), TORCH], 3 if ranks == 1 else 4))
+    bare = schedules.interleaved(ranks, 4) if ranks > 1 else None  # the layer of its second stage has no weights
+    model = MODELS["mixed"](8)
+    for sync in (SYNCS["ddp ring"], TORCH) if bare else ():
+        cut = Partition((4, 1, 1, 2))
+        jobs.append(small_job(schedule=bare, model=model, partition=cut, replicas=replicas, sync=sync, batch_size=ROWS))
     results = launch_ranks(jobs[0], tmp_path, 3, partial(rank_code.train_replicas, jobs))
     assert {job.sync.name for job in jobs} == {"naive", "flat", "ddp", "torch_ddp"}
     for number, job in enumerate(jobs):
