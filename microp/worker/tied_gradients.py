@@ -65,16 +65,17 @@ class TiedGradients:
             self._sum(copies)
 
     def _sum(self, copies: list[_Copy]) -> None:
+        ranks = {copy.tag: copy.rank for copy in copies}
         own = {copy.tag: copy.weight for copy in copies if copy.weight is not None}
         gradients = {tag: torch.zeros_like(w) if w.grad is None else w.grad for tag, w in own.items()}
         example = next(iter(gradients.values()))
-        others = sorted({copy.rank for copy in copies} - {self._comms.rank})
-        coming = {
-            copy.tag: self._comms.irecv_tensor(example.shape, copy.rank, copy.tag, example.dtype)
-            for copy in copies
-            if copy.weight is None
-        }
-        leaving = [self._comms.isend_tensor(g, rank, tag) for tag, g in gradients.items() for rank in others]
+        others = sorted({*ranks.values()} - {self._comms.rank})
+        coming, leaving = {}, []
+        for _, tag, weight in copies:  # in one order on all ranks: over NCCL a link's first transfer waits for its peer
+            if weight is not None:
+                leaving += [self._comms.isend_tensor(gradients[tag], rank, tag) for rank in others]
+            else:
+                coming[tag] = self._comms.irecv_tensor(example.shape, ranks[tag], tag, example.dtype)
         total = _added_up([gradients[c.tag] if c.tag in own else coming[c.tag].wait() for c in copies])
         for sent in leaving:
             sent.wait()
