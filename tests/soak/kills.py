@@ -24,6 +24,7 @@ from tests.soak.machine import Machine, Result, wait_until
 ROWS = "outputs/runs/*/attempt-*/steps.rank0.jsonl"
 KILLS = 10  # times --times
 LONGEST_S = 3.0  # the longest time from a start, or from a new attempt's first row, to the kill
+POINT = ["device=emulated", "device.forward_ms=5", "device.backward_ms=10", "steps=40"]  # some 3 s on any machine
 BEGINS_S = 120  # how long a busy machine may take from the start to a row
 ENDS_S = 600  # how long a command may take after the last kill, and a second more per point
 COMMANDS = 3  # as many are typed after the last kill
@@ -33,8 +34,8 @@ def run(machine: Machine, times: int) -> Iterator[Result]:
     """Kill the command itself or one of its processes, in turn by chance, and start it again if it has ended."""
     kills, folder, chance = KILLS * times, new_folder(machine), random.Random(0)
     before, known = machine.left(alive=False), set(machine.processes())
-    points = kills + kills % 2  # more than are finished before the last kill
-    words = ["-m", *SMALL, "steps=20", "warmup_steps=1", "chunks=2,4", f"repeat=range({points // 2})"]
+    points = 2 * (kills // 8 + 2)  # more than are finished before the last kill
+    words = ["-m", *SMALL, *POINT, "warmup_steps=1", "chunks=2,4", f"repeat=range({points // 2})"]
     at_start = Result("kill the command", "its start", "auto")
     in_run = Result("kill the command", "a run", "auto")
     of_it = Result("kill a process of it", "a run", "auto")
@@ -44,6 +45,8 @@ def run(machine: Machine, times: int) -> Iterator[Result]:
         if result is not at_start:
             wait_for_rows(folder, program)
         time.sleep(chance.uniform(0, LONGEST_S))
+        if program.poll() == 0:
+            break
         others = [pid for pid in started_since(machine, known) if pid != program.pid]
         if program.poll() is None and result is of_it and others:
             kill_one(chance.choice(others))
@@ -57,7 +60,11 @@ def run(machine: Machine, times: int) -> Iterator[Result]:
         if program.poll() is not None:
             program = start(folder, words)
     yield from (at_start, in_run, of_it)
-    yield finish(machine, folder, words, program, known, before, points)
+    end = finish(machine, folder, words, program, known, before, points)
+    if (made := at_start.tried + in_run.tried + of_it.tried) < kills:
+        end.reasons[f"all points were finished after {made} kills"] = 1
+        end.passed = 0
+    yield end
 
 
 def wait_for_rows(folder: Path, program: subprocess.Popen[bytes]) -> None:
