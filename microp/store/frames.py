@@ -45,6 +45,8 @@ from microp.trace import MOMENTS, Span, Spans
 if TYPE_CHECKING:  # ranks do not import pandas
     import pandas as pd
 
+CLOSED_FORM = "bubble.closed_form"  # null in the summaries of orders that have none
+
 
 def load_runs(folder: Path | str) -> pd.DataFrame:
     """Return one row per run below `folder`: its newest finished attempt, or else its newest attempt.
@@ -82,7 +84,10 @@ def _finished(rows: list[dict[str, Any]]) -> pd.DataFrame:
     import pandas as pd
 
     finished = [row for row in rows if row["status"] == "finished"]
-    return pd.json_normalize([{**row, "disturbed": bool(disturbances(row, row["env"]))} for row in finished])
+    frame = pd.json_normalize([{**row, "disturbed": bool(disturbances(row, row["env"]))} for row in finished])
+    if CLOSED_FORM in frame:  # if no run has one, pandas has no reason to take it for a number
+        frame[CLOSED_FORM] = frame[CLOSED_FORM].astype(float)
+    return frame
 
 
 def load_steps(attempt: Path) -> pd.DataFrame:

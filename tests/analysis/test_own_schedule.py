@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 
 import pandas as pd
 import pytest
 from user import ROOT, add_schedule, microp
+
+from microp.store import finished_runs
 
 NAME = "mine"  # the option; the function calls it `backwards_first`
 QUICK = ["tracking=disabled", "comms=threads", "steps=1", "warmup_steps=1", "model.dim=32"]
@@ -91,3 +94,14 @@ def test_it_is_drawn_as_a_timeline_and_as_a_sweep(folder):
     assert done.returncode == 0, done.stderr
     swept = microp("outputs/sweeps", folder=folder, program="analysis.sweep")
     assert swept.returncode == 0, swept.stderr
+
+
+def test_a_report_of_its_runs_alone_is_made(folder, tmp_path):
+    """No run has a closed form of the bubble then."""
+    for kind, name in (("runs", "mine-*"), ("sweeps", "*partition_skew")):
+        for path in (folder / "outputs" / kind).glob(name):
+            shutil.copytree(path, tmp_path / "outputs" / kind / path.name)
+    assert finished_runs(tmp_path / "outputs")["bubble.closed_form"].dtype == float
+    done = microp("outputs", folder=tmp_path, program="analysis")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "outputs" / "report" / "partition-skew-utilisation.svg").exists()
