@@ -17,6 +17,7 @@ from microp.app.schema import Config
 from microp.app.size_checks import memory_problems
 from microp.job import Job, torch_problems
 from microp.settings import (
+    COPYING,
     OwnSettings,
     SlurmSettings,
     broken_rules,
@@ -64,7 +65,7 @@ def _problems_together(config: Config) -> list[str]:
     if config.engine.name != "microp" and config.comms.name == "threads":
         found.append(f"engine={config.engine.name} needs ranks that are processes: use comms=auto")
     latency, backend = getattr(config.device, "latency_ms", 0), config.comms.backend(config.device.name)
-    if latency and backend not in ("shm", "threads"):
+    if latency and backend not in COPYING:
         found.append(
             f"device.latency_ms={latency} needs a transport that records sending times: "
             f"use comms=shm or comms=threads, not {backend}"

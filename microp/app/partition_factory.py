@@ -16,7 +16,7 @@ from microp.app.profiles import prices_of, profile_command, rows_of_first_replic
 from microp.app.schema import Config
 from microp.planner import NoRoomError, Task
 from microp.schedule import Partition, Schedule, of_sizes, uniform
-from microp.settings import GIB
+from microp.settings import COPYING, GIB
 
 
 class Chosen(NamedTuple):
@@ -107,6 +107,7 @@ def task_of(config: Config, schedule: Schedule) -> Task:
         cap=cap,
         batch=config.model.batch_bytes(sum(rows)),
         states=config.optimizer.states,
+        keeps_sent=config.comms.backend(config.device.name) not in COPYING,
     )
 
 

@@ -25,7 +25,7 @@ from microp.app.schema import Config
 from microp.job import Job
 from microp.planner import TORCH, Forecast, peak_memory_mib
 from microp.settings import ADAM, ModelSettings
-from microp.simulator import LayerMemory, nominal_costs, simulate
+from microp.simulator import LayerMemory
 
 
 def lacks_profile(config: Config, job: Job) -> str | None:
@@ -72,9 +72,8 @@ def batch_bytes(job: Job) -> int:
 
 def _peaks(job: Job) -> list[float] | None:
     """Return each rank's peak memory in MiB, as the order gives it; None if the model is too large to be built here."""
-    spans = simulate(job.schedule, nominal_costs(job.device, job.workload))
     layers = _memory_of(job.model, job.mean_rows, bool(job.schedule.split))
-    return None if layers is None else peak_memory_mib(job.workload, layers, spans, batch_bytes(job))
+    return None if layers is None else peak_memory_mib(job.workload, layers, batch_bytes(job))
 
 
 def _memory_of(model: ModelSettings, rows: float, split: bool) -> Sequence[LayerMemory] | None:

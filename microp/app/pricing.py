@@ -22,14 +22,14 @@ from omegaconf import DictConfig
 from microp import trace
 from microp.app.config import plain, read_config
 from microp.app.hydra_callbacks import Point, PointsCallback
+from microp.app.layer_memory import layer_memory
 from microp.app.pricing_job import PricingJob, make_pricing_job
 from microp.app.schema import Config, SimulateConfig
 from microp.job import run_id
+from microp.planner import peak_memory_mib
 from microp.schedule import spread, to_text, to_torch_csv
-from microp.settings import MIB
 from microp.simulator import (
     Simulated,
-    activation_peak,
     closed_forms,
     critical_path,
     simulate,
@@ -118,7 +118,7 @@ class Price:
                 "zero_bubble": trace.zero_bubble_rate(spans),
             },
             "in_flight_peak": [Fraction(in_flight[rank], len(schedule.stages_of(rank))) for rank in ranks],
-            "peak_memory_mib": _memory(job, spans),
+            "peak_memory_mib": _memory(job),
             "closed_form": {
                 "makespan": closed_forms.makespan(schedule, self._costs),
                 "largest_span": closed_forms.largest_span(schedule, self._costs),
@@ -131,25 +131,18 @@ class Price:
         }
 
 
-def _memory(job: PricingJob, spans: Simulated) -> list[float] | None:
-    """Return each rank's peak in MiB: weights, optimizer, batch, activations; None if the model cannot be built."""
+def _memory(job: PricingJob) -> list[float] | None:
+    """Return each rank's peak in MiB; None if the model cannot be built."""
     if job.workload is None:
         return None
-    from microp.device import probe_stages  # torch, which nothing else here needs
-
-    config, schedule = job.config, job.schedule
+    config = job.config
     try:
-        stage_memory, state = probe_stages(config.model, job.workload)
+        layers = layer_memory(config.model, sum(job.workload.rows) / len(job.workload.rows), bool(job.schedule.split))
     except ValueError as error:
         console.warn(str(error))
         return None
-    peaks = activation_peak(spans, stage_memory)
     batch = config.model.batch_bytes(spread(config.batch_size, config.replicas)[0])
-    ends = {schedule.placement[0], schedule.placement[schedule.stages - 1]}
-    return [
-        (sum(state[stage] for stage in schedule.stages_of(rank)) + (batch if rank in ends else 0) + peaks[rank]) / MIB
-        for rank in range(len(schedule.ranks))
-    ]
+    return peak_memory_mib(job.workload, layers, batch)
 
 
 def _plain(value: Any) -> Any:

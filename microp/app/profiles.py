@@ -30,7 +30,7 @@ from microp.planner import (
     stage_costs,
 )
 from microp.schedule import Schedule, spread
-from microp.settings import ADAM, DeviceSettings, EmulatedSettings, SgdSettings, processor
+from microp.settings import ADAM, COPYING, DeviceSettings, EmulatedSettings, SgdSettings, processor
 from microp.store import ProfileError, find_profile, read_profile
 
 
@@ -72,7 +72,7 @@ def _emulation_problems(config: Config, profile: Profile) -> list[str]:
     if lacking := sorted(set(config.model.kinds) - set(profile.layers)):
         return [f"profile={config.profile} lacks layer {lacking[0]}: python -m microp.profile makes a whole one"]
     backend = config.comms.backend(config.device.name)
-    if config.ranks > 1 and backend not in ("shm", "threads"):
+    if config.ranks > 1 and backend not in COPYING:
         return [
             f"profile={config.profile} has the time of a hop, and {backend} does not record sending times: "
             "use comms=shm or comms=threads"

@@ -17,7 +17,7 @@ from microp.device.base import Device, Give, Run
 from microp.device.cpu import Cpu
 from microp.device.cuda import Cuda
 from microp.device.emulated import Emulated
-from microp.device.memory_probe import probe_layers, probe_stages
+from microp.device.memory_probe import probe_layers
 from microp.device.meters import ActivationMeter, MemoryMeter
 from microp.job import Workload
 from microp.settings import DeviceSettings, EmulatedSettings
@@ -33,7 +33,6 @@ __all__ = [
     "Run",
     "open_device",
     "probe_layers",
-    "probe_stages",
 ]
 
 

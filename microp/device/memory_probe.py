@@ -20,7 +20,6 @@ from math import prod
 import torch
 
 from microp.device.meters import MemoryMeter
-from microp.job import Workload
 from microp.model import SMALL, Batch, Model, Stage, build_model
 from microp.settings import BYTES, NEVER, ModelSettings
 from microp.simulator import (
@@ -28,29 +27,10 @@ from microp.simulator import (
     LayerBytes,
     LayerMemory,
     Size,
-    StageMemory,
-    compose_memory,
-    weight_bytes,
 )
 
 LARGEST = 200_000_000  # weights; a larger model is not built for a measurement
 WORK = 1_000_000_000  # multiplications per microbatch; a larger microbatch is measured with fewer rows
-
-
-def probe_stages(settings: ModelSettings, workload: Workload) -> tuple[StageMemory, list[int]]:
-    """Return the memory of a microbatch of average size on each stage, and of its weights and the optimizer's state.
-
-    Returns:
-        The memory of each stage, and the bytes of its weights and of the optimizer's state.
-
-    Raises:
-        ValueError: the model has more than `LARGEST` weights.
-    """
-    rows = sum(workload.rows) / len(workload.rows)
-    layers = probe_layers(settings, rows, bool(workload.schedule.split))
-    chunks = workload.schedule.chunks
-    memory = compose_memory(layers, workload.layers, rows, workload.checkpointing, chunks)
-    return memory, [(1 + workload.states) * size for size in weight_bytes(layers, workload.layers)]
 
 
 def probe_layers(settings: ModelSettings, rows: float, split: bool) -> list[LayerMemory]:
@@ -108,13 +88,12 @@ class _Probe:
         return LayerMemory(self._weights, *(Size(low - slope * fewer, slope) for low, slope in slopes))
 
     def _send(self, rows: int) -> LayerBytes:
-        """Run two microbatches of `rows` rows and return the memory of the second, which adds to existing gradients."""
+        """Run microbatches of `rows` rows and return the memory of one that adds to existing gradients."""
         split = (0, 1) if self._split else ()
-        subject = Stage([self._layer], self._loss, NEVER, 2, split)
+        subject = Stage([self._layer], self._loss, NEVER, 3, split)
         window = torch.randint(0, BYTES, (rows, self._settings.row_bytes))
-        given = [window, window]
-        subject.load(Batch(0, given if self._first else None, given if self._loss else None, [0.5, 0.5]))
-        gradient = None if self._loss else self._entering(rows, self._index + 1)
+        given = [window] * 3
+        subject.load(Batch(0, given if self._first else None, given if self._loss else None, [1 / 3] * 3))
         meter = MemoryMeter(subject.tensors())
         with meter:
             for microbatch in (0, 1):
@@ -124,16 +103,36 @@ class _Probe:
                 del output
                 activation, meter.peak_bytes = meter.bytes - before, meter.bytes
                 shared = 0 if self._last else sent - (with_output - meter.bytes)
-                subject.backward(microbatch, gradient)
+                subject.backward(microbatch, None if self._loss else self._entering(rows, self._index + 1))
                 pending, in_backward = meter.bytes - before, meter.peak_bytes - before - activation
                 meter.peak_bytes = meter.bytes
                 if split:
                     subject.weight_gradient(microbatch, None)
                 in_weight = meter.peak_bytes - before - pending
+            in_forward, in_full = self._send_undivided(subject, meter, rows)
         self._restore(subject.layers)
         boundary = 0 if self._first else self._entering(rows, self._index).nbytes
         products = min(in_weight, self._small) if split else 0
-        return LayerBytes(activation, boundary, shared, pending if split else 0, in_backward, in_weight, products)
+        pending = pending if split else 0
+        return LayerBytes(activation, boundary, shared, pending, in_backward, in_weight, products, in_forward, in_full)
+
+    def _send_undivided(self, subject: Stage, meter: MemoryMeter, rows: int) -> tuple[int, int]:
+        """Run a forward that keeps nothing, and a microbatch whose backward is not divided.
+
+        Returns:
+            What the forward needs beside its input, and the backward beside what its forward kept.
+        """
+        x = self._input(rows)
+        before = meter.peak_bytes = meter.bytes
+        with torch.no_grad():
+            subject.layers[0](subject.batch.inputs[0] if x is None else x)  # type: ignore[index]
+        in_forward = meter.peak_bytes - before
+        del x
+        before = meter.bytes
+        subject.forward(2, self._input(rows))
+        held = meter.peak_bytes = meter.bytes
+        subject.backward(2, None if self._loss else self._entering(rows, self._index + 1))
+        return in_forward, meter.peak_bytes - held
 
     @staticmethod
     def _restore(layers: torch.nn.Module) -> None:

@@ -16,7 +16,7 @@ from microp.model import Stage
 
 
 class MemoryMeter(TorchDispatchMode):
-    """Counts the bytes of all live tensors: the results of every operation until they are freed.
+    """Counts the bytes of all live tensors: what every operation is given and makes, until it is freed.
 
     A context manager for one step, which sees only this thread. The resident size cannot be used:
     it hardly changes, because the allocator keeps freed memory. (torch's own `MemTracker` rejects a
@@ -46,11 +46,10 @@ class MemoryMeter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        written = set()  # an in-place operation allocates nothing: its result existed, here or on another rank
-        if func._schema.is_mutable:
-            written = {_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and _key(leaf) not in written:
+        if func._schema.is_mutable:  # it allocates nothing: what it writes existed, here or on another rank
+            return result
+        for leaf in tree_leaves((args, kwargs, result)):  # a tensor from another rank is the result of no operation
+            if isinstance(leaf, Tensor):
                 self._count(leaf)
         return result
 

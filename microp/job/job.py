@@ -11,6 +11,7 @@ from microp.job.torch_support import nearest_in_torch, torch_problems
 from microp.schedule import Partition, Schedule, spread, to_text
 from microp.settings import (
     ADAM,
+    COPYING,
     NO_SNAPSHOTS,
     Checkpointing,
     DataSettings,
@@ -32,6 +33,7 @@ class Workload(NamedTuple):
         rows: the number of rows of each microbatch.
         checkpointing: what is recomputed.
         states: the tensors of a weight's size that the optimizer keeps for each weight.
+        keeps_sent: whether a tensor that is sent stays in the sender's memory until the receiver has used it.
     """
 
     schedule: Schedule
@@ -39,6 +41,7 @@ class Workload(NamedTuple):
     rows: tuple[int, ...]
     checkpointing: Checkpointing
     states: int = ADAM.states
+    keeps_sent: bool = False
 
 
 class Snapshot(NamedTuple):
@@ -121,7 +124,10 @@ class Job:
     def workload(self) -> Workload:
         """The workload of one replica."""
         rows = self.of(self.replica or 0).rows
-        return Workload(self.schedule, self.partition.sizes, rows, self.checkpointing, self.optimizer.states)
+        keeps_sent = self.backend not in COPYING
+        return Workload(
+            self.schedule, self.partition.sizes, rows, self.checkpointing, self.optimizer.states, keeps_sent
+        )
 
     @property
     def mean_rows(self) -> float:

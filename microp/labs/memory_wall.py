@@ -14,8 +14,9 @@ from __future__ import annotations
 import math
 
 from microp.app import job_of
-from microp.device import probe_stages
+from microp.device import probe_layers
 from microp.settings import CommandParser
+from microp.simulator import compose_memory
 
 GB = 1e9
 MEASURED_DIM = 256
@@ -24,7 +25,8 @@ MEASURED_DIM = 256
 def activation_bytes(rows: int, layers: int, dim: float) -> float:
     """Return the bytes that the layers keep for the backward of `rows` rows, measured at a small width and scaled."""
     job = job_of("ranks=1", "chunks=1", f"batch_size={rows}", f"model.dim={MEASURED_DIM}", f"model.layers={layers}")
-    stage_memory, _ = probe_stages(job.model, job.workload)
+    measured = probe_layers(job.model, rows, split=False)
+    stage_memory = compose_memory(measured, [layers], rows, job.checkpointing, chunks=1)
     return float(stage_memory.activation[0]) / MEASURED_DIM * dim
 
 

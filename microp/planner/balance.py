@@ -45,6 +45,7 @@ class Task:
         cap: the bytes of memory that each rank has.
         batch: the bytes of the batch's text on the first and on the last rank.
         states: the tensors of a weight's size that the optimizer keeps for each weight.
+        keeps_sent: as in `Workload`.
         notes: what the user should know about the choice; a builder adds to it.
     """
 
@@ -56,11 +57,12 @@ class Task:
     cap: float | None = None
     batch: float = 0
     states: int = 2
+    keeps_sent: bool = False
     notes: list[str] = field(default_factory=list)
 
     def workload(self, sizes: Sequence[int]) -> Workload:
         """Return the workload with these numbers of layers."""
-        return Workload(self.schedule, tuple(sizes), self.rows, self.checkpointing, self.states)
+        return Workload(self.schedule, tuple(sizes), self.rows, self.checkpointing, self.states, self.keeps_sent)
 
     def step(self, sizes: Sequence[int]) -> float:
         """Return the simulated time of a step, in the unit of the prices, with the sums over replicas."""
@@ -73,8 +75,9 @@ class Task:
         """Return the memory of the ranks, or None if it is not limited."""
         if self.memory is None or self.cap is None:
             return None
-        rows = sum(self.rows) / len(self.rows)
-        return Ranks(self.schedule, self.memory, rows, self.checkpointing, self.batch, states=self.states)
+        return Ranks(
+            self.schedule, self.memory, self.rows, self.checkpointing, self.batch, None, self.states, self.keeps_sent
+        )
 
 
 def balanced(layers: int, stages: int, task: Task, refine: bool = True) -> Partition:

@@ -107,6 +107,7 @@ class Subject:
         memory: returns the memory of each layer, for a backward that is divided or not; None: memory does not count.
         batch_bytes: a number of rows -> the bytes of their text.
         states: the tensors of a weight's size that the optimizer keeps for each weight.
+        keeps_sent: as in `Workload`.
     """
 
     layers: int
@@ -116,6 +117,7 @@ class Subject:
     memory: Callable[[bool], Sequence[LayerMemory]] | None = None
     batch_bytes: Callable[[int], float] = float
     states: int = 2
+    keeps_sent: bool = False
 
 
 def policy(text: str) -> Checkpointing:
@@ -178,18 +180,20 @@ class Pricer:
         if self.subject.memory is None:
             return None
         share, checkpointing = spread(self.subject.batch_size, choice.replicas)[0], policy(choice.checkpointing)
-        spared = checkpointing.spared(choice.chunks)
-        key = choice.schedule, len(schedule.ranks), choice.chunks, choice.stages_per_rank, spared
+        spared, rows = checkpointing.spared(choice.chunks), spread(share, choice.chunks)
+        uneven = rows if rows[0] > rows[-1] else ()
+        key = choice.schedule, len(schedule.ranks), choice.chunks, choice.stages_per_rank, spared, uneven
         if key not in self._moments:
-            self._moments[key] = moments(schedule, spared)
+            self._moments[key] = moments(schedule, spared, rows)
         return Ranks(
             schedule,
             self.subject.memory(bool(schedule.split)),
-            share / choice.chunks,
+            rows,
             checkpointing,
             self.subject.batch_bytes(share),
             self._moments[key],
             self.subject.states,
+            self.subject.keeps_sent,
         )
 
     def sizes(self, choice: Choice, task: Task) -> tuple[int, ...] | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from microp.job import Workload
+from microp.planner.held import Ranks
 from microp.planner.profile import Profile, Transport
 from microp.planner.samples import BACKWARD, FORWARD, FULL, op_of
 from microp.schedule import Op, Schedule
@@ -21,8 +22,6 @@ from microp.settings import MIB, NEVER, DeviceSettings
 from microp.simulator import (
     Costs,
     LayerMemory,
-    activation_peak,
-    compose_memory,
     costs_of,
     simulate,
     simulate_on_cores,
@@ -142,7 +141,7 @@ def forecast(
     return Forecast(
         step_ms=whole_step_ms(profile, workload, layers, last_ends(workload.schedule, spans, costs)),
         bubble=float(bubble_fraction(spans)),
-        peak_memory_mib=peak_memory_mib(workload, layers, spans, batch),
+        peak_memory_mib=peak_memory_mib(workload, layers, batch),
         source=profile.path,
     )
 
@@ -184,29 +183,17 @@ def last_ends(schedule: Schedule, spans: Spans, costs: Costs) -> dict[int, float
     return ends
 
 
-def peak_memory_mib(workload: Workload, layers: Sequence[LayerMemory], spans: Spans, batch: float) -> list[float]:
-    """Return each rank's peak: weights, the optimizer's state, the batch, gradients and activations.
+def peak_memory_mib(workload: Workload, layers: Sequence[LayerMemory], batch: float) -> list[float]:
+    """Return each rank's peak: weights, the optimizer's state, the batch, gradients, activations and mailboxes.
 
     Args:
         workload: what is run.
         layers: the memory of every layer.
-        spans: the simulated spans.
         batch: the bytes of the batch on the ranks of the first and of the last stage.
     """
-    schedule, sizes = workload.schedule, workload.layers
-    rows = sum(workload.rows) / len(workload.rows)
-    peaks = activation_peak(spans, compose_memory(layers, sizes, rows, workload.checkpointing, schedule.chunks))
-    weights = weight_bytes(layers, sizes)
-    ends = {schedule.placement[0], schedule.placement[schedule.stages - 1]}
-    return [
-        float(
-            (1 + workload.states) * sum(weights[stage] for stage in schedule.stages_of(rank))
-            + (batch if rank in ends else 0)
-            + peaks[rank]
-        )
-        / MIB
-        for rank in range(len(schedule.ranks))
-    ]
+    schedule, _, rows, checkpointing, states, keeps_sent = workload
+    ranks = Ranks(schedule, layers, rows, checkpointing, batch, None, states, keeps_sent)
+    return [peak / MIB for peak in ranks.peaks(workload.layers)]
 
 
 def _alternating_shares(workload: Workload) -> list[dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Computes the memory of ranks from the order alone, so that many partitions can be weighed quickly.
+"""Computes the memory of ranks from the order alone, quickly enough to weigh many partitions.
 
 ::
 
@@ -6,23 +6,27 @@
                    ╰─ 1 kept, 1 pending, gradients, ...
     peak of a rank = max over its moments of (counts x bytes)
 
-A rank runs its row in order, so what it holds at each moment does not depend on any time. The peaks are those of
-`activation_peak`.
+A rank runs its row in order, so what it holds at each moment does not depend on any time. Beside activations, a
+mailbox that a received tensor has left keeps its memory, and over some transports a tensor that was sent stays until
+its receiver has used it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from microp.schedule import Op, Schedule
+from microp.schedule import Action, Op, Schedule, Taken, completed_sends, mailboxes_taken, remote_links
 from microp.settings import Checkpointing
 from microp.simulator import LayerMemory, StageMemory, compose_memory
 
-KEPT, WHOLE, PENDING, GRADIENTS, REBUILT, IN_BACKWARD, IN_WEIGHT = range(7)  # the columns of counts and of bytes
+COLUMNS = 13  # of counts and of bytes
+KEPT, WHOLE, PENDING, GRADIENTS, REBUILT, IN_FORWARD, IN_BACKWARD, IN_FULL, IN_WEIGHT = range(9)
+EMPTY_INPUTS, EMPTY_GRADIENTS, SENT_OUTPUTS, SENT_GRADIENTS = range(9, COLUMNS)
 Floats = NDArray[np.float64]
 
 
@@ -40,38 +44,59 @@ class Part(NamedTuple):
     number: int = 0
 
 
-def moments(schedule: Schedule, spared: Sequence[int]) -> list[NDArray[np.int64]]:
-    """Return for each rank an array of counts by (moment, stage of the rank, column).
+def moments(schedule: Schedule, spared: Sequence[int], rows: Sequence[int]) -> list[Floats]:
+    """Return for each rank an array of counts by (moment, stage of the rank, column), in microbatches of mean size.
 
     Args:
         schedule: a valid order.
         spared: the microbatches that are not recomputed while others are.
+        rows: the rows of each microbatch.
     """
-    return [_moments_of(schedule, rank, frozenset(spared)) for rank in range(len(schedule.ranks))]
+    taken, shares = mailboxes_taken(schedule), [len(rows) * each / sum(rows) for each in rows]
+    return [_moments_of(schedule, rank, frozenset(spared), shares, taken) for rank in range(len(schedule.ranks))]
 
 
-def _moments_of(schedule: Schedule, rank: int, spared: frozenset[int]) -> NDArray[np.int64]:
+def _moments_of(
+    schedule: Schedule, rank: int, spared: frozenset[int], shares: Sequence[float], taken: Mapping[Action, Taken]
+) -> Floats:
     place = {stage: position for position, stage in enumerate(schedule.stages_of(rank))}
     row, split = schedule.ranks[rank], schedule.split
-    changes = np.zeros((len(row) + 1, len(place), 7), np.int64)
-    needs = np.zeros((len(row), len(place), 7), np.int64)
+    changes = np.zeros((len(row) + 1, len(place), COLUMNS))
+    needs = np.zeros((len(row), len(place), COLUMNS))
     with_gradients = set()
+    completed, sends = completed_sends(schedule, rank), remote_links(schedule)
+    first_in: dict[tuple[int, int], tuple[int, int, float]] = {}  # mailbox -> stage, column, size of its first tensor
     for turn, action in enumerate(row):
         at, stage, microbatch = place[action.stage], action.stage, action.microbatch
         kept = WHOLE if microbatch in spared else KEPT
         divided = (stage, microbatch) in split
-        change = changes[turn + 1, at]
+        change, need, share = changes[turn + 1, at], needs[turn, at], shares[microbatch]
+        if action in taken:
+            mailbox, until = taken[action]
+            if mailbox in first_in:
+                *of, size = first_in[mailbox]
+                changes[(turn + 1, *of)] -= size
+                needs[(turn, *of)] -= size
+            else:
+                of, size = [at, EMPTY_INPUTS if action.op is Op.F else EMPTY_GRADIENTS], share
+                first_in[mailbox] = at, of[1], size
+            changes[(until + 1, *of)] += size
+        for sent in completed[action]:
+            changes[turn + 1, place[sent.stage], _sent(sent)] -= shares[sent.microbatch]
+        if action in sends:
+            change[_sent(action)] += share
         if action.op is Op.F:
-            change[kept] += 1
+            change[kept] += share
+            need[kept], need[IN_FORWARD] = share, share * (kept == KEPT)
             continue
         if action.op is Op.B:
-            change[kept] -= 1
-            change[PENDING] += divided
-            needs[turn, at, IN_BACKWARD] = 1
-            needs[turn, at, REBUILT] = kept == KEPT
+            change[kept] -= share
+            change[PENDING] += divided * share
+            need[IN_BACKWARD if divided or not split else IN_FULL] = share
+            need[REBUILT] = (kept == KEPT) * share
         else:
-            change[PENDING] -= 1
-            needs[turn, at, IN_WEIGHT] = 1
+            change[PENDING] -= share
+            need[IN_WEIGHT] = share
         if (action.op is Op.W or not divided) and stage not in with_gradients:
             with_gradients.add(stage)
             change[GRADIENTS] += 1
@@ -79,7 +104,12 @@ def _moments_of(schedule: Schedule, rank: int, spared: frozenset[int]) -> NDArra
     return np.concatenate([held[1:], held[:-1] + needs])
 
 
-def _largest(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _sent(action: Action) -> int:
+    """Return the column of what an action sends."""
+    return SENT_OUTPUTS if action.op is Op.F else SENT_GRADIENTS
+
+
+def _largest(counts: Floats) -> Floats:
     """Return the moments that no other one covers in every count."""
     rows = np.unique(counts.reshape(len(counts), -1), axis=0)
     kept: list[Any] = []
@@ -90,7 +120,7 @@ def _largest(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def bytes_of(memory: StageMemory) -> Floats:
-    """Return an array of bytes by (stage, column), for the counts of `moments`."""
+    """Return an array of bytes by (stage, column), for the counts of `moments` without mailboxes and sends."""
     stages = range(len(memory.activation))
     zeros = (0.0,) * len(stages)
     return np.array(
@@ -100,7 +130,9 @@ def bytes_of(memory: StageMemory) -> Floats:
             memory.pending or zeros,
             memory.gradients or zeros,
             [memory.rebuilt(stage) for stage in stages],
+            memory.in_forward or zeros,
             memory.in_backward or zeros,
+            memory.in_full or zeros,
             memory.in_weight or zeros,
         ],
         np.float64,
@@ -113,25 +145,28 @@ class Ranks:
     Args:
         schedule: a valid order.
         layers: the memory of each layer.
-        rows: the rows of a microbatch.
+        rows: the rows of each microbatch.
         checkpointing: what is recomputed.
         batch: the bytes of the text of the batch, which the ranks of the first and of the last stage hold.
         known: the schedule's `moments`, if they are known.
+        states: as in `Workload`, also the next one.
+        keeps_sent: see there.
     """
 
     def __init__(
         self,
         schedule: Schedule,
         layers: Sequence[LayerMemory],
-        rows: float,
+        rows: Sequence[int],
         checkpointing: Checkpointing,
         batch: float = 0,
-        known: Sequence[NDArray[np.int64]] | None = None,
+        known: Sequence[Floats] | None = None,
         states: int = 2,
+        keeps_sent: bool = False,
     ) -> None:
-        self._state = 1 + states
-        self._schedule, self._layers, self._rows, self._checkpointing = schedule, list(layers), rows, checkpointing
-        self._moments = moments(schedule, checkpointing.spared(schedule.chunks)) if known is None else known
+        self._state, self._keeps_sent, self._rows = 1 + states, keeps_sent, sum(rows) / len(rows)
+        self._schedule, self._layers, self._checkpointing = schedule, list(layers), checkpointing
+        self._moments = moments(schedule, checkpointing.spared(schedule.chunks), rows) if known is None else known
         ends = {schedule.placement[0], schedule.placement[schedule.stages - 1]}
         self.batch = [batch if rank in ends else 0 for rank in range(len(schedule.ranks))]
 
@@ -157,9 +192,12 @@ class Ranks:
             Part("weights", weights),
             Part("gradients", sums[GRADIENTS]),
             Part("the optimizer's state", (self._state - 1) * weights),
-            Part("activations", sums[KEPT] + sums[WHOLE], int(counts[KEPT] + counts[WHOLE])),
-            Part("kept for W", sums[PENDING], int(counts[PENDING])),
-            Part("in a backward", sums[REBUILT] + sums[IN_BACKWARD] + sums[IN_WEIGHT]),
+            Part("activations", sums[KEPT] + sums[WHOLE], round(counts[KEPT] + counts[WHOLE])),
+            Part("kept for W", sums[PENDING], round(counts[PENDING])),
+            Part("in a backward", sums[REBUILT] + sums[IN_BACKWARD] + sums[IN_FULL] + sums[IN_WEIGHT]),
+            Part("in a forward", sums[IN_FORWARD]),
+            Part("empty mailboxes", sums[EMPTY_INPUTS] + sums[EMPTY_GRADIENTS]),
+            Part("sent tensors that are kept", sums[SENT_OUTPUTS] + sums[SENT_GRADIENTS]),
             Part("the batch", self.batch[rank]),
         ]
 
@@ -171,26 +209,41 @@ class Ranks:
         for stage in range(self._schedule.stages):
             rank = self._schedule.placement[stage]
             counts = largest[rank][:, self._schedule.stages_of(rank).index(stage)]
-            found.append(table @ counts.T.astype(float) + state[..., None])
+            found.append(table @ counts.T + state[..., None])
         return found
 
     def _state_and_bytes(self, sizes: Sequence[int]) -> tuple[list[float], Floats]:
         memory = compose_memory(self._layers, sizes, self._rows, self._checkpointing, self._schedule.chunks)
-        return [self._state * weights for weights in memory.gradients], bytes_of(memory)
+        ends = list(accumulate(sizes))
+        moved = [self._moved(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        return [self._state * weights for weights in memory.gradients], np.hstack([bytes_of(memory), moved])
+
+    def _moved(self, first: int, end: int) -> list[float]:
+        """Return the bytes of what comes from and goes to other ranks: the last columns of a stage of these layers."""
+        entering, leaving = self._entering(first), self._entering(end)
+        if not self._keeps_sent:
+            return [entering, leaving, 0, 0]
+        kept_anyway = 0 if self._checkpointing.segments else self._layers[end - 1].shared.at(self._rows)
+        return [entering, leaving, max(0, leaving - kept_anyway), entering]
+
+    def _entering(self, layer: int) -> float:
+        """Return the bytes of the tensor that enters a layer; 0 after the last one, which makes the loss."""
+        return self._layers[layer].boundary.at(self._rows) if layer < len(self._layers) else 0
 
     def _of_intervals(self) -> tuple[Floats, Floats]:
         """Return the state by (first, end), and the bytes of each column by (first, end, column)."""
         count = len(self._layers)
-        known: dict[tuple[int, ...], tuple[float, Floats]] = {}
+        known: dict[tuple[Any, ...], tuple[float, Floats]] = {}
         numbers = {layer: number for number, layer in enumerate(dict.fromkeys(self._layers))}
         kinds = [numbers[layer] for layer in self._layers]
-        state, table = np.zeros((count + 1, count + 1)), np.zeros((count + 1, count + 1, 7))
+        state, table = np.zeros((count + 1, count + 1)), np.zeros((count + 1, count + 1, COLUMNS))
         for first in range(count):
             for end in range(first + 1, count + 1):
-                kind = tuple(kinds[first:end])
+                kind = tuple(kinds[first:end]), *kinds[end : end + 1]  # with the layer that its output enters
                 if kind not in known:
                     layers, chunks = self._layers[first:end], self._schedule.chunks
                     memory = compose_memory(layers, (end - first,), self._rows, self._checkpointing, chunks)
-                    known[kind] = self._state * memory.gradients[0], bytes_of(memory)[0]
+                    columns = [*bytes_of(memory)[0], *self._moved(first, end)]
+                    known[kind] = self._state * memory.gradients[0], np.array(columns)
                 state[first, end], table[first, end] = known[kind]
         return state, table

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from microp.settings import ADAM, ModelSettings
 from microp.simulator import LayerMemory, LayerTimes, Size
 
-FORMAT = 2  # of the file
+FORMAT = 3  # of the file
 TIMES = ("forward", "full", "backward", "weight", "recompute")
 DIVIDED, UNDIVIDED = "divided", "undivided"
 TORCH = "torch"  # among the transports: torch's own pipeline runtime over gloo

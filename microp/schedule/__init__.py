@@ -10,7 +10,7 @@
     Partition: which layers each stage holds
 """
 
-from microp.schedule.mailboxes import assign_slots, remote_links
+from microp.schedule.mailboxes import Taken, assign_slots, mailboxes_taken, remote_links
 from microp.schedule.partition import Partition, of_sizes, skewed, spread, uniform
 from microp.schedule.prefetch import completed_sends, receives_to_post, remote_source, weight_groups
 from microp.schedule.schedule import Action, Op, Schedule, rows
@@ -22,10 +22,12 @@ __all__ = [
     "Op",
     "Partition",
     "Schedule",
+    "Taken",
     "assign_slots",
     "completed_sends",
     "from_text",
     "from_torch_csv",
+    "mailboxes_taken",
     "of_sizes",
     "receives_to_post",
     "remote_links",

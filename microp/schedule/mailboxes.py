@@ -15,6 +15,7 @@ Between steps all mailboxes are free, because the ranks meet at a barrier.
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import NamedTuple
 
 from microp.schedule.schedule import Action, Schedule
 
@@ -52,6 +53,25 @@ def assign_slots(schedule: Schedule) -> dict[Action, int]:
                 slot = slots[action] = next(free, len(taken))
                 taken[slot] = last_use[schedule.consumers[action]]
     return slots
+
+
+class Taken(NamedTuple):
+    """The mailbox of an action's input.
+
+    Attributes:
+        mailbox: the sender's rank, and the number on the link.
+        until: the index in the receiver's row of the action after which it is empty.
+    """
+
+    mailbox: tuple[int, int]
+    until: int
+
+
+def mailboxes_taken(schedule: Schedule) -> dict[Action, Taken]:
+    """Return action -> the mailbox of its input, for each action whose input comes from another rank."""
+    links, slots, last_use = remote_links(schedule), assign_slots(schedule), _last_uses(schedule)
+    consumers = {sent: schedule.consumers[sent] for sent in slots}
+    return {taker: Taken((links[sent][0], slots[sent]), last_use[taker]) for sent, taker in consumers.items()}
 
 
 def _last_uses(schedule: Schedule) -> dict[Action, int]:

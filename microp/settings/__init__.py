@@ -10,7 +10,7 @@ the same name (model, device, comms) builds the object that the settings describ
 """
 
 from microp.settings.command_line import CommandParser, open_streams
-from microp.settings.comms import CommsSettings
+from microp.settings.comms import COPYING, CommsSettings
 from microp.settings.data import DataSettings, SyntheticSettings, TextSettings
 from microp.settings.device import DeviceSettings, EmulatedSettings
 from microp.settings.engine import EngineSettings
@@ -41,6 +41,7 @@ from microp.settings.wandb_server import has_key, out_of_reach, server
 __all__ = [
     "ADAM",
     "BYTES",
+    "COPYING",
     "GIB",
     "KIB",
     "MIB",

@@ -8,6 +8,8 @@ from typing import Annotated
 
 from microp.settings.rules import OneOf, Positive, broken_rules
 
+COPYING = ("shm", "threads")  # backends that copy a tensor when it is sent, and record the time
+
 
 @dataclass
 class CommsSettings:

@@ -1,10 +1,9 @@
-"""Prices a schedule: how long each action takes, when it runs, and what each rank holds.
+"""Prices a schedule: how long each action takes, when it runs, and what it holds.
 
 ::
 
     Schedule ─┐
-    Costs ────┴─ simulate ─► spans ─┬─► metrics of `microp.trace`
-                                    └─► activation_peak
+    Costs ────┴─ simulate ─► spans ──► metrics of `microp.trace`
 
     costs        per stage and hop: given, nominal, or calibrated from measured spans
     layer_times, layer_memory   costs and memory of stages, from those of their layers
@@ -26,7 +25,7 @@ from microp.simulator.costs import PER_STAGE, Costs, for_stages
 from microp.simulator.layer_memory import MOST_ROWS, LayerBytes, LayerMemory, Size, compose_memory, weight_bytes
 from microp.simulator.layer_times import NO_TIMES, LayerTimes, costs_of
 from microp.simulator.link_model import LINK_MODELS, Asynchronous, LinkModel
-from microp.simulator.memory import StageMemory, activation_peak
+from microp.simulator.memory import StageMemory
 from microp.simulator.nominal import nominal_costs, nominal_optimizer, slowed
 from microp.simulator.shared_cores import equal_shares, simulate_on_cores
 from microp.simulator.simulation import Simulated, critical_path, simulate
@@ -45,7 +44,6 @@ __all__ = [
     "Simulated",
     "Size",
     "StageMemory",
-    "activation_peak",
     "calibrate",
     "calibrate_steps",
     "closed_forms",

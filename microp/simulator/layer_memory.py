@@ -43,8 +43,10 @@ class LayerMemory(NamedTuple):
         boundary: the tensor that enters; 0 for the model's first layer, whose input is the batch.
         shared: the part of `activation` that the next layer keeps too: its input.
         pending: kept by B for W, if the backward is divided.
-        in_backward: needed while B runs, in addition to `activation`.
+        in_backward: needed while B runs, in addition to `activation`: also the gradient of the layer's output.
         in_weight: needed while W runs, in addition to `pending`.
+        in_forward: needed while F runs that keeps nothing, in addition to the tensor that enters.
+        in_full: as `in_backward`, while an undivided B runs; measured where the schedule divides others.
         products: the part of `in_weight` that is held until the W of the whole stage ends: small gradients, which are
             added in one call.
     """
@@ -57,6 +59,8 @@ class LayerMemory(NamedTuple):
     in_backward: Size = Size()
     in_weight: Size = Size()
     products: Size = Size()
+    in_forward: Size = Size()
+    in_full: Size = Size()
 
 
 class LayerBytes(NamedTuple):
@@ -69,6 +73,8 @@ class LayerBytes(NamedTuple):
     in_backward: float
     in_weight: float
     products: float
+    in_forward: float
+    in_full: float
 
 
 def compose_memory(
@@ -92,19 +98,24 @@ def compose_memory(
     activation = [_activation(stage) for stage in stages]
     inputs = [sum(segment[0].boundary for segment in cut) for cut in cuts]
     rebuilt = [kept / count if count else 0 for kept, count in zip(activation, segments, strict=True)]
-    peaks = [
-        _peak_recomputed(cut) if count else _peak(stage)
-        for stage, cut, count in zip(stages, cuts, segments, strict=True)
-    ]
+    divided, full = (
+        [
+            max(0, (_peak_recomputed(cut, whole) if count else _peak(stage, whole)) - again)
+            for stage, cut, count, again in zip(stages, cuts, segments, rebuilt, strict=True)
+        ]
+        for whole in (False, True)
+    )
     return StageMemory(
         activation=tuple(activation),
         boundary=tuple(total / count if count else 0 for total, count in zip(inputs, segments, strict=True)),
         pending=tuple(sum(layer.pending for layer in stage) for stage in stages),
-        in_backward=tuple(max(0, peak - again) for peak, again in zip(peaks, rebuilt, strict=True)),
+        in_backward=tuple(divided),
         in_weight=tuple(map(_in_weight, stages)),
         gradients=tuple(weight_bytes(layers, sizes)),
         segments=tuple(segments) if checkpointing.segments else (),
         spared=checkpointing.spared(chunks),
+        in_forward=tuple(_in_forward(cut) if count else 0 for cut, count in zip(cuts, segments, strict=True)),
+        in_full=tuple(full),
     )
 
 
@@ -129,24 +140,33 @@ def _in_weight(layers: Sequence[LayerBytes]) -> float:
     return sum(layer.products for layer in layers) + max(layer.in_weight - layer.products for layer in layers)
 
 
-def _peak(layers: Sequence[LayerBytes]) -> float:
-    """Return the bytes needed during the backward of consecutive layers, in addition to what their forward kept."""
-    peak = freed = incoming = 0.0
+def _in_forward(segments: Sequence[Sequence[LayerBytes]]) -> float:
+    """Return the bytes needed during a forward that keeps the inputs of segments, in addition to these."""
+    layers = [(layer, index) for segment in segments for index, layer in enumerate(segment)]
+    return max(layer.in_forward + (layer.boundary if index else 0) for layer, index in layers)
+
+
+def _peak(layers: Sequence[LayerBytes], whole: bool) -> float:
+    """Return the bytes needed during the backward of consecutive layers, in addition to what their forward kept.
+
+    Args:
+        layers: the layers.
+        whole: whether it is undivided although others are divided.
+    """
+    peak = freed = 0.0
     for index in reversed(range(len(layers))):
         layer = layers[index]
-        peak = max(peak, layer.in_backward + incoming - freed)
+        peak = max(peak, (layer.in_full if whole else layer.in_backward) - freed)
         shared = layers[index - 1].shared if index else 0
-        freed += layer.activation - shared - layer.pending
-        incoming = layer.boundary  # the gradient that the layer below is given
+        freed += layer.activation - shared - (0 if whole else layer.pending)
     return peak
 
 
-def _peak_recomputed(segments: Sequence[Sequence[LayerBytes]]) -> float:
+def _peak_recomputed(segments: Sequence[Sequence[LayerBytes]], whole: bool) -> float:
     """Return the bytes needed during the backward of recomputed segments, in addition to their inputs."""
-    peak = freed = incoming = 0.0
+    peak = freed = 0.0
     for segment in reversed(segments):
         rebuilt = _activation(segment) - segment[0].boundary
-        peak = max(peak, rebuilt + _peak(segment) + incoming - freed)
-        freed += segment[0].boundary - sum(layer.pending for layer in segment)
-        incoming = segment[0].boundary
+        peak = max(peak, rebuilt + _peak(segment, whole) - freed)
+        freed += segment[0].boundary - (0 if whole else sum(layer.pending for layer in segment))
     return peak

@@ -224,14 +224,8 @@ class Trainer:
         stages = list(self.stages.values())
         meter = ActivationMeter(stages)
 
-        def look() -> None:
-            meter.look()
-            for stage in stages:
-                for tensor in stage.held():
-                    tensor.detach()  # an operation, so that `MemoryMeter` counts a tensor received from another rank
-
         def metered() -> None:
-            self.engine.after_action = look
+            self.engine.after_action = meter.look
             with meter:
                 row.update(self.step(step))
             self.engine.after_action = None

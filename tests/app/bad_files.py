@@ -194,7 +194,7 @@ def make(folder: Path) -> Path:
     found.rename(folder / "narrow.profile")
     text = (folder / "narrow.profile").read_text()
     (folder / "cut.profile").write_text(text.partition("transports:")[0])
-    (folder / "old.profile").write_text(text.replace("format: 2", "format: 0"))
+    (folder / "old.profile").write_text(text.replace("format: 3", "format: 0"))
     (folder / "short.profile").write_text(text.replace("rows: [8.0, 64.0]", "rows: [8.0]"))
     os.mkfifo(folder / "pipe")
     os.mkfifo(folder / "pipe_own.yaml")

@@ -78,9 +78,9 @@ def test_the_first_stage_of_1f1b_gets_fewer_layers_if_memory_is_short():
     sizes = balanced(12, 4, tight).sizes
     assert sizes == (2, 3, 3, 4)
     assert (
-        max(Ranks(schedule, MEMORY, 10, NEVER).peaks(sizes))
+        max(Ranks(schedule, MEMORY, [10] * schedule.chunks, NEVER).peaks(sizes))
         <= 22_000
-        < max(Ranks(schedule, MEMORY, 10, NEVER).peaks((3, 3, 3, 3)))
+        < max(Ranks(schedule, MEMORY, [10] * schedule.chunks, NEVER).peaks((3, 3, 3, 3)))
     )
 
 

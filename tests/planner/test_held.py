@@ -1,17 +1,19 @@
-"""The memory of ranks from the order alone equals that of simulated spans."""
+"""The memory of ranks from the order alone: the law of memory, a bookkeeper with a dictionary, mailboxes by hand."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
+from costs_helper import equal
+from random_schedules import random_schedule
 
 from microp.planner import Ranks
-from microp.schedule import builders, spread
+from microp.planner.held import EMPTY_GRADIENTS, EMPTY_INPUTS, SENT_GRADIENTS, SENT_OUTPUTS, bytes_of, moments
+from microp.schedule import Op, Schedule, builders, from_text, spread
 from microp.settings import Checkpointing
-from microp.simulator import Costs, LayerMemory, Size, activation_peak, compose_memory, simulate
-
-STATE = 3  # the weights and Adam's two moments
+from microp.simulator import LayerMemory, Size, StageMemory, simulate
+from microp.trace import in_flight_peak
 
 ORDERS = [
     builders.gpipe(3, 5),
@@ -28,47 +30,188 @@ POLICIES = [
     Checkpointing("except_last", 1, True),
     Checkpointing("segments", 2, False),
 ]
+A, BOUNDARY = 720, 10
+
+
+def activation_peak(schedule: Schedule, memory: StageMemory) -> dict[int, float]:
+    """Rank -> the most bytes of activations and gradients, without mailboxes and sends."""
+    table = bytes_of(memory)
+    counts = moments(schedule, memory.spared, [1] * schedule.chunks)
+    return {
+        rank: float((own[..., : table.shape[1]] * table[list(schedule.stages_of(rank))]).sum(axis=(1, 2)).max())
+        for rank, own in enumerate(counts)
+    }
+
+
+def order(chunks: int, *rows: str) -> Schedule:
+    """A schedule from text, where the stage is the rank: `F0 B0`."""
+    lines = (" ".join(f"{rank}{word}" for word in row.split()) for rank, row in enumerate(rows))
+    return from_text("\n".join([f"# microp schedule some chunks={chunks} ranks={len(rows)}", *lines]))
+
+
+@pytest.mark.parametrize("builder", [builders.naive, builders.gpipe, builders.one_f_one_b])
+@pytest.mark.parametrize("segments", [0, 1, 2, 5])
+def test_the_law_of_memory(builder, segments):
+    schedule = builder(4, 6)
+    law = {
+        rank: held * segments * BOUNDARY + A // segments if segments else held * A
+        for rank, held in in_flight_peak(simulate(schedule, equal(4, 1, 2))).items()
+    }
+    assert activation_peak(schedule, StageMemory((A,) * 4, (BOUNDARY,) * 4, segments=(segments,) * 4)) == law
+
+
+def test_except_last_saves_only_where_the_last_comes_back_first():
+    memory = StageMemory((A,), (BOUNDARY,), segments=(1,), spared=(2,))
+    assert activation_peak(order(3, "F0 F1 F2 B0 B1 B2"), memory) == {0: 2 * BOUNDARY + A + A}
+    assert activation_peak(order(3, "F0 F1 F2 B2 B1 B0"), memory) == {0: 2 * BOUNDARY + A}
+
+
+def test_what_waits_for_w_is_held():
+    memory = StageMemory((A,), pending=(100,))
+    assert activation_peak(order(3, "F0 B0 F1 B1 F2 B2 W0 W1 W2"), memory) == {0: A + 2 * 100}
+    assert activation_peak(order(2, "F0 B0 W0 F1 B1 W1"), memory) == {0: A}
+    assert activation_peak(order(2, "F0 B0 F1 B1"), memory) == {0: A}  # a full backward keeps nothing
+
+
+def test_gradients_stay_once_they_are_made():
+    memory = StageMemory((A,), gradients=(50,), in_backward=(7,), in_weight=(3,))
+    assert activation_peak(order(2, "F0 F1 B0 B1"), memory) == {0: 2 * A + 7}  # the first backward finds none
+    assert activation_peak(order(2, "F0 B0 F1 B1"), memory) == {0: A + 50 + 7}
+    assert activation_peak(order(1, "F0 B0 W0"), memory) == {0: A + 7}
+    assert activation_peak(order(2, "F0 B0 W0 F1 B1 W1"), memory) == {0: A + 50 + 7}
+
+
+def test_a_backward_that_is_not_divided_while_others_are():
+    memory = StageMemory((A,), in_backward=(7,), in_full=(9,))
+    assert activation_peak(order(2, "F0 B0 W0 F1 B1"), memory) == {0: A + 9}
+    assert activation_peak(order(2, "F0 B0 F1 B1"), memory) == {0: A + 7}  # it is the schedule's own kind
+
+
+def test_a_forward_that_keeps_its_input_needs_more_while_it_runs():
+    memory = StageMemory((A,), (BOUNDARY,), segments=(1,), spared=(1,), in_forward=(2 * A,))
+    assert activation_peak(order(2, "F0 B0 F1 B1"), memory) == {0: BOUNDARY + 2 * A}
+    assert activation_peak(order(2, "F1 B1 F0 B0"), memory) == {0: BOUNDARY + 2 * A}
+    assert activation_peak(order(2, "F1 F0 B0 B1"), memory) == {0: A + BOUNDARY + 2 * A}
+
+
+def bookkeeper(schedule: Schedule, memory: StageMemory) -> dict[int, float]:
+    """Peaks from what lies on a rank's shelf, by (stage, microbatch, what for)."""
+    peaks = {}
+    split = {(action.stage, action.microbatch) for _, action in schedule if action.op is Op.W}
+    for rank, row in enumerate(schedule.ranks):
+        shelf: dict[tuple[int, int, Op], float] = {}
+        peak = 0.0
+        for op, stage, microbatch in row:
+            activation, segments = memory.activation[stage], memory.segments[stage]
+            recomputed = segments > 0 and microbatch not in memory.spared
+            divided = (stage, microbatch) in split
+            if op is Op.F:
+                shelf[stage, microbatch, Op.B] = memory.kept(stage) if microbatch not in memory.spared else activation
+                extra = memory.in_forward[stage] if microbatch not in memory.spared else 0
+                peak = max(peak, sum(shelf.values()) + extra)
+            if op is Op.B:
+                extra = (memory.in_backward if divided or not split else memory.in_full)[stage]
+                peak = max(peak, sum(shelf.values()) + extra + (activation / segments if recomputed else 0))
+                del shelf[stage, microbatch, Op.B]
+                if divided:
+                    shelf[stage, microbatch, Op.W] = memory.pending[stage]
+            if op is Op.W:
+                peak = max(peak, sum(shelf.values()) + memory.in_weight[stage])
+                del shelf[stage, microbatch, Op.W]
+            if op is Op.W or (op is Op.B and not divided):
+                shelf[stage, 0, Op.F] = memory.gradients[stage]  # the same ones from then on
+            peak = max(peak, sum(shelf.values()))
+        peaks[rank] = peak
+    return peaks
+
+
+def test_any_schedule_any_footprint():
+    chance = random.Random(7)
+    for _ in range(80):
+        schedule = random_schedule(chance)
+
+        def values(most: int, stages: int = schedule.stages) -> tuple[int, ...]:
+            return tuple(chance.randint(0, most) for _ in range(stages))
+
+        memory = StageMemory(
+            activation=values(99),
+            boundary=values(9),
+            pending=values(50),
+            in_backward=values(40),
+            in_weight=values(30),
+            gradients=values(60),
+            segments=values(3),
+            spared=tuple(each for each in values(4, 2) if each < schedule.chunks),
+            in_forward=values(40),
+            in_full=values(40),
+        )
+        assert activation_peak(schedule, memory) == pytest.approx(bookkeeper(schedule, memory))
+
+
+# --- mailboxes and sends -------------------------------------------------------------------------
+
+
+def test_a_mailbox_keeps_its_memory_when_its_tensor_has_gone():
+    """GPipe on the first of two ranks: a gradient comes for each microbatch, and none can use another's mailbox."""
+    first, second = moments(builders.gpipe(2, 3), (), [1] * 3)
+    after = slice(0, 6)  # each action; the moments during them follow
+    assert first[after, 0, EMPTY_GRADIENTS].tolist() == [0, 0, 0, 1, 2, 3]
+    assert second[after, 0, EMPTY_INPUTS].tolist() == [0, 0, 0, 1, 2, 3]  # its inputs stay until their backward
+    assert first[..., EMPTY_INPUTS].max() == second[..., EMPTY_GRADIENTS].max() == 0
+
+
+def test_a_mailbox_that_is_used_again_is_not_empty():
+    """1F1B: the last rank's inputs alternate between two mailboxes."""
+    _, last = moments(builders.one_f_one_b(2, 4), (), [1] * 4)
+    assert last[:8, 0, EMPTY_INPUTS].tolist() == [0, 1, 1, 2, 1, 2, 1, 2]
+
+
+def test_what_is_sent_is_kept_until_its_use_is_known():
+    first, second = moments(builders.gpipe(2, 3), (), [1] * 3)
+    assert first[:6, 0, SENT_OUTPUTS].tolist() == [1, 2, 3, 0, 0, 0]  # the first gradient says that all were used
+    assert second[:6, 0, SENT_GRADIENTS].tolist() == [0, 0, 0, 1, 2, 3]
+
+
+def test_microbatches_count_by_their_rows():
+    found = moments(builders.gpipe(1, 4), (), [3, 3, 2, 2])[0][:4, 0, 0]
+    assert found.tolist() == pytest.approx([1.2, 2.4, 3.2, 4.0])
+
+
+# --- of layers -----------------------------------------------------------------------------------
 
 
 def some_layers(chance: random.Random, count: int) -> list[LayerMemory]:
-    sizes = [[Size(chance.randint(0, 9), chance.randint(0, 9)) for _ in range(6)] for _ in range(3)]
+    sizes = [[Size(chance.randint(0, 9), chance.randint(0, 9)) for _ in range(9)] for _ in range(3)]
     for each in sizes:
         each[0] = Size(*(larger + 9 for larger in each[0]))  # it holds what is shared
     kinds = [LayerMemory(chance.randint(1, 99), *each) for each in sizes]
     return [kinds[0], *(kinds[1] for _ in range(count - 2)), kinds[2]]
 
 
+@pytest.mark.parametrize("keeps_sent", [False, True])
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda each: each.name)
 @pytest.mark.parametrize("schedule", ORDERS, ids=lambda each: each.name)
-def test_the_peaks_are_those_of_simulated_spans(schedule, policy):
+def test_parts_and_intervals_add_up_to_the_peaks(schedule, policy, keeps_sent):
     chance = random.Random(schedule.name + policy.name)
-    ends = {schedule.placement[0], schedule.placement[schedule.stages - 1]}
     for _ in range(5):
-        costs = Costs(*([chance.randint(1, 5) for _ in range(schedule.stages)] for _ in range(3)))
-        spans = simulate(schedule, costs)
         layers = some_layers(chance, schedule.stages + 4)
         sizes = list(spread(len(layers), schedule.stages))
         chance.shuffle(sizes)
-        memory = compose_memory(layers, sizes, 7, policy, schedule.chunks)
-        held = activation_peak(spans, memory)
-        ranks = Ranks(schedule, layers, 7, policy, batch=50)
-        for rank, peak in enumerate(ranks.peaks(sizes)):
-            weights = sum(memory.gradients[stage] for stage in schedule.stages_of(rank))
-            assert peak == pytest.approx(STATE * weights + held[rank] + 50 * (rank in ends))
-            assert sum(part.size for part in ranks.parts(sizes, rank)) == pytest.approx(peak)
+        ranks = Ranks(schedule, layers, [7] * schedule.chunks, policy, batch=50, keeps_sent=keeps_sent)
         together = [0.0] * len(schedule.ranks)
-        first = 0
+        held, first = ranks.held(), 0
         for stage, size in enumerate(sizes):
             rank = schedule.placement[stage]
-            together[rank] = together[rank] + ranks.held()[stage][first, first + size]
+            together[rank] = together[rank] + held[stage][first, first + size]
             first += size
         for rank, peak in enumerate(ranks.peaks(sizes)):
+            assert sum(part.size for part in ranks.parts(sizes, rank)) == pytest.approx(peak)
             assert together[rank].max() + ranks.batch[rank] == pytest.approx(peak)
 
 
 def test_the_parts_name_the_microbatches_in_flight():
     layers = [LayerMemory(1000, Size(0, 100), Size(0, 20), in_backward=Size(0, 30))] * 4
-    parts = Ranks(builders.one_f_one_b(4, 8), layers, 10, POLICIES[0]).parts((1, 1, 1, 1), 0)
+    parts = Ranks(builders.one_f_one_b(4, 8), layers, [10] * 8, POLICIES[0]).parts((1, 1, 1, 1), 0)
     found = {part.name: (part.size, part.number) for part in parts if part.size}
     assert found == {
         "weights": (1000, 0),
@@ -76,4 +219,5 @@ def test_the_parts_name_the_microbatches_in_flight():
         "the optimizer's state": (2000, 0),
         "activations": (4000, 4),
         "in a backward": (300, 0),
+        "empty mailboxes": (200, 0),
     }
