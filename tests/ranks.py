@@ -68,6 +68,18 @@ def order_of_a_step(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: i
     return orders
 
 
+def peak_memory(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: int, _attempt: Path):
+    """This rank's peak memory in MiB, of every job."""
+    peaks = []
+    for job in jobs:
+        trainer = Trainer(job, comms, comms.rank)
+        trainer.load(0)
+        trainer.step(0)
+        trainer.load(1)
+        peaks.append(trainer.memory_step(1)["peak_memory_mib"])
+    return peaks
+
+
 def train_tensors(job: Job, comms: Comms, _local_rank: int, _attempt: Path):
     return train(job, comms)
 

@@ -139,8 +139,8 @@ def test_the_halves_of_a_backward_that_is_split(action, nominal):
 
 
 def test_an_action_that_takes_too_long_is_counted():
-    device = opened(workload(), forward_ms=5.0)
-    quick, slow = (device.bind(Action(Op.F, 0, 0), lambda _, x, ms=ms: time.sleep(ms / 1e3))[0] for ms in (0, 8))
+    device = opened(workload(), forward_ms=200.0)
+    quick, slow = (device.bind(Action(Op.F, 0, 0), lambda _, x, ms=ms: time.sleep(ms / 1e3))[0] for ms in (0, 210))
     quick(0, None)
     assert device.overruns == 0
     slow(0, None)
