@@ -23,6 +23,7 @@ from microp.settings import (
     broken_rules,
     is_joined,
     is_over_hosts,
+    no_proc,
     no_slurm,
     not_writable,
     out_of_reach,
@@ -56,7 +57,7 @@ def _machine_problems(config: Config) -> list[str]:
     if isinstance(config.launch, SlurmSettings):
         return no_slurm()
     here = ranks_here(config)
-    return too_few_descriptors(here) or memory_problems(config, here)
+    return no_proc() or too_few_descriptors(here) or memory_problems(config, here)
 
 
 def _problems_together(config: Config) -> list[str]:

@@ -14,7 +14,7 @@ from microp.settings.comms import COPYING, CommsSettings
 from microp.settings.data import DataSettings, SyntheticSettings, TextSettings
 from microp.settings.device import DeviceSettings, EmulatedSettings
 from microp.settings.engine import EngineSettings
-from microp.settings.launch import LaunchSettings, is_joined, is_over_hosts, too_few_descriptors
+from microp.settings.launch import LaunchSettings, is_joined, is_over_hosts, no_proc, too_few_descriptors
 from microp.settings.machine import memory_bytes, processor, this_host
 from microp.settings.model import (
     BYTES,
@@ -84,6 +84,7 @@ __all__ = [
     "is_joined",
     "is_over_hosts",
     "memory_bytes",
+    "no_proc",
     "no_slurm",
     "not_writable",
     "open_streams",

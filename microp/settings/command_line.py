@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from typing import NoReturn
 
 
 def open_streams() -> None:
-    """Open on the null device what the caller has closed (`>&-`), else the next file that is opened takes its place."""
+    """Let standard streams take whatever is printed.
+
+    What the caller has closed (`>&-`) is opened on the null device, else the next file that is opened takes its place.
+    A character that the locale's encoding lacks is printed as a question mark.
+    """
     for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free
             os.set_inheritable(null, null == number)  # for the ranks
             setattr(sys, name, os.fdopen(null, mode))
+        if mode == "w" and isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 class CommandParser(argparse.ArgumentParser):

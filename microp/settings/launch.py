@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from microp.settings.rules import OneOf, Range, broken_rules
@@ -41,6 +43,13 @@ class LaunchSettings:
                 f"processes: use torchrun --nproc_per_node={ranks * replicas}, or change ranks or replicas"
             )
         return found
+
+
+def no_proc() -> list[str]:
+    """Return that Linux's /proc is not there, if so."""
+    if sys.platform != "linux" or Path("/proc/self/fd").is_dir():
+        return []
+    return ["/proc is not mounted, through which ranks find each other: mount it, with mount -t proc proc /proc"]
 
 
 def too_few_descriptors(ranks: int) -> list[str]:

@@ -231,6 +231,9 @@ def test_a_command_whose_input_and_output_are_closed_runs(tmp_path):
     [attempt] = (tmp_path / "outputs" / "runs").glob("*/attempt-1")
     assert json.loads((attempt / "status.json").read_text())["status"] == "finished"
     drawing = shlex.join([sys.executable, "-m", "analysis.timeline", "outputs"])
+    done = start(["sh", "-c", drawing], tmp_path, PYTHONIOENCODING="ascii")  # a locale that lacks what is drawn
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "F0" in done.stdout
     done = start(["sh", "-c", f"exec {drawing} >&-"], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "outputs" / "report").is_dir()
@@ -301,6 +304,14 @@ def test_a_disk_that_is_full_of_wandb_s_files_costs_the_mirror_alone(tmp_path):
     assert (code, errors) == (0, [])
     assert re.fullmatch(r"1/1 outputs/runs/\S+/attempt-1: mirrored (rank0, )?(rank1, )?summary\n", out)
     assert len((tmp_path / "mirrored").read_text().splitlines()) == 3
+
+
+def test_a_system_without_proc_is_refused(tmp_path):
+    script = f"mount -t tmpfs none /proc; exec {shlex.join([sys.executable, '-m', 'microp.run', *FEW])}"
+    done = run_script(script, tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    said = "error: /proc is not mounted, through which ranks find each other: mount it, with mount -t proc proc /proc"
+    assert [line for line in done.stderr.splitlines() if line.startswith("error: ")] == [said]
 
 
 def said(disk: Path, number: int) -> tuple[int, str, list[str]]:
