@@ -74,7 +74,7 @@ def _problems_together(config: Config) -> list[str]:
     elif latency and (is_over_hosts() or getattr(config.launch, "nodes", 1) > 1):
         found.append(f"device.latency_ms={latency} needs all ranks on one host, whose clock they share: leave it out")
     if not config.model.problems():
-        found += config.data.problems(config.model.row_bytes)
+        found += config.data.problems(config.model.row_bytes, config.model.vocabulary)
     if config.chunks > config.batch_size > 0:
         found.append(
             f"chunks={config.chunks} is more than batch_size={config.batch_size} has rows: "

@@ -40,6 +40,7 @@ from microp.settings import (
     SyncSettings,
     SyntheticSettings,
     TextSettings,
+    TokenSettings,
     TrackingSettings,
 )
 
@@ -227,6 +228,7 @@ SCHEMAS: dict[str, type] = {
     "model/mlp": MlpSettings,
     "model/gpt": GptSettings,
     "data/text": TextSettings,
+    "data/tokens": TokenSettings,
     "data/synthetic": SyntheticSettings,
     "checkpointing": Checkpointing,
     "optimizer/adam": AdamSettings,

@@ -21,7 +21,7 @@ import torch
 
 from microp.device.meters import MemoryMeter
 from microp.model import SMALL, Batch, Model, Stage, build_model
-from microp.settings import BYTES, NEVER, ModelSettings
+from microp.settings import NEVER, ModelSettings
 from microp.simulator import (
     MOST_ROWS,
     LayerBytes,
@@ -91,7 +91,7 @@ class _Probe:
         """Run microbatches of `rows` rows and return the memory of one that adds to existing gradients."""
         split = (0, 1) if self._split else ()
         subject = Stage([self._layer], self._loss, NEVER, 3, split)
-        window = torch.randint(0, BYTES, (rows, self._settings.row_bytes))
+        window = torch.randint(0, self._settings.vocabulary, (rows, self._settings.row_bytes))
         given = [window] * 3
         subject.load(Batch(0, given if self._first else None, given if self._loss else None, [1 / 3] * 3))
         meter = MemoryMeter(subject.tensors())

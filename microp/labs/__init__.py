@@ -2,7 +2,7 @@
 
 ::
 
-    monolith ─ memory_wall ─┬─ manual_split ──── ping_pong ─ naive ─ gpipe ─ one_f_one_b      pipelines
+    monolith ─ memory_wall ─┬─ manual_split ──── ping_pong ─ naive ─ gpipe ─ one_f_one_b ─ train_text   pipelines
                             └─ manual_replicas ─ ddp                                          replicas
 """
 
@@ -16,4 +16,5 @@ LABS = {
     "gpipe": "the same step in microbatches: the bubble shrinks, activations accumulate",
     "one_f_one_b": "the same step in another order: the same bubble, less memory",
     "ddp": "gradients are summed over the replicas while the backward still runs",
+    "train_text": "a small gpt learns from text in a pipeline as in one process, and then writes some",
 }

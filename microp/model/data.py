@@ -1,4 +1,4 @@
-"""Batches of bytes that depend only on (seed, step).
+"""Batches of bytes, or of tokens, that depend only on (seed, step).
 
 ::
 
@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from microp.model.seeds import derive_seed
-from microp.settings import DataSettings, TextSettings
+from microp.settings import DataSettings, TextSettings, TokenSettings
 
 Windows = Callable[[int], Tensor]
 """step -> (rows, context + 1) int64: the inputs are all columns but the last, the targets all but the first."""
@@ -27,13 +28,15 @@ def open_data(settings: DataSettings, rows: int, context: int, seed: int) -> Win
     """Return a function that returns the batch of a given step.
 
     Args:
-        settings: the source of the bytes.
+        settings: the source of the tokens.
         rows: the number of rows per batch.
-        context: the number of input bytes per row.
+        context: the number of input tokens per row.
         seed: the run's seed.
     """
     if isinstance(settings, TextSettings):
         return _text(settings, rows, context, seed)
+    if isinstance(settings, TokenSettings):
+        return _tokens(settings, rows, context, seed)
 
     def draw(step: int) -> Tensor:
         return torch.randint(0, 256, (rows, context + 1), generator=_generator(seed, step))
@@ -48,6 +51,17 @@ def _text(settings: TextSettings, rows: int, context: int, seed: int) -> Windows
     def draw(step: int) -> Tensor:
         starts = torch.randint(0, len(corpus) - context, (rows, 1), generator=_generator(seed, step))
         return corpus[starts + reach].long()
+
+    return draw
+
+
+def _tokens(settings: TokenSettings, rows: int, context: int, seed: int) -> Windows:
+    tokens = settings.open()
+
+    def draw(step: int) -> Tensor:
+        starts = torch.randint(0, len(tokens) - context, (rows,), generator=_generator(seed, step))
+        windows = [tokens[start : start + context + 1] for start in starts.tolist()]
+        return torch.from_numpy(np.stack(windows).astype(np.int64))
 
     return draw
 

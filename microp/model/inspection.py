@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from microp.model.own import Layers, separated
-from microp.settings import BYTES, LayerFacts, TiedWeight
+from microp.settings import LayerFacts, TiedWeight
 
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LONGEST = 200  # characters of what an exception says
@@ -62,6 +62,7 @@ def inspect_layers(made: Layers, code: str) -> LayerFacts:
         changes_buffers=made.changes_buffers,
         code=code,
         tied=tied,
+        vocabulary=made.vocabulary,
     )
 
 
@@ -74,6 +75,10 @@ def _check_form(made: Layers) -> None:
     if not isinstance(made.context, int) or not 1 <= made.context <= _MOST_CONTEXT:
         raise ValueError(
             f"context={made.context!r}, which is not a number of tokens: give 1 to {_MOST_CONTEXT}, for example 16"
+        )
+    if not isinstance(made.vocabulary, int) or not 2 <= made.vocabulary <= _MOST:
+        raise ValueError(
+            f"vocabulary={made.vocabulary!r}, which is not a number of tokens: give 2 to {_MOST}, 256 for bytes"
         )
     layers = list(made.layers)
     for index, layer in enumerate(layers):
@@ -158,10 +163,10 @@ class _Trial:
             )
         if not y.is_contiguous():
             raise ValueError(f"{name}, whose output is not contiguous in memory: add .contiguous() to it")
-        if seen.vocabulary is not None and seen.vocabulary < BYTES:
+        if seen.vocabulary is not None and seen.vocabulary < (wanted := self._made.vocabulary):
             raise ValueError(
-                f"{name}, which embeds {seen.vocabulary} different tokens: the data have tokens from 0 to {BYTES - 1}, "
-                f"give it {BYTES}"
+                f"{name}, which embeds {seen.vocabulary} different tokens: the data have tokens from 0 to "
+                f"{wanted - 1}, give it {wanted}"
             )
         if seen.draws:
             self.random.append(index)
@@ -232,15 +237,15 @@ def _check_mean(made: Layers, output: Tensor) -> None:
         return
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn((rows, *output.shape[1:]), generator=generator).to(output.dtype)
-    targets = torch.randint(0, BYTES, (rows, made.context), generator=generator)
+    targets = torch.randint(0, made.vocabulary, (rows, made.context), generator=generator)
     try:
         whole, first, rest = (
             float(made.loss(logits[part], targets[part])) for part in (slice(0, 3), slice(0, 1), slice(1, 3))
         )
     except IndexError as error:
         raise ValueError(
-            f"a loss that fails for targets from 0 to {BYTES - 1} (IndexError: {error}): let the last layer make "
-            f"{BYTES} numbers for each token"
+            f"a loss that fails for targets from 0 to {made.vocabulary - 1} (IndexError: {error}): let the last "
+            f"layer make {made.vocabulary} numbers for each token"
         ) from error
     except Exception:  # it may need numbers of another kind
         return

@@ -82,7 +82,7 @@ class Gpt(Model):
     def __init__(self, settings: GptSettings) -> None:
         super().__init__(settings)
         self.heads, self.context, self.dropout = settings.heads, settings.context, settings.dropout
-        self.tied = settings.tied
+        self.vocabulary, self.tied = settings.vocabulary, settings.tied
 
     def layer(self, index: int, seed: int) -> nn.Module:
         layer_seed = derive_seed(seed, "layer", index)
@@ -93,10 +93,10 @@ class Gpt(Model):
         modules.append(Block(self, generator, layer_seed))
         if index == self.layers - 1:
             modules.append(nn.LayerNorm(self.dim, dtype=self.dtype))
-            head = _linear(self.dim, BYTES, 0.02, generator, self.dtype)
+            head = _linear(self.dim, self.vocabulary, 0.02, generator, self.dtype)
             if self.tied:
                 first = torch.Generator().manual_seed(derive_seed(seed, "layer", 0))
-                head.weight = _vectors(BYTES, self, first)  # as the embedding in layer 0 draws its own
+                head.weight = _vectors(self.vocabulary, self, first)  # as the embedding in layer 0 draws its own
             modules.append(head)
         return nn.Sequential(*modules)
 
@@ -119,11 +119,11 @@ class Bits(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Maps bytes (rows, context) to vectors (rows, context, dim): the byte's vector plus its position's."""
+    """Maps tokens (rows, context) to vectors (rows, context, dim): the token's vector plus its position's."""
 
     def __init__(self, model: Gpt, generator: torch.Generator, seed: int) -> None:
         super().__init__()
-        self.byte, self.place = (_vectors(count, model, generator) for count in (BYTES, model.context))
+        self.byte, self.place = (_vectors(count, model, generator) for count in (model.vocabulary, model.context))
         self.dropout = Dropout(model.dropout, seed)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from microp.model.layers import Model
 from microp.model.randomness import GENERATOR, Reseeded
 from microp.model.seeds import derive_seed
-from microp.settings import OwnSettings, TiedWeight
+from microp.settings import BYTES, OwnSettings, TiedWeight
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Layers:
 
     Attributes:
         layers: the layers, each a module from one tensor to one tensor whose first size is the rows. The first one is
-            given tokens (rows, context), int64, from 0 to 255; `Bits` makes numbers of them.
+            given tokens (rows, context), int64, from 0 to vocabulary - 1; `Bits` makes numbers of bytes.
         loss: (output of the last layer, targets) -> the mean over the rows, one number. The targets (rows, context)
             hold the next token of each input token. The loss of a microbatch counts by its share of the batch's rows.
         context: the number of tokens in a row.
@@ -42,6 +42,7 @@ class Layers:
             microbatch to the next.
         tied: declares that layers share weights, as `head.weight = embedding.weight` does. Each of these layers gets
             a copy of its own, and the gradients of the copies are summed before the optimizer's step.
+        vocabulary: the number of different tokens, 256 for bytes.
     """
 
     layers: Sequence[nn.Module] | nn.ModuleList | nn.Sequential
@@ -49,6 +50,7 @@ class Layers:
     context: int
     changes_buffers: bool = False
     tied: bool = False
+    vocabulary: int = BYTES
 
 
 class OwnModel(Model):

@@ -17,7 +17,6 @@ from microp.settings.engine import EngineSettings
 from microp.settings.launch import LaunchSettings, is_joined, is_over_hosts, no_proc, too_few_descriptors
 from microp.settings.machine import memory_bytes, processor, this_host
 from microp.settings.model import (
-    BYTES,
     GptSettings,
     LayerFacts,
     MlpSettings,
@@ -31,10 +30,11 @@ from microp.settings.recomputation import NEVER, Checkpointing
 from microp.settings.redaction import redact_values, redact_words
 from microp.settings.rules import Line, Name, OneOf, Positive, Range, Rule, broken_rules, quoted
 from microp.settings.run_options import RunOptions, read_run_options
-from microp.settings.sizes import GIB, KIB, MIB, size_text
+from microp.settings.sizes import BYTES, GIB, KIB, MIB, size_text
 from microp.settings.slurm import SlurmSettings, no_slurm
 from microp.settings.snapshot import NO_SNAPSHOTS, SnapshotSettings
 from microp.settings.sync import BucketSettings, SyncSettings
+from microp.settings.tokens import TokenSettings
 from microp.settings.tracking import NEEDS_KEY, TrackingSettings, not_writable
 from microp.settings.wandb_server import has_key, out_of_reach, server
 
@@ -78,6 +78,7 @@ __all__ = [
     "SyntheticSettings",
     "TextSettings",
     "TiedWeight",
+    "TokenSettings",
     "TrackingSettings",
     "broken_rules",
     "has_key",

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from microp.settings.machine import memory_bytes
 from microp.settings.rules import PATH, Line, Name, broken_rules, quoted
-from microp.settings.sizes import GIB
+from microp.settings.sizes import BYTES, GIB
 
 MOST_FILES = 100_000
 _GIVE = "give a file or a folder, or leave the key out"
@@ -29,9 +29,20 @@ class DataSettings:
 
     name: Annotated[str, Name()]
 
-    def problems(self, context: int) -> list[str]:
-        """List what is wrong with the source, for rows of `context` bytes, one sentence each."""
-        return broken_rules(self, "data.")
+    def problems(self, context: int, vocabulary: int) -> list[str]:
+        """List what is wrong with the source, one sentence each.
+
+        Args:
+            context: the number of tokens per row.
+            vocabulary: the number of different tokens that the model knows.
+        """
+        found = broken_rules(self, "data.")
+        if vocabulary < BYTES:
+            found.append(
+                f"data={self.name} has {BYTES} different tokens, the bytes, but the model knows {vocabulary}: use "
+                f"data=tokens, or a model with a vocabulary of {BYTES}"
+            )
+        return found
 
 
 @dataclass
@@ -54,12 +65,12 @@ class TextSettings(DataSettings):
         """Return the files of the corpus, in order."""
         return list(self._files())
 
-    def problems(self, context: int) -> list[str]:
-        if self.path is None or (found := super().problems(context)):
-            return [] if self.path is None else found
+    def problems(self, context: int, vocabulary: int) -> list[str]:
+        if (found := super().problems(context, vocabulary)) or self.path is None:
+            return found
         given = f"data.path={quoted(self.path, PATH)}"
         try:
-            sizes = [_size(path) for path in islice(self._files(), MOST_FILES + 1)]
+            sizes = [regular_size(path) for path in islice(self._files(), MOST_FILES + 1)]
         except FileNotFoundError:
             return [f"{given} does not exist: {_GIVE}"]
         except (OSError, RuntimeError) as error:  # RuntimeError: there is no such user, in ~user
@@ -91,7 +102,7 @@ class TextSettings(DataSettings):
 _NOT_THE_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests"})
 
 
-def _size(path: Path) -> int:
+def regular_size(path: Path) -> int:
     """Return the size of a file in bytes.
 
     Raises:

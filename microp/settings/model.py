@@ -10,8 +10,8 @@ from math import prod
 from typing import Annotated, Any
 
 from microp.settings.rules import Name, OneOf, Range, broken_rules
+from microp.settings.sizes import BYTES
 
-BYTES = 256  # the vocabulary of every model
 TiedWeight = tuple[tuple[int, str], ...]
 """The copies of one weight: for each the index of its layer and its name there, in the order of the layers."""
 _INT64 = 8  # bytes of a token
@@ -42,6 +42,8 @@ class ModelSettings(ABC):
     @abstractmethod
     def weights(self) -> int:
         """The number of weights of all layers."""
+
+    vocabulary = BYTES  # the number of different tokens; a class may have it as a key
 
     @property
     def weight_bytes(self) -> int:
@@ -111,23 +113,26 @@ class MlpSettings(ModelSettings):
 
 @dataclass
 class GptSettings(ModelSettings):
-    """A decoder-only transformer over bytes.
+    """A decoder-only transformer over bytes, or over tokens of one's own.
 
     Attributes:
         heads: the number of attention heads per block; it must divide `dim`.
         context: the number of bytes per row, which is also the range of attention.
         dropout: the probability of dropout, after the embedding and on both branches of a block.
+        vocabulary: the number of different tokens, 256 for bytes.
         tied: let the embedding and the head have one weight, whose gradients are summed across their stages.
     """
 
     heads: int
     context: Annotated[int, Range(1, 1_000_000)]
     dropout: float
+    vocabulary: Annotated[int, Range(2, 1_000_000)] = BYTES
     tied: bool = False
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {key: value for key, value in self.asked.items() if (key, value) != ("tied", False)}  # added later
+        added = {"vocabulary": BYTES, "tied": False}  # keys that came later: runs with these values keep their ids
+        return {key: value for key, value in self.asked.items() if key not in added or added[key] != value}
 
     @property
     def tied_weights(self) -> tuple[TiedWeight, ...]:
@@ -141,7 +146,8 @@ class GptSettings(ModelSettings):
     @property
     def weights(self) -> int:
         block = 12 * self.dim**2 + 13 * self.dim  # two norms, attention (3 + 1) dim x dim, the widened mlp (4 + 4)
-        embedding, head = (BYTES + self.context) * self.dim, (BYTES + 2) * self.dim + BYTES
+        words = self.vocabulary
+        embedding, head = (words + self.context) * self.dim, (words + 2) * self.dim + words
         return self.layers * block + embedding + head
 
     def boundary(self, rows: int, layer: int) -> tuple[int, ...]:
@@ -170,6 +176,7 @@ class LayerFacts:
         changes_buffers: whether a forward changes buffers, as the function has declared.
         code: a digest of the source file of the function.
         tied: the weights that several layers share, as the function has declared.
+        vocabulary: the number of different tokens, as the function has declared.
     """
 
     context: int
@@ -181,6 +188,7 @@ class LayerFacts:
     changes_buffers: bool
     code: str
     tied: tuple[TiedWeight, ...] = ()
+    vocabulary: int = BYTES
 
 
 NO_FACTS = LayerFacts(0, "float32", (), (), 0, (), False, "")
@@ -238,4 +246,6 @@ def own_settings(
 ) -> OwnSettings:
     """Return the settings of a user's model; one that is refused has no layers."""
     layers, dim = len(facts.shapes), facts.shapes[-1][-1] if facts.shapes and facts.shapes[-1] else 0
-    return OwnSettings(name, layers, dim, facts.dtype, builder, keys, facts, (refused,) if refused else ())
+    made = OwnSettings(name, layers, dim, facts.dtype, builder, keys, facts, (refused,) if refused else ())
+    made.vocabulary = facts.vocabulary
+    return made

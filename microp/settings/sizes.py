@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
+BYTES = 256  # different bytes: the vocabulary of a model of text
 _UNITS = {"GiB": GIB, "MiB": MIB, "KiB": KIB}
 
 

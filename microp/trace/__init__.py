@@ -9,7 +9,7 @@
             └── timeline         as text; drawing: as a figure; perfetto: as a trace for ui.perfetto.dev
 """
 
-from microp.trace.drawing import figure, picture
+from microp.trace.drawing import curves, figure, picture
 from microp.trace.metrics import (
     bubble_fraction,
     busy,
@@ -75,6 +75,7 @@ __all__ = [
     "bubble_fraction",
     "busy",
     "column_type",
+    "curves",
     "early_receive",
     "ends_at",
     "exposed",

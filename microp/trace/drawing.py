@@ -106,6 +106,31 @@ def picture(panels: Mapping[str, Sequence[Span]], path: Path, scale: Scale = MIL
     sheet.savefig(path, format="png")
 
 
+def curves(lines: Mapping[str, Sequence[float]], axes: tuple[str, str], path: Path) -> list[Path]:
+    """Draw numbers over their index, later lines thinner, so that equal ones can be seen; return an SVG and a PNG.
+
+    Args:
+        lines: name -> numbers.
+        axes: what the two axes show, each with its unit.
+        path: the files' path without an ending.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    files = [path.with_name(f"{path.name}.{ending}") for ending in ("svg", "png")]
+    with rc_context({**TEXT, "svg.hashsalt": "microp"}):
+        sheet = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+        axis = sheet.subplots()
+        for number, (name, values) in enumerate(lines.items()):
+            pale, dark = COLOURS[Op.F][0], COLOURS[Op.B][0]
+            axis.plot(values, label=name, linewidth=2.5 if number == 0 else 0.6, color=pale if number == 0 else dark)
+        axis.set(xlabel=axes[0], ylabel=axes[1])
+        axis.legend(frameon=False)
+        for file in files:
+            sheet.savefig(file, dpi=200, metadata={"Date": None} if file.suffix == ".svg" else None)
+    return files
+
+
 def _corners(span: Span, begin: Any, unit: float) -> list[tuple[float, float]]:
     left, right = float(span.start - begin) / unit, float(span.end - begin) / unit
     return [(left, span.rank - 0.4), (right, span.rank - 0.4), (right, span.rank + 0.4), (left, span.rank + 0.4)]

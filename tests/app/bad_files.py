@@ -55,6 +55,7 @@ def model(case: str = "good", width: int = 8):
     if case == "function": inside = F.relu
     if case == "buffers": inside = nn.BatchNorm1d(8)
     if case == "sums": loss = lambda logits, targets: F.cross_entropy(logits, targets[:, -1], reduction="sum")
+    if case == "vocabulary": return Layers([first, inside, nn.Linear(8, 256)], error, 2, vocabulary=0)
     if case == "shares": return Layers([first, inside, inside, nn.Linear(8, 256)], error, 2)
     if case == "ties": return Layers([first, inside, nn.Linear(8, 256)], error, 2, tied=True)
     if case == "declares": return Layers([first, nn.BatchNorm1d(8), nn.Linear(8, 256)], error, 2, changes_buffers=True)
@@ -168,6 +169,8 @@ FILES: dict[str, str | bytes] = {
     "short.txt": "short",
     "nothing.txt": "",
     "text.txt": "some text " * 100,
+    "tokens.bin": bytes([0, 1] * 500),
+    "odd.bin": "odd",
     "words.csv": "these are words\n",
     "long_word.csv": "0F0," + "x" * 100_000,
     "deadlock.csv": "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n",

@@ -11,7 +11,18 @@ from pathlib import Path
 import pytest
 from user import microp
 
-from microp.labs import LABS, ddp, gpipe, manual_replicas, manual_split, memory_wall, monolith, naive, one_f_one_b
+from microp.labs import (
+    LABS,
+    ddp,
+    gpipe,
+    manual_replicas,
+    manual_split,
+    memory_wall,
+    monolith,
+    naive,
+    one_f_one_b,
+    train_text,
+)
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "microp" / "labs"
@@ -93,3 +104,18 @@ def test_hooks_fire_from_the_last_layer_to_the_first(capsys):
     assert len(labels) == 32
     early, every = map(int, re.search(r"(\d+) of (\d+) sums started before", capsys.readouterr().out).groups())
     assert 0 < early <= every
+
+
+def test_a_gpt_learns_in_the_pipeline_as_in_one_process(tmp_path, capsys):
+    assert train_text.main(["--steps", "12", "--folder", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "12 of 12 losses are the same bit for bit" in text
+    rows = [line.split(",") for line in (tmp_path / "loss.csv").read_text().splitlines()[1:]]
+    assert [row[1] for row in rows] == [row[2] for row in rows]
+    assert float(rows[-1][1]) < float(rows[0][1]) - 1
+    before, after = re.split("before training:\n|after training:\n", (tmp_path / "sample.txt").read_text())[1:]
+    assert before.count("\\x") > 1.5 * after.count("\\x")  # most bytes of an untrained model are no text
+    assert (tmp_path / "loss.svg").stat().st_size < (tmp_path / "loss.png").stat().st_size > 5000
+    with pytest.raises(SystemExit) as end:
+        train_text.main(["--steps", "0"])
+    assert end.value.code == 2

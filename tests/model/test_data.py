@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from microp.model import open_data
-from microp.settings import SyntheticSettings, TextSettings
+from microp.settings import SyntheticSettings, TextSettings, TokenSettings
 
 
 @pytest.mark.parametrize("source", [TextSettings("text", None), SyntheticSettings("synthetic")], ids=lambda s: s.name)
@@ -45,7 +47,7 @@ def test_a_folder_is_read_by_name_with_its_subfolders(tmp_path):
 def test_the_shortest_text_that_will_do(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(b"012345678")
-    assert TextSettings("text", str(path)).problems(8) == []
+    assert TextSettings("text", str(path)).problems(8, 256) == []
     assert open_data(TextSettings("text", str(path)), 2, 8, 0)(0).tolist() == [list(b"012345678")] * 2
 
 
@@ -57,6 +59,62 @@ def test_problems(tmp_path, content, message):
     path = tmp_path / "text"
     if content is not None:
         path.write_bytes(content)
-    [problem] = TextSettings("text", str(path)).problems(8)
+    [problem] = TextSettings("text", str(path)).problems(8, 256)
     assert message in problem
     assert f"data.path={path}" in problem
+
+
+def write_tokens(folder: Path) -> dict[str, Path]:
+    """The same 1,000 tokens, each of them once, in files of several types."""
+    tokens = np.arange(1000)
+    files = {kind: folder / f"tokens.{kind}.bin" for kind in ("uint16", "int32", "int64")}
+    for kind, path in files.items():
+        tokens.astype(kind).tofile(path)
+    files["npy"] = folder / "tokens.npy"
+    np.save(files["npy"], tokens.astype(">u2"))  # its header says the type, here of another byte order
+    return files
+
+
+def test_tokens_of_every_type_are_the_same_rows(tmp_path):
+    found = []
+    for kind, path in write_tokens(tmp_path).items():
+        settings = TokenSettings("tokens", str(path), "uint16" if kind == "npy" else kind)
+        assert settings.problems(9, 1000) == []
+        found.append(open_data(settings, 4, 9, seed=3)(2))
+    assert found[0].shape == (4, 10)
+    assert all(torch.equal(rows, found[0]) for rows in found)
+    assert torch.equal(found[0].diff(dim=1), torch.ones(4, 9, dtype=torch.int64))  # consecutive tokens of the file
+    last = open_data(settings, 200, 998, seed=0)(0)  # 1,000 tokens have two places for a row of 999
+    assert set(last[:, 0].tolist()) == {0, 1}
+
+
+def test_only_the_rows_are_read(tmp_path):
+    path = tmp_path / "large.bin"
+    path.touch()
+    os.truncate(path, 2**40)  # a TiB that takes no room on the disk
+    settings = TokenSettings("tokens", str(path), "uint16")
+    assert open_data(settings, 3, 5, seed=0)(0).tolist() == [[0] * 6] * 3
+
+
+def test_tokens_that_will_not_do(tmp_path):
+    files = write_tokens(tmp_path)
+    np.save(tmp_path / "table.npy", np.zeros((10, 10), np.int32))
+    np.save(tmp_path / "floats.npy", np.zeros(100))
+    (tmp_path / "odd.bin").write_bytes(b"123")
+    (tmp_path / "text.npy").write_text("not numpy's")
+    wrong = [
+        (tmp_path / "nowhere.bin", 9, "does not exist: give a file of tokens"),
+        (tmp_path, 9, "cannot be read (it is neither a file nor a folder)"),
+        (tmp_path / "odd.bin", 9, "has 3 bytes, no whole number of data.type=uint16: give the type it has"),
+        (tmp_path / "text.npy", 9, "cannot be read ("),
+        (tmp_path / "table.npy", 9, "holds int32 [10, 10]: give a file of whole numbers in one dimension"),
+        (tmp_path / "floats.npy", 9, "holds float64 [100]: give a file of whole numbers"),
+        (files["uint16"], 1000, "has 1000 tokens, but one row needs 1001 (its context and the token after"),
+        (files["int32"], 9, ""),  # read as uint16 every other token is 0, which nothing can tell
+    ]
+    for path, context, said in wrong:
+        found = TokenSettings("tokens", str(path), "uint16").problems(context, 1000)
+        assert [f"data.path={path} {said}" in each for each in found] == [True] * bool(said), path
+    [problem] = TokenSettings("tokens", str(files["uint16"]), "uint16").problems(9, 999)
+    assert "has tokens from 0 to 999, but the model has 999 different ones, from 0 to 998: use a model with" in problem
+    assert "data=text has 256 different tokens" in TextSettings("text", None).problems(9, 100)[0]

@@ -47,7 +47,7 @@ EMULATED = EmulatedSettings("emulated", 1, 5.0, 10.0, None, None, 0.0, None, [])
         (BucketSettings("ddp", "auto", 0, 1).problems("1f1b", False, "gloo"), "sync.bucket_mb=0"),
         (BucketSettings("torch_ddp", "auto", 25, 1).problems("zb_h1", True, "gloo"), "sync=torch_ddp"),
         (BucketSettings("torch_ddp", "auto", 25, 1).problems("1f1b", False, "threads"), "sync=torch_ddp"),
-        (TextSettings("text", "/no/such/file").problems(8), "data.path=/no/such/file"),
+        (TextSettings("text", "/no/such/file").problems(8, 256), "data.path=/no/such/file"),
         (TrackingSettings("sometimes", "microp", None, None, [], False, False).problems(), "tracking.mode=sometimes"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
@@ -61,7 +61,7 @@ def test_a_wrong_value_is_one_line_with_its_key(found, key):
 def test_good_values_have_no_problems():
     assert MlpSettings("mlp", 4, 64, "float32").problems() == []
     assert GptSettings("gpt", 4, 64, "float64", 4, 8, 0.1).problems() == []
-    assert EMULATED.problems() == NEVER.problems() == TextSettings("text", None).problems(64) == []
+    assert EMULATED.problems() == NEVER.problems() == TextSettings("text", None).problems(64, 256) == []
 
 
 def test_shapes_follow_from_the_settings():
