@@ -246,6 +246,11 @@ def _settings(group: str, option: str) -> Any:
 
 def default_values(group: str, option: str) -> dict[str, Any]:
     """Return the keys of one of microp's options with the values that they have beside the default options."""
+    return copy.deepcopy(_resolved(group, option))
+
+
+@cache
+def _resolved(group: str, option: str) -> dict[str, Any]:
     others = {"device": {"name": _defaults()["device"]}}
     values = OmegaConf.to_container(OmegaConf.create({**others, "values": ours().option(group, option)}), resolve=True)
     assert isinstance(values, dict)

@@ -4,14 +4,14 @@
 
     Case ──── fit_times ──► Profile ── forecast ──► the step, the bubble and the memory of a run
     Loads ── cut ─────────► the partition whose busiest rank has the least to do
-    Task ─── balanced ────► the same, refined for a schedule by simulation
+    Task ─── partition ───► the same, refined for a schedule by simulation
     Ranks                   the memory of ranks, for any partition of the same layers
     Pricer ─┬ search ─────► the plans that no other one beats in both time and memory
             └ advice ─────► what fits into a rank's memory instead
 """
 
 from microp.planner.advice import advice, fill_text
-from microp.planner.balance import NoRoomError, Task, balanced
+from microp.planner.balance import NoRoomError, Task
 from microp.planner.choices import LOOPED, ORDERS, PARTITIONS, POLICIES, Choice, Priced, Pricer, Subject, shortest
 from microp.planner.cuts import Cut, Loads, Room, cut
 from microp.planner.fit import Fitted, fit_times, fit_transport, line
@@ -56,7 +56,6 @@ __all__ = [
     "Task",
     "Transport",
     "advice",
-    "balanced",
     "between",
     "cut",
     "fill_text",

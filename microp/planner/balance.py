@@ -79,36 +79,31 @@ class Task:
             self.schedule, self.memory, self.rows, self.checkpointing, self.batch, None, self.states, self.keeps_sent
         )
 
+    def partition(self, layers: int, refine: bool) -> Partition:
+        """Return the partition of `layers` that makes the step as short as possible, see `microp.schedule.balanced`.
 
-def balanced(layers: int, stages: int, task: Task, refine: bool = True) -> Partition:
-    """Return the partition that makes the step as short as possible, from what each layer costs.
-
-    Args:
-        task: what the partition is for.
-        refine: whether layers are moved between stages as long as the simulated step gets shorter; false: the exact
-            cut, whose busiest rank has the least to do.
-
-    Raises:
-        ValueError: there are more stages than layers, or too many layers.
-        NoRoomError: no partition fits into the ranks' memory.
-    """
-    even = uniform(layers, stages).sizes
-    ranks = task.ranks()
-    exact = exact_cut(task, layers, ranks)
-    if exact is None:
-        cap = (task.cap or 0) / GIB
-        assert ranks is not None, "without a cap every partition fits"
-        least = max(ranks.peaks(even)) / GIB
-        raise NoRoomError(
-            f"device.memory_gib={cap:g} is too little for any partition of {layers} layers into {stages} stages "
-            f"(the uniform one needs {least:.3g} GiB): use more chunks, checkpointing=always or more ranks"
-        )
-    if not exact.proven:
-        task.notes.append(
-            f"partition=balanced {list(exact.sizes)}: its busiest rank computes {exact.largest:.4g}, the least "
-            "that was found, which is not proven to be the least possible"
-        )
-    return Partition(refined(task, exact.sizes, even, ranks) if refine else exact.sizes)
+        Raises:
+            NoRoomError: no partition fits into the ranks' memory.
+            ValueError: there are too many layers.
+        """
+        stages = self.schedule.stages
+        even = uniform(layers, stages).sizes
+        ranks = self.ranks()
+        exact = exact_cut(self, layers, ranks)
+        if exact is None:
+            cap = (self.cap or 0) / GIB
+            assert ranks is not None, "without a cap every partition fits"
+            least = max(ranks.peaks(even)) / GIB
+            raise NoRoomError(
+                f"device.memory_gib={cap:g} is too little for any partition of {layers} layers into {stages} stages "
+                f"(the uniform one needs {least:.3g} GiB): use more chunks, checkpointing=always or more ranks"
+            )
+        if not exact.proven:
+            self.notes.append(
+                f"partition=balanced {list(exact.sizes)}: its busiest rank computes {exact.largest:.4g}, the least "
+                "that was found, which is not proven to be the least possible"
+            )
+        return Partition(refined(self, exact.sizes, even, ranks) if refine else exact.sizes)
 
 
 def exact_cut(task: Task, layers: int, ranks: Ranks | None) -> Cut | None:

@@ -11,7 +11,7 @@
 """
 
 from microp.schedule.mailboxes import Taken, assign_slots, mailboxes_taken, remote_links
-from microp.schedule.partition import Partition, of_sizes, skewed, spread, uniform
+from microp.schedule.partition import Partition, balanced, of_sizes, skewed, spread, uniform
 from microp.schedule.prefetch import completed_sends, receives_to_post, remote_source, weight_groups
 from microp.schedule.schedule import Action, Op, Schedule, rows
 from microp.schedule.text import from_text, from_torch_csv, to_text, to_torch_csv
@@ -24,6 +24,7 @@ __all__ = [
     "Schedule",
     "Taken",
     "assign_slots",
+    "balanced",
     "completed_sends",
     "from_text",
     "from_torch_csv",

@@ -5,12 +5,14 @@
     uniform(16, 3)                [0 ─ 5][6 ─ 10][11 ─ 15]         sizes (6, 5, 5)
     skewed(16, 3, 0.8, 0)         [0 ────────── 12][13 14][15]     sizes (13, 2, 1)
     of_sizes(16, 3, [2, 4, 10])   [0 1][2 ─ 5][6 ───────── 15]    sizes (2, 4, 10)
+    balanced(16, 3, task)         by what each layer costs; `microp.planner` works it out
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,28 @@ def of_sizes(layers: int, stages: int, sizes: list[int]) -> Partition:
     if sum(sizes) != layers:
         raise ValueError(f"sizes={list(sizes)} add up to {sum(sizes)}: they must add up to {layers} layers")
     return Partition(tuple(sizes))
+
+
+class Task(Protocol):
+    """What a partition is chosen for, `microp.planner.Task`."""
+
+    def partition(self, layers: int, refine: bool) -> Partition:
+        """Return the partition that makes the step as short as possible."""
+
+
+def balanced(layers: int, stages: int, task: Task, refine: bool = True) -> Partition:
+    """Return the partition that makes the step as short as possible, from what each layer costs.
+
+    Args:
+        task: what the partition is for.
+        refine: whether layers are moved between stages as long as the simulated step gets shorter; false: the exact
+            cut, whose busiest rank has the least to do.
+
+    Raises:
+        ValueError: there are more stages than layers, or too many layers, or no partition fits into the ranks' memory.
+    """
+    _enough(layers, stages)
+    return task.partition(layers, refine)
 
 
 def _enough(layers: int, stages: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -53,6 +54,17 @@ def test_version_is_told_without_loading_anything(tmp_path):
     assert not {"torch", "hydra", "numpy"} & set(end.split())
     priced = microp("--version", folder=tmp_path, program="microp.simulate")
     assert (priced.returncode, priced.stdout) == (0, f"{line}\n")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-sc", "query=bash"]])
+def test_help_and_tab_load_neither_torch_nor_numpy(words):
+    typed = {**os.environ, "COMP_LINE": "microp partition=bal"}
+    code = "import atexit, sys; atexit.register(lambda: print(*sys.modules)); from microp import run; run.main()"
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, env=typed)
+    assert "balanced" in done.stdout, done.stderr
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "microp.schedule" in loaded
+    assert not {"torch", "numpy", "pandas", "microp.planner", "microp.simulator", "microp.store"} & loaded
 
 
 def sources(monkeypatch, *words: str) -> list[str]:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from microp.planner import LayerPrices, NominalPrices, Ranks, Task, balanced
-from microp.schedule import builders, uniform
+from microp.planner import LayerPrices, NominalPrices, Ranks, Task
+from microp.schedule import balanced, builders, uniform
 from microp.settings import GIB, NEVER, Checkpointing, DeviceSettings, EmulatedSettings
 from microp.simulator import LayerMemory, LayerTimes, Size
 

@@ -8,9 +8,9 @@ import profiled
 import pytest
 from user import microp, read
 
-from microp.planner import ProfilePrices, Task, balanced
+from microp.planner import ProfilePrices, Task
 from microp.planner.prices import stage_loads
-from microp.schedule import builders, uniform
+from microp.schedule import balanced, builders, uniform
 from microp.settings import DeviceSettings, MlpSettings
 from microp.store import write_profile
 
