@@ -53,7 +53,8 @@ def register() -> None:
     if "/" in asked:  # the name is a part of the sweep's folder, which lies in the output folder
         folder, _, name = asked.rpartition("/")
         raise ConfigError([f"-cn {quoted(asked)} is a path and no name: use -cd {quoted(folder)} -cn {quoted(name)}"])
-    register_parts(SWEEPS, *([Path(typed.config_dir)] if typed.config_dir else []))
+    if asked:
+        register_parts(SWEEPS, *([Path(typed.config_dir)] if typed.config_dir else []))
     Plugins.instance().register(StoredSweeps)
     OmegaConf.register_new_resolver("key_page", key_page, replace=True)  # for --help
     OmegaConf.register_new_resolver("sweep_page", sweep_page, replace=True)
