@@ -7,7 +7,8 @@
 
 The limit is (M+K-1)/M times the compute time of one rank alone, or the closed form on emulated
 devices. Steps consist of forward and backward, without the optimizer. A schedule that torch does
-not have (ZB-H1) is compared with torch's 1F1B, and only with real compute.
+not have (ZB-H1) is compared with torch's 1F1B, and only with real compute. torch always runs over
+gloo, microp over shared memory or over gloo: the panels say which.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ RATIOS = {
     "engines.ratio.torch/microp": "torch over microp",
 }
 TIMES = [f"engines.pipeline_ms.{engine}.median" for engine in ("limit", "microp", "torch")]
-POINT = ["device", "ranks", "config.model.dim", "schedule", "chunks"]
+PANEL = ["device", "ranks", "config.model.dim", "comms"]
+POINT = [*PANEL, "schedule", "chunks"]
+TOGETHER = "config.engine.batch_weights"
 
 
 def exhibits(store: Store) -> list[Exhibit]:
@@ -46,6 +49,9 @@ def exhibits(store: Store) -> list[Exhibit]:
         "or the closed form on emulated devices, whose clock leaves out the time that the host oversleeps. Colour: "
         "microp; grey: torch.distributed.pipelining with the same schedule (1F1B for ZB-H1). The engines run in turn, "
         "step by step; a ratio is of two steps of the same turn, and a launch counts with the median of its ratios. "
+        "torch's messages go over gloo (TCP), microp's over the transport that the panel names. W together: "
+        "engine.batch_weights=true, one matrix product for W actions that follow each other. A divided backward fills "
+        "bubbles that the limit has, so its ratio can be below 1. "
         f"{INTERVALS}"
     )
     made = Exhibit("engine-speed", "microp, torch and the limit", text, figure(table), named(table), runs)
@@ -53,25 +59,32 @@ def exhibits(store: Store) -> list[Exhibit]:
 
 
 def prepared(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that compare an engine with the limit, with all columns of ratios and times."""
+    """Return the runs that compare an engine with the limit, with all columns of ratios and times.
+
+    A schedule whose W actions are run together counts as a schedule of its own.
+    """
     if runs.empty:
         return runs
+    defaults: dict[str, str | bool] = {"comms": "shm", TOGETHER: False}
+    runs = runs.assign(**{column: value for column, value in defaults.items() if column not in runs})
+    is_together = runs[TOGETHER].eq(True)
+    runs = runs.assign(schedule=runs["schedule"].mask(is_together, runs["schedule"] + ", W together"))
     runs = runs.assign(**{column: float("nan") for column in (*RATIOS, *TIMES) if column not in runs})
     return runs.dropna(subset=[ratio for ratio in RATIOS if ratio.endswith("/limit")], how="all")
 
 
 def figure(table: pd.DataFrame) -> Any:
-    """Return a figure with one panel per device, K and model size."""
-    panels = list(table.groupby(POINT[:3], sort=True, dropna=False))
+    """Return a figure with one panel per device, K, model size and transport."""
+    panels = list(table.groupby(PANEL, sort=True, dropna=False))
     sheet, axes = plot.panels(len(panels))
     named = looks.looks(table["schedule"].unique())
     grey = {schedule: look._replace(colour="0.6") for schedule, look in named.items()}
-    for axis, ((device, ranks, dim), own) in zip(axes, panels, strict=True):
+    for axis, ((device, ranks, dim, comms), own) in zip(axes, panels, strict=True):
         plot.lines(axis, own, "chunks", "engines.ratio.microp/limit", "schedule", named, label="microp, {}")
         plot.lines(axis, own, "chunks", "engines.ratio.torch/limit", "schedule", grey, label="torch, compared with {}")
         plot.level(axis, 1)
         size = "" if device == "emulated" else f", dim {dim}"
-        plot.titled(axis, f"{kind_of(str(device))}{size}, K = {ranks}", plot.CHUNKS, "step time / limit")
+        plot.titled(axis, f"{kind_of(str(device))}{size}, K = {ranks}, {comms}", plot.CHUNKS, "step time / limit")
         scales.powers(axis, own["chunks"])
     plot.legend(sheet, [looks.thin("1: the arithmetic limit")])
     return sheet

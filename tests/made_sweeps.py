@@ -156,21 +156,21 @@ def latency_runs(
 
 def engine_runs(
     folder: Path,
-    where: Sequence[tuple[str, int, int]] = (
-        ("emulated", 2, 64),
-        ("cpu", 2, 64),
-        ("emulated", 2, 128),
-        ("cpu", 2, 128),
+    where: Sequence[tuple[str, int, int, str]] = (
+        ("emulated", 2, 64, "shm"),
+        ("cpu", 2, 64, "shm"),
+        ("emulated", 2, 128, "shm"),
+        ("cpu", 2, 128, "gloo"),
     ),
     names: Sequence[str] = FEW,
     chunks: Sequence[int] = (4, 8),
     launches: Sequence[int] = (0, 1),
 ) -> Rows:
-    for (device, ranks, dim), name, number, launch in product(where, names, chunks, launches):
+    for (device, ranks, dim, comms), name, number, launch in product(where, names, chunks, launches):
         for engine in ("compare", "microp"):
             over = 1 + 0.1 * len(name) / number
             ratios = dict(zip(engine_speed.RATIOS, (over, 2 * over, 2), strict=True)) if engine == "compare" else {}
-            changes = {LAUNCH: launch, "config.model.dim": dim, "device": device, "engine": engine}
+            changes = {LAUNCH: launch, "config.model.dim": dim, "device": device, "engine": engine, "comms": comms}
             yield made(folder, name, number, ranks, **changes, **ratios)
 
 

@@ -156,8 +156,8 @@ def test_engine_speed_says_ratios(tmp_path):
         rows += launches(tmp_path, gpipe(2, chunks), equal(2, 5, 10), **changes)
     said = answers.find("engine_speed", Made(rows))
     assert said.startswith(
-        "Emulated, K = 2, 2 configurations: in units of the limit a step takes 1.10 (1.00 to 1.20) with microp and "
-        "1.65 (1.50 to 1.80) with torch; torch's step is 1.50 times that of microp in the same turn. Figures are "
+        "Emulated, K = 2, shm, 2 configurations: in units of the limit a step takes 1.10 (1.00 to 1.20) with microp "
+        "and 1.65 (1.50 to 1.80) with torch; torch's step is 1.50 times that of microp in the same turn. Figures are "
         "medians over configurations (schedule and M), with their ranges."
     )
     rows = [{**row, "device": "cpu", "disturbed": row["chunks"] == 4} for row in rows]
@@ -166,7 +166,7 @@ def test_engine_speed_says_ratios(tmp_path):
     said = answers.find("engine_speed", Made(rows))
     assert "takes 1.05 (0.90 to 1.20) with microp over 2 configurations and 1.80 with torch over 1 conf" in said
     assert "over 2 configurations (disturbed: 1 of 2)." in said
-    assert "a ratio below 1 means that the machine was disturbed" in said
+    assert "a ratio below 1 means that the schedule fills bubbles with W" in said
 
 
 def test_gradient_sync_says_ways_and_scaling(tmp_path):

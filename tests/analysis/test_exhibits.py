@@ -143,13 +143,15 @@ def test_engine_speed_is_the_median_over_launches_and_says_where_torch_is_not(ou
             "engines.ratio.torch/microp": (over + 0.1) / over if schedule == "gpipe" else float("nan"),
             "engines.pipeline_ms.limit.median": 165.0,
             "engines.pipeline_ms.microp.median": 165.0 * over,
+            "config.engine.batch_weights": together,
+            "comms": "shm",
         }
-        for schedule in ("gpipe", "zb_h1")
+        for schedule, together in (("gpipe", False), ("zb_h1", False), ("zb_h1", True))
         for launch, over in enumerate((1.01, 1.03, 1.02))
     ]
     [exhibit] = engine_speed.exhibits(Made(rows))
     table = exhibit.table.set_index("schedule")
-    assert table["launches"].tolist() == [3, 3]
+    assert table["launches"].to_dict() == {"gpipe": 3, "zb_h1": 3, "zb_h1, W together": 3}
     assert table.loc["gpipe", "microp over the limit"] == pytest.approx(1.02)
     assert table.loc["gpipe", "torch over the limit"] == pytest.approx(1.12)
     assert table["torch ms"].isna().all()
