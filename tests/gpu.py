@@ -9,6 +9,7 @@ Tensors are the CPU's. An operation on them only makes its result, full of NaN (
 queue of the compute stream; a transfer puts itself into the queue of its communicator. What the host then waits for is
 run, and what that waits for, and nothing else. `Gpu` has the names of `torch.cuda` that microp uses, `Group` those of
 a process group of NCCL: no tags, one queue per communicator, and a first use for which each end waits for the other.
+`HostComms` is a transport of tensors in the host's memory.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from microp.comms import Comms, ThreadComms
 
 ACTION_MS = 1.0  # of each operation, on the GPU's own clock
 
@@ -130,6 +133,7 @@ class Gpu(TorchDispatchMode):
         self.world, self.compute, self.waits = world, Stream(world), 0
         self.links: dict[Any, Stream] = {}  # communicator -> its stream
         self.peaks, self._awaited = (0, 0), None
+        self._hosts: dict[int, Tensor] = {}  # address -> a tensor in the host's memory
 
     def Event(self, enable_timing: bool = False) -> Event:  # noqa: N802 (as in torch.cuda)
         return Event(self)
@@ -159,6 +163,11 @@ class Gpu(TorchDispatchMode):
             self.world.changed.notify_all()
             return True
 
+    def on_host(self, tensor: Tensor) -> Tensor:
+        """Note that a tensor is in the host's memory, so that operations on such tensors alone are run at once."""
+        self._hosts[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
@@ -170,6 +179,9 @@ class Gpu(TorchDispatchMode):
             now.record()
             now.synchronize()
             return func(*args, **kwargs)
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if given and all(tensor.untyped_storage().data_ptr() in self._hosts for tensor in given):
+            return tree_map_only(Tensor, self.on_host, func(*args, **kwargs))
         returns, writes = func._schema.returns, func._schema.is_mutable
         if not writes and any(each.alias_info is not None for each in returns):  # a view
             return func(*args, **kwargs)
@@ -280,3 +292,48 @@ class Work:
     def __del__(self) -> None:
         if not self._waited:
             self._gpu.world.dropped.append(self._name)
+
+
+class HostComms(Comms):
+    """A transport between threads that moves tensors of the host's memory, at once.
+
+    Args:
+        threads: the transport between the threads.
+        gpu: the rank's GPU.
+    """
+
+    def __init__(self, threads: ThreadComms, gpu: Gpu) -> None:
+        self.rank, self.world_size = threads.rank, threads.world_size
+        self.device, self.timeout_s = threads.device, threads.timeout_s
+        self._threads, self._gpu = threads, gpu
+
+    def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Any:
+        with _disable_current_modes():
+            return self._threads.isend_tensor(tensor, dest, tag)
+
+    def irecv_tensor(self, shape: Any, src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+        return Received(self._threads.irecv_tensor(shape, src, tag, dtype), self._gpu)
+
+    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        with _disable_current_modes():
+            return self._threads.all_reduce(tensor, op)
+
+    def all_gather(self, value: Any) -> list[Any]:
+        return self._threads.all_gather(value)
+
+    def barrier(self) -> None:
+        self._threads.barrier()
+
+    def close(self) -> None:
+        self._threads.close()
+
+
+class Received(NamedTuple):
+    """A receive into the host's memory."""
+
+    pending: Any
+    gpu: Gpu
+
+    def wait(self) -> Tensor:
+        with _disable_current_modes():
+            return self.gpu.on_host(self.pending.wait())

@@ -43,7 +43,7 @@ def problems(config: Config) -> list[str]:
         found += group.problems()
     found += config.optimizer.problems(config.warmup_steps + config.steps)
     found += config.device.problems() + config.device.speed_problems(config.ranks)
-    found += config.comms.problems(config.device.name)
+    found += config.comms.problems(config.device)
     found += config.launch.problems(config.ranks, config.replicas)
     if not found:
         return _problems_together(config) or _machine_problems(config)
@@ -63,9 +63,10 @@ def _machine_problems(config: Config) -> list[str]:
 def _problems_together(config: Config) -> list[str]:
     """Return what is wrong with values that do not fit each other, or not this machine."""
     found = _folder_problems(config) + _gpu_problems(config) + profile_problems(config) + _slurm_problems(config)
+    found += _share_problems(config)
     if config.engine.name != "microp" and config.comms.name == "threads":
         found.append(f"engine={config.engine.name} needs ranks that are processes: use comms=auto")
-    latency, backend = getattr(config.device, "latency_ms", 0), config.comms.backend(config.device.name)
+    latency, backend = getattr(config.device, "latency_ms", 0), config.comms.backend(config.device)
     if latency and backend not in COPYING:
         found.append(
             f"device.latency_ms={latency} needs a transport that records sending times: "
@@ -139,9 +140,30 @@ def _gpu_problems(config: Config) -> list[str]:
     ranks, gpus = ranks_here(config), torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus == 0:
         return ["device=cuda, but torch sees no GPU here: use device=cpu or a CUDA/ROCm build of torch"]
-    if ranks > gpus:
-        return [f"ranks={ranks} is more than the {gpus} GPUs here: use at most {gpus}, each rank needs its own"]
+    if ranks > gpus and not config.device.is_shared:
+        return [
+            f"ranks={ranks} is more than {_gpus(gpus)} here: use at most {gpus}, or device.share=true, by which ranks "
+            "share one"
+        ]
     return []
+
+
+def _gpus(count: int) -> str:
+    return "the GPU" if count == 1 else f"the {count} GPUs"
+
+
+def _share_problems(config: Config) -> list[str]:
+    """Return what cannot send the tensors of a shared GPU."""
+    if not config.device.is_shared:
+        return []
+    found = []
+    if config.engine.name != "microp":
+        found.append(
+            f"engine={config.engine.name} sends a GPU's tensors itself, not with device.share=true: use engine=microp"
+        )
+    if config.replicas > 1 and config.sync.name in ("torch_ddp", "compare"):
+        found.append(f"sync={config.sync.name} sends a GPU's tensors itself, not with device.share=true: use sync=ddp")
+    return found
 
 
 def _slurm_problems(config: Config) -> list[str]:
@@ -150,10 +172,13 @@ def _slurm_problems(config: Config) -> list[str]:
     if not isinstance(launch, SlurmSettings) or launch.problems(config.ranks, config.replicas):
         return []
     found, per_node = [], launch.ranks_per_node(config.ranks * config.replicas)
-    if config.device.name == "cuda" and launch.gpus_per_node < per_node:
+    if config.device.is_shared and not launch.gpus_per_node:
+        found.append("launch.gpus_per_node=0: device=cuda needs a GPU on each node: use launch.gpus_per_node=1")
+    if config.device.name == "cuda" and not config.device.is_shared and launch.gpus_per_node < per_node:
         found.append(
             f"launch.gpus_per_node={launch.gpus_per_node} is less than the {per_node} ranks of a node, and with "
-            f"device=cuda each needs its own: use launch.gpus_per_node={per_node}, or more launch.nodes"
+            f"device=cuda each needs its own: use launch.gpus_per_node={per_node}, more launch.nodes, or "
+            "device.share=true"
         )
     if launch.nodes > 1 and config.comms.name == "threads":
         found.append("comms=threads needs all ranks on one host: use launch.nodes=1 or comms=auto")
@@ -205,6 +230,11 @@ def warnings(config: Config, job: Job) -> list[str]:
         found.append(
             f"{who} compute on {cores} cores: they take turns, so the timings measure "
             f"the cores and not the schedule (gradients, losses and memory are still exact)"
+        )
+    if config.device.is_shared:
+        found.append(
+            f"{who} share GPUs (device.share=true): they take turns and send through the host's memory, so the timings "
+            "are not those of the schedule (gradients, losses and memory per rank are)"
         )
     if config.tracking.mode == "online" and (away := out_of_reach()):
         runs = config.tracking.folder(Path(config.output_dir)) / "wandb" / "offline-run-*"

@@ -64,7 +64,7 @@ def job_with(config: Config, schedule: Schedule, partition: Partition, run: str,
         checkpointing=config.checkpointing,
         data=config.data,
         device=config.device,
-        backend=config.comms.backend(config.device.name),
+        backend=config.comms.backend(config.device),
         timeout_s=config.comms.timeout_s,
         batch_size=config.batch_size,
         steps=config.steps,
@@ -184,7 +184,7 @@ def _nominal_problems(config: Config, schedule: Schedule, partition: Partition) 
 
 
 def _sync_problems(config: Config, schedule: Schedule | None) -> list[str]:
-    backend = config.comms.backend(config.device.name)
+    backend = config.comms.backend(config.device)
     if schedule is None or config.replicas < 2:
         return config.sync.problems("", False, backend)
     return config.sync.problems(schedule.name, bool(schedule.split), backend)

@@ -78,6 +78,8 @@ def run_as_rank(config: Config, job: Job, experiment: str | None, overrides: Seq
                 claim = stack.enter_context(when_terminated(partial(_record_end, attempt, stay)))
                 stack.enter_context(attempt)
                 stack.callback(claim)
+            else:  # if torchrun ends the host's ranks, the first one must see why before it loses this one
+                stack.enter_context(when_terminated(lambda: None))
             _run(job, joined, folder, stay)
     except RankError as error:
         raise Stop(str(error)) from error

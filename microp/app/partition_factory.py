@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from microp.app.config_checks import ranks_here
 from microp.app.factory import build
 from microp.app.layer_memory import layer_memory
 from microp.app.profiles import prices_of, profile_command, rows_of_first_replica
@@ -119,4 +120,7 @@ def memory_cap(config: Config) -> float | None:
         return None
     import torch  # takes half a second, and only a GPU needs it
 
-    return float(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
+    if not torch.cuda.is_available():
+        return None
+    on_one = -(-ranks_here(config) // torch.cuda.device_count()) if config.device.is_shared else 1
+    return torch.cuda.get_device_properties(0).total_memory / on_one

@@ -71,7 +71,7 @@ def _emulation_problems(config: Config, profile: Profile) -> list[str]:
         ]
     if lacking := sorted(set(config.model.kinds) - set(profile.layers)):
         return [f"profile={config.profile} lacks layer {lacking[0]}: python -m microp.profile makes a whole one"]
-    backend = config.comms.backend(config.device.name)
+    backend = config.comms.backend(config.device)
     if config.ranks > 1 and backend not in COPYING:
         return [
             f"profile={config.profile} has the time of a hop, and {backend} does not record sending times: "
@@ -94,7 +94,7 @@ def times_of(config: Config, schedule: Schedule, sizes: Sequence[int]) -> Device
     profile, kinds = read_profile(Path(config.profile)), config.model.kinds
     workload = Workload(schedule, tuple(sizes), rows_of_first_replica(config), config.checkpointing)
     reduces = config.replicas > 1 and device.reduce_ms is None and config.sync.name not in ("torch_ddp", "compare")
-    backend = config.comms.backend(device.name)
+    backend = config.comms.backend(device)
     costs = stage_costs(profile, kinds, workload, backend, config.replicas if reduces else 1)
     layers = profile.layer_memory(kinds, bool(schedule.split))
     return replace(
@@ -141,7 +141,7 @@ def prices_of(config: Config) -> Prices:
     """Return the times of actions that are known for the configuration's device."""
     if config.model.problems() or profile_problems(config):
         return NominalPrices(config.device)
-    kinds, backend = config.model.kinds, config.comms.backend(config.device.name)
+    kinds, backend = config.model.kinds, config.comms.backend(config.device)
     if config.engine.name == TORCH and not config.device.is_emulated:
         backend = TORCH
     if (profile := used_profile(config)) is not None:

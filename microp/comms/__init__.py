@@ -6,7 +6,8 @@
            ◄─ irecv_tensor(shape, 1, tag)  isend_tensor(grad, 0, tag) ──
 
 There is one interface (`base`) and one module per transport: `shm` (shared memory between ranks of
-one host, gloo between hosts), `group` (gloo), `nccl` (between GPUs) and `threads` (ranks of one process).
+one host, gloo between hosts), `group` (gloo), `nccl` (between GPUs) and `threads` (ranks of one process); `staged`
+moves the tensors of a GPU over one of the others.
 """
 
 import os
@@ -30,6 +31,7 @@ from microp.comms.processes import STOPPED
 from microp.comms.processes import state as process_state
 from microp.comms.ring import Ring, ring_sum
 from microp.comms.shm import ShmComms
+from microp.comms.staged import StagedComms
 from microp.comms.threads import ThreadComms, thread_comms
 
 __all__ = [
@@ -54,6 +56,7 @@ __all__ = [
     "Place",
     "Ring",
     "ShmComms",
+    "StagedComms",
     "Sum",
     "ThreadComms",
     "awaited_rank",

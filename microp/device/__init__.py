@@ -7,6 +7,7 @@
                     Emulated   a CPU whose actions last their nominal times
 
     meters         measure live bytes and stored activations during a step
+    utilisation    asks nvidia-smi how busy a GPU is
     memory_probe   measures the memory of a model's layers before a run
 """
 
@@ -15,10 +16,11 @@ import torch
 from microp.comms import Comms
 from microp.device.base import Device, Give, Run
 from microp.device.cpu import Cpu
-from microp.device.cuda import Cuda
+from microp.device.cuda import Cuda, gpu_of
 from microp.device.emulated import Emulated
 from microp.device.memory_probe import probe_layers
 from microp.device.meters import ActivationMeter, MemoryMeter
+from microp.device.utilisation import Utilisation
 from microp.job import Workload
 from microp.settings import DeviceSettings, EmulatedSettings
 
@@ -31,6 +33,8 @@ __all__ = [
     "Give",
     "MemoryMeter",
     "Run",
+    "Utilisation",
+    "gpu_of",
     "open_device",
     "probe_layers",
 ]
@@ -43,9 +47,13 @@ def open_device(settings: DeviceSettings, workload: Workload, comms: Comms, loca
         settings: the kind of device and its options.
         workload: the schedule and the sizes of what is run on it.
         comms: the rank's transport.
-        local_rank: the rank's index on its host, which is also the index of its GPU.
+        local_rank: the rank's index on its host.
     """
     torch.set_num_threads(settings.threads)
     if isinstance(settings, EmulatedSettings):
         return Emulated(settings, workload, comms.stamps)
-    return Cuda(local_rank, comms.timeout_s) if settings.name == "cuda" else Cpu()
+    if settings.name != "cuda":
+        return Cpu()
+    index = gpu_of(settings, local_rank)
+    busy = Utilisation(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
+    return Cuda(index, comms.timeout_s, busy=busy)

@@ -82,6 +82,10 @@ class Device(ABC):
         """Return how many of the marks of a step the device has reached."""
         return len(marks)
 
+    def utilisation(self) -> float | None:
+        """Return how busy the device was by its driver's own count, in per cent; None without one. Ends the count."""
+        return None
+
     def recompute_ns(self, row: Sequence[Action], measured: int) -> int:
         """Return the time that a rank's actions spend on recomputation, in nanoseconds.
 

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 
 from microp.device.base import Device, PeakMemory
+from microp.device.utilisation import Utilisation
+from microp.settings import DeviceSettings
 
 _POLL_S = 100e-6  # between two looks at the GPU: a time-out ends them, which no call of CUDA's has
 
@@ -33,11 +35,13 @@ class Cuda(Device):
         index: the GPU's index on this host.
         timeout_s: the longest time from the end of the enqueuing of a step to that of the step itself, in seconds.
         gpu: what has the GPU's events and its allocator's counts, by the names of `torch.cuda`.
+        busy: what asks `nvidia-smi`; None if nothing does.
     """
 
-    def __init__(self, index: int, timeout_s: float, gpu: Any = torch.cuda) -> None:
+    def __init__(self, index: int, timeout_s: float, gpu: Any = torch.cuda, busy: Utilisation | None = None) -> None:
         self.torch_device = torch.device("cuda", index)
         self._timeout_s, self._gpu = timeout_s, gpu
+        self._busy, self._steps, self._since = busy, 0, 0
         self._anchor: tuple[Any, int] | None = None  # of this step: the event and its time
         gpu.set_device(self.torch_device)
         self.mark = self._event
@@ -49,6 +53,9 @@ class Cuda(Device):
 
     def prepare_step(self) -> None:
         self._anchor = None
+        self._steps += 1
+        if self._steps == 2:  # the first one loads the kernels
+            self._since = perf_counter_ns()
 
     def settle(self) -> None:
         last, give_up = self._event(), time.monotonic() + self._timeout_s
@@ -71,6 +78,9 @@ class Cuda(Device):
         anchor, now = self._anchor
         return [mark if isinstance(mark, int) else now - round(mark.elapsed_time(anchor) * 1e6) for mark in marks]
 
+    def utilisation(self) -> float | None:
+        return None if self._busy is None else self._busy.end(self._since)
+
     def peak_memory(
         self, alive: Iterable[Tensor], step: Callable[[], None], is_received: Callable[[int], bool]
     ) -> PeakMemory:
@@ -80,3 +90,8 @@ class Cuda(Device):
         step()
         peak = self._gpu.max_memory_allocated()
         return PeakMemory(peak, peak, self._gpu.max_memory_reserved())
+
+
+def gpu_of(settings: DeviceSettings, local_rank: int) -> int:
+    """Return the index of a rank's GPU on its host; ranks that share GPUs are dealt out to them in turn."""
+    return local_rank % torch.cuda.device_count() if settings.is_shared else local_rank

@@ -37,6 +37,7 @@ ADDED: dict[str, Any] = {
     "device.full_ms": None,
     "device.overhead_ms": 0.0,
     "device.optimizer_ms": 0.0,
+    "device.share": False,
     "optimizer": asdict(ADAM),
 }  # `group.key`, or a whole group -> the default at which it is left out
 _TIMES = (  # of a device: 5 and 5.0 are one time

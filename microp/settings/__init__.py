@@ -12,7 +12,7 @@ the same name (model, device, comms) builds the object that the settings describ
 from microp.settings.command_line import CommandParser, open_streams
 from microp.settings.comms import COPYING, CommsSettings
 from microp.settings.data import DataSettings, SyntheticSettings, TextSettings
-from microp.settings.device import DeviceSettings, EmulatedSettings
+from microp.settings.device import CudaSettings, DeviceSettings, EmulatedSettings
 from microp.settings.engine import EngineSettings
 from microp.settings.launch import LaunchSettings, is_joined, is_over_hosts, no_proc, too_few_descriptors
 from microp.settings.machine import memory_bytes, processor, this_host
@@ -53,6 +53,7 @@ __all__ = [
     "Checkpointing",
     "CommandParser",
     "CommsSettings",
+    "CudaSettings",
     "DataSettings",
     "DeviceSettings",
     "EmulatedSettings",

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Annotated
 
+from microp.settings.device import DeviceSettings
 from microp.settings.rules import OneOf, Positive, broken_rules
 
 COPYING = ("shm", "threads")  # backends that copy a tensor when it is sent, and record the time
@@ -26,19 +27,23 @@ class CommsSettings:
     name: Annotated[str, OneOf("auto", "shm", "gloo", "nccl", "threads")]
     timeout_s: Annotated[float, Positive(1_000_000, "give seconds, e.g. 60")]
 
-    def backend(self, device: str) -> str:
+    def backend(self, device: DeviceSettings) -> str:
         """Return the transport that is used on `device`: `name`, or the one that `auto` stands for."""
         if self.name != "auto":
             return self.name
-        if device == "cuda":
+        if device.name == "cuda" and not device.is_shared:
             return "nccl"
         return "shm" if _has_shm() else "gloo"
 
-    def problems(self, device: str) -> list[str]:
+    def problems(self, device: DeviceSettings) -> list[str]:
         """List the values that are wrong or do not fit `device`, one sentence each."""
         found = broken_rules(self, "comms.")
-        if (self.backend(device) == "nccl") != (device == "cuda"):
-            found.append(f"comms={self.name} cannot move tensors of device={device}: use comms=auto")
+        unfit: tuple[str, ...] = ("nccl",)
+        if device.name == "cuda":
+            unfit = ("nccl", "threads") if device.is_shared else ("shm", "gloo", "threads")
+        if self.backend(device) in unfit:
+            shared = " with device.share=true" if device.is_shared else ""
+            found.append(f"comms={self.name} cannot move tensors of device={device.name}{shared}: use comms=auto")
         if self.name == "shm" and not _has_shm():
             found.append("comms=shm needs Linux: use comms=gloo")
         return found

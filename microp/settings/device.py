@@ -43,6 +43,11 @@ class DeviceSettings:
         """True if actions last their nominal times."""
         return False
 
+    @property
+    def is_shared(self) -> bool:
+        """True if several ranks may share a GPU, so that their messages go through the host's memory."""
+        return False
+
     def speed_of(self, rank: int) -> float:
         """Return the speed of a rank."""
         return self.speed[rank] if self.speed else 1
@@ -57,6 +62,22 @@ class DeviceSettings:
     def problems(self) -> list[str]:
         """List what is wrong with these values, one sentence each."""
         return broken_rules(self, "device.")
+
+
+@dataclass
+class CudaSettings(DeviceSettings):
+    """The keys of a GPU.
+
+    Attributes:
+        share: whether several ranks of a host may use one GPU: messages then go through the host's memory, and the
+            ranks take turns, so that their times are not those of the schedule.
+    """
+
+    share: bool = field(default=False, kw_only=True)
+
+    @property
+    def is_shared(self) -> bool:
+        return self.share
 
 
 @dataclass

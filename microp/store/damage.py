@@ -77,9 +77,18 @@ FORMS: dict[str, Form] = {
         **dict.fromkeys(("predicted.step_ms?", "predicted.bubble?"), _NUMBER_OR_NULL),
         "partition?": list,
         **dict.fromkeys(
-            ("peak_memory_mib?", "peak_allocated_mib?", "peak_activation_mib?", "in_flight_peak?"), _LIST_OR_NULL
+            (
+                "peak_memory_mib?",
+                "peak_allocated_mib?",
+                "peak_reserved_mib?",
+                "peak_activation_mib?",
+                "in_flight_peak?",
+            ),
+            _LIST_OR_NULL,
         ),
-        **dict.fromkeys(("time_ms?", "loss?", "engines?", "syncs?", "reduction?", "nominal?"), _MAP_OR_NULL),
+        **dict.fromkeys(
+            ("time_ms?", "loss?", "engines?", "syncs?", "reduction?", "nominal?", "utilisation?"), _MAP_OR_NULL
+        ),
     },
     "steps": {
         "phase": str,

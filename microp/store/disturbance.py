@@ -5,6 +5,7 @@
     summary.json  step_ms  median 928.8, p10 446.8, p90 4635.0   ──► spread 451 %
                   overruns 12 of 640 actions                     ──► 12 overruns
                   nominal: step 1.043, work 0.31                 ──► 1.043 x nominal, 31 % real work
+                  shared_gpu                                     ──► shared GPU
     env.json      load  start 2.1, end 9.1; cores 2              ──► load 9.1
                   parallel                                       ──► parallel
 
@@ -31,7 +32,7 @@ class Disturbance(NamedTuple):
     """One reason not to trust a run's times.
 
     Attributes:
-        kind: `spread`, `load`, `parallel`, `overruns` or `nominal`; a key of `DISTURBANCES`.
+        kind: `spread`, `load`, `shared`, `parallel`, `overruns` or `nominal`; a key of `DISTURBANCES`.
         text: the reason in a word and a number, for a table.
     """
 
@@ -42,6 +43,7 @@ class Disturbance(NamedTuple):
 DISTURBANCES = {
     "spread": f"from p10 to p90 the steps spread over more than {100 * WIDE_STEPS:.0f} % of their median",
     "load": "processes that wanted a core (load average), more than the cores or the ranks, whichever are more",
+    "shared": "ranks shared a GPU (device.share=true): they took turns and sent through the host's memory",
     "parallel": "other points of its sweep ran at the same time on the same cores (parallel=true)",
     "overruns": "actions that took longer than their nominal time, so they measure the machine and not the schedule "
     "(give longer times, or a smaller model)",
@@ -67,6 +69,8 @@ def disturbances(summary: Mapping[str, Any], env: Mapping[str, Any]) -> list[Dis
     ranks = summary["ranks"] * summary["replicas"]
     if loads and max(loads) > max(env.get("cores") or 1, ranks) + MARGIN:
         found.append(Disturbance("load", f"load {max(loads):.1f}"))
+    if summary.get("shared_gpu"):
+        found.append(Disturbance("shared", "shared GPU"))
     if env.get("parallel") and summary.get("device") != "emulated":  # of which the overruns are counted
         found.append(Disturbance("parallel", "parallel"))
     if overruns := summary.get("overruns"):

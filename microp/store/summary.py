@@ -73,6 +73,7 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
         "checkpointing": job.checkpointing.name,
         "model": job.model.name,
         "device": job.device.name,
+        "shared_gpu": job.device.is_shared,
         "comms": job.backend,
         "hosts": hosts_of(attempt, job.schedule, job.replicas),
         "batch_size": job.batch_size,
@@ -94,14 +95,25 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
         "reduction": _reduction(job, steps, replayed),
         "peak_memory_mib": _per_rank(job, memory, "peak_memory_mib"),
         "peak_allocated_mib": _per_rank(job, memory, "peak_allocated_mib"),
+        "peak_reserved_mib": _per_rank(job, memory, "peak_reserved_mib"),
         "peak_activation_mib": _per_rank(job, memory, "peak_activation_mib"),
         "in_flight_peak": _per_rank(job, memory, "in_flight_peak"),
+        "utilisation": _utilisation(job, steps, memory),
         "time_ms": _time(job, steps, attempt),
         "actions": len(steps) * job.replicas * sum(map(len, job.schedule.ranks)),
         "overruns": sum(row["overruns"] for step in steps for row in step),
         "nominal": _nominal(job, steps),
         "loss": {"first": losses[0], "last": losses[-1]} if losses else None,
     }
+
+
+def _utilisation(job: Job, steps: list[list[Row]], memory: list[list[Row]]) -> dict[str, list[float]] | None:
+    """Return how busy each rank's GPU was, in per cent, by its actions and by nvidia-smi; None without the latter."""
+    by_driver = _per_rank(job, memory, "smi_percent")
+    if by_driver is None or not steps:
+        return None
+    shares = [[100 * row["compute_ms"] / row["step_ms"] for row in step] for step in steps]
+    return {"actions": [median(rank) for rank in zip(*shares, strict=True)], "nvidia_smi": by_driver}
 
 
 def _nominal(job: Job, steps: list[list[Row]]) -> dict[str, float] | None:
@@ -177,8 +189,8 @@ def _median_ratio(times: list[float], others: list[float]) -> float | None:
 
 
 def _per_rank(job: Job, steps: list[list[Row]], key: str) -> list[float] | None:
-    """Return one value per rank of the pipeline, the largest over the replicas, from the last step."""
-    if not steps:
+    """Return one value per rank of the pipeline, the largest over the replicas, from the last step, if it has them."""
+    if not steps or any(key not in row for row in steps[-1]):
         return None
     return [max(row[key] for row in own) for own in zip(*_by_replica(job, steps[-1]), strict=True)]
 

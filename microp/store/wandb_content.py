@@ -31,6 +31,7 @@ _NO_MEDIAN = ("step", "_timestamp", "loss")
 PEAKS = (
     "peak_memory_mib",
     "peak_allocated_mib",
+    "peak_reserved_mib",
     "peak_activation_mib",
     "in_flight_peak",
 )  # only in the row of the memory step

@@ -35,7 +35,8 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from microp.comms import Comms, Heartbeats, Hosts, Place, init_process_group
+from microp.comms import Comms, Heartbeats, Hosts, Place, StagedComms, init_process_group
+from microp.device import gpu_of
 from microp.job import Job
 from microp.worker.failure import NO_SERVER, RankError, what_failed
 from microp.worker.forkserver import start_forkserver
@@ -221,11 +222,14 @@ def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats: str | Non
 
 def connect(job: Job, local_rank: int, hosts: Hosts | None = None, store: Store | None = None) -> Comms:
     """Connect this rank with the others of the job; the last arguments are those of `init_process_group`."""
-    device = torch.device("cpu")
-    if job.device.name == "cuda":
-        device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)
-    return init_process_group(job.backend, device, job.timeout_s, job.replicas, hosts, store)
+    cpu = torch.device("cpu")
+    if job.device.name != "cuda":
+        return init_process_group(job.backend, cpu, job.timeout_s, job.replicas, hosts, store)
+    device = torch.device("cuda", gpu_of(job.device, local_rank))
+    torch.cuda.set_device(device)
+    if not job.device.is_shared:
+        return init_process_group(job.backend, device, job.timeout_s, job.replicas, hosts, store)
+    return StagedComms(init_process_group(job.backend, cpu, job.timeout_s, job.replicas, hosts, store), device)
 
 
 def end_with_parent() -> None:

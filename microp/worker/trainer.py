@@ -230,11 +230,14 @@ class Trainer:
                 row.update(self.step(step))
             self.engine.after_action = None
 
+        percent = self._device.utilisation()
         peak = self._device.peak_memory(self._tensors(), metered, self._comms.is_received)
         return {
             **row,
             "peak_memory_mib": peak.all_bytes / MIB,
             "peak_allocated_mib": peak.allocated_bytes / MIB,
+            **({} if peak.reserved_bytes is None else {"peak_reserved_mib": peak.reserved_bytes / MIB}),
+            **({} if percent is None else {"smi_percent": percent}),
             "peak_activation_mib": meter.peak_bytes / MIB,
             "in_flight_peak": _whole(meter.peak_in_flight / len(stages)),
         }

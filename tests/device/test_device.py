@@ -152,7 +152,9 @@ def test_problems_without_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert problems(2) == []
-    assert problems(3) == ["ranks=3 is more than the 2 GPUs here: use at most 2, each rank needs its own"]
+    assert problems(3) == [
+        "ranks=3 is more than the 2 GPUs here: use at most 2, or device.share=true, by which ranks share one"
+    ]
     assert DeviceSettings("cpu", 0).problems() == ["device.threads=0 is below 1: use at least 1"]
 
 

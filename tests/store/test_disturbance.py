@@ -29,6 +29,11 @@ def test_a_calm_run_has_no_reason(env):
     assert texts({"step_ms": None}, env) == []  # it failed before its first measured step
 
 
+def test_a_shared_gpu():
+    assert texts({"shared_gpu": True}, {}) == ["shared GPU"]
+    assert texts({"shared_gpu": False}, {}) == []
+
+
 def test_steps_that_spread_widely():
     assert texts({"step_ms": {"median": 928.8, "p10": 446.8, "p90": 4635.0}}, {}) == ["spread 451 %"]
     assert texts({"step_ms": {"median": 100.0, "p10": 90.0, "p90": 110.0}}, {}) == []  # a fifth is not too wide

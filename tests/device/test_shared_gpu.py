@@ -1,0 +1,103 @@
+"""What `device.share=true` allows and refuses, and what is recorded of a GPU's use, without a GPU."""
+
+from __future__ import annotations
+
+import os
+import time
+from time import perf_counter_ns
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+import torch
+from configs import config, problems, warnings
+from conftest import small_job
+
+from microp.app import make_job
+from microp.app.partition_factory import memory_cap
+from microp.device import Cpu, Utilisation, gpu_of
+from microp.settings import GIB, CudaSettings
+from microp.store import summarise
+from microp.worker import run_threads
+
+SHARED = ("device=cuda", "device.share=true")
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=8 * GIB))
+
+
+def test_more_ranks_than_gpus_may_share_them(two_gpus):
+    assert "device.share=true" in problems(config("device=cuda", "ranks=4"))[0]
+    assert problems(config(*SHARED, "ranks=4")) == []
+    assert memory_cap(config(*SHARED, "ranks=3")) == 4 * GIB  # two of them have one GPU
+    assert memory_cap(config("device=cuda", "ranks=2")) == 8 * GIB
+    assert make_job(config(*SHARED, "ranks=4")).backend == "shm"
+    assert make_job(config("device=cuda", "ranks=2")).backend == "nccl"
+    assert [gpu_of(CudaSettings("cuda", 1, share=True), rank) for rank in range(4)] == [0, 1, 0, 1]
+    assert [gpu_of(CudaSettings("cuda", 1), rank) for rank in range(2)] == [0, 1]
+    [warning] = warnings(config(*SHARED, "ranks=4"))
+    assert warning.startswith("ranks=4 share GPUs (device.share=true): they take turns")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["comms=nccl"], "comms=nccl cannot move tensors of device=cuda with device.share=true: use comms=auto"),
+        (["comms=threads"], "comms=threads cannot move tensors of device=cuda with device.share=true: use comms=auto"),
+        (["engine=torch"], "engine=torch sends a GPU's tensors itself, not with device.share=true: use engine=microp"),
+        (
+            ["sync=torch_ddp", "replicas=2", "schedule=1f1b"],
+            "sync=torch_ddp sends a GPU's tensors itself, not with device.share=true: use sync=ddp",
+        ),
+    ],
+    ids=lambda each: each[0] if isinstance(each, list) else "",
+)
+def test_what_a_shared_gpu_cannot_do_is_one_error(words, problem, two_gpus):
+    assert problems(config(*SHARED, *words)) == [problem]
+
+
+def test_nvidia_smi_is_asked_while_the_steps_run(tmp_path, monkeypatch):
+    """A program of its name that answers as it does: a number per line, or [N/A]."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        f'#!/bin/sh\necho "$@" > {tmp_path}/asked\necho 10\nread -r _ < {tmp_path}/go\n'
+        'echo "[N/A]"; echo 80; echo 90\nexec sleep 60\n'
+    )
+    program.chmod(0o755)
+    os.mkfifo(tmp_path / "go")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    busy = Utilisation("GPU-12")
+    wait_for(lambda: len(busy._answers) == 1)
+    since = perf_counter_ns()
+    (tmp_path / "go").write_text("\n")
+    wait_for(lambda: len(busy._answers) == 3)
+    assert busy.end(since) == 85.0
+    assert busy.end(since) == 85.0
+    assert "--id=GPU-12 --query-gpu=utilization.gpu --format=csv,noheader,nounits" in (tmp_path / "asked").read_text()
+
+
+def test_without_nvidia_smi_nothing_is_known(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert Utilisation("GPU-12").end(0) is None
+
+
+def wait_for(condition) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_the_driver_s_count_stands_beside_that_of_the_actions(tmp_path):
+    job = small_job(steps=2, device=CudaSettings("cpu", 1, share=True))  # the device itself is the CPU
+    with patch.object(Cpu, "utilisation", lambda _: 93.5):
+        run_threads(job, tmp_path)
+    summary = summarise(job, tmp_path, "finished")
+    found = summary["utilisation"]
+    assert found["nvidia_smi"] == [93.5, 93.5]
+    assert all(0 < percent < 100 for percent in found["actions"])
+    assert summary["shared_gpu"] is True
