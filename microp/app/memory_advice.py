@@ -67,7 +67,7 @@ def subject_of(config: Config, rows: float, devices: int) -> Subject:
         memory=memory,
         batch_bytes=config.model.batch_bytes,
         states=config.optimizer.states,
-        keeps_sent=config.comms.backend(config.device.name) not in COPYING,
+        keeps_sent=config.comms.backend(config.device) not in COPYING,
     )
 
 

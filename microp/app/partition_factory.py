@@ -108,7 +108,7 @@ def task_of(config: Config, schedule: Schedule) -> Task:
         cap=cap,
         batch=config.model.batch_bytes(sum(rows)),
         states=config.optimizer.states,
-        keeps_sent=config.comms.backend(config.device.name) not in COPYING,
+        keeps_sent=config.comms.backend(config.device) not in COPYING,
     )
 
 

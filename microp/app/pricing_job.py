@@ -107,7 +107,7 @@ def _workload(config: Config, schedule: Schedule) -> Workload | None:
     chosen = choose_partition(config, schedule)
     assert chosen is not None, "there is a schedule"
     layers = chosen.partition.sizes
-    rows, keeps_sent = rows_of_first_replica(config), config.comms.backend(config.device.name) not in COPYING
+    rows, keeps_sent = rows_of_first_replica(config), config.comms.backend(config.device) not in COPYING
     return Workload(schedule, layers, rows, config.checkpointing, config.optimizer.states, keeps_sent)
 
 
