@@ -75,7 +75,9 @@ def _why(path: Path, error: OSError, nbytes: int, instead: str) -> str:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return f"too few file descriptors for {path}: a process may have {limit}; raise it, for example ulimit -n 4096"
     if error.errno not in _FULL:
-        reason = "a link to nothing" if path.is_symlink() and not path.exists() else error.strerror or str(error)
+        closed = error.errno in (errno.EACCES, errno.EPERM)  # one cannot ask what is in such a folder
+        is_dead = not closed and path.is_symlink() and not path.exists()
+        reason = "a link to nothing" if is_dead else error.strerror or str(error)
         return f"{path} cannot be written ({reason}): make it writable, {instead}"
     there = _first_folder(path)
     disk = next(each for each in (there, *there.parents) if each.is_mount())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
@@ -111,3 +112,17 @@ def test_a_part_of_a_row_is_cut_off_again(tmp_path, monkeypatch):
     lines.add("third\n")
     lines.close()
     assert (tmp_path / "rows").read_text() == "first\nthird\n"
+
+
+def test_a_file_in_a_folder_that_is_closed_is_named(monkeypatch):
+    """Root may look into every folder, so the system's answer is made here."""
+    refused = PermissionError(13, "Permission denied", "theirs/lock")
+
+    def stat(*_: object, **__: object):
+        raise refused
+
+    with monkeypatch.context() as changed:
+        changed.setattr(os, "stat", stat)
+        changed.setattr(os, "lstat", stat)
+        said = in_a_line(refused)
+    assert said.startswith("theirs/lock cannot be written (Permission denied): make it writable, ")
