@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from microp.planner.balance import EFFORT, Task, exact_cut, refined
 from microp.planner.cuts import cut
-from microp.planner.held import Ranks, moments
+from microp.planner.held import Moments, Ranks
 from microp.planner.prices import Prices, rank_loads
 from microp.schedule import Op, Schedule, builders, spread, uniform
 from microp.settings import Checkpointing
@@ -132,7 +132,8 @@ class Pricer:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self._schedules: dict[tuple[Any, ...], Schedule | None] = {}
-        self._moments: dict[tuple[Any, ...], Any] = {}
+        self._moments: dict[tuple[Any, ...], Moments] = {}
+        self._counts: dict[tuple[Any, ...], Any] = {}
         self._cuts: dict[tuple[Any, ...], tuple[int, ...] | None] = {}
         self._given: tuple[int, ...] = ()
 
@@ -182,16 +183,19 @@ class Pricer:
         share, checkpointing = spread(self.subject.batch_size, choice.replicas)[0], policy(choice.checkpointing)
         spared, rows = checkpointing.spared(choice.chunks), spread(share, choice.chunks)
         uneven = rows if rows[0] > rows[-1] else ()
-        key = choice.schedule, len(schedule.ranks), choice.chunks, choice.stages_per_rank, spared, uneven
-        if key not in self._moments:
-            self._moments[key] = moments(schedule, spared, rows)
+        order = choice.schedule, len(schedule.ranks), choice.chunks, choice.stages_per_rank
+        key = order, spared, uneven
+        if key not in self._counts:
+            if order not in self._moments:
+                self._moments[order] = Moments(schedule)
+            self._counts[key] = self._moments[order].counts(spared, rows)
         return Ranks(
             schedule,
             self.subject.memory(bool(schedule.split)),
             rows,
             checkpointing,
             self.subject.batch_bytes(share),
-            self._moments[key],
+            self._counts[key],
             self.subject.states,
             self.subject.keeps_sent,
         )

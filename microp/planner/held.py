@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,64 +45,98 @@ class Part(NamedTuple):
     number: int = 0
 
 
-def moments(schedule: Schedule, spared: Sequence[int], rows: Sequence[int]) -> list[Floats]:
-    """Return for each rank an array of counts by (moment, stage of the rank, column), in microbatches of mean size.
+class Moments:
+    """What the ranks of a schedule hold at each moment, for any sizes of microbatches.
 
     Args:
         schedule: a valid order.
-        spared: the microbatches that are not recomputed while others are.
-        rows: the rows of each microbatch.
     """
-    taken, shares = mailboxes_taken(schedule), [len(rows) * each / sum(rows) for each in rows]
-    return [_moments_of(schedule, rank, frozenset(spared), shares, taken) for rank in range(len(schedule.ranks))]
+
+    def __init__(self, schedule: Schedule) -> None:
+        taken, links = mailboxes_taken(schedule), remote_links(schedule)
+        self._chunks = schedule.chunks
+        self._rows = [_Row(schedule, rank, taken, links) for rank in range(len(schedule.ranks))]
+
+    def counts(self, spared: Sequence[int], rows: Sequence[int]) -> list[Floats]:
+        """Return for each rank an array of counts by (moment, stage of the rank, column), of microbatches of mean size.
+
+        Args:
+            spared: the microbatches that are not recomputed while others are.
+            rows: the rows of each microbatch.
+        """
+        shares = np.append(np.array(rows, float) * len(rows) / sum(rows), 1.0)  # the last one: gradients of weights
+        is_spared = np.isin(np.arange(self._chunks + 1), spared)
+        return [row.counts(is_spared, shares) for row in self._rows]
 
 
-def _moments_of(
-    schedule: Schedule, rank: int, spared: frozenset[int], shares: Sequence[float], taken: Mapping[Action, Taken]
-) -> Floats:
-    place = {stage: position for position, stage in enumerate(schedule.stages_of(rank))}
-    row, split = schedule.ranks[rank], schedule.split
-    changes = np.zeros((len(row) + 1, len(place), COLUMNS))
-    needs = np.zeros((len(row), len(place), COLUMNS))
-    with_gradients = set()
-    completed, sends = completed_sends(schedule, rank), remote_links(schedule)
-    first_in: dict[tuple[int, int], tuple[int, int, float]] = {}  # mailbox -> stage, column, size of its first tensor
-    for turn, action in enumerate(row):
-        at, stage, microbatch = place[action.stage], action.stage, action.microbatch
-        kept = WHOLE if microbatch in spared else KEPT
-        divided = (stage, microbatch) in split
-        change, need, share = changes[turn + 1, at], needs[turn, at], shares[microbatch]
-        if action in taken:
-            mailbox, until = taken[action]
-            if mailbox in first_in:
-                *of, size = first_in[mailbox]
-                changes[(turn + 1, *of)] -= size
-                needs[(turn, *of)] -= size
+class _Row:
+    """The changes of what one rank holds with each action, and what it needs during it, as events.
+
+    An event is the index of the action, the stage's place on the rank, the column, the microbatch, and 1 or -1.
+    """
+
+    def __init__(
+        self, schedule: Schedule, rank: int, taken: Mapping[Action, Taken], links: Mapping[Action, Any]
+    ) -> None:
+        place = {stage: position for position, stage in enumerate(schedule.stages_of(rank))}
+        row, split = schedule.ranks[rank], schedule.split
+        self._shape = len(row), len(place), COLUMNS
+        changes: list[tuple[int, int, int, int, int]] = []
+        needs: list[tuple[int, int, int, int, int]] = []
+        with_gradients = set()
+        completed = completed_sends(schedule, rank)
+        first_in: dict[tuple[int, int], tuple[int, int, int]] = {}  # mailbox -> place, column, microbatch of its first
+        for turn, action in enumerate(row):
+            at, stage, microbatch = place[action.stage], action.stage, action.microbatch
+            divided = (stage, microbatch) in split
+            if action in taken:
+                mailbox, until = taken[action]
+                if mailbox in first_in:
+                    changes.append((turn, *first_in[mailbox], -1))
+                    needs.append((turn, *first_in[mailbox], -1))
+                else:
+                    first_in[mailbox] = at, EMPTY_INPUTS if action.op is Op.F else EMPTY_GRADIENTS, microbatch
+                changes.append((until, *first_in[mailbox], 1))
+            changes += [(turn, place[each.stage], _sent(each), each.microbatch, -1) for each in completed[action]]
+            if action in links:
+                changes.append((turn, at, _sent(action), microbatch, 1))
+            if action.op is Op.F:
+                changes.append((turn, at, KEPT, microbatch, 1))
+                needs += [(turn, at, column, microbatch, 1) for column in (KEPT, IN_FORWARD)]
+                continue
+            if action.op is Op.B:
+                changes.append((turn, at, KEPT, microbatch, -1))
+                if divided:
+                    changes.append((turn, at, PENDING, microbatch, 1))
+                extra = IN_BACKWARD if divided or not split else IN_FULL
+                needs += [(turn, at, column, microbatch, 1) for column in (REBUILT, extra)]
             else:
-                of, size = [at, EMPTY_INPUTS if action.op is Op.F else EMPTY_GRADIENTS], share
-                first_in[mailbox] = at, of[1], size
-            changes[(until + 1, *of)] += size
-        for sent in completed[action]:
-            changes[turn + 1, place[sent.stage], _sent(sent)] -= shares[sent.microbatch]
-        if action in sends:
-            change[_sent(action)] += share
-        if action.op is Op.F:
-            change[kept] += share
-            need[kept], need[IN_FORWARD] = share, share * (kept == KEPT)
-            continue
-        if action.op is Op.B:
-            change[kept] -= share
-            change[PENDING] += divided * share
-            need[IN_BACKWARD if divided or not split else IN_FULL] = share
-            need[REBUILT] = (kept == KEPT) * share
-        else:
-            change[PENDING] -= share
-            need[IN_WEIGHT] = share
-        if (action.op is Op.W or not divided) and stage not in with_gradients:
-            with_gradients.add(stage)
-            change[GRADIENTS] += 1
-    held = np.cumsum(changes, axis=0)
-    return np.concatenate([held[1:], held[:-1] + needs])
+                changes.append((turn, at, PENDING, microbatch, -1))
+                needs.append((turn, at, IN_WEIGHT, microbatch, 1))
+            if (action.op is Op.W or not divided) and stage not in with_gradients:
+                with_gradients.add(stage)
+                changes.append((turn, at, GRADIENTS, schedule.chunks, 1))
+        self._changes, self._needs = _columns(changes), _columns(needs)
+
+    def counts(self, is_spared: NDArray[np.bool_], shares: Floats) -> Floats:
+        """Return the counts after each action, and then those during each action."""
+        held = np.cumsum(self._summed(self._changes, is_spared, shares), axis=0)
+        during = self._summed(self._needs, is_spared, shares)
+        during[1:] += held[:-1]
+        return np.concatenate([held, during])
+
+    def _summed(self, events: NDArray[np.int64], is_spared: NDArray[np.bool_], shares: Floats) -> Floats:
+        turn, place, column, microbatch, sign = events
+        spared = is_spared[microbatch]
+        column = np.where(spared & (column == KEPT), WHOLE, column)
+        size = sign * shares[microbatch] * ~(spared & ((column == REBUILT) | (column == IN_FORWARD)))
+        cell = (turn * self._shape[1] + place) * COLUMNS + column
+        summed: Floats = np.bincount(cell, size, minlength=prod(self._shape)).astype(np.float64)
+        return summed.reshape(self._shape)
+
+
+def _columns(events: list[tuple[int, int, int, int, int]]) -> NDArray[np.int64]:
+    return np.array(events, np.int64).reshape(-1, 5).T
 
 
 def _sent(action: Action) -> int:
@@ -120,7 +155,7 @@ def _largest(counts: Floats) -> Floats:
 
 
 def bytes_of(memory: StageMemory) -> Floats:
-    """Return an array of bytes by (stage, column), for the counts of `moments` without mailboxes and sends."""
+    """Return an array of bytes by (stage, column), for the counts of `Moments` without mailboxes and sends."""
     stages = range(len(memory.activation))
     zeros = (0.0,) * len(stages)
     return np.array(
@@ -148,7 +183,7 @@ class Ranks:
         rows: the rows of each microbatch.
         checkpointing: what is recomputed.
         batch: the bytes of the text of the batch, which the ranks of the first and of the last stage hold.
-        known: the schedule's `moments`, if they are known.
+        known: the counts of the schedule's `Moments`, if they are known.
         states: as in `Workload`, also the next one.
         keeps_sent: see there.
     """
@@ -166,7 +201,8 @@ class Ranks:
     ) -> None:
         self._state, self._keeps_sent, self._rows = 1 + states, keeps_sent, sum(rows) / len(rows)
         self._schedule, self._layers, self._checkpointing = schedule, list(layers), checkpointing
-        self._moments = moments(schedule, checkpointing.spared(schedule.chunks), rows) if known is None else known
+        spared = checkpointing.spared(schedule.chunks)
+        self._moments = Moments(schedule).counts(spared, rows) if known is None else known
         ends = {schedule.placement[0], schedule.placement[schedule.stages - 1]}
         self.batch = [batch if rank in ends else 0 for rank in range(len(schedule.ranks))]
 
