@@ -42,6 +42,17 @@ def typed_options() -> argparse.Namespace:
     return options
 
 
+def typed_folder() -> list[str]:
+    """Return the words `-cd FOLDER` if a folder of options was typed; commands that are printed begin with them.
+
+    The program may be another one, such as a notebook, whose words Hydra's parser would refuse.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-cd", "--config-dir")
+    folder = parser.parse_known_args()[0].config_dir
+    return ["-cd", folder] if folder else []
+
+
 def check_options() -> None:
     """Refuse what Hydra's parser of the command line would refuse with several lines of usage.
 

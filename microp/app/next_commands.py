@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from microp.app import places
-from microp.app.hydra_internals import typed_options
+from microp.app.hydra_internals import typed_folder
 from microp.settings import TrackingSettings
 from microp.terminal import console, out
 
@@ -51,9 +51,8 @@ def print_failure(
     console.error(f"{attempt}: {status.get('message')}")
     if status.get("log"):
         console.note(f"log    {status['log']}")
-    folder = typed_options().config_dir
-    named = [] if config == "config" else [*(["-cd", folder] if folder else []), "-cn", config]
-    alone = ["-m"] if in_sweep else ["hydra.mode=RUN"] if named else []
+    named = [*typed_folder(), *([] if config == "config" else ["-cn", config])]
+    alone = ["-m"] if in_sweep else [] if config == "config" else ["hydra.mode=RUN"]
     console.note(f"again  {shlex.join(['python', '-m', 'microp.run', *named, *alone, *overrides])}")
 
 

@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 from microp.app.config import plain, read_config
 from microp.app.errors import ConfigError
 from microp.app.hydra_callbacks import PointsCallback, overrides
+from microp.app.hydra_internals import typed_folder
 from microp.app.memory_advice import subject_of
 from microp.app.partition_factory import memory_cap
 from microp.app.profiles import profile_command, profile_problems, rows_problem, used_profile
@@ -179,7 +180,7 @@ def _command(plan: Plan, priced: Priced) -> str:
     words = [f"ranks={plan.config.ranks // priced.choice.replicas}", *priced.choice.words()]
     if priced.choice.partition == "balanced":
         words += ["partition=sizes", f"partition.sizes=[{','.join(map(str, priced.sizes))}]"]
-    return " ".join(["microp", *kept, *words])
+    return " ".join(["microp", *typed_folder(), *kept, *words])
 
 
 def _heading(plan: Plan, found: Found) -> str:

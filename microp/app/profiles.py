@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from microp.app.hydra_internals import typed_folder
 from microp.app.schema import FIXED, Config
 from microp.job import Workload
 from microp.planner import (
@@ -170,7 +171,7 @@ def profile_command(config: Config) -> str:
         keys.append("optimizer.momentum=0")
     keys += [f"batch_size={config.batch_size}"] if config.batch_size != 256 else []
     keys += [f"output_dir={config.output_dir}"] if config.output_dir != "outputs" else []
-    return " ".join(["python -m microp.profile", *keys])
+    return " ".join(["python -m microp.profile", *typed_folder(), *keys])
 
 
 def _defaults(model: str) -> dict[str, Any]:

@@ -6,11 +6,14 @@ import sys
 from dataclasses import replace
 
 import pytest
+from configs import config as configured
 from configs import problems, warnings
 from hydra import compose, initialize_config_dir
 
 from microp.app import CONF, ConfigError, make_job, read_config
 from microp.app.config import plain, register_schemas, to_yaml
+from microp.app.hydra_internals import typed_folder
+from microp.app.profiles import profile_command
 from microp.job import question_id, run_id
 from microp.schedule import to_text
 from microp.schedule.builders import gpipe
@@ -217,3 +220,17 @@ def test_an_activation_limit_refuses_and_changes_nothing_else(composed):
 def test_a_typo_is_refused_before_it_is_built(composed, words):
     [problem] = problems(composed(*words))
     assert problem.startswith(words[0])
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("-m -cd own model=words", ["-cd", "own"]),
+        ("--config-dir=own -cn first", ["-cd", "own"]),
+        ("-q tests -p no:cacheprovider --collect-only", []),  # another program, here pytest
+    ],
+)
+def test_printed_commands_name_the_typed_folder_of_options(typed, words, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["microp", *typed.split()])
+    assert typed_folder() == words
+    assert " ".join(words) in profile_command(configured("model.dim=77"))
