@@ -49,6 +49,8 @@ def test_every_option_composes_and_names_itself(composed, option, tmp_path):
         config = composed("partition=sizes", "partition.sizes=[1,15]")
     elif (group, name) == ("schedule", "file"):
         config = composed("schedule=file", "schedule.path=x")  # a path is not opened to compose
+    elif (group, name) == ("data", "tokens"):
+        config = composed("data=tokens", "data.path=x")
     else:
         config = composed(f"{group}={name}", "replicas=2")  # one replica sums nothing
     node = getattr(config, group)
