@@ -108,11 +108,11 @@ class Task:
 
 def exact_cut(task: Task, layers: int, ranks: Ranks | None) -> Cut | None:
     """Return the partition whose busiest rank has the least to do, among those that fit into the memory."""
-    even = uniform(layers, task.schedule.stages).sizes
-    room = None
-    if ranks is not None and task.cap is not None:
-        room = Room(ranks.held(), tuple(task.cap - batch for batch in ranks.batch))
-    return cut(task.prices.loads(task.workload(even)), room)
+    loads = task.prices.loads(task.workload(uniform(layers, task.schedule.stages).sizes))
+    found = cut(loads)
+    if ranks is None or task.cap is None or (found is not None and max(ranks.peaks(found.sizes)) <= task.cap):
+        return found  # to weigh every interval of layers takes longer than the cut
+    return cut(loads, Room(ranks.held(), tuple(task.cap - batch for batch in ranks.batch)))
 
 
 def refined(

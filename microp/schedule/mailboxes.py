@@ -15,6 +15,7 @@ Between steps all mailboxes are free, because the ranks meet at a barrier.
 from __future__ import annotations
 
 from collections import defaultdict
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from microp.schedule.schedule import Action, Schedule
@@ -38,9 +39,9 @@ def assign_slots(schedule: Schedule) -> dict[Action, int]:
     last_use = _last_uses(schedule)
     place = {action: index for row in schedule.ranks for index, action in enumerate(row)}
     slots: dict[Action, int] = {}
-    for rank, row in enumerate(schedule.ranks):
+    for row in schedule.ranks:
         known: dict[int, int] = {}  # peer -> the index in its row up to which it has certainly run
-        occupied: dict[Link, dict[int, int]] = defaultdict(dict)  # link -> slot -> index of its last use
+        links_of: dict[int, _Slots] = defaultdict(_Slots)  # peer -> the mailboxes of the link to it
         for action in row:
             source = schedule.source(action)
             if source in links:
@@ -48,11 +49,29 @@ def assign_slots(schedule: Schedule) -> dict[Action, int]:
                 known[peer] = max(known.get(peer, -1), place[source])
             if action in links:
                 peer = links[action][1]
-                taken = occupied[rank, peer]
-                free = (slot for slot, use in taken.items() if use <= known.get(peer, -1))
-                slot = slots[action] = next(free, len(taken))
-                taken[slot] = last_use[schedule.consumers[action]]
+                until = last_use[schedule.consumers[action]]
+                slots[action] = links_of[peer].take(until, known.get(peer, -1))
     return slots
+
+
+class _Slots:
+    """The mailboxes of one link."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._free: list[int] = []  # a heap
+        self._in_use: list[tuple[int, int]] = []  # a heap of (the index of the last use, slot)
+
+    def take(self, until: int, known: int) -> int:
+        """Return the first slot whose last use is at most at `known`, or a new one; its last use will be `until`."""
+        while self._in_use and self._in_use[0][0] <= known:
+            heappush(self._free, heappop(self._in_use)[1])
+        if self._free:
+            slot = heappop(self._free)
+        else:
+            slot, self._count = self._count, self._count + 1
+        heappush(self._in_use, (until, slot))
+        return slot
 
 
 class Taken(NamedTuple):
