@@ -147,7 +147,7 @@ NOT_USED = {
     "use one with W, for example schedule=zb_h1",
     "engine=torch engine.batch_weights=true": "engine.batch_weights=true is not used by engine=torch: "
     "use engine=microp",
-    "data=synthetic data.path=x": "data.path=x is not used by data=synthetic: use data=text",
+    "data=synthetic data.path=x": "data.path=x is not used by data=synthetic: use data=text or tokens",
     "model.heads=2": "model.heads=2 is not used by model=mlp: use model=gpt",
     "comms=threads launch.shutdown_s=9": "launch.shutdown_s=9 is not used by comms=threads: use comms=auto",
     "tracking=disabled tracking.project=x": "tracking.project=x is not used by tracking=disabled: use tracking=offline",
