@@ -58,7 +58,7 @@ from microp.terminal import Board, console
 
 ALWAYS = Checkpointing("always", 1, False)
 MOST_CHUNKS = 6  # numbers of microbatches: 1, 2, 4, ... 32
-BUSY = 0.25  # the spread of a profile that should not be used
+BUSY = 0.25  # the spread of a profile whose predictions may be far off
 ROUNDS = 3  # a machine's speed drifts: every case is run at several times
 ALONE_SHARE, OTHERS_SHARE = 0.1, 0.1  # of the time; the latter for each other transport, and for torch
 
@@ -244,8 +244,11 @@ def run_profile(config: DictConfig) -> str:
     for text in described(profile, job.model):
         console.out.print(text, soft_wrap=True)
     console.out.print(str(path), soft_wrap=True)
-    if max(profile.spread.values(), default=0) > BUSY:
-        console.warn("the times spread widely, so the machine was busy: measure again when nothing else runs")
+    if (spread := max(profile.spread.values(), default=0)) > BUSY:
+        console.warn(
+            f"the times spread by {spread:.0%}, and predictions can be as far off: the machine is busy, or shares its "
+            "cores with others that cannot be seen from here; measure again when nothing else runs"
+        )
     return str(path)
 
 
