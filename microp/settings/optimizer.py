@@ -74,7 +74,7 @@ class AdamSettings(OptimizerSettings):
 
     def problems(self, steps: int) -> list[str]:
         found = super().problems(steps)
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+        if len(self.betas) != 2 or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in self.betas):
             found.append(f"optimizer.betas={self.betas} are not two numbers in [0, 1): use for example [0.9,0.999]")
         return found
 

@@ -68,7 +68,7 @@ class Positive(Rule):
     advice: str
 
     def broken(self, value: Any) -> str | None:
-        if not value > 0:  # also NaN
+        if not isinstance(value, int | float) or not value > 0:  # also NaN
             return f"is not a number above 0: {self.advice}"
         return f"is above {self.most}: use at most {self.most}" if value > self.most else None
 

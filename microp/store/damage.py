@@ -25,6 +25,7 @@ from microp.schedule import Schedule
 from microp.store.records import (
     ROWS,
     Row,
+    check_regular,
     error_files,
     json_lines,
     read_config,
@@ -111,6 +112,7 @@ def checksums(attempt: Path) -> dict[str, list[int]]:
 
 def _content(path: Path) -> bytes:
     try:
+        check_regular(path)
         return path.read_bytes()
     except OSError as error:
         raise unreadable(path, error.strerror or str(error)) from error

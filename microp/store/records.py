@@ -32,6 +32,7 @@ A row's `..._ns` are moments of the host's monotonic clock, which all its ranks 
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -72,7 +73,19 @@ def number_of(attempt: Path) -> int:
 
 
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_text())
+    return json.loads(read_text(path))
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file; raises as `check_regular`."""
+    check_regular(path)
+    return path.read_text()
+
+
+def check_regular(path: Path) -> None:
+    """Raise OSError for a pipe or the like: to read it may never end."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "it is not a regular file")
 
 
 def read_config(attempt: Path) -> dict[str, Any]:
@@ -108,7 +121,7 @@ def read_status(attempt: Path) -> dict[str, Any]:
 
 def _read_record(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     try:
-        record = parse(path.read_text())
+        record = parse(read_text(path))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
         raise unreadable(path, reason or repr(error)) from error
@@ -179,7 +192,7 @@ def read_schedule(attempt: Path) -> Schedule:
     """
     if (path := attempt / "schedule.txt").exists():
         try:
-            return from_text(path.read_text())
+            return from_text(read_text(path))
         except (OSError, ValueError) as error:
             raise unreadable(path, str(error).splitlines()[0]) from error
     if spans := read_spans(attempt):
@@ -278,6 +291,7 @@ def json_lines(path: Path) -> Iterator[Row]:
         RecordError: a newer microp wrote the file, or a whole line is no row.
     """
     try:
+        check_regular(path)
         with path.open() as lines:
             for number, line in enumerate(lines):
                 try:

@@ -28,7 +28,7 @@ from typing import Any
 from microp.job import Job, Snapshot
 from microp.settings import ADAM
 from microp.store.recorder import write_json
-from microp.store.records import RecordError, read_json, read_status
+from microp.store.records import RecordError, check_regular, read_json, read_status
 from microp.store.selection import flatten
 
 FORMAT = 1
@@ -147,7 +147,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
                 f"{folder / MANIFEST} has format={manifest['format']}, and this microp reads up to {FORMAT}: "
                 "update microp"
             )
-        if not isinstance(manifest["step"], int) or not isinstance(manifest["training"], Mapping):
+        step = manifest["step"]
+        if type(step) is not int or step < 0 or not isinstance(manifest["training"], Mapping):
             raise TypeError("it does not hold a step and a training")
     except RecordError:
         raise
@@ -187,6 +188,7 @@ def snapshot_problem(snapshot: Snapshot, job: Job) -> str | None:
 def _check(path: Path) -> None:
     """Raise RecordError unless a layer's file is there and every byte has the file's own checksum."""
     try:
+        check_regular(path)
         with zipfile.ZipFile(path) as parts:
             bad = parts.testzip()
     except OSError as error:

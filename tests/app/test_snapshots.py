@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -103,8 +104,10 @@ def test_another_number_of_ranks_partition_or_schedule_is_not(saved, tmp_path):
 
 def spoil(file: Path, how: str) -> None:
     content = file.read_bytes()
-    if how == "missing":
+    if how in ("missing", "pipe"):
         file.unlink()
+        if how == "pipe":
+            os.mkfifo(file)
     elif how == "empty":
         file.write_bytes(b"")
     elif how == "cut":
@@ -116,7 +119,7 @@ def spoil(file: Path, how: str) -> None:
         file.write_text(how)
 
 
-@pytest.mark.parametrize("how", ["missing", "empty", "cut", "one bit", "not a snapshot"])
+@pytest.mark.parametrize("how", ["missing", "empty", "cut", "pipe", "one bit", "not a snapshot"])
 def test_a_damaged_layer_is_refused(how, attempt):
     spoil(attempt / "snapshots" / "step-4" / "layer-2.pt", how)
     output = attempt.parents[2]
@@ -127,7 +130,8 @@ def test_a_damaged_layer_is_refused(how, attempt):
         assert "\n" not in problem
 
 
-FORMS = ["missing", "empty", "cut", "[]", "{}", '{"format": 1, "step": "four", "training": {}}', "null", "[" * 100_000]
+BAD_STEPS = [f'{{"format": 1, "step": {step}, "training": {{}}}}' for step in ('"four"', "-5", "true")]
+FORMS = ["missing", "empty", "cut", "pipe", "[]", "{}", *BAD_STEPS, "null", "[" * 100_000]
 
 
 @pytest.mark.parametrize("how", [*FORMS, '{"format": 2, "step": 4, "training": {}}'], ids=lambda how: how[:40])

@@ -6,6 +6,7 @@ One run is made, and copied once for each record and damage. Each reader is then
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from itertools import product
 from pathlib import Path
@@ -36,7 +37,7 @@ FORMS = {
     "no-keys": b"{}\n",
     "other-types": b'{"status": 3, "ranks": "two", "bubble": 1, "phase": 7, "op": "X", "lost_peer": 1}\n',
 }
-DAMAGES = ["cut", "a-line-less", "empty", "missing", "not-text", "nested", *FORMS]
+DAMAGES = ["cut", "a-line-less", "empty", "missing", "pipe", "not-text", "nested", *FORMS]
 UNSEEN = {  # what an older microp left cannot tell these from a whole record
     ("config.yaml", "a-line-less"),
     ("error.rank1.json", "missing"),
@@ -55,6 +56,9 @@ def damage(path: Path, how: str) -> None:
     content = path.read_bytes()
     path.unlink()
     if how == "missing":
+        return
+    if how == "pipe":
+        os.mkfifo(path)
         return
     if how in FORMS:
         rows = path.suffix == ".jsonl"
