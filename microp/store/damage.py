@@ -22,10 +22,10 @@ from typing import Any
 from zlib import crc32
 
 from microp.schedule import Schedule
+from microp.store.files import check_regular
 from microp.store.records import (
     ROWS,
     Row,
-    check_regular,
     error_files,
     json_lines,
     read_config,

@@ -201,3 +201,15 @@ class Reserve:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file; raises as `check_regular`."""
+    check_regular(path)
+    return path.read_text()
+
+
+def check_regular(path: Path) -> None:
+    """Raise OSError for a pipe or the like: to read it may never end."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "it is not a regular file")

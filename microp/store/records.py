@@ -32,7 +32,6 @@ A row's `..._ns` are moments of the host's monotonic clock, which all its ranks 
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -44,6 +43,7 @@ import yaml
 from microp.job import question_id
 from microp.schedule import Op, Schedule, from_text, to_text
 from microp.simulator import schedule_of
+from microp.store.files import check_regular, read_text
 from microp.store.owner import has_gone
 from microp.trace import Reduction, Span, Spans, as_spans
 
@@ -74,18 +74,6 @@ def number_of(attempt: Path) -> int:
 
 def read_json(path: Path) -> Any:
     return json.loads(read_text(path))
-
-
-def read_text(path: Path) -> str:
-    """Return the text of a file; raises as `check_regular`."""
-    check_regular(path)
-    return path.read_text()
-
-
-def check_regular(path: Path) -> None:
-    """Raise OSError for a pipe or the like: to read it may never end."""
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise OSError(errno.EINVAL, "it is not a regular file")
 
 
 def read_config(attempt: Path) -> dict[str, Any]:

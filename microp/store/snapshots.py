@@ -27,8 +27,9 @@ from typing import Any
 
 from microp.job import Job, Snapshot
 from microp.settings import ADAM
+from microp.store.files import check_regular
 from microp.store.recorder import write_json
-from microp.store.records import RecordError, check_regular, read_json, read_status
+from microp.store.records import RecordError, read_json, read_status
 from microp.store.selection import flatten
 
 FORMAT = 1
