@@ -57,7 +57,7 @@ def what_failed(attempt: Path, error: ChildFailedError, watch: Watch) -> RankErr
     known = {each["world_rank"] for each in written}
     codes = {**watch.exits.codes(), **{rank: ended.exitcode for rank, ended in error.failures.items()}}
     if _UNKNOWN in codes.values():
-        return RankError(NO_SERVER)
+        return no_server(attempt)
     silent = {rank: codes[rank] for rank in sorted(codes.keys() - {*known, *watch.ended, *watch.exits.asked})}
     for rank, code in silent.items():
         if code < 0:
@@ -65,12 +65,17 @@ def what_failed(attempt: Path, error: ChildFailedError, watch: Watch) -> RankErr
     for rank, code in silent.items():
         if code > 1 or (code == 0 and not watch.has_finished(rank)):
             return ended_itself(rank, code)
+    if all(each["lost_peer"] for each in written) and (no_room := full_disk(attempt / "logs")):
+        return no_room  # the guilty rank could not even write its error
     if written:
         return error_of(written[0], log_of(attempt, written[0]["world_rank"]))
-    if no_room := full_disk(attempt / "a file"):  # not even the error could be written
-        return no_room
     rank, ended = next(iter(error.failures.items()))
     return ended_itself(rank, ended.exitcode)
+
+
+def no_server(attempt: Path) -> RankError | WriteError:
+    """Return the failure of a launch whose ranks can no longer be forked; a full disk ends that process too."""
+    return full_disk(attempt / "logs") or RankError(NO_SERVER)
 
 
 def _signal_name(number: int) -> str:

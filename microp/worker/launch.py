@@ -38,7 +38,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from microp.comms import Comms, Heartbeats, Hosts, Place, StagedComms, init_process_group
 from microp.device import gpu_of
 from microp.job import Job
-from microp.worker.failure import NO_SERVER, RankError, what_failed
+from microp.worker.failure import no_server, what_failed
 from microp.worker.forkserver import start_forkserver
 from microp.worker.leftovers import named_semaphores
 from microp.worker.rank import run_rank
@@ -90,7 +90,7 @@ def launch_ranks(job: Job, attempt: Path, shutdown_s: int, entry: Entry = run_ra
         except ChildFailedError as error:
             raise what_failed(attempt, error, watch) from None
         except (EOFError, ConnectionError) as error:
-            raise RankError(NO_SERVER) from error
+            raise no_server(attempt) from error
     return results
 
 
