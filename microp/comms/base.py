@@ -251,6 +251,28 @@ class Comms(ABC):
         """Disconnect. No transfer may be pending."""
 
 
+class OverComms(Comms):
+    """A transport over another one, which does what is the same for both.
+
+    Args:
+        inner: the other one.
+    """
+
+    def __init__(self, inner: Comms) -> None:
+        self.rank, self.world_size = inner.rank, inner.world_size
+        self.device, self.timeout_s = inner.device, inner.timeout_s
+        self._inner = inner
+
+    def all_gather(self, value: Any) -> list[Any]:
+        return self._inner.all_gather(value)
+
+    def barrier(self) -> None:
+        self._inner.barrier()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
 def ended_now(tensor: Tensor) -> int:
     """Return the present `perf_counter_ns` as the end of a sum; 0 for a GPU's tensor, whose sum has been enqueued."""
     return 0 if tensor.is_cuda else perf_counter_ns()

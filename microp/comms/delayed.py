@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from microp.comms.base import Comms, Inbox, Message, Outbox, Pending, Sum
+from microp.comms.base import Comms, Inbox, Message, Outbox, OverComms, Pending, Sum
 from microp.comms.deadline import Pacer
 
 
-class DelayedComms(Comms):
+class DelayedComms(OverComms):
     """A transport whose tensors arrive no earlier than `latency_ns` after they were sent.
 
     Args:
@@ -31,9 +31,8 @@ class DelayedComms(Comms):
     """
 
     def __init__(self, inner: Comms, latency_ns: int, pacer: Pacer) -> None:
-        self.rank, self.world_size = inner.rank, inner.world_size
-        self.device, self.timeout_s = inner.device, inner.timeout_s
-        self._inner, self._latency_ns, self._pacer = inner, latency_ns, pacer
+        super().__init__(inner)
+        self._latency_ns, self._pacer = latency_ns, pacer
 
     def expect(self, messages: Iterable[Message]) -> None:
         self._inner.expect(messages)
@@ -59,15 +58,6 @@ class DelayedComms(Comms):
 
     def iall_reduce(self, tensor: Tensor) -> Sum:
         return self._inner.iall_reduce(tensor)
-
-    def all_gather(self, value: Any) -> list[Any]:
-        return self._inner.all_gather(value)
-
-    def barrier(self) -> None:
-        self._inner.barrier()
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class _Delayed(NamedTuple):

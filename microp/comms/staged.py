@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from microp.comms.base import Comms, Inbox, Message, Outbox, Pending, Sum, Summed, check_reduction, ended_now
+from microp.comms.base import Comms, Inbox, Message, Outbox, OverComms, Pending, check_reduction
 
 
-class StagedComms(Comms):
+class StagedComms(OverComms):
     """A transport between ranks whose tensors are on a GPU, over one that moves CPU tensors.
 
     Args:
@@ -31,9 +31,8 @@ class StagedComms(Comms):
     """
 
     def __init__(self, inner: Comms, device: torch.device, gpu: Any = torch.cuda) -> None:
-        self.rank, self.world_size = inner.rank, inner.world_size
-        self.device, self.timeout_s = device, inner.timeout_s
-        self._inner, self._gpu = inner, gpu
+        super().__init__(inner)
+        self.device, self._gpu = device, gpu
         self._pinned: dict[tuple[int, int, int], Tensor] = {}  # (source, destination, tag) -> bytes
         if inner.replica_group is not None:
             self.replica_group = StagedComms(inner.replica_group, device, gpu)
@@ -90,18 +89,6 @@ class StagedComms(Comms):
         check_reduction(op)
         host = self.to_host(tensor, self._pin(tensor.shape, tensor.dtype))
         return tensor.copy_(self._inner.all_reduce(host, op))
-
-    def iall_reduce(self, tensor: Tensor) -> Sum:
-        return Summed(self.all_reduce(tensor), ended_now(tensor))
-
-    def all_gather(self, value: Any) -> list[Any]:
-        return self._inner.all_gather(value)
-
-    def barrier(self) -> None:
-        self._inner.barrier()
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class _Sender:
