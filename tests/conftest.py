@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import browser
+import matplotlib
 import pytest
 import torch
 from recorded import small_sweep
@@ -78,6 +79,13 @@ def pytest_collection_modifyitems(items):
     """Begin with the last folders, whose files take longest, so that two processes end at the same time."""
     order = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
     items.sort(key=lambda item: -order[item.path])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory):
+    """What commands keep in the user's cache folder is this session's; matplotlib's fonts stay where they are."""
+    os.environ["MPLCONFIGDIR"] = matplotlib.get_cachedir()
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(autouse=True)

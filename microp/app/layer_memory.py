@@ -1,12 +1,20 @@
-"""Measures the memory of a model's layers, once for equal arguments."""
+"""Measures the memory of a model's layers, once for equal arguments; that of microp's own models is kept for later."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
-from microp.settings import ModelSettings
+from microp.app.places import PACKAGE
+from microp.settings import ModelSettings, OwnSettings
 from microp.simulator import MOST_ROWS, LayerMemory
+from microp.store import keep_memory, read_kept_memory
+
+MEASURES = ("device", "model", "settings", "simulator")  # the packages whose code a measurement depends on
 
 
 def layer_memory(model: ModelSettings, rows: float, split: bool) -> tuple[LayerMemory, ...]:
@@ -37,6 +45,30 @@ class _Key(NamedTuple):
 
 @cache
 def _measured(key: _Key) -> tuple[LayerMemory, ...]:
+    kinds = key.model.kinds
+    if isinstance(key.model, OwnSettings):  # its function may use other files than its own
+        return tuple(_probed(key))
+    question = json.dumps([*key[:3], _code()])
+    known = read_kept_memory(question)
+    if known is None or not known.keys() >= set(kinds):
+        layers = _probed(key)
+        known = {kind: layers[kind] for kind in set(kinds)}
+        keep_memory(question, known)
+    return tuple(known[kind] for kind in kinds)
+
+
+def _probed(key: _Key) -> list[LayerMemory]:
     from microp.device import probe_layers  # torch, which nothing else here needs
 
-    return tuple(probe_layers(key.model, key.rows, key.split))
+    return probe_layers(key.model, key.rows, key.split)
+
+
+@cache
+def _code() -> str:
+    """Return a digest of microp's code that measures memory, and of torch's version."""
+    torch = find_spec("torch")
+    assert torch is not None, "torch is installed"
+    assert torch.origin is not None, "torch is a package"
+    files = [Path(torch.origin).with_name("version.py")]
+    files += sorted(path for name in MEASURES for path in (PACKAGE / name).glob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]

@@ -24,6 +24,7 @@ from microp.store.frames import (
     worst_rank_mib,
 )
 from microp.store.hosts import HOSTS, clocks_text
+from microp.store.kept_memory import keep_memory, read_kept_memory
 from microp.store.lock import LockedError, Owner, hold, owner_of
 from microp.store.owner import this_process
 from microp.store.plans import Plan, Point, command, read_plan, read_plans
@@ -160,6 +161,7 @@ __all__ = [
     "interval",
     "is_missing",
     "is_running",
+    "keep_memory",
     "last_attempt",
     "launch_times",
     "least_squares",
@@ -180,6 +182,7 @@ __all__ = [
     "read_errors",
     "read_filters",
     "read_json",
+    "read_kept_memory",
     "read_plan",
     "read_plans",
     "read_profile",
