@@ -80,10 +80,6 @@ def peak_memory(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: int, 
     return peaks
 
 
-def train_tensors(job: Job, comms: Comms, _local_rank: int, _attempt: Path):
-    return train(job, comms)
-
-
 def verbs(_job: Job, comms: Comms, _local_rank: int, _attempt: Path):
     """Every verb of comms once; what came of it."""
     return use_verbs(comms)

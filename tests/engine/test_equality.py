@@ -16,6 +16,7 @@ import ranks as rank_code
 import torch
 from conftest import CHECKPOINTING, gpt, mlp, small_job
 
+from microp.job import Job
 from microp.schedule import Op, skewed, uniform
 from microp.schedule import builders as schedules
 from microp.schedule.builders import Drain, gpipe, naive, one_f_one_b, zb_h1
@@ -120,23 +121,37 @@ OTHER_SUMS = {
 }
 
 
-@pytest.mark.parametrize("sums", OTHER_SUMS)
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
-def test_another_order_of_summation(model, checkpointing, sums, tmp_path):
-    """float64, to 1e-12."""
+def job_of_other_sums(model: str, checkpointing: str, sums: str) -> Job:
     subject = MODELS[model]("float64")
     schedule, batch_weights = OTHER_SUMS[sums]
-    job = small_job(
+    return small_job(
         schedule=schedule,
         engine=EngineSettings("microp", batch_weights),
         partition=uniform(subject.layers, 3),
         model=subject,
         checkpointing=CHECKPOINTING[checkpointing],
     )
-    ranks = launch_ranks(job, tmp_path, 3, rank_code.train_tensors)
+
+
+@pytest.fixture(scope="module")
+def other_sums(tmp_path_factory):
+    """Of all these jobs, in one launch: (model, checkpointing, sums) -> (the job, what each rank returned)."""
+    jobs = {case: job_of_other_sums(*case) for case in product(MODELS, CHECKPOINTING, OTHER_SUMS)}
+    every = list(jobs.values())
+    results = launch_ranks(every[0], tmp_path_factory.mktemp("sums"), 3, partial(rank_code.train_all_tensors, every))
+    return {
+        case: (job, [results[rank][number] for rank in range(3)]) for number, (case, job) in enumerate(jobs.items())
+    }
+
+
+@pytest.mark.parametrize("sums", OTHER_SUMS)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
+def test_another_order_of_summation(model, checkpointing, sums, other_sums):
+    """float64, to 1e-12."""
+    job, ranks = other_sums[model, checkpointing, sums]
     *_, want = monolith.steps(job, rank_code.STEPS)
-    got = {index: grads for _, layers in ranks.values() for index, grads in layers.items()}
+    got = {index: grads for _, layers in ranks for index, grads in layers.items()}
     for index, gradients in enumerate(want.gradients):
         for mine, theirs in zip(got[index], gradients, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
