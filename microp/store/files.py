@@ -10,10 +10,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import resource
 from contextlib import suppress
 from pathlib import Path
+
+import yaml
 
 from microp.settings import KIB, size_text
 
@@ -93,12 +96,12 @@ def _first_folder(path: Path) -> Path:
     return next(each for each in path.absolute().parents if each.is_dir())
 
 
-def full_disk(path: Path, instead: str = OTHER_FOLDER) -> WriteError | None:
-    """Return the error of a path if there is no room for a small file, or None if there is; `instead` as above."""
+def full_disk(path: Path, instead: str = OTHER_FOLDER, nbytes: int = _SMALL) -> WriteError | None:
+    """Return the error of a path if there is no room for `nbytes` there, or None if there is; `instead` as above."""
     room = os.statvfs(_first_folder(path))
-    if room.f_bavail * room.f_frsize >= _SMALL:
+    if room.f_bavail * room.f_frsize >= nbytes:
         return None
-    return unwritable(path, OSError(errno.ENOSPC, ""), _SMALL, instead)
+    return unwritable(path, OSError(errno.ENOSPC, ""), nbytes, instead)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -213,3 +216,19 @@ def check_regular(path: Path) -> None:
     """Raise OSError for a pipe or the like: to read it may never end."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "it is not a regular file")
+
+
+def parse_problem(error: Exception) -> str:
+    """Return why a JSON or YAML file cannot be read: what its reader says, in our words."""
+    match error:
+        case json.JSONDecodeError():
+            return f"line {error.lineno} is not JSON"
+        case yaml.MarkedYAMLError(problem_mark=mark) if mark:
+            return f"line {mark.line + 1} is not YAML"
+        case UnicodeDecodeError() | yaml.YAMLError():
+            return "it is not text"
+        case RecursionError():
+            return "it is nested too deeply"
+        case OSError(strerror=reason) if reason:
+            return reason
+    return str(error).partition("\n")[0] or repr(error)

@@ -43,7 +43,7 @@ import yaml
 from microp.job import question_id
 from microp.schedule import Op, Schedule, from_text, to_text
 from microp.simulator import schedule_of
-from microp.store.files import check_regular, read_text
+from microp.store.files import check_regular, parse_problem, read_text
 from microp.store.owner import has_gone
 from microp.trace import Reduction, Span, Spans, as_spans
 
@@ -111,8 +111,7 @@ def _read_record(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     try:
         record = parse(read_text(path))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
-        raise unreadable(path, reason or repr(error)) from error
+        raise unreadable(path, parse_problem(error)) from error
     if not isinstance(record, dict):
         raise unreadable(path, "it does not hold keys and values")
     return record
@@ -294,4 +293,4 @@ def json_lines(path: Path) -> Iterator[Row]:
                     check_version(row, path)
                 yield row
     except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise unreadable(path, str(error)) from error
+        raise unreadable(path, parse_problem(error)) from error

@@ -6,7 +6,7 @@
     monolith                                                       the same model without a pipeline
 """
 
-from microp.worker import monolith
+from microp.worker import forkserver_setup, monolith  # noqa: F401 (first: it prepares the process that forks ranks)
 from microp.worker.failure import RankError
 from microp.worker.joined import gather_rows, run_joined, why_failed
 from microp.worker.launch import launch_ranks

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,9 +22,8 @@ from typing import Any
 from microp.store import AGAIN, unwritable
 from microp.worker.leftovers import SEMAPHORES, named_semaphores, own_prefix, remove_leftovers
 
-# Imported once for all ranks, in this order: the first one keeps what they print before they have a log, and the
-# optimizer needs the last one.
-_PRELOAD = ["microp.worker.early_output", "microp.worker", "torch._dynamo"]
+# Imported once for all ranks, in this order; the optimizer needs the last one.
+_PRELOAD = ["microp.worker", "torch._dynamo"]
 _DESCRIPTORS = Path("/proc/self/fd")
 
 
@@ -45,11 +45,22 @@ def start_forkserver(ranks: int) -> None:
     with _socket_folder() as folder:
         config["tempdir"] = folder
         try:
-            forkserver.ensure_running()
+            with _interrupt_held_back():
+                forkserver.ensure_running()
             if sys.platform == "linux":
                 _remove_name(vars(forkserver)["_forkserver"])
         finally:
             config["tempdir"] = folder_before
+
+
+@contextmanager
+def _interrupt_held_back() -> Iterator[None]:
+    """Let Ctrl-C wait in this thread, and in a process that it starts until that is ready for it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -38,13 +38,17 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from microp.comms import Comms, Heartbeats, Hosts, Place, StagedComms, init_process_group
 from microp.device import gpu_of
 from microp.job import Job
+from microp.settings import KIB
+from microp.store import full_disk
 from microp.worker.failure import no_server, what_failed
 from microp.worker.forkserver import start_forkserver
+from microp.worker.forkserver_setup import end_by_interrupt
 from microp.worker.leftovers import named_semaphores
 from microp.worker.rank import run_rank
 from microp.worker.watch import Watch
 
 Entry = Callable[[Job, Comms, int, Path], Any]
+_TO_BEGIN = 32 * KIB  # the room that a rank needs on the disk: for its log, its first rows and its error
 _LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"  # the name of the network interface of that address
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -71,6 +75,8 @@ def launch_ranks(job: Job, attempt: Path, shutdown_s: int, entry: Entry = run_ra
         KeyboardInterrupt: this process received Ctrl-C or another signal to end.
     """
     _silence_torch()
+    if no_room := full_disk(attempt / "logs", nbytes=job.processes * _TO_BEGIN):
+        raise no_room
     start_forkserver(job.processes)
     store = _open_store()
     config = _launch_config(job, attempt, store.port)
@@ -114,6 +120,8 @@ def _error_files_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         module["tempfile"] = tempfile
+        for left in folder.glob("pytorch-errorfile-*"):  # of a rank that failed before it could tell microp why
+            left.unlink(missing_ok=True)
 
 
 def _launch_config(job: Job, attempt: Path, port: int) -> LaunchConfig:
@@ -198,7 +206,7 @@ def _main_module_hidden(entry: Entry) -> Iterator[None]:
 def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats: str | None, _: None) -> Any:
     """Connect to the other ranks, run `entry`, disconnect and return its result."""
     gc.freeze()  # the collector need not scan the objects from before the fork
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # so that it ends the rank with a code that the launcher understands
+    end_by_interrupt()
     end_with_parent()
     torch.set_num_threads(job.device.threads)
     for library in ("GLOO", "NCCL"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import tempfile
 import time
 from contextlib import suppress
 from importlib import import_module
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from conftest import small_job
 from microp.schedule.builders import gpipe, one_f_one_b
 from microp.store import read_json, read_rows
 from microp.worker import RankError, launch, launch_ranks, leftovers, run_threads
+from microp.worker.forkserver import start_forkserver
 
 spawn = import_module("torch.multiprocessing.spawn")  # torch.multiprocessing has a function of this name
 
@@ -90,6 +93,25 @@ def test_signal_handlers_are_put_back(tmp_path):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     launch_ranks(small_job(), tmp_path, 3)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+@pytest.mark.parametrize("moment", ["its start", "the import of torch"])
+def test_ctrl_c_ends_a_server_that_is_not_ready_in_silence(moment, monkeypatch, capfd):
+    server = forkserver.ForkServer()
+    monkeypatch.setattr(forkserver, "_forkserver", server)
+    monkeypatch.setattr(forkserver, "ensure_running", server.ensure_running)
+    monkeypatch.setattr(multiprocessing, "set_forkserver_preload", server.set_forkserver_preload)
+    start_forkserver(1)
+    pid = server._forkserver_pid
+    if moment == "the import of torch":
+        wait_for(lambda: "libtorch" in Path(f"/proc/{pid}/maps").read_text(), 60)
+    os.kill(pid, signal.SIGINT)
+    _, status = os.waitpid(pid, 0)
+    os.close(server._forkserver_alive_fd)
+    os.close(server.socket_descriptor)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGINT
+    assert capfd.readouterr() == ("", "")
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
