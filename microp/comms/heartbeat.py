@@ -42,6 +42,7 @@ class Place(IntEnum):
     RUNTIME = -11
     SAVING = -12
     TYING = -13
+    RESUMING = -14
 
 
 WHERE = {
@@ -58,6 +59,7 @@ WHERE = {
     Place.RUNTIME: "torch's runtime",
     Place.SAVING: "saving the training",
     Place.TYING: "the sum of tied weights' gradients",
+    Place.RESUMING: "loading the snapshot",
 }
 _MEETINGS = (Place.BARRIER, Place.REDUCING, Place.CONNECTING, Place.RUNTIME)  # left when the others have come
 

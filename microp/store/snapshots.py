@@ -5,7 +5,7 @@
     outputs/runs/<run>/attempt-<n>/
         snapshots/step-15/           the training after 15 steps
             layer-0.pt ...           a layer's weights and their optimizer's state
-            snapshot.json            what is trained, and how far
+            snapshot.json            what is trained, how far, and a checksum of each layer's file
         snapshots/.step-20.draft/    one that is being written
         weights.pt                   the trained weights, if they were asked for
 
@@ -17,9 +17,11 @@ position in the data nor the state of a random generator has to be saved.
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +29,7 @@ from typing import Any
 
 from microp.job import Job, Snapshot
 from microp.settings import ADAM
-from microp.store.files import check_regular
+from microp.store.files import check_regular, parse_problem
 from microp.store.recorder import write_json
 from microp.store.records import RecordError, read_json, read_status
 from microp.store.selection import flatten
@@ -67,11 +69,20 @@ def _number(folder: Path) -> int:
 
 
 def write_manifest(folder: Path, job: Job, step: int) -> None:
-    """Write what is trained and how far, the last file of a snapshot."""
-    write_json(
-        folder / MANIFEST,
-        {"format": FORMAT, "run_id": job.run_id, "step": step, "saved": time.time(), "training": _training(job)},
-    )
+    """Write what is trained and how far, and which layer is in which file: the last file of a snapshot."""
+    files = {path.name: _checksum(path) for path in _layer_files(folder, job)}
+    about = {"format": FORMAT, "run_id": job.run_id, "step": step, "saved": time.time()}
+    write_json(folder / MANIFEST, {**about, "training": _training(job), "files": files})
+
+
+def _layer_files(folder: Path, job: Job) -> list[Path]:
+    return [layer_file(folder, layer) for layer in range(job.model.layers)]
+
+
+def _checksum(path: Path) -> int:
+    """Return a checksum of a layer's file, made of the checksums that its own directory lists for its parts."""
+    with zipfile.ZipFile(path) as parts:
+        return zlib.crc32(json.dumps([(part.filename, part.file_size, part.CRC) for part in parts.infolist()]).encode())
 
 
 def _training(job: Job) -> dict[str, Any]:
@@ -143,21 +154,20 @@ def _open(folder: Path) -> Snapshot:
 def _manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = read_json(folder / MANIFEST)
-        if manifest["format"] > FORMAT:
-            raise RecordError(
-                f"{folder / MANIFEST} has format={manifest['format']}, and this microp reads up to {FORMAT}: "
-                "update microp"
-            )
-        step = manifest["step"]
-        if type(step) is not int or step < 0 or not isinstance(manifest["training"], Mapping):
-            raise TypeError("it does not hold a step and a training")
-    except RecordError:
-        raise
-    except OSError as error:
-        raise _damaged(folder, MANIFEST, error.strerror or str(error)) from error
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise _damaged(folder, MANIFEST, str(error).splitlines()[0]) from error
-    return dict(manifest)
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(folder, MANIFEST, parse_problem(error)) from error
+    if not isinstance(manifest, dict):
+        raise _damaged(folder, MANIFEST, "it does not hold keys and values")
+    version, step = manifest.get("format"), manifest.get("step")
+    if isinstance(version, int) and version > FORMAT:
+        raise RecordError(
+            f"{folder / MANIFEST} has format={version}, and this microp reads up to {FORMAT}: update microp"
+        )
+    if type(version) is not int or type(step) is not int or step < 0:
+        raise _damaged(folder, MANIFEST, "its format or its step is not a number from 0 up")
+    if not isinstance(manifest.get("training"), dict) or not isinstance(manifest.get("files", {}), dict):
+        raise _damaged(folder, MANIFEST, "it does not say what was trained")
+    return manifest
 
 
 def _damaged(folder: Path, file: str, reason: str) -> RecordError:
@@ -168,7 +178,8 @@ def snapshot_problem(snapshot: Snapshot, job: Job) -> str | None:
     """Return why a job cannot go on from a snapshot, in one sentence; every byte of the snapshot is read."""
     folder = Path(snapshot.folder)
     try:
-        saved = flatten(_manifest(folder)["training"])
+        manifest = _manifest(folder)
+        saved = flatten(manifest["training"])
         here = flatten(_training(job))
         other = [key for key in {**here, **saved} if here.get(key) != saved.get(key)]
         if other:
@@ -179,25 +190,34 @@ def snapshot_problem(snapshot: Snapshot, job: Job) -> str | None:
                 f"{folder} has {snapshot.step} steps, which are all {job.training_steps} of this run "
                 f"(warmup_steps={job.warmup_steps}, steps={job.steps}): give more steps"
             )
-        for layer in range(job.model.layers):
-            _check(layer_file(folder, layer))
+        for path in _layer_files(folder, job):
+            _check(path, manifest.get("files", {}))
     except RecordError as error:
         return str(error)
     return None
 
 
-def _check(path: Path) -> None:
-    """Raise RecordError unless a layer's file is there and every byte has the file's own checksum."""
+def _check(path: Path, saved: Mapping[str, Any]) -> None:
+    """Raise RecordError unless every byte of a layer's file has the checksum of the file that was saved.
+
+    Args:
+        path: the file.
+        saved: the checksum of each file by its name; empty in snapshots of an older microp.
+    """
     try:
         check_regular(path)
         with zipfile.ZipFile(path) as parts:
             bad = parts.testzip()
+        now = _checksum(path)
     except OSError as error:
         raise _damaged(path.parent, path.name, error.strerror or str(error)) from error
     except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
-        raise _damaged(path.parent, path.name, str(error)) from error
+        raise _damaged(path.parent, path.name, "it is cut, or no file of a snapshot") from error
     if bad is not None:
         raise _damaged(path.parent, path.name, f"wrong checksum of {bad}")
+    if saved and saved.get(path.name) != now:
+        of = next((name for name, checksum in saved.items() if checksum == now), None)
+        raise _damaged(path.parent, path.name, f"it was saved as {of}" if of else "it is not the file that was saved")
 
 
 def remove_older(attempt: Path, keep: int, resumed: Snapshot | None) -> None:

@@ -15,6 +15,7 @@ used: it unpickles its metadata, and needs a process group.
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 
 from microp.comms import Comms, Place
 from microp.job import Job
-from microp.store import Row, snapshots, unwritable
+from microp.store import RecordError, Row, in_words, snapshots, unwritable
 from microp.worker.trainer import Trainer
 
 
@@ -135,17 +136,17 @@ class Snapshots:
                 yield f"{index}.{name}", tensor
 
     def _load(self, folder: Path) -> None:
-        self._at(Place.LOADING, self._job.first_step)
+        self._at(Place.RESUMING, self._job.first_step)
         optimizer = self._trainer.optimizer
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         numbers = {parameter: number for number, parameter in enumerate(parameters)}
         state: dict[int, Any] = {}
         for index, layer in self._trainer.layers.items():
-            saved = _read(snapshots.layer_file(folder, index))
-            layer.load_state_dict(saved["weights"])
+            weights, states = _read_layer(snapshots.layer_file(folder, index), layer)
+            layer.load_state_dict(weights)
             for name, parameter in layer.named_parameters():
-                if name in saved["optimizer"]:
-                    state[numbers[parameter]] = saved["optimizer"][name]
+                if name in states:
+                    state[numbers[parameter]] = states[name]
         optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
@@ -156,6 +157,43 @@ def _copy(tensor: Tensor) -> Tensor:
 
 def _read(path: Path) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _read_layer(path: Path, layer: nn.Module) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+    """Return what a snapshot holds of a layer: its weights, and the optimizer's state of its parameters.
+
+    Raises:
+        RecordError: the file cannot be read, or holds the tensors of another layer.
+    """
+    try:
+        saved = _read(path)
+        weights, states = saved["weights"], saved["optimizer"]
+        problem = _misfit(layer, weights, states)
+    except pickle.UnpicklingError:
+        problem = "it holds more than tensors, and only tensors are loaded"
+    except Exception as error:  # the file may hold anything
+        problem = in_words(error)
+    if problem:
+        raise RecordError(f"{path} is not of this layer ({problem}): go on from another snapshot")
+    return weights, states
+
+
+def _misfit(layer: nn.Module, weights: dict[str, Tensor], states: dict[str, dict[str, Tensor]]) -> str | None:
+    """Return which of these tensors is not one of a layer, or of its optimizer's state; None if all are."""
+    wanted, parameters = layer.state_dict(), dict(layer.named_parameters())
+    for name in {**wanted, **weights}:
+        if (found := _form(weights.get(name))) != (right := _form(wanted.get(name))):
+            return f"{name} is {found} and not {right}"
+    for name, state in states.items():
+        for key, tensor in state.items():
+            if tensor.dim() and (found := _form(tensor)) != (right := _form(parameters[name])):  # else it counts steps
+                return f"{key} of {name} is {found} and not {right}"
+    return None
+
+
+def _form(tensor: Tensor | None) -> str:
+    """Return the type and the shape of a tensor as text: `float32 [64, 32]`."""
+    return "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.")
 
 
 def _write(path: Path, value: Any) -> None:

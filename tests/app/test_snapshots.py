@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -130,16 +131,54 @@ def test_a_damaged_layer_is_refused(how, attempt):
         assert "\n" not in problem
 
 
-BAD_STEPS = [f'{{"format": 1, "step": {step}, "training": {{}}}}' for step in ('"four"', "-5", "true")]
-FORMS = ["missing", "empty", "cut", "pipe", "[]", "{}", *BAD_STEPS, "null", "[" * 100_000]
+OTHER_LAYERS = {
+    "swapped": "layer-2.pt: it was saved as layer-1.pt",
+    "float64": "layer-2.pt: it is not the file that was saved",
+}
 
 
-@pytest.mark.parametrize("how", [*FORMS, '{"format": 2, "step": 4, "training": {}}'], ids=lambda how: how[:40])
+@pytest.mark.parametrize("how", OTHER_LAYERS)
+def test_a_layer_s_file_that_is_another_one_is_refused_before_any_rank_starts(how, attempt):
+    folder = attempt / "snapshots" / "step-4"
+    if how == "swapped":
+        shutil.copy(folder / "layer-1.pt", folder / "layer-2.pt")
+    else:
+        saved = torch.load(folder / "layer-2.pt", weights_only=True)
+        saved["weights"] = {name: tensor.double() for name, tensor in saved["weights"].items()}
+        torch.save(saved, folder / "layer-2.pt")
+    [problem] = problems(*WORDS, "comms=threads", f"snapshot.path={attempt}", f"output_dir={attempt.parents[2]}")
+    said = f"{folder} is not a whole snapshot ({OTHER_LAYERS[how]}): remove it, or go on from another one"
+    assert problem == f"snapshot.path: {said}"
+
+
+NO_STEP = "its format or its step is not a number from 0 up"
+FORMS = {
+    "missing": "No such file or directory",
+    "empty": "line N is not JSON",
+    "cut": "line N is not JSON",
+    "pipe": "it is not a regular file",
+    "[]": "it does not hold keys and values",
+    "{}": NO_STEP,
+    **{f'{{"format": 1, "step": {step}, "training": {{}}}}': NO_STEP for step in ('"four"', "-5", "true")},
+    '{"format": 1, "step": 4, "training": []}': "it does not say what was trained",
+    "null": "it does not hold keys and values",
+    "[" * 100_000: "it is nested too deeply",
+}
+
+
+@pytest.mark.parametrize("how", FORMS, ids=lambda how: how[:40])
 def test_a_damaged_manifest_is_refused(how, attempt):
     spoil(attempt / "snapshots" / "step-4" / "snapshot.json", how)
     [problem] = problems(*WORDS, "comms=threads", "snapshot.resume=true", f"output_dir={attempt.parents[2]}")
-    assert "snapshot.json" in problem
-    assert "step-4" in problem
+    folder = attempt / "snapshots" / "step-4"
+    said = f"{folder} is not a whole snapshot (snapshot.json: {FORMS[how]}): remove it, or go on from another one"
+    assert re.sub(r"line \d+", "line N", problem) == said
+
+
+def test_a_snapshot_of_a_newer_microp_is_refused(attempt):
+    spoil(attempt / "snapshots" / "step-4" / "snapshot.json", '{"format": 2, "step": 4, "training": {}}')
+    [problem] = problems(*WORDS, "comms=threads", "snapshot.resume=true", f"output_dir={attempt.parents[2]}")
+    assert problem.endswith("snapshot.json has format=2, and this microp reads up to 1: update microp")
 
 
 def test_a_removed_damaged_one_leaves_the_one_before_it(attempt):
