@@ -94,7 +94,7 @@ def _show(composed: Sequence[Composed], points: Sequence[Point | None], resumes:
 def _dry_point(point: Point, known: Mapping[str, Sequence[float]], resumes: bool) -> DryPoint:
     job: Job = point.made
     run = Path(point.config.output_dir) / "runs" / job.run_id
-    if resumes and Planned(*point).finished(0.0):
+    if resumes and Planned(*point).finished():
         return DryPoint(point.overrides, "done", job.run_id)
     took = known.get(job.question_id)
     seconds = median(took) if took else predicted_seconds(point.config, job)

@@ -16,7 +16,7 @@ from microp.app.job_factory import job_with
 from microp.app.schema import Config
 from microp.job import Job, Snapshot
 from microp.schedule import Partition, from_text, to_text
-from microp.store import RecordError, attempts, check_attempt, read_status, snapshots
+from microp.store import RecordError, attempts, check_attempt, last_attempt, number_of, read_status, snapshots
 
 
 class Planned(NamedTuple):
@@ -26,23 +26,35 @@ class Planned(NamedTuple):
         overrides: what was typed for it.
         config: its configuration.
         job: the job of that configuration.
+        known: the number of the run's last attempt when the point was planned; a clock may have been set back since.
     """
 
     overrides: list[str]
     config: Config
     job: Job
+    known: int = 0
+
+    @classmethod
+    def now(cls, overrides: list[str], config: Config, job: Job) -> Planned:
+        """Return a point that is planned now."""
+        point = cls(overrides, config, job)
+        return point._replace(known=last_attempt(point.run))
 
     @property
     def run(self) -> Path:
         """The folder of its attempts."""
         return Path(self.config.output_dir) / "runs" / self.job.run_id
 
-    def finished(self, since: float) -> Path | None:
-        """Return its last finished attempt that was started after `since` (seconds since 1970), or None.
+    def finished(self, again: bool = False) -> Path | None:
+        """Return its last finished attempt, or None; with `again` only one that was made since the point was planned.
 
         If trained weights are asked for, only an attempt that has left them counts.
         """
-        return finished(self.run, since, final=self.config.snapshot.final)
+        return finished(self.run, self.known if again else 0, final=self.config.snapshot.final)
+
+    def made(self) -> list[Path]:
+        """Return the attempts that were made since the point was planned, by whatever process."""
+        return [attempt for attempt in attempts(self.run) if number_of(attempt) > self.known]
 
     def record(self) -> dict[str, Any]:
         """Return what a plan has to hold so that `planned` returns this point in any process."""
@@ -53,6 +65,7 @@ class Planned(NamedTuple):
             "config": plain(replace(self.config, device=self.job.device)),
             "order": to_text(self.job.schedule),
             "partition": list(self.job.partition.sizes),
+            "known": self.known,
             "resumed": self.job.resumed and self.job.resumed._asdict(),
         }
 
@@ -63,21 +76,22 @@ def planned(record: dict[str, Any]) -> Planned:
     order, partition = from_text(record["order"]), Partition(tuple(record["partition"]))
     job = job_with(config, order, partition, record["run_id"], record["question_id"])
     resumed = Snapshot(**record["resumed"]) if record["resumed"] else None
-    return Planned(record["overrides"], config, replace(job, resumed=resumed))
+    return Planned(record["overrides"], config, replace(job, resumed=resumed), record.get("known", 0))
 
 
-def finished(run: Path, since: float, *, final: bool = False) -> Path | None:
-    """Return a run's last finished attempt that was started after `since` (seconds since 1970), or None.
+def finished(run: Path, after: int = 0, *, final: bool = False) -> Path | None:
+    """Return a run's last finished attempt, or None.
 
     Args:
         run: the folder of the attempts.
-        since: when it was started at the earliest.
+        after: the number of an attempt; only those made after it count.
         final: whether it must have left its trained weights.
     """
     for attempt in reversed(attempts(run)):
+        if number_of(attempt) <= after:
+            return None
         try:
-            status = read_status(attempt)
-            if status["status"] == "finished" and status["started"] >= since:
+            if read_status(attempt)["status"] == "finished":
                 check_attempt(attempt)
                 if not final or (attempt / snapshots.WEIGHTS).exists():
                     return attempt

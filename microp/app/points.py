@@ -48,6 +48,7 @@ from microp.store import (
     flatten,
     hold,
     in_a_line,
+    new_attempt,
     plan_in,
     read_status,
     read_summary,
@@ -108,9 +109,9 @@ def _choose(config: DictConfig, plan: SweepPlan) -> Planned | None:
     asked = read_config(config)
     if asked.skip:
         return None
-    point = Planned(overrides(), asked, make_job(asked))
+    point = Planned.now(overrides(), asked, make_job(asked))
     plan.add(point.record())
-    if board.is_open and not point.finished(plan.head["since"]):
+    if board.is_open and not point.finished(plan.again):
         board.add(len(list(point.job.phases())))
         for warning in config_checks.warnings(point.config, point.job):
             console.warn(warning)
@@ -166,18 +167,18 @@ def _run_joined(point: Planned, plan: SweepPlan) -> Path:
 
 def _run_here(point: Planned, plan: SweepPlan) -> Path:
     """Return a point's finished attempt, by whatever process, else one that this process runs."""
-    since, steps = plan.head["since"], len(list(point.job.phases()))
-    if done := point.finished(since):
+    if done := point.finished(plan.again):
         return done
 
     def tell(owner: Owner) -> None:
         console.note(f"{point.job.run_id} is being run by {owner}: this sweep waits, and takes its result")
 
     with hold(point.run, waiting=tell) as locked:
-        if done := point.finished(since):
-            board.skip(steps)
+        if done := point.finished(plan.again):
+            board.skip(len(list(point.job.phases())))
             return done
-        return _run_locked(point.config, point.job, point.overrides, experiment_of(plan.head["name"]), locked)
+        experiment = experiment_of(plan.head["name"])
+        return _run_locked(point.config, point.job, point.overrides, experiment, locked, point.known)
 
 
 def run_attempt(point: Config, job: Job, typed: Sequence[str], experiment: str | None = None) -> Path:
@@ -198,7 +199,9 @@ def run_attempt(point: Config, job: Job, typed: Sequence[str], experiment: str |
         return _run_locked(point, job, typed, experiment, locked)
 
 
-def _run_locked(point: Config, job: Job, typed: Sequence[str], experiment: str | None, locked: bool) -> Path:
+def _run_locked(
+    point: Config, job: Job, typed: Sequence[str], experiment: str | None, locked: bool, known: int = 0
+) -> Path:
     from microp.app.attempt import Attempt
     from microp.app.joined import run_as_rank
     from microp.worker import launch_ranks, run_threads  # torch takes a second, too slow for --help and TAB
@@ -209,7 +212,8 @@ def _run_locked(point: Config, job: Job, typed: Sequence[str], experiment: str |
         return run_as_rank(point, job, experiment, typed)
     run = run_threads if job.backend == "threads" else launch_ranks
     steps = len(list(job.phases()))
-    opened = Attempt(point, job, experiment, typed)
+    folder = new_attempt(Path(point.output_dir) / "runs", job.run_id, known + 1)
+    opened = Attempt(point, job, experiment, typed, folder)
     with opened as attempt, board.point(job.run_id, steps, attempt / "steps.rank0.jsonl"):
         run(job, attempt, point.launch.shutdown_s)
     return attempt

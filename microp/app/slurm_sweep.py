@@ -90,7 +90,7 @@ class SlurmSweep:
     """
 
     def __init__(self, plan: SweepPlan) -> None:
-        self._plan, self._since = plan, float(plan.head["since"])
+        self._plan = plan
         self._folder = plan.folder.absolute() / "slurm"
         self._ids: dict[str, str] = {}  # run -> job
         self._own: set[str] = set()  # the jobs that this sweep has submitted
@@ -99,9 +99,7 @@ class SlurmSweep:
         self._said: set[str] = set()
         points = [planned(record) for record in plan.points() if "run_id" in record]
         self._waiting = deque(
-            point
-            for point in points
-            if isinstance(point.config.launch, SlurmSettings) and not point.finished(self._since)
+            point for point in points if isinstance(point.config.launch, SlurmSettings) and not self._finished(point)
         )
 
     def attempt_of(self, point: Planned, board: Board) -> Path:
@@ -132,7 +130,7 @@ class SlurmSweep:
         return sorted(self._own - self._ended.keys(), key=lambda job: (len(job), job))
 
     def _finished(self, point: Planned) -> Path | None:
-        return point.finished(self._since)
+        return point.finished(self._plan.again)
 
     def _look(self) -> bool:
         """Find out which jobs have ended; return whether Slurm answers."""
@@ -183,8 +181,8 @@ class SlurmSweep:
 
     def _earlier(self, point: Planned) -> str | None:
         """Return the job of this point that an earlier command has left in the queue, if any."""
-        if self._since:
-            return None  # again=true
+        if self._plan.again:
+            return None
         for job in self._listed.values():
             if (job.name, job.folder) == (point.job.run_id, str(Path.cwd())) and job.state in ("PENDING", "RUNNING"):
                 console.note(f"job {job.id} in the queue runs {job.name}: this sweep waits for it")

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,27 +34,16 @@ from microp.settings import SlurmSettings, is_joined, redact_words
 from microp.store import (
     DIVERGED,
     SCHEMA_VERSION,
-    RecordError,
     SweepPlan,
-    attempts,
     claim_folder,
     in_a_line,
     plan_in,
-    read_status,
 )
 from microp.terminal import Row, console, read_row, show_runs, step_drawing, write_csv
 
 DIVERGED_CODE = 3  # exit code: points diverged, and all others finished
 PREDICTED = 100  # points of a sweep of which the time is predicted: a prediction takes some hundredths of a second
 _open: list[SweepCallback] = []  # the sweep that has been planned and has not ended
-
-
-def _started(attempt: Path) -> float:
-    """Return when an attempt was started (seconds since 1970); 0 if that cannot be read."""
-    try:
-        return float(read_status(attempt)["started"])
-    except RecordError:
-        return 0.0
 
 
 def show_finished() -> bool:
@@ -130,7 +118,7 @@ class SweepCallback(PointsCallback):
             "name": name,
             "experiment": experiment_of(name) or name,
             "command": redact_words(sys.argv),
-            "since": self._since,
+            "again": self._again,
         }
 
     def _records(self) -> Iterator[dict[str, Any]]:
@@ -152,11 +140,10 @@ class SweepCallback(PointsCallback):
     def begin(self, config: DictConfig, points: list[Point]) -> None:
         self._points: dict[str, Planned] = {}
         for point in points:
-            self._points.setdefault(point.made.run_id, Planned(*point))  # equal points are one run
+            self._points.setdefault(point.made.run_id, Planned.now(*point))  # equal points are one run
         self._all = [point.overrides for point in points]
         self._output, self._tracking = Path(config.output_dir), tracking_of(config)
-        self._began = time.time()
-        self._since = 0.0 if is_sweep(config) and not config.again else self._began
+        self._again = not is_sweep(config) or config.again
         waiting = [point for name, point in self._points.items() if not self._finished(name)]
         if speaks():
             one_by_one = len(waiting) > 1 and not any(isinstance(p.config.launch, SlurmSettings) for p in waiting)
@@ -211,7 +198,7 @@ class SweepCallback(PointsCallback):
                 self._points[name] = planned(record)
 
     def _finished(self, name: str) -> Path | None:
-        return self._points[name].finished(self._since)
+        return self._points[name].finished(self._again)
 
     def _rows(self) -> list[Row]:
         """Return one row per point, in order: of its finished attempt, else of its attempt by this command."""
@@ -223,11 +210,7 @@ class SweepCallback(PointsCallback):
         ]
 
     def _last_made(self, name: str) -> Path | None:
-        made = [
-            attempt
-            for attempt in attempts(self._output / "runs" / name)
-            if (attempt / "summary.json").exists() and _started(attempt) >= self._began
-        ]
+        made = [attempt for attempt in self._points[name].made() if (attempt / "summary.json").exists()]
         return made[-1] if made else None
 
 

@@ -135,7 +135,7 @@ def last_attempt(run: Path) -> int:
 
 
 def new_attempt(runs: Path, run_id: str, number: int = 1) -> Path:
-    """Make and return the next `attempt-<n>` folder of a run; no attempt is overwritten.
+    """Make and return the next `attempt-<n>` folder of a run, whose number is above those of all others.
 
     Args:
         runs: the folder of all runs.
@@ -146,6 +146,7 @@ def new_attempt(runs: Path, run_id: str, number: int = 1) -> Path:
         WriteError: the folder cannot be made, for example because a part of its path is a file or a broken link.
     """
     run = runs / run_id
+    number = max(number, last_attempt(run) + 1)
     while True:
         attempt = run / f"attempt-{number}"
         try:

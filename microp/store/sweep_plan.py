@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,11 @@ class SweepPlan:
         """The content of `plan.json`."""
         found: dict[str, Any] = read_json(self.folder / "plan.json")
         return found
+
+    @cached_property
+    def again(self) -> bool:
+        """Whether attempts do not count that were finished before the sweep was planned."""
+        return bool(self.head.get("again"))
 
     @property
     def stopped(self) -> str | None:

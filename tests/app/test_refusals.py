@@ -9,7 +9,9 @@ import re
 import resource
 import shlex
 import sys
+import time
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,17 @@ def test_too_few_file_descriptors_are_refused(typed, monkeypatch):
     code, out, errors = typed(*FEW)
     said = "error: 2 ranks need 80 file descriptors, and a process may have 79: raise the limit, for example with "
     assert (code, out, errors) == (2, "", [f"{said}ulimit -n 4096"])
+
+
+@pytest.mark.parametrize("words", [[], ["-m", "again=true"]], ids=["run", "sweep"])
+def test_a_clock_that_is_set_back_hides_no_attempt(words, typed, monkeypatch):
+    assert typed(*words, *THREADS)[0] == 0
+    began, calls = time.time(), count()
+    monkeypatch.setattr(time, "time", lambda: began - 3600 * next(calls))
+    code, out, errors = typed(*words, *THREADS)
+    assert (code, errors) == (0, [])
+    assert out.startswith("finished: ")
+    assert sorted(path.name for path in Path("outputs/runs").glob("*/attempt-*")) == ["attempt-1", "attempt-2"]
 
 
 def test_an_error_outside_of_the_ranks_costs_one_point(typed, monkeypatch):

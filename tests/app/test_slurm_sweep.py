@@ -84,7 +84,7 @@ def planned_sweep(*words: str, points: int = 3) -> tuple[SlurmSweep, list[Planne
         made.append(Planned(typed, config, make_job(config)))
     plan = SweepPlan(Path("outputs/sweeps/mine"))
     plan.folder.mkdir(parents=True)
-    plan.write({"since": 0.0, "name": "config"}, [point.record() for point in made])
+    plan.write({"again": False, "name": "config"}, [point.record() for point in made])
     return SlurmSweep(plan), made
 
 
@@ -162,7 +162,7 @@ def test_a_sweep_stops_if_a_job_is_refused_and_none_is_left(slurm):
     sweep, points = planned_sweep("launch.at_once=1", points=2)
     with pytest.raises(Stop, match="Slurm refuses the job"):
         states(sweep, points)
-    assert [point.finished(0.0) is not None for point in points] == [True, False]
+    assert [point.finished() is not None for point in points] == [True, False]
 
 
 def test_the_command_of_the_readme_is_valid(slurm, capsys):

@@ -156,8 +156,8 @@ def test_tracking_names_the_file_and_goes_on(made, capsys):
 
 
 def test_a_sweep_runs_the_point_again(made):
-    assert planned.finished(good_run(made), 0.0) == good_run(made) / "attempt-1"
-    assert [planned.finished(Path(path).parents[1], 0.0) for path in files(made)] == [None] * len(CASES)
+    assert planned.finished(good_run(made)) == good_run(made) / "attempt-1"
+    assert [planned.finished(Path(path).parents[1]) for path in files(made)] == [None] * len(CASES)
 
 
 def test_an_older_attempt_stands_in_for_a_damaged_one(made, tmp_path):

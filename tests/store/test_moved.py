@@ -36,7 +36,7 @@ def test_it_is_listed_and_a_sweep_takes_its_runs(moved, capsys):
     assert runs.main(["copied"]) == 0
     [run] = (moved / "runs").iterdir()
     assert run.name in capsys.readouterr().out
-    assert planned.finished(run, 0.0) == run / "attempt-1"
+    assert planned.finished(run) == run / "attempt-1"
     assert Store(moved).unreadable == []
 
 

@@ -6,7 +6,7 @@ import json
 
 from microp.store import SweepPlan, claim_folder
 
-HEAD = {"schema_version": 2, "name": "config", "since": 0.0}
+HEAD = {"schema_version": 2, "name": "config", "again": False}
 POINTS = [
     {"run_id": "gpipe-m2", "overrides": ["chunks=2"], "config": {"chunks": 2}},
     {"overrides": ["chunks=3"], "left_out": "skip=true"},
