@@ -28,16 +28,17 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.default_element import ConfigDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import OverrideParseException
+from hydra.errors import MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from microp.app.errors import NO_RUN, ConfigError, Rest
 from microp.app.hydra_pace import quicken
-from microp.app.hydra_problems import REFUSED, not_used, taken_away, unknown_key, word_problems
+from microp.app.hydra_problems import REFUSED, no_option, not_used, taken_away, unknown_key, word_problems
 from microp.app.option_files import OptionFiles
 from microp.app.schema import FIXED, GROUPS, Config
 from microp.app.schema_keys import all_keys, wrong_keys
+from microp.app.truth_values import refuse_numbers
 from microp.settings import quoted
 
 Load = Callable[[list[str]], DictConfig]
@@ -51,9 +52,10 @@ def current() -> Loader:
 
 
 def install() -> None:
-    """Let Hydra load all configurations with `Loader`, and quicker; it has no public way to choose its loader."""
+    """Let Hydra load configurations with `Loader`, quicker and stricter; it has no public way to choose its loader."""
     vars(hydra_module)["ConfigLoaderImpl"] = Loader
     quicken()
+    refuse_numbers()
 
 
 class Loader(ConfigLoaderImpl):
@@ -149,7 +151,7 @@ class Loader(ConfigLoaderImpl):
         found += wrong_keys(config, {key for key, _ in other_s})
         for group in GROUPS:
             if choices.get(group) and choices[group] not in self.options(group):
-                found.append(f"{group}={quoted(choices[group])} {self._use_option(group)}")
+                found.append(no_option(group, choices[group], self.options(group)))
             option = self.option(group, choices.get(group))
             node = None if group not in config or OmegaConf.is_missing(config, group) else config[group]
             if not option or not isinstance(node, DictConfig):
@@ -237,9 +239,6 @@ class Loader(ConfigLoaderImpl):
                     found[word] = self._said(word, error, config)  # else the option of which it is a key was refused
         return config, good, found
 
-    def _use_option(self, group: str) -> str:
-        return f"is not an option of {group}: use one of {', '.join(self.options(group))}"
-
     def _other_s(self, word: str, choices: dict[str, Any]) -> str:
         """Return that a key is of another option than the chosen one."""
         key = key_of(word)
@@ -250,8 +249,8 @@ class Loader(ConfigLoaderImpl):
         key, value = key_of(word), word.partition("=")[2]
         if value == "null" and key in GROUPS:
             return [f"{key}=null: {key} needs an option: use one of {', '.join(self.options(key))}"]
-        if key in GROUPS and "Config group override" in str(error):
-            return [f"{key}={quoted(value)} {self._use_option(key)}"]
+        if key in GROUPS and (isinstance(error, MissingConfigException) or "Config group override" in str(error)):
+            return [no_option(key, value, self.options(key))]
         if word.startswith("~") and OmegaConf.select(config, key) is not None:
             return [taken_away(key)]
         if not _is_of_a_run(config) and not key.startswith("hydra"):

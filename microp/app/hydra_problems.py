@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -111,12 +111,14 @@ def _missing(error: MissingConfigException) -> str:
     group, slash, option = name.rpartition("/")
     if not slash or error.options is None:
         return f"{_first_sentences(text).removesuffix('.')}: there is no such file"
-    options = list(error.options)
-    near = get_close_matches(option, options, 1)
-    return (
-        f"{group}={option} is not an option of {group}: use one of {', '.join(options)}"
-        f"{f' (did you mean {near[0]}?)' if near else ''}"
-    )
+    return no_option(group, option, list(error.options))
+
+
+def no_option(group: str, value: str, options: Sequence[str]) -> str:
+    """Return that a group has no option of this name, and which one may be meant."""
+    near = get_close_matches(value, options, 1)
+    meant = f" (did you mean {near[0]}?)" if near else ""
+    return f"{group}={quoted(value)} is not an option of {group}: use one of {', '.join(options)}{meant}"
 
 
 def _problem_in_file(text: str, context: BaseException | None) -> str:
@@ -198,7 +200,8 @@ _VALUES = {
     r"Value '(.*)' of type '.*' could not be converted to (\w+)$": "{key}={0} is not a value of type {1}",
     r"Value '(.*)' is not a valid bool": "{key}={0} is not a truth value: use true or false",
     r"Cannot convert '.*' to string: '(.*)'$": "{key}={0} is not a text: give one value without brackets",
-    r".*is not a ListConfig, list or tuple": "{key} is a list: use {key}=[...] with its values between commas",
+    r"Cannot merge DictConfig with ListConfig|.*is not a ListConfig, list or tuple": "{key} is a list: "
+    "use {key}=[...] with its values between commas",
     r"field '.*' is not Optional$": "{key}=null: {key} needs a value: give one, or leave the key out for its default",
     r"Missing mandatory value": "{key} has no value: set {key}=...",
     r"Invalid value '(.*)', expected one of \[(.*)\]": "{key}={0} is none of {1}: use one of these",
@@ -213,9 +216,12 @@ _VALUES = {
 }
 
 
+_RESOLVING = re.compile(r"^(ValueError raised while resolving interpolation|While dereferencing interpolation '.*?'): ")
+
+
 def _value_problem(text: str, key: str) -> str:
     """Return what is wrong with the value of a key, from OmegaConf's message."""
-    text = text.partition("\n    full_key:")[0].removeprefix("ValueError raised while resolving interpolation: ")
+    text = _RESOLVING.sub("", text.partition("\n    full_key:")[0])
     for pattern, sentence in _VALUES.items():
         if found := re.match(pattern, text, re.DOTALL):
             optional = re.match(r"field '(.*)' is", text)

@@ -43,11 +43,17 @@ class Unused(NamedTuple):
     remedy: str
 
 
-def _has_no_w(config: Config) -> Unused | None:
+def _batches_no_w(config: Config) -> Unused | None:
     if config.engine.name == "torch":
         return Unused("engine=torch", "use engine=microp")
-    if not config.engine.batch_weights:
-        return None  # the schedule is built only if it matters
+    return _has_no_w(config) if config.engine.batch_weights else None  # the schedule is built only if it matters
+
+
+def _divides_no_b(config: Config) -> Unused | None:
+    return None if getattr(config.device, "full_ms", None) is None else _has_no_w(config)
+
+
+def _has_no_w(config: Config) -> Unused | None:
     try:
         schedule = build("schedule", config.schedule, Schedule, ranks=config.ranks, chunks=config.chunks)
     except ValueError:
@@ -93,12 +99,13 @@ RULES: dict[str, Rule] = (
         "checkpointing.segments": _unless(
             lambda c: c.checkpointing.name == "segments", _policy, "use checkpointing=segments"
         ),
-        "engine.batch_weights": _has_no_w,
+        "engine.batch_weights": _batches_no_w,
         "device.latency_ms": _or_timed(_unless(lambda c: c.ranks != 1, lambda _: "ranks=1", "use ranks=2 or more")),
         "device.recompute_ms": _or_timed(
             _unless(lambda c: c.checkpointing.segments != 0, _policy, "use checkpointing=always")
         ),
         "device.reduce_ms": _SEVERAL_REPLICAS,
+        "device.full_ms": _or_timed(_divides_no_b),
         "device.speed": _unless(
             lambda c: c.device.is_emulated or asks_for("partition", c.partition, "task"),
             lambda c: f"device={c.device.name} with partition={c.partition['name']}",
@@ -111,7 +118,7 @@ RULES: dict[str, Rule] = (
     }
     | {
         f"device.{key}": _or_timed(lambda _: None)
-        for key in ("forward_ms", "backward_ms", "weight_ms", "full_ms", "per", "overhead_ms", "optimizer_ms")
+        for key in ("forward_ms", "backward_ms", "weight_ms", "per", "overhead_ms", "optimizer_ms")
     }
     | {
         f"tracking.{field.name}": _unless(
@@ -134,7 +141,7 @@ def uses(key: str, option: str) -> bool:
     group = _group(key)
     chosen = {each: _default_option(each) for each in GROUPS}
     chosen |= {"checkpointing": _settings("checkpointing", "always"), group: _settings(group, option)}
-    config = Config(ranks=2, chunks=4, replicas=2, **chosen)
+    config = Config(ranks=2, chunks=4, replicas=2, profile=None, **chosen)
     config.snapshot.every = 1
     return not {key, group} & unused(config).keys()
 

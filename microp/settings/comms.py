@@ -9,6 +9,7 @@ from typing import Annotated
 from microp.settings.device import DeviceSettings
 from microp.settings.rules import OneOf, Positive, broken_rules
 
+SHORTEST_S = 0.1  # a launch takes longer than less to connect its ranks
 COPYING = ("shm", "threads")  # backends that copy a tensor when it is sent, and record the time
 
 
@@ -25,7 +26,7 @@ class CommsSettings:
     """
 
     name: Annotated[str, OneOf("auto", "shm", "gloo", "nccl", "threads")]
-    timeout_s: Annotated[float, Positive(1_000_000, "give seconds, e.g. 60")]
+    timeout_s: Annotated[float, Positive(1_000_000, "give seconds, e.g. 60", SHORTEST_S)]
 
     def backend(self, device: DeviceSettings) -> str:
         """Return the transport that is used on `device`: `name`, or the one that `auto` stands for."""

@@ -52,8 +52,6 @@ class OptimizerSettings:
     def problems(self, steps: int) -> list[str]:
         """List what is wrong with these values for this number of training steps, one sentence each."""
         found = broken_rules(self, "optimizer.")
-        if math.isnan(self.weight_decay):
-            found.append("optimizer.weight_decay=nan is not a number from 0 to 1000: use for example 0.01")
         if not found and self.warmup_steps >= steps > 0:
             found.append(
                 f"optimizer.warmup_steps={self.warmup_steps} is not less than the {steps} training steps: "

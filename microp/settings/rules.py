@@ -49,6 +49,8 @@ class Range(Rule):
 
     def broken(self, value: Any) -> str | None:
         more = self.otherwise and f", or {self.otherwise}"
+        if value != value:
+            return f"is not a number from {self.least} to {self.most}: use at least {self.least}{more}"
         if value < self.least:
             return f"is below {self.least}: use at least {self.least}{more}"
         if value > self.most:
@@ -62,14 +64,18 @@ class Positive(Rule):
 
     Attributes:
         advice: the remedy, for example `use for example 0.001`.
+        least: the smallest such number that makes sense.
     """
 
     most: int
     advice: str
+    least: float = 0
 
     def broken(self, value: Any) -> str | None:
         if not isinstance(value, int | float) or not value > 0:  # also NaN
             return f"is not a number above 0: {self.advice}"
+        if value < self.least:
+            return f"is below {self.least:g}: use at least {self.least:g}"
         return f"is above {self.most}: use at most {self.most}" if value > self.most else None
 
 

@@ -144,6 +144,8 @@ SWEEPS = {  # configurations for `-cn`
     "list_own": "- ranks\n",
     "text_own": "ranks\n",
     "resolver_own": f"{RUN}ranks: ${{nowhere:1}}\n",
+    "variable_own": f"{RUN}chunks: ${{oc.env:HOME}}\n",
+    "truth_own": f"{RUN}again: 7\n",
     "cycle_own": f"{RUN}ranks: ${{chunks}}\nchunks: ${{ranks}}\n",
     "python_own": f"{RUN}ranks: !!python/object/apply:os.system ['touch executed']\n",
     "missing_default": "defaults: [config, nosuch, _self_]\n",
