@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
-from soak.machine import MORE_MIB, Usage, grown
+from soak.machine import MORE_MIB, Machine, Usage, grown
 
 HELD = Usage(200.0, 12, 3, 1)
 
@@ -38,3 +41,18 @@ def test_a_helper_that_was_not_there_is_told():
     found = looks()
     found[-1]["usage"]["wandb"] = HELD._asdict()
     assert grown(found, 1) == ["wandb is new"]
+
+
+def test_what_another_program_s_launcher_leaves_is_not_counted(tmp_path):
+    """As the test suite beside a soak does; the names tell the launcher."""
+    soak = Machine("a mark that no process has", tmp_path, tmp_path, {os.getpid()})
+    names = [f"sem.microp-0-{pid}-test" for pid in (os.getpid(), os.getppid())]
+    paths = [Path("/dev/shm", name) for name in names]
+    before = soak.left()
+    try:
+        for path in paths:
+            path.touch()
+        assert soak.left().shared - before.shared == {names[0]}
+    finally:
+        for path in paths:
+            path.unlink()

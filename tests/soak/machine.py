@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import tempfile
 import time
 import uuid
@@ -25,6 +26,7 @@ ENDS_S = 3.0
 POLL_S = 0.05
 MORE_MIB = 8.0  # what the memory of a process may grow between the early and the last look
 OF_A_USER = "torchinductor_"  # torch's cache, one folder per user
+MAKER = re.compile(r"(?:sem\.microp-[0-9]+-|torch_)([0-9]+)[-_]")  # the process that made a name
 
 
 @dataclass
@@ -95,11 +97,12 @@ def _kind(name: str) -> str:
 
 
 class Machine(NamedTuple):
-    """The mark of this soak test's processes, and its folders."""
+    """The mark of this soak test's processes, its folders, and the processes of it that were ever seen."""
 
     mark: str
     folder: Path
     temporary: Path
+    seen: set[int]
 
     @classmethod
     def start(cls, folder: Path) -> Machine:
@@ -109,7 +112,7 @@ class Machine(NamedTuple):
         mark = uuid.uuid4().hex
         os.environ |= {MARK: mark, "TMPDIR": str(temporary), "WANDB_MODE": "disabled"}
         tempfile.tempdir = str(temporary)
-        return cls(mark, folder, temporary)
+        return cls(mark, folder, temporary, {os.getpid()})
 
     def left(self, alive: bool = True) -> Left:
         """What exists now; with `alive` less what a process that goes on may keep."""
@@ -132,12 +135,18 @@ class Machine(NamedTuple):
         return problems
 
     def _shared(self) -> frozenset[str]:
-        """The names in /dev/shm whose memory no process without the mark maps; a map tells only the inode."""
+        """The names in /dev/shm that are of this soak test.
+
+        Some tell the process that made them. The others count if no process without the mark maps their memory; a map
+        tells only the inode.
+        """
         names, others = {}, set()
-        for path in Path("/dev/shm").iterdir():
-            with suppress(FileNotFoundError):
-                names[path.name] = path.stat().st_ino
         ours = {os.getpid(), *self.processes()}
+        for path in Path("/dev/shm").iterdir():
+            maker = MAKER.match(path.name)
+            if maker is None or int(maker[1]) in self.seen:
+                with suppress(FileNotFoundError):
+                    names[path.name] = path.stat().st_ino
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit() and int(folder.name) not in ours:
                 with suppress(OSError):
@@ -161,6 +170,7 @@ class Machine(NamedTuple):
             except OSError:  # it has ended, or is another user's
                 continue
             found[int(folder.name)] = command
+        self.seen.update(found)
         return found
 
     def wait_until_gone(self, pids: Iterable[int], seconds: float) -> tuple[list[int], float]:
