@@ -14,6 +14,7 @@ from contextlib import suppress
 from importlib import import_module
 from multiprocessing import forkserver
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ranks as rank_code
@@ -22,7 +23,7 @@ import user
 from conftest import small_job
 
 from microp.schedule.builders import gpipe, one_f_one_b
-from microp.store import read_json, read_rows
+from microp.store import WriteError, read_json, read_rows
 from microp.worker import RankError, launch, launch_ranks, leftovers, run_threads
 from microp.worker.forkserver import start_forkserver
 
@@ -169,13 +170,25 @@ def test_torch_s_files_are_not_in_the_temporary_folder(tmp_path, monkeypatch):
 
     def starting(*given, **named):
         made.append(spawn.tempfile.NamedTemporaryFile(prefix="pytorch-errorfile-").name)
+        Path(f"{made[0]}-left.pickle").touch()  # as of a rank that failed before it ran any of our code
         return start(*given, **named)
 
     monkeypatch.setattr(torch.multiprocessing, "start_processes", starting)
     monkeypatch.setattr(launch, "start_forkserver", lambda _: None)  # it runs already, and needs the folder
     launch_ranks(small_job(steps=1), tmp_path, 3)
     assert [Path(name).parent for name in made] == [tmp_path / "logs"]
+    assert list((tmp_path / "logs").glob("pytorch-errorfile-*")) == []
     assert spawn.tempfile is tempfile
+
+
+def test_too_little_room_for_the_ranks_is_named_before_they_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=60, f_frsize=1024, f_files=0, f_favail=0))
+    said = (
+        rf"^no room in /\S* for {tmp_path}/logs \(64 KiB needed, 60 KiB free\): free some, or choose another output_dir"
+    )
+    with pytest.raises(WriteError, match=said):
+        launch_ranks(small_job(), tmp_path, 3)
+    assert list(tmp_path.iterdir()) == []
 
 
 def wait_for(condition, seconds):
