@@ -35,6 +35,8 @@ def boundary_mib(row: dict[str, Any]) -> float:
     context = row.get("config.model.context")
     columns = row["config.model.dim"] * (1 if context is None or pd.isna(context) else context)
     itemsize = {"float32": 4, "float64": 8}[row["config.model.dtype"]]
+    if row.get("config.dtype") == "bf16" and row.get("config.model.name") == "mlp":
+        itemsize = 2  # between the blocks of a gpt it stays as it is
     return float(row["batch_size"] / row["chunks"] * columns * itemsize / MIB)
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from conftest import small_job
 from torch import Tensor, nn
 
 from microp.job import Job
-from microp.model import Bits, Layers, code_of, inspect_layers
+from microp.model import Bits, Layers, code_of, inspect_layers, lowered_types
 from microp.schedule import uniform
 from microp.schedule.builders import gpipe
-from microp.settings import OwnSettings, own_settings
+from microp.settings import AS_WRITTEN, Computing, OwnSettings, own_settings
 
 
 class Add(nn.Module):
@@ -76,9 +78,12 @@ def normed() -> Layers:
     )
 
 
-def settings_of(function, **keys) -> OwnSettings:
+def settings_of(function, computing: Computing = AS_WRITTEN, **keys) -> OwnSettings:
     with torch.device("meta"):
         facts = inspect_layers(function(**keys), code_of(function))
+        again = function(**keys)
+    if computing.dtype:
+        facts = replace(facts, lowered=lowered_types(again, computing))
     return own_settings(function.__name__, f"own_model.{function.__name__}", keys, facts)
 
 

@@ -81,7 +81,7 @@ def read_composed(config: DictConfig) -> Config:
     if not isinstance(result, Config):
         raise ConfigError([NO_RUN])
     if isinstance(result.model, dict):
-        result.model = own_model(result.model)
+        result.model = own_model(result.model, result.computing)
     elif not isinstance(result.model, ModelSettings):
         given = "null" if result.model is None else quoted(result.model)
         raise ConfigError([f"model={given}: model needs a value: give one, or leave the key out for its default"])
@@ -145,7 +145,7 @@ def from_plain(values: Mapping[str, Any]) -> Config:
     }
     result = Config(**{key: typed[key](**value) if key in typed else value for key, value in values.items()})
     if isinstance(result.model, dict):
-        result.model = own_model(result.model)
+        result.model = own_model(result.model, result.computing)
     return result
 
 

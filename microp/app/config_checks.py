@@ -42,6 +42,7 @@ def problems(config: Config) -> list[str]:
     for group in (config.model, config.checkpointing, config.engine, config.tracking, config.snapshot):
         found += group.problems()
     found += config.optimizer.problems(config.warmup_steps + config.steps)
+    found += config.computing.problems(config.model.name, config.model.dtype)
     found += config.device.problems() + config.device.speed_problems(config.ranks)
     found += config.comms.problems(config.device)
     found += config.launch.problems(config.ranks, config.replicas)

@@ -10,25 +10,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 from microp.app.places import PACKAGE
-from microp.settings import ModelSettings, OwnSettings
+from microp.settings import Computing, ModelSettings, OwnSettings
 from microp.simulator import MOST_ROWS, LayerMemory
 from microp.store import keep_memory, read_kept_memory
 
 MEASURES = ("device", "model", "settings", "simulator")  # the packages whose code a measurement depends on
 
 
-def layer_memory(model: ModelSettings, rows: float, split: bool) -> tuple[LayerMemory, ...]:
+def layer_memory(model: ModelSettings, rows: float, split: bool, computing: Computing) -> tuple[LayerMemory, ...]:
     """Return the memory of every layer.
 
     Args:
         model: the model.
         rows: the rows of a microbatch.
         split: whether the backward is divided into B and W.
+        computing: how the layers compute.
 
     Raises:
         ValueError: the model is too large to be built and measured, or a layer fails.
     """
-    return _measured(_Key(repr(model), min(rows, MOST_ROWS), split, model))
+    return _measured(_Key(repr(model), min(rows, MOST_ROWS), split, computing, model))
 
 
 class _Key(NamedTuple):
@@ -37,10 +38,11 @@ class _Key(NamedTuple):
     text: str
     rows: float
     split: bool
+    computing: Computing
     model: ModelSettings
 
     def __hash__(self) -> int:
-        return hash(self[:3])
+        return hash(self[:4])
 
 
 @cache
@@ -48,7 +50,7 @@ def _measured(key: _Key) -> tuple[LayerMemory, ...]:
     kinds = key.model.kinds
     if isinstance(key.model, OwnSettings):  # its function may use other files than its own
         return tuple(_probed(key))
-    question = json.dumps([*key[:3], _code()])
+    question = json.dumps([*key[:3], *key.computing.words, _code()])
     known = read_kept_memory(question)
     if known is None or not known.keys() >= set(kinds):
         layers = _probed(key)
@@ -60,7 +62,7 @@ def _measured(key: _Key) -> tuple[LayerMemory, ...]:
 def _probed(key: _Key) -> list[LayerMemory]:
     from microp.device import probe_layers  # torch, which nothing else here needs
 
-    return probe_layers(key.model, key.rows, key.split)
+    return probe_layers(key.model, key.rows, key.split, key.computing)
 
 
 @cache

@@ -57,7 +57,7 @@ def subject_of(config: Config, rows: float, devices: int) -> Subject:
     def memory(split: bool) -> Sequence[LayerMemory]:
         if profile is not None:
             return profile.layer_memory(config.model.kinds, split)
-        return layer_memory(config.model, rows, split)
+        return layer_memory(config.model, rows, split, config.computing)
 
     return Subject(
         layers=config.model.layers,

@@ -11,39 +11,57 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from microp.app.factory import build, builder_of, typed_keys
-from microp.settings import GptSettings, MlpSettings, OwnSettings, own_settings
+from microp.settings import LOWERED, Computing, GptSettings, MlpSettings, OwnSettings, own_settings
+
+if TYPE_CHECKING:
+    from microp.model import Layers
 
 _OURS = {"mlp": MlpSettings, "gpt": GptSettings}
 _known: dict[str, OwnSettings] = {}  # every point of a sweep asks for the same few
 
 
-def own_model(node: dict[str, Any]) -> OwnSettings:
-    """Return the settings of the model whose function an option names; what is wrong with it is in `refused`."""
-    text = repr(node)
+def own_model(node: dict[str, Any], computing: Computing) -> OwnSettings:
+    """Return the settings of the model whose function an option names; what is wrong with it is in `refused`.
+
+    Args:
+        node: the option: its name, its builder and the builder's keys.
+        computing: how the layers will compute.
+    """
+    text = repr((node, computing))
     if text not in _known:
         try:
-            _known[text] = _checked(node)
+            _known[text] = _checked(node, computing)
         except ValueError as error:
             keys = {key: value for key, value in node.items() if key not in ("name", "builder")}
             _known[text] = own_settings(str(node.get("name")), str(node.get("builder")), keys, refused=str(error))
     return copy.deepcopy(_known[text])
 
 
-def _checked(node: dict[str, Any]) -> OwnSettings:
-    import torch  # takes half a second, and only a user's own model needs it here
+def _checked(node: dict[str, Any], computing: Computing) -> OwnSettings:
+    from microp.model import code_of, inspect_layers, lowered_types  # torch takes half a second, and only this needs it
 
-    from microp.model import Layers, code_of, inspect_layers
-
-    with torch.device("meta"):
-        made = build("model", node, Layers)
+    made = _made(node)
     what = f"model.builder={node['builder']}"
     if node["name"] in _OURS:
         raise ValueError(f"model.name={node['name']} is the name of one of microp's models: choose another name")
     try:
         facts = inspect_layers(made, code_of(builder_of("model", node)))
+        if computing.dtype in LOWERED and facts.dtype == "float32":
+            facts = replace(facts, lowered=lowered_types(_made(node), computing))
     except ValueError as error:
         raise ValueError(f"{what} returns {error}") from error
     return own_settings(node["name"], node["builder"], typed_keys("model", node), facts)
+
+
+def _made(node: dict[str, Any]) -> Layers:
+    """Return what the function returns, on the meta device."""
+    import torch
+
+    from microp.model import Layers
+
+    with torch.device("meta"):
+        return build("model", node, Layers)

@@ -49,7 +49,7 @@ def null_step(engine: str, chunks: int, shape: tuple[int, int], comms: Comms) ->
     schedule = gpipe(comms.world_size, chunks)
     loss = (lambda output, _target: output.sum()) if comms.rank == comms.world_size - 1 else None
     stages = {comms.rank: Stage([nn.Identity()], loss, NEVER, chunks)}
-    boundary = Boundary(lambda _rows, _stage: shape, torch.float32)
+    boundary = Boundary(lambda _rows, _stage: shape, lambda _stage: torch.float32)
     device = open_device(JOB.device, JOB.workload, comms, comms.rank)
     rows = [shape[0]] * chunks
     runner: Runner

@@ -98,7 +98,8 @@ def task_of(config: Config, schedule: Schedule) -> Task:
         ValueError: the ranks' memory is limited, and the model is too large to be built and measured.
     """
     cap, rows = memory_cap(config), rows_of_first_replica(config)
-    memory = None if cap is None else layer_memory(config.model, sum(rows) / len(rows), bool(schedule.split))
+    split, mean = bool(schedule.split), sum(rows) / len(rows)
+    memory = None if cap is None else layer_memory(config.model, mean, split, config.computing)
     return Task(
         schedule=schedule,
         rows=rows,

@@ -77,6 +77,7 @@ def make_plan(config: PlanConfig) -> Plan:
     wanted = config.search
     found = broken_rules(config) + broken_rules(wanted, "search.")
     found += config.model.problems() + config.device.problems() + profile_problems(config)
+    found += config.computing.problems(config.model.name, config.model.dtype)
     found += [
         f"search.schedule={quoted(name)} is not one of {', '.join(ORDERS)}: use one of these"
         for name in wanted.schedule

@@ -24,7 +24,7 @@ from microp.app.profiles import prices_of, profile_command, profile_for
 from microp.app.schema import Config
 from microp.job import Job
 from microp.planner import TORCH, Forecast, peak_memory_mib
-from microp.settings import ADAM, ModelSettings
+from microp.settings import ADAM
 from microp.simulator import LayerMemory
 
 
@@ -32,7 +32,8 @@ def lacks_profile(config: Config, job: Job) -> str | None:
     """Return what to type so that a run like this is predicted; None if it is predicted, or cannot be."""
     if job.is_emulated or profile_for(config) is not None:
         return None
-    what = "this model" if config.optimizer.kind == ADAM.kind else f"this model with {config.optimizer.kind}"
+    others = [*([] if config.optimizer.kind == ADAM.kind else [config.optimizer.kind]), *config.computing.words]
+    what = " with ".join(["this model", *([" and ".join(others)] if others else [])])
     makes = f"{profile_command(config)} makes one"
     return f"no profile of {what} on this machine, so its times are not predicted: {makes}"
 
@@ -72,13 +73,13 @@ def batch_bytes(job: Job) -> int:
 
 def _peaks(job: Job) -> list[float] | None:
     """Return each rank's peak memory in MiB, as the order gives it; None if the model is too large to be built here."""
-    layers = _memory_of(job.model, job.mean_rows, bool(job.schedule.split))
+    layers = _memory_of(job)
     return None if layers is None else peak_memory_mib(job.workload, layers, batch_bytes(job))
 
 
-def _memory_of(model: ModelSettings, rows: float, split: bool) -> Sequence[LayerMemory] | None:
+def _memory_of(job: Job) -> Sequence[LayerMemory] | None:
     """Return the memory of every layer; None if the model is too large to be built here, or a layer fails."""
     try:
-        return layer_memory(model, rows, split)
+        return layer_memory(job.model, job.mean_rows, bool(job.schedule.split), job.computing)
     except ValueError:
         return None

@@ -137,7 +137,8 @@ def _memory(job: PricingJob) -> list[float] | None:
         return None
     config = job.config
     try:
-        layers = layer_memory(config.model, sum(job.workload.rows) / len(job.workload.rows), bool(job.schedule.split))
+        rows = sum(job.workload.rows) / len(job.workload.rows)
+        layers = layer_memory(config.model, rows, bool(job.schedule.split), config.computing)
     except ValueError as error:
         console.warn(str(error))
         return None

@@ -60,6 +60,7 @@ def make_pricing_job(config: SimulateConfig) -> PricingJob:
         transfer = quoted(config.costs.transfer)
         found.append(f"costs.transfer={transfer} is not one of {', '.join(LINK_MODELS)}: use one of these")
     found += config.model.problems() + config.checkpointing.problems() + config.device.problems()
+    found += config.computing.problems(config.model.name, config.model.dtype)
     found += profile_problems(config) if config.profile is not None and not found else []
     found += _cost_problems(config.costs.numbers())
     if found:

@@ -51,7 +51,7 @@ def profile_problems(config: Config) -> list[str]:
     if config.device.is_emulated:
         found = _emulation_problems(config, profile)
     else:
-        why = model_problem(profile, config.model)
+        why = model_problem(profile, config.model, config.computing)
         found = [f"profile={config.profile} is of another model: {why}"] if why else []
     kind = config.optimizer.kind
     if not found and profile.optimizer_kind != kind:
@@ -135,7 +135,7 @@ def profile_for(config: Config) -> Profile | None:
     device = "cpu" if config.device.is_emulated else config.device.name  # which does everything but to wait
     machine = machine_of(device, config.device.threads)
     folder = Path(config.output_dir) / "profiles"
-    return find_profile(folder, machine, config.model, config.batch_size, config.optimizer)
+    return find_profile(folder, machine, config.model, config.batch_size, config.optimizer, config.computing)
 
 
 def prices_of(config: Config) -> Prices:
@@ -169,6 +169,7 @@ def profile_command(config: Config) -> str:
     keys += [f"optimizer={config.optimizer.name}"] if config.optimizer.name != ADAM.name else []
     if isinstance(config.optimizer, SgdSettings) and not config.optimizer.momentum:
         keys.append("optimizer.momentum=0")
+    keys += config.computing.words
     keys += [f"batch_size={config.batch_size}"] if config.batch_size != 256 else []
     keys += [f"output_dir={config.output_dir}"] if config.output_dir != "outputs" else []
     return " ".join(["python -m microp.profile", *typed_folder(), *keys])

@@ -147,7 +147,7 @@ def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
     transports: dict[str, Transport] = {job.backend: fit_transport(between_all)}
     transports |= {name: fit_transport([between(case) for case in cases]) for name, cases in others.items()}
     optimizer = line([(nbytes / MIB, ms) for each in between_all for nbytes, ms in each.optimizer])
-    memory = {name: _memory(job.model, job.batch_size / 4, split) for name, split in _BACKWARDS.items()}
+    memory = {name: _memory(job, job.batch_size / 4, split) for name, split in _BACKWARDS.items()}
     return Profile(
         machine=machine_of(job.device.name, job.device.threads),
         model=job.model.identity,
@@ -166,16 +166,17 @@ def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
         memory={name: {kind: layers[kind] for kind in sorted(set(kinds))} for name, layers in memory.items()},
         spread=fitted.spread,
         optimizer_kind=job.optimizer.kind,
+        computing=job.computing,
     )
 
 
 _BACKWARDS = {UNDIVIDED: False, DIVIDED: True}
 
 
-def _memory(model: ModelSettings, rows: float, split: bool) -> list[LayerMemory]:
+def _memory(job: Job, rows: float, split: bool) -> list[LayerMemory]:
     from microp.device import probe_layers
 
-    return probe_layers(model, rows, split)
+    return probe_layers(job.model, rows, split, job.computing)
 
 
 def _samples(cases: Sequence[Case], kinds: Sequence[int]) -> list[Sample]:
@@ -206,7 +207,7 @@ def _run(cases: Sequence[Job], needed: int, seconds: float, folder: Path) -> lis
                 times=[np.concatenate([file["times"] for file in own]) for own in files],
                 steps=[np.concatenate([file["steps"] for file in own]) for own in files],
                 weights=[weights[rank][number] for rank in ranks],
-                boundary=job.model.hop_bytes(job.partition.sizes) * job.mean_rows,
+                boundary=job.model.hop_bytes(job.partition.sizes, job.computing) * job.mean_rows,
             )
         )
     return found

@@ -18,10 +18,12 @@ from typing import Annotated, Any, get_origin, get_type_hints
 from omegaconf import MISSING
 
 from microp.settings import (
+    LOWERED,
     AdamSettings,
     BucketSettings,
     Checkpointing,
     CommsSettings,
+    Computing,
     CudaSettings,
     DataSettings,
     DeviceSettings,
@@ -61,6 +63,7 @@ class Config:
         warmup_steps: steps before them, which are recorded but not used by any figure.
         learning_rate: the learning rate of the optimizer.
         seed: the seed of weights, batches and dropout.
+        dtype: bf16: products in bf16 by autocast, weights and their gradients in float32; null: all in model.dtype.
         repeat: the number of the launch; repeat=0,1,2 runs the same question three times.
         activation_limit: refuse a schedule in which a rank holds more (stage, microbatch) pairs at once,
             from F to W, or to B without W; null: no limit.
@@ -82,6 +85,7 @@ class Config:
     warmup_steps: Annotated[int, Range(0, MOST)] = MISSING
     learning_rate: Annotated[float, Positive(1_000_000, "use for example 0.001")] = MISSING
     seed: Annotated[int, Range(-(2**63), 2**63 - 1)] = MISSING
+    dtype: Annotated[str | None, OneOf(*LOWERED, otherwise="null for model.dtype")] = MISSING
     repeat: Annotated[int, Range(0, 1_000_000)] = MISSING
     activation_limit: Annotated[int | None, Range(1, 1_000_000_000, "null for none")] = MISSING
     skip: bool = MISSING
@@ -104,6 +108,11 @@ class Config:
     tracking: TrackingSettings = MISSING
     launch: LaunchSettings = MISSING
     snapshot: SnapshotSettings = MISSING
+
+    @property
+    def computing(self) -> Computing:
+        """How the layers compute."""
+        return Computing(self.dtype)
 
 
 GROUPS = tuple(

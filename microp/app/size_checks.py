@@ -39,7 +39,7 @@ def memory_problems(config: Config, processes: int) -> list[str]:
     needs = {
         WEIGHTS: (2 + config.optimizer.states) * config.replicas * model.weights * model.weight_bytes,
         TEXT: model.batch_bytes(config.batch_size) * min(config.ranks, 2),
-        BOUNDARY: round(rows * model.hop_bytes((model.layers,))),
+        BOUNDARY: round(rows * model.hop_bytes((model.layers,), config.computing)),
         f"{processes} processes": PROCESS * processes,
     }
     if config.device.name == "cuda":

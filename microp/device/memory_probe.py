@@ -21,7 +21,7 @@ import torch
 
 from microp.device.meters import MemoryMeter
 from microp.model import SMALL, Batch, Model, Stage, build_model
-from microp.settings import NEVER, ModelSettings
+from microp.settings import AS_WRITTEN, NEVER, Computing, ModelSettings
 from microp.simulator import (
     MOST_ROWS,
     LayerBytes,
@@ -33,13 +33,16 @@ LARGEST = 200_000_000  # weights; a larger model is not built for a measurement
 WORK = 1_000_000_000  # multiplications per microbatch; a larger microbatch is measured with fewer rows
 
 
-def probe_layers(settings: ModelSettings, rows: float, split: bool) -> list[LayerMemory]:
+def probe_layers(
+    settings: ModelSettings, rows: float, split: bool, computing: Computing = AS_WRITTEN
+) -> list[LayerMemory]:
     """Return the memory of every layer; layers that are equal are measured once.
 
     Args:
         settings: the model.
         rows: the rows of a microbatch at which the sizes are exact.
         split: whether the backward is divided into B and W.
+        computing: how the layers compute.
 
     Raises:
         ValueError: the model has more than `LARGEST` weights, or a layer of a user's own fails.
@@ -50,15 +53,17 @@ def probe_layers(settings: ModelSettings, rows: float, split: bool) -> list[Laye
     torch.set_num_threads(1)  # the work is small; on busy cores, threads that wait for each other take seconds
     try:
         model = build_model(settings)
-        known = {kind: _measured(settings, model, kind, split, rows) for kind in set(settings.kinds)}
+        known = {kind: _measured(settings, model, kind, split, rows, computing) for kind in set(settings.kinds)}
     finally:
         torch.set_num_threads(threads)
     return [known[kind] for kind in settings.kinds]
 
 
-def _measured(settings: ModelSettings, model: Model, kind: int, split: bool, rows: float) -> LayerMemory:
+def _measured(
+    settings: ModelSettings, model: Model, kind: int, split: bool, rows: float, computing: Computing
+) -> LayerMemory:
     try:
-        return _Probe(settings, model, kind, split).measure(rows)
+        return _Probe(settings, model, kind, split, computing).measure(rows)
     except Exception as error:
         raise ValueError(f"layer {kind} cannot be measured: {type(error).__name__}: {error}") from error
 
@@ -66,8 +71,8 @@ def _measured(settings: ModelSettings, model: Model, kind: int, split: bool, row
 class _Probe:
     """One layer, built as a stage of its own to run microbatches under a memory meter."""
 
-    def __init__(self, settings: ModelSettings, model: Model, index: int, split: bool) -> None:
-        self._settings, self._dtype = settings, model.dtype
+    def __init__(self, settings: ModelSettings, model: Model, index: int, split: bool, computing: Computing) -> None:
+        self._settings, self._computing = settings, computing
         [self._layer], self._split = model.build([index], 0), split
         self._first, self._last, self._index = index == 0, index == settings.layers - 1, index
         self._loss = model.loss if self._last else None
@@ -90,7 +95,7 @@ class _Probe:
     def _send(self, rows: int) -> LayerBytes:
         """Run microbatches of `rows` rows and return the memory of one that adds to existing gradients."""
         split = (0, 1) if self._split else ()
-        subject = Stage([self._layer], self._loss, NEVER, 3, split)
+        subject = Stage([self._layer], self._loss, NEVER, 3, split, computing=self._computing)
         window = torch.randint(0, self._settings.vocabulary, (rows, self._settings.row_bytes))
         given = [window] * 3
         subject.load(Batch(0, given if self._first else None, given if self._loss else None, [1 / 3] * 3))
@@ -124,7 +129,7 @@ class _Probe:
         """
         x = self._input(rows)
         before = meter.peak_bytes = meter.bytes
-        with torch.no_grad():
+        with torch.no_grad(), subject.autocast:
             subject.layers[0](subject.batch.inputs[0] if x is None else x)  # type: ignore[index]
         in_forward = meter.peak_bytes - before
         del x
@@ -145,4 +150,5 @@ class _Probe:
         return None if self._first else self._entering(rows, self._index)
 
     def _entering(self, rows: int, layer: int) -> torch.Tensor:
-        return torch.zeros(self._settings.boundary(rows, layer), dtype=self._dtype)
+        dtype = getattr(torch, self._settings.entering(layer, self._computing))
+        return torch.zeros(self._settings.boundary(rows, layer), dtype=dtype)

@@ -63,16 +63,16 @@ class ActionError(RuntimeError):
 
 
 class Boundary(NamedTuple):
-    """The shape and the type of the tensors between stages.
+    """The shapes and the types of the tensors between stages.
 
     Attributes:
         shape: (rows, stage) -> the shape of the tensor that enters a stage, which is also that of its gradient.
-        dtype: the type of both.
+        dtype: stage -> the type of both.
         device: where they are.
     """
 
     shape: Callable[[int, int], tuple[int, ...]]
-    dtype: torch.dtype
+    dtype: Callable[[int], torch.dtype]
     device: torch.device = torch.device("cpu")
 
 
@@ -139,10 +139,10 @@ class Engine:
         last: Callable[[int, Run], Run] = lambda _, run: run,
     ) -> None:
         self._schedule, self._comms, self._device = schedule, device.wrap_comms(comms), device
-        self._rank, self._dtype = comms.rank, boundary.dtype
+        self._rank = comms.rank
         self._describe = partial(describe_failure, comms, schedule)
         self._beat = comms.heartbeats.line(comms.world_rank)
-        self._boundary, self._rows = boundary.shape, rows
+        self._boundary, self._rows = boundary, rows
         self._comms.expect(self._messages())
         groups = weight_groups(schedule.ranks[comms.rank]) if batch_weights else {}
         self._bound = self._bind(stages, groups, last)
@@ -198,7 +198,7 @@ class Engine:
                 src,
                 dest,
                 self._tag(action),
-                math.prod(self._shape(action)) * self._dtype.itemsize,
+                math.prod(self._shape(action)) * self._dtype(action).itemsize,
                 slots[action],
             )
             for action, (src, dest) in remote_links(self._schedule).items()
@@ -251,18 +251,18 @@ class Engine:
     def _inbox(self, source: Action) -> Inbox:
         """Return the inbox that receives the output of `source`."""
         shape, src = self._shape(source), self._schedule.placement[source.stage]
-        return self._comms.inbox(shape, src, self._tag(source), self._dtype)
+        return self._comms.inbox(shape, src, self._tag(source), self._dtype(source))
 
     def _outbox(self, action: Action) -> Outbox | None:
         """Return the outbox that sends the output of `action`, or None if no other rank receives it."""
         consumer = self._schedule.consumers.get(action)
         if consumer is None or (dest := self._schedule.placement[consumer.stage]) == self._rank:
             return None
-        return self._comms.outbox(self._shape(action), dest, self._tag(action), self._dtype)
+        return self._comms.outbox(self._shape(action), dest, self._tag(action), self._dtype(action))
 
     def _checked(self, action: Action, send: Give) -> Give:
         """Return `send` with a check that raises ValueError for a tensor of another shape or type."""
-        shape, dtype = torch.Size(self._shape(action)), self._dtype
+        shape, dtype = torch.Size(self._shape(action)), self._dtype(action)
 
         def checked(tensor: Tensor, leaves_ns: int = 0) -> None:
             if tensor.shape != shape or tensor.dtype != dtype:
@@ -273,12 +273,21 @@ class Engine:
         return checked
 
     def _shape(self, action: Action) -> tuple[int, ...]:
-        """Return the shape of what an action gives: F enters the next stage, and B is the gradient of what entered."""
-        return self._boundary(self._rows[action.microbatch], action.stage + (action.op is Op.F))
+        """Return the shape of what an action gives."""
+        return self._boundary.shape(self._rows[action.microbatch], _boundary_of(action))
+
+    def _dtype(self, action: Action) -> torch.dtype:
+        """Return the type of what an action gives."""
+        return self._boundary.dtype(_boundary_of(action))
 
     def _tag(self, action: Action) -> int:
         """Return a number that is unique among the messages of the step."""
         return 2 * (action.stage * self._schedule.chunks + action.microbatch) + (action.op is Op.B)
+
+
+def _boundary_of(action: Action) -> int:
+    """Return the stage that what an action gives enters: F enters the next stage, B is the gradient of what entered."""
+    return action.stage + (action.op is Op.F)
 
 
 def _run_group(stage: Stage, microbatches: Sequence[int], _microbatch: int, _x: Tensor | None) -> None:

@@ -13,7 +13,6 @@ GPipe's can be faster than this limit.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -41,10 +40,11 @@ class Limit:
         self.after_action: Callable[[], None] | None = None  # required by `Runner`; never called
         self._stages, self._last, self._chunks = stages, schedule.stages - 1, schedule.chunks
         self._twins = {index: stage.unsplit() for index, stage in stages.items()}
-        kind: Any = {"dtype": boundary.dtype, "device": boundary.device}
+        shape, dtype, device = boundary
+        entering = {inside for index in stages for inside in (index, index + 1)}
         self._tensors = {  # what enters a stage, and as well the gradient of it
-            stage: [torch.randn(boundary.shape(count, stage), **kind) for count in rows]
-            for stage in {inside for index in stages for inside in (index, index + 1)} - {0, schedule.stages}
+            stage: [torch.randn(shape(count, stage), dtype=dtype(stage), device=device) for count in rows]
+            for stage in entering - {0, schedule.stages}
         }
         self.factor = (schedule.chunks + len(schedule.ranks) - 1) / schedule.chunks
 

@@ -93,8 +93,9 @@ class TorchEngine:
         return timed(partial(self._timed, index), layers, index, count, device, example, output)
 
     def _entering(self, stage: int) -> Tensor:
-        shape, dtype, device = self._boundary.shape(self._rows, stage), self._boundary.dtype, self._boundary.device
-        return torch.empty(shape, dtype=dtype, device=device, requires_grad=True)
+        boundary = self._boundary
+        shape, dtype = boundary.shape(self._rows, stage), boundary.dtype(stage)
+        return torch.empty(shape, dtype=dtype, device=boundary.device, requires_grad=True)
 
     def step(self, number: int) -> StepTrace:
         """Run this rank's actions once; return their trace. The stages must hold the step's batch.
@@ -169,11 +170,12 @@ class _Layers(nn.Module):
             part.at(self._stage[0].batch.step, microbatch)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self._segments:
-            for layer in self.layers:
-                x = layer(x)
-        for segment in self._segments:
-            x = checkpoint(segment, x, use_reentrant=False, preserve_rng_state=False)
+        with self._stage[0].autocast:
+            if not self._segments:
+                for layer in self.layers:
+                    x = layer(x)
+            for segment in self._segments:
+                x = checkpoint(segment, x, use_reentrant=False, preserve_rng_state=False)
         return x
 
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from microp.settings import ADAM
+from microp.settings import ADAM, AS_WRITTEN
 
 # Not part of the question: where, how and whether it runs, and a limit that can only refuse a run.
 NOT_ASKED = (
@@ -39,7 +39,8 @@ ADDED: dict[str, Any] = {
     "device.optimizer_ms": 0.0,
     "device.share": False,
     "optimizer": asdict(ADAM),
-}  # `group.key`, or a whole group -> the default at which it is left out
+    **asdict(AS_WRITTEN),
+}  # `group.key`, or a key or a whole group of the top -> the default at which it is left out
 _TIMES = (  # of a device: 5 and 5.0 are one time
     *("forward_ms", "backward_ms", "weight_ms", "full_ms", "recompute_ms", "reduce_ms", "overhead_ms", "optimizer_ms"),
 )

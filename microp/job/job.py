@@ -11,9 +11,11 @@ from microp.job.torch_support import nearest_in_torch, torch_problems
 from microp.schedule import Partition, Schedule, spread, to_text
 from microp.settings import (
     ADAM,
+    AS_WRITTEN,
     COPYING,
     NO_SNAPSHOTS,
     Checkpointing,
+    Computing,
     DataSettings,
     DeviceSettings,
     EngineSettings,
@@ -86,6 +88,7 @@ class Job:
     snapshot: SnapshotSettings = field(default_factory=lambda: NO_SNAPSHOTS)
     resumed: Snapshot | None = None  # the training from which the run goes on; None: from its beginning
     optimizer: OptimizerSettings = field(default_factory=lambda: ADAM)
+    computing: Computing = AS_WRITTEN
     notes: tuple[str, ...] = ()  # what the user should know about how the partition was chosen
 
     def __post_init__(self) -> None:
@@ -191,5 +194,5 @@ class Job:
         parts = (self.run_id, to_text(self.schedule), self.partition, self.model, self.checkpointing, self.data)
         numbers = (self.batch_size, self.steps, self.warmup_steps, self.learning_rate, self.seed, self.replicas)
         saves = (self.snapshot.every, self.snapshot.final, self.first_step)
-        everything = repr((parts, numbers, saves, self.sync, self.optimizer))
+        everything = repr((parts, numbers, saves, self.sync, self.optimizer, self.computing))
         return int.from_bytes(hashlib.blake2b(everything.encode(), digest_size=6).digest())

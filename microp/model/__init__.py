@@ -8,10 +8,12 @@
 A user's model function imports `Layers` and, for a model that does not embed its tokens, `Bits` from here.
 """
 
+from microp.model.autocast import open_autocast
 from microp.model.building import build_model
 from microp.model.data import Windows, open_data
 from microp.model.inspection import inspect_layers
 from microp.model.layers import Bits, Model
+from microp.model.lowered_types import lowered_types
 from microp.model.own import Layers, code_of
 from microp.model.randomness import Dropout, Random, random_parts
 from microp.model.split_backward import SMALL
@@ -30,6 +32,8 @@ __all__ = [
     "build_model",
     "code_of",
     "inspect_layers",
+    "lowered_types",
+    "open_autocast",
     "open_data",
     "random_parts",
 ]

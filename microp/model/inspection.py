@@ -43,7 +43,7 @@ def inspect_layers(made: Layers, code: str) -> LayerFacts:
     for index, (one, other) in enumerate(zip(few.outputs, more.outputs, strict=True)):
         if one.shape[:1] != (2,) or other.shape[:1] != (3,) or one.shape[1:] != other.shape[1:]:
             raise ValueError(
-                f"{_named(layers, index)}, which makes {_text(one)} of 2 rows and {_text(other)} of 3: "
+                f"{layer_text(layers, index)}, which makes {tensor_text(one)} of 2 rows and {tensor_text(other)} of 3: "
                 "let the first size be the rows, and the others not depend on them"
             )
     for trial in (few, more):
@@ -86,7 +86,7 @@ def _check_form(made: Layers) -> None:
             raise ValueError(f"a {type(layer).__name__} as layer {index}: give an nn.Module")
         for name, weight in layer.named_parameters():
             if is_lazy(weight):
-                raise ValueError(f"{_named(layers, index)}, whose {name} has no size yet: give it its sizes")
+                raise ValueError(f"{layer_text(layers, index)}, whose {name} has no size yet: give it its sizes")
     if not callable(made.loss):
         raise ValueError(f"a {type(made.loss).__name__} as its loss: give a function of (output, targets)")
     if isinstance(made.loss, nn.Module) and any(True for _ in made.loss.parameters()):
@@ -134,14 +134,16 @@ class _Trial:
             self.outputs.append(x)
 
     def _run(self, index: int, x: Tensor) -> Tensor:
-        layer, name = self._layers[index], _named(self._layers, index)
+        layer, name = self._layers[index], layer_text(self._layers, index)
         entered = x.detach().requires_grad_(x.is_floating_point()).clone()
         version, before = entered._version, _versions(layer)
-        with _Watch(entered) as seen:
-            y = _tried(lambda: layer(entered), f"{name}, which fails for its input {_text(entered)}", "make them fit")
+        with Watch(entered) as seen:
+            y = tried(
+                lambda: layer(entered), f"{name}, which fails for its input {tensor_text(entered)}", "make them fit"
+            )
         if not isinstance(y, Tensor):
             got = "None" if y is None else f"a {type(y).__name__}"
-            raise ValueError(f"{name}, which makes {got} of {_text(entered)}: let it return one tensor")
+            raise ValueError(f"{name}, which makes {got} of {tensor_text(entered)}: let it return one tensor")
         if entered._version != version:
             raise ValueError(
                 f"{name}, which writes into its input, from which a recomputation starts: let it make a new tensor"
@@ -150,10 +152,10 @@ class _Trial:
             self._check_buffers(name, changed)
         last = index == len(self._layers) - 1
         if not last and y.dtype not in TYPES:
-            raise ValueError(f"{name}, which makes {_text(y)}: let it return floating-point numbers")
+            raise ValueError(f"{name}, which makes {tensor_text(y)}: let it return floating-point numbers")
         if not last and index and y.dtype != self.outputs[0].dtype:
             raise ValueError(
-                f"{name}, which makes {_text(y)}, and layer 0, which makes {_text(self.outputs[0])}: "
+                f"{name}, which makes {tensor_text(y)}, and layer 0, which makes {tensor_text(self.outputs[0])}: "
                 "let the tensors between layers have one type"
             )
         if not y.requires_grad:
@@ -181,10 +183,10 @@ class _Trial:
 
 
 def _check_loss(made: Layers, output: Tensor, tokens: Tensor) -> None:
-    given = f"(output {_text(output)}, targets {_text(tokens)})"
-    loss = _tried(lambda: made.loss(output, tokens), f"a loss that fails for {given}", "make them fit")
+    given = f"(output {tensor_text(output)}, targets {tensor_text(tokens)})"
+    loss = tried(lambda: made.loss(output, tokens), f"a loss that fails for {given}", "make them fit")
     if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
-        got = _text(loss) if isinstance(loss, Tensor) and loss.requires_grad else "no tensor with a gradient"
+        got = tensor_text(loss) if isinstance(loss, Tensor) and loss.requires_grad else "no tensor with a gradient"
         raise ValueError(f"a loss that makes {got} of {given}: return the mean over the rows, one number")
 
 
@@ -192,7 +194,7 @@ _ATEN = torch.ops.aten
 _PRODUCTS = {_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default, _ATEN.convolution.default}
 
 
-class _Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):
     """Watches the operations of a layer.
 
     Attributes:
@@ -219,7 +221,7 @@ class _Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _tried(call: Callable[[], Any], what: str, remedy: str) -> Any:
+def tried(call: Callable[[], Any], what: str, remedy: str) -> Any:
     try:
         return call()
     except KeyboardInterrupt:
@@ -281,9 +283,9 @@ def _form(layer: nn.Module) -> Iterator[Any]:
         yield name, tensor.shape, tensor.dtype
 
 
-def _named(layers: Sequence[nn.Module], index: int) -> str:
+def layer_text(layers: Sequence[nn.Module], index: int) -> str:
     return f"layer {index} ({type(layers[index]).__name__})"
 
 
-def _text(tensor: Tensor) -> str:
+def tensor_text(tensor: Tensor) -> str:
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

@@ -27,6 +27,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.functional import linear as linear_map
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from microp.model.autocast import product_input
 from microp.model.engine_calls import gradients_of
 
 SMALL = 2**17  # bytes; smaller products are added to their gradients in one call
@@ -65,9 +66,9 @@ class _LinearWeights(NamedTuple):
         if gradient.dim() != 2:
             x, gradient = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
         if weight is not None:
-            yield weight, gradient.t().mm(x)
+            yield weight, gradient.t().mm(x).to(weight.dtype)
         if bias is not None:
-            yield bias, gradient.sum(0)
+            yield bias, gradient.sum(0).to(bias.dtype)
 
 
 class _GraphWeights(NamedTuple):
@@ -216,10 +217,9 @@ class SplitBackward:
             deferred = self.deferred
             if deferred is None or not torch.is_grad_enabled():
                 return linear_map(x, weight, bias)
-            for own in weights:
-                if own._backward_hooks or own._post_accumulate_grad_hooks:
-                    return divided(x)  # so that autograd calls the hooks
-            y = linear_map(x, weight, bias)
+            if any(own._backward_hooks or own._post_accumulate_grad_hooks for own in weights):
+                return divided(x)  # so that autograd calls the hooks
+            y = linear_map(x := product_input(x), weight, bias)
             if weights:
                 deferred.record(wanted, x, y)
             return y

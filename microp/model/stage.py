@@ -24,11 +24,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from microp.model.autocast import open_autocast
 from microp.model.engine_calls import run_backward
 from microp.model.randomness import random_parts
 from microp.model.split_backward import Deferred, SplitBackward, run_together
 from microp.schedule import spread
-from microp.settings import Checkpointing
+from microp.settings import AS_WRITTEN, Checkpointing, Computing
 
 
 class Batch(NamedTuple):
@@ -68,8 +69,11 @@ class Stage:
         chunks: the number of microbatches, M.
         split: the microbatches whose backward is divided into B and W.
         mark: the device's clock.
+        computing: how the layers compute.
+        device: the device of the layers.
 
     Attributes:
+        autocast: what encloses every forward and recomputation.
         losses: the weighted losses of the step's microbatches, on the last stage.
         kept: microbatch -> what its forward has kept for its backward.
         recomputations: the marks at the start and the end of each recomputation of this step, one after the other.
@@ -83,12 +87,15 @@ class Stage:
         chunks: int,
         split: Collection[int] = (),
         mark: Callable[[], Any] = perf_counter_ns,
+        computing: Computing = AS_WRITTEN,
+        device: torch.device | str = "cpu",
     ) -> None:
         self.layers = nn.ModuleList(layers)
         self.losses: list[Tensor] = []
         self.kept: dict[int, list[_Held]] = {}
         self.recomputations: list[Any] = []
-        self._mark = mark
+        self._mark, self._computing, self._device = mark, computing, device
+        self.autocast = open_autocast(computing, device)
         self._loss, self._checkpointing, self._chunks = loss, checkpointing, chunks
         self._segments = [checkpointing.segments_of(microbatch, chunks) for microbatch in range(chunks)]
         self._cuts = {count: self._cut(max(count, 1)) for count in set(self._segments)}
@@ -115,11 +122,13 @@ class Stage:
     def weighted_loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the loss of a microbatch times its share of the batch's rows (for equal microbatches)."""
         assert self._loss is not None
-        return self._loss(output, target) * self.batch.weights[0]
+        with self.autocast:
+            return self._loss(output, target) * self.batch.weights[0]
 
     def unsplit(self) -> Stage:
         """Return a stage of the same layers that never divides a backward."""
-        return Stage(list(self.layers), self._loss, self._checkpointing, self._chunks)
+        layers, policy = list(self.layers), self._checkpointing
+        return Stage(layers, self._loss, policy, self._chunks, computing=self._computing, device=self._device)
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the weights, the buffers and the tensors of the loaded batch."""
@@ -208,11 +217,12 @@ class Stage:
         if self._split is not None:
             self._split.deferred = self._deferred.get(microbatch)
         cuts = self._cuts[self._segments[microbatch]]
-        for module in cuts[segment]:
-            x = module(x)
-        if self._loss is not None and segment == len(cuts) - 1:
-            assert self.batch.targets is not None
-            x = self._loss(x, self.batch.targets[microbatch]) * self.batch.weights[microbatch]
+        with self.autocast:
+            for module in cuts[segment]:
+                x = module(x)
+            if self._loss is not None and segment == len(cuts) - 1:
+                assert self.batch.targets is not None
+                x = self._loss(x, self.batch.targets[microbatch]) * self.batch.weights[microbatch]
         if self._split is not None:
             self._split.deferred = None
         return x

@@ -17,8 +17,9 @@ from microp.planner.cuts import Cut, Loads, Room, cut
 from microp.planner.fit import Fitted, fit_times, fit_transport, line
 from microp.planner.forecast import Forecast, forecast, optimizer_times, peak_memory_mib, stage_costs
 from microp.planner.held import Part, Ranks
+from microp.planner.matching import model_problem
 from microp.planner.prices import LayerPrices, NominalPrices, Prices, ProfilePrices
-from microp.planner.profile import DIVIDED, TORCH, UNDIVIDED, Machine, Profile, Transport, model_problem, read_plain
+from microp.planner.profile import DIVIDED, TORCH, UNDIVIDED, Machine, Profile, Transport, read_plain
 from microp.planner.samples import Between, Case, Sample, between, samples_of
 from microp.planner.search import Found, Space, front_of, search, what_binds
 

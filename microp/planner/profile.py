@@ -15,10 +15,10 @@ for a rank that computes alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from microp.settings import ADAM, ModelSettings
+from microp.settings import ADAM, AS_WRITTEN, Computing
 from microp.simulator import LayerMemory, LayerTimes, Size
 
 FORMAT = 3  # of the file
@@ -89,6 +89,7 @@ class Profile:
         spread: name of `TIMES` -> (p90 - p10) / median over the steps, the median over all samples.
         path: where it was read from.
         optimizer_kind: whose steps were measured, see `OptimizerSettings.kind`.
+        computing: how the layers computed.
     """
 
     machine: Machine
@@ -109,6 +110,7 @@ class Profile:
     spread: Mapping[str, float] = field(default_factory=dict)
     path: str = ""
     optimizer_kind: str = ADAM.kind
+    computing: Computing = AS_WRITTEN
 
     def transport(self, name: str) -> Transport:
         """Return a transport's times; the first one's if the profile does not have it."""
@@ -167,6 +169,7 @@ class Profile:
             "machine": self.machine._asdict(),
             "model": dict(self.model),
             "optimizer": self.optimizer_kind,
+            **{key: value for key, value in asdict(self.computing).items() if value},
             "batch_size": self.batch_size,
             "ranks": self.ranks,
             "rows": list(self.rows),
@@ -254,21 +257,12 @@ def read_plain(given: Any, path: str) -> Profile:
             spread={str(name): _number(value) for name, value in given["spread"].items()},
             path=path,
             optimizer_kind=str(given.get("optimizer", ADAM.kind)),
+            computing=Computing(**{key: given.get(key, value) for key, value in asdict(AS_WRITTEN).items()}),
         )
     except KeyError as error:
         raise ValueError(f"it lacks {error}") from error
     except (TypeError, AttributeError) as error:
         raise ValueError("its values are not of a profile's form") from error
-
-
-def model_problem(profile: Profile, model: ModelSettings) -> str | None:
-    """Return how the profile's model differs from `model`; None if it is the same."""
-    mine = model.identity
-    for key in dict.fromkeys([*mine, *profile.model]):
-        if mine.get(key) != profile.model.get(key):
-            return f"it is of model.{key}={profile.model.get(key)}, this run has model.{key}={mine.get(key)}"
-    lacking = sorted(set(model.kinds) - set(profile.layers))
-    return f"it lacks layer {lacking[0]}" if lacking else None
 
 
 def interpolate(places: Sequence[float], values: Sequence[float], at: float, at_least: float = 0.0) -> float:

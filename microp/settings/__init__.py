@@ -11,6 +11,7 @@ the same name (model, device, comms) builds the object that the settings describ
 
 from microp.settings.command_line import CommandParser, open_streams
 from microp.settings.comms import COPYING, CommsSettings
+from microp.settings.computing import AS_WRITTEN, LOWERED, Computing
 from microp.settings.data import DataSettings, SyntheticSettings, TextSettings
 from microp.settings.device import CudaSettings, DeviceSettings, EmulatedSettings
 from microp.settings.engine import EngineSettings
@@ -40,10 +41,12 @@ from microp.settings.wandb_server import has_key, out_of_reach, server
 
 __all__ = [
     "ADAM",
+    "AS_WRITTEN",
     "BYTES",
     "COPYING",
     "GIB",
     "KIB",
+    "LOWERED",
     "MIB",
     "NEEDS_KEY",
     "NEVER",
@@ -53,6 +56,7 @@ __all__ = [
     "Checkpointing",
     "CommandParser",
     "CommsSettings",
+    "Computing",
     "CudaSettings",
     "DataSettings",
     "DeviceSettings",

@@ -9,12 +9,14 @@ from itertools import accumulate
 from math import prod
 from typing import Annotated, Any
 
+from microp.settings.computing import LOWERED, Computing
 from microp.settings.rules import Name, OneOf, Range, broken_rules
 from microp.settings.sizes import BYTES
 
 TiedWeight = tuple[tuple[int, str], ...]
 """The copies of one weight: for each the index of its layer and its name there, in the order of the layers."""
 _INT64 = 8  # bytes of a token
+_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 
 
 @dataclass
@@ -47,8 +49,8 @@ class ModelSettings(ABC):
 
     @property
     def weight_bytes(self) -> int:
-        """The size of one weight, or of one number of an activation."""
-        return {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}[self.dtype]
+        """The size of one weight."""
+        return _SIZES[self.dtype]
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -75,14 +77,18 @@ class ModelSettings(ABC):
         """Return the bytes of a batch on the rank of the first or of the last stage; both hold the text as int64."""
         return rows * (self.row_bytes + 1) * _INT64
 
-    def hop_bytes(self, sizes: Sequence[int]) -> float:
+    def hop_bytes(self, sizes: Sequence[int], computing: Computing) -> float:
         """Return the mean bytes per row of the tensors between stages with these numbers of layers."""
         enters = list(accumulate(sizes))[:-1] or [self.layers - 1]
-        return sum(prod(self.boundary(1, layer)) for layer in enters) / len(enters) * self.weight_bytes
+        return sum(prod(self.boundary(1, at)) * _SIZES[self.entering(at, computing)] for at in enters) / len(enters)
 
     @abstractmethod
     def boundary(self, rows: int, layer: int) -> tuple[int, ...]:
         """Return the shape of the tensor that enters a layer, which is not the first one, for `rows` rows."""
+
+    @abstractmethod
+    def entering(self, layer: int, computing: Computing) -> str:
+        """Return torch's name of the type of the tensor that enters a layer, which is not the first one."""
 
     def problems(self) -> list[str]:
         """List what is wrong with these values, one sentence each."""
@@ -103,6 +109,9 @@ class MlpSettings(ModelSettings):
 
     def boundary(self, rows: int, layer: int) -> tuple[int, ...]:
         return (rows, self.dim)
+
+    def entering(self, layer: int, computing: Computing) -> str:
+        return LOWERED[computing.dtype] if computing.dtype else self.dtype  # a Linear makes it
 
     def problems(self) -> list[str]:
         found = super().problems()
@@ -153,6 +162,9 @@ class GptSettings(ModelSettings):
     def boundary(self, rows: int, layer: int) -> tuple[int, ...]:
         return (rows, self.context, self.dim)
 
+    def entering(self, layer: int, computing: Computing) -> str:
+        return self.dtype  # a block adds to its input, which begins as vectors in this type
+
     def problems(self) -> list[str]:
         found = super().problems()
         if self.dim > 0 and (self.heads < 1 or self.dim % self.heads):
@@ -177,6 +189,7 @@ class LayerFacts:
         code: a digest of the source file of the function.
         tied: the weights that several layers share, as the function has declared.
         vocabulary: the number of different tokens, as the function has declared.
+        lowered: the type of the tensor that enters each layer under autocast; empty if it was not asked for.
     """
 
     context: int
@@ -189,6 +202,7 @@ class LayerFacts:
     code: str
     tied: tuple[TiedWeight, ...] = ()
     vocabulary: int = BYTES
+    lowered: tuple[str, ...] = ()
 
 
 NO_FACTS = LayerFacts(0, "float32", (), (), 0, (), False, "")
@@ -236,6 +250,9 @@ class OwnSettings(ModelSettings):
 
     def boundary(self, rows: int, layer: int) -> tuple[int, ...]:
         return (rows, *self.facts.shapes[layer])
+
+    def entering(self, layer: int, computing: Computing) -> str:
+        return self.facts.lowered[layer] if computing.dtype else self.dtype
 
     def problems(self) -> list[str]:
         return list(self.refused)

@@ -80,13 +80,19 @@ class Positive(Rule):
 
 
 class OneOf(Rule):
-    """One of these words."""
+    """One of these words.
 
-    def __init__(self, *words: str) -> None:
-        self.words = words
+    Attributes:
+        otherwise: a further remedy, for example `null for none`.
+    """
+
+    def __init__(self, *words: str, otherwise: str = "") -> None:
+        self.words, self.otherwise = words, otherwise
 
     def broken(self, value: Any) -> str | None:
-        return None if value in self.words else f"is not one of {', '.join(self.words)}: use one of these"
+        if value in self.words:
+            return None
+        return f"is not one of {', '.join(self.words)}: use one of these{self.otherwise and f', or {self.otherwise}'}"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from microp.planner import Machine, Profile, model_problem, read_plain
-from microp.settings import ADAM, ModelSettings, OptimizerSettings
+from microp.settings import ADAM, AS_WRITTEN, Computing, ModelSettings, OptimizerSettings
 from microp.store.files import write_text
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -25,8 +25,8 @@ class ProfileError(ValueError):
 
 def profile_path(folder: Path, profile: Profile) -> Path:
     """Return where a profile is kept: one file per model, machine and batch size."""
-    optimizer = [] if profile.optimizer_kind == ADAM.kind else [profile.optimizer_kind]
-    known_by = [profile.machine, dict(profile.model), profile.batch_size, *optimizer]
+    others = [] if profile.optimizer_kind == ADAM.kind else [profile.optimizer_kind]
+    known_by = [profile.machine, dict(profile.model), profile.batch_size, *others, *profile.computing.words]
     asked = json.dumps(known_by, sort_keys=True, default=str)
     return folder / f"{profile.model['name']}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}.yaml"
 
@@ -69,7 +69,12 @@ def _read(path: Path, _changed: int) -> Profile:
 
 
 def find_profile(
-    folder: Path, machine: Machine, model: ModelSettings, batch_size: int, optimizer: OptimizerSettings = ADAM
+    folder: Path,
+    machine: Machine,
+    model: ModelSettings,
+    batch_size: int,
+    optimizer: OptimizerSettings = ADAM,
+    computing: Computing = AS_WRITTEN,
 ) -> Profile | None:
     """Return the profile of a model on this kind of machine, of the nearest batch size; files that are none are left.
 
@@ -79,6 +84,7 @@ def find_profile(
         model: the model's settings.
         batch_size: the rows of a batch; of several profiles the one made with the nearest is returned.
         optimizer: the optimizer, of which the profile has the time of a step.
+        computing: how the layers compute.
     """
     found = []
     for path in sorted(folder.glob(f"{model.name}-*.yaml")):
@@ -87,7 +93,7 @@ def find_profile(
         except ProfileError:
             continue
         is_same = profile.machine == machine and profile.optimizer_kind == optimizer.kind
-        if is_same and model_problem(profile, model) is None:
+        if is_same and model_problem(profile, model, computing) is None:
             found.append(profile)
     return min(found, key=lambda profile: abs(profile.batch_size - batch_size), default=None)
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from microp.job import Job, Snapshot
-from microp.settings import ADAM
+from microp.settings import ADAM, AS_WRITTEN
 from microp.store.files import check_regular, parse_problem
 from microp.store.recorder import write_json
 from microp.store.records import RecordError, read_json, read_status
@@ -94,6 +94,7 @@ def _training(job: Job) -> dict[str, Any]:
         "learning_rate": job.learning_rate,
         "seed": job.seed,
         **({} if job.optimizer == ADAM else {"optimizer": asdict(job.optimizer)}),
+        **({} if job.computing == AS_WRITTEN else asdict(job.computing)),
     }
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from microp.job import Job
-from microp.model import build_model, open_data, random_parts
+from microp.model import build_model, open_autocast, open_data, random_parts
 from microp.worker.optimizer import open_optimizer, set_rate
 
 
@@ -36,6 +36,7 @@ def steps(job: Job, count: int) -> Iterator[MonolithStep]:
     subject = build_model(job.model)
     model = nn.Sequential(*subject.build(range(job.model.layers), job.seed))
     random = list(random_parts(model))
+    autocast = open_autocast(job.computing, "cpu")
     optimizer = open_optimizer(job.optimizer, model.parameters(), job.learning_rate)
     windows = open_data(job.data, job.batch_size, job.model.row_bytes, job.seed)
     for step in range(count):
@@ -45,7 +46,8 @@ def steps(job: Job, count: int) -> Iterator[MonolithStep]:
             for part in random:
                 part.at(step, microbatch)
             weight = job.rows[microbatch] / job.batch_size
-            loss = subject.loss(model(window[:, :-1]), window[:, 1:]) * weight
+            with autocast:
+                loss = subject.loss(model(window[:, :-1]), window[:, 1:]) * weight
             loss.backward()
             total += loss.item()
         for copies in job.model.tied_weights:

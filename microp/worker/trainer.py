@@ -81,18 +81,23 @@ class Trainer:
             raise ConnectionError("the ranks were given different configurations: use the same command on every host")
 
     def _build(self, stage: int, layers: Sequence[nn.Module]) -> Stage:
-        job = self._job
+        job, device = self._job, self._device
         loss = self._model.loss if stage == job.schedule.stages - 1 else None
-        on_device = [layer.to(self._device.torch_device) for layer in layers]
+        on_device = [layer.to(device.torch_device) for layer in layers]
         split = [microbatch for split_stage, microbatch in job.schedule.split if split_stage == stage]
-        return Stage(on_device, loss, job.checkpointing, job.schedule.chunks, split, self._device.mark)
+        policy, chunks = job.checkpointing, job.schedule.chunks
+        return Stage(on_device, loss, policy, chunks, split, device.mark, job.computing, device.torch_device)
 
     def _runner(self, engine: str) -> Runner:
         """Return the runner that an engine's name stands for; all runners use the same stages."""
         job, stages, comms, device = self._job, self.stages, self._comms, self._device
         first = [job.partition.layers_of(stage)[0] for stage in range(job.schedule.stages)]
-        shape, dtype = (lambda rows, stage: job.model.boundary(rows, first[stage])), self._model.dtype
-        boundary = Boundary(shape, dtype, device.torch_device)
+
+        def dtype(stage: int) -> torch.dtype:
+            found: torch.dtype = getattr(torch, job.model.entering(first[stage], job.computing))
+            return found
+
+        boundary = Boundary(lambda rows, stage: job.model.boundary(rows, first[stage]), dtype, device.torch_device)
         if engine == "limit":
             return Limit(job.schedule, stages, boundary, job.rows)
         if engine == "torch":

@@ -44,6 +44,10 @@ import torch.nn.functional as F
 from torch import nn
 from microp.model import Bits, Layers
 def error(logits, targets): return F.cross_entropy(logits, targets[:, -1])
+class Scatter(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        return torch.zeros_like(x, dtype=torch.float32).scatter_add(1, torch.zeros_like(x, dtype=int), y)
 def model(case: str = "good", width: int = 8):
     first = nn.Sequential(Bits(torch.float32), nn.Linear(16, width))
     inside, loss = nn.Linear(8, 8), error
@@ -54,6 +58,10 @@ def model(case: str = "good", width: int = 8):
     if case == "empty": return Layers([], error, 2)
     if case == "function": inside = F.relu
     if case == "buffers": inside = nn.BatchNorm1d(8)
+    if case == "scatters": inside = Scatter(8, 8)
+    if case == "doubles":
+        first = nn.Sequential(Bits(torch.float64), nn.Linear(16, 8).double())
+        return Layers([first, nn.Linear(8, 256).double()], error, 2)
     if case == "sums": loss = lambda logits, targets: F.cross_entropy(logits, targets[:, -1], reduction="sum")
     if case == "vocabulary": return Layers([first, inside, nn.Linear(8, 256)], error, 2, vocabulary=0)
     if case == "shares": return Layers([first, inside, inside, nn.Linear(8, 256)], error, 2)
@@ -201,6 +209,7 @@ def make(folder: Path) -> Path:
     (folder / "cut.profile").write_text(text.partition("transports:")[0])
     (folder / "old.profile").write_text(text.replace("format: 3", "format: 0"))
     (folder / "short.profile").write_text(text.replace("rows: [8.0, 64.0]", "rows: [8.0]"))
+    (folder / "lowered.profile").write_text(text.replace("batch_size:", "dtype: bf16\nbatch_size:"))
     os.mkfifo(folder / "pipe")
     os.mkfifo(folder / "pipe_own.yaml")
     for name, size in {"huge.csv": 10**9, "sparse.bin": 10**13}.items():

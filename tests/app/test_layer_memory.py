@@ -16,8 +16,9 @@ from user import environment_of
 import microp.device
 from microp.app import layer_memory as subject
 from microp.device import probe_layers
+from microp.settings import AS_WRITTEN, Computing
 
-QUESTION = 5.0, True  # rows, and whether the backward is divided
+QUESTION = 5.0, True, AS_WRITTEN  # rows, whether the backward is divided, and how layers compute
 
 
 @pytest.fixture
@@ -53,9 +54,10 @@ def test_a_later_command_finds_what_was_measured(model, probed, tmp_path):
     assert subject.layer_memory(model, *QUESTION) == measured == tuple(probe_layers(model, *QUESTION))
     assert len(measured) == model.layers
     assert len(probed) == len(kept(tmp_path)) == 1
-    subject.layer_memory(model, 6.0, True)
-    subject.layer_memory(model, 5.0, False)
-    assert len(probed) == len(kept(tmp_path)) == 3
+    subject.layer_memory(model, 6.0, True, AS_WRITTEN)
+    subject.layer_memory(model, 5.0, False, AS_WRITTEN)
+    subject.layer_memory(model, 5.0, True, Computing("bf16"))
+    assert len(probed) == len(kept(tmp_path)) == 4
 
 
 def damage_text(path: Path) -> None:

@@ -10,9 +10,10 @@ from user import microp, read
 
 from microp.app.config import compose_config, read_config
 from microp.app.job_factory import make_job
-from microp.app.prediction import predict, predicted_seconds
+from microp.app.prediction import lacks_profile, predict, predicted_seconds
 from microp.app.profiles import machine_of
 from microp.planner import TORCH, Profile, Transport
+from microp.settings import Computing
 from microp.store import read_rows, write_profile
 
 MODEL = ["model.layers=4", "model.dim=16", "batch_size=4"]
@@ -77,6 +78,23 @@ def test_without_a_profile_only_the_memory_is_predicted(tmp_path):
     assert fewer.peak_memory_mib == emulated.peak_memory_mib
     torch, _ = predicted(tmp_path, *MODEL, "engine=torch")
     assert torch.peak_memory_mib is None
+
+
+def test_a_profile_of_another_type_of_products_is_not_used(tmp_path):
+    """Each type has a file of its own."""
+    written(tmp_path, *MODEL)
+    lowered = [*MODEL, "dtype=bf16"]
+    found, _ = predicted(tmp_path, *lowered)
+    assert found.step_ms is None
+    assert found.peak_memory_mib != predicted(tmp_path, *MODEL)[0].peak_memory_mib
+    config = read_config(compose_config(*lowered, f"output_dir={tmp_path}"))
+    said = lacks_profile(config, make_job(config))
+    assert said.startswith("no profile of this model with dtype=bf16 on this machine")
+    assert " dtype=bf16 batch_size=4 " in said  # in the command that makes one
+    written(tmp_path, *MODEL, computing=Computing("bf16"))
+    assert predicted(tmp_path, *lowered)[0].step_ms is not None
+    assert predicted(tmp_path, *MODEL)[0].step_ms is not None
+    assert len(list((tmp_path / "profiles").iterdir())) == 2
 
 
 def test_torch_s_runtime_is_predicted_with_its_own_time_between_actions(tmp_path):

@@ -320,6 +320,8 @@ MEMORY_OF = [
     f"{GPT} schedule=dualpipe_v partition=skewed",
     f"{GPT} schedule=1f1b checkpointing=segments",
     f"{GPT} schedule=interleaved checkpointing=except_last",
+    *(f"{ALIKE} schedule={words} dtype=bf16" for words in ("gpipe", "1f1b checkpointing=always", "zb_h1")),
+    f"{GPT} schedule=1f1b dtype=bf16",
 ]
 
 

@@ -87,6 +87,7 @@ OTHERS = {
     "batch_size=16": "batch_size=8",
     "seed=1": "seed=0",
     "learning_rate=0.1": "learning_rate=0.001",
+    "dtype=bf16": "it has dtype=None, this run has dtype=bf16: give the same values",
     "steps=1": "step-4 has 4 steps, which are all 2 of this run (warmup_steps=1, steps=1): give more steps",
 }
 
