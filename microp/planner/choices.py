@@ -187,7 +187,7 @@ class Pricer:
         key = order, spared, uneven
         if key not in self._counts:
             if order not in self._moments:
-                self._moments[order] = Moments(schedule)
+                self._moments[order] = Moments(schedule, self.subject.keeps_sent)
             self._counts[key] = self._moments[order].counts(spared, rows)
         return Ranks(
             schedule,

@@ -50,10 +50,11 @@ class Moments:
 
     Args:
         schedule: a valid order.
+        keeps_sent: whether what was sent is counted; see `Workload`.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
-        taken, links = mailboxes_taken(schedule), remote_links(schedule)
+    def __init__(self, schedule: Schedule, keeps_sent: bool) -> None:
+        taken, links = mailboxes_taken(schedule), remote_links(schedule) if keeps_sent else {}
         self._chunks = schedule.chunks
         self._rows = [_Row(schedule, rank, taken, links) for rank in range(len(schedule.ranks))]
 
@@ -84,7 +85,7 @@ class _Row:
         changes: list[tuple[int, int, int, int, int]] = []
         needs: list[tuple[int, int, int, int, int]] = []
         with_gradients = set()
-        completed = completed_sends(schedule, rank)
+        completed = completed_sends(schedule, rank) if links else {}
         first_in: dict[tuple[int, int], tuple[int, int, int]] = {}  # mailbox -> place, column, microbatch of its first
         for turn, action in enumerate(row):
             at, stage, microbatch = place[action.stage], action.stage, action.microbatch
@@ -97,7 +98,8 @@ class _Row:
                 else:
                     first_in[mailbox] = at, EMPTY_INPUTS if action.op is Op.F else EMPTY_GRADIENTS, microbatch
                 changes.append((until, *first_in[mailbox], 1))
-            changes += [(turn, place[each.stage], _sent(each), each.microbatch, -1) for each in completed[action]]
+            for each in completed.get(action, ()):
+                changes.append((turn, place[each.stage], _sent(each), each.microbatch, -1))
             if action in links:
                 changes.append((turn, at, _sent(action), microbatch, 1))
             if action.op is Op.F:
@@ -202,7 +204,10 @@ class Ranks:
         self._state, self._keeps_sent, self._rows = 1 + states, keeps_sent, sum(rows) / len(rows)
         self._schedule, self._layers, self._checkpointing = schedule, list(layers), checkpointing
         spared = checkpointing.spared(schedule.chunks)
-        self._moments = Moments(schedule).counts(spared, rows) if known is None else known
+        self._moments = Moments(schedule, keeps_sent).counts(spared, rows) if known is None else known
+        numbers = {layer: number for number, layer in enumerate(dict.fromkeys(self._layers))}
+        self._kinds = [*(numbers[layer] for layer in self._layers), -1]  # no layer follows the last one
+        self._of_kinds: dict[tuple[int, ...], tuple[float, Floats]] = {}  # of a stage and of the layer after it
         ends = {schedule.placement[0], schedule.placement[schedule.stages - 1]}
         self.batch = [batch if rank in ends else 0 for rank in range(len(schedule.ranks))]
 
@@ -249,10 +254,20 @@ class Ranks:
         return found
 
     def _state_and_bytes(self, sizes: Sequence[int]) -> tuple[list[float], Floats]:
-        memory = compose_memory(self._layers, sizes, self._rows, self._checkpointing, self._schedule.chunks)
-        ends = list(accumulate(sizes))
-        moved = [self._moved(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-        return [self._state * weights for weights in memory.gradients], np.hstack([bytes_of(memory), moved])
+        """Return each stage's state, and its bytes by (stage, column)."""
+        assert sum(sizes) == len(self._layers)
+        stages = [self._of_stage(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+        return [state for state, _ in stages], np.array([columns for _, columns in stages])
+
+    def _of_stage(self, first: int, end: int) -> tuple[float, Floats]:
+        """Return the state of a stage with the layers from `first` to `end` - 1, and its bytes by column."""
+        kinds = tuple(self._kinds[first : end + 1])  # with the layer that its output enters
+        if kinds not in self._of_kinds:
+            layers, chunks = self._layers[first:end], self._schedule.chunks
+            memory = compose_memory(layers, (end - first,), self._rows, self._checkpointing, chunks)
+            columns = np.append(bytes_of(memory)[0], self._moved(first, end))
+            self._of_kinds[kinds] = self._state * memory.gradients[0], columns
+        return self._of_kinds[kinds]
 
     def _moved(self, first: int, end: int) -> list[float]:
         """Return the bytes of what comes from and goes to other ranks: the last columns of a stage of these layers."""
@@ -269,17 +284,8 @@ class Ranks:
     def _of_intervals(self) -> tuple[Floats, Floats]:
         """Return the state by (first, end), and the bytes of each column by (first, end, column)."""
         count = len(self._layers)
-        known: dict[tuple[Any, ...], tuple[float, Floats]] = {}
-        numbers = {layer: number for number, layer in enumerate(dict.fromkeys(self._layers))}
-        kinds = [numbers[layer] for layer in self._layers]
         state, table = np.zeros((count + 1, count + 1)), np.zeros((count + 1, count + 1, COLUMNS))
         for first in range(count):
             for end in range(first + 1, count + 1):
-                kind = tuple(kinds[first:end]), *kinds[end : end + 1]  # with the layer that its output enters
-                if kind not in known:
-                    layers, chunks = self._layers[first:end], self._schedule.chunks
-                    memory = compose_memory(layers, (end - first,), self._rows, self._checkpointing, chunks)
-                    columns = [*bytes_of(memory)[0], *self._moved(first, end)]
-                    known[kind] = self._state * memory.gradients[0], np.array(columns)
-                state[first, end], table[first, end] = known[kind]
+                state[first, end], table[first, end] = self._of_stage(first, end)
         return state, table

@@ -17,14 +17,17 @@ is possible. That fails only where single layers weigh as much as a stage.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import truediv
 
 import numpy as np
 from numpy.typing import NDArray
 
+from microp.schedule import uniform
+
 Floats = NDArray[np.float64]
 Sizes = tuple[int, ...]
 CLOSE = 1e-9  # relative: sums of the same layers in another order differ by less
-MOST_STEPS = 60  # of a bisection
+ROUNDING = 1e-12  # relative: of a sum, far below `CLOSE`
 
 
 def cut_pairs(
@@ -56,22 +59,38 @@ def cut_pairs(
         np.add.at(both, list(rank_of), loads)
         return float(both.max())
 
-    reach = form(sums, scale, fixed, least=1).sizes_within
-    found = reach(np.inf)
-    assert found is not None, "without a limit every stage gets its layers"
-    low, high = 0.0, largest(found)
-    for _ in range(MOST_STEPS):
-        middle = (low + high) / 2
-        better = reach(middle)
-        if better is None:
+    layers, share = len(sums) - 1, even_share(sums, scale, fixed, rank_of) * (1 - ROUNDING)
+
+    def within(limit: float, least: int) -> Sizes | None:
+        return form(sums, scale, fixed, least).sizes_within(limit) if limit >= share else None
+
+    found = uniform(layers, len(rank_of)).sizes
+    low, high = share, largest(found)
+    while high > low and (better := within(high * (1 - CLOSE), 1)) is not None:
+        found, high = better, largest(better)
+        while high - low > CLOSE * high:
+            middle = (low + high) / 2
+            if (better := within(middle, 1)) is not None:
+                found, high = better, largest(better)
+                break
             low = middle
-        else:
-            found, high = better, largest(better)
-        if high - low <= CLOSE * high:
-            break
-        if better is not None and reach(high * (1 - CLOSE)) is None:
-            break
-    return found, form(sums, scale, fixed, least=0).sizes_within(high * (1 - CLOSE)) is None
+    return found, within(high * (1 - CLOSE), 0) is None
+
+
+def even_share(
+    sums: Floats | Sequence[float], scale: Sequence[float], fixed: Sequence[float], rank_of: Sequence[int]
+) -> float:
+    """Return a load that the busiest rank has in every partition: all of them have it if layers can be divided.
+
+    Every layer then lies on the faster stage of its rank. 0 if a stage takes no time.
+    """
+    if min(scale) <= 0:
+        return 0.0
+    factor, always = [np.inf] * (max(rank_of) + 1), [0.0] * (max(rank_of) + 1)
+    for stage, rank in enumerate(rank_of):
+        factor[rank] = min(factor[rank], scale[stage])
+        always[rank] += fixed[stage]
+    return float((sums[-1] + sum(map(truediv, always, factor))) / sum(1 / each for each in factor))
 
 
 class _V:
@@ -90,24 +109,23 @@ class _V:
         for rank in range(ranks):
             left = 2 * (ranks - rank - 1) * least  # layers that the other ranks need
             other = 2 * ranks - 1 - rank
-            reached, came = np.full(layers + 1, layers + 1), np.full(layers + 1, -1)
-            for x in np.flatnonzero(back <= layers).tolist():
-                y = int(back[x])
-                ends = np.arange(x + least, y - left - least + 1)
-                if not len(ends):
-                    continue
-                rest = limit - self._scale[rank] * (sums[ends] - sums[x]) - self._fixed[rank] - self._fixed[other]
-                lowest = _lowest(sums, y, rest, self._scale[other])
-                lowest = np.maximum(lowest, ends + left)
-                good = (lowest <= y - least) & (rest >= 0) & (lowest < reached[ends])
-                reached[ends[good]], came[ends[good]] = lowest[good], x
+            x, ends = np.flatnonzero(back <= layers)[:, None], np.arange(layers + 1)[None, :]
+            if not len(x):
+                return None
+            y = back[x]
+            rest = limit - self._scale[rank] * (sums[ends] - sums[x]) - self._fixed[rank] - self._fixed[other]
+            lowest = np.maximum(_lowest(sums, y, rest, self._scale[other]), ends + left)
+            good = (ends >= x + least) & (lowest <= y - least) & (rest >= 0)
+            lowest = np.where(good, lowest, layers + 1)
+            best = np.argmin(lowest, axis=0)  # of equal ones the first x
+            reached = lowest[best, ends[0]]
+            came = np.where(reached <= layers, x[best, 0], -1)
             steps.append((back, came))
             back = reached
         met = np.flatnonzero(back == np.arange(layers + 1))
         if not len(met):
             return None
-        x = int(met[0])
-        return self._edges(x, steps)
+        return self._edges(int(met[0]), steps)
 
     @staticmethod
     def _edges(x: int, steps: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Sizes:
@@ -169,7 +187,7 @@ class _Looped:
         return (*first[::-1], *second[::-1])
 
 
-def _lowest(sums: Floats, end: int, rest: Floats, scale: float) -> NDArray[np.int64]:
+def _lowest(sums: Floats, end: NDArray[np.int64], rest: Floats, scale: float) -> NDArray[np.int64]:
     """Return the smallest first layer of a stage that ends before layer `end` and takes at most `rest`."""
     if scale == 0:
         return np.zeros(rest.shape, np.int64)

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from microp.planner.pairs import even_share
+
 Floats = NDArray[np.float64]
 Sizes = tuple[int, ...]
 Held = tuple[Sequence[NDArray[Any]], tuple[float, ...]]
@@ -132,11 +134,9 @@ class _Search:
     def _bound(self) -> float:
         """Return a load that some rank has in every partition."""
         fastest = self._slowest[0]
-        if not all(each > 0 for each in fastest):
+        share = even_share(self._sums, self._scale, self._fixed, self._rank_of)
+        if not share:
             return 0.0
-        share = (self._sums[-1] + sum(f / s for f, s in zip(self._later[0], fastest, strict=True))) / sum(
-            1 / each for each in fastest
-        )
         times = np.diff(self._sums)
         bound = max(share, min(fastest) * float(times.max()))
         if times.max() == times.min() > 0:  # equal layers are not divided

@@ -36,7 +36,7 @@ A, BOUNDARY = 720, 10
 def activation_peak(schedule: Schedule, memory: StageMemory) -> dict[int, float]:
     """Rank -> the most bytes of activations and gradients, without mailboxes and sends."""
     table = bytes_of(memory)
-    counts = Moments(schedule).counts(memory.spared, [1] * schedule.chunks)
+    counts = Moments(schedule, True).counts(memory.spared, [1] * schedule.chunks)
     return {
         rank: float((own[..., : table.shape[1]] * table[list(schedule.stages_of(rank))]).sum(axis=(1, 2)).max())
         for rank, own in enumerate(counts)
@@ -153,7 +153,7 @@ def test_any_schedule_any_footprint():
 
 def test_a_mailbox_keeps_its_memory_when_its_tensor_has_gone():
     """GPipe on the first of two ranks: a gradient comes for each microbatch, and none can use another's mailbox."""
-    first, second = Moments(builders.gpipe(2, 3)).counts((), [1] * 3)
+    first, second = Moments(builders.gpipe(2, 3), True).counts((), [1] * 3)
     after = slice(0, 6)  # each action; the moments during them follow
     assert first[after, 0, EMPTY_GRADIENTS].tolist() == [0, 0, 0, 1, 2, 3]
     assert second[after, 0, EMPTY_INPUTS].tolist() == [0, 0, 0, 1, 2, 3]  # its inputs stay until their backward
@@ -162,18 +162,18 @@ def test_a_mailbox_keeps_its_memory_when_its_tensor_has_gone():
 
 def test_a_mailbox_that_is_used_again_is_not_empty():
     """1F1B: the last rank's inputs alternate between two mailboxes."""
-    _, last = Moments(builders.one_f_one_b(2, 4)).counts((), [1] * 4)
+    _, last = Moments(builders.one_f_one_b(2, 4), True).counts((), [1] * 4)
     assert last[:8, 0, EMPTY_INPUTS].tolist() == [0, 1, 1, 2, 1, 2, 1, 2]
 
 
 def test_what_is_sent_is_kept_until_its_use_is_known():
-    first, second = Moments(builders.gpipe(2, 3)).counts((), [1] * 3)
+    first, second = Moments(builders.gpipe(2, 3), True).counts((), [1] * 3)
     assert first[:6, 0, SENT_OUTPUTS].tolist() == [1, 2, 3, 0, 0, 0]  # the first gradient says that all were used
     assert second[:6, 0, SENT_GRADIENTS].tolist() == [0, 0, 0, 1, 2, 3]
 
 
 def test_microbatches_count_by_their_rows():
-    found = Moments(builders.gpipe(1, 4)).counts((), [3, 3, 2, 2])[0][:4, 0, 0]
+    found = Moments(builders.gpipe(1, 4), True).counts((), [3, 3, 2, 2])[0][:4, 0, 0]
     assert found.tolist() == pytest.approx([1.2, 2.4, 3.2, 4.0])
 
 
