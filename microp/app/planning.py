@@ -34,6 +34,7 @@ from microp.terminal import console, plan_table
 SEARCHED = ("schedule", "chunks", "partition", "checkpointing", "replicas", "schedule.stages_per_rank")
 # Keys that the command of a plan does not repeat.
 OWN = ("ranks", "memory_gib", "search", "output_dir", "hydra", "device.memory_gib", "tracking")
+RANGE = r" *range\( *(\d{1,6})(?: *, *(\d{1,6}))?(?: *, *([1-9]\d{0,5}))? *\) *"  # as Hydra's: begin, end, step
 MOST_CHUNKS = 16  # times the ranks: more chunks are not tried by themselves
 MOST = 100_000  # choices
 
@@ -56,13 +57,18 @@ class Plan:
 
 
 def search_words(words: Sequence[str]) -> list[str]:
-    """Return a command's words with what a plan searches as lists: `chunks=4,8` is `search.chunks=[4,8]`."""
+    """Return a command's words with what a plan searches as lists: `chunks=4,8` is `search.chunks=[4,8]`.
+
+    A range is written as in a sweep: `chunks=range(4,8)`.
+    """
     found = []
     for word in words:
         key, equals, value = word.partition("=")
         if equals and key in SEARCHED and value != "null":
             values = value.removeprefix("[").removesuffix("]").split(",")
-            quotes = "'" if key == "checkpointing" else ""
+            if numbers := re.fullmatch(RANGE, value):
+                values = list(map(str, range(*map(int, filter(None, numbers.groups())))))
+            quotes = "'" if key == "checkpointing" or any("(" in each for each in values) else ""
             word = f"search.{key.removeprefix('schedule.')}=[{','.join(f'{quotes}{each}{quotes}' for each in values)}]"
         found.append(word)
     return found

@@ -12,7 +12,7 @@ SMALL = ["model.layers=4", "model.dim=32", "batch_size=8"]
 
 
 def test_a_plan_says_what_to_run(tmp_path):
-    words = [*WORDS, *SMALL, "ranks=2", "replicas=1,2", "chunks=2,4", "memory_gib=1"]
+    words = [*WORDS, *SMALL, "ranks=2", "replicas=1,2", "chunks=range(2,5,2)", "memory_gib=1"]
     done = microp(*words, folder=tmp_path, program="microp.plan")
     assert done.returncode == 0, done.stderr
     [path] = (tmp_path / "outputs" / "plans").glob("plan-k2-b8-*.json")
