@@ -7,10 +7,12 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from microp.settings import TrackingSettings, redact_words
+from microp.settings import TrackingSettings, not_writable, redact_words
 
 AGENT = ("WANDB_RUN_ID", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH")  # set by `wandb agent`
+_AT_HOME = {"DATA": "~/.local/share", "CACHE": "~/.cache"}  # where W&B and others keep such files
 
 
 def take_agent() -> dict[str, str]:
@@ -26,14 +28,19 @@ def take_agent() -> dict[str, str]:
 
 
 @contextmanager
-def environment_for(settings: TrackingSettings) -> Iterator[None]:
+def environment_for(settings: TrackingSettings, folder: Path) -> Iterator[None]:
     """Set W&B's environment meanwhile: no agent's variables, and offline no look-up of host names.
 
     W&B records the command of this process and every variable of Slurm, of which one is a token. So the
     command is without its secrets meanwhile, and the environment without Slurm. W&B's log is among its files: if it
     cannot be written, Python would print a traceback for every line of it.
+
+    Args:
+        settings: the mode.
+        folder: W&B's files are written to `folder/wandb`.
     """
     wanted: dict[str, str | None] = {"WANDB_SILENT": "true", **dict.fromkeys(AGENT), "WANDB_MODE": settings.mode}
+    wanted |= _own_folders(folder / "wandb")
     wanted |= {key: None for key in os.environ if key.startswith("SLURM_")}
     if settings.mode == "offline":
         wanted |= {"WANDB_ERROR_REPORTING": "false"}
@@ -46,6 +53,24 @@ def environment_for(settings: TrackingSettings) -> Iterator[None]:
     finally:
         _set(before)
         sys.argv, logging.raiseExceptions = command, prints
+
+
+def _own_folders(folder: Path) -> dict[str, str]:
+    """Return where W&B puts what it cannot put into the home folder: it would print its log, and lose tables."""
+    found = {}
+    for kind, usual in _AT_HOME.items():
+        name = f"WANDB_{kind}_DIR"
+        if name not in os.environ and _lacks(os.environ.get(f"XDG_{kind}_HOME") or usual):
+            found[name] = str((folder / f".{kind.lower()}").absolute())
+    return found
+
+
+def _lacks(at_home: str) -> bool:
+    """Return whether W&B cannot write to its part of a folder at home."""
+    try:
+        return not_writable(Path(at_home).expanduser() / "wandb") is not None
+    except RuntimeError:  # there is no home folder
+        return True
 
 
 def _set(variables: dict[str, str | None]) -> None:

@@ -75,7 +75,7 @@ def mirror(
     check_attempt(attempt)
     made: list[str] = []
     done = completed(attempt)
-    with environment_for(settings):
+    with environment_for(settings, folder):
         for name in wandb_names(attempt):
             if name in done or (name == SUMMARY and not (attempt / "summary.json").exists()):
                 continue
@@ -128,7 +128,7 @@ def follow(
         Exception: whatever W&B raises.
     """
     opened: dict[str, WandbRun] = {}
-    with environment_for(settings):
+    with environment_for(settings, folder):
         while (state := read_status(attempt)["status"]) in (RUNNING, KILLED):
             if state == KILLED or not is_alive():
                 for run in opened.values():

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from microp.trace.palette import COLOURS, INK, REDUCTION, shade
 from microp.trace.reductions import Reduction, ends_at
 from microp.trace.scale import MILLISECONDS, Scale
 from microp.trace.spans import Span
+
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if the home folder cannot be written
 
 
 def _by_rank(spans: Sequence[Span]) -> dict[int, list[Span]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+import user
 from conftest import small_job
 
 from microp import tracking
@@ -313,6 +314,16 @@ def test_a_run_is_finished_though_w_and_b_fails(tmp_path, monkeypatch, capsys):
     said = " ".join(capsys.readouterr().err.split())
     assert f"W&B failed for {job.run_id}/attempt-1 (KeyError: '_timestamp'), which is finished and recorded" in said
     assert f"python -m microp.tracking {tmp_path}" in said
+
+
+def test_a_home_folder_that_cannot_be_written_changes_nothing(attempt, tmp_path):
+    """W&B and matplotlib would print some thirty lines, and the tables and the timeline would be lost."""
+    (tmp_path / "home").touch()
+    words = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": "", "XDG_DATA_HOME": "", "WANDB_MODE": "offline"}
+    done = user.start([sys.executable, "-m", "microp.tracking", str(tmp_path)], tmp_path, **words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"1/1 {attempt}: mirrored rank0, rank1, summary\n"
+    assert list((tmp_path / "wandb" / ".data" / "artifacts" / "staging").iterdir())
 
 
 def test_disabled_writes_nothing(attempt, tmp_path):
