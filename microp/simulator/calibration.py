@@ -13,12 +13,12 @@ Other link models are not recovered: the costs that it returns always have async
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from statistics import mean, median_low
 from typing import Any
 
-from microp.schedule import Action, Op, Schedule
+from microp.schedule import Action, Op, Schedule, remote_source
 from microp.simulator.costs import Costs
 from microp.simulator.simulation import Simulated, simulate
 from microp.trace import Reduction, Span, Spans, after_last_gradient, as_spans, reductions
@@ -95,7 +95,8 @@ def replay_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, Any]]
 
     The times of a stage's actions are those of the steps of middle length, on average, and vary as in the traced step.
     Variation makes a step longer, because the ranks wait for whichever is late: with one time per stage a replay is
-    too short. Hops and the engine's own time are the traced step's medians.
+    too short. A hop takes its time in the traced step, or the median if it cannot be timed: where ranks share cores a
+    few hops take a hundred times the median. The engine's own time is the traced step's median.
 
     Args:
         schedule: the schedule that was run.
@@ -116,7 +117,12 @@ def replay_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, Any]]
     for kind, actions in alike.items():
         usual, own = mean(values[kind]), mean(traced[action] for action in actions)
         takes |= {action: usual * (traced[action] / own if own else 1.0) for action in actions}
-    return simulate(schedule, calibrate_steps(schedule, steps, spans), takes)
+    costs, hops = calibrate_steps(schedule, steps, spans), {}
+    for span, source, made in _received(schedule, spans):
+        usual = costs.hop(max(source.stage, span.stage)) * 1e6
+        if span.wait_start < made or span.ready - span.wait_start > usual:  # the rank waited for it
+            hops[span.action] = (span.ready - made) / 1e6
+    return simulate(schedule, costs, takes, hops)
 
 
 def _middle_half(steps: Sequence[Sequence[Mapping[str, Any]]]) -> Sequence[Sequence[Mapping[str, Any]]]:
@@ -207,23 +213,15 @@ def _hops(schedule: Schedule, spans: Spans) -> tuple[Any, ...]:
           wait_start ─────► ready          the same time, but some of the wait may be overhead
                     wait_start = ready     the tensor had arrived: the hop took at most this time
     """
-    ends: dict[Action, list[Any]] = defaultdict(list)
-    for span in spans:
-        ends[span.action].append(span.end)
-    steps: Counter[Action] = Counter()
     timed: dict[int, list[Any]] = defaultdict(list)
     seen: dict[int, list[tuple[Any, Any]]] = defaultdict(list)  # link -> (made to ready, wait_start to ready)
-    late = False  # True if actions that need no message begin late; if none does, the spans have no overhead
-    for span in spans:
-        source, step = schedule.source(span.action), steps[span.action]
-        steps[span.action] += 1
-        if source is None or schedule.placement[source.stage] == span.rank:
-            late |= span.ready > span.wait_start
-        elif step < len(ends[source]):
-            link, made = max(source.stage, span.stage), ends[source][step]
-            seen[link].append((span.ready - made, span.ready - span.wait_start))
-            if span.wait_start < made:
-                timed[link].append(span.ready - made)
+    for span, source, made in _received(schedule, spans):
+        link = max(source.stage, span.stage)
+        seen[link].append((span.ready - made, span.ready - span.wait_start))
+        if span.wait_start < made:
+            timed[link].append(span.ready - made)
+    alone = (span for span in spans if remote_source(schedule, span.rank, span.action) is None)
+    late = any(span.ready > span.wait_start for span in alone)  # if none is, the spans have no overhead
     typical = median_low([hop for hops in timed.values() for hop in hops]) if timed else inf
     overhead = typical if late else 0
 
@@ -236,6 +234,19 @@ def _hops(schedule: Schedule, spans: Spans) -> tuple[Any, ...]:
         return shortest if any(wait > overhead for _, wait in seen[link]) else min(typical, shortest)
 
     return tuple(max(0, hop(stage)) for stage in range(schedule.stages))
+
+
+def _received(schedule: Schedule, spans: Spans) -> Iterator[tuple[Span, Action, Any]]:
+    """Yield each span whose tensor came from another rank, the action that made it, and when that had ended."""
+    ends: dict[Action, list[Any]] = defaultdict(list)
+    for span in spans:
+        ends[span.action].append(span.end)
+    steps: Counter[Action] = Counter()
+    for span in spans:
+        source, step = remote_source(schedule, span.rank, span.action), steps[span.action]
+        steps[span.action] += 1
+        if source is not None and step < len(ends[source]):
+            yield span, source, ends[source][step]
 
 
 def _median(values: Iterable[Any]) -> Any:

@@ -74,11 +74,14 @@ def lower(schedule: Schedule, costs: Costs) -> Lowered:
     return Lowered(order.actions, order.source, kind, _kinds(order.lanes, costs))
 
 
-def with_times(lowered: Lowered, takes: Mapping[Action, Any]) -> Lowered:
-    """Return the columns with a time of its own for every action."""
+def with_times(lowered: Lowered, takes: Mapping[Action, Any], hops: Mapping[Action, Any]) -> Lowered:
+    """Return the columns with a time of its own for every action, and for the hops of the inputs of some."""
     kinds = Kinds(*([values[kind] for kind in lowered.kind.tolist()] for values in lowered.kinds))
-    own = [takes[lowered.actions.at(position)] for position in range(len(lowered.actions))]
-    return lowered._replace(kind=np.arange(len(own), dtype=np.int32), kinds=kinds._replace(takes=own))
+    actions = [lowered.actions.at(position) for position in range(len(lowered.actions))]
+    own = [takes[action] for action in actions]
+    hop_in = [hops.get(action, usual) for action, usual in zip(actions, kinds.hop_in, strict=True)]
+    kind = np.arange(len(own), dtype=np.int32)
+    return lowered._replace(kind=kind, kinds=kinds._replace(takes=own, hop_in=hop_in))
 
 
 class _Lane(NamedTuple):

@@ -52,13 +52,20 @@ class Simulated(Spans):
         self.cause = cause
 
 
-def simulate(schedule: Schedule, costs: Costs, takes: Mapping[Action, Any] | None = None) -> Simulated:
+def simulate(
+    schedule: Schedule,
+    costs: Costs,
+    takes: Mapping[Action, Any] | None = None,
+    hops: Mapping[Action, Any] | None = None,
+) -> Simulated:
     """Return the spans of one step, from time 0, rank by rank, in the costs' unit of time.
 
     Args:
         schedule: the order.
         costs: of its stages and hops.
         takes: the time of every action; None if the costs have it.
+        hops: beside `takes`, the time of the hop of an action's input, for actions where the costs do not have it; of
+            asynchronous hops.
 
     Raises:
         ValueError: the costs are for another number of stages than the schedule has, or the
@@ -66,7 +73,7 @@ def simulate(schedule: Schedule, costs: Costs, takes: Mapping[Action, Any] | Non
     """
     lowered = lower(schedule, costs)
     if takes is not None:
-        lowered = with_times(lowered, takes)
+        lowered = with_times(lowered, takes, hops or {})
     times = [*lowered.kinds.takes, *lowered.kinds.hop_in, *lowered.kinds.after]
     dtype = column_type(times, bound=3 * len(lowered.actions) * max(times))
     walk = _delayed if type(costs.transfer) in (Asynchronous, LinkModel) else _queued

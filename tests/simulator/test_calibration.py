@@ -330,3 +330,16 @@ def test_a_replay_has_the_variation_of_the_traced_step_and_the_length_of_the_ste
     between = makespan(traced) / 11 * 10.5 / 1e6
     assert makespan(found) == pytest.approx(between, rel=1e-6)
     assert makespan(simulate(schedule, calibrate_steps(schedule, steps, traced))) < 0.97 * between
+
+
+def test_a_replay_has_the_hops_of_the_traced_step():
+    """Where ranks share cores, a few messages wait until their receiver gets a core."""
+    schedule = one_f_one_b(4, 8)
+    costs = for_stages(4, forward=1_000_000, backward=2_000_000, latency=50_000)
+    takes = {action: costs.of(action, False) for row in schedule.ranks for action in row}
+    random = Random("hops")
+    late = {action: 5_000_000 for row in schedule.ranks for action in row if random.random() < 0.2}
+    traced = simulate(schedule, costs, takes, late)
+    assert makespan(traced) > 1.2 * makespan(simulate(schedule, costs))
+    found = replay_steps(schedule, [rows_of(schedule, list(traced))], traced)
+    assert makespan(found) == pytest.approx(makespan(traced) / 1e6, rel=1e-3)
