@@ -28,7 +28,7 @@ def in_threads(count, work, timeout_s=20.0):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(timeout_s + 10)
     return results
 
 

@@ -23,6 +23,7 @@ from microp.settings import (
     broken_rules,
     is_joined,
     is_over_hosts,
+    no_compiler,
     no_proc,
     no_slurm,
     not_writable,
@@ -58,13 +59,14 @@ def _machine_problems(config: Config) -> list[str]:
     if isinstance(config.launch, SlurmSettings):
         return no_slurm()
     here = ranks_here(config)
-    return no_proc() or too_few_descriptors(here) or memory_problems(config, here)
+    lacking = no_compiler() if config.compile and config.device.name != "cuda" else []
+    return lacking or no_proc() or too_few_descriptors(here) or memory_problems(config, here)
 
 
 def _problems_together(config: Config) -> list[str]:
     """Return what is wrong with values that do not fit each other, or not this machine."""
     found = _folder_problems(config) + _gpu_problems(config) + profile_problems(config) + _slurm_problems(config)
-    found += _share_problems(config)
+    found += _share_problems(config) + _compile_problems(config)
     if config.engine.name != "microp" and config.comms.name == "threads":
         found.append(f"engine={config.engine.name} needs ranks that are processes: use comms=auto")
     latency, backend = getattr(config.device, "latency_ms", 0), config.comms.backend(config.device)
@@ -120,6 +122,24 @@ def _buffer_problems(config: Config) -> list[str]:
         found.append(f"replicas={config.replicas}: {changes} differ between replicas: use replicas=1")
     if config.engine.name != "microp":
         found.append(f"engine={config.engine.name}: {changes} each engine would change: use engine=microp")
+    return found
+
+
+def _compile_problems(config: Config) -> list[str]:
+    """Return what compiled layers cannot be used with; a schedule that divides B and W is told with the schedule."""
+    if not config.compile:
+        return []
+    found, model = [], f"model={config.model.name}"
+    if config.engine.name != "microp":
+        found.append(f"engine={config.engine.name} cannot run compiled layers: use engine=microp or compile=false")
+    if config.warmup_steps == 0:
+        found.append("warmup_steps=0: compile=true compiles in the first step, and that is not to be measured: use 1")
+    if config.model.draws:
+        found.append(
+            f"{model} draws random numbers, and compiled code would draw others: use compile=false or no dropout"
+        )
+    if isinstance(config.model, OwnSettings) and config.model.facts.changes_buffers:
+        found.append(f"{model} changes buffers in its forward, which is not tried with compile=true: use compile=false")
     return found
 
 

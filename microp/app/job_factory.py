@@ -158,6 +158,11 @@ def _schedule_of(config: Config) -> tuple[Schedule | None, str, list[str]]:
     except ValueError as error:
         return None, "", [str(error)]
     found: list[str] = []
+    if config.compile and schedule.split:
+        found.append(
+            f"schedule={config.schedule['name']} divides the backward into B and W, and compile=true makes one "
+            "function of both: use a schedule without W, for example 1f1b, or compile=false"
+        )
     if config.engine.name == "torch":
         found += torch_problems(schedule, config.checkpointing, spread(config.batch_size, config.chunks))
     return schedule, to_text(built), found

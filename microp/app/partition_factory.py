@@ -80,9 +80,10 @@ def choose_partition(config: Config, schedule: Schedule | None) -> Chosen | None
         return Chosen(partition)
     notes = list(tasks[0].notes)
     if not tasks[0].prices.is_known:
+        remedy = "" if config.compile else f": {profile_command(config)} measures them"
         notes.append(
             f"partition={config.partition['name']} {list(partition.sizes)} counts every layer the same, "
-            f"because no times of its layers are known: {profile_command(config)} measures them"
+            f"because no times of its layers are known{remedy}"
         )
     return Chosen(partition, tuple(notes), by_costs=True)
 

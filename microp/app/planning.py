@@ -102,6 +102,8 @@ def make_plan(config: PlanConfig) -> Plan:
     ]
     if config.device.speed is not None:
         found.append("device.speed is not for a plan, whose pipelines can have any number of ranks: leave it out")
+    if config.compile:
+        found.append("compile=true is not for a plan: no times of compiled layers are known, leave it out")
     if config.dry_run:
         found.append("dry_run=true is for a run, and a plan runs nothing: leave it out")
     if found:

@@ -32,6 +32,8 @@ def lacks_profile(config: Config, job: Job) -> str | None:
     """Return what to type so that a run like this is predicted; None if it is predicted, or cannot be."""
     if job.is_emulated or profile_for(config) is not None:
         return None
+    if config.compile:
+        return "there are no profiles of compiled layers, so the times are not predicted"
     others = [*([] if config.optimizer.kind == ADAM.kind else [config.optimizer.kind]), *config.computing.words]
     what = " with ".join(["this model", *([" and ".join(others)] if others else [])])
     makes = f"{profile_command(config)} makes one"

@@ -289,6 +289,8 @@ class ProfileCallback(PointsCallback):
             found.append("device=emulated has nominal times: there is nothing to profile, use device=cpu")
         if config.comms.name == "threads":
             found.append("comms=threads runs all ranks in one process: a profile needs processes, use comms=auto")
+        if config.compile:
+            found.append("compile=true is not for a profile, which also measures W: leave it out")
         if config.replicas != 1:
             found.append(f"replicas={config.replicas}: a profile is of one pipeline, leave replicas out")
         if found:

@@ -64,6 +64,7 @@ class Config:
         learning_rate: the learning rate of the optimizer.
         seed: the seed of weights, batches and dropout.
         dtype: bf16: products in bf16 by autocast, weights and their gradients in float32; null: all in model.dtype.
+        compile: compile the layers of each stage with torch.compile, in the first step of the warm-up.
         repeat: the number of the launch; repeat=0,1,2 runs the same question three times.
         activation_limit: refuse a schedule in which a rank holds more (stage, microbatch) pairs at once,
             from F to W, or to B without W; null: no limit.
@@ -86,6 +87,7 @@ class Config:
     learning_rate: Annotated[float, Positive(1_000_000, "use for example 0.001")] = MISSING
     seed: Annotated[int, Range(-(2**63), 2**63 - 1)] = MISSING
     dtype: Annotated[str | None, OneOf(*LOWERED, otherwise="null for model.dtype")] = MISSING
+    compile: bool = MISSING
     repeat: Annotated[int, Range(0, 1_000_000)] = MISSING
     activation_limit: Annotated[int | None, Range(1, 1_000_000_000, "null for none")] = MISSING
     skip: bool = MISSING
@@ -112,7 +114,7 @@ class Config:
     @property
     def computing(self) -> Computing:
         """How the layers compute."""
-        return Computing(self.dtype)
+        return Computing(self.dtype, self.compile)
 
 
 GROUPS = tuple(

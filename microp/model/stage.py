@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from microp.model.autocast import open_autocast
+from microp.model.compiled import Segment
 from microp.model.engine_calls import run_backward
 from microp.model.randomness import random_parts
 from microp.model.split_backward import Deferred, SplitBackward, run_together
@@ -107,7 +108,8 @@ class Stage:
     def _cut(self, segments: int) -> list[list[nn.Module]]:
         layers = iter(self.layers)
         sizes = spread(len(self.layers), min(segments, len(self.layers)))
-        return [[module for _ in range(size) for module in _unwrapped(next(layers))] for size in sizes]
+        cut = [[module for _ in range(size) for module in _unwrapped(next(layers))] for size in sizes]
+        return [[Segment(modules)] for modules in cut] if self._computing.compile else cut
 
     def load(self, batch: Batch) -> None:
         """Set the step's batch; discard the losses and the recomputations of the last step."""

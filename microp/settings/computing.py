@@ -14,9 +14,11 @@ class Computing:
     Attributes:
         dtype: `bf16`: products in bf16 by autocast, with weights and their gradients in float32; None: everything in
             the model's own type.
+        compile: whether the layers are compiled by torch.compile.
     """
 
     dtype: str | None = None
+    compile: bool = False
 
     @property
     def words(self) -> list[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import sys
+import sysconfig
 from functools import cache
 from pathlib import Path
 
@@ -40,3 +42,17 @@ def this_host() -> dict[str, str | None]:
         "boot": boot.read_text().strip() if is_linux and boot.exists() else None,
         "namespace": str(namespace.readlink()) if is_linux and namespace.is_symlink() else None,
     }
+
+
+def no_compiler() -> list[str]:
+    """Return what this machine lacks to compile layers for its processor, in at most one sentence."""
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if shutil.which(compiler) is None:
+        return [
+            f"compile=true needs a C++ compiler, and {compiler} is not here: install g++, name another one by the "
+            "environment variable CXX, or use compile=false"
+        ]
+    if not header.exists():
+        return [f"compile=true needs Python's headers, and {header} is not here: install them, or use compile=false"]
+    return []

@@ -73,6 +73,11 @@ class ModelSettings(ABC):
         """The weights that several layers share; each of these layers has a copy of its own."""
         return ()
 
+    @property
+    def draws(self) -> bool:
+        """Whether a forward draws random numbers."""
+        return False
+
     def batch_bytes(self, rows: int) -> int:
         """Return the bytes of a batch on the rank of the first or of the last stage; both hold the text as int64."""
         return rows * (self.row_bytes + 1) * _INT64
@@ -137,6 +142,10 @@ class GptSettings(ModelSettings):
     dropout: float
     vocabulary: Annotated[int, Range(2, 1_000_000)] = BYTES
     tied: bool = False
+
+    @property
+    def draws(self) -> bool:
+        return self.dropout > 0
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -223,6 +232,10 @@ class OwnSettings(ModelSettings):
     keys: dict[str, Any]
     facts: LayerFacts
     refused: tuple[str, ...]
+
+    @property
+    def draws(self) -> bool:
+        return bool(self.facts.random)
 
     @property
     def asked(self) -> dict[str, Any]:

@@ -1,0 +1,151 @@
+"""`compile=true`: compiled layers give the gradients of the single process but for the last bits; what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, partial
+
+import pytest
+import ranks as rank_code
+import torch
+from configs import config, problems
+from conftest import CHECKPOINTING, gpt, mlp, small_job
+from own_model import mixed, settings_of
+from threads import in_threads
+
+from microp.engine import ActionError
+from microp.model import compiled
+from microp.schedule import builders, skewed, uniform
+from microp.schedule.builders import gpipe, interleaved
+from microp.settings import AS_WRITTEN, Computing, MlpSettings, machine
+from microp.worker import Trainer, monolith
+
+COMPILED = Computing(compile=True)
+MODELS = {"mlp": mlp(), "gpt": gpt(dropout=0.0), "mixed": settings_of(mixed)}
+WITHOUT_W = ("naive", "gpipe", "one_f_one_b", "eager_1f1b", "interleaved", "breadth_first")
+
+
+@cache
+def expected(name: str, chunks: int):
+    job = small_job(schedule=gpipe(1, chunks), model=MODELS[name])
+    *_, last = monolith.steps(job, rank_code.STEPS)
+    return last.loss, last.gradients
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Whatever is compiled, by a backend that generates no code: the graphs, with and without gradients."""
+    from torch._dynamo.backends.debugging import aot_eager
+
+    torch._dynamo.reset()
+    found = []
+
+    def record(graph, inputs):
+        found.append(graph)
+        return aot_eager(graph, inputs)
+
+    monkeypatch.setattr(compiled, "BACKEND", record)
+    return found
+
+
+def assert_near(got, want):
+    for mine, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_of_the_single_process(name, graphs):
+    """Every checkpointing mode; the schedules take turns, on two ranks that are threads."""
+    for turn, mode in enumerate(CHECKPOINTING):
+        schedule = getattr(builders, WITHOUT_W[(turn + 2) % len(WITHOUT_W)])(2, 4)
+        model = MODELS[name]
+        job = small_job(
+            schedule=schedule,
+            model=model,
+            partition=skewed(model.layers, schedule.stages),
+            checkpointing=CHECKPOINTING[mode],
+            backend="threads",
+            computing=COMPILED,
+        )
+        results = in_threads(2, partial(rank_code.train, job), timeout_s=60)
+        loss, want = expected(name, 4)
+        layers = {index: own for _, part in results for index, own in part.items()}
+        assert results[schedule.placement[schedule.stages - 1]][0][-1] == pytest.approx(loss, rel=1e-5)
+        for index, gradients in enumerate(want):
+            assert_near(layers[index], gradients)
+    assert graphs
+
+
+def test_the_first_step_compiles_and_no_other(graphs, tmp_path):
+    """Two numbers of rows, forwards with and without a graph; the step for memory runs layers as they are written."""
+    schedule = interleaved(2, 4)
+    cut, policy = uniform(6, schedule.stages), CHECKPOINTING["except_last"]
+    job = small_job(schedule=schedule, partition=cut, checkpointing=policy, backend="threads", computing=COMPILED)
+
+    def train(comms):
+        trainer, found = Trainer(job, comms), []
+        for step in range(3):
+            trainer.load(step)
+            trainer.step(step)
+            comms.barrier()
+            found.append(len(graphs))
+        trainer.load(3)
+        peak = trainer.memory_step(3)["peak_memory_mib"]
+        comms.barrier()
+        return [*found, len(graphs)], peak
+
+    both = in_threads(2, train, timeout_s=60)
+    for counts, _ in both:
+        assert counts[0] == counts[-1] > 0
+    written = in_threads(
+        2, partial(rank_code.peak_memory, [replace(job, computing=AS_WRITTEN)], None, _local_rank=0, _attempt=None)
+    )
+    assert [peak for _, peak in both] == [peak for [peak] in written]
+
+
+def test_a_layer_that_cannot_be_compiled_is_named(monkeypatch):
+    def fails(graph, inputs):
+        raise ValueError("no code for this")
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(compiled, "BACKEND", fails)
+    job = small_job(schedule=gpipe(1, 2), partition=uniform(6, 1), backend="threads", computing=COMPILED)
+
+    def train(comms):
+        trainer = Trainer(job, comms)
+        trainer.load(0)
+        with pytest.raises(ActionError) as error:
+            trainer.step(0)
+        return str(error.value)
+
+    [said] = in_threads(1, train)
+    assert said.startswith("rank 0, action 0F0, step 0: ")
+    assert "no code for this" in said
+    assert "\n" not in said
+
+
+@pytest.mark.skipif(bool(machine.no_compiler()), reason="a C++ compiler and Python's headers are needed")
+def test_generated_code():
+    """One small model on one rank: nothing else here waits for a C++ compiler, which takes seconds per kernel."""
+    torch._dynamo.reset()
+    model = MlpSettings("mlp", 2, 16, "float32")
+    job = small_job(schedule=gpipe(1, 3), model=model, partition=uniform(2, 1), backend="threads", computing=COMPILED)
+    [(losses, layers)] = in_threads(1, partial(rank_code.train, job), timeout_s=300)
+    *_, want = monolith.steps(job, rank_code.STEPS)
+    assert losses[-1] == pytest.approx(want.loss, rel=1e-5)
+    for index, gradients in enumerate(want.gradients):
+        assert_near(layers[index], gradients)
+
+
+def test_without_a_compiler_nothing_starts(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    [problem] = problems(config("compile=true"))
+    assert problem == (
+        "compile=true needs a C++ compiler, and no-such-compiler is not here: install g++, name another one by the "
+        "environment variable CXX, or use compile=false"
+    )
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(machine.sysconfig, "get_path", lambda name: "/nowhere")
+    monkeypatch.setattr(machine.shutil, "which", lambda name: name)
+    [problem] = problems(config("compile=true"))
+    assert problem.startswith("compile=true needs Python's headers, and /nowhere/Python.h is not here: install them")
