@@ -302,6 +302,43 @@ def test_what_torchrun_cannot_do(words, message, tmp_path):
     assert not (tmp_path / "outputs").exists()
 
 
+def test_a_rank_that_records_no_end_goes_on_for_a_while_when_torchrun_ends_its_host(tmp_path):
+    """torchrun sends SIGTERM to all ranks of a host: the first one has to see the cause before it loses this one."""
+    words = ["-m", "microp.run", *SMALL, "steps=1000000", "tracking=disabled"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([BIN / "torchrun", "--nproc_per_node=2", *words], cwd=tmp_path, env=environment)
+    try:
+        wait_until(lambda: rows_of(tmp_path, 1) > 0)
+        [pid] = [pid for pid in children_of(process.pid) if "LOCAL_RANK=1" in environment_of_process(pid)]
+        os.kill(pid, signal.SIGTERM)
+        before = rows_of(tmp_path, 1)
+        wait_until(lambda: rows_of(tmp_path, 1) > before + 5000)  # some steps, which both ranks make
+    finally:
+        for pid in (*children_of(process.pid), process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def children_of(pid: int) -> list[int]:
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def environment_of_process(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/environ").read_text().split("\0")
+
+
+def rows_of(folder: Path, rank: int) -> int:
+    """The bytes of the rows that a rank has written."""
+    return sum(path.stat().st_size for path in folder.glob(f"outputs/runs/*/*/steps.rank{rank}.jsonl"))
+
+
+def wait_until(condition) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_sweep_keeps_its_rows_and_leaves_nothing_running(signal_number, tmp_path):
     words = ["-m", "chunks=2,4", *SMALL, "steps=100000", "tracking=disabled"]

@@ -10,11 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from costs_helper import equal
 from hosts import CLOCK_S, NAMES, two_hosts
 from user import SMALL, microp, read
 
-from microp.schedule import Op
+from microp.schedule import Op, builders
+from microp.simulator import simulate
 from microp.store import check_attempt, clocks_text, read_rows, read_schedule, read_spans, read_status, read_summary
+from microp.trace import makespan
 
 WORDS = [*SMALL, "schedule=1f1b", "ranks=4", "chunks=4", "tracking=disabled"]
 TIMEOUT_S = 4
@@ -23,9 +26,9 @@ DELAY_MS = 5.0 if TUN.exists() else 0.0  # of the link
 
 
 @contextmanager
-def launched(hosts, *words: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """A launch on all hosts, which has ended after the block."""
-    processes = [host.torchrun(*WORDS, *words) for host in hosts]
+def launched(hosts, *words: str, ranks: int = 2) -> Iterator[list[subprocess.Popen[str]]]:
+    """A launch on all hosts, with `ranks` ranks on each, which has ended after the block."""
+    processes = [host.torchrun(*words, ranks=ranks) for host in hosts]
     try:
         yield processes
     finally:
@@ -42,7 +45,7 @@ def attempts_of(folder: Path) -> list[Path]:
 def over_two(tmp_path_factory):
     """The hosts and the exit codes of a run over both."""
     with two_hosts(tmp_path_factory.mktemp("hosts"), DELAY_MS) as hosts:
-        with launched(hosts) as processes:
+        with launched(hosts, *WORDS) as processes:
             codes = [process.wait(120) for process in processes]
         yield hosts, codes
 
@@ -106,10 +109,39 @@ def test_the_drawing_states_the_residual(over_two, attempt):
     assert said in first.said()
 
 
+@pytest.mark.skipif(not DELAY_MS, reason=f"{TUN} is missing, so packets cannot be delayed")
+def test_eager_1f1b_hides_the_link_as_hop_latency_says(over_two):
+    """One emulated rank on each host: 1F1B waits for the link in every microbatch, eager 1F1B for none.
+
+    Nominal times and the delay are the least that a step takes; other processes only make it longer, so the shortest
+    of the steps counts.
+    """
+    hosts, _ = over_two
+    chunks, action_ms = 8, 10
+    nominal = ["device=emulated", f"device.forward_ms={action_ms}", f"device.backward_ms={action_ms}"]
+    rest = ["model.layers=4", "model.dim=16", "batch_size=8", "steps=6", "warmup_steps=1", "tracking=disabled"]
+    took, least, free = {}, {}, {}
+    for name, build in {"1f1b": builders.one_f_one_b, "eager_1f1b": builders.eager_1f1b}.items():
+        with launched(hosts, "ranks=2", f"chunks={chunks}", f"schedule={name}", *nominal, *rest, ranks=1) as processes:
+            assert [process.wait(120) for process in processes] == [0, 0], hosts[0].said() + hosts[1].said()
+        [found] = hosts[0].folder.glob(f"outputs/runs/{name}-m{chunks}-k2-*/attempt-1")
+        rows = [row for row in read_rows(found, 0) if row["phase"] == "measured"]
+        took[name] = min(row["pipeline_ms"] for row in rows)
+        schedule = build(2, chunks)
+        least[name], free[name] = (
+            makespan(simulate(schedule, equal(2, action_ms, action_ms, latency))) for latency in (DELAY_MS, 0)
+        )
+    gain = least["1f1b"] - least["eager_1f1b"]
+    assert free["1f1b"] == free["eager_1f1b"]  # without a link to hide neither is faster
+    assert gain > chunks / 2 * DELAY_MS
+    assert took["1f1b"] > 0.98 * least["1f1b"]
+    assert took["1f1b"] - took["eager_1f1b"] > 0.5 * gain
+
+
 def test_a_cut_link_ends_both_hosts(tmp_path):
     """The ranks end in time; torchrun itself waits for the first host's answer for minutes on the second."""
     words = ["steps=1000000", f"comms.timeout_s={TIMEOUT_S}"]
-    with two_hosts(tmp_path) as hosts, launched(hosts, *words):
+    with two_hosts(tmp_path) as hosts, launched(hosts, *WORDS, *words):
         first, second = hosts
         wait_for(lambda: any(path.stat().st_size for path in first.folder.glob("outputs/runs/*/*/steps.*")), hosts)
         first.cut()
