@@ -91,16 +91,21 @@ def _problem(error: BaseException) -> str:
     if isinstance(cause, OmegaConfBaseException):
         return in_a_line(cause)
     if several := re.match(SEVERAL, text.partition("\n")[0]):
-        key, _, values = several[1].partition("=")
-        return (
-            f"{several[1]} has several values: for a sweep use -m on the command line or a loop in Python, "
-            f"for a list {key}=[{values}]"
-        )
+        return _several(several[1])
     if exists := re.search(r"An item is already at '(.*)'", text):
         return f"+{exists[1]} is a key already: leave out the +"
     if in_file := re.match(r"In '(.*)': \w+ raised while composing config:\n", text):
         return f"in {in_file[1]}: {_problem_in_file(text[in_file.end() :], error.__context__)}"
     return _first_sentences(text or str(cause))
+
+
+def _several(word: str) -> str:
+    """Return that an override with several values is for a sweep, or for a list."""
+    key, _, values = word.partition("=")
+    use = "use -m on the command line or a loop in Python"
+    if re.match(r"\w+\(", values):
+        return f"{word} is for a sweep: {use}"
+    return f"{word} has several values: for a sweep {use}, for a list {key}=[{values}]"
 
 
 def _missing(error: MissingConfigException) -> str:

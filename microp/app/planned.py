@@ -71,12 +71,21 @@ class Planned(NamedTuple):
 
 
 def planned(record: dict[str, Any]) -> Planned:
-    """Return a point from a plan; neither the files of `conf/` nor a schedule's builder or file are asked again."""
-    config = from_plain(record["config"])
-    order, partition = from_text(record["order"]), Partition(tuple(record["partition"]))
-    job = job_with(config, order, partition, record["run_id"], record["question_id"])
-    resumed = Snapshot(**record["resumed"]) if record["resumed"] else None
-    return Planned(record["overrides"], config, replace(job, resumed=resumed), record.get("known", 0))
+    """Return a point from a plan; neither the files of `conf/` nor a schedule's builder or file are asked again.
+
+    Raises:
+        RecordError: it is not a point of a plan.
+    """
+    try:
+        config = from_plain(record["config"])
+        order, partition = from_text(record["order"]), Partition(tuple(record["partition"]))
+        job = job_with(config, order, partition, record["run_id"], record["question_id"])
+        resumed = Snapshot(**record["resumed"]) if record["resumed"] else None
+        return Planned(record["overrides"], config, replace(job, resumed=resumed), record.get("known", 0))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RecordError(
+            f"the plan's point {record.get('run_id')} is damaged ({error!r}): run its sweep again"
+        ) from error
 
 
 def finished(run: Path, after: int = 0, *, final: bool = False) -> Path | None:

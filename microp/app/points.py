@@ -44,6 +44,7 @@ from microp.settings import SlurmSettings, is_joined
 from microp.store import (
     LockedError,
     Owner,
+    RecordError,
     SweepPlan,
     flatten,
     hold,
@@ -143,12 +144,15 @@ def run_from_plan(folder: str, run: str) -> int:
     if record is None:
         console.error(f"{plan.folder / 'points.jsonl'} has no point {run}: give one of its run ids")
         return BAD_INPUT
-    point = planned(record)
-    if speaks():
-        close_requeued(point.run, point.job)
     try:
+        point = planned(record)
+        if speaks():
+            close_requeued(point.run, point.job)
         point = point._replace(job=resumed_again(point.config, point.job))
         attempt = _run_joined(point, plan) if is_joined() else _run_here(point, plan)
+    except RecordError as error:
+        console.error(str(error))
+        return BAD_INPUT
     except (ConfigError, LockedError, Stop) as error:
         console.error(str(error))
         return 1

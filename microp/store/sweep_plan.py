@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from microp.settings import redact_values, redact_words
-from microp.store.files import write_text
+from microp.store.files import parse_problem, write_text
 from microp.store.lock import hold
 from microp.store.recorder import write_json
-from microp.store.records import Row, read_json
+from microp.store.records import RecordError, Row, read_json
 
 
 class SweepPlan:
@@ -44,8 +44,14 @@ class SweepPlan:
 
     @property
     def head(self) -> dict[str, Any]:
-        """The content of `plan.json`."""
-        found: dict[str, Any] = read_json(self.folder / "plan.json")
+        """The content of `plan.json`; reading it raises RecordError if that cannot be read."""
+        path = self.folder / "plan.json"
+        try:
+            found: dict[str, Any] = read_json(path)
+        except (OSError, ValueError, RecursionError) as error:
+            raise _unreadable(path, parse_problem(error)) from error
+        if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+            raise _unreadable(path, "it is not a plan")
         return found
 
     @cached_property
@@ -105,14 +111,16 @@ class SweepPlan:
         return json.dumps(written) + "\n"
 
     def _lines(self, start: int) -> Iterator[tuple[int, int, Row]]:
-        """Yield where each line starts and ends and what it holds; a line that was cut short is left out."""
+        """Yield where each line starts and ends and what it holds; a line that holds no point is left out."""
         with self._points.open("rb") as file:
             file.seek(start)
             for line in file:
                 end = start + len(line)
                 if line.endswith(b"\n"):
-                    with suppress(ValueError):
-                        yield start, end, json.loads(line)
+                    with suppress(ValueError, RecursionError):
+                        point = json.loads(line)
+                        if isinstance(point, dict) and isinstance(point.get("overrides"), list):
+                            yield start, end, point
                 start = end
 
 
@@ -133,6 +141,10 @@ def claim_folder(wanted: Path) -> Path:
             continue
         return folder
     raise AssertionError
+
+
+def _unreadable(path: Path, reason: str) -> RecordError:
+    return RecordError(f"{path} cannot be read ({reason}): run its sweep again")
 
 
 def _listed(points: Iterable[Row]) -> list[Row]:
