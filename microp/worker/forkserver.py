@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def start_forkserver(ranks: int) -> None:
     with _socket_folder() as folder:
         config["tempdir"] = folder
         try:
-            with _interrupt_held_back():
+            with _held_back(signal.SIGINT):  # until `forkserver_setup` has begun
                 forkserver.ensure_running()
             if sys.platform == "linux":
                 _remove_name(vars(forkserver)["_forkserver"])
@@ -54,9 +54,9 @@ def start_forkserver(ranks: int) -> None:
 
 
 @contextmanager
-def _interrupt_held_back() -> Iterator[None]:
-    """Let Ctrl-C wait in this thread, and in a process that it starts until that is ready for it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _held_back(*signals: signal.Signals) -> Iterator[None]:
+    """Let signals wait in this thread, and in a process that it starts until that asks for them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:
@@ -92,6 +92,9 @@ def _check_semaphores(count: int) -> None:
     """Raise WriteError unless `count` semaphores can exist at once: the launcher shares that many with its ranks."""
     made: list[Any] = []
     try:
+        # A closed terminal and Ctrl-\ would end the process that removes semaphores; it ignores Ctrl-C itself.
+        with _held_back(signal.SIGHUP, signal.SIGQUIT):
+            resource_tracker.ensure_running()
         with named_semaphores():
             while len(made) < count:
                 made.append(multiprocessing.get_context("forkserver").Lock())

@@ -12,7 +12,7 @@ import tempfile
 import time
 from contextlib import suppress
 from importlib import import_module
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +25,7 @@ from conftest import small_job
 from microp.schedule.builders import gpipe, one_f_one_b
 from microp.store import WriteError, read_json, read_rows
 from microp.worker import RankError, launch, launch_ranks, leftovers, run_threads
+from microp.worker import forkserver as worker_forkserver
 from microp.worker.forkserver import start_forkserver
 
 spawn = import_module("torch.multiprocessing.spawn")  # torch.multiprocessing has a function of this name
@@ -113,6 +114,19 @@ def test_ctrl_c_ends_a_server_that_is_not_ready_in_silence(moment, monkeypatch, 
     assert os.waitstatus_to_exitcode(status) == -signal.SIGINT
     assert capfd.readouterr() == ("", "")
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_the_process_that_removes_semaphores_outlives_a_closed_terminal(monkeypatch):
+    """Both signals go to all processes of a terminal."""
+    tracker = resource_tracker.ResourceTracker()
+    for name in ("ensure_running", "register", "unregister", "getfd"):
+        monkeypatch.setattr(resource_tracker, name, getattr(tracker, name))
+    worker_forkserver._check_semaphores(1)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        os.kill(tracker._pid, number)
+    os.close(tracker._fd)
+    _, status = os.waitpid(tracker._pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
