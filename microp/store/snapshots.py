@@ -94,7 +94,7 @@ def _training(job: Job) -> dict[str, Any]:
         "learning_rate": job.learning_rate,
         "seed": job.seed,
         **({} if job.optimizer == ADAM else {"optimizer": asdict(job.optimizer)}),
-        **({} if job.computing == AS_WRITTEN else asdict(job.computing)),
+        **{key: value for key, value in asdict(job.computing).items() if value != getattr(AS_WRITTEN, key)},
     }
 
 
