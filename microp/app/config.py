@@ -11,7 +11,6 @@ new one is therefore a function and a YAML file.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
@@ -26,6 +25,7 @@ from microp.app.environment import environment_problems
 from microp.app.errors import NO_RUN, ConfigError
 from microp.app.expressions import evaluate
 from microp.app.hydra_loader import install
+from microp.app.hydra_pace import copied
 from microp.app.hydra_problems import REFUSED, hydra_problems, in_a_line, option_problems
 from microp.app.knobs import Knobs, schema_of, without_unused
 from microp.app.model_factory import own_model
@@ -67,13 +67,14 @@ def read_composed(config: DictConfig) -> Config:
     Raises:
         ConfigError: a key has no value, or a value of the wrong type.
     """
-    config = copy.deepcopy(config)
+    config = copied(config)
     with read_write(config), open_dict(config):
         config.pop("hydra", None)
-    if found := environment_problems(config):
+    text = str(OmegaConf.to_container(config, resolve=False))
+    if found := environment_problems(text):
         raise ConfigError(found)
     try:
-        if missing := OmegaConf.missing_keys(config):
+        if "???" in text and (missing := OmegaConf.missing_keys(config)):
             raise ConfigError([f"{key} has no value: set {key}=..." for key in sorted(missing)])
         result = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-from omegaconf import DictConfig, OmegaConf
-
 ALLOWED = (
     *("HOME", "USER", "LOGNAME", "HOSTNAME", "PWD", "TMPDIR", "SCRATCH", "WORK", "DATA"),
     *("SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_SUBMIT_DIR", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
@@ -14,9 +12,8 @@ ALLOWED = (
 _READ = re.compile(r"oc\.env:\s*([^,}\s]*)")
 
 
-def environment_problems(config: DictConfig) -> list[str]:
-    """List the environment variables that a composed configuration reads and may not, one sentence each."""
-    text = str(OmegaConf.to_container(config, resolve=False))
+def environment_problems(text: str) -> list[str]:
+    """List the environment variables that a configuration's values, as text, read and may not, one sentence each."""
     return [
         f"${{oc.env:{name}}} would write an environment variable into the records: "
         f"type its value, or use one of {', '.join(ALLOWED)}"

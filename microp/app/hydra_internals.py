@@ -6,7 +6,6 @@ Hydra has no public functions for these. If a new version moves its modules, onl
 from __future__ import annotations
 
 import argparse
-import copy
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -30,6 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from microp.app.errors import ConfigError, Rest
 from microp.app.hydra_loader import Loader, key_of
+from microp.app.hydra_pace import copied
 from microp.settings import quoted
 
 MOST_POINTS = 100_000  # each is composed and checked before the first one runs
@@ -159,7 +159,7 @@ def compose_points(config: DictConfig) -> list[Composed]:
         try:
             if tuple(options) not in composed:
                 composed[tuple(options)] = _options_of(config, loader, options)
-            node, choices = copy.deepcopy(composed[tuple(options)])
+            node, choices = copied(composed[tuple(options)])
             loader.apply(node, choices, values)
             found.append(Composed(list(point), node, [], []))
         except ConfigError as error:
@@ -205,7 +205,7 @@ def _rest_of(
     """Return a point without the values that are wrong; `alone` remembers which ones are, for the other points."""
 
     def applied(words: list[str]) -> DictConfig | None:
-        node, choices = copy.deepcopy(composed)
+        node, choices = copied(composed)
         try:
             loader.apply(node, choices, words)
         except ConfigError:

@@ -27,13 +27,12 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.default_element import ConfigDefault
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from microp.app.errors import NO_RUN, ConfigError, Rest
-from microp.app.hydra_pace import quicken
+from microp.app.hydra_pace import parsed, quicken
 from microp.app.hydra_problems import REFUSED, no_option, not_used, taken_away, unknown_key, word_problems
 from microp.app.option_files import OptionFiles
 from microp.app.schema import FIXED, GROUPS, Config
@@ -130,7 +129,7 @@ class Loader(ConfigLoaderImpl):
         for word in words:
             if not self.is_other_s(key_of(word), choices):
                 try:
-                    self._apply_overrides_to_config(OverridesParser.create().parse_overrides([word]), node)
+                    self._apply_overrides_to_config(parsed(word), node)
                 except REFUSED as error:
                     found += word_problems(word, error)
         if found := found + self.problems(node, choices):
@@ -283,8 +282,8 @@ def _is_of_a_run(config: DictConfig) -> bool:
 
 def _is_hydra_s(word: str) -> bool:
     try:
-        [parsed] = OverridesParser.create().parse_overrides([word])
-        return parsed.is_hydra_override()
+        [override] = parsed(word)
+        return override.is_hydra_override()
     except OverrideParseException:
         return False
 

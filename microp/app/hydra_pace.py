@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import pickle
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from hydra._internal import defaults_list
 from hydra.core.default_element import InputDefault
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, grammar_parser
 from omegaconf import base as omegaconf_base
 
 _NO_CHOICES = DictConfig({})
 _full_interpolation_map = defaults_list._create_interpolation_map
 _parse = lru_cache(maxsize=1000)(grammar_parser.parse)
+T = TypeVar("T")
+
+
+def copied(config: T) -> T:
+    """Return a deep copy of a configuration; `copy.deepcopy` takes several times as long."""
+    result: T = pickle.loads(pickle.dumps(config, pickle.HIGHEST_PROTOCOL))
+    return result
+
+
+@lru_cache(maxsize=1000)
+def parsed(word: str) -> list[Override]:
+    """Return an override as Hydra reads it, which must not be changed; the points of a sweep have the same few."""
+    return OverridesParser.create().parse_overrides([word])
 
 
 def quicken() -> None:

@@ -36,12 +36,12 @@ def _of(node: DictConfig) -> Any:
 def wrong_keys(node: DictConfig, without: Collection[str], before: str = "") -> Iterator[str]:
     """Yield the keys that the schema of a node or of a node below it does not have, and those that are missing."""
     schema = _of(node)
-    known = {field.name for field in fields(schema)}
+    known, present = {field.name for field in fields(schema)}, all_keys(node)
     for key in map(str, node):
         if key not in known and f"{before}{key}" not in {*without, "hydra"}:
             yield unknown_key(f"{before}{key}", _root_of(node), str(node[key]))
     for key in known:
-        if key not in all_keys(node) or (before == "" and key in GROUPS and OmegaConf.is_missing(node, key)):
+        if key not in present or (before == "" and key in GROUPS and OmegaConf.is_missing(node, key)):
             yield taken_away(f"{before}{key}")
         elif isinstance(below := node._get_node(key), DictConfig) and is_dataclass(_of(below)):
             yield from wrong_keys(below, without, f"{before}{key}.")

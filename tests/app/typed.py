@@ -10,7 +10,6 @@ The parts are those of a command: Hydra's loader composes, the callback reads, c
 
 from __future__ import annotations
 
-import copy
 import re
 import shlex
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from microp.app.config import register_schemas, with_profiles
 from microp.app.hydra_callbacks import refuse
 from microp.app.hydra_internals import composer, expand
 from microp.app.hydra_loader import current
+from microp.app.hydra_pace import copied
 from microp.app.hydra_problems import REFUSED
 from microp.app.planning import PlanCallback, search_words
 from microp.app.pricing import PricingCallback
@@ -137,6 +137,6 @@ class Terminal:
         if key not in self._composed:
             node = loader.load_configuration(name, options, RunMode.RUN)
             self._composed[key] = node, dict(node.hydra.runtime.choices)
-        node, choices = copy.deepcopy(self._composed[key])
+        node, choices = copied(self._composed[key])
         loader.apply(node, choices, values)
         return node
