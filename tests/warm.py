@@ -2,12 +2,13 @@
 
 ::
 
-    pytest ── one line of JSON ─► warm process (outside packages imported, nothing of microp) ── fork ─► the command
-           ◄─ its exit code ────                                                                 ── fork ─► its ranks
+    pytest ── one line of JSON ─► warm process (packages imported, of microp the lower floors) ── fork ─► the command
+           ◄─ its exit code ────                                                               ── fork ─► its ranks
 
-The forked process is what `python -m module` is to the command: its own folder, arguments, environment and output, and
-microp imported anew. Only the packages that microp uses are there already, also for the ranks. It takes a tenth of the
-time of a new interpreter.
+The forked process is what `python -m module` is to the command: its own folder, arguments, environment and output.
+The packages that microp uses are there already, also for the ranks, and those of microp's that read nothing of the
+environment when they are imported: `app` and `terminal` are imported anew. It takes a tenth of the time of a new
+interpreter.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ PACKAGES = [
         "rich.table",
         "rich.live",
     ),
+    *("microp.planner", "microp.worker"),  # with all packages below them
 ]
 
 
@@ -74,6 +76,7 @@ class Warm:
 
 
 def _serve() -> None:
+    sys.path.insert(1, str(Path(__file__).parents[1]))  # as for the commands
     for name in PACKAGES:
         importlib.import_module(name)
     for line in sys.stdin:
