@@ -41,6 +41,7 @@ ADDED: dict[str, Any] = {
     "optimizer": asdict(ADAM),
     **asdict(AS_WRITTEN),
 }  # `group.key`, or a key or a whole group of the top -> the default at which it is left out
+LATER = {key: default for key, default in ADDED.items() if "." not in key}  # what a run that lacks a key had
 _TIMES = (  # of a device: 5 and 5.0 are one time
     *("forward_ms", "backward_ms", "weight_ms", "full_ms", "recompute_ms", "reduce_ms", "overhead_ms", "optimizer_ms"),
 )

@@ -25,6 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from microp.job import LATER
 from microp.store.damage import check_attempt
 from microp.store.disturbance import disturbances
 from microp.store.plans import Plan, Point, command, read_plans
@@ -174,7 +175,7 @@ def _row(attempt: Path) -> dict[str, Any]:
         "folder": str(attempt),
         "started": status["started"],
         "message": status.get("message"),
-        "config": read_config(attempt),
+        "config": {**LATER, **read_config(attempt)},
         "env": read_env(attempt),
     }
     if not (attempt / "summary.json").exists():  # killed, or still running

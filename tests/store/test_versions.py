@@ -51,6 +51,13 @@ def change(path: Path, **changes) -> None:
     write_json(path, {**json.loads(path.read_text()), **changes})
 
 
+def test_a_run_without_a_key_that_was_added_later_has_its_default(outputs):
+    """So that it pairs with newer runs that have the default."""
+    [row] = Store(outputs).rows
+    config = row["config"]
+    assert (config["dtype"], config["compile"], config["optimizer"]["name"]) == (None, False, "adam")
+
+
 # --- version 1 -----------------------------------------------------------------------------------
 
 
