@@ -17,7 +17,7 @@ from microp.app.profiles import prices_of, profile_problems, used_profile
 from microp.app.schema import Config
 from microp.job import Job
 from microp.planner import LOOPED, Choice, Priced, Pricer, Subject, advice, fill_text
-from microp.settings import COPYING, GIB, size_text
+from microp.settings import GIB, size_text, transport_holds
 from microp.simulator import LayerMemory
 
 OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|bad_alloc", re.IGNORECASE)
@@ -67,7 +67,7 @@ def subject_of(config: Config, rows: float, devices: int) -> Subject:
         memory=memory,
         batch_bytes=config.model.batch_bytes,
         states=config.optimizer.states,
-        keeps_sent=config.comms.backend(config.device) not in COPYING,
+        holds=transport_holds(config.comms.backend(config.device), config.device),
     )
 
 

@@ -17,7 +17,7 @@ from microp.app.profiles import prices_of, profile_command, rows_of_first_replic
 from microp.app.schema import Config
 from microp.planner import NoRoomError, Task
 from microp.schedule import Partition, Schedule, of_sizes, uniform
-from microp.settings import COPYING, GIB
+from microp.settings import GIB, transport_holds
 
 
 class Chosen(NamedTuple):
@@ -110,7 +110,7 @@ def task_of(config: Config, schedule: Schedule) -> Task:
         cap=cap,
         batch=config.model.batch_bytes(sum(rows)),
         states=config.optimizer.states,
-        keeps_sent=config.comms.backend(config.device) not in COPYING,
+        holds=transport_holds(config.comms.backend(config.device), config.device),
     )
 
 

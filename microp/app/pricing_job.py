@@ -20,7 +20,7 @@ from microp.app.profiles import profile_problems, rows_of_first_replica, times_o
 from microp.app.schema import Config, SimulateConfig
 from microp.job import Workload
 from microp.schedule import Schedule, validate
-from microp.settings import COPYING, EmulatedSettings, broken_rules, quoted
+from microp.settings import EmulatedSettings, broken_rules, quoted, transport_holds
 from microp.simulator import LINK_MODELS, PER_STAGE, Costs, for_stages, nominal_costs
 
 LARGEST = 1e15  # a cost: sums of more would not be exact
@@ -108,8 +108,8 @@ def _workload(config: Config, schedule: Schedule) -> Workload | None:
     chosen = choose_partition(config, schedule)
     assert chosen is not None, "there is a schedule"
     layers = chosen.partition.sizes
-    rows, keeps_sent = rows_of_first_replica(config), config.comms.backend(config.device) not in COPYING
-    return Workload(schedule, layers, rows, config.checkpointing, config.optimizer.states, keeps_sent)
+    rows, holds = rows_of_first_replica(config), transport_holds(config.comms.backend(config.device), config.device)
+    return Workload(schedule, layers, rows, config.checkpointing, config.optimizer.states, holds)
 
 
 def _costs(config: SimulateConfig, schedule: Schedule, workload: Workload | None) -> Costs:

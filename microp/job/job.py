@@ -12,17 +12,19 @@ from microp.schedule import Partition, Schedule, spread, to_text
 from microp.settings import (
     ADAM,
     AS_WRITTEN,
-    COPYING,
+    HOLDS_NOTHING,
     NO_SNAPSHOTS,
     Checkpointing,
     Computing,
     DataSettings,
     DeviceSettings,
     EngineSettings,
+    Holds,
     ModelSettings,
     OptimizerSettings,
     SnapshotSettings,
     SyncSettings,
+    transport_holds,
 )
 
 
@@ -35,7 +37,7 @@ class Workload(NamedTuple):
         rows: the number of rows of each microbatch.
         checkpointing: what is recomputed.
         states: the tensors of a weight's size that the optimizer keeps for each weight.
-        keeps_sent: whether a tensor that is sent stays in the sender's memory until the receiver has used it.
+        holds: what the transport holds of the device's memory; see `transport_holds`.
     """
 
     schedule: Schedule
@@ -43,7 +45,7 @@ class Workload(NamedTuple):
     rows: tuple[int, ...]
     checkpointing: Checkpointing
     states: int = ADAM.states
-    keeps_sent: bool = False
+    holds: Holds = HOLDS_NOTHING
 
 
 class Snapshot(NamedTuple):
@@ -127,10 +129,8 @@ class Job:
     def workload(self) -> Workload:
         """The workload of one replica."""
         rows = self.of(self.replica or 0).rows
-        keeps_sent = self.backend not in COPYING
-        return Workload(
-            self.schedule, self.partition.sizes, rows, self.checkpointing, self.optimizer.states, keeps_sent
-        )
+        holds = transport_holds(self.backend, self.device)
+        return Workload(self.schedule, self.partition.sizes, rows, self.checkpointing, self.optimizer.states, holds)
 
     @property
     def mean_rows(self) -> float:

@@ -21,7 +21,7 @@ from microp.planner.cuts import Cut, Room, cut
 from microp.planner.held import Ranks
 from microp.planner.prices import Prices
 from microp.schedule import Partition, Schedule, uniform
-from microp.settings import GIB, NEVER, Checkpointing
+from microp.settings import GIB, HOLDS_NOTHING, NEVER, Checkpointing, Holds
 from microp.simulator import LayerMemory, simulate
 
 EFFORT = 300_000  # actions that a refinement may simulate
@@ -45,7 +45,7 @@ class Task:
         cap: the bytes of memory that each rank has.
         batch: the bytes of the batch's text on the first and on the last rank.
         states: the tensors of a weight's size that the optimizer keeps for each weight.
-        keeps_sent: as in `Workload`.
+        holds: as in `Workload`.
         notes: what the user should know about the choice; a builder adds to it.
     """
 
@@ -57,12 +57,12 @@ class Task:
     cap: float | None = None
     batch: float = 0
     states: int = 2
-    keeps_sent: bool = False
+    holds: Holds = HOLDS_NOTHING
     notes: list[str] = field(default_factory=list)
 
     def workload(self, sizes: Sequence[int]) -> Workload:
         """Return the workload with these numbers of layers."""
-        return Workload(self.schedule, tuple(sizes), self.rows, self.checkpointing, self.states, self.keeps_sent)
+        return Workload(self.schedule, tuple(sizes), self.rows, self.checkpointing, self.states, self.holds)
 
     def step(self, sizes: Sequence[int]) -> float:
         """Return the simulated time of a step, in the unit of the prices, with the sums over replicas."""
@@ -76,7 +76,7 @@ class Task:
         if self.memory is None or self.cap is None:
             return None
         return Ranks(
-            self.schedule, self.memory, self.rows, self.checkpointing, self.batch, None, self.states, self.keeps_sent
+            self.schedule, self.memory, self.rows, self.checkpointing, self.batch, None, self.states, self.holds
         )
 
     def partition(self, layers: int, refine: bool) -> Partition:

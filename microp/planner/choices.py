@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 from microp.planner.balance import EFFORT, Task, exact_cut, refined
 from microp.planner.cuts import cut
-from microp.planner.held import Moments, Ranks
+from microp.planner.held import Ranks
+from microp.planner.moments import Moments
 from microp.planner.prices import Prices, rank_loads
 from microp.schedule import Op, Schedule, builders, spread, uniform
-from microp.settings import Checkpointing
+from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
 from microp.simulator import Costs, LayerMemory
 
 ORDERS: Mapping[str, Callable[..., Schedule]] = {  # an option of group schedule -> its builder
@@ -107,7 +108,7 @@ class Subject:
         memory: returns the memory of each layer, for a backward that is divided or not; None: memory does not count.
         batch_bytes: a number of rows -> the bytes of their text.
         states: the tensors of a weight's size that the optimizer keeps for each weight.
-        keeps_sent: as in `Workload`.
+        holds: as in `Workload`.
     """
 
     layers: int
@@ -117,7 +118,7 @@ class Subject:
     memory: Callable[[bool], Sequence[LayerMemory]] | None = None
     batch_bytes: Callable[[int], float] = float
     states: int = 2
-    keeps_sent: bool = False
+    holds: Holds = HOLDS_NOTHING
 
 
 def policy(text: str) -> Checkpointing:
@@ -187,7 +188,7 @@ class Pricer:
         key = order, spared, uneven
         if key not in self._counts:
             if order not in self._moments:
-                self._moments[order] = Moments(schedule, self.subject.keeps_sent)
+                self._moments[order] = Moments(schedule, self.subject.holds)
             self._counts[key] = self._moments[order].counts(spared, rows)
         return Ranks(
             schedule,
@@ -197,7 +198,7 @@ class Pricer:
             self.subject.batch_bytes(share),
             self._counts[key],
             self.subject.states,
-            self.subject.keeps_sent,
+            self.subject.holds,
         )
 
     def sizes(self, choice: Choice, task: Task) -> tuple[int, ...] | None:

@@ -191,8 +191,8 @@ def peak_memory_mib(workload: Workload, layers: Sequence[LayerMemory], batch: fl
         layers: the memory of every layer.
         batch: the bytes of the batch on the ranks of the first and of the last stage.
     """
-    schedule, _, rows, checkpointing, states, keeps_sent = workload
-    ranks = Ranks(schedule, layers, rows, checkpointing, batch, None, states, keeps_sent)
+    schedule, _, rows, checkpointing, states, holds = workload
+    ranks = Ranks(schedule, layers, rows, checkpointing, batch, None, states, holds)
     return [peak / MIB for peak in ranks.peaks(workload.layers)]
 
 

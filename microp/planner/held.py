@@ -2,33 +2,39 @@
 
 ::
 
-    rank 0   F0 F1 B0 W0 ...      a moment: what is held after an action, or needed during it, counted per stage
-                   ╰─ 1 kept, 1 pending, gradients, ...
-    peak of a rank = max over its moments of (counts x bytes)
-
-A rank runs its row in order, so what it holds at each moment does not depend on any time. Beside activations, a
-mailbox that a received tensor has left keeps its memory, and over some transports a tensor that was sent stays until
-its receiver has used it.
+    moments of a rank       counts by (moment, stage, column)  ─┐
+    layers of its stages    bytes by (stage, column)           ─┴─► peak = max over the moments of (counts x bytes)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from microp.schedule import Action, Op, Schedule, Taken, completed_sends, mailboxes_taken, remote_links
-from microp.settings import Checkpointing
+from microp.planner.moments import (
+    COLUMNS,
+    COMING_GRADIENTS,
+    COMING_INPUTS,
+    GRADIENTS,
+    IN_BACKWARD,
+    IN_FORWARD,
+    IN_FULL,
+    IN_WEIGHT,
+    KEPT,
+    PENDING,
+    REBUILT,
+    SENT_GRADIENTS,
+    SENT_OUTPUTS,
+    WHOLE,
+    Floats,
+    Moments,
+)
+from microp.schedule import Schedule
+from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
 from microp.simulator import LayerMemory, StageMemory, compose_memory
-
-COLUMNS = 13  # of counts and of bytes
-KEPT, WHOLE, PENDING, GRADIENTS, REBUILT, IN_FORWARD, IN_BACKWARD, IN_FULL, IN_WEIGHT = range(9)
-EMPTY_INPUTS, EMPTY_GRADIENTS, SENT_OUTPUTS, SENT_GRADIENTS = range(9, COLUMNS)
-Floats = NDArray[np.float64]
 
 
 class Part(NamedTuple):
@@ -43,107 +49,6 @@ class Part(NamedTuple):
     name: str
     size: float
     number: int = 0
-
-
-class Moments:
-    """What the ranks of a schedule hold at each moment, for any sizes of microbatches.
-
-    Args:
-        schedule: a valid order.
-        keeps_sent: whether what was sent is counted; see `Workload`.
-    """
-
-    def __init__(self, schedule: Schedule, keeps_sent: bool) -> None:
-        taken, links = mailboxes_taken(schedule), remote_links(schedule) if keeps_sent else {}
-        self._chunks = schedule.chunks
-        self._rows = [_Row(schedule, rank, taken, links) for rank in range(len(schedule.ranks))]
-
-    def counts(self, spared: Sequence[int], rows: Sequence[int]) -> list[Floats]:
-        """Return for each rank an array of counts by (moment, stage of the rank, column), of microbatches of mean size.
-
-        Args:
-            spared: the microbatches that are not recomputed while others are.
-            rows: the rows of each microbatch.
-        """
-        shares = np.append(np.array(rows, float) * len(rows) / sum(rows), 1.0)  # the last one: gradients of weights
-        is_spared = np.isin(np.arange(self._chunks + 1), spared)
-        return [row.counts(is_spared, shares) for row in self._rows]
-
-
-class _Row:
-    """The changes of what one rank holds with each action, and what it needs during it, as events.
-
-    An event is the index of the action, the stage's place on the rank, the column, the microbatch, and 1 or -1.
-    """
-
-    def __init__(
-        self, schedule: Schedule, rank: int, taken: Mapping[Action, Taken], links: Mapping[Action, Any]
-    ) -> None:
-        place = {stage: position for position, stage in enumerate(schedule.stages_of(rank))}
-        row, split = schedule.ranks[rank], schedule.split
-        self._shape = len(row), len(place), COLUMNS
-        changes: list[tuple[int, int, int, int, int]] = []
-        needs: list[tuple[int, int, int, int, int]] = []
-        with_gradients = set()
-        completed = completed_sends(schedule, rank) if links else {}
-        first_in: dict[tuple[int, int], tuple[int, int, int]] = {}  # mailbox -> place, column, microbatch of its first
-        for turn, action in enumerate(row):
-            at, stage, microbatch = place[action.stage], action.stage, action.microbatch
-            divided = (stage, microbatch) in split
-            if action in taken:
-                mailbox, until = taken[action]
-                if mailbox in first_in:
-                    changes.append((turn, *first_in[mailbox], -1))
-                    needs.append((turn, *first_in[mailbox], -1))
-                else:
-                    first_in[mailbox] = at, EMPTY_INPUTS if action.op is Op.F else EMPTY_GRADIENTS, microbatch
-                changes.append((until, *first_in[mailbox], 1))
-            for each in completed.get(action, ()):
-                changes.append((turn, place[each.stage], _sent(each), each.microbatch, -1))
-            if action in links:
-                changes.append((turn, at, _sent(action), microbatch, 1))
-            if action.op is Op.F:
-                changes.append((turn, at, KEPT, microbatch, 1))
-                needs += [(turn, at, column, microbatch, 1) for column in (KEPT, IN_FORWARD)]
-                continue
-            if action.op is Op.B:
-                changes.append((turn, at, KEPT, microbatch, -1))
-                if divided:
-                    changes.append((turn, at, PENDING, microbatch, 1))
-                extra = IN_BACKWARD if divided or not split else IN_FULL
-                needs += [(turn, at, column, microbatch, 1) for column in (REBUILT, extra)]
-            else:
-                changes.append((turn, at, PENDING, microbatch, -1))
-                needs.append((turn, at, IN_WEIGHT, microbatch, 1))
-            if (action.op is Op.W or not divided) and stage not in with_gradients:
-                with_gradients.add(stage)
-                changes.append((turn, at, GRADIENTS, schedule.chunks, 1))
-        self._changes, self._needs = _columns(changes), _columns(needs)
-
-    def counts(self, is_spared: NDArray[np.bool_], shares: Floats) -> Floats:
-        """Return the counts after each action, and then those during each action."""
-        held = np.cumsum(self._summed(self._changes, is_spared, shares), axis=0)
-        during = self._summed(self._needs, is_spared, shares)
-        during[1:] += held[:-1]
-        return np.concatenate([held, during])
-
-    def _summed(self, events: NDArray[np.int64], is_spared: NDArray[np.bool_], shares: Floats) -> Floats:
-        turn, place, column, microbatch, sign = events
-        spared = is_spared[microbatch]
-        column = np.where(spared & (column == KEPT), WHOLE, column)
-        size = sign * shares[microbatch] * ~(spared & ((column == REBUILT) | (column == IN_FORWARD)))
-        cell = (turn * self._shape[1] + place) * COLUMNS + column
-        summed: Floats = np.bincount(cell, size, minlength=prod(self._shape)).astype(np.float64)
-        return summed.reshape(self._shape)
-
-
-def _columns(events: list[tuple[int, int, int, int, int]]) -> NDArray[np.int64]:
-    return np.array(events, np.int64).reshape(-1, 5).T
-
-
-def _sent(action: Action) -> int:
-    """Return the column of what an action sends."""
-    return SENT_OUTPUTS if action.op is Op.F else SENT_GRADIENTS
 
 
 def _largest(counts: Floats) -> Floats:
@@ -187,7 +92,7 @@ class Ranks:
         batch: the bytes of the text of the batch, which the ranks of the first and of the last stage hold.
         known: the counts of the schedule's `Moments`, if they are known.
         states: as in `Workload`, also the next one.
-        keeps_sent: see there.
+        holds: see there.
     """
 
     def __init__(
@@ -199,12 +104,12 @@ class Ranks:
         batch: float = 0,
         known: Sequence[Floats] | None = None,
         states: int = 2,
-        keeps_sent: bool = False,
+        holds: Holds = HOLDS_NOTHING,
     ) -> None:
-        self._state, self._keeps_sent, self._rows = 1 + states, keeps_sent, sum(rows) / len(rows)
+        self._state, self._holds, self._rows = 1 + states, holds, sum(rows) / len(rows)
         self._schedule, self._layers, self._checkpointing = schedule, list(layers), checkpointing
         spared = checkpointing.spared(schedule.chunks)
-        self._moments = Moments(schedule, keeps_sent).counts(spared, rows) if known is None else known
+        self._moments = Moments(schedule, self._holds).counts(spared, rows) if known is None else known
         numbers = {layer: number for number, layer in enumerate(dict.fromkeys(self._layers))}
         self._kinds = [*(numbers[layer] for layer in self._layers), -1]  # no layer follows the last one
         self._of_kinds: dict[tuple[int, ...], tuple[float, Floats]] = {}  # of a stage and of the layer after it
@@ -237,7 +142,7 @@ class Ranks:
             Part("kept for W", sums[PENDING], round(counts[PENDING])),
             Part("in a backward", sums[REBUILT] + sums[IN_BACKWARD] + sums[IN_FULL] + sums[IN_WEIGHT]),
             Part("in a forward", sums[IN_FORWARD]),
-            Part("empty mailboxes", sums[EMPTY_INPUTS] + sums[EMPTY_GRADIENTS]),
+            Part("places for received tensors", sums[COMING_INPUTS] + sums[COMING_GRADIENTS]),
             Part("sent tensors that are kept", sums[SENT_OUTPUTS] + sums[SENT_GRADIENTS]),
             Part("the batch", self.batch[rank]),
         ]
@@ -272,7 +177,7 @@ class Ranks:
     def _moved(self, first: int, end: int) -> list[float]:
         """Return the bytes of what comes from and goes to other ranks: the last columns of a stage of these layers."""
         entering, leaving = self._entering(first), self._entering(end)
-        if not self._keeps_sent:
+        if not self._holds.messages:
             return [entering, leaving, 0, 0]
         kept_anyway = 0 if self._checkpointing.segments else self._layers[end - 1].shared.at(self._rows)
         return [entering, leaving, max(0, leaving - kept_anyway), entering]

@@ -10,7 +10,7 @@ the same name (model, device, comms) builds the object that the settings describ
 """
 
 from microp.settings.command_line import CommandParser, open_streams
-from microp.settings.comms import COPYING, CommsSettings
+from microp.settings.comms import COPYING, HOLDS_NOTHING, CommsSettings, Holds, transport_holds
 from microp.settings.computing import AS_WRITTEN, LOWERED, Computing
 from microp.settings.data import DataSettings, SyntheticSettings, TextSettings
 from microp.settings.device import CudaSettings, DeviceSettings, EmulatedSettings
@@ -45,6 +45,7 @@ __all__ = [
     "BYTES",
     "COPYING",
     "GIB",
+    "HOLDS_NOTHING",
     "KIB",
     "LOWERED",
     "MIB",
@@ -63,6 +64,7 @@ __all__ = [
     "EmulatedSettings",
     "EngineSettings",
     "GptSettings",
+    "Holds",
     "LaunchSettings",
     "LayerFacts",
     "Line",
@@ -106,4 +108,5 @@ __all__ = [
     "size_text",
     "this_host",
     "too_few_descriptors",
+    "transport_holds",
 ]

@@ -4,13 +4,35 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from microp.settings.device import DeviceSettings
 from microp.settings.rules import OneOf, Positive, broken_rules
 
 SHORTEST_S = 0.1  # a launch takes longer than less to connect its ranks
 COPYING = ("shm", "threads")  # backends that copy a tensor when it is sent, and record the time
+
+
+class Holds(NamedTuple):
+    """What a transport holds of the device's memory, beside the tensors that the pipeline keeps.
+
+    Attributes:
+        mailboxes: the place of a received tensor, also when the tensor has left it.
+        messages: the place of a tensor to come from when its receive is posted, and a tensor that was sent until its
+            receiver has used it.
+    """
+
+    mailboxes: bool = False
+    messages: bool = False
+
+
+HOLDS_NOTHING = Holds()
+_HOLDS = {
+    "shm": Holds(mailboxes=True),
+    "gloo": Holds(True, True),
+    "nccl": Holds(messages=True),
+    "threads": HOLDS_NOTHING,
+}
 
 
 @dataclass
@@ -48,6 +70,11 @@ class CommsSettings:
         if self.name == "shm" and not _has_shm():
             found.append("comms=shm needs Linux: use comms=gloo")
         return found
+
+
+def transport_holds(backend: str, device: DeviceSettings) -> Holds:
+    """Return what a transport holds of the device's memory; a shared GPU's messages lie in the host's."""
+    return HOLDS_NOTHING if device.is_shared else _HOLDS[backend]
 
 
 def _has_shm() -> bool:

@@ -9,9 +9,10 @@ from costs_helper import equal
 from random_schedules import random_schedule
 
 from microp.planner import Ranks
-from microp.planner.held import EMPTY_GRADIENTS, EMPTY_INPUTS, SENT_GRADIENTS, SENT_OUTPUTS, Moments, bytes_of
+from microp.planner.held import bytes_of
+from microp.planner.moments import COMING_GRADIENTS, COMING_INPUTS, SENT_GRADIENTS, SENT_OUTPUTS, Moments
 from microp.schedule import Op, Schedule, builders, from_text, spread
-from microp.settings import Checkpointing
+from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
 from microp.simulator import LayerMemory, Size, StageMemory, simulate
 from microp.trace import in_flight_peak
 
@@ -36,7 +37,7 @@ A, BOUNDARY = 720, 10
 def activation_peak(schedule: Schedule, memory: StageMemory) -> dict[int, float]:
     """Rank -> the most bytes of activations and gradients, without mailboxes and sends."""
     table = bytes_of(memory)
-    counts = Moments(schedule, True).counts(memory.spared, [1] * schedule.chunks)
+    counts = Moments(schedule, Holds(mailboxes=True)).counts(memory.spared, [1] * schedule.chunks)
     return {
         rank: float((own[..., : table.shape[1]] * table[list(schedule.stages_of(rank))]).sum(axis=(1, 2)).max())
         for rank, own in enumerate(counts)
@@ -153,27 +154,36 @@ def test_any_schedule_any_footprint():
 
 def test_a_mailbox_keeps_its_memory_when_its_tensor_has_gone():
     """GPipe on the first of two ranks: a gradient comes for each microbatch, and none can use another's mailbox."""
-    first, second = Moments(builders.gpipe(2, 3), True).counts((), [1] * 3)
+    first, second = Moments(builders.gpipe(2, 3), Holds(mailboxes=True)).counts((), [1] * 3)
     after = slice(0, 6)  # each action; the moments during them follow
-    assert first[after, 0, EMPTY_GRADIENTS].tolist() == [0, 0, 0, 1, 2, 3]
-    assert second[after, 0, EMPTY_INPUTS].tolist() == [0, 0, 0, 1, 2, 3]  # its inputs stay until their backward
-    assert first[..., EMPTY_INPUTS].max() == second[..., EMPTY_GRADIENTS].max() == 0
+    assert first[after, 0, COMING_GRADIENTS].tolist() == [0, 0, 0, 1, 2, 3]
+    assert second[after, 0, COMING_INPUTS].tolist() == [0, 0, 0, 1, 2, 3]  # its inputs stay until their backward
+    assert first[..., COMING_INPUTS].max() == second[..., COMING_GRADIENTS].max() == 0
 
 
 def test_a_mailbox_that_is_used_again_is_not_empty():
     """1F1B: the last rank's inputs alternate between two mailboxes."""
-    _, last = Moments(builders.one_f_one_b(2, 4), True).counts((), [1] * 4)
-    assert last[:8, 0, EMPTY_INPUTS].tolist() == [0, 1, 1, 2, 1, 2, 1, 2]
+    _, last = Moments(builders.one_f_one_b(2, 4), Holds(mailboxes=True)).counts((), [1] * 4)
+    assert last[:8, 0, COMING_INPUTS].tolist() == [0, 1, 1, 2, 1, 2, 1, 2]
 
 
 def test_what_is_sent_is_kept_until_its_use_is_known():
-    first, second = Moments(builders.gpipe(2, 3), True).counts((), [1] * 3)
+    first, second = Moments(builders.gpipe(2, 3), Holds(messages=True)).counts((), [1] * 3)
     assert first[:6, 0, SENT_OUTPUTS].tolist() == [1, 2, 3, 0, 0, 0]  # the first gradient says that all were used
     assert second[:6, 0, SENT_GRADIENTS].tolist() == [0, 0, 0, 1, 2, 3]
 
 
+def test_a_tensor_to_come_has_its_place_from_when_its_receive_is_posted():
+    """Two receives are posted ahead; a mailbox keeps its place afterwards, other memory is free again."""
+    first, _ = Moments(builders.gpipe(2, 4), Holds(messages=True)).counts((), [1] * 4)
+    assert first[:8, 0, COMING_GRADIENTS].tolist() == [2, 2, 2, 2, 2, 2, 1, 0]
+    assert first[8:, 0, COMING_GRADIENTS].tolist() == [2, 2, 2, 2, 2, 2, 1, 0]  # during each action
+    first, _ = Moments(builders.gpipe(2, 4), Holds(mailboxes=True, messages=True)).counts((), [1] * 4)
+    assert first[:8, 0, COMING_GRADIENTS].tolist() == [2, 2, 2, 2, 3, 4, 4, 4]
+
+
 def test_microbatches_count_by_their_rows():
-    found = Moments(builders.gpipe(1, 4), True).counts((), [3, 3, 2, 2])[0][:4, 0, 0]
+    found = Moments(builders.gpipe(1, 4), Holds(mailboxes=True)).counts((), [3, 3, 2, 2])[0][:4, 0, 0]
     assert found.tolist() == pytest.approx([1.2, 2.4, 3.2, 4.0])
 
 
@@ -188,16 +198,16 @@ def some_layers(chance: random.Random, count: int) -> list[LayerMemory]:
     return [kinds[0], *(kinds[1] for _ in range(count - 2)), kinds[2]]
 
 
-@pytest.mark.parametrize("keeps_sent", [False, True])
+@pytest.mark.parametrize("holds", [HOLDS_NOTHING, Holds(mailboxes=True), Holds(messages=True), Holds(True, True)])
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda each: each.name)
 @pytest.mark.parametrize("schedule", ORDERS, ids=lambda each: each.name)
-def test_parts_and_intervals_add_up_to_the_peaks(schedule, policy, keeps_sent):
+def test_parts_and_intervals_add_up_to_the_peaks(schedule, policy, holds):
     chance = random.Random(schedule.name + policy.name)
     for _ in range(5):
         layers = some_layers(chance, schedule.stages + 4)
         sizes = list(spread(len(layers), schedule.stages))
         chance.shuffle(sizes)
-        ranks = Ranks(schedule, layers, [7] * schedule.chunks, policy, batch=50, keeps_sent=keeps_sent)
+        ranks = Ranks(schedule, layers, [7] * schedule.chunks, policy, batch=50, holds=holds)
         together = [0.0] * len(schedule.ranks)
         held, first = ranks.held(), 0
         for stage, size in enumerate(sizes):
@@ -211,7 +221,9 @@ def test_parts_and_intervals_add_up_to_the_peaks(schedule, policy, keeps_sent):
 
 def test_the_parts_name_the_microbatches_in_flight():
     layers = [LayerMemory(1000, Size(0, 100), Size(0, 20), in_backward=Size(0, 30))] * 4
-    parts = Ranks(builders.one_f_one_b(4, 8), layers, [10] * 8, POLICIES[0]).parts((1, 1, 1, 1), 0)
+    parts = Ranks(builders.one_f_one_b(4, 8), layers, [10] * 8, POLICIES[0], holds=Holds(mailboxes=True)).parts(
+        (1,) * 4, 0
+    )
     found = {part.name: (part.size, part.number) for part in parts if part.size}
     assert found == {
         "weights": (1000, 0),
@@ -219,5 +231,5 @@ def test_the_parts_name_the_microbatches_in_flight():
         "the optimizer's state": (2000, 0),
         "activations": (4000, 4),
         "in a backward": (300, 0),
-        "empty mailboxes": (200, 0),
+        "places for received tensors": (200, 0),
     }
