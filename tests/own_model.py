@@ -78,6 +78,25 @@ def normed() -> Layers:
     )
 
 
+class Leaves(nn.Module):
+    """Ends the process with its third microbatch."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = 0
+
+    def forward(self, x):
+        self.seen += 1
+        if self.seen == 3:
+            raise SystemExit(0)
+        return x * 1.0
+
+
+def leaving() -> Layers:
+    model = mixed()
+    return replace(model, layers=[*model.layers[:-1], Leaves(), model.layers[-1]])
+
+
 def settings_of(function, computing: Computing = AS_WRITTEN, **keys) -> OwnSettings:
     with torch.device("meta"):
         facts = inspect_layers(function(**keys), code_of(function))

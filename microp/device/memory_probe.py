@@ -64,7 +64,9 @@ def _measured(
 ) -> LayerMemory:
     try:
         return _Probe(settings, model, kind, split, computing).measure(rows)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a layer may be the user's own, and exit
         raise ValueError(f"layer {kind} cannot be measured: {type(error).__name__}: {error}") from error
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from own_model import Add, mixed, normed, own_job, settings_of
+from own_model import Add, leaving, mixed, normed, own_job, settings_of
 from ranks import digest
 from torch import nn
 
@@ -196,6 +196,12 @@ def test_every_layer_s_memory_is_measured(split):
     weights = [sum(p.nbytes for p in layer.parameters()) for layer in mixed().layers]
     assert [layer.weights for layer in layers] == weights
     assert [layer.boundary.at(8) for layer in layers[1:3]] == [8 * 4 * 8 * 4, 8 * 6 * 8 * 4]
+
+
+def test_a_layer_that_ends_the_process_later_on_ends_no_command():
+    """In the command it counts as a layer that cannot be measured; the rank that runs it is named when it does."""
+    with pytest.raises(ValueError, match=r"layer \d+ cannot be measured: SystemExit: 0"):
+        probe_layers(settings_of(leaving), 8, False)
 
 
 def test_dropout_differs_between_microbatches_and_steps_only():
