@@ -51,7 +51,7 @@ def run_app(name: str, task: str) -> None:
     try:
         check_options()
         stored_sweeps.register()
-        with _raising():
+        with raising():
             hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(_guard(task))()
     except RunError as error:
         console.error(f"{error} (the sweeper stopped; with hydra.sweeper.max_failure_rate=1 Optuna's goes on)")
@@ -129,13 +129,27 @@ def _log_to_terminal() -> None:
         logging.getLogger(name).addHandler(handler)
 
 
+def came_of_interrupt(error: BaseException) -> bool:
+    """Return whether Ctrl-C met omegaconf while it copied a configuration, and what was half made gave an error."""
+    found: BaseException | None = error.__cause__ if isinstance(error, Stop) else error
+    if isinstance(found, (RunError, ConfigError, OSError)):
+        return False  # these are said, whatever happened before
+    while found is not None and not isinstance(found, KeyboardInterrupt):
+        found = found.__context__
+    return found is not None
+
+
 @contextmanager
-def _raising() -> Iterator[None]:
+def raising() -> Iterator[None]:
     """Let Hydra raise its errors; it would print several lines and exit."""
     asked = os.environ.get(FULL_ERROR)
     os.environ[FULL_ERROR] = "1"
     try:
         yield
+    except Exception as error:
+        if came_of_interrupt(error):
+            raise KeyboardInterrupt from error
+        raise
     finally:
         if asked is None:
             del os.environ[FULL_ERROR]

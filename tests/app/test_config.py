@@ -12,6 +12,7 @@ from hydra import compose, initialize_config_dir
 
 from microp.app import CONF, ConfigError, make_job, read_config
 from microp.app.config import plain, register_schemas, to_yaml
+from microp.app.hydra_app import raising
 from microp.app.hydra_internals import typed_folder
 from microp.app.profiles import profile_command
 from microp.job import question_id, run_id
@@ -236,3 +237,24 @@ def test_printed_commands_name_the_typed_folder_of_options(typed, words, monkeyp
     monkeypatch.setattr(sys, "argv", ["microp", *typed.split()])
     assert typed_folder() == words
     assert " ".join(words) in profile_command(configured("model.dim=77"))
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"), [(KeyError("_flags_cache"), KeyboardInterrupt), (OSError("the disk is full"), OSError)]
+)
+def test_what_ctrl_c_left_half_made_counts_as_ctrl_c(error, shown):
+    """Omegaconf was copying a configuration; an error of the machine is said, though."""
+
+    def half_made():
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise error
+
+    with pytest.raises(shown), raising():
+        half_made()
+
+
+def test_a_bug_does_not_count_as_ctrl_c():
+    with pytest.raises(KeyError), raising():
+        raise KeyError("a bug")

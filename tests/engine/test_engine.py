@@ -38,7 +38,7 @@ def test_a_tensor_of_another_shape_does_not_leave():
     trainer = Trainer(job, Alone())
     trainer.load(0)
     engine = trainer.engine
-    engine._boundary = lambda rows, stage: (1, 32)
+    engine._boundary = engine._boundary._replace(shape=lambda rows, stage: (1, 32))
     engine._bound = [bound._replace(posts=()) for bound in engine._bind(trainer.stages, {}, trainer.sync.wrap_last)]
     with pytest.raises(ActionError, match=r"rank 0, action 0F0, step 0: made torch.float32 \[5, 32\], 1F0 takes"):
         trainer.engine.step(0)
