@@ -29,7 +29,7 @@ class Holds(NamedTuple):
 HOLDS_NOTHING = Holds()
 _HOLDS = {
     "shm": Holds(mailboxes=True),
-    "gloo": Holds(True, True),
+    "gloo": Holds(mailboxes=True, messages=True),
     "nccl": Holds(messages=True),
     "threads": HOLDS_NOTHING,
 }
