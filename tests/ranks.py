@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ import torch
 from sockets import listening
 from torch import Tensor
 
-from microp.comms import Comms, Hosts, Message, ShmComms
+from microp.comms import Comms, Hosts, Message, ShmComms, TcpComms
 from microp.job import Job
 from microp.worker import Trainer, monolith
 
@@ -259,14 +260,22 @@ def listen(job: Job, comms: Comms, local_rank: int, _attempt: Path) -> list[str]
     def refuse(*_: object) -> None:
         raise AssertionError("unpickled what another rank sent")
 
+    listened, begin = [], socket.socket.listen
+
+    def noting(own: socket.socket, count: int) -> None:
+        begin(own, count)
+        listened.extend(listening(os.getpid()))
+
     torch.distributed.distributed_c10d._tensor_to_object = refuse
+    socket.socket.listen = noting  # type: ignore[method-assign]
     trainer = Trainer(job, comms, local_rank)
     for step, (_, _, engine) in enumerate(job.of(comms.replica).phases()):
         trainer.load(step)
         trainer.step(step, engine)
     comms.gather_all({"rank": comms.rank, "text": "é" * 1000 * comms.rank})
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"  # here the host's name may stand for loopback as well
-    return listening(os.getpid())
+    assert bool(listened) == (type(comms) is TcpComms and comms.rank == 0)  # while the others connect
+    return [*listened, *listening(os.getpid())]
 
 
 class Unreadable:
@@ -361,8 +370,8 @@ def outlive_the_sender(_job: Job, comms: Comms, _local_rank: int, attempt: Path)
     """Rank 0 kills itself while the others wait for its tensor; they write down what they saw."""
     comms.expect(message for dest in range(1, comms.world_size) for message in between(0, dest, [64], [0]))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # elastic ends the others: not before they have spoken
-    [inode] = segments()
-    (attempt / f"segment{comms.rank}").write_text(f"{os.getpid()} {inode}")
+    found = " ".join(segments())
+    (attempt / f"segment{comms.rank}").write_text(f"{os.getpid()} {found}")
     comms.barrier()
     if comms.rank == 0:
         time.sleep(0.1)
@@ -441,4 +450,4 @@ def links(job: Job, comms: Comms, local_rank: int, attempt: Path) -> dict[str, s
             if box.finish is not None:
                 box.finish()
         apart.barrier()
-    return {str(rank): "socket" if box.post is not None else "mailbox" for rank, box in boxes.items()}
+    return {str(rank): type(box).__module__.rpartition(".")[2] for rank, box in boxes.items()}

@@ -85,7 +85,7 @@ def on_a_rank(shape: tuple[int, int], steps: int, _job: Job, comms: Comms, _loca
 def transports(shape: tuple[int, int], steps: int) -> list[dict[str, Any]]:
     """Return one row per transport and one for torch, with times in microseconds."""
     rows = []
-    for backend in ("shm", "gloo"):
+    for backend in ("shm", "tcp", "gloo"):
         job = replace(JOB, schedule=gpipe(2, 2), backend=backend)
         with tempfile.TemporaryDirectory() as folder:
             ranks = launch_ranks(job, Path(folder), 5, partial(on_a_rank, shape, steps))

@@ -108,8 +108,9 @@ def make_plan(job: Job) -> Plan:
     alone = [case(gpipe(1, chunks), whole) for chunks in some] if ranks > 1 else []
     transports = {}
     if job.backend == "shm" and ranks > 1:
-        transports["gloo"] = [case(one_f_one_b(ranks, chunks), even, backend="gloo") for chunks in some]
-    if job.backend in ("shm", "gloo") and ranks > 1:
+        for other in ("tcp", "gloo"):
+            transports[other] = [case(one_f_one_b(ranks, chunks), even, backend=other) for chunks in some]
+    if job.backend in ("shm", "tcp", "gloo") and ranks > 1:
         counts = [chunks for chunks in some if chunks >= ranks and batch % chunks == 0]  # what torch takes
         by_torch = replace(job.engine, name=TORCH)
         transports[TORCH] = [

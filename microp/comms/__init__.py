@@ -6,8 +6,8 @@
            ◄─ irecv_tensor(shape, 1, tag)  isend_tensor(grad, 0, tag) ──
 
 There is one interface (`base`) and one module per transport: `shm` (shared memory between ranks of
-one host, gloo between hosts), `group` (gloo), `nccl` (between GPUs) and `threads` (ranks of one process); `staged`
-moves the tensors of a GPU over one of the others.
+one host, `tcp` between hosts), `tcp`, `group` (gloo), `nccl` (between GPUs) and `threads` (ranks of one process);
+`staged` moves the tensors of a GPU over one of the others.
 """
 
 import os
@@ -32,6 +32,7 @@ from microp.comms.processes import state as process_state
 from microp.comms.ring import Ring, ring_sum
 from microp.comms.shm import ShmComms
 from microp.comms.staged import StagedComms
+from microp.comms.tcp import TcpComms
 from microp.comms.threads import ThreadComms, thread_comms
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "ShmComms",
     "StagedComms",
     "Sum",
+    "TcpComms",
     "ThreadComms",
     "awaited_rank",
     "direct_sums",
@@ -86,7 +88,7 @@ def init_process_group(
     """Join the process group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name.
 
     Args:
-        backend: `shm`, `gloo`, or `nccl` (RCCL on ROCm).
+        backend: `shm`, `tcp`, `gloo`, or `nccl` (RCCL on ROCm).
         device: the device of this rank's tensors; a GPU must be the current device.
         timeout_s: the longest wait for another rank, in seconds.
         replicas: the number of pipelines that the processes form; each is a row of torch's DeviceMesh.
@@ -99,7 +101,7 @@ def init_process_group(
     Raises:
         TimeoutError, ConnectionError: another rank did not join.
     """
-    group = "gloo" if backend == "shm" else backend
+    group = "gloo" if backend in ("shm", "tcp") else backend
     patience = timedelta(seconds=timeout_s + GRACE_S if group == "nccl" else timeout_s)
     with in_our_words(timeout_s, "another rank"):
         if store is None:
@@ -116,8 +118,8 @@ def init_process_group(
     hosts = hosts or one_host(dist.get_world_size())
 
     def of(members: Any) -> GroupComms:
-        if backend == "shm":
-            return ShmComms(device, timeout_s, members, hosts)
+        if backend in ("shm", "tcp"):
+            return (ShmComms if backend == "shm" else TcpComms)(device, timeout_s, members, hosts)
         kind = NcclComms if backend == "nccl" else GroupComms
         return kind(device, timeout_s, members, hosts)
 

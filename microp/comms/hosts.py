@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from contextlib import suppress
@@ -65,10 +66,34 @@ def interface_of(address: str) -> str | None:
     """Return the name of the network interface that has an address; None if the system does not tell."""
     wanted = ip_address(address)
     if wanted.version == 6:
-        lines = _IPV6.read_text().splitlines() if _IPV6.exists() else []
-        fields = (line.split() for line in lines)
-        return next((name for text, *_, name in fields if bytes.fromhex(text) == wanted.packed), None)
+        return next((name for packed, name in _ipv6_addresses() if packed == wanted.packed), None)
     return next((name for _, name in socket.if_nameindex() if _ipv4_address(name) == wanted.packed), None)
+
+
+def listening_address(hosts: Hosts) -> str:
+    """Return the address at which a rank lets the others connect.
+
+    It is that of the interface which `GLOO_SOCKET_IFNAME` names. If the system does not tell it, loopback if there is
+    one host, else the address from which this host reaches the first one.
+    """
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+    if packed := _ipv4_address(interface) or _ipv6_address(interface):
+        return str(ip_address(packed))
+    if hosts.are_several:
+        return own_address(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    return "127.0.0.1"
+
+
+def _ipv6_addresses() -> list[tuple[bytes, str]]:
+    """Return the address and the interface of each line of the system's list."""
+    lines = _IPV6.read_text().splitlines() if _IPV6.exists() else []
+    return [(bytes.fromhex(text), name) for text, *_, name in map(str.split, lines)]
+
+
+def _ipv6_address(interface: str) -> bytes | None:
+    """Return an address of an interface that needs no interface beside it, which link-local ones do."""
+    own = (packed for packed, name in _ipv6_addresses() if name == interface)
+    return next((packed for packed in own if not ip_address(packed).is_link_local), None)
 
 
 def _ipv4_address(interface: str) -> bytes | None:

@@ -1,4 +1,4 @@
-"""The transport over shared memory: tensors between ranks of one host go through mailboxes, others through gloo.
+"""The transport over shared memory: tensors between ranks of one host go through mailboxes, others over TCP.
 
 ::
 
@@ -11,12 +11,12 @@ One segment holds the mailboxes of all links of a host. It has no name in any fi
 first rank creates it, the others open it through that rank's descriptor), so it disappears with the ranks
 even if they are killed. POSIX semaphores order memory accesses on every processor, including Arm.
 The barrier before a step uses mailboxes without data and goes through the first rank; the ranks leave it
-within microseconds of each other. All other messages (set-up, reductions, to other hosts) go through gloo.
+within microseconds of each other. Set-up and reductions go through gloo.
 
 ::
 
     h0   rank 0 ═══ rank 1        ═══ shared memory        the barrier: the ranks of a host meet at its first rank,
-             └─┐                  ─── gloo                              the first ranks of the hosts meet,
+             └─┐                  ─── TCP (`TcpComms`)                  the first ranks of the hosts meet,
     h1       rank 2 ═══ rank 3                                          and let the others go
 """
 
@@ -36,15 +36,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from microp.comms.base import Inbox, Message, Outbox, Pending
-from microp.comms.group import GroupComms
 from microp.comms.hosts import Hosts
-from microp.comms.patience import Patience
 from microp.comms.processes import is_alive
+from microp.comms.tcp import TcpComms, check_fits
 
 LINE = 64  # bytes: a cache line, and the alignment at which matrix products give the same bits
 STAMP = 32  # the offset of the stamp in the first line, after the semaphore
 _BARRIER_TAG = -1  # the tag of the barrier's mailboxes
-_HOSTS_TAG = 2**30  # the tag of the barrier's messages between hosts, above the tag of every action
 LIVENESS_CHECK_S = 1.0  # a blocked wait checks once per this period that its peer is alive
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -64,8 +62,8 @@ class _Box(NamedTuple):
     nbytes: int
 
 
-class ShmComms(GroupComms):
-    """A `GroupComms` that sends the messages of a step through shared memory, between ranks of one host.
+class ShmComms(TcpComms):
+    """A `TcpComms` that sends the messages of a step through shared memory, between ranks of one host.
 
     Args:
         device: as in `GroupComms`, also the next two.
@@ -76,19 +74,16 @@ class ShmComms(GroupComms):
         super().__init__(device, timeout_s, group, hosts)
         self._boxes: dict[tuple[int, int, int], _Box] = {}
         self._pids = [int(pid) for pid in self.all_gather(os.getpid())]
-        host_of = [hosts.of[rank] for rank in dist.get_process_group_ranks(self.group)]
+        self._host_of = host_of = [hosts.of[rank] for rank in dist.get_process_group_ranks(self.group)]
         mine = host_of[self.rank]
         self._near = [rank for rank, host in enumerate(host_of) if host == mine]
         self._first = self._near[0]
-        firsts = {host: host_of.index(host) for host in host_of}
-        self._firsts_elsewhere = [rank for host, rank in firsts.items() if host != mine]
-        self.is_one_host = self.stamps = not self._firsts_elsewhere  # hosts have clocks of their own
-        self._patience = Patience(hosts.of.count(mine))
-        self._meets_here = False
+        self._meeting_ranks = sorted({host_of.index(host) for host in host_of})  # the first rank of each host
+        self.is_one_host = self.stamps = len(self._meeting_ranks) == 1  # hosts have clocks of their own
 
     def expect(self, messages: Iterable[Message]) -> None:
         messages = list(messages)
-        super().expect(message for message in messages if not self._is_near(message))
+        super().expect(message for message in messages if self._host_of[message.src] != self._host_of[message.dest])
         meeting = [
             Message(*link, _BARRIER_TAG, 0, _BARRIER_TAG)
             for rank in self._near[1:]
@@ -106,7 +101,6 @@ class ShmComms(GroupComms):
         self._map(max(total, LINE), list(offsets.values()))
         boxes = {key: self._box(offset, sizes[key]) for key, offset in offsets.items()}
         self._boxes = {(m.src, m.dest, m.tag): boxes[m.src, m.dest, m.slot] for m in messages}
-        self._meets_here = self.world_size > 1
 
     def _is_near(self, message: Message) -> bool:
         """Return whether a message stays on this rank's host."""
@@ -130,7 +124,7 @@ class ShmComms(GroupComms):
         if self.rank == self._first:
             for offset in semaphores:
                 _libc.sem_init(ctypes.c_void_p(self._base + offset), 1, 0)
-        self.barrier()  # after it every rank has mapped the segment, and every semaphore exists
+        self.all_gather(None)  # after it every rank has mapped the segment, and every semaphore exists
         os.close(descriptor)
 
     def _box(self, offset: int, nbytes: int) -> _Box:
@@ -160,11 +154,7 @@ class ShmComms(GroupComms):
             return super().irecv_tensor(shape, src, tag, dtype)
         return self.inbox(shape, src, tag, dtype)
 
-    def barrier(self) -> None:
-        if not self._meets_here:
-            super().barrier()
-            return
-        self._patience.look()
+    def _meet(self) -> None:
         others = self._near[1:] if self.rank == self._first else [self._first]
         come = [self._boxes[rank, self.rank, _BARRIER_TAG].semaphore for rank in others]
         go = [self._boxes[self.rank, rank, _BARRIER_TAG].semaphore for rank in others]
@@ -173,21 +163,9 @@ class ShmComms(GroupComms):
         for rank, semaphore in zip(others, come, strict=True):
             self.take(ctypes.c_void_p(semaphore), rank)
         if self.rank == self._first:
-            self._meet_other_hosts()
+            super()._meet()  # with the first ranks of the other hosts
             for semaphore in go:
                 _post(ctypes.c_void_p(semaphore))
-        if self.replica_group is not None:  # every pipeline has met, so meeting per column completes the barrier
-            self.replica_group.barrier()
-
-    def _meet_other_hosts(self) -> None:
-        """Return when the first rank of every other host has called this."""
-        if not self._firsts_elsewhere:
-            return
-        word = torch.zeros(1, dtype=torch.uint8)
-        started = [self.irecv_tensor([1], rank, _HOSTS_TAG, word.dtype) for rank in self._firsts_elsewhere]
-        started += [self.isend_tensor(word, rank, _HOSTS_TAG) for rank in self._firsts_elsewhere]
-        for each in started:
-            each.wait()
 
     def _data(self, box: _Box, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return the mailbox's data as a tensor.
@@ -195,9 +173,8 @@ class ShmComms(GroupComms):
         Raises:
             ConnectionError: the tensor is larger than the mailbox.
         """
+        check_fits(shape, dtype, box.nbytes)
         count = torch.Size(shape).numel()
-        if count * dtype.itemsize > box.nbytes:
-            raise ConnectionError(f"{dtype} {list(shape)} does not fit into a mailbox of {box.nbytes} bytes")
         return torch.frombuffer(self._segment, dtype=dtype, count=count, offset=box.offset).view(*shape)
 
     def take(self, semaphore: ctypes.c_void_p, src: int) -> None:

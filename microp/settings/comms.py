@@ -29,6 +29,7 @@ class Holds(NamedTuple):
 HOLDS_NOTHING = Holds()
 _HOLDS = {
     "shm": Holds(mailboxes=True),
+    "tcp": Holds(mailboxes=True),  # what it sends through gloo, because it is large, holds more
     "gloo": Holds(mailboxes=True, messages=True),
     "nccl": Holds(messages=True),
     "threads": HOLDS_NOTHING,
@@ -41,13 +42,13 @@ class CommsSettings:
 
     Attributes:
         name: `auto` (NCCL on GPUs, else `shm` where the system has it, else `gloo`), `shm` (shared memory between ranks
-            of one host, gloo between hosts), `gloo`, `nccl`, or `threads`: all ranks in this process.
+            of one host, `tcp` between hosts), `tcp`, `gloo`, `nccl`, or `threads`: all ranks in this process.
         timeout_s: the longest time that a rank waits for another one that runs, in seconds: give more than the longest
             action and the first step take (over shm, nominal times do not count); one that is killed or stopped is
             noticed at once.
     """
 
-    name: Annotated[str, OneOf("auto", "shm", "gloo", "nccl", "threads")]
+    name: Annotated[str, OneOf("auto", "shm", "tcp", "gloo", "nccl", "threads")]
     timeout_s: Annotated[float, Positive(1_000_000, "give seconds, e.g. 60", SHORTEST_S)]
 
     def backend(self, device: DeviceSettings) -> str:
@@ -63,7 +64,7 @@ class CommsSettings:
         found = broken_rules(self, "comms.")
         unfit: tuple[str, ...] = ("nccl",)
         if device.name == "cuda":
-            unfit = ("nccl", "threads") if device.is_shared else ("shm", "gloo", "threads")
+            unfit = ("nccl", "threads") if device.is_shared else ("shm", "tcp", "gloo", "threads")
         if self.backend(device) in unfit:
             shared = " with device.share=true" if device.is_shared else ""
             found.append(f"comms={self.name} cannot move tensors of device={device.name}{shared}: use comms=auto")

@@ -11,7 +11,7 @@ def test_every_transport_and_torch_get_a_line(tmp_path):
     done = microp("--steps", "3", "--points", "3", folder=tmp_path, program="microp.null_stages")
     assert done.returncode == 0, done.stderr
     said = done.stdout
-    for name in ("shm", "gloo", r"torch \(gloo\)"):
+    for name in ("shm", "tcp", "gloo", r"torch \(gloo\)"):
         [(action, there_and_back)] = re.findall(rf"^{name}\s+([\d.]+) µs\s+(\d+) µs$", said, re.MULTILINE)
         assert float(action) > 0
         assert float(there_and_back) > 0

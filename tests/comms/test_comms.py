@@ -15,7 +15,7 @@ from microp.schedule.builders import gpipe
 from microp.worker import launch_ranks
 
 
-@pytest.mark.parametrize("where", ["shm", "gloo", "threads"])
+@pytest.mark.parametrize("where", ["shm", "tcp", "gloo", "threads"])
 def test_verbs(where, tmp_path):
     if where == "threads":
         results = in_threads(3, rank_code.use_verbs)

@@ -1,4 +1,4 @@
-"""Shared memory between real processes: what goes through it, and what is left when they are killed."""
+"""Mailboxes between real processes, in shared memory and over TCP: what goes through them, and what a kill leaves."""
 
 from __future__ import annotations
 
@@ -19,33 +19,37 @@ from microp.schedule.builders import gpipe
 from microp.worker import RankError, launch_ranks
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory needs Linux")
+BOTH = pytest.mark.parametrize("backend", ["shm", "tcp"])
 
 
 def run(count: int, entry, folder: Path, **changes):
     return launch_ranks(small_job(schedule=gpipe(count, 1), **changes), folder, 3, entry)
 
 
-def test_mailboxes_give_what_was_sent(tmp_path):
+@BOTH
+def test_mailboxes_give_what_was_sent(backend, tmp_path):
     """Uneven shapes and another type in one mailbox, which is as large as the largest of them."""
-    seen = run(2, rank_code.use_mailboxes, tmp_path)[1]
+    seen = run(2, rank_code.use_mailboxes, tmp_path, backend=backend)[1]
     shapes = [(5, 3), (7,), (1, 2, 2), (2, 2)]
     once = [(shape, [10.0 * step + tag]) for step in range(3) for tag, shape in enumerate(shapes)]
     assert seen["values"] == 2 * once
     assert seen["aligned"] == 24 * [True]
 
 
-def test_what_was_not_announced_goes_through_gloo(tmp_path):
-    results = run(2, rank_code.use_a_tag_that_was_not_announced, tmp_path)
+@BOTH
+def test_what_was_not_announced_goes_through_gloo(backend, tmp_path):
+    results = run(2, rank_code.use_a_tag_that_was_not_announced, tmp_path, backend=backend)
     assert results[1] == {
-        "tag 0": ("microp.comms.shm", [0.0, 1.0, 2.0]),
+        "tag 0": (f"microp.comms.{backend}", [0.0, 1.0, 2.0]),
         "tag 8": ("microp.comms.group", [8.0, 9.0, 10.0]),
     }
     assert results[0] == {"too large": "torch.float32 [4] does not fit into a mailbox of 12 bytes"}
 
 
-def test_a_wait_ends_in_time_and_costs_no_core(tmp_path):
+@BOTH
+def test_a_wait_ends_in_time_and_costs_no_core(backend, tmp_path):
     """Three ranks, which on a small machine are more than its cores."""
-    results = run(3, rank_code.wait_for_nothing, tmp_path, timeout_s=1)
+    results = run(3, rank_code.wait_for_nothing, tmp_path, timeout_s=1, backend=backend)
     for rank in (1, 2):
         said, took, spent = results[rank]
         assert said == "waited 1 s for rank 0"
@@ -90,6 +94,15 @@ def test_a_killed_rank_is_missed_and_its_segment_goes_with_it(tmp_path):
     assert holders(inodes[0]) == set()
     own = f"-{os.getpid()}-"  # other tests run at the same time
     assert {path for path in Path("/dev/shm").iterdir() if "microp" in path.name and own in path.name} <= names
+
+
+def test_a_killed_rank_is_missed_over_tcp(tmp_path):
+    with pytest.raises(RankError, match="rank 0 was killed by SIGKILL"):
+        run(3, rank_code.outlive_the_sender, tmp_path, backend="tcp")
+    for rank in (1, 2):
+        took, said = (tmp_path / f"said{rank}").read_text().split(maxsplit=1)
+        assert said == "lost rank 0: the connection was closed"
+        assert float(took) < 3
 
 
 def test_a_process_that_nobody_has_waited_for_is_gone():

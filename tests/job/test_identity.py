@@ -52,7 +52,7 @@ ASKED = [
     *("ranks=4", "chunks=8", "replicas=2", "batch_size=128", "steps=7", "warmup_steps=2", "learning_rate=0.01"),
     *("seed=1", "schedule=1f1b", "schedule.drain=lifo", "partition=skewed", "model=gpt", "model.dim=64"),
     *("checkpointing=always", "engine=compare", "data=synthetic", "device=emulated", "device.threads=2"),
-    *("comms=gloo", "comms=shm", "dtype=bf16", "compile=true"),
+    *("comms=gloo", "comms=shm", "comms=tcp", "dtype=bf16", "compile=true"),
 ]
 
 

@@ -80,6 +80,11 @@ def test_a_fault_names_rank_place_and_step(how, where, backend, tmp_path):
     assert [row["step"] for row in read_rows(tmp_path, 1)] == [0, 1]  # no row is lost
 
 
+@pytest.mark.parametrize(("how", "where"), [("kill", "backward"), ("raise", "optimizer")])
+def test_a_fault_over_tcp(how, where, tmp_path):
+    test_a_fault_names_rank_place_and_step(how, where, "tcp", tmp_path)
+
+
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
 @pytest.mark.parametrize("where", PLACES)
 def test_a_rank_that_hangs_is_named_by_those_that_wait(where, backend, tmp_path):

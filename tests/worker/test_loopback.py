@@ -18,6 +18,7 @@ from microp.worker import launch, launch_ranks
 
 LAUNCHES = {
     "gloo": partial(small_job, engine=EngineSettings("compare", False)),
+    "tcp": small_job,
     "shm": partial(small_job, schedule=gpipe(1, 2), replicas=2, sync=BucketSettings("compare", "library", 25.0, 1.0)),
 }
 

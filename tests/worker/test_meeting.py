@@ -98,10 +98,10 @@ def test_links_on_a_host_are_mailboxes_and_others_are_sockets(tmp_path):
     job = small_job(schedule=one_f_one_b(4, 2), timeout_s=30)
     found = launch_ranks(job, tmp_path, 3, rank_code.links)
     assert found == {
-        0: {"1": "mailbox", "2": "socket", "3": "socket"},
-        1: {"0": "mailbox", "2": "socket", "3": "socket"},
-        2: {"0": "socket", "1": "socket", "3": "mailbox"},
-        3: {"0": "socket", "1": "socket", "2": "mailbox"},
+        0: {"1": "shm", "2": "tcp", "3": "tcp"},
+        1: {"0": "shm", "2": "tcp", "3": "tcp"},
+        2: {"0": "tcp", "1": "tcp", "3": "shm"},
+        3: {"0": "tcp", "1": "tcp", "2": "shm"},
     }
 
 
