@@ -92,7 +92,8 @@ class _Probe:
         fewer = more // 2
         pairs = zip(self._send(fewer), self._send(more), strict=True)
         slopes = [(low, (high - low) / (more - fewer)) for low, high in pairs]
-        return LayerMemory(self._weights, *(Size(low - slope * fewer, slope) for low, slope in slopes))
+        sizes = [Size(low - slope * fewer, slope) for low, slope in slopes]
+        return LayerMemory(self._weights, *sizes[1:])
 
     def _send(self, rows: int) -> LayerBytes:
         """Run microbatches of `rows` rows and return the memory of one that adds to existing gradients."""
@@ -121,7 +122,9 @@ class _Probe:
         boundary = 0 if self._first else self._entering(rows, self._index).nbytes
         products = min(in_weight, self._small) if split else 0
         pending = pending if split else 0
-        return LayerBytes(activation, boundary, shared, pending, in_backward, in_weight, products, in_forward, in_full)
+        return LayerBytes(
+            self._weights, activation, boundary, shared, pending, in_backward, in_weight, products, in_forward, in_full
+        )
 
     def _send_undivided(self, subject: Stage, meter: MemoryMeter, rows: int) -> tuple[int, int]:
         """Run a forward that keeps nothing, and a microbatch whose backward is not divided.

@@ -26,7 +26,7 @@ def activation_bytes(rows: int, layers: int, dim: float) -> float:
     """Return the bytes that the layers keep for the backward of `rows` rows, measured at a small width and scaled."""
     job = job_of("ranks=1", "chunks=1", f"batch_size={rows}", f"model.dim={MEASURED_DIM}", f"model.layers={layers}")
     measured = probe_layers(job.model, rows, split=False)
-    stage_memory = compose_memory(measured, [layers], rows, job.checkpointing, chunks=1)
+    stage_memory = compose_memory(measured, rows, job.checkpointing, chunks=1)
     return float(stage_memory.activation[0]) / MEASURED_DIM * dim
 
 

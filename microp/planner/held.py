@@ -18,12 +18,15 @@ from microp.planner.moments import (
     COLUMNS,
     COMING_GRADIENTS,
     COMING_INPUTS,
+    FIRST_BACKWARD,
+    FIRST_WEIGHT,
     GRADIENTS,
     IN_BACKWARD,
     IN_FORWARD,
     IN_FULL,
     IN_WEIGHT,
     KEPT,
+    OWN_SEND,
     PENDING,
     REBUILT,
     SENT_GRADIENTS,
@@ -34,7 +37,9 @@ from microp.planner.moments import (
 )
 from microp.schedule import Schedule
 from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
-from microp.simulator import LayerMemory, StageMemory, compose_memory
+from microp.simulator import LayerMemory, Moved, StageMemory, compose_memory, extra_memory
+
+_IN_A_BACKWARD = [REBUILT, IN_BACKWARD, IN_FULL, IN_WEIGHT, OWN_SEND, FIRST_BACKWARD, FIRST_WEIGHT]
 
 
 class Part(NamedTuple):
@@ -140,7 +145,7 @@ class Ranks:
             Part("the optimizer's state", (self._state - 1) * weights),
             Part("activations", sums[KEPT] + sums[WHOLE], round(counts[KEPT] + counts[WHOLE])),
             Part("kept for W", sums[PENDING], round(counts[PENDING])),
-            Part("in a backward", sums[REBUILT] + sums[IN_BACKWARD] + sums[IN_FULL] + sums[IN_WEIGHT]),
+            Part("in a backward", sums[_IN_A_BACKWARD].sum()),
             Part("in a forward", sums[IN_FORWARD]),
             Part("places for received tensors", sums[COMING_INPUTS] + sums[COMING_GRADIENTS]),
             Part("sent tensors that are kept", sums[SENT_OUTPUTS] + sums[SENT_GRADIENTS]),
@@ -168,19 +173,16 @@ class Ranks:
         """Return the state of a stage with the layers from `first` to `end` - 1, and its bytes by column."""
         kinds = tuple(self._kinds[first : end + 1])  # with the layer that its output enters
         if kinds not in self._of_kinds:
-            layers, chunks = self._layers[first:end], self._schedule.chunks
-            memory = compose_memory(layers, (end - first,), self._rows, self._checkpointing, chunks)
-            columns = np.append(bytes_of(memory)[0], self._moved(first, end))
+            layers, rows, policy = self._layers[first:end], self._rows, self._checkpointing
+            entering, leaving = self._entering(first), self._entering(end)
+            kept_too = 0 if policy.segments else layers[-1].shared.at(rows)  # the output, by the last layer
+            moved = Moved(leaving, self._holds.mailboxes, kept_too if self._holds.messages else 0)
+            memory = compose_memory(layers, rows, policy, self._schedule.chunks, moved._replace(sent=0))
+            sent = (max(0, leaving - kept_too), entering) if self._holds.messages else (0, 0)
+            extra = extra_memory(layers, rows, policy, moved, bool(self._schedule.split))
+            columns = np.concatenate([bytes_of(memory)[0], [entering, leaving, *sent, *extra]])
             self._of_kinds[kinds] = self._state * memory.gradients[0], columns
         return self._of_kinds[kinds]
-
-    def _moved(self, first: int, end: int) -> list[float]:
-        """Return the bytes of what comes from and goes to other ranks: the last columns of a stage of these layers."""
-        entering, leaving = self._entering(first), self._entering(end)
-        if not self._holds.messages:
-            return [entering, leaving, 0, 0]
-        kept_anyway = 0 if self._checkpointing.segments else self._layers[end - 1].shared.at(self._rows)
-        return [entering, leaving, max(0, leaving - kept_anyway), entering]
 
     def _entering(self, layer: int) -> float:
         """Return the bytes of the tensor that enters a layer; 0 after the last one, which makes the loss."""

@@ -30,9 +30,10 @@ from microp.schedule import (
 )
 from microp.settings import Holds
 
-COLUMNS = 13  # of counts and of bytes
+COLUMNS = 16  # of counts and of bytes
 KEPT, WHOLE, PENDING, GRADIENTS, REBUILT, IN_FORWARD, IN_BACKWARD, IN_FULL, IN_WEIGHT = range(9)
-COMING_INPUTS, COMING_GRADIENTS, SENT_OUTPUTS, SENT_GRADIENTS = range(9, COLUMNS)
+COMING_INPUTS, COMING_GRADIENTS, SENT_OUTPUTS, SENT_GRADIENTS = range(9, 13)
+OWN_SEND, FIRST_BACKWARD, FIRST_WEIGHT = range(13, COLUMNS)
 Floats = NDArray[np.float64]
 Events = list[tuple[int, int, int, int, int]]
 
@@ -78,7 +79,7 @@ class _Row:
         first = self._mailboxes(taken, changes, needs) if taken else None
         if has_messages:
             self._receives(first, changes, needs)
-            self._sends(changes)
+            self._sends(changes, needs)
         self._changes, self._needs = _columns(changes), _columns(needs)
 
     def _activations(self, changes: Events, needs: Events) -> None:
@@ -90,20 +91,22 @@ class _Row:
             divided = (stage, microbatch) in split
             if action.op is Op.F:
                 changes.append((turn, at, KEPT, microbatch, 1))
-                needs += [(turn, at, column, microbatch, 1) for column in (KEPT, IN_FORWARD)]
+                needs += [(turn, at, each, microbatch, 1) for each in (KEPT, IN_FORWARD)]
                 continue
             if action.op is Op.B:
                 changes.append((turn, at, KEPT, microbatch, -1))
                 if divided:
                     changes.append((turn, at, PENDING, microbatch, 1))
                 extra = IN_BACKWARD if divided or not split else IN_FULL
-                needs += [(turn, at, column, microbatch, 1) for column in (REBUILT, extra)]
+                needs += [(turn, at, each, microbatch, 1) for each in (REBUILT, extra)]
             else:
                 changes.append((turn, at, PENDING, microbatch, -1))
                 needs.append((turn, at, IN_WEIGHT, microbatch, 1))
             if (action.op is Op.W or not divided) and stage not in with_gradients:
                 with_gradients.add(stage)
                 changes.append((turn, at, GRADIENTS, self._schedule.chunks, 1))
+                column = FIRST_WEIGHT if action.op is Op.W else FIRST_BACKWARD
+                needs.append((turn, at, column, self._schedule.chunks, 1))
 
     def _mailboxes(self, taken: Mapping[Action, Taken], changes: Events, needs: Events) -> Collection[Action]:
         """Add the mailboxes that a tensor has left; return the actions that are the first to use theirs."""
@@ -129,11 +132,18 @@ class _Row:
                         events.append((turns[action], *self._coming(taker), 1))
                         events.append((turns[taker], *self._coming(taker), -1))
 
-    def _sends(self, changes: Events) -> None:
-        """Add the tensors that were sent, until it is known that their receivers have used them."""
+    def _sends(self, changes: Events, needs: Events) -> None:
+        """Add the tensors that were sent, until it is known that their receivers have used them.
+
+        An output that lives on in its own backward is a need of that backward; a first backward's needs contain it.
+        """
         links, completed = remote_links(self._schedule), completed_sends(self._schedule, self._rank)
+        firsts = {(turn, column) for turn, _, column, _, _ in needs}
         for turn, action in enumerate(self._row):
             changes += [(turn, self._place[e.stage], _sent(e), e.microbatch, -1) for e in completed[action]]
+            at, is_first = self._place[action.stage], (turn, FIRST_BACKWARD) in firsts
+            if action.op is Op.B and not is_first and action._replace(op=Op.F) in completed[action]:
+                needs.append((turn, at, OWN_SEND, action.microbatch, 1))
             if action in links:
                 changes.append((turn, self._place[action.stage], _sent(action), action.microbatch, 1))
 

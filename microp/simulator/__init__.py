@@ -22,7 +22,16 @@ from microp.simulator.calibration import (
     schedule_of,
 )
 from microp.simulator.costs import PER_STAGE, Costs, for_stages
-from microp.simulator.layer_memory import MOST_ROWS, LayerBytes, LayerMemory, Size, compose_memory, weight_bytes
+from microp.simulator.layer_memory import (
+    MOST_ROWS,
+    LayerBytes,
+    LayerMemory,
+    Moved,
+    Size,
+    compose_memory,
+    extra_memory,
+    weight_bytes,
+)
 from microp.simulator.layer_times import NO_TIMES, LayerTimes, costs_of
 from microp.simulator.link_model import LINK_MODELS, Asynchronous, LinkModel
 from microp.simulator.memory import StageMemory
@@ -41,6 +50,7 @@ __all__ = [
     "LayerMemory",
     "LayerTimes",
     "LinkModel",
+    "Moved",
     "Simulated",
     "Size",
     "StageMemory",
@@ -51,6 +61,7 @@ __all__ = [
     "costs_of",
     "critical_path",
     "equal_shares",
+    "extra_memory",
     "for_stages",
     "kind_of",
     "nominal_costs",

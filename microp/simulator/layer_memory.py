@@ -62,10 +62,15 @@ class LayerMemory(NamedTuple):
     in_forward: Size = Size()
     in_full: Size = Size()
 
+    def at(self, rows: float) -> LayerBytes:
+        """Return the bytes for a microbatch of `rows` rows."""
+        return LayerBytes(self.weights, *(size.at(rows) for size in self[1:]))
+
 
 class LayerBytes(NamedTuple):
-    """A `LayerMemory` at a number of rows, without the weights."""
+    """A `LayerMemory` at a number of rows."""
 
+    weights: float
     activation: float
     boundary: float
     shared: float
@@ -77,45 +82,88 @@ class LayerBytes(NamedTuple):
     in_full: float
 
 
+class Moved(NamedTuple):
+    """What comes to and goes from a stage while its backward runs.
+
+    Attributes:
+        gradient: the bytes of the gradient of its output; 0 if that is the loss.
+        stays: whether the gradient keeps its memory when its segment's backward has ended, as in a mailbox.
+        sent: the bytes of the output that its send still holds when its own backward begins.
+    """
+
+    gradient: float = 0
+    stays: bool = False
+    sent: float = 0
+
+
 def compose_memory(
-    layers: Sequence[LayerMemory], sizes: Sequence[int], rows: float, checkpointing: Checkpointing, chunks: int
+    layers: Sequence[LayerMemory],
+    rows: float,
+    checkpointing: Checkpointing,
+    chunks: int,
+    moved: Moved = Moved(),  # noqa: B008 (it cannot be changed)
 ) -> StageMemory:
-    """Return the memory of a microbatch of `rows` rows on each stage.
+    """Return the memory of a microbatch of `rows` rows on a stage.
 
     Args:
-        layers: every layer of the model, in order, measured with the schedule's kind of backward.
-        sizes: the number of layers of each stage.
+        layers: those of the stage, in order, measured with the schedule's kind of backward.
         rows: the rows of a microbatch.
         checkpointing: what is recomputed.
         chunks: the number of microbatches.
+        moved: what comes and goes.
     """
-    assert sum(sizes) == len(layers)
-    at_rows = [LayerBytes(*(size.at(rows) for size in layer[1:])) for layer in layers]
-    ends = list(accumulate(sizes))
-    stages = [at_rows[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    segments = [min(checkpointing.segments, size) for size in sizes]
-    cuts = [_cut(stage, max(1, count)) for stage, count in zip(stages, segments, strict=True)]
-    activation = [_activation(stage) for stage in stages]
-    inputs = [sum(segment[0].boundary for segment in cut) for cut in cuts]
-    rebuilt = [kept / count if count else 0 for kept, count in zip(activation, segments, strict=True)]
-    divided, full = (
-        [
-            max(0, (_peak_recomputed(cut, whole) if count else _peak(stage, whole)) - again)
-            for stage, cut, count, again in zip(stages, cuts, segments, rebuilt, strict=True)
-        ]
-        for whole in (False, True)
-    )
+    cut, count = _cut(layers, rows, checkpointing)
+    stage = [layer for segment in cut for layer in segment]
+    activation = _activation(stage)
+    rebuilt = activation / count if count else 0
+    divided, full = (max(0, _backward(cut, count, moved, whole) - rebuilt) for whole in (False, True))
     return StageMemory(
-        activation=tuple(activation),
-        boundary=tuple(total / count if count else 0 for total, count in zip(inputs, segments, strict=True)),
-        pending=tuple(sum(layer.pending for layer in stage) for stage in stages),
-        in_backward=tuple(divided),
-        in_weight=tuple(map(_in_weight, stages)),
-        gradients=tuple(weight_bytes(layers, sizes)),
-        segments=tuple(segments) if checkpointing.segments else (),
+        activation=(activation,),
+        boundary=(sum(segment[0].boundary for segment in cut) / count if count else 0,),
+        pending=(sum(layer.pending for layer in stage),),
+        in_backward=(divided,),
+        in_weight=(_in_weight(stage),),
+        gradients=tuple(weight_bytes(layers, (len(layers),))),
+        segments=(count,) if count else (),
         spared=checkpointing.spared(chunks),
-        in_forward=tuple(_in_forward(cut) if count else 0 for cut, count in zip(cuts, segments, strict=True)),
-        in_full=tuple(full),
+        in_forward=(_in_forward(cut) if count else 0,),
+        in_full=(full,),
+    )
+
+
+class Extra(NamedTuple):
+    """Bytes that some actions of a stage need in addition to what all actions of their kind need.
+
+    Attributes:
+        own_send: a backward, if its own forward's output is still being sent.
+        first_backward: the first undivided backward, which makes the gradients of the weights.
+        first_weight: the first W, the same.
+    """
+
+    own_send: float
+    first_backward: float
+    first_weight: float
+
+
+def extra_memory(
+    layers: Sequence[LayerMemory], rows: float, checkpointing: Checkpointing, moved: Moved, split: bool
+) -> Extra:
+    """Return what some actions of a stage need in addition.
+
+    Args:
+        layers: as in `compose_memory`, also the next two.
+        rows: the rows of a microbatch.
+        checkpointing: what is recomputed.
+        moved: what comes and goes; its `sent` counts only here.
+        split: whether the schedule divides backwards.
+    """
+    cut, count = _cut(layers, rows, checkpointing)
+    stage = [layer for segment in cut for layer in segment]
+    usual, sending = moved._replace(sent=0), moved
+    return Extra(
+        _backward(cut, count, sending, False) - _backward(cut, count, usual, False),
+        _backward(cut, count, sending, split, is_first=True) - _backward(cut, count, usual, split),
+        _in_weight(stage, is_first=True) - _in_weight(stage),
     )
 
 
@@ -125,9 +173,14 @@ def weight_bytes(layers: Sequence[LayerMemory], sizes: Sequence[int]) -> list[in
     return [sum(layer.weights for layer in layers[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
 
 
-def _cut(layers: Sequence[LayerBytes], segments: int) -> list[Sequence[LayerBytes]]:
-    sizes = spread(len(layers), segments)
-    return [layers[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
+def _cut(
+    layers: Sequence[LayerMemory], rows: float, checkpointing: Checkpointing
+) -> tuple[list[Sequence[LayerBytes]], int]:
+    """Return the layers of each segment of a stage, and the number of segments that are recomputed."""
+    count = min(checkpointing.segments, len(layers))
+    at_rows = [layer.at(rows) for layer in layers]
+    sizes = spread(len(layers), max(1, count))
+    return [at_rows[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)], count
 
 
 def _activation(layers: Sequence[LayerBytes]) -> float:
@@ -135,9 +188,18 @@ def _activation(layers: Sequence[LayerBytes]) -> float:
     return sum(layer.activation for layer in layers) - sum(layer.shared for layer in layers[:-1])
 
 
-def _in_weight(layers: Sequence[LayerBytes]) -> float:
-    """Return the bytes needed during the W of consecutive layers, in addition to what their B kept."""
-    return sum(layer.products for layer in layers) + max(layer.in_weight - layer.products for layer in layers)
+def _in_weight(layers: Sequence[LayerBytes], is_first: bool = False) -> float:
+    """Return the bytes needed during the W of consecutive layers, in addition to what their B kept.
+
+    Args:
+        layers: the layers, the last of which comes first.
+        is_first: whether the gradients stay.
+    """
+    peak = made = 0.0
+    for layer in reversed(layers):
+        peak = max(peak, layer.in_weight - layer.products + made)
+        made += layer.weights - layer.products if is_first else 0
+    return sum(layer.products for layer in layers) + peak
 
 
 def _in_forward(segments: Sequence[Sequence[LayerBytes]]) -> float:
@@ -146,27 +208,31 @@ def _in_forward(segments: Sequence[Sequence[LayerBytes]]) -> float:
     return max(layer.in_forward + (layer.boundary if index else 0) for layer, index in layers)
 
 
-def _peak(layers: Sequence[LayerBytes], whole: bool) -> float:
-    """Return the bytes needed during the backward of consecutive layers, in addition to what their forward kept.
+def _backward(
+    segments: Sequence[Sequence[LayerBytes]], recomputed: int, moved: Moved, whole: bool, is_first: bool = False
+) -> float:
+    """Return the bytes needed during the backward of a stage, in addition to what its forward kept.
+
+    Every layer was measured with the gradient of its output, which lived until its backward had ended. Inside a segment
+    that gradient is free earlier, and the one of the segment's output lives instead, which is about as large.
 
     Args:
-        layers: the layers.
+        segments: the layers of each segment.
+        recomputed: the number of segments of which the forward has kept only the input; 0: it kept everything.
+        moved: what comes and goes.
         whole: whether it is undivided although others are divided.
+        is_first: whether it makes the gradients of the weights, which stay.
     """
-    peak = freed = 0.0
-    for index in reversed(range(len(layers))):
-        layer = layers[index]
-        peak = max(peak, (layer.in_full if whole else layer.in_backward) - freed)
-        shared = layers[index - 1].shared if index else 0
-        freed += layer.activation - shared - (0 if whole else layer.pending)
-    return peak
-
-
-def _peak_recomputed(segments: Sequence[Sequence[LayerBytes]], whole: bool) -> float:
-    """Return the bytes needed during the backward of recomputed segments, in addition to their inputs."""
-    peak = freed = 0.0
+    peak, freed, stays = 0.0, 0.0, moved.sent
     for segment in reversed(segments):
-        rebuilt = _activation(segment) - segment[0].boundary
-        peak = max(peak, rebuilt + _peak(segment, whole) - freed)
-        freed += segment[0].boundary - (0 if whole else sum(layer.pending for layer in segment))
+        if recomputed:
+            freed -= _activation(segment) - segment[0].boundary
+        for index in reversed(range(len(segment))):
+            layer, kept_by = segment[index], segment[index - 1].shared if index else 0
+            peak = max(peak, (layer.in_full if whole else layer.in_backward) - freed)
+            freed += layer.activation - kept_by - (0 if whole else layer.pending)
+            freed -= stays + (layer.weights if is_first else 0)
+            stays = 0
+        if segment is segments[-1] and moved.stays:
+            freed -= moved.gradient
     return peak

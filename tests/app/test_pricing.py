@@ -319,6 +319,8 @@ MEMORY_OF = [
     ),
     f"{GPT} schedule=dualpipe_v partition=skewed",
     f"{GPT} schedule=1f1b checkpointing=segments",
+    f"{ALIKE} schedule=gpipe checkpointing=segments",
+    f"{ALIKE} schedule=gpipe chunks=4",
     f"{GPT} schedule=interleaved checkpointing=except_last",
     *(f"{ALIKE} schedule={words} dtype=bf16" for words in ("gpipe", "1f1b checkpointing=always", "zb_h1")),
     f"{GPT} schedule=1f1b dtype=bf16",
@@ -333,7 +335,7 @@ def test_predicted_memory_is_what_a_run_measures(comms, tmp_path):
     measured = launch_ranks(jobs[0], tmp_path, 3, partial(rank_code.peak_memory, jobs))
     for number, (words, config) in enumerate(zip(MEMORY_OF, configs, strict=True)):
         peaks = [measured[rank][number] for rank in range(2)]
-        assert figures(config)["peak_memory_mib"] == pytest.approx(peaks, rel=0.03), words
+        assert figures(config)["peak_memory_mib"] == pytest.approx(peaks, rel=0.02), words
 
 
 def test_memory_follows_the_microbatches_in_flight():

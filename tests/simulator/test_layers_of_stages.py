@@ -6,7 +6,7 @@ import pytest
 
 from microp.schedule.builders import gpipe, zb_h1
 from microp.settings import NEVER, Checkpointing
-from microp.simulator import LayerMemory, LayerTimes, Size, compose_memory, costs_of, weight_bytes
+from microp.simulator import LayerMemory, LayerTimes, Moved, Size, compose_memory, costs_of, extra_memory, weight_bytes
 
 LAYER = LayerMemory(
     weights=100,
@@ -18,26 +18,44 @@ LAYER = LayerMemory(
 
 
 def test_a_tensor_that_two_layers_keep_counts_once():
-    memory = compose_memory([LAYER] * 5, (2, 3), 2, NEVER, 4)
-    assert memory.activation == (2 * (30 + 20), 2 * (30 + 20 + 20))
-    assert memory.in_backward == (40 + 2 * 5, 40 + 2 * 5)  # the last layer's: after it, more is free than is needed
+    memory = compose_memory([LAYER] * 3, 2, NEVER, 4)
+    assert memory.activation == (2 * (30 + 20 + 20),)
+    assert memory.in_backward == (40 + 2 * 5,)  # the last layer's: after it, more is free than is needed
     assert memory.segments == ()
-    assert memory.gradients == (200, 300)
+    assert memory.gradients == (300,)
     assert weight_bytes([LAYER] * 5, (2, 3)) == [200, 300]
 
 
 def test_small_gradients_wait_for_the_end_of_a_stage_s_w():
     small = LAYER._replace(in_weight=Size(7, 1), products=Size(5))
     large = LAYER._replace(in_weight=Size(50, 1))
-    assert compose_memory([small] * 4, (1, 3), 2, NEVER, 4).in_weight == (7 + 2, 3 * 5 + 2 + 2)
-    assert compose_memory([small, large], (2,), 2, NEVER, 4).in_weight == (5 + 50 + 2,)
+    assert compose_memory([small] * 3, 2, NEVER, 4).in_weight == (3 * 5 + 2 + 2,)
+    assert compose_memory([small, large], 2, NEVER, 4).in_weight == (5 + 50 + 2,)
 
 
 def test_recomputed_segments_keep_their_inputs():
-    memory = compose_memory([LAYER] * 4, (4,), 2, Checkpointing("segments", 2, False), 4)
+    memory = compose_memory([LAYER] * 4, 2, Checkpointing("segments", 2, False), 4)
     kept, segment = memory.kept(0), 2 * (30 + 20)
     assert kept == 2 * 2 * 10
     assert memory.rebuilt(0) + memory.in_backward[0] == segment - 2 * 10 + 40 + 2 * 5
+
+
+def test_what_some_backwards_of_a_stage_need_in_addition():
+    """Two layers that keep 6 each, of which they share 2; a backward needs 9 more, and the last layer's frees 4."""
+    layers = [LayerMemory(5, Size(6), Size(2), Size(2), in_backward=Size(9), in_weight=Size(7), products=Size(1))] * 2
+    assert compose_memory(layers, 1, NEVER, 4).in_backward == (9,)  # then 9 - 4
+    sending = Moved(gradient=3, sent=6)
+    assert extra_memory(layers, 1, NEVER, sending, split=False) == (2, 5 - 4 + 6, 4)  # 9 - 4 + 6, then the weights' 5
+    assert extra_memory(layers, 1, NEVER, Moved(), split=False) == (0, 1, 4)
+
+
+def test_a_received_gradient_stays_in_its_mailbox_while_other_segments_run():
+    layers = [LayerMemory(5, Size(6), Size(2), Size(2), in_backward=Size(9))] * 2
+    policy = Checkpointing("segments", 2, False)
+    freed, stays = (compose_memory(layers, 1, policy, 4, Moved(3, each)) for each in (False, True))
+    rebuilt = 6 - 2  # a segment's activations less its input
+    assert freed.rebuilt(0) + freed.in_backward[0] == rebuilt + 9
+    assert stays.in_backward[0] == freed.in_backward[0] + 3 - 2  # the last segment's input is free
 
 
 def test_stages_take_the_times_of_their_layers():
