@@ -15,6 +15,7 @@ Between steps all mailboxes are free, because the ranks meet at a barrier.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -35,16 +36,19 @@ def remote_links(schedule: Schedule) -> dict[Action, Link]:
 
 def assign_slots(schedule: Schedule) -> dict[Action, int]:
     """Return action -> the number of its mailbox on its link, for each action whose tensor leaves its rank."""
-    links = remote_links(schedule)
-    last_use = _last_uses(schedule)
+    return _assign(schedule, remote_links(schedule), _last_uses(schedule))
+
+
+def _assign(schedule: Schedule, links: Mapping[Action, Link], last_use: Mapping[Action, int]) -> dict[Action, int]:
+    source_of = {consumer: action for action, consumer in schedule.consumers.items()}
     place = {action: index for row in schedule.ranks for index, action in enumerate(row)}
     slots: dict[Action, int] = {}
     for row in schedule.ranks:
         known: dict[int, int] = {}  # peer -> the index in its row up to which it has certainly run
         links_of: dict[int, _Slots] = defaultdict(_Slots)  # peer -> the mailboxes of the link to it
         for action in row:
-            source = schedule.source(action)
-            if source in links:
+            source = source_of.get(action)
+            if source is not None and source in links:
                 peer = links[source][0]
                 known[peer] = max(known.get(peer, -1), place[source])
             if action in links:
@@ -88,7 +92,8 @@ class Taken(NamedTuple):
 
 def mailboxes_taken(schedule: Schedule) -> dict[Action, Taken]:
     """Return action -> the mailbox of its input, for each action whose input comes from another rank."""
-    links, slots, last_use = remote_links(schedule), assign_slots(schedule), _last_uses(schedule)
+    links, last_use = remote_links(schedule), _last_uses(schedule)
+    slots = _assign(schedule, links, last_use)
     consumers = {sent: schedule.consumers[sent] for sent in slots}
     return {taker: Taken((links[sent][0], slots[sent]), last_use[taker]) for sent, taker in consumers.items()}
 
