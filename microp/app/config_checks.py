@@ -132,8 +132,6 @@ def _compile_problems(config: Config) -> list[str]:
     found, model = [], f"model={config.model.name}"
     if config.engine.name != "microp":
         found.append(f"engine={config.engine.name} cannot run compiled layers: use engine=microp or compile=false")
-    if config.warmup_steps == 0:
-        found.append("warmup_steps=0: compile=true compiles in the first step, and that is not to be measured: use 1")
     if config.model.draws:
         found.append(
             f"{model} draws random numbers, and compiled code would draw others: use compile=false or no dropout"

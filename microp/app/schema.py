@@ -64,7 +64,7 @@ class Config:
         learning_rate: the learning rate of the optimizer.
         seed: the seed of weights, batches and dropout.
         dtype: bf16: products in bf16 by autocast, weights and their gradients in float32; null: all in model.dtype.
-        compile: compile the layers of each stage with torch.compile, in the first step of the warm-up.
+        compile: compile the layers of each stage with torch.compile, before the first step.
         repeat: the number of the launch; repeat=0,1,2 runs the same question three times.
         activation_limit: refuse a schedule in which a rank holds more (stage, microbatch) pairs at once,
             from F to W, or to B without W; null: no limit.

@@ -43,6 +43,7 @@ class Place(IntEnum):
     SAVING = -12
     TYING = -13
     RESUMING = -14
+    COMPILING = -15
 
 
 WHERE = {
@@ -60,6 +61,7 @@ WHERE = {
     Place.SAVING: "saving the training",
     Place.TYING: "the sum of tied weights' gradients",
     Place.RESUMING: "loading the snapshot",
+    Place.COMPILING: "compiling its layers",
 }
 _MEETINGS = (Place.BARRIER, Place.REDUCING, Place.CONNECTING, Place.RUNTIME)  # left when the others have come
 

@@ -26,6 +26,7 @@ from microp.settings import MIB
 from microp.simulator import kind_of
 from microp.store import Row
 from microp.trace import Actions, StepTrace, time_reducing
+from microp.worker.compiling import compile_stages
 from microp.worker.optimizer import open_optimizer, set_rate
 from microp.worker.tied_gradients import TiedGradients
 
@@ -69,6 +70,10 @@ class Trainer:
         self._windows = None
         if self._has_first or self._has_last:
             self._windows = open_data(job.data, job.batch_size, job.model.row_bytes, job.seed)
+        if job.computing.compile:
+            self._at(Place.COMPILING, 0)
+            self._load_batch(0)
+            compile_stages(self.stages, job.schedule.stages - 1, self._boundary(), job.rows, comms)
 
     def _check_fingerprint(self) -> None:
         mine = self._job.fingerprint()
@@ -90,14 +95,7 @@ class Trainer:
 
     def _runner(self, engine: str) -> Runner:
         """Return the runner that an engine's name stands for; all runners use the same stages."""
-        job, stages, comms, device = self._job, self.stages, self._comms, self._device
-        first = [job.partition.layers_of(stage)[0] for stage in range(job.schedule.stages)]
-
-        def dtype(stage: int) -> torch.dtype:
-            found: torch.dtype = getattr(torch, job.model.entering(first[stage], job.computing))
-            return found
-
-        boundary = Boundary(lambda rows, stage: job.model.boundary(rows, first[stage]), dtype, device.torch_device)
+        job, stages, comms, device, boundary = self._job, self.stages, self._comms, self._device, self._boundary()
         if engine == "limit":
             return Limit(job.schedule, stages, boundary, job.rows)
         if engine == "torch":
@@ -105,6 +103,16 @@ class Trainer:
             return TorchEngine(order, planned, stages, comms, device, boundary, job.rows, job.checkpointing)
         weights, last = job.engine.batch_weights, self.sync.wrap_last
         return Engine(job.schedule, stages, comms, device, boundary, job.rows, weights, last)
+
+    def _boundary(self) -> Boundary:
+        job = self._job
+        first = [job.partition.layers_of(stage)[0] for stage in range(job.schedule.stages)]
+
+        def dtype(stage: int) -> torch.dtype:
+            found: torch.dtype = getattr(torch, job.model.entering(first[stage], job.computing))
+            return found
+
+        return Boundary(lambda rows, stage: job.model.boundary(rows, first[stage]), dtype, self._device.torch_device)
 
     @property
     def layers(self) -> dict[int, nn.Module]:
@@ -127,6 +135,14 @@ class Trainer:
         """Discard the last step's gradients, load the step's batch, and wait for the other ranks."""
         self._at(Place.LOADING, step)
         self.sync.clear(step)
+        self._load_batch(step)
+        self._at(Place.BARRIER)
+        self._comms.barrier()
+        self._at(Place.STEPPING)
+        self._device.prepare_step()
+
+    def _load_batch(self, step: int) -> None:
+        """Give the stages what they need of a step's batch."""
         inputs = targets = None
         if self._windows is not None:
             rows, replica = self._job.rows, self._comms.replica
@@ -137,10 +153,6 @@ class Trainer:
         first = self._comms.replica * self._job.schedule.chunks
         for stage in self.stages.values():
             stage.load(Batch(step, inputs, targets, weights, first))
-        self._at(Place.BARRIER)
-        self._comms.barrier()
-        self._at(Place.STEPPING)
-        self._device.prepare_step()
 
     def step(self, step: int, engine: str | None = None) -> Row:
         """Run one loaded step and the optimizer, and return the times as a row.

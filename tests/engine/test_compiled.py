@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import cache, partial
 
@@ -13,12 +14,11 @@ from conftest import CHECKPOINTING, gpt, mlp, small_job
 from own_model import mixed, settings_of
 from threads import in_threads
 
-from microp.engine import ActionError
 from microp.model import compiled
 from microp.schedule import builders, skewed, uniform
 from microp.schedule.builders import gpipe, interleaved
 from microp.settings import AS_WRITTEN, Computing, MlpSettings, machine
-from microp.worker import Trainer, monolith
+from microp.worker import RankError, Trainer, compiling, monolith, run_threads
 
 COMPILED = Computing(compile=True)
 MODELS = {"mlp": mlp(), "gpt": gpt(dropout=0.0), "mixed": settings_of(mixed)}
@@ -76,21 +76,34 @@ def test_gradients_are_those_of_the_single_process(name, graphs):
     assert graphs
 
 
-def test_the_first_step_compiles_and_no_other(graphs, tmp_path):
+def test_bf16_compiled_is_bf16_as_it_is_written(graphs):
+    computing = Computing("bf16", True)
+    losses = []
+    for how in (computing, replace(computing, compile=False)):
+        job = small_job(schedule=gpipe(2, 4), model=MODELS["gpt"], backend="threads", computing=how)
+        _, (own, _) = in_threads(2, partial(rank_code.train, job), timeout_s=60)
+        losses.append(own)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert graphs
+
+
+def test_all_is_compiled_before_the_first_step(graphs, tmp_path):
     """Two numbers of rows, forwards with and without a graph; the step for memory runs layers as they are written."""
     schedule = interleaved(2, 4)
     cut, policy = uniform(6, schedule.stages), CHECKPOINTING["except_last"]
     job = small_job(schedule=schedule, partition=cut, checkpointing=policy, backend="threads", computing=COMPILED)
 
     def train(comms):
-        trainer, found = Trainer(job, comms), []
-        for step in range(3):
+        trainer = Trainer(job, comms)
+        comms.barrier()
+        found = [len(graphs)]
+        for step in range(2):
             trainer.load(step)
             trainer.step(step)
             comms.barrier()
             found.append(len(graphs))
-        trainer.load(3)
-        peak = trainer.memory_step(3)["peak_memory_mib"]
+        trainer.load(2)
+        peak = trainer.memory_step(2)["peak_memory_mib"]
         comms.barrier()
         return [*found, len(graphs)], peak
 
@@ -103,23 +116,54 @@ def test_the_first_step_compiles_and_no_other(graphs, tmp_path):
     assert [peak for _, peak in both] == [peak for [peak] in written]
 
 
-def test_a_layer_that_cannot_be_compiled_is_named(monkeypatch):
+def test_while_a_rank_compiles_the_others_wait_for_a_short_time_only(monkeypatch):
+    """Each of their waits is for a meeting, however long the compiler takes: here until they have met 20 times."""
+    monkeypatch.setattr(compiling, "PAUSE_S", 0.0)
+    meetings = [0, 0]
+
+    def counted(comms):
+        meet = comms.all_reduce
+
+        def all_reduce(*given):
+            meetings[comms.rank] += 1
+            return meet(*given)
+
+        comms.all_reduce = all_reduce
+
+    def work(comms):
+        counted(comms)
+        with compiling._beside_the_others(comms):
+            while comms.rank == 1 and meetings[0] < 20:
+                time.sleep(0.001)
+        return meetings[0]
+
+    assert min(in_threads(2, work)) >= 20
+
+
+def test_ranks_that_wait_for_a_compiler_learn_that_a_rank_has_failed():
+    def work(comms):
+        try:
+            with compiling._beside_the_others(comms):
+                if comms.rank == 1:
+                    comms.abort()
+                    raise ValueError("no code for this")
+        except (ConnectionError, ValueError) as error:
+            return str(error)
+
+    assert in_threads(2, work) == ["another rank failed", "no code for this"]
+
+
+def test_a_layer_that_cannot_be_compiled_is_named(monkeypatch, tmp_path):
     def fails(graph, inputs):
         raise ValueError("no code for this")
 
     torch._dynamo.reset()
     monkeypatch.setattr(compiled, "BACKEND", fails)
     job = small_job(schedule=gpipe(1, 2), partition=uniform(6, 1), backend="threads", computing=COMPILED)
-
-    def train(comms):
-        trainer = Trainer(job, comms)
-        trainer.load(0)
-        with pytest.raises(ActionError) as error:
-            trainer.step(0)
-        return str(error.value)
-
-    [said] = in_threads(1, train)
-    assert said.startswith("rank 0, action 0F0, step 0: ")
+    with pytest.raises(RankError) as error:
+        run_threads(job, tmp_path)
+    said = str(error.value)
+    assert said.startswith("rank 0, compiling its layers, step 0: ")
     assert "no code for this" in said
     assert "\n" not in said
 
