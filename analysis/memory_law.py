@@ -24,20 +24,19 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.nominal import group_of, is_given
 from microp.schedule import Action, Op
-from microp.settings import MIB
+from microp.settings import MIB, MODELS, Computing
 from microp.simulator import schedule_of
 from microp.store import read_spans, records
 
 
 def boundary_mib(row: dict[str, Any]) -> float:
-    """Return the size in MiB of the tensor between two layers, for one microbatch."""
-    context = row.get("config.model.context")
-    columns = row["config.model.dim"] * (1 if context is None or pd.isna(context) else context)
-    itemsize = {"float32": 4, "float64": 8}[row["config.model.dtype"]]
-    if row.get("config.dtype") == "bf16" and row.get("config.model.name") == "mlp":
-        itemsize = 2  # between the blocks of a gpt it stays as it is
-    return float(row["batch_size"] / row["chunks"] * columns * itemsize / MIB)
+    """Return the size in MiB of the tensor between two layers of a built-in model, for one microbatch."""
+    settings, dtype = group_of(row, "config.model."), row.get("config.dtype")
+    model = MODELS[settings["name"]](**settings)
+    computing = Computing(dtype if is_given(dtype) else None)
+    return float(row["batch_size"] / row["chunks"] * model.hop_bytes(row["partition"], computing) / MIB)
 
 
 def inputs_mib(row: dict[str, Any], rank: int) -> float:
@@ -79,7 +78,8 @@ def laws(runs: pd.DataFrame, point: Sequence[str]) -> pd.DataFrame:
     Returns:
         the columns `point`, `rank` and `in_flight`; in MiB `activation_mib` (measured), `law`, and
         `counted` (the law with the largest segment); and the relative errors `law error` and
-        `counted error`. A model without a 1F1B run that keeps everything, which gives a, has no rows.
+        `counted error`. A model without a 1F1B run that keeps everything, which gives a, has no rows, nor has one of
+        the user's own.
     """
     rows = records(runs.dropna(subset=["peak_activation_mib"]).drop_duplicates(point).sort_values(list(point)))
     orders = {_order_of(row): spans for row in rows if (spans := read_spans(Path(row["folder"])))}
@@ -87,6 +87,7 @@ def laws(runs: pd.DataFrame, point: Sequence[str]) -> pd.DataFrame:
     lines = [
         {**{key: row[key] for key in point}, "rank": rank, **found}
         for row in rows
+        if row["model"] in MODELS
         if _order_of(row) in orders and _stages_of({**row, "checkpointing": "never"}) in single
         for rank, found in enumerate(_laws(row, single, orders[_order_of(row)]))
     ]

@@ -39,13 +39,13 @@ def order(row: dict[str, Any]) -> Schedule:
 
 def costs(row: dict[str, Any], schedule: Schedule) -> Costs:
     """Return the nominal times of one microbatch in an emulated run, in milliseconds."""
-    group = _group(row, "config.device.")
+    group = group_of(row, "config.device.")
     keys = ("forward_ms", "backward_ms", "weight_ms", "recompute_ms", "reduce_ms")
     forward, backward, weight, recompute, reduce = (group.get(key) for key in keys)
     latency, overhead = float(group["latency_ms"]), group.get("overhead_ms") or 0.0  # older runs have none
     device = EmulatedSettings("emulated", 1, forward, backward, weight, recompute, latency, reduce, group["per"])
     device = replace(device, full_ms=group.get("full_ms"), overhead_ms=overhead)
-    policy = _group(row, "config.checkpointing.")
+    policy = group_of(row, "config.checkpointing.")
     checkpointing = Checkpointing(row["checkpointing"], int(policy["segments"]), bool(policy["spare_last"]))
     workload = Workload(schedule, tuple(row["partition"]), (), checkpointing)
     return nominal_costs(device, workload, row["batch_size"] / row["replicas"] / row["chunks"])
@@ -75,6 +75,6 @@ def is_given(value: Any) -> bool:
     return isinstance(value, list | str) or not pd.isna(value)
 
 
-def _group(row: dict[str, Any], prefix: str) -> dict[str, Any]:
+def group_of(row: dict[str, Any], prefix: str) -> dict[str, Any]:
     """Return the row's keys of one group of the configuration, without those that only other rows have."""
     return {key.removeprefix(prefix): value for key, value in row.items() if key.startswith(prefix) and is_given(value)}

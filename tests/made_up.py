@@ -95,6 +95,8 @@ def run(folder: Path, schedule: Schedule, costs: Costs, slower: float = 1.0, **c
         "in_flight_peak": [in_flight[rank] for rank in range(ranks)],
         "disturbed": False,
         LAUNCH: 0,
+        "config.model.name": "mlp",
+        "config.model.layers": 4 * schedule.stages,
         "config.model.dim": 64,
         "config.model.dtype": "float32",
         "config.checkpointing.segments": 0,

@@ -15,12 +15,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from microp.app.factory import build, builder_of, typed_keys
-from microp.settings import LOWERED, Computing, GptSettings, MlpSettings, OwnSettings, own_settings
+from microp.settings import LOWERED, MODELS, Computing, OwnSettings, own_settings
 
 if TYPE_CHECKING:
     from microp.model import Layers
 
-_OURS = {"mlp": MlpSettings, "gpt": GptSettings}
 _known: dict[str, OwnSettings] = {}  # every point of a sweep asks for the same few
 
 
@@ -46,7 +45,7 @@ def _checked(node: dict[str, Any], computing: Computing) -> OwnSettings:
 
     made = _made(node)
     what = f"model.builder={node['builder']}"
-    if node["name"] in _OURS:
+    if node["name"] in MODELS:
         raise ValueError(f"model.name={node['name']} is the name of one of microp's models: choose another name")
     try:
         facts = inspect_layers(made, code_of(builder_of("model", node)))

@@ -18,6 +18,7 @@ from microp.settings.engine import EngineSettings
 from microp.settings.launch import LaunchSettings, is_joined, is_over_hosts, no_proc, too_few_descriptors
 from microp.settings.machine import memory_bytes, no_compiler, processor, this_host
 from microp.settings.model import (
+    MODELS,
     GptSettings,
     LayerFacts,
     MlpSettings,
@@ -49,6 +50,7 @@ __all__ = [
     "KIB",
     "LOWERED",
     "MIB",
+    "MODELS",
     "NEEDS_KEY",
     "NEVER",
     "NO_SNAPSHOTS",

@@ -183,6 +183,10 @@ class GptSettings(ModelSettings):
         return found
 
 
+MODELS: dict[str, type[ModelSettings]] = {"mlp": MlpSettings, "gpt": GptSettings}
+"""The name of each model that is built in -> its class."""
+
+
 @dataclass(frozen=True)
 class LayerFacts:
     """What is known of the layers that a user's function makes, from a run without numbers.

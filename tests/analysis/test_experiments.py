@@ -86,9 +86,17 @@ def test_except_last_saves_only_where_the_last_goes_first(drain, most):
 
 
 def test_a_boundary_has_the_models_shape():
-    row = {"config.model.dim": 8, "config.model.dtype": "float64", "batch_size": 32, "chunks": 4}
+    model = {"name": "mlp", "layers": 4, "dim": 8, "dtype": "float64"}
+    row = {f"config.model.{key}": value for key, value in model.items()}
+    row |= {"batch_size": 32, "chunks": 4, "partition": [2, 2]}
     assert boundary_mib(row) == 8 * 8 * 8 / 2**20
-    assert boundary_mib({**row, "config.model.context": 16.0}) == 16 * boundary_mib(row)
+    gpt = {"name": "gpt", "heads": 2.0, "context": 16.0, "dropout": 0.0}
+    gpt_row = {**row, **{f"config.model.{key}": value for key, value in gpt.items()}}
+    assert boundary_mib(gpt_row) == 16 * boundary_mib(row)
+    lowered = [
+        boundary_mib({**each, "config.model.dtype": "float32", "config.dtype": "bf16"}) for each in (row, gpt_row)
+    ]
+    assert lowered == [boundary_mib(row) / 4, boundary_mib(gpt_row) / 2]  # between the blocks of a gpt it is float32
 
 
 # --- partition_skew --------------------------------------------------------------------------------------
