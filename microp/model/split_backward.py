@@ -17,8 +17,8 @@ B frees the outer graph. Hooks, several uses of a layer and tied weights keep wo
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -50,7 +50,7 @@ class _LinearCall(NamedTuple):
 
 
 class _LinearWeights(NamedTuple):
-    """The data from which W computes the weight gradient of one Linear."""
+    """The data from which W computes the weight gradient of one Linear; the gradient may lack x's middle sizes."""
 
     weights: _Weights
     x: Tensor
@@ -63,7 +63,7 @@ class _LinearWeights(NamedTuple):
     def products(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (weight, what must be added to its `grad`), for x (..., in) and the gradient (..., out)."""
         (weight, bias), x, gradient = self
-        if gradient.dim() != 2:
+        if x.dim() != 2:
             x, gradient = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
         if weight is not None:
             yield weight, gradient.t().mm(x).to(weight.dtype)
@@ -86,20 +86,46 @@ class _GraphWeights(NamedTuple):
         torch.autograd.backward(self.roots, self.gradients, inputs=self.weights)
 
 
-def _accumulate(parts: Iterable[_LinearWeights]) -> None:
+def _run(parts: Sequence[_LinearWeights | _GraphWeights]) -> None:
+    """Add the weight gradients; those of a weight that is used several times are added up first, as by autograd."""
+    several = _used_several_times(parts)
+    before = {weight: weight.grad for weight in several}
+    for weight in several:
+        weight.grad = None
+    with torch.no_grad():
+        _accumulate((part for part in parts if isinstance(part, _LinearWeights)), several)
+    for part in parts:
+        if isinstance(part, _GraphWeights):
+            part.run()
+    for weight, earlier in before.items():
+        if earlier is not None and weight.grad is not None:
+            weight.grad = earlier.add_(weight.grad)
+
+
+def _accumulate(parts: Iterable[_LinearWeights], several: Collection[Tensor]) -> None:
     """Add the products to the weights' `grad`: large ones at once, while cached, small ones in one call."""
+    at_once = set(map(id, several))  # in their order
     sums, products = [], []
     for part in parts:
         for weight, product in part.products():
             if weight.grad is None:
                 weight.grad = product
-            elif product.nbytes > SMALL:
+            elif product.nbytes > SMALL or id(weight) in at_once:
                 weight.grad.add_(product)
             else:
                 sums.append(weight.grad)
                 products.append(product)
     if sums:
         torch._foreach_add_(sums, products)
+
+
+def _used_several_times(parts: Iterable[_LinearWeights | _GraphWeights]) -> list[Tensor]:
+    """Return the weights that several of these parts have a gradient of."""
+    counts = Counter(id(weight) for part in parts for weight in part.weights if weight is not None)
+    if len(counts) == counts.total():
+        return []
+    weights = {id(weight): weight for part in parts for weight in part.weights if weight is not None}
+    return [weight for key, weight in weights.items() if counts[key] > 1]
 
 
 class Deferred:
@@ -115,8 +141,9 @@ class Deferred:
 
     def record(self, weights: _Weights, x: Tensor, y: Tensor) -> None:
         """Record one forward of a Linear."""
-        assert y.grad_fn is not None
-        self._calls.append(_LinearCall(weights, x, x._version, GradientEdge(y.grad_fn, y.output_nr)))
+        made = y if y._base is None else y._base  # an operation in place gives a view another node
+        assert made.grad_fn is not None
+        self._calls.append(_LinearCall(weights, x, x._version, GradientEdge(made.grad_fn, made.output_nr)))
 
     def backward(self, root: GradientEdge, gradient: Tensor | None, leaf: Tensor, anchor: Tensor) -> Tensor | None:
         """Run B: return the gradient of `leaf`, or None if it requires none.
@@ -156,29 +183,21 @@ def run_together(several: Sequence[Deferred]) -> None:
 
     The product also takes the sum over the microbatches, so the last bits of the gradients can differ.
     """
-    parts: list[_LinearWeights | _GraphWeights] = []
     same: dict[_Weights, list[_LinearWeights]] = defaultdict(list)
-    for part in (part for deferred in several for part in deferred.parts):
-        if isinstance(part, _LinearWeights):
-            same[part.weights].append(part)
-        else:
-            parts.append(part)
+    for deferred in several:
+        for part in deferred.parts:
+            if isinstance(part, _LinearWeights):
+                same[part.weights].append(part)
+            else:
+                part.run()
+        deferred.parts.clear()
+    joined = []
     for weights, calls in same.items():
         x, gradient = (
             torch.cat([t.flatten(0, -2) for t in ts]) for ts in zip(*(p.tensors for p in calls), strict=True)
         )
-        parts.append(_LinearWeights(weights, x, gradient))
-    _run(parts)
-    for deferred in several:
-        deferred.parts.clear()
-
-
-def _run(parts: Sequence[_LinearWeights | _GraphWeights]) -> None:
-    with torch.no_grad():
-        _accumulate(part for part in parts if isinstance(part, _LinearWeights))
-    for part in parts:
-        if isinstance(part, _GraphWeights):
-            part.run()
+        joined.append(_LinearWeights(weights, x, gradient))
+    _run(joined)
 
 
 class SplitBackward:

@@ -48,6 +48,19 @@ class Tied(nn.Module):
         return self.second(torch.relu(self.first(self.first(x))))
 
 
+class Scaled(nn.Module):
+    """Writes into a part of what a Linear has made."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.linear(x)
+        y[..., :4].mul_(0.5)
+        return y
+
+
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
@@ -66,11 +79,17 @@ MODULES = {
     "convolution": (nn.Conv1d(8, 3, 2), (2, 8, 6)),
     "attention": (Attention(), (2, 5, 8)),
     "tied": (Tied(), (4, 8)),
+    "tied 3d": (Tied(), (2, 3, 8)),
+    "in place": (nn.Sequential(nn.Linear(8, 5), nn.ReLU(inplace=True)), (4, 8)),
+    "in place 3d": (nn.Sequential(nn.Linear(8, 5), nn.ReLU(inplace=True)), (2, 3, 8)),
+    "in place 3d without bias": (nn.Sequential(nn.Linear(8, 5, bias=False), nn.ReLU(inplace=True)), (2, 3, 8)),
+    "a part in place": (Scaled(), (4, 8)),
+    "a part in place 3d": (Scaled(), (2, 3, 8)),
     "keywords and dicts": (Joined(), (4, 8)),
 }
 
 
-REORDERED = ("attention", "tied")  # one weight or input is used several times: its parts add up in another order
+REORDERED = ("attention",)  # its input is used several times: the parts of its gradient add up in another order
 
 
 @pytest.mark.parametrize("name", MODULES)
