@@ -146,11 +146,12 @@ class Stage:
             x: the previous stage's activation; None on the first stage, which uses the batch's input.
 
         Returns:
-            The activation for the next stage; on the last stage the weighted loss.
+            The activation for the next stage, in memory of its own; on the last stage the weighted loss.
         """
         if x is None:
             assert self.batch.inputs is not None
             x = self.batch.inputs[microbatch]
+        given = x
         count = self._segments[microbatch]
         held = self.kept[microbatch] = []
         for segment in range(len(self._cuts[count])):
@@ -161,7 +162,7 @@ class Stage:
             else:
                 leaf, x = self._tape(microbatch, segment, x)
                 held.append(_Held(segment, leaf, get_gradient_edge(x)))
-        x = x.detach()
+        x = _apart(x.detach(), given)
         if self._loss is not None:
             self.losses.append(x)
         return x
@@ -174,9 +175,9 @@ class Stage:
             gradient: the gradient of the output; None on the last stage, whose output is the loss.
 
         Returns:
-            The gradient of the stage's input; None on the first stage.
+            The gradient of the stage's input, in memory of its own; None on the first stage.
         """
-        kept = self.kept[microbatch]
+        kept, given = self.kept[microbatch], gradient
         while kept:
             held = kept.pop()
             leaf, root = held.input, held.root
@@ -192,7 +193,7 @@ class Stage:
             else:
                 gradient = self._deferred[microbatch].backward(root, gradient, leaf, self._split.anchor)
         del self.kept[microbatch]
-        return gradient
+        return gradient if gradient is None or given is None else _apart(gradient, given)
 
     def weight_gradient(self, microbatch: int, _: Tensor | None) -> None:
         """Run W: add the weight gradients of a microbatch whose B has been run to the weights' `grad`."""
@@ -228,6 +229,15 @@ class Stage:
         if self._split is not None:
             self._split.deferred = None
         return x
+
+
+def _apart(result: Tensor, given: Tensor) -> Tensor:
+    """Return a result, as a copy if it lies in the memory of what was given, as that of `nn.Flatten` does.
+
+    A transport writes its next tensor there when this stage has done its part, and then the result is still in use.
+    """
+    is_apart = result.untyped_storage().data_ptr() != given.untyped_storage().data_ptr()
+    return result if is_apart else result.clone()
 
 
 def _unwrapped(layer: nn.Module) -> Iterator[nn.Module]:

@@ -43,6 +43,22 @@ def test_segments_equal_torch_s_checkpoint_sequential():
     assert all(torch.equal(a, p.grad) for a, p in zip(gradients, layers.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("name", CHECKPOINTING)
+@pytest.mark.parametrize("module", [torch.nn.Flatten(), torch.nn.Identity()])
+@pytest.mark.parametrize("split", [(), (0,)])
+def test_what_a_stage_only_passes_on_has_memory_of_its_own(name, module, split):
+    """The memory of what it is given is a mailbox, which is written again while the result is still used."""
+    stage = Stage([module], None, CHECKPOINTING[name], 1, split)
+    stage.load(Batch(0, None, None, [1.0]))
+    x = torch.randn(4, 32)
+    y = stage.forward(0, x)
+    g = torch.randn(4, 32)
+    back = stage.backward(0, g)
+    assert torch.equal(x, y)
+    assert torch.equal(g, back)
+    assert len({each.untyped_storage().data_ptr() for each in (x, y, g, back)}) == 4
+
+
 @pytest.mark.parametrize(
     ("name", "kept"),
     [("never", [1, 1, 1]), ("except_last", [1, 1, 1]), ("always", [1, 1, 1]), ("segments", [2, 2, 2])],
