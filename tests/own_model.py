@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from conftest import small_job
@@ -67,6 +69,29 @@ def tied_layers(dtype: str = "float32") -> Layers:
     return Layers([embedding, *inside, Head(embedding)], loss, 4, tied=True)
 
 
+def passing() -> Layers:
+    """Layers that pass on what they are given, and a module without weights that is in several layers."""
+    drop = nn.Dropout(0.1)
+    inside = [nn.Linear(32, 32), drop, nn.Linear(32, 32), nn.Unflatten(1, (4, 8)), nn.Sequential(nn.Flatten(), drop)]
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits, targets[:, -1])
+
+    return Layers([nn.Sequential(nn.Embedding(256, 8), nn.Flatten()), *inside, nn.Linear(32, 256)], loss, 4)
+
+
+def by_numpy() -> Layers:
+    """A layer whose weights are drawn by numpy and by Python."""
+    linear = nn.Linear(8, 8)
+    linear.weight = nn.Parameter(torch.tensor(np.random.rand(8, 8), dtype=torch.float32))
+    linear.bias = nn.Parameter(torch.tensor([random.random() for _ in range(8)]))
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    return Layers([nn.Embedding(256, 8), linear, nn.Linear(8, 256)], loss, 4)
+
+
 def normed() -> Layers:
     """Layers whose forward changes buffers."""
     inside = [nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32)) for _ in range(3)]
@@ -83,11 +108,11 @@ class Leaves(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.seen = 0
+        self.seen = []
 
     def forward(self, x):
-        self.seen += 1
-        if self.seen == 3:
+        self.seen.append(len(x))
+        if len(self.seen) == 3:
             raise SystemExit(0)
         return x * 1.0
 

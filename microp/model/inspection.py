@@ -136,7 +136,7 @@ class _Trial:
     def _run(self, index: int, x: Tensor) -> Tensor:
         layer, name = self._layers[index], layer_text(self._layers, index)
         entered = x.detach().requires_grad_(x.is_floating_point()).clone()
-        version, before = entered._version, _versions(layer)
+        version, buffers, numbers = entered._version, _versions(layer), _numbers(layer)
         with Watch(entered) as seen:
             y = tried(
                 lambda: layer(entered), f"{name}, which fails for its input {tensor_text(entered)}", "make them fit"
@@ -148,7 +148,9 @@ class _Trial:
             raise ValueError(
                 f"{name}, which writes into its input, from which a recomputation starts: let it make a new tensor"
             )
-        if changed := [key for key, value in _versions(layer).items() if before.get(key) != value]:
+        changed = [key for key, value in _versions(layer).items() if buffers.get(key) != value]
+        after = _numbers(layer)
+        if changed := changed or [key for key, value in numbers.items() if after.get(key) != value]:
             self._check_buffers(name, changed)
         last = index == len(self._layers) - 1
         if not last and y.dtype not in TYPES:
@@ -262,6 +264,14 @@ def _check_mean(made: Layers, output: Tensor) -> None:
 def _versions(layer: nn.Module) -> dict[str, tuple[int, int]]:
     """Return for each buffer which tensor it is and how often it was written."""
     return {name: (id(buffer), buffer._version) for name, buffer in layer.named_buffers()}
+
+
+def _numbers(layer: nn.Module) -> dict[str, str]:
+    """Return the plain numbers that the modules of a layer keep, as text."""
+    every = (
+        (f"{path}.{key}".lstrip("."), value) for path, own in layer.named_modules() for key, value in vars(own).items()
+    )
+    return {name: repr(value) for name, value in every if isinstance(value, int | float)}
 
 
 def _kinds(layers: Sequence[nn.Module], entered: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

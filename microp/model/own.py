@@ -13,12 +13,15 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -74,8 +77,7 @@ class OwnModel(Model):
         return made
 
     def build(self, indices: Iterable[int], seed: int) -> list[nn.Module]:
-        with GENERATOR, torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derive_seed(seed, "layers"))
+        with GENERATOR, _seeded(derive_seed(seed, "layers")):
             made = self._make()
         self._loss = made.loss
         layers = separated(made.layers, self._settings.tied_weights)
@@ -93,10 +95,30 @@ class OwnModel(Model):
         return self._loss(logits, targets)
 
 
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Let torch's, numpy's and Python's own generators begin with a seed; afterwards they are as they were."""
+    before, of_numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(before)
+            np.random.set_state(of_numpy)
+
+
 def separated(layers: Iterable[nn.Module], tied: Iterable[TiedWeight]) -> list[nn.Module]:
-    """Return layers of which each has its own copies of the weights that they share."""
+    """Return layers of which each has its own copies of the weights and of the modules that they share."""
     copied = {layer for copies in tied for layer, _ in copies[1:]}
-    return [copy.deepcopy(layer) if index in copied else layer for index, layer in enumerate(layers)]
+    known, found = set[nn.Module](), []
+    for index, layer in enumerate(layers):
+        modules = set(layer.modules())
+        found.append(layer if index not in copied and modules.isdisjoint(known) else copy.deepcopy(layer))
+        known |= modules
+    return found
 
 
 def code_of(function: Callable[..., Any]) -> str:

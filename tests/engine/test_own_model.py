@@ -10,10 +10,10 @@ import pytest
 import ranks as rank_code
 import torch
 from conftest import CHECKPOINTING
-from own_model import mixed, normed, own_job, settings_of, tied_layers
+from own_model import mixed, normed, own_job, passing, settings_of, tied_layers
 from threads import in_threads
 
-from microp.schedule import builders, skewed, uniform
+from microp.schedule import Partition, builders, skewed, uniform
 from microp.schedule.builders import gpipe, one_f_one_b, zb_h1, zb_v
 from microp.settings import EngineSettings, OwnSettings
 from microp.worker import launch_ranks, monolith
@@ -103,6 +103,7 @@ def test_processes_and_torch_s_engine(tmp_path):
     jobs += [
         own_job(shared, schedule=zb_h1(2, 3)),
         own_job(shared, schedule=gpipe(2, 3), engine=torch_engine),
+        own_job(settings_of(passing), schedule=zb_v(2, 8), partition=Partition((2, 2, 1, 2))),
     ]
     jobs = [replace(job, backend="gloo") for job in jobs]
     results = launch_ranks(jobs[0], tmp_path, 3, partial(rank_code.train_all, jobs))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import re
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from own_model import Add, leaving, mixed, normed, own_job, settings_of
+from own_model import Add, by_numpy, leaving, mixed, normed, own_job, passing, settings_of
 from ranks import digest
 from torch import nn
 
 from microp.device.memory_probe import probe_layers
-from microp.model import Bits, Layers, build_model, inspect_layers
+from microp.model import Bits, Layers, build_model, inspect_layers, random_parts
 from microp.worker import monolith
 
 
@@ -33,6 +35,18 @@ class Makes(nn.Module):
 
     def forward(self, x):
         return self.work(x * self.weight)
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Linear(8, 8)
+        self.inside.seen = 0
+
+    def forward(self, x):
+        self.inside.seen += 1
+        self.size = x.shape[0]  # no number that it has kept
+        return self.inside(x) * self.inside.seen
 
 
 class Exits(nn.Module):
@@ -96,6 +110,10 @@ REFUSED = {  # what is wrong -> the function, and what the message says
     "buffers": (
         between(lambda: nn.BatchNorm1d(8)),
         "layer 1 (BatchNorm1d), whose forward changes num_batches_tracked from one microbatch to the next: use a layer",
+    ),
+    "a number": (
+        between(Counts),
+        "layer 1 (Counts), whose forward changes inside.seen from one microbatch to the next: use a layer that does",
     ),
     "detached": (
         between(lambda: Makes(lambda x: x.detach())),
@@ -180,6 +198,21 @@ def test_the_weights_follow_from_the_seed_and_not_from_the_ranks():
     whole, [other] = model.build(range(model.layers), seed=5), model.build([3], seed=6)
     one, same, differs = (digest(list(layer.state_dict().values())) for layer in (alone, whole[3], other))
     assert one == same != differs
+
+
+def test_numpy_s_and_python_s_random_numbers_follow_from_the_seed_too():
+    model = build_model(settings_of(by_numpy))
+    states = random.getstate(), np.random.get_state()[1].tolist()
+    one, same, other = ([p.tolist() for p in model.build([1], seed)[0].parameters()] for seed in (5, 5, 6))
+    assert states == (random.getstate(), np.random.get_state()[1].tolist())
+    assert one == same != other
+
+
+def test_a_module_without_weights_may_be_in_several_layers():
+    """Each layer has its own: dropout draws for its own layer, and no layer waits for another one's random numbers."""
+    layers = build_model(settings_of(passing)).build(range(7), 0)
+    assert layers[2] is not layers[5][1]
+    assert [len(list(random_parts(layer))) for layer in layers] == [0, 0, 1, 0, 0, 1, 0]
 
 
 def test_a_function_that_was_changed_is_refused(monkeypatch):
