@@ -27,6 +27,7 @@ from microp.app.errors import ConfigError, Stop
 from microp.app.schema import Config
 from microp.app.version import installed_version
 from microp.job import Job
+from microp.model import open_data
 from microp.schedule import to_text
 from microp.store import flatten, last_attempt, new_attempt, read_status, unwritable
 from microp.terminal import console
@@ -154,7 +155,9 @@ def _record_end(attempt: Attempt, stay: dict[int, str]) -> None:
 
 def _facts(config: Config, job: Job) -> dict[str, Any]:
     """Return what has to be equal on all hosts: name -> value."""
-    keys = {key: value for key, value in flatten(plain(config)).items() if not _is_of_a_host(key)}
+    asked = flatten({**plain(config), "model": config.model.identity})  # with the code of a user's own
+    keys = {key: value for key, value in asked.items() if not _is_of_a_host(key)}
+    batch = open_data(job.data, job.batch_size, job.model.row_bytes, job.seed)(0)
     files = (path for path in sorted(_PACKAGE.rglob("*.py")))
     return {
         "python": platform.python_version(),
@@ -165,6 +168,7 @@ def _facts(config: Config, job: Job) -> dict[str, Any]:
         "the order of the schedule": f"{_checksum([to_text(job.schedule).encode()]):08x}",
         "the partition": list(job.partition.sizes),
         "the first step": job.first_step,
+        "the first batch": f"{_checksum([batch.numpy().tobytes()]):08x}",
     }
 
 

@@ -151,7 +151,7 @@ def _check_equal(cards: list[Any], hosts: Hosts) -> None:
     if found:
         rest = f"; and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
         raise HostsError(
-            f"the hosts differ: {'; '.join(found[:_MOST_SHOWN])}{rest}: use the same installation and the same "
+            f"the hosts differ: {'; '.join(found[:_MOST_SHOWN])}{rest}: use the same installation, files and "
             "command on every host"
         )
 

@@ -41,7 +41,7 @@ def test_hosts_that_differ_are_told():
         )
     assert str(raised.value) == (
         "the hosts differ: torch is 2.13.0 on h0, 2.12.1 on h1; chunks is 4 on h0, 8 on h1: "
-        "use the same installation and the same command on every host"
+        "use the same installation, files and command on every host"
     )
 
 
