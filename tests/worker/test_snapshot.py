@@ -21,7 +21,7 @@ from threads import in_threads
 from microp.job import Job, Snapshot
 from microp.schedule import skewed
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
-from microp.settings import EngineSettings, SnapshotSettings
+from microp.settings import AS_WRITTEN, Computing, EngineSettings, SnapshotSettings
 from microp.store import WriteError, read_json, read_rows, snapshots, write_json
 from microp.worker import RankError, Trainer, run_threads
 from microp.worker.forkserver import start_forkserver
@@ -133,6 +133,21 @@ def test_replicas_go_on_bit_for_bit_and_one_replica_takes_over(tmp_path):
     alone = job_of("gpt", schedule=gpipe(1, 4), batch_size=12, model=gpt("float64"), resumed=source)
     for step, loss in run(alone, tmp_path / "attempt-3").items():
         assert loss == pytest.approx(losses[step], abs=1e-12)
+
+
+def test_bf16_and_tied_weights_go_on_bit_for_bit_from_two_ranks_to_four(tmp_path):
+    two = job_of("gpt", model=replace(gpt(), tied=True), computing=Computing("bf16"))
+    losses = run(two, tmp_path / "attempt-1")
+    source = Snapshot(str(snapshots.snapshot_folder(tmp_path / "attempt-1", 4)), 4)
+    four = {"schedule": zb_h1(4, 4), "partition": skewed(5, 4), "checkpointing": CHECKPOINTING["segments"]}
+    for number, changes in enumerate(({}, four), 2):
+        job = replace(two, resumed=source, **changes)
+        assert snapshots.snapshot_problem(job.resumed, job) is None
+        got = run(job, tmp_path / f"attempt-{number}")
+        assert got == {step: losses[step] for step in (0, 4, 5, 6)}
+        assert_same_bits(weights(tmp_path / f"attempt-{number}"), weights(tmp_path / "attempt-1"))
+    exact = run(replace(two, computing=AS_WRITTEN), tmp_path / "exact")
+    assert exact[6] != losses[6]
 
 
 def test_a_snapshot_within_the_warm_up(whole, tmp_path):
