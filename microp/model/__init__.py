@@ -16,8 +16,8 @@ from microp.model.layers import Bits, Model
 from microp.model.lowered_types import lowered_types
 from microp.model.own import Layers, code_of
 from microp.model.randomness import Dropout, Random, random_parts
-from microp.model.split_backward import SMALL
 from microp.model.stage import Batch, Stage
+from microp.model.weight_gradients import SMALL
 
 __all__ = [
     "SMALL",

@@ -268,10 +268,8 @@ def _versions(layer: nn.Module) -> dict[str, tuple[int, int]]:
 
 def _numbers(layer: nn.Module) -> dict[str, str]:
     """Return the plain numbers that the modules of a layer keep, as text."""
-    every = (
-        (f"{path}.{key}".lstrip("."), value) for path, own in layer.named_modules() for key, value in vars(own).items()
-    )
-    return {name: repr(value) for name, value in every if isinstance(value, int | float)}
+    every = [(path, *each) for path, own in layer.named_modules() for each in vars(own).items()]
+    return {f"{path}.{key}".lstrip("."): repr(value) for path, key, value in every if isinstance(value, int | float)}
 
 
 def _kinds(layers: Sequence[nn.Module], entered: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

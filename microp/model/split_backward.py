@@ -17,8 +17,8 @@ B frees the outer graph. Hooks, several uses of a layer and tied weights keep wo
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,103 +29,16 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from microp.model.autocast import product_input
 from microp.model.engine_calls import gradients_of
-
-SMALL = 2**17  # bytes; smaller products are added to their gradients in one call
-
-
-class _Weights(NamedTuple):
-    """The weight and the bias of a Linear; None if it is frozen or does not exist."""
-
-    weight: Tensor | None
-    bias: Tensor | None
+from microp.model.weight_gradients import GraphWeights, LinearWeights, Weights, add_gradients
 
 
 class _LinearCall(NamedTuple):
     """One forward of a Linear before its B."""
 
-    weights: _Weights
+    weights: Weights
     x: Tensor
     version: int  # the version of x in the forward, to detect a later write
     edge: GradientEdge
-
-
-class _LinearWeights(NamedTuple):
-    """The data from which W computes the weight gradient of one Linear; the gradient may lack x's middle sizes."""
-
-    weights: _Weights
-    x: Tensor
-    gradient: Tensor
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.x, self.gradient
-
-    def products(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (weight, what must be added to its `grad`), for x (..., in) and the gradient (..., out)."""
-        (weight, bias), x, gradient = self
-        if x.dim() != 2:
-            x, gradient = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
-        if weight is not None:
-            yield weight, gradient.t().mm(x).to(weight.dtype)
-        if bias is not None:
-            yield bias, gradient.sum(0).to(bias.dtype)
-
-
-class _GraphWeights(NamedTuple):
-    """The small graph from which W computes the weight gradients of any other module."""
-
-    roots: list[GradientEdge]
-    gradients: list[Tensor]
-    weights: list[nn.Parameter]
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(self.gradients)
-
-    def run(self) -> None:
-        torch.autograd.backward(self.roots, self.gradients, inputs=self.weights)
-
-
-def _run(parts: Sequence[_LinearWeights | _GraphWeights]) -> None:
-    """Add the weight gradients; those of a weight that is used several times are added up first, as by autograd."""
-    several = _used_several_times(parts)
-    before = {weight: weight.grad for weight in several}
-    for weight in several:
-        weight.grad = None
-    with torch.no_grad():
-        _accumulate((part for part in parts if isinstance(part, _LinearWeights)), several)
-    for part in parts:
-        if isinstance(part, _GraphWeights):
-            part.run()
-    for weight, earlier in before.items():
-        if earlier is not None and weight.grad is not None:
-            weight.grad = earlier.add_(weight.grad)
-
-
-def _accumulate(parts: Iterable[_LinearWeights], several: Collection[Tensor]) -> None:
-    """Add the products to the weights' `grad`: large ones at once, while cached, small ones in one call."""
-    at_once = set(map(id, several))  # in their order
-    sums, products = [], []
-    for part in parts:
-        for weight, product in part.products():
-            if weight.grad is None:
-                weight.grad = product
-            elif product.nbytes > SMALL or id(weight) in at_once:
-                weight.grad.add_(product)
-            else:
-                sums.append(weight.grad)
-                products.append(product)
-    if sums:
-        torch._foreach_add_(sums, products)
-
-
-def _used_several_times(parts: Iterable[_LinearWeights | _GraphWeights]) -> list[Tensor]:
-    """Return the weights that several of these parts have a gradient of."""
-    counts = Counter(id(weight) for part in parts for weight in part.weights if weight is not None)
-    if len(counts) == counts.total():
-        return []
-    weights = {id(weight): weight for part in parts for weight in part.weights if weight is not None}
-    return [weight for key, weight in weights.items() if counts[key] > 1]
 
 
 class Deferred:
@@ -136,10 +49,10 @@ class Deferred:
     """
 
     def __init__(self) -> None:
-        self.parts: list[_LinearWeights | _GraphWeights] = []
+        self.parts: list[LinearWeights | GraphWeights] = []
         self._calls: list[_LinearCall] = []
 
-    def record(self, weights: _Weights, x: Tensor, y: Tensor) -> None:
+    def record(self, weights: Weights, x: Tensor, y: Tensor) -> None:
         """Record one forward of a Linear."""
         made = y if y._base is None else y._base  # an operation in place gives a view another node
         assert made.grad_fn is not None
@@ -165,7 +78,7 @@ class Deferred:
         found = gradients_of(wanted, root, gradient)
         for call, caught in zip(reversed(calls), reversed(found[1 : len(calls) + 1]), strict=True):
             if caught is not None:
-                self.parts.append(_LinearWeights(call.weights, call.x, caught))
+                self.parts.append(LinearWeights(call.weights, call.x, caught))
         return found[-1] if leaf.requires_grad else None
 
     def tensors(self) -> Iterator[Tensor]:
@@ -174,7 +87,7 @@ class Deferred:
 
     def run(self) -> None:
         """Run W: add the remaining weight gradients to the weights' `grad`."""
-        _run(self.parts)
+        add_gradients(self.parts)
         self.parts.clear()
 
 
@@ -183,10 +96,10 @@ def run_together(several: Sequence[Deferred]) -> None:
 
     The product also takes the sum over the microbatches, so the last bits of the gradients can differ.
     """
-    same: dict[_Weights, list[_LinearWeights]] = defaultdict(list)
+    same: dict[Weights, list[LinearWeights]] = defaultdict(list)
     for deferred in several:
         for part in deferred.parts:
-            if isinstance(part, _LinearWeights):
+            if isinstance(part, LinearWeights):
                 same[part.weights].append(part)
             else:
                 part.run()
@@ -196,8 +109,8 @@ def run_together(several: Sequence[Deferred]) -> None:
         x, gradient = (
             torch.cat([t.flatten(0, -2) for t in ts]) for ts in zip(*(p.tensors for p in calls), strict=True)
         )
-        joined.append(_LinearWeights(weights, x, gradient))
-    _run(joined)
+        joined.append(LinearWeights(weights, x, gradient))
+    add_gradients(joined)
 
 
 class SplitBackward:
@@ -230,7 +143,7 @@ class SplitBackward:
             return divided
 
         weight, bias = owner.weight, owner.bias
-        wanted = _Weights(*(w if w is not None and w.requires_grad else None for w in (weight, bias)))
+        wanted = Weights(*(w if w is not None and w.requires_grad else None for w in (weight, bias)))
 
         def linear(x: Tensor) -> Tensor:
             deferred = self.deferred
@@ -301,7 +214,7 @@ class _Call:
         if wanted:
             found = torch.autograd.grad(self._roots, wanted, own, retain_graph=True, allow_unused=True)
         by_leaf = iter(found)
-        self._deferred.parts.append(_GraphWeights(self._roots, own, self._weights))
+        self._deferred.parts.append(GraphWeights(self._roots, own, self._weights))
         return [next(by_leaf) if leaf.requires_grad else None for leaf in self.leaves]
 
 
