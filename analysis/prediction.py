@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,12 +36,11 @@ NOISE = (0, (3, 2))  # the dashes of the noise between launches
 
 def exhibits(store: Store) -> list[Exhibit]:
     """Return a figure of the replays of all runs, and one of what was predicted before they ran."""
-    runs = store.runs()
-    return [*_replayed(runs), *_predicted(runs)]
+    return [*_replayed(store), *_predicted(store.runs())]
 
 
-def _replayed(runs: pd.DataFrame) -> list[Exhibit]:
-    table = compared(runs)
+def _replayed(store: Store) -> list[Exhibit]:
+    runs, table = store.runs(), compared(store)
     if table.empty:
         return []
     summary = "; ".join(_summary(kind, own) for kind, own in table.groupby("kind"))
@@ -109,9 +109,10 @@ def scatter(axis: Axes, table: pd.DataFrame, name: str) -> None:
     plot.titled(axis, x="measured step, ms", y=f"{name} step, ms", own=True)
 
 
-def compared(runs: pd.DataFrame) -> pd.DataFrame:
+@lru_cache(maxsize=1)  # the figure and the answer need it
+def compared(store: Store) -> pd.DataFrame:
     """Return a table with one row per run: both makespans, the replay's error, the launch's noise."""
-    table = pd.DataFrame([line for row in records(runs) for line in _compare(row)])
+    table = pd.DataFrame([line for row in records(store.runs()) for line in _compare(row)])
     if table.empty:
         return table
     table["error"] = table["replayed_ms"] / table["measured_ms"] - 1

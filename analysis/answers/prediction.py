@@ -13,7 +13,7 @@ from microp.store import Store
 def answer(store: Store) -> str:
     """Return a sentence per kind of computation on the error of the replay, and on the noise of launches."""
     runs = store.runs()
-    table = compared(runs)
+    table = compared(store)
     if table.empty:
         return ""
     table = table.merge(runs[["run_id", "disturbed"]], on="run_id")
