@@ -23,7 +23,7 @@ demo: $(READY)
 	$(BIN)/python -m analysis
 
 test: style
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 soak: $(READY)
 	$(BIN)/python -m tests.soak

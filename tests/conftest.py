@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from dataclasses import replace
@@ -75,10 +76,27 @@ for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPAT
     os.environ.pop(name, None)  # what is printed has the width and the colours of a pipe
 
 
+LONGEST = (  # below tests/, the longest first
+    *("app/test_run", "worker/test_hosts", "worker/test_faults", "commands/test_null_stages", "worker/test_launch"),
+    *("app/test_refusals", "engine/test_equality", "app/test_bad_input", "analysis/test_readable", "labs/test_labs"),
+    *("worker/test_snapshot", "app/test_wheel", "store/test_wandb_mirror", "store/test_versions", "app/test_resume"),
+    *("app/test_snapshots", "engine/test_bf16", "engine/test_compiled", "test_readme", "app/test_interface"),
+    *("analysis/test_report", "planner/test_orders", "app/test_knobs", "planner/test_held"),
+)
+
+
 def pytest_collection_modifyitems(items):
-    """Begin with the last folders, whose files take longest, so that two processes end at the same time."""
-    order = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
-    items.sort(key=lambda item: -order[item.path])
+    """Begin with the longest files, so that all processes, of which each runs whole files, end at the same time."""
+    folder = Path(__file__).parent
+    names = dict.fromkeys(str(item.path.relative_to(folder).with_suffix("")) for item in items)
+    order = {name: number for number, name in enumerate(dict.fromkeys((*LONGEST, *reversed(names))))}
+    items.sort(key=lambda item: order[str(item.path.relative_to(folder).with_suffix(""))])
+
+
+def pytest_collection_finish():
+    """Ranks that are threads collect garbage before their first step: what was imported need not be scanned then."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

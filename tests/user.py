@@ -7,10 +7,9 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-from warm import Warm
+from warm import Command, Warm
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["model.layers=4", "model.dim=32", "batch_size=8", "steps=3", "warmup_steps=1"]
@@ -20,10 +19,14 @@ warm = Warm()
 
 def microp(*arguments: str, folder: Path, program: str = "microp.run", **environment: str):
     """Run a command of microp as `python -m` does, in a process of its own."""
-    with tempfile.TemporaryDirectory() as files:
-        out, err = Path(files) / "out", Path(files) / "err"
-        code = warm.run(program, list(arguments), folder, environment_of(folder, environment), out, err)
-        return subprocess.CompletedProcess([program, *arguments], code, out.read_text(), err.read_text())
+    begun = begin(*arguments, folder=folder, program=program, **environment)
+    out, err = begun.communicate()
+    return subprocess.CompletedProcess([program, *arguments], begun.returncode, out, err)
+
+
+def begin(*arguments: str, folder: Path, program: str = "microp.run", **environment: str) -> Command:
+    """Start a command of microp as `microp`, and do not wait for it."""
+    return warm.start(program, list(arguments), folder, environment_of(folder, environment))
 
 
 def start(command, folder: Path, timeout: float = 120, **environment: str):

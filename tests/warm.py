@@ -2,8 +2,8 @@
 
 ::
 
-    pytest ── one line of JSON ─► warm process (packages imported, of microp the lower floors) ── fork ─► the command
-           ◄─ its exit code ────                                                               ── fork ─► its ranks
+    pytest ── one line of JSON ───────► warm process (packages, lower floors of microp imported) ── fork ─► the command
+           ◄─ its process, exit code ──                                                          ── fork ─► its ranks
 
 The forked process is what `python -m module` is to the command: its own folder, arguments, environment and output.
 The packages that microp uses are there already, also for the ranks, and those of microp's that read nothing of the
@@ -14,12 +14,14 @@ interpreter.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import json
 import multiprocessing
 import multiprocessing.forkserver as forkserver
 import os
 import runpy
+import select
 import signal
 import subprocess
 import sys
@@ -29,6 +31,8 @@ import traceback
 from pathlib import Path
 
 LONGEST_S = 300  # a command that has not ended then hangs
+POLL_S = 0.01  # between two looks at the commands that run
+HANGS = -1000  # in place of an exit code
 
 PACKAGES = [
     *("torch", "torch._dynamo", "torch.distributed.launcher.api", "torch.distributed.pipelining"),
@@ -47,68 +51,135 @@ PACKAGES = [
 ]
 
 
+class Command:
+    """A command that runs, used like a `subprocess.Popen` whose output is captured as text.
+
+    Attributes:
+        pid: its process.
+        returncode: its exit code, below 0 if a signal ended it; None as long as that is not known.
+    """
+
+    def __init__(self, warm: Warm, words: str, pid: int, files: tempfile.TemporaryDirectory[str]) -> None:
+        self._warm, self._words, self._files = warm, words, files
+        self.pid, self.returncode = pid, None
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def poll(self) -> int | None:
+        """Return the exit code if the command has ended."""
+        if self.returncode is None:
+            self.returncode = self._warm.exit_code(self.pid, 0)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait until the command has ended, and return what it wrote to standard output and standard error.
+
+        Raises:
+            TimeoutError: it hangs; the message has the stacks of its threads. It has been killed.
+            subprocess.TimeoutExpired: it has not ended within `timeout` seconds.
+        """
+        code = self._warm.exit_code(self.pid, timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(self._words, timeout or 0)
+        out, err = (Path(self._files.name, name).read_text() for name in ("out", "err"))
+        self._files.cleanup()
+        if code == HANGS:
+            raise TimeoutError(f"{self._words} hangs: {err}")
+        self.returncode = code
+        return out, err
+
+
 class Warm:
     """The warm process, made when the first command is started; it ends with this process."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said = b""  # the part of a line that has come
+        self._codes: dict[int, int] = {}  # of commands that have ended, by process
 
-    def run(
-        self, module: str, arguments: list[str], folder: Path, environment: dict[str, str], out: Path, err: Path
-    ) -> int:
-        """Run `python -m module arguments` in a folder and return its exit code; its output goes to two files.
-
-        Raises:
-            TimeoutError: the command hangs; the message has the stacks of its threads. It has been killed.
-        """
+    def start(self, module: str, arguments: list[str], folder: Path, environment: dict[str, str]) -> Command:
+        """Start `python -m module arguments` in a folder."""
         if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-            )
+            command = [sys.executable, __file__]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        files = tempfile.TemporaryDirectory()
         asked = {"module": module, "arguments": arguments, "folder": str(folder), "environment": environment}
-        self._process.stdin.write(json.dumps({**asked, "out": str(out), "err": str(err)}) + "\n")
-        code = self._process.stdout.readline().strip()
-        if code == "hangs":
-            raise TimeoutError(f"{module} {' '.join(arguments)} hangs: {err.read_text()}")
-        return int(code)
+        self._process.stdin.write(json.dumps({**asked, "files": files.name}).encode() + b"\n")
+        while (said := self._line(None)) is None or "started" not in said:
+            pass
+        return Command(self, f"{module} {' '.join(arguments)}", said["started"], files)
+
+    def exit_code(self, pid: int, timeout: float | None) -> int | None:
+        """Return the exit code of a command, HANGS if it had to be killed; None if it has not ended in time."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while pid not in self._codes:
+            if self._line(None if end is None else max(0.0, end - time.monotonic())) is None:
+                return None
+        return self._codes[pid]
+
+    def _line(self, timeout: float | None) -> dict[str, int] | None:
+        """Read the next line of the warm process: a command was started, or has ended; None if none comes in time."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        while b"\n" not in self._said:
+            if not select.select([self._process.stdout], [], [], timeout)[0]:
+                return None
+            more = os.read(self._process.stdout.fileno(), 4096)
+            assert more, "the warm process has ended"
+            self._said += more
+        line, _, self._said = self._said.partition(b"\n")
+        said: dict[str, int] = json.loads(line)
+        if "ended" in said:
+            self._codes[said["ended"]] = said["code"]
+        return said
 
 
 def _serve() -> None:
     sys.path.insert(1, str(Path(__file__).parents[1]))  # as for the commands
     for name in PACKAGES:
         importlib.import_module(name)
-    for line in sys.stdin:
-        pid = os.fork()
-        if not pid:
-            _become(**json.loads(line))
-        print(_exit_code(pid), flush=True)
-
-
-def _exit_code(pid: int) -> int | str:
-    """Return the exit code of a command; "hangs" if it had to be killed, after it has printed its stacks."""
-    deadline, pause = time.monotonic() + LONGEST_S, 0.001
+    gc.collect()
+    gc.freeze()  # a collection in a command would copy the pages of all that it did not make
+    asked = b""
+    deadlines: dict[int, float] = {}  # of the commands that run, by process
     while True:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
-            break
-        time.sleep(pause)
-        pause = min(2 * pause, 0.02)
+        if select.select([sys.stdin], [], [], POLL_S if deadlines else None)[0]:
+            more = os.read(sys.stdin.fileno(), 65536)
+            if not more:
+                return
+            *lines, asked = (asked + more).split(b"\n")
+            for line in lines:
+                pid = os.fork()
+                if not pid:
+                    _become(**json.loads(line))
+                deadlines[pid] = time.monotonic() + LONGEST_S
+                print(json.dumps({"started": pid}), flush=True)
+        for pid in list(deadlines):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            code = os.waitstatus_to_exitcode(status) if ended else None
+            if not ended and time.monotonic() > deadlines[pid]:
+                _kill(pid)
+                code = HANGS
+            if code is not None:
+                del deadlines[pid]
+                print(json.dumps({"ended": pid, "code": code}), flush=True)
+
+
+def _kill(pid: int) -> None:
+    """Kill a command after it has printed the stacks of its threads."""
     os.kill(pid, signal.SIGUSR2)
     time.sleep(1)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    return "hangs"
 
 
-def _become(module: str, arguments: list[str], folder: str, environment: dict[str, str], out: str, err: str) -> None:
+def _become(module: str, arguments: list[str], folder: str, environment: dict[str, str], files: str) -> None:
     """Turn this forked process into the command; it does not return."""
     code = 1
     try:
-        for number, path in enumerate((os.devnull, out, err)):
+        for number, path in enumerate((os.devnull, f"{files}/out", f"{files}/err")):
             opened = os.open(path, os.O_RDWR | os.O_CREAT)
             os.dup2(opened, number)
             os.close(opened)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import csv
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from user import ROOT, SMALL, microp, read
+from user import SMALL, begin, microp, read
 
 WORDS = ["-m", "chunks=2,3,4", *SMALL, "tracking=disabled", "comms=threads"]
 
@@ -93,9 +91,7 @@ def test_points_that_ask_the_same_are_one_and_some_are_left_out(swept, tmp_path)
 
 def interrupted(folder: Path, words: list[str], moment) -> subprocess.CompletedProcess[str]:
     """A command that gets Ctrl-C when `moment` has come."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "microp.run", *words]
-    process = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+    process = begin(*words, folder=folder)
     end = time.monotonic() + 60
     while not moment(folder / "outputs" / "runs"):
         assert time.monotonic() < end
@@ -103,7 +99,7 @@ def interrupted(folder: Path, words: list[str], moment) -> subprocess.CompletedP
         time.sleep(0.005)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
-    return subprocess.CompletedProcess(command, process.returncode, "", errors)
+    return subprocess.CompletedProcess(words, process.returncode, "", errors)
 
 
 def within_the_second(runs: Path) -> bool:

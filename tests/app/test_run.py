@@ -8,12 +8,11 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from user import BIN, ROOT, SMALL, microp, read, start
+from user import BIN, ROOT, SMALL, begin, microp, read, start
 
 
 @pytest.fixture(scope="module")
@@ -341,10 +340,7 @@ def wait_until(condition) -> None:
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_sweep_keeps_its_rows_and_leaves_nothing_running(signal_number, tmp_path):
-    words = ["-m", "chunks=2,4", *SMALL, "steps=100000", "tracking=disabled"]
-    command = [sys.executable, "-m", "microp.run", *words]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    process = begin("-m", "chunks=2,4", *SMALL, "steps=100000", "tracking=disabled", folder=tmp_path)
     runs = tmp_path / "outputs" / "runs"
     end = time.monotonic() + 60
     while sum(path.stat().st_size for path in runs.glob("*/*/steps.rank0.jsonl")) < 2000:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import ranks as rank_code
 import torch
+import user
 from configs import config
-from user import readme_block, start
 
 import microp
 from microp import worker
@@ -197,7 +197,7 @@ def test_a_finished_run_has_nothing_to_resume(saved):
 
 
 def test_bad_input_starts_nothing(tmp_path):
-    done = start([sys.executable, "-m", "microp.run", *SMALL, "snapshot.resume=true"], tmp_path)
+    done = user.microp(*SMALL, "snapshot.resume=true", folder=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: snapshot.resume=true, but outputs/runs/gpipe-m4-k2-")
     assert done.stderr.count("\n") == 1
@@ -248,14 +248,14 @@ def test_in_a_sweep_points_without_a_snapshot_start_at_their_beginning(saved, tm
     [status] = (tmp_path / "outputs" / "runs").glob("*/attempt-1/status.json")
     status.write_text(status.read_text().replace('"finished"', '"failed"'))
     words = ["-m", "chunks=2,4", *WORDS, "comms=threads", "snapshot.resume=true"]
-    done = start([sys.executable, "-m", "microp.run", *words], tmp_path)
+    done = user.microp(*words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"{saved.parent.name} goes on after step 4 of 5, from outputs/runs/" in done.stderr
     found = {path.parts[-3][:9]: read_json(path)["resumed"] for path in tmp_path.glob("outputs/runs/*/*/summary.json")}
     assert found["gpipe-m2-"] is None
     steps = [read_json(path)["steps"] for path in tmp_path.glob("outputs/runs/gpipe-m4-*/attempt-2/summary.json")]
     assert steps == [1]
-    again = start([sys.executable, "-m", "microp.run", *words], tmp_path)
+    again = user.microp(*words, folder=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "2 of 2 points are finished already" in again.stderr
 
@@ -271,7 +271,7 @@ def test_the_readme_s_lines_load_the_weights_without_microp(tmp_path):
     code = f"""
 import sys
 sys.modules["microp"] = None  # an import of it raises ImportError
-{readme_block("python", "weights.pt")}
+{user.readme_block("python", "weights.pt")}
 torch.set_num_threads(1)
 bits = torch.load("inputs.pt")
 with torch.no_grad():

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import os
-import subprocess
-import sys
 
-from user import ROOT, SMALL, microp
+from user import SMALL, begin, microp
 
 from microp.app import job_of
 from microp.store import hold
@@ -16,11 +14,7 @@ WORDS = [*SMALL, "tracking=disabled", "comms=threads"]
 
 
 def test_two_sweeps_at_once_run_each_point_once_and_have_a_folder_each(tmp_path):
-    command = [sys.executable, "-m", "microp.run", "-m", "chunks=2,3", *WORDS]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    both = [
-        subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)
-    ]
+    both = [begin("-m", "chunks=2,3", *WORDS, folder=tmp_path) for _ in range(2)]
     for process in both:
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import multiprocessing
 import os
 import random
@@ -55,14 +54,6 @@ def weights(attempt: Path) -> dict[str, torch.Tensor]:
 def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
     assert one.keys() == other.keys()
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_collections():
-    """Every rank collects garbage before its first step; the objects of pytest and torch need not be scanned then."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")
