@@ -70,13 +70,15 @@ class Exhibit:
         folder.mkdir(parents=True, exist_ok=True)
         vector, pixels, table = (folder / f"{self.stem}.{ending}" for ending in ("svg", "png", "csv"))
         figure = self.figure
-        figure.dpi, canvas = 72, FigureCanvasSVG(figure)  # an SVG has 72 units in an inch
+        figure.dpi = 72  # an SVG has 72 units in an inch
+        canvas: Any = FigureCanvasSVG(figure)
         if (layout := figure.get_layout_engine()) is not None:
             layout.execute(figure)
             figure.set_layout_engine("none")
         canvas.print_svg(vector, metadata={"Date": None, "Creator": None})
         figure.dpi = mpl.rcParams["savefig.dpi"]
-        FigureCanvasAgg(figure).print_png(pixels)
+        canvas = FigureCanvasAgg(figure)
+        canvas.print_png(pixels)
         self.table.to_csv(table, index=False, float_format=NUMBERS, lineterminator="\n")
         return [vector, pixels, table]
 
