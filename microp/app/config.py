@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from microp.app.environment import environment_problems
-from microp.app.errors import NO_RUN, ConfigError
+from microp.app.errors import ConfigError
 from microp.app.expressions import evaluate
 from microp.app.hydra_loader import install
 from microp.app.hydra_pace import copied
@@ -42,7 +42,7 @@ def register_schemas() -> None:
     for path, schema in SCHEMAS.items():
         *folders, name = path.split("/")
         store.store(group="/".join(("schema", *folders)), name=name, node=schema)
-    OmegaConf.register_new_resolver("calc", lambda text: evaluate(str(text)), replace=True)
+    OmegaConf.register_new_resolver("calc", lambda *parts: evaluate(",".join(map(str, parts))), replace=True)
 
 
 def read_config(config: DictConfig) -> Config:
@@ -79,8 +79,7 @@ def read_composed(config: DictConfig) -> Config:
         result = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise ConfigError([in_a_line(error)]) from error
-    if not isinstance(result, Config):
-        raise ConfigError([NO_RUN])
+    assert isinstance(result, Config), "the loader refuses others"
     if isinstance(result.model, dict):
         result.model = own_model(result.model, result.computing)
     elif not isinstance(result.model, ModelSettings):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 LONGEST = 400  # characters of a line
-NO_RUN = "this is not the configuration of a run: let its defaults list begin with `config`"
 
 
 class Rest(NamedTuple):

@@ -75,8 +75,8 @@ def evaluate(text: str) -> Any:
         return _value(tree.body)
     except (RecursionError, MemoryError):
         problem = "it is nested too deeply"
-    except SyntaxError as error:
-        problem = f"it is not an expression ({error.msg})"
+    except SyntaxError:
+        problem = "it is not an expression"
     except OverflowError:
         problem = "the result is too large"
     except (ValueError, TypeError, ArithmeticError) as error:

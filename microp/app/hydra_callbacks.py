@@ -16,6 +16,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn, ParamSpec
 
@@ -24,6 +25,7 @@ from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from microp.app.config import plain, read_composed, what_runs
 from microp.app.errors import ConfigError, Stop, fitted
@@ -31,6 +33,7 @@ from microp.app.hydra_internals import Composed, compose_points, is_basic, launc
 from microp.app.hydra_problems import REFUSED, hydra_problems
 from microp.app.knobs import NOTHING_LEFT, Knobs
 from microp.app.schema import Config
+from microp.settings import not_writable, quoted
 from microp.terminal import console
 
 BAD_INPUT = 2
@@ -201,7 +204,7 @@ class PointsCallback(Callback):
                 points.append(self.read(overrides, node, knobs))
             except ConfigError as error:
                 problems += error.problems
-        if problems := problems + knobs.problems + self.problems_together(points):
+        if problems := problems + knobs.problems + self.problems_together(points) or _folder_problem(config):
             refuse(list(dict.fromkeys(problems)))
         if speaks():
             for note in knobs.notes:
@@ -218,6 +221,17 @@ def _names(problem: str, keys: list[str]) -> bool:
 
 def _is_dry(config: DictConfig | None) -> bool:
     return config is not None and OmegaConf.select(config, "dry_run") is True
+
+
+def _folder_problem(config: DictConfig) -> list[str]:
+    """Return why Hydra's own folder cannot be made; one in `output_dir` is checked with each point."""
+    key = "hydra.sweep.dir" if is_sweep(config) else "hydra.run.dir"
+    with suppress(OmegaConfBaseException):  # it depends on what Hydra only knows in a point
+        folder = Path(str(OmegaConf.select(config, key)))
+        inside = folder.is_relative_to(config.output_dir)
+        if not inside and not folder.is_dir() and (reason := not_writable(folder)):
+            return [f"{key}={quoted(folder)} cannot be written ({reason}): choose another folder"]
+    return []
 
 
 def _key(config: Config) -> str:

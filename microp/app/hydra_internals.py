@@ -28,8 +28,9 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from microp.app.errors import ConfigError, Rest
-from microp.app.hydra_loader import Loader, key_of
+from microp.app.hydra_loader import Loader
 from microp.app.hydra_pace import copied
+from microp.app.hydra_problems import key_of
 from microp.settings import quoted
 
 MOST_POINTS = 100_000  # each is composed and checked before the first one runs

@@ -31,9 +31,19 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from microp.app.errors import NO_RUN, ConfigError, Rest
+from microp.app.errors import ConfigError, Rest
 from microp.app.hydra_pace import parsed, quicken
-from microp.app.hydra_problems import REFUSED, no_option, not_used, taken_away, unknown_key, word_problems
+from microp.app.hydra_problems import (
+    REFUSED,
+    key_of,
+    no_option,
+    no_run,
+    not_used,
+    taken_away,
+    unknown_key,
+    use_one,
+    word_problems,
+)
 from microp.app.option_files import OptionFiles
 from microp.app.schema import FIXED, GROUPS, Config
 from microp.app.schema_keys import all_keys, wrong_keys
@@ -73,9 +83,12 @@ class Loader(ConfigLoaderImpl):
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         def load(words: list[str]) -> DictConfig:
-            return super(Loader, self).load_configuration(
+            loaded = super(Loader, self).load_configuration(
                 config_name, words, run_mode, from_shell, validate_sweep_overrides
             )
+            if config_name and not _is_of_a_run(loaded):
+                raise ConfigError([no_run(config_name)])
+            return loaded
 
         with suppress(*REFUSED):
             config = load(overrides)
@@ -138,7 +151,7 @@ class Loader(ConfigLoaderImpl):
     def problems(self, config: DictConfig, choices: dict[str, Any]) -> list[str]:
         """Return the keys that were added or taken away, and the names of options that were changed, in sentences."""
         if not _is_of_a_run(config):
-            return []  # not the configuration of a run: `read_config` says so
+            return []  # Hydra's own, for its help
         other_s = [
             (f"{group}.{key}", config[group][key])
             for group in GROUPS
@@ -252,23 +265,11 @@ class Loader(ConfigLoaderImpl):
             return [no_option(key, value, self.options(key))]
         if word.startswith("~") and OmegaConf.select(config, key) is not None:
             return [taken_away(key)]
-        if not _is_of_a_run(config) and not key.startswith("hydra"):
-            return [NO_RUN]
         if value and "." not in key and key not in config and not self.repository.group_exists(key):
             return [unknown_key(key, config, value)]
         if not word.startswith(("+", "~")) and self.is_other_s(key, choices := dict(config.hydra.runtime.choices)):
             return [self._other_s(word, choices)]
         return word_problems(word, error)
-
-
-def key_of(word: str) -> str:
-    """Return the key of an override: `chunks` of `++chunks=3`."""
-    return word.lstrip("+~").partition("=")[0]
-
-
-def use_one(group: str, options: Sequence[str]) -> str:
-    """Return the advice to choose one of these options."""
-    return f"use {group}={options[0]}" if len(options) == 1 else f"use {group}={' or '.join(options)}"
 
 
 def _in_group(key: str) -> bool:

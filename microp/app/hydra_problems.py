@@ -94,8 +94,9 @@ def _problem(error: BaseException) -> str:
         return _several(several[1])
     if exists := re.search(r"An item is already at '(.*)'", text):
         return f"+{exists[1]} is a key already: leave out the +"
-    if in_file := re.match(r"In '(.*)': \w+ raised while composing config:\n", text):
-        return f"in {in_file[1]}: {_problem_in_file(text[in_file.end() :], error.__context__)}"
+    in_file = re.match(r"In '(.*?)': (.*)", text, re.DOTALL)
+    if in_file and (problem := _problem_in_file(in_file[2], error.__context__)):
+        return f"in {in_file[1]}: {problem}"
     return _first_sentences(text or str(cause))
 
 
@@ -119,19 +120,51 @@ def _missing(error: MissingConfigException) -> str:
     return no_option(group, option, list(error.options))
 
 
+def no_group(group: str) -> str:
+    """Return that there is no group of this name."""
+    return f"{quoted(group)} is not a group: use one of {', '.join(GROUPS)}"
+
+
 def no_option(group: str, value: str, options: Sequence[str]) -> str:
     """Return that a group has no option of this name, and which one may be meant."""
+    if not options:
+        return f"{group}={quoted(value)}: {no_group(group)}"
     near = get_close_matches(value, options, 1)
     meant = f" (did you mean {near[0]}?)" if near else ""
     return f"{group}={quoted(value)} is not an option of {group}: use one of {', '.join(options)}{meant}"
 
 
-def _problem_in_file(text: str, context: BaseException | None) -> str:
+def no_run(name: str) -> str:
+    """Return that a file for `-cn` is not the configuration of a run."""
+    file = f"{name.removesuffix('.yaml')}.yaml"
+    return f"{file} is not the configuration of a run: let its defaults list begin with `config`"
+
+
+def given_twice(words: Sequence[str]) -> list[str]:
+    """Return which keys have several values, one sentence per key; Hydra takes the last one."""
+    given: dict[str, list[str]] = {}
+    for word in dict.fromkeys(words):
+        given.setdefault(key_of(word), []).append(quoted(word))
+    return [f"{' '.join(several)}: {several[-1]} counts" for several in given.values() if len(several) > 1]
+
+
+def _problem_in_file(text: str, context: BaseException | None) -> str | None:
+    """Return what is wrong in a file, from what Hydra says of it; None if that is something else."""
+    if unmatched := re.match(r"Could not override '(.*)'. No match in the defaults list", text):
+        return f"override {unmatched[1]}: {no_group(unmatched[1])}"
+    text = text.partition(" raised while composing config:\n")[2]
+    if not text:
+        return None
     key = re.search(r"full_key: (\S+)", text)
     full_key = key[1] if key else ""
     if re.match(r"Key '.*' (not in|is not in struct)", text):
         return unknown_key(full_key, _root_of(context) if isinstance(context, OmegaConfBaseException) else None)
     return _value_problem(text, full_key)
+
+
+def key_of(word: str) -> str:
+    """Return the key of an override: `chunks` of `++chunks=3`."""
+    return word.lstrip("+~").partition("=")[0]
 
 
 def unknown_key(key: str, root: DictConfig | None, value: str = "") -> str:
@@ -190,6 +223,11 @@ def not_used(what: str, by: str, remedy: str) -> str:
     return f"{quoted(what)} is not used by {by}: {remedy}"
 
 
+def use_one(group: str, options: Sequence[str]) -> str:
+    """Return the advice to choose one of these options."""
+    return f"use {group}={options[0]}" if len(options) == 1 else f"use {group}={' or '.join(options)}"
+
+
 def _dotted(tree: dict[Any, Any], before: str = "") -> Iterator[str]:
     """Yield the keys of a tree, and the dotted keys below them."""
     for key, value in tree.items():
@@ -216,6 +254,7 @@ _VALUES = {
     r"Unsupported interpolation type (\S+)$": "{key} uses ${{{0}:...}}, which is not known: "
     "use ${{calc:'...'}} or a key, as in ${{chunks}}",
     r"Interpolation key '(.*)' not found$": "{key} uses ${{{0}}}, which is not a key: use one, as ${{chunks}}",
+    r"Key .* is incompatible with \(str\)": "{key} is not a key: keys are words, leave it out",
     r"Recursive interpolation": "{key} refers to itself, through ${{...}}: give one of the keys a value",
     r".*Environment variable '(.*)' not found": "{key} uses ${{oc.env:{0}}}, which is not in the environment: set {0}",
 }

@@ -21,8 +21,8 @@ from hydra._internal.utils import create_config_search_path
 from omegaconf import OmegaConf
 
 from microp.app.factory import asks_for, build
-from microp.app.hydra_loader import Loader, current, key_of, use_one
-from microp.app.hydra_problems import not_used
+from microp.app.hydra_loader import Loader, current
+from microp.app.hydra_problems import key_of, not_used, use_one
 from microp.app.places import CONF
 from microp.app.schema import FIXED, GROUPS, SCHEMAS, Config
 from microp.schedule import Schedule

@@ -46,7 +46,7 @@ def with_advice(config: Config, job: Job, message: str) -> str:
     try:
         pricer, now = _priced(config, job)
     except (ValueError, RuntimeError, MemoryError):  # this process may have no memory either
-        return message
+        return f"{message}; to need less, use more chunks, checkpointing=always or a smaller batch_size"
     return f"{message}; predicted: {_needs(pricer, job, now)}; to need less, {advice(pricer, now, LESS * now.peak)}"
 
 

@@ -18,7 +18,7 @@ from hydra._internal.config_repository import ConfigRepository
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import GrammarParseError, KeyValidationError, OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from microp.app.errors import ConfigError
@@ -48,8 +48,10 @@ class OptionFiles(ConfigRepository):
             found = self._copy_of(config_path, self._state(config_path))
         except UNREADABLE as error:
             raise ConfigError([f"{name}: {file_problem(error)}"]) from error
-        except ValueError as error:  # a list of defaults of a wrong form
-            raise ConfigError([f"{name}: {str(error).splitlines()[0]}: write keys and values"]) from error
+        except ValueError as error:  # a list of defaults of a wrong form, or a value that is not of its tag
+            why = str(error).splitlines()[0]
+            advice = "write keys and values" if "defaults" in why else "leave the tag (!!) of that value out"
+            raise ConfigError([f"{name}: {why}: {advice}"]) from error
         if found is not None and not isinstance(found.config, DictConfig):
             raise ConfigError([f"{name}: {NO_KEYS}"])
         return found
@@ -109,6 +111,10 @@ class TooManyValuesError(YAMLError):
 def file_problem(error: BaseException) -> str:
     """Return why a YAML file cannot be read, with the remedy."""
     match error:
+        case KeyValidationError():
+            return "a key is null, a date or a list: write a word before each colon"
+        case GrammarParseError():
+            return f"{error.full_key} has ${{...}} that cannot be read: write ${{key}}, or ${{calc:'2 * ${{ranks}}'}}"
         case TooManyValuesError():
             return str(error)
         case MarkedYAMLError(problem_mark=mark) if mark:

@@ -24,7 +24,7 @@ from microp.comms.deadline import Pacer, sleep_until, wake_on_time
 from microp.comms.delayed import DelayedComms
 from microp.comms.direct import direct_sums
 from microp.comms.group import GroupComms, in_our_words, peer_error
-from microp.comms.heartbeat import PID, PLACE, SINCE, STEP, Beat, Heartbeats, Place, awaited_rank, trail
+from microp.comms.heartbeat import PID, PLACE, SINCE, STEP, Beat, Heartbeats, Place, awaited_rank, last_awaited, trail
 from microp.comms.hosts import Hosts, interface_of, one_host, own_address
 from microp.comms.nccl import GRACE_S, NcclComms
 from microp.comms.processes import STOPPED
@@ -65,6 +65,7 @@ __all__ = [
     "direct_sums",
     "init_process_group",
     "interface_of",
+    "last_awaited",
     "one_host",
     "own_address",
     "peer_error",

@@ -216,6 +216,14 @@ def awaited_rank(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) ->
     return min(here or late, key=lambda rank: others[rank].since) if late else None
 
 
+def last_awaited(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) -> int:
+    """Return the rank at which a trail ends: the one that waits for no other, or with which a circle closes."""
+    seen = [world_rank]
+    while (other := awaited_rank(heartbeats, schedule, seen[-1])) is not None and other not in seen:
+        seen.append(other)
+    return seen[-1]
+
+
 def _receiver(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) -> int | None:
     """Return the first rank that has not begun an action which takes what a rank has sent; None if all have."""
     rank = world_rank % len(schedule.ranks)

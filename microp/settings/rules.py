@@ -11,6 +11,7 @@ null is allowed.
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -54,9 +55,7 @@ class Range(Rule):
             return f"is not a number from {self.least} to {self.most}: use at least {self.least}{more}"
         if value < self.least:
             return f"is below {self.least}: use at least {self.least}{more}"
-        if value > self.most:
-            return f"is above {self.most}: use at most {self.most}{more}"
-        return None
+        return f"{_above(value, self.most)}{more}" if value > self.most else None
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,13 @@ class Positive(Rule):
             return f"is not a number above 0: {self.advice}"
         if value < self.least:
             return f"is below {self.least:g}: use at least {self.least:g}"
-        return f"is above {self.most}: use at most {self.most}" if value > self.most else None
+        return _above(value, self.most) if value > self.most else None
+
+
+def _above(value: float, most: int) -> str:
+    """Return that a value is above a limit; for inf also that a number such as 1e400 is read as that."""
+    is_what = "infinite, as numbers above 1.8e308 are" if value == math.inf else f"above {most}"
+    return f"is {is_what}: use at most {most}"
 
 
 class OneOf(Rule):

@@ -12,19 +12,22 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 from contextlib import suppress
 from pathlib import Path
 
 import yaml
 
-from microp.settings import KIB, size_text
+from microp.settings import KIB, quoted, size_text
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _SMALL = 16 * KIB  # bytes: an error with its traceback, a status
 AGAIN = "the same command then goes on"
 OTHER_FOLDER = f"or choose another output_dir; {AGAIN}"
+_ASKED = re.compile(r"tried to allocate (\d+) bytes")
+_LONGEST = 300  # characters of what an error says
 _UNEXPECTED = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
 
 
@@ -63,14 +66,17 @@ def in_a_line(error: OSError) -> str:
 
 def in_words(error: BaseException) -> str:
     """Return an error as one line; the text of one that nobody raised on purpose says little without its type."""
+    text, name = " ".join(str(error).split()), type(error).__name__
     if isinstance(error, MemoryError):
-        return f"out of memory{f' ({error})' if str(error) else ''}"
-    lines = str(error).strip().splitlines()
-    name = type(error).__name__
-    if not lines:
+        return f"out of memory{f' ({text})' if text else ''}"
+    if asked := _ASKED.search(text):  # of torch, for a CPU
+        return f"out of memory ({size_text(int(asked[1]))} more were asked for)"
+    if not text:
         return name
-    says_little = isinstance(error, _UNEXPECTED) or not isinstance(error, Exception)
-    return f"{name}: {lines[0]}" if says_little else lines[0]
+    is_long = "\n" in str(error).strip()
+    says_little = is_long or isinstance(error, _UNEXPECTED) or not isinstance(error, Exception)
+    text = quoted(text, _LONGEST)
+    return f"{name}: {text}" if says_little else text
 
 
 def _why(path: Path, error: OSError, nbytes: int, instead: str) -> str:

@@ -68,7 +68,7 @@ def what_failed(attempt: Path, error: ChildFailedError, watch: Watch) -> RankErr
     if all(each["lost_peer"] for each in written) and (no_room := full_disk(attempt / "logs")):
         return no_room  # the guilty rank could not even write its error
     if written:
-        return error_of(written[0], log_of(attempt, written[0]["world_rank"]))
+        return error_of(written[0], log_of(attempt, written[0]["guilty_rank"]))
     rank, ended = next(iter(error.failures.items()))
     return ended_itself(rank, ended.exitcode)
 

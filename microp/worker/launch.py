@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
 import multiprocessing
@@ -207,6 +208,7 @@ def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats: str | Non
     """Connect to the other ranks, run `entry`, disconnect and return its result."""
     gc.freeze()  # the collector need not scan the objects from before the fork
     end_by_interrupt()
+    faulthandler.register(signal.SIGTERM, chain=True)  # the log of a rank that did not answer says where it was
     end_with_parent()
     torch.set_num_threads(job.device.threads)
     for library in ("GLOO", "NCCL"):

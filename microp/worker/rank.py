@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 
-from microp.comms import Comms, Place
+from microp.comms import Comms, Place, last_awaited
 from microp.engine import ActionError, describe_failure
 from microp.job import Job
 from microp.store import RankRecorder, Row, WriteError
@@ -101,10 +101,12 @@ def _error_row(error: BaseException, job: Job, comms: Comms) -> Row:
     """Return what is recorded of an error; some messages name the rank and the step themselves."""
     is_described = isinstance(error, ActionError | DivergedError)
     cause = (error.__cause__ or error) if is_described else error
+    is_late = isinstance(cause, TimeoutError)
     return {
         "rank": comms.rank,
         "replica": comms.replica,
         "world_rank": comms.world_rank,
+        "guilty_rank": last_awaited(comms.heartbeats, job.schedule, comms.world_rank) if is_late else comms.world_rank,
         "message": str(error) if is_described else describe_failure(comms, job.schedule, error),
         "diverged": isinstance(error, DivergedError),
         "lost_peer": isinstance(cause, ConnectionError | TimeoutError),

@@ -80,7 +80,7 @@ REFUSED = {
     "x = 1": "it is not an expression",
     "1; 2": "it is not an expression",
     "import os": "it is not an expression",
-    "1\0": "null bytes",
+    "1\0": "it is not an expression",
     "1 / 0": "division by zero",
     "0 ** -1": "cannot be raised to a negative power",
     "(-8) ** 0.5": "complex",
@@ -103,7 +103,7 @@ REFUSED = {
     "9" * 990: "bits",
     "1 + " * MAX_TEXT + "1": f"at most {MAX_TEXT} are allowed",
     "-" * 999 + "1": "nested too deeply",
-    "(" * 499 + "1" + ")" * 499: "parenthes",
+    "(" * 499 + "1" + ")" * 499: "it is not an expression",
     "[" * 190 + "]" * 190 + "+" * 500 + "1": "",
 }
 

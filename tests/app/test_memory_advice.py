@@ -9,7 +9,7 @@ import sys
 from configs import config, problems
 from user import environment_of, microp
 
-from microp.app import job_of
+from microp.app import job_of, memory_advice
 from microp.app.memory_advice import with_advice
 
 
@@ -42,12 +42,19 @@ def test_the_same_sizes_are_the_same_question():
     assert chosen.run_id != job_of(*typed).run_id
 
 
-def test_only_a_failure_for_lack_of_memory_gets_advice():
+def fails(*_):
+    raise ValueError("layer 0 cannot be measured")
+
+
+def test_only_a_failure_for_lack_of_memory_gets_advice(monkeypatch):
     asked, job = config(), job_of()
     assert with_advice(asked, job, "rank 0 waited 60 s") == "rank 0 waited 60 s"
     for text in ("out of memory", "CUDA out of memory. Tried", "DefaultCPUAllocator: can't allocate memory"):
         assert "; predicted: rank 0 needs " in with_advice(asked, job, text)
         assert "to need less, use " in with_advice(asked, job, text)
+    monkeypatch.setattr(memory_advice, "layer_memory", fails)  # so no plan has a price
+    said = with_advice(asked, job, "out of memory")
+    assert said == "out of memory; to need less, use more chunks, checkpointing=always or a smaller batch_size"
 
 
 def test_a_rank_that_runs_out_of_memory_gets_the_advice(tmp_path):

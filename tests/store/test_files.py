@@ -8,8 +8,12 @@ import sys
 import pytest
 from namespace import run_script
 
-from microp.store import WriteError, in_a_line, unwritable, write_text
+from microp.store import WriteError, in_a_line, in_words, unwritable, write_text
 from microp.store.files import Lines
+
+ALLOCATING = (
+    "[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: not enough memory: you tried to allocate {} bytes."
+)
 
 ON_A_FULL_DISK = """
 import os, sys
@@ -126,3 +130,22 @@ def test_a_file_in_a_folder_that_is_closed_is_named(monkeypatch):
         changed.setattr(os, "lstat", stat)
         said = in_a_line(refused)
     assert said.startswith("theirs/lock cannot be written (Permission denied): make it writable, ")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("the layer is broken"), "the layer is broken"),
+        (ValueError("two\n  lines"), "ValueError: two lines"),
+        (KeyError("missing"), "KeyError: 'missing'"),
+        (RuntimeError(), "RuntimeError"),
+        (ValueError("much " * 1000), f"{'much ' * 59}mu..."),
+        (ValueError("a\x1b[31m"), "a\\x1b[31m"),
+        (MemoryError(), "out of memory"),
+        (MemoryError("no\nroom"), "out of memory (no room)"),
+        (RuntimeError(ALLOCATING.format(3 * 2**30)), "out of memory (3 GiB more were asked for)"),
+    ],
+    ids=lambda each: each[:20] if isinstance(each, str) else type(each).__name__,
+)
+def test_an_error_is_one_line_in_words(error, said):
+    assert in_words(error) == said
