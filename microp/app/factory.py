@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field, make_dataclass
 from math import prod
 from typing import Any, TypeVar, get_type_hints
@@ -24,6 +25,7 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from microp.app.hydra_problems import value_problem
+from microp.app.user_code import user_code
 from microp.settings import Line, Name, quoted
 
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs what `build` raises, in several lines
@@ -64,17 +66,18 @@ def build(
     wanted = _wanted(group, node, offered or {})
     what = f"{group}.builder={node['builder']}"
     numbers = ", ".join(f"{key}={value}" for key, value in given.items()) or "its keys"
-    try:
-        result = builder_of(group, node)(**given, **knobs, **wanted)
-    except ValueError as error:
-        if not node["builder"].startswith("microp."):  # what a user's own function says need not name the key
-            raise ValueError(f"{what} refuses {numbers}: {_said(error)}") from error
-        named = any(str(error).startswith(f"{key}=") for key in knobs)
-        raise ValueError(f"{group}.{error}" if named else str(error)) from error
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a builder may be the user's own, and exit
-        raise ValueError(f"{what} failed for {numbers}: {_said(error)}") from error
+    with _calling(group, node):
+        try:
+            result = builder_of(group, node)(**given, **knobs, **wanted)
+        except ValueError as error:
+            if not _is_ours(node):  # what a user's own function says need not name the key
+                raise ValueError(f"{what} refuses {numbers}: {_said(error)}") from error
+            named = any(str(error).startswith(f"{key}=") for key in knobs)
+            raise ValueError(f"{group}.{error}" if named else str(error)) from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a builder may be the user's own, and exit
+            raise ValueError(f"{what} failed for {numbers}: {_said(error)}") from error
     if not isinstance(result, made):
         got = "None" if result is None else f"a value of type {type(result).__name__}"
         raise ValueError(f"{what} returned {got}, not a {made.__name__}: return one")
@@ -99,12 +102,22 @@ def builder_of(group: str, node: dict[str, Any]) -> Callable[..., Any]:
     Raises:
         ValueError: it cannot be imported.
     """
-    try:
-        return get_method(node["builder"])
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # Hydra wraps whatever the import raised
-        raise ValueError(f"{group}.builder={node['builder']} cannot be imported: {_said(error)}") from error
+    with _calling(group, node):
+        try:
+            return get_method(node["builder"])
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # Hydra wraps whatever the import raised
+            raise ValueError(f"{group}.builder={node['builder']} cannot be imported: {_said(error)}") from error
+
+
+def _is_ours(node: Mapping[str, Any]) -> bool:
+    """Return whether an option's builder is one of microp's, and not a user's own."""
+    return str(node["builder"]).startswith("microp.")
+
+
+def _calling(group: str, node: Mapping[str, Any]) -> AbstractContextManager[None]:
+    return nullcontext() if _is_ours(node) else user_code(f"{group}.builder={node['builder']}")
 
 
 def asks_for(group: str, node: dict[str, Any], name: str) -> bool:

@@ -26,9 +26,10 @@ from omegaconf import DictConfig, OmegaConf
 from microp.app import stored_sweeps
 from microp.app.config import register_schemas, with_profiles
 from microp.app.errors import ConfigError, RunError, Stop
-from microp.app.hydra_callbacks import PointsCallback, chooses_points, refuse, stop_for
-from microp.app.hydra_internals import check_options
-from microp.app.hydra_problems import REFUSED, hydra_problems
+from microp.app.hydra_callbacks import PointsCallback, chooses_points, refuse, speaks, stop_for
+from microp.app.hydra_internals import check_options, typed_options
+from microp.app.hydra_problems import REFUSED, given_twice, hydra_problems
+from microp.app.interrupts import watched
 from microp.app.places import CONF
 from microp.terminal import console
 
@@ -50,8 +51,10 @@ def run_app(name: str, task: str) -> None:
     sys.argv[1:] = with_profiles(sys.argv[1:])
     try:
         check_options()
+        for text in given_twice(typed_options().overrides) if speaks() else ():
+            console.note(text)
         stored_sweeps.register()
-        with raising():
+        with watched(), raising():
             hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(_guard(task))()
     except RunError as error:
         console.error(f"{error} (the sweeper stopped; with hydra.sweeper.max_failure_rate=1 Optuna's goes on)")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from microp.app.places import PACKAGE
+from microp.app.user_code import user_code
 from microp.settings import Computing, ModelSettings, OwnSettings
 from microp.simulator import MOST_ROWS, LayerMemory
 from microp.store import keep_memory, read_kept_memory
@@ -49,7 +50,8 @@ class _Key(NamedTuple):
 def _measured(key: _Key) -> tuple[LayerMemory, ...]:
     kinds = key.model.kinds
     if isinstance(key.model, OwnSettings):  # its function may use other files than its own
-        return tuple(_probed(key))
+        with user_code(f"model.builder={key.model.builder}"):
+            return tuple(_probed(key))
     question = json.dumps([*key[:3], *key.computing.words, _code()])
     known = read_kept_memory(question)
     if known is None or not known.keys() >= set(kinds):

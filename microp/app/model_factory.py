@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from microp.app.factory import build, builder_of, typed_keys
+from microp.app.user_code import user_code
 from microp.settings import LOWERED, MODELS, Computing, OwnSettings, own_settings
 
 if TYPE_CHECKING:
@@ -47,12 +48,13 @@ def _checked(node: dict[str, Any], computing: Computing) -> OwnSettings:
     what = f"model.builder={node['builder']}"
     if node["name"] in MODELS:
         raise ValueError(f"model.name={node['name']} is the name of one of microp's models: choose another name")
-    try:
-        facts = inspect_layers(made, code_of(builder_of("model", node)))
-        if computing.dtype in LOWERED and facts.dtype == "float32":
-            facts = replace(facts, lowered=lowered_types(_made(node), computing))
-    except ValueError as error:
-        raise ValueError(f"{what} returns {error}") from error
+    with user_code(what):
+        try:
+            facts = inspect_layers(made, code_of(builder_of("model", node)))
+            if computing.dtype in LOWERED and facts.dtype == "float32":
+                facts = replace(facts, lowered=lowered_types(_made(node), computing))
+        except ValueError as error:
+            raise ValueError(f"{what} returns {error}") from error
     return own_settings(node["name"], node["builder"], typed_keys("model", node), facts)
 
 

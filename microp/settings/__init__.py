@@ -16,7 +16,7 @@ from microp.settings.data import DataSettings, SyntheticSettings, TextSettings
 from microp.settings.device import CudaSettings, DeviceSettings, EmulatedSettings
 from microp.settings.engine import EngineSettings
 from microp.settings.launch import LaunchSettings, is_joined, is_over_hosts, no_proc, too_few_descriptors
-from microp.settings.machine import memory_bytes, no_compiler, processor, this_host
+from microp.settings.machine import exit_raises, memory_bytes, no_compiler, processor, this_host
 from microp.settings.model import (
     MODELS,
     GptSettings,
@@ -90,6 +90,7 @@ __all__ = [
     "TokenSettings",
     "TrackingSettings",
     "broken_rules",
+    "exit_raises",
     "has_key",
     "is_joined",
     "is_over_hosts",

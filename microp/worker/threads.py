@@ -17,6 +17,7 @@ import torch
 
 from microp.comms import Heartbeats, thread_comms
 from microp.job import Job
+from microp.settings import exit_raises
 from microp.store import read_errors
 from microp.worker.failure import error_of
 from microp.worker.rank import run_rank
@@ -53,11 +54,12 @@ def run_threads(job: Job, attempt: Path, shutdown_s: float = 30) -> None:
             everyone[rank].abort()
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(job.processes)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        while thread.is_alive() and not (raised and time.monotonic() - raised[0][0] > shutdown_s):
-            thread.join(_POLL_S)
+    with exit_raises():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive() and not (raised and time.monotonic() - raised[0][0] > shutdown_s):
+                thread.join(_POLL_S)
     torch.set_num_threads(threads_before)
     if errors := read_errors(attempt):
         raise error_of(errors[0], attempt / f"error.rank{errors[0]['world_rank']}.json")

@@ -11,6 +11,7 @@ from microp.settings import MlpSettings
 from microp.store import write_profile
 
 FUNCTIONS = """
+import os
 import sys
 from microp.schedule import Action, Op, Schedule
 from microp.schedule.builders import gpipe
@@ -28,6 +29,8 @@ def returns_other_ranks(ranks, chunks): return gpipe(ranks + 1, chunks, "fifo")
 def returns_bools(ranks, chunks): return Schedule("x", chunks, ((Action(Op.F, False, True),),) * ranks)
 def exits(ranks, chunks): sys.exit("two\\nlines")
 def exits_silently(ranks, chunks): sys.exit()
+def leaves(ranks, chunks): os._exit(0)
+def presses(ranks, chunks): raise KeyboardInterrupt
 def recurses(ranks, chunks): return recurses(ranks, chunks)
 def interrupts(ranks, chunks): raise MemoryError
 def stops(ranks, chunks): raise GeneratorExit("no Exception")
@@ -38,12 +41,22 @@ number = 3
 """
 
 MODELS = """
+import os
 import sys
 import torch
 import torch.nn.functional as F
 from torch import nn
 from microp.model import Bits, Layers
 def error(logits, targets): return F.cross_entropy(logits, targets[:, -1])
+class Ends(nn.Linear):
+    how = None
+    def forward(self, x):
+        if self.how == "leaves": os._exit(0)
+        if self.how == "presses": raise KeyboardInterrupt
+        return super().forward(x)
+def leaving_loss(logits, targets):
+    if not logits.is_meta: os._exit(0)
+    return error(logits, targets)
 class Scatter(nn.Linear):
     def forward(self, x):
         y = super().forward(x)
@@ -53,12 +66,17 @@ def model(case: str = "good", width: int = 8):
     inside, loss = nn.Linear(8, 8), error
     if case == "raises": 1 / 0
     if case == "exits": sys.exit(3)
+    if case == "leaves": os._exit(0)
     if case == "returns_none": return None
     if case == "returns_list": return [first]
     if case == "empty": return Layers([], error, 2)
     if case == "function": inside = F.relu
     if case == "buffers": inside = nn.BatchNorm1d(8)
     if case == "scatters": inside = Scatter(8, 8)
+    if case.startswith("layer_"):
+        inside = Ends(8, 8)
+        inside.how = case.removeprefix("layer_")
+    if case == "loss_leaves": loss = leaving_loss
     if case == "doubles":
         first = nn.Sequential(Bits(torch.float64), nn.Linear(16, 8).double())
         return Layers([first, nn.Linear(8, 256).double()], error, 2)
@@ -87,6 +105,8 @@ OPTIONS = {
         "returns_bools",
         "exits",
         "exits_silently",
+        "leaves",
+        "presses",
         "recurses",
         "interrupts",
         "stops",
@@ -149,6 +169,15 @@ SWEEPS = {  # configurations for `-cn`
     "binary": b"\xff\xfe\x00\x01",
     "recursive": f"{RUN}loop: &loop [*loop]\n",
     "aliases_own": f"{RUN}{MANY}",
+    "group_own": "defaults: [config, nope: x, _self_]\n",
+    "override_own": "defaults: [config, _self_, override nope: x]\n",
+    "number_key_own": f"{RUN}1: 2\n",
+    "null_key_own": f"{RUN}null: 3\n",
+    "number_in_group_own": f"{RUN}schedule: {{1: 2}}\n",
+    "tag_own": f"{RUN}chunks: !!int x\n",
+    "open_own": f"{RUN}chunks: ${{calc:'1 +'\n",
+    "no_text_own": f"{RUN}chunks: ${{calc:}}\n",
+    "calc_own": f"{RUN}chunks: ${{calc:1 +}}\n",
     "list_own": "- ranks\n",
     "text_own": "ranks\n",
     "resolver_own": f"{RUN}ranks: ${{nowhere:1}}\n",

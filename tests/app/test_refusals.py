@@ -8,7 +8,9 @@ import os
 import re
 import resource
 import shlex
+import signal
 import sys
+import threading
 import time
 from importlib import import_module
 from itertools import count
@@ -23,6 +25,7 @@ from user import SMALL, start
 from microp import run, worker
 from microp.app import attempt as attempt_module
 from microp.app import hydra_app, sweep
+from microp.model import Stage
 from microp.store import recorder
 from microp.store.files import Lines
 
@@ -105,7 +108,7 @@ def test_an_error_outside_of_the_ranks_costs_one_point(typed, monkeypatch):
     assert code == 1
     first, log, again = errors
     assert first.startswith("error: outputs/runs/gpipe-m2-k2-")
-    assert first.endswith("/attempt-1: outside of the ranks: ZeroDivisionError: no steps")
+    assert first.endswith("/attempt-1: outside of the ranks: ZeroDivisionError: no steps at all")
     assert "ZeroDivisionError: no steps" in Path(log.removeprefix("log    ")).read_text()
     assert again == f"again  python -m microp.run seed=1 {shlex.join(THREADS)}"
     assert "finished: " in out
@@ -113,6 +116,31 @@ def test_an_error_outside_of_the_ranks_costs_one_point(typed, monkeypatch):
     done, out, errors = typed(*shlex.split(again)[4:])
     assert (done, errors) == (0, []), errors
     assert sorted(each["status"] for each in status()) == ["failed", "finished", "finished"]
+
+
+def test_a_signal_before_the_first_rank_ends_the_command_with_a_line(typed, monkeypatch):
+    monkeypatch.setattr(sweep, "make_job", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    said = ["error: interrupted: what has been recorded is in the run's folder"]
+    assert typed(*THREADS) == (130, "", said)
+
+
+def test_of_a_key_that_is_given_twice_the_last_value_counts_and_a_line_says_so(typed):
+    code, _, errors = typed(*THREADS, "chunks=4", "chunks=4", "dry_run=true")
+    assert (code, errors) == (0, ["chunks=2 chunks=4: chunks=4 counts"])
+
+
+def test_a_layer_that_ends_the_process_of_all_ranks_fails_its_rank(typed, monkeypatch):
+    forward = Stage.forward
+
+    def leaving(stage, microbatch, x):
+        if threading.current_thread() is not threading.main_thread() and stage.batch.step == 2:
+            os._exit(0)
+        return forward(stage, microbatch, x)
+
+    monkeypatch.setattr(Stage, "forward", leaving)
+    code, _, errors = typed(*THREADS)
+    assert code == 1
+    assert errors[0].endswith("rank 0, action 0F0, step 2: SystemExit: 0")
 
 
 def test_a_sweep_keeps_no_configuration_of_the_points_that_have_run(typed, monkeypatch):

@@ -24,6 +24,7 @@ from microp.app.hydra_internals import composer, expand
 from microp.app.hydra_loader import current
 from microp.app.hydra_pace import copied
 from microp.app.hydra_problems import REFUSED
+from microp.app.interrupts import watched
 from microp.app.planning import PlanCallback, search_words
 from microp.app.pricing import PricingCallback
 from microp.app.profiling import ProfileCallback
@@ -111,7 +112,8 @@ class Terminal:
             whole = True
         try:
             try:
-                self._check(program(), name, words, is_sweep, whole)
+                with watched():
+                    self._check(program(), name, words, is_sweep, whole)
             except REFUSED as error:
                 refuse(program.all_problems(error))
         except SystemExit as exit:
@@ -121,13 +123,15 @@ class Terminal:
     def _check(self, callback, name: str, words: list[str], is_sweep: bool, whole: bool) -> None:
         if is_sweep or whole:
             mode = RunMode.MULTIRUN if is_sweep else RunMode.RUN
-            config = current().load_configuration(name, words, mode)
+            asked = ["hydra.mode=MULTIRUN"] if is_sweep else []
+            config = current().load_configuration(name, [*words, *asked], mode)
             if RunMode.MULTIRUN in (mode, config.hydra.mode):
                 callback._start(config, [(typed, node) for typed, node in expand(config) if not node.skip])
             else:
                 callback._start(config, [(words, config)])
         else:
-            callback._start(None, [(words, self._point(name, words))])
+            node = self._point(name, words)
+            callback._start(node, [(words, node)])
 
     def _point(self, name: str, words: list[str]):
         """The composed configuration; as in a sweep, the choices of options are composed once."""
