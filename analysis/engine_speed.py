@@ -8,7 +8,7 @@
 The limit is (M+K-1)/M times the compute time of one rank alone, or the closed form on emulated
 devices. Steps consist of forward and backward, without the optimizer. A schedule that torch does
 not have (ZB-H1) is compared with torch's 1F1B, and only with real compute. torch always runs over
-gloo, microp over shared memory or over gloo: the panels say which.
+gloo (TCP), microp over shared memory, its own TCP connections or gloo: the panels say which.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def _all_latency(folder: Path) -> Rows:
 
 
 def _all_engine(folder: Path) -> Rows:
-    where = [("cpu", 2, dim, comms) for dim in (128, 512) for comms in ("shm", "gloo")]
+    where = [("cpu", 2, dim, comms) for dim in (128, 512) for comms in ("shm", "tcp", "gloo")]
     where += [("emulated", ranks, 64, "shm") for ranks in (4, 8)]
     return engine_runs(folder, where, stored("engine_speed", "schedule"), stored("engine_speed", "chunks"), (0,))
 
