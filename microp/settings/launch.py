@@ -40,7 +40,8 @@ class LaunchSettings:
                 f"ranks={ranks}, but torchrun started {world} processes: use ranks={world}"
                 if replicas == 1
                 else f"ranks={ranks} times replicas={replicas} is {ranks * replicas}, but torchrun started {world} "
-                f"processes: use torchrun --nproc_per_node={ranks * replicas}, or change ranks or replicas"
+                f"processes in all: let it start {ranks * replicas} (--nnodes times --nproc-per-node), or change ranks "
+                "or replicas"
             )
         return found
 

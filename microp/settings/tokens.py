@@ -74,7 +74,12 @@ class TokenSettings(DataSettings):
             ]
         status = path.stat()
         least, most = _range_of(str(path.resolve()), self.type, status.st_mtime_ns, status.st_size)
-        if least < 0 or most >= vocabulary:
+        if least < 0:
+            return [
+                f"{given} has tokens from {least} to {most}, but tokens count from 0: give the data.type that the file "
+                "has, or other numbers"
+            ]
+        if most >= vocabulary:
             return [
                 f"{given} has tokens from {least} to {most}, but the model has {vocabulary} different ones, from 0 to "
                 f"{vocabulary - 1}: use a model with a vocabulary of {most + 1}, or the data.type that the file has"

@@ -187,6 +187,10 @@ def test_torchrun_must_start_as_many(composed, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert problems(config) == ["ranks=2, but torchrun started 4 processes: use ranks=4"]
+    assert problems(replace(config, replicas=3)) == [
+        "ranks=2 times replicas=3 is 6, but torchrun started 4 processes in all: let it start 6 (--nnodes times "
+        "--nproc-per-node), or change ranks or replicas"
+    ]
 
 
 def test_a_latency_needs_the_clock_of_one_host(composed, monkeypatch):

@@ -100,6 +100,7 @@ def test_tokens_that_will_not_do(tmp_path):
     files = write_tokens(tmp_path)
     np.save(tmp_path / "table.npy", np.zeros((10, 10), np.int32))
     np.save(tmp_path / "floats.npy", np.zeros(100))
+    np.save(tmp_path / "negative.npy", np.arange(-1, 99))
     (tmp_path / "odd.bin").write_bytes(b"123")
     (tmp_path / "text.npy").write_text("not numpy's")
     wrong = [
@@ -109,6 +110,7 @@ def test_tokens_that_will_not_do(tmp_path):
         (tmp_path / "text.npy", 9, "cannot be read ("),
         (tmp_path / "table.npy", 9, "holds int32 [10, 10]: give a file of whole numbers in one dimension"),
         (tmp_path / "floats.npy", 9, "holds float64 [100]: give a file of whole numbers"),
+        (tmp_path / "negative.npy", 9, "has tokens from -1 to 98, but tokens count from 0: give the data.type that"),
         (files["uint16"], 1000, "has 1000 tokens, but one row needs 1001 (its context and the token after"),
         (files["int32"], 9, ""),  # read as uint16 every other token is 0, which nothing can tell
     ]
