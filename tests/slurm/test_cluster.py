@@ -154,10 +154,15 @@ def test_a_killed_sweep_leaves_its_jobs_and_the_same_command_finds_them(slurm, t
     sweep.communicate()
     [run] = states(slurm, tmp_path)
     job = job_of(slurm, run)
+    again, said = start(slurm, tmp_path, *words), ""
+    assert again.stderr is not None
+    while f"job {job} in the queue runs {run}" not in said:
+        line = again.stderr.readline()
+        assert line, said
+        said += line
     slurm.run("scontrol", "release", job)
-    code, _, err = end(start(slurm, tmp_path, *words))
-    assert code == 0, err
-    assert f"job {job} in the queue runs {run}" in err
+    code, _, err = end(again)
+    assert code == 0, said + err
     assert read(tmp_path / "outputs" / "runs" / run / "attempt-1" / "status.json")["slurm_job"] == job
 
 
