@@ -43,9 +43,11 @@ class LinearWeights(NamedTuple):
         if x.dim() != 2:
             x, gradient = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
         if weight is not None:
-            yield weight, gradient.t().mm(x).to(weight.dtype)
+            product = gradient.t().mm(x)
+            yield weight, product if product.dtype is weight.dtype else product.to(weight.dtype)
         if bias is not None:
-            yield bias, gradient.sum(0).to(bias.dtype)
+            product = gradient.sum(0)
+            yield bias, product if product.dtype is bias.dtype else product.to(bias.dtype)
 
 
 class GraphWeights(NamedTuple):
@@ -98,8 +100,8 @@ def _accumulate(parts: Iterable[LinearWeights], several: Collection[Tensor]) -> 
 
 def _used_several_times(parts: Iterable[LinearWeights | GraphWeights]) -> list[Tensor]:
     """Return the weights that several of these parts have a gradient of."""
-    counts = Counter(id(weight) for part in parts for weight in part.weights if weight is not None)
-    if len(counts) == counts.total():
+    weights = [weight for part in parts for weight in part.weights if weight is not None]
+    if len(set(map(id, weights))) == len(weights):
         return []
-    weights = {id(weight): weight for part in parts for weight in part.weights if weight is not None}
-    return [weight for key, weight in weights.items() if counts[key] > 1]
+    counts = Counter(map(id, weights))
+    return [weight for weight in {id(weight): weight for weight in weights}.values() if counts[id(weight)] > 1]
