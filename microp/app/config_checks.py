@@ -24,6 +24,7 @@ from microp.settings import (
     is_joined,
     is_over_hosts,
     no_compiler,
+    no_loopback,
     no_proc,
     no_slurm,
     not_writable,
@@ -60,6 +61,8 @@ def _machine_problems(config: Config) -> list[str]:
         return no_slurm()
     here = ranks_here(config)
     lacking = no_compiler() if config.compile and config.device.name != "cuda" else []
+    if config.comms.name != "threads":
+        lacking += no_loopback()
     return lacking or no_proc() or too_few_descriptors(here) or memory_problems(config, here)
 
 

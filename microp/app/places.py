@@ -37,7 +37,10 @@ def see_current_folder() -> None:
     The folder is the last one that is searched, so that a file in it cannot hide an installed module.
     Rank processes inherit the list.
     """
-    here = str(Path.cwd())
+    try:
+        here = str(Path.cwd())
+    except FileNotFoundError:
+        sys.exit("error: the current folder has been removed: change to another one")
     if not {"", here} & set(sys.path):
         sys.path.append(here)
 

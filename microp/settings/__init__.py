@@ -15,7 +15,7 @@ from microp.settings.computing import AS_WRITTEN, LOWERED, Computing
 from microp.settings.data import DataSettings, SyntheticSettings, TextSettings
 from microp.settings.device import CudaSettings, DeviceSettings, EmulatedSettings
 from microp.settings.engine import EngineSettings
-from microp.settings.launch import LaunchSettings, is_joined, is_over_hosts, no_proc, too_few_descriptors
+from microp.settings.launch import LaunchSettings, is_joined, is_over_hosts, no_loopback, no_proc, too_few_descriptors
 from microp.settings.machine import exit_raises, memory_bytes, no_compiler, processor, this_host
 from microp.settings.model import (
     MODELS,
@@ -96,6 +96,7 @@ __all__ = [
     "is_over_hosts",
     "memory_bytes",
     "no_compiler",
+    "no_loopback",
     "no_proc",
     "no_slurm",
     "not_writable",

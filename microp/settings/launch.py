@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -51,6 +53,20 @@ def no_proc() -> list[str]:
     if sys.platform != "linux" or Path("/proc/self/fd").is_dir():
         return []
     return ["/proc is not mounted, through which ranks find each other: mount it, with mount -t proc proc /proc"]
+
+
+@cache
+def no_loopback() -> list[str]:
+    """Return that this host cannot reach itself, if so: torch would try for 5 minutes."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            socket.create_connection(listening.getsockname()).close()
+    except OSError as error:
+        return [
+            f"127.0.0.1 cannot be reached ({error.strerror}), through which ranks find each other: "
+            "set it up, with ip link set lo up, or use comms=threads"
+        ]
+    return []
 
 
 def too_few_descriptors(ranks: int) -> list[str]:

@@ -9,6 +9,7 @@ import re
 import resource
 import shlex
 import signal
+import socket
 import sys
 import threading
 import time
@@ -26,6 +27,7 @@ from microp import run, worker
 from microp.app import attempt as attempt_module
 from microp.app import hydra_app, sweep
 from microp.model import Stage
+from microp.settings.launch import no_loopback
 from microp.store import recorder
 from microp.store.files import Lines
 
@@ -80,6 +82,27 @@ def test_too_few_file_descriptors_are_refused(typed, monkeypatch):
     code, out, errors = typed(*FEW)
     said = "error: 2 ranks need 80 file descriptors, and a process may have 79: raise the limit, for example with "
     assert (code, out, errors) == (2, "", [f"{said}ulimit -n 4096"])
+
+
+def test_a_host_that_cannot_reach_itself_is_refused(typed, monkeypatch):
+    def failing(_):
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", failing)
+    no_loopback.cache_clear()
+    code, out, [error] = typed(*FEW)
+    no_loopback.cache_clear()
+    assert (code, out) == (2, "")
+    assert error.startswith("error: 127.0.0.1 cannot be reached (Network is unreachable), ")
+
+
+def test_a_folder_that_has_been_removed_is_told(tmp_path):
+    command = f"mkdir x; cd x; rmdir ../x; exec {shlex.join([sys.executable, '-m', 'microp.run', *FEW])}"
+    done = start(["sh", "-c", command], tmp_path)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: the current folder has been removed: change to another one\n",
+    )
 
 
 @pytest.mark.parametrize("words", [[], ["-m", "again=true"]], ids=["run", "sweep"])
