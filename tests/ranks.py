@@ -450,4 +450,5 @@ def links(job: Job, comms: Comms, local_rank: int, attempt: Path) -> dict[str, s
             if box.finish is not None:
                 box.finish()
         apart.barrier()
+    comms.barrier()  # until here every rank keeps its connections
     return {str(rank): type(box).__module__.rpartition(".")[2] for rank, box in boxes.items()}

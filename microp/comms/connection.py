@@ -124,11 +124,12 @@ class Connection:
             self._unsent.popleft()
 
     def read(self) -> None:
-        """Read all that has come into the mailboxes.
+        """Read all that has come into the mailboxes; after the last of it, the next call raises if the rank has ended.
 
         Raises:
             ConnectionError: the other rank has ended, or sent what no mailbox is for.
         """
+        has_come = False
         while True:
             try:
                 count = self._stream.recv_into(self._rest)
@@ -137,7 +138,10 @@ class Connection:
             except OSError as error:
                 raise self._lost() from error
             if count == 0:
+                if has_come:
+                    return
                 raise self._lost()
+            has_come = True
             self._rest = self._rest[count:]
             if len(self._rest) == 0:
                 self._next()

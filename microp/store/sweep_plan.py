@@ -124,9 +124,13 @@ class SweepPlan:
                 start = end
 
 
-@cache
 def plan_in(folder: Path) -> SweepPlan:
     """Return the plan of the sweep in a folder; it reads each line of it once."""
+    return _plan_in(folder, Path.cwd())
+
+
+@cache
+def _plan_in(folder: Path, _current: Path) -> SweepPlan:
     return SweepPlan(folder)
 
 
