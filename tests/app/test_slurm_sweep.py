@@ -18,7 +18,7 @@ from microp.app.planned import Planned
 from microp.app.points import run_from_plan
 from microp.app.slurm_sweep import SlurmSweep
 from microp.slurm import QueuedJob, RefusedError, UnreachableError
-from microp.store import SweepPlan, plan_in, read_status
+from microp.store import SweepPlan, read_status
 from microp.terminal import Board
 
 WORDS = ["launch=slurm", "tracking=disabled", "comms=threads", "model.layers=4", "model.dim=32", "batch_size=8"]
@@ -204,7 +204,6 @@ def test_a_damaged_plan_is_refused(file, text, said, slurm, capsys):
     sweep, [point] = planned_sweep(points=1)
     run = point.job.run_id
     (sweep._plan.folder / file).write_text(text.replace("RUN", run))
-    plan_in.cache_clear()  # of tests in other folders
     assert run_from_plan("outputs/sweeps/mine", run) == 2
     assert capsys.readouterr().err.strip().endswith(said.replace("RUN", run))
     assert not point.run.exists()
