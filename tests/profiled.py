@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from microp.planner import DIVIDED, UNDIVIDED, Case, Machine, Profile, Transport
+from microp.planner import DIVIDED, UNDIVIDED, After, Case, Machine, Profile, Transport
 from microp.schedule import Schedule
 from microp.settings import NEVER, Checkpointing, MlpSettings
 from microp.simulator import LayerMemory, LayerTimes, Size, costs_of, simulate
@@ -55,7 +55,7 @@ def profile(model: MlpSettings, machine: Machine = MACHINE, **changed: Any) -> P
         "rows": rows,
         "layers": dict.fromkeys(sorted(set(model.kinds)), times),
         "fixed": dict.fromkeys(times, (0.0, 0.0)),
-        "alternating": {"forward": (1.1, 1.1), "full": (1.0, 1.0)},
+        "after": {"forward": dict.fromkeys(("backward", "optimizer"), After((0.5, 0.5), (1.1, 1.1)))},
         "checkpointed": (0.8, 0.9),
         "alone": (0.9, 1.0),
         "transports": {"shm": Transport(0.02, 0.1, 0.01, 0.0), "gloo": Transport(0.1, 0.5, 0.05, 0.0)},

@@ -158,7 +158,7 @@ def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
         rows=fitted.rows,
         layers=fitted.layers,
         fixed=fitted.fixed,
-        alternating=fitted.alternating,
+        after=fitted.after,
         checkpointed=fitted.checkpointed,
         alone=fitted.alone,
         transports=transports,
@@ -261,8 +261,10 @@ def described(profile: Profile, model: ModelSettings) -> list[str]:
     lines.append("rows      " + "".join(f"{rows:>9g}" for rows in profile.rows))
     for name in ("forward", "full", "backward", "weight", "recompute"):
         lines.append(f"{name:10}" + "".join(f"{value:9.3f}" for value in inside[name]))
-    for name, values in profile.alternating.items():
-        lines.append(f"{name} after another op: x " + ", ".join(f"{value:.3f}" for value in values))
+    for name, known in profile.after.items():
+        for what, own in known.items():
+            changes = (f"{factor:.2f} + {added:.3f}" for added, factor in zip(*own, strict=True))
+            lines.append(f"{name} after {what}: x " + ", ".join(changes))
     lines.append("forward that keeps its input: x " + ", ".join(f"{value:.3f}" for value in profile.checkpointed))
     lines.append("computing alone: x " + ", ".join(f"{value:.3f}" for value in profile.alone))
     for name, transport in profile.transports.items():

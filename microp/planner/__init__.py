@@ -19,7 +19,8 @@ from microp.planner.forecast import Forecast, forecast, optimizer_times, peak_me
 from microp.planner.held import Part, Ranks
 from microp.planner.matching import model_problem
 from microp.planner.prices import LayerPrices, NominalPrices, Prices, ProfilePrices
-from microp.planner.profile import DIVIDED, TORCH, UNDIVIDED, Machine, Profile, Transport, read_plain
+from microp.planner.profile import DIVIDED, TORCH, UNDIVIDED, After, Machine, Profile, Transport
+from microp.planner.profile_file import read_plain
 from microp.planner.samples import Between, Case, Sample, between, samples_of
 from microp.planner.search import Found, Space, front_of, search, what_binds
 
@@ -31,6 +32,7 @@ __all__ = [
     "POLICIES",
     "TORCH",
     "UNDIVIDED",
+    "After",
     "Between",
     "Case",
     "Choice",

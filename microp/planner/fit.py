@@ -2,10 +2,12 @@
 
 ::
 
-    a stage's time = (fixed + layers of each kind x their times) x alternating x alone
+    a stage's time = ((fixed + layers of each kind x their times) x factor + added) x alone
 
 Times are fitted by least squares of the relative error, separately at each number of rows, and are never negative.
-The factors are medians of ratios between samples that differ only in what ran before, or in what ran beside.
+`factor` and `added` depend on what the rank ran before: after another op less of what an action needs is in the
+processor's caches, both of its layers' weights (a factor) and of the code that every action runs (the same for any
+number of layers).
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from microp.planner.profile import Transport, interpolate
-from microp.planner.samples import BACKWARD, CHECKPOINTED, FORWARD, FULL, RECOMPUTED, WEIGHT, Between, Sample
+from microp.planner.profile import After, Transport, interpolate
+from microp.planner.samples import BACKWARD, CHECKPOINTED, FORWARD, FULL, RECOMPUTED, USUAL, WEIGHT, Between, Sample
 from microp.settings import MIB
 
-ROUNDS = 3  # the factors and the times are fitted in turn
+ROUNDS = 8  # the factors and the times are fitted in turn
+LIKE = {CHECKPOINTED: FORWARD, RECOMPUTED: FULL}  # what these follow counts as for these
+ALIKE = 1.3  # stages whose times differ by less do not show what is added apart from the factor
 Table = dict[str, tuple[float, ...]]
 
 
@@ -34,10 +38,24 @@ class Fitted:
     rows: tuple[float, ...]
     layers: dict[int, Table]
     fixed: Table
-    alternating: Table
+    after: dict[str, dict[str, After]]
     checkpointed: tuple[float, ...]
     alone: tuple[float, ...]
     spread: dict[str, float]
+
+
+class _Ratios:
+    """What is known of the times of actions apart from their layers: what ran before, and what runs beside."""
+
+    def __init__(self, rows: tuple[float, ...]) -> None:
+        self.rows, self.after, self.alone = rows, dict[str, dict[str, After]](), tuple(1.0 for _ in rows)
+
+    def usual_ms(self, sample: Sample) -> float:
+        """Return what a sample would have taken after the usual op, and beside others."""
+        at = self.rows.index(sample.rows)
+        ms = sample.ms / _crowded(sample, self.alone[at])
+        known = self.after.get(LIKE.get(sample.op, sample.op), {}).get(sample.before)
+        return ms if known is None else max(0.0, ms - known.added[at]) / known.factor[at]
 
 
 def fit_times(together: Sequence[Sample], alone: Sequence[Sample], kinds: Sequence[int]) -> Fitted:
@@ -51,24 +69,22 @@ def fit_times(together: Sequence[Sample], alone: Sequence[Sample], kinds: Sequen
     rows = tuple(sorted({sample.rows for sample in together}))
     every = sorted(set(kinds))
     ops = [op for op in (FORWARD, FULL, BACKWARD, WEIGHT) if any(s.op == op for s in together)]
-    alternating = {op: _alternating(together, op, rows) for op in ops}
-    factor = tuple(1.0 for _ in rows)
+    ratios = _Ratios(rows)
     found: dict[str, dict[float, dict[int, float]]] = {}
     for _ in range(ROUNDS):
-        found = {}
         for op in ops:
             by_rows = defaultdict(list)
             for sample in together:
                 if sample.op == op:
                     by_rows[sample.rows].append(sample)
-            found[op] = {}
-            for count, own in by_rows.items():
-                factors = interpolate(rows, alternating[op], count), interpolate(rows, factor, count, 0.1)
-                fixed = found[FULL].get(count, {}).get(-1) if op in (BACKWARD, WEIGHT) else None
-                found[op][count] = _solve(own, every, *factors, fixed)
-        factor = _alone(alone, found, alternating, rows)
+            fixed = found[FULL] if op in (BACKWARD, WEIGHT) else {}
+            found[op] = {
+                count: _solve(own, every, ratios, fixed.get(count, {}).get(-1)) for count, own in by_rows.items()
+            }
+            ratios.after[op] = _after([s for s in together if s.op == op], found[op], ratios)
+        ratios.alone = _alone(alone, found, ratios)
     table = {op: _filled(values, rows, [-1, *every]) for op, values in found.items()}
-    again = _recomputation(together, table, alternating[FULL], factor, rows)
+    again = _recomputation(together, table, ratios)
     table["recompute"] = {
         part: tuple(share * time for share, time in zip(again, table[FORWARD][part], strict=True))
         for part in (-1, *every)
@@ -81,55 +97,49 @@ def fit_times(together: Sequence[Sample], alone: Sequence[Sample], kinds: Sequen
         rows,
         {kind: {name: table[name][kind] for name in names} for kind in every},
         {name: table[name][-1] for name in names},
-        {op: alternating[op] for op in (FORWARD, FULL, BACKWARD) if op in alternating},
-        _checkpointed(together, table[FORWARD], alternating[FORWARD], factor, rows),
-        factor,
+        ratios.after,
+        _checkpointed(together, table[FORWARD], ratios),
+        ratios.alone,
         spread,
     )
 
 
+def _stage_ms(times: Mapping[int, float], sample: Sample) -> float:
+    """Return the time of a sample's layers, from that of each kind and the fixed part."""
+    return times[-1] + sum(count * times[kind] for kind, count in sample.kinds)
+
+
 def _recomputation(
-    samples: Sequence[Sample],
-    table: Mapping[str, Mapping[int, Sequence[float]]],
-    alternating: Sequence[float],
-    alone: Sequence[float],
-    rows: Sequence[float],
+    samples: Sequence[Sample], table: Mapping[str, Mapping[int, Sequence[float]]], ratios: _Ratios
 ) -> tuple[float, ...]:
     """Return, per number of rows, the time that a recomputation adds to a backward, over the time of a forward.
 
     It is not a forward's: it stops before the last operation whose result is not kept, and its input is in the cache.
     """
-    ratios: dict[float, list[float]] = defaultdict(list)
+    shares: dict[float, list[float]] = defaultdict(list)
     for sample in samples:
         if sample.op == RECOMPUTED:
-            at = rows.index(sample.rows)
+            at = ratios.rows.index(sample.rows)
             forward, full = (
-                table[op][-1][at] + sum(count * table[op][kind][at] for kind, count in sample.kinds)
-                for op in (FORWARD, FULL)
+                _stage_ms({part: values[at] for part, values in table[op].items()}, sample) for op in (FORWARD, FULL)
             )
-            took = sample.ms / _crowded(sample, alone[at]) - full * (alternating[at] if sample.alternating else 1)
             if forward > 0:
-                ratios[sample.rows].append(max(0.0, took / forward))
-    return _nearest({count: median(values) for count, values in ratios.items()}, rows)
+                shares[sample.rows].append(max(0.0, (ratios.usual_ms(sample) - full) / forward))
+    return _nearest({count: median(values) for count, values in shares.items()}, ratios.rows)
 
 
 def _checkpointed(
-    samples: Sequence[Sample],
-    forward: Mapping[int, Sequence[float]],
-    alternating: Sequence[float],
-    alone: Sequence[float],
-    rows: Sequence[float],
+    samples: Sequence[Sample], forward: Mapping[int, Sequence[float]], ratios: _Ratios
 ) -> tuple[float, ...]:
     """Return, per number of rows, the time of a forward that keeps only its input, over that of one that keeps all."""
-    ratios: dict[float, list[tuple[float, int]]] = defaultdict(list)
+    shares: dict[float, list[tuple[float, int]]] = defaultdict(list)
     for sample in samples:
         if sample.op == CHECKPOINTED:
-            at = rows.index(sample.rows)
-            whole = forward[-1][at] + sum(count * forward[kind][at] for kind, count in sample.kinds)
-            took = sample.ms / _crowded(sample, alone[at]) / (alternating[at] if sample.alternating else 1)
-            if whole > 0:
-                ratios[sample.rows].append((min(1.0, took / whole), sample.actions))  # more is noise: it does less
-    return _nearest({count: _mean(values) for count, values in ratios.items()}, rows)
+            at = ratios.rows.index(sample.rows)
+            whole = _stage_ms({part: values[at] for part, values in forward.items()}, sample)
+            if whole > 0:  # more than 1 is noise: it does less
+                shares[sample.rows].append((min(1.0, ratios.usual_ms(sample) / whole), sample.actions))
+    return _nearest({count: _mean(values) for count, values in shares.items()}, ratios.rows)
 
 
 def _mean(values: Sequence[tuple[float, int]]) -> float:
@@ -138,19 +148,19 @@ def _mean(values: Sequence[tuple[float, int]]) -> float:
 
 
 def _solve(
-    samples: Sequence[Sample], kinds: Sequence[int], alternating: float, alone: float, known: float | None = None
+    samples: Sequence[Sample], kinds: Sequence[int], ratios: _Ratios, known: float | None = None
 ) -> dict[int, float]:
     """Return the time of a layer of each kind, and under -1 the fixed part; not negative.
 
     Args:
         samples: of one op and one number of rows.
         kinds: the kinds of layers.
-        alternating, alone: the factors.
+        ratios: what the samples differ in apart from their layers.
         known: the fixed part if it is known: only stages with neither the first nor the last layer show it.
     """
     lines, goal = [], []
     for sample in samples:
-        ms = sample.ms / (alternating if sample.alternating else 1) / _crowded(sample, alone)
+        ms = max(ratios.usual_ms(sample), sample.ms / 10)
         counts, weight = dict(sample.kinds), np.sqrt(sample.actions)  # a mean over many actions is more certain
         lines.append(np.array([float(known is None), *(counts.get(kind, 0) for kind in kinds)]) / ms * weight)
         goal.append(max(0.0, 1.0 - (known or 0.0) / ms) * weight)
@@ -177,37 +187,58 @@ def _not_negative(lines: NDArray[Any], goal: NDArray[Any]) -> list[float]:
     return values
 
 
-def _alternating(samples: Sequence[Sample], op: str, rows: Sequence[float]) -> tuple[float, ...]:
-    """Return, per number of rows, how much longer an action takes after another op."""
-    plain: dict[Any, list[tuple[float, int]]] = defaultdict(list)
-    after: dict[Any, list[tuple[float, int]]] = defaultdict(list)
+def _after(samples: Sequence[Sample], found: Mapping[float, Mapping[int, float]], ratios: _Ratios) -> dict[str, After]:
+    """Return, for all that ran before the samples of one op but the usual, the factor and what is added."""
+    by_class: dict[str, dict[float, list[Sample]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
-        if sample.op == op and sample.crowd > 0.5:
-            (after if sample.alternating else plain)[sample.rows, sample.kinds].append((sample.ms, sample.actions))
-    ratios: dict[float, list[float]] = defaultdict(list)
-    for key in plain.keys() & after.keys():
-        ratios[key[0]].append(_mean(after[key]) / _mean(plain[key]))
-    return _nearest({count: median(values) for count, values in ratios.items()}, rows)
+        by_class[sample.before][sample.rows].append(sample)
+    [op] = {sample.op for sample in samples}
+    usual = by_class.get(USUAL[op], {})
+    known = {}
+    for what, by_rows in by_class.items():
+        if what == USUAL[op]:
+            continue
+        fits = {count: _line(own, found[count], ratios) for count, own in by_rows.items() if count in usual}
+        if fits:
+            added, factor = (
+                _nearest({count: fit[part] for count, fit in fits.items()}, ratios.rows) for part in (0, 1)
+            )
+            known[what] = After(added, factor)
+    return known
+
+
+def _line(samples: Sequence[Sample], times: Mapping[int, float], ratios: _Ratios) -> tuple[float, float]:
+    """Return (added, factor) that make the time of a stage's layers that of the samples; of one size, no `added`."""
+    at = ratios.rows.index(samples[0].rows)
+    points = [
+        (_stage_ms(times, sample), sample.ms / _crowded(sample, ratios.alone[at]), sample.actions) for sample in samples
+    ]
+    points = [(usual, ms, actions) for usual, ms, actions in points if usual > 0]
+    if not points:
+        return 0.0, 1.0
+    if max(points)[0] < ALIKE * min(points)[0]:
+        return 0.0, _mean([(ms / usual, actions) for usual, ms, actions in points])
+    lines = np.array([[1 / ms, usual / ms] for usual, ms, _ in points])
+    weights = np.sqrt([actions for *_, actions in points])
+    added, factor = _not_negative(lines * weights[:, None], weights)
+    return added, max(factor, 0.1)
 
 
 def _alone(
-    samples: Sequence[Sample],
-    found: Mapping[str, Mapping[float, Mapping[int, float]]],
-    alternating: Mapping[str, Sequence[float]],
-    rows: Sequence[float],
+    samples: Sequence[Sample], found: Mapping[str, Mapping[float, Mapping[int, float]]], ratios: _Ratios
 ) -> tuple[float, ...]:
     """Return, per number of rows, how long an action takes while no other rank computes, over its time together."""
-    ratios: dict[float, list[float]] = defaultdict(list)
+    shares: dict[float, list[float]] = defaultdict(list)
     for sample in samples:
         if sample.op not in found or sample.rows not in found[sample.op]:
             continue
-        times = found[sample.op][sample.rows]
-        together = times[-1] + sum(count * times[kind] for kind, count in sample.kinds)
-        if sample.alternating:
-            together *= interpolate(rows, alternating[sample.op], sample.rows)
+        together = _stage_ms(found[sample.op][sample.rows], sample)
+        if known := ratios.after[sample.op].get(sample.before):
+            at = ratios.rows.index(sample.rows)
+            together = together * known.factor[at] + known.added[at]
         if together > 0:
-            ratios[sample.rows].append(min(1.0, sample.ms / together))  # more is noise: nothing disturbs a rank alone
-    return _nearest({count: median(values) for count, values in ratios.items()}, rows)
+            shares[sample.rows].append(min(1.0, sample.ms / together))  # more is noise: nothing disturbs a rank alone
+    return _nearest({count: median(values) for count, values in shares.items()}, ratios.rows)
 
 
 def _nearest(known: Mapping[float, float], rows: Sequence[float]) -> tuple[float, ...]:

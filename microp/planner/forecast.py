@@ -10,14 +10,15 @@ A step is its actions, the sums over the replicas, the optimizer, and what the e
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from microp.job import Workload
 from microp.planner.held import Ranks
 from microp.planner.profile import Profile, Transport
-from microp.planner.samples import BACKWARD, FORWARD, FULL, op_of
-from microp.schedule import Op, Schedule
+from microp.planner.samples import before, op_of
+from microp.schedule import Schedule
 from microp.settings import MIB, NEVER, DeviceSettings
 from microp.simulator import (
     Costs,
@@ -59,7 +60,7 @@ def stage_costs(profile: Profile, kinds: Sequence[int], workload: Workload, back
     """
     schedule, sizes = workload.schedule, workload.layers
     rows = sum(workload.rows) / len(workload.rows)
-    shares = _alternating_shares(workload)
+    shares = _shares_after(workload)
     stage_of = [stage for stage, size in enumerate(sizes) for _ in range(size)]
     keeps = not workload.checkpointing.segments
     layers = [
@@ -73,7 +74,7 @@ def stage_costs(profile: Profile, kinds: Sequence[int], workload: Workload, back
         sizes,
         schedule,
         workload.checkpointing,
-        fixed=profile.fixed_times(rows, keeps),
+        fixed=[profile.fixed_times(rows, own, keeps) for own in shares],
         latency=transport.latency + transport.per_mib * boundary_mib,
         overhead=(overhead,) * schedule.stages,
         reduction=sum_times(profile, kinds, workload, transport, replicas) if replicas > 1 else (),
@@ -196,19 +197,17 @@ def peak_memory_mib(workload: Workload, layers: Sequence[LayerMemory], batch: fl
     return [peak / MIB for peak in ranks.peaks(workload.layers)]
 
 
-def _alternating_shares(workload: Workload) -> list[dict[str, float]]:
-    """Return, for each stage, the share of its forwards and backwards before which its rank ran something else.
+def _shares_after(workload: Workload) -> list[dict[str, dict[str, float]]]:
+    """Return, for each stage and op, the share of its actions that its rank runs after each op, or the optimizer.
 
-    Before its first action that is the optimizer. A recomputation counts as a part of its backward.
+    A recomputation counts as a part of its backward.
     """
     schedule = workload.schedule
-    after = [dict.fromkeys((FORWARD, FULL, BACKWARD), 0) for _ in range(schedule.stages)]
-    count = [dict.fromkeys((FORWARD, FULL, BACKWARD), 0) for _ in range(schedule.stages)]
+    counts = [defaultdict[str, Counter[str]](Counter) for _ in range(schedule.stages)]
     for row in schedule.ranks:
         for position, action in enumerate(row):
-            if action.op is Op.W:
-                continue
-            op = op_of(schedule, NEVER, action)
-            count[action.stage][op] += 1
-            after[action.stage][op] += position == 0 or row[position - 1].op is not action.op
-    return [{op: own[op] / all_[op] if all_[op] else 0.0 for op in own} for own, all_ in zip(after, count, strict=True)]
+            counts[action.stage][op_of(schedule, NEVER, action)][before(row, position)] += 1
+    return [
+        {op: {what: count / own.total() for what, count in own.items()} for op, own in of_stage.items()}
+        for of_stage in counts
+    ]

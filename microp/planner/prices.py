@@ -223,7 +223,7 @@ class ProfilePrices(Prices):
         rows = sum(workload.rows) / len(workload.rows)
         keeps = not workload.checkpointing.segments
         known = {kind: self._profile.layer_times(kind, rows, {}, keeps) for kind in set(self._kinds)}
-        layers, fixed = [known[kind] for kind in self._kinds], self._profile.fixed_times(rows, keeps)
+        layers, fixed = [known[kind] for kind in self._kinds], self._profile.fixed_times(rows, {}, keeps)
         return LayerPrices(self.source, layers, fixed, self._device).loads(workload)
 
 

@@ -7,9 +7,9 @@
     inside F      [.08   .20   .66]      a time between two numbers of rows is interpolated
     last   F      [.06   .12   .40]
 
-The times are those of a chain of layers on ranks that all compute, after an action of the same op. `alternating`
-are factors for an action after one of another op, `checkpointed` for a forward that keeps only its input, and `alone`
-for a rank that computes alone.
+The times are those of a chain of layers on ranks that all compute, each op after what it usually follows: F after F,
+a full backward after another, B after F, W after B. `after` tells the time after anything else, `checkpointed` is the
+factor of a forward that keeps only its input, and `alone` that of a rank that computes alone.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from microp.settings import ADAM, AS_WRITTEN, Computing
-from microp.simulator import LayerMemory, LayerTimes, Size
+from microp.simulator import LayerMemory, LayerTimes
 
-FORMAT = 3  # of the file
+FORMAT = 4  # of the file
 TIMES = ("forward", "full", "backward", "weight", "recompute")
 DIVIDED, UNDIVIDED = "divided", "undivided"
 TORCH = "torch"  # among the transports: torch's own pipeline runtime over gloo
@@ -47,6 +47,18 @@ class Machine(NamedTuple):
     def __str__(self) -> str:
         threads = f"{self.threads} {'thread' if self.threads == 1 else 'threads'} per rank"
         return f"{self.cores} cores of {self.processor or 'an unknown processor'}, torch {self.torch}, {threads}"
+
+
+class After(NamedTuple):
+    """How much longer an action takes because of what its rank ran before it; one value per number of rows.
+
+    Attributes:
+        added: milliseconds that do not depend on its layers.
+        factor: of the time of its layers.
+    """
+
+    added: tuple[float, ...]
+    factor: tuple[float, ...]
 
 
 class Transport(NamedTuple):
@@ -78,7 +90,8 @@ class Profile:
         rows: the numbers of rows at which times were measured, ascending.
         layers: kind of layer -> name of `TIMES` -> milliseconds, one per number of rows.
         fixed: name of `TIMES` -> the milliseconds of an action that do not depend on its layers, per number of rows.
-        alternating: name of `TIMES` -> the factor of a time after another op, per number of rows.
+        after: name of `TIMES` -> what ran before (see `samples.before`) -> how that changes the time; what is lacking
+            changes nothing.
         checkpointed: the factor of a forward that keeps only its input, per number of rows.
         alone: the factor of a time while no other rank computes, per number of rows.
         transports: by name; torch's own pipeline runtime is one of them, since it has its own hops and its own time
@@ -100,7 +113,7 @@ class Profile:
     rows: tuple[float, ...]
     layers: Mapping[int, Mapping[str, tuple[float, ...]]]
     fixed: Mapping[str, tuple[float, ...]]
-    alternating: Mapping[str, tuple[float, ...]]
+    after: Mapping[str, Mapping[str, After]]
     checkpointed: tuple[float, ...]
     alone: tuple[float, ...]
     transports: Mapping[str, Transport]
@@ -125,22 +138,36 @@ class Profile:
         known = self.memory[DIVIDED if split else UNDIVIDED]
         return [known[kind] for kind in kinds]
 
-    def layer_times(self, kind: int, rows: float, alternating: Mapping[str, float], keeps: bool = True) -> LayerTimes:
+    def layer_times(
+        self, kind: int, rows: float, shares: Mapping[str, Mapping[str, float]], keeps: bool = True
+    ) -> LayerTimes:
         """Return the times of one layer.
 
         Args:
             kind: its kind.
             rows: the rows of a microbatch.
-            alternating: name of `TIMES` -> the share of the actions that follow another op; 0 for names that it lacks.
+            shares: name of `TIMES` -> what ran before -> the share of the actions that follow it.
             keeps: whether a forward keeps its activations.
         """
-        values = {name: self._at(self.layers[kind][name], rows) for name in TIMES}
-        times = LayerTimes(**{name: value * self._slowed(name, rows, alternating) for name, value in values.items()})
-        return self._kept(times, rows, keeps)
+        times = {name: self._at(values, rows) for name, values in self.layers[kind].items()}
+        for name, own in shares.items():
+            times[name] *= self._mean(name, own, rows, 1)
+        return self._kept(LayerTimes(**times), rows, keeps)
 
-    def fixed_times(self, rows: float, keeps: bool = True) -> LayerTimes:
-        """Return the part of the actions' times that does not depend on their layers."""
-        return self._kept(LayerTimes(**{name: self._at(self.fixed[name], rows) for name in TIMES}), rows, keeps)
+    def fixed_times(self, rows: float, shares: Mapping[str, Mapping[str, float]], keeps: bool = True) -> LayerTimes:
+        """Return the part of the actions' times that does not depend on their layers; see `layer_times`."""
+        times = {name: self._at(values, rows) for name, values in self.fixed.items()}
+        for name, own in shares.items():
+            times[name] = times[name] * self._mean(name, own, rows, 1) + self._mean(name, own, rows, 0)
+        return self._kept(LayerTimes(**times), rows, keeps)
+
+    def _mean(self, name: str, shares: Mapping[str, float], rows: float, part: int) -> float:
+        """Return the mean of what is added (part 0) or of the factors (part 1) over what ran before."""
+        known, inside = self.after.get(name, {}), min(max(rows, self.rows[0]), self.rows[-1])
+        return sum(
+            share * (self._at(known[what][part], inside) if what in known else float(part))
+            for what, share in shares.items()
+        )
 
     def _kept(self, times: LayerTimes, rows: float, keeps: bool) -> LayerTimes:
         if keeps:
@@ -154,12 +181,6 @@ class Profile:
 
     def _at(self, values: Sequence[float], rows: float) -> float:
         return interpolate(self.rows, values, rows)
-
-    def _slowed(self, name: str, rows: float, alternating: Mapping[str, float]) -> float:
-        share = alternating.get(name, 0.0)
-        if not share or name not in self.alternating:
-            return 1.0
-        return 1 + share * (self._at(self.alternating[name], min(max(rows, self.rows[0]), self.rows[-1])) - 1)
 
     def plain(self) -> dict[str, Any]:
         """Return the profile in plain values, as a file has it."""
@@ -175,7 +196,13 @@ class Profile:
             "rows": list(self.rows),
             "layers_ms": {kind: _rounded(times) for kind, times in self.layers.items()},
             "fixed_ms": _rounded(self.fixed),
-            "alternating_factor": _rounded(self.alternating),
+            "after": {
+                name: {
+                    what: {"added_ms": [round(ms, 6) for ms in own.added], "factor": [round(f, 4) for f in own.factor]}
+                    for what, own in known.items()
+                }
+                for name, known in self.after.items()
+            },
             "checkpointed_factor": [round(value, 4) for value in self.checkpointed],
             "alone_factor": [round(value, 4) for value in self.alone],
             "spread": {name: round(value, 4) for name, value in self.spread.items()},
@@ -201,70 +228,6 @@ class Profile:
         }
 
 
-def read_plain(given: Any, path: str) -> Profile:
-    """Return the profile that a file's plain values describe.
-
-    Raises:
-        ValueError: the values are not those of a profile.
-    """
-    try:
-        if given["format"] != FORMAT:
-            raise ValueError(f"format {given['format']!r} is not {FORMAT}")
-        rows = tuple(map(_number, given["rows"]))
-        if not rows or list(rows) != sorted(set(rows)) or rows[0] <= 0:
-            raise ValueError("rows are not ascending numbers above 0")
-
-        def column(values: Any) -> tuple[float, ...]:
-            found = tuple(map(_number, values))
-            if len(found) != len(rows):
-                raise ValueError(f"a list has {len(found)} values for {len(rows)} numbers of rows")
-            return found
-
-        def table(values: Any, names: Sequence[str] = TIMES) -> dict[str, tuple[float, ...]]:
-            return {name: column(values[name]) for name in names}
-
-        transports = {
-            str(name): Transport(*(_number(values[f"{key}_ms"]) for key in Transport._fields))
-            for name, values in given["transports"].items()
-        }
-        memory = {
-            backward: {int(kind): _memory(sizes) for kind, sizes in given["memory_bytes"][backward].items()}
-            for backward in (DIVIDED, UNDIVIDED)
-        }
-        machine = given["machine"]
-        return Profile(
-            machine=Machine(
-                str(machine["device"]),
-                str(machine["processor"]),
-                int(machine["cores"]),
-                str(machine["torch"]),
-                int(machine["threads"]),
-            ),
-            model=dict(given["model"]),
-            date=str(given["date"]),
-            batch_size=int(given["batch_size"]),
-            ranks=int(given["ranks"]),
-            rows=rows,
-            layers={int(kind): table(times) for kind, times in given["layers_ms"].items()},
-            fixed=table(given["fixed_ms"]),
-            alternating=table(given["alternating_factor"], list(given["alternating_factor"])),
-            checkpointed=column(given["checkpointed_factor"]),
-            alone=column(given["alone_factor"]),
-            transports=transports,
-            optimizer=(_number(given["optimizer_ms"]["fixed"]), _number(given["optimizer_ms"]["per_mib"])),
-            edges=(_number(given["edges_ms"]["before"]), _number(given["edges_ms"]["after"])),
-            memory=memory,
-            spread={str(name): _number(value) for name, value in given["spread"].items()},
-            path=path,
-            optimizer_kind=str(given.get("optimizer", ADAM.kind)),
-            computing=Computing(**{key: given.get(key, value) for key, value in asdict(AS_WRITTEN).items()}),
-        )
-    except KeyError as error:
-        raise ValueError(f"it lacks {error}") from error
-    except (TypeError, AttributeError) as error:
-        raise ValueError("its values are not of a profile's form") from error
-
-
 def interpolate(places: Sequence[float], values: Sequence[float], at: float, at_least: float = 0.0) -> float:
     """Return the value at `at`: on the line through the two places around it, or through the nearest two."""
     if len(places) == 1:
@@ -278,14 +241,3 @@ def interpolate(places: Sequence[float], values: Sequence[float], at: float, at_
 
 def _rounded(table: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     return {name: [round(value, 6) for value in values] for name, values in table.items()}
-
-
-def _memory(sizes: Mapping[str, Any]) -> LayerMemory:
-    parts = (Size(*map(_number, sizes[name])) for name in LayerMemory._fields[1:])
-    return LayerMemory(int(sizes["weights"]), *parts)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise ValueError(f"{value!r} is not a number")
-    return float(value)

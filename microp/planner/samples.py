@@ -5,7 +5,7 @@
     rank 0   |F0|.|F1|...|B0|.|B1|     one case: some steps of a schedule, with the times of every action
     rank 1        |F0|.|F1|B0|...
 
-    Sample   the actions of one stage that are alike: their op, and whether the same op ran before them
+    Sample   the actions of one stage that are alike: their op, and what the rank ran before them
     Between  the engine's own time, hops, the optimizer
 """
 
@@ -25,6 +25,8 @@ from microp.settings import Checkpointing
 Array = NDArray[Any]
 FORWARD, FULL, BACKWARD, WEIGHT = "forward", "full", "backward", "weight"
 CHECKPOINTED, RECOMPUTED = "checkpointed", "recomputed"  # a forward that keeps nothing, and its backward
+OPTIMIZER = "optimizer"  # what ran before the first action of a step
+USUAL = {FORWARD: FORWARD, FULL: BACKWARD, BACKWARD: FORWARD, WEIGHT: BACKWARD}  # what usually runs before
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Sample(NamedTuple):
             `recomputed` (a full backward with its recomputation).
         kinds: the number of layers of each kind in the stage, by kind.
         rows: the rows of a microbatch.
-        alternating: whether something else ran before on the same rank: another op, or the optimizer.
+        before: what the same rank ran before, see `before`.
         crowd: the share of the time in which the other ranks computed too, from 0 to 1.
         actions: how many of them a step has.
         ms: the median over the steps of the mean over the actions.
@@ -70,7 +72,7 @@ class Sample(NamedTuple):
     op: str
     kinds: tuple[tuple[int, int], ...]
     rows: float
-    alternating: bool
+    before: str
     crowd: float
     actions: int
     ms: float
@@ -83,18 +85,18 @@ def samples_of(case: Case, kinds: Sequence[int]) -> list[Sample]:
     crowds = _crowds(case)
     found = []
     for rank, row in enumerate(case.schedule.ranks):
-        groups: dict[tuple[str, int, bool], list[int]] = defaultdict(list)
+        groups: dict[tuple[str, int, str], list[int]] = defaultdict(list)
         for position, action in enumerate(row):
-            alternating = position == 0 or row[position - 1].op is not action.op
-            groups[op_of(case.schedule, case.checkpointing, action), action.stage, alternating].append(position)
+            key = op_of(case.schedule, case.checkpointing, action), action.stage, before(row, position)
+            groups[key].append(position)
         took = (case.times[rank][:, :, 2] - case.times[rank][:, :, 1]) / 1e6
-        for (op, stage, alternating), positions in groups.items():
+        for (op, stage, what), positions in groups.items():
             means = took[:, positions].mean(axis=1)
             low, middle, high = np.percentile(means, [10, 50, 90])
             own = _counts(case.sizes, stage, kinds)
             crowd = float(crowds[rank][:, positions].mean())
             times = float(middle), float(low), float(high)
-            found.append(Sample(op, own, case.rows, alternating, crowd, len(positions), *times))
+            found.append(Sample(op, own, case.rows, what, crowd, len(positions), *times))
     return found
 
 
@@ -108,6 +110,13 @@ def op_of(schedule: Schedule, checkpointing: Checkpointing, action: Action) -> s
     if checkpointed:
         return RECOMPUTED
     return BACKWARD if (action.stage, action.microbatch) in schedule.split else FULL
+
+
+def before(row: Sequence[Action], position: int) -> str:
+    """Return what a rank ran before an action: `forward`, `backward` (also a full one), `weight` or `optimizer`."""
+    if position == 0:
+        return OPTIMIZER
+    return {Op.F: FORWARD, Op.B: BACKWARD, Op.W: WEIGHT}[row[position - 1].op]
 
 
 def _counts(sizes: Sequence[int], stage: int, kinds: Sequence[int]) -> tuple[tuple[int, int], ...]:

@@ -45,7 +45,7 @@ def costs_of(
     schedule: Schedule,
     checkpointing: Checkpointing,
     *,
-    fixed: LayerTimes = NO_TIMES,
+    fixed: LayerTimes | Sequence[LayerTimes] = NO_TIMES,
     latency: Any = 0,
     boundary: Sequence[float] = (),
     bandwidth: float = inf,
@@ -59,7 +59,7 @@ def costs_of(
         sizes: the number of layers of each stage.
         schedule: the order; a stage without divided backwards takes `full` for its B.
         checkpointing: what is recomputed.
-        fixed: the part of an action's time that does not depend on its layers.
+        fixed: the part of an action's time that does not depend on its layers; one for all stages, or one for each.
         latency: the part of a hop that does not depend on the tensor's size, as in `Costs`.
         boundary: the bytes of the tensor that enters each stage.
         bandwidth: bytes per millisecond of a hop.
@@ -73,9 +73,10 @@ def costs_of(
         raise ValueError(
             f"partition {list(sizes)} does not cut {len(layers)} layers into the schedule's {schedule.stages} stages"
         )
+    each = [fixed] * len(sizes) if isinstance(fixed, LayerTimes) else fixed
     stages = [
-        LayerTimes(*map(sum, zip(fixed, *layers[end - size : end], strict=True)))
-        for end, size in zip(accumulate(sizes), sizes, strict=True)
+        LayerTimes(*map(sum, zip(own, *layers[end - size : end], strict=True)))
+        for own, end, size in zip(each, accumulate(sizes), sizes, strict=True)
     ]
     split = schedule.split_stages
     is_split = [stage in split for stage in range(len(stages))]

@@ -236,7 +236,7 @@ def make(folder: Path) -> Path:
     found.rename(folder / "narrow.profile")
     text = (folder / "narrow.profile").read_text()
     (folder / "cut.profile").write_text(text.partition("transports:")[0])
-    (folder / "old.profile").write_text(text.replace("format: 3", "format: 0"))
+    (folder / "old.profile").write_text(text.replace("format: 4", "format: 0"))
     (folder / "short.profile").write_text(text.replace("rows: [8.0, 64.0]", "rows: [8.0]"))
     (folder / "lowered.profile").write_text(text.replace("batch_size:", "dtype: bf16\nbatch_size:"))
     os.mkfifo(folder / "pipe")

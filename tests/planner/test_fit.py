@@ -51,8 +51,26 @@ def test_layers_are_found_in_stages(rows):
     assert found.fixed["forward"][0] == pytest.approx(0.03, abs=0.005)
     assert found.checkpointed[0] == pytest.approx(0.8, abs=0.005)
     assert found.alone[0] == pytest.approx(1, abs=0.01)
-    assert all(factor[0] == pytest.approx(1, abs=0.01) for factor in found.alternating.values())
+    for op, known in found.after.items():
+        for what, after in known.items():
+            taken = after.added[0] + after.factor[0] * 0.5  # of half a millisecond
+            assert taken == pytest.approx(0.5, abs=0.02), (op, what)
     assert max(found.spread.values()) == 0
+
+
+def test_what_ran_before_is_found():
+    """A forward after a backward takes a tenth longer and 0.2 ms, and the first one of a step 0.4 ms longer."""
+    samples = []
+    for each in cases(16.0):
+        for sample in samples_of(each, KINDS):
+            usual = sample.ms
+            more = {("forward", "backward"): 0.2 + 0.1 * usual, ("forward", "optimizer"): 0.4}
+            samples.append(sample._replace(ms=usual + more.get((sample.op, sample.before), 0.0)))
+    found = fit_times(samples, [], KINDS).after["forward"]
+    assert found["backward"].added[0] == pytest.approx(0.2, abs=0.03)
+    assert found["backward"].factor[0] == pytest.approx(1.1, abs=0.02)
+    assert found["optimizer"].added[0] == pytest.approx(0.4, abs=0.05)
+    assert found["optimizer"].factor[0] == pytest.approx(1, abs=0.02)
 
 
 def test_hops_and_the_engine_s_own_time():

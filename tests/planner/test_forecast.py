@@ -6,7 +6,7 @@ import pytest
 from profiled import MACHINE, profile
 
 from microp.job import Workload
-from microp.planner import forecast, stage_costs
+from microp.planner import forecast, read_plain, stage_costs
 from microp.planner.profile import interpolate
 from microp.schedule.builders import gpipe, one_f_one_b
 from microp.settings import NEVER, Checkpointing, MlpSettings
@@ -21,7 +21,7 @@ def workload(schedule, rows: int) -> Workload:
 
 
 def test_stages_take_what_their_layers_take():
-    costs = stage_costs(profile(MODEL, alternating={}), MODEL.kinds, workload(gpipe(2, 4), 20), "shm")
+    costs = stage_costs(profile(MODEL, after={}), MODEL.kinds, workload(gpipe(2, 4), 20), "shm")
     assert costs.forward == pytest.approx((5 * 3, 3 * 3))
     assert costs.backward == pytest.approx((5 * 6, 3 * 6))
     assert costs.latency == pytest.approx(HOP)
@@ -32,25 +32,25 @@ def test_what_follows_another_op_takes_longer():
     alternating, in_a_row = (
         stage_costs(profile(MODEL), MODEL.kinds, workload(build(2, 4), 20), "shm") for build in (one_f_one_b, gpipe)
     )
-    assert alternating.forward[1] == pytest.approx(9 * 1.1)  # on rank 1, after the optimizer or a backward
-    assert in_a_row.forward[1] == pytest.approx(9 * (1 + 0.1 / 4))  # only the first one
+    assert alternating.forward[1] == pytest.approx(0.5 + 9 * 1.1)  # on rank 1, after the optimizer or a backward
+    assert in_a_row.forward[1] == pytest.approx(0.5 / 4 + 9 * (1 + 0.1 / 4))  # only the first one
 
 
 def test_a_forward_that_keeps_nothing_is_faster():
     always = workload(gpipe(2, 4), 8)._replace(checkpointing=Checkpointing("always", 1, False))
-    costs = stage_costs(profile(MODEL, alternating={}), MODEL.kinds, always, "shm")
+    costs = stage_costs(profile(MODEL, after={}), MODEL.kinds, always, "shm")
     assert costs.forward == pytest.approx((5 * 1.8 * 0.8, 3 * 1.8 * 0.8))
     assert costs.recompute == pytest.approx((5 * 1.8, 3 * 1.8))
 
 
 def test_a_step_is_its_actions_the_engine_s_time_and_the_optimizer():
-    given = profile(MODEL, alone=(1.0, 1.0), alternating={})
+    given = profile(MODEL, alone=(1.0, 1.0), after={})
     found = forecast(given, MODEL.kinds, workload(gpipe(2, 1), 20), "shm", batch=0)
     actions = 5 * 9 + 3 * 9 + 2 * HOP + 0.01  # the engine's own time between rank 1's F and B
     assert found.step_ms == pytest.approx(actions + 0.05 + 0.05 + 0.2 + 0.1 * 5)
     assert found.bubble == pytest.approx(1 - 8 * 9 / (2 * actions))
     faster = forecast(
-        profile(MODEL, alone=(0.5, 0.5), alternating={}), MODEL.kinds, workload(gpipe(2, 1), 20), "shm", batch=0
+        profile(MODEL, alone=(0.5, 0.5), after={}), MODEL.kinds, workload(gpipe(2, 1), 20), "shm", batch=0
     )
     assert faster.step_ms < 0.6 * found.step_ms
 
@@ -83,3 +83,12 @@ def test_between_and_beyond_the_measured_rows():
     assert interpolate((8, 16, 64), (1, 3, 9), 4) == 0
     assert interpolate((8, 16, 64), (1, 3, 9), 128) == 17
     assert interpolate((8,), (5,), 99) == 5
+
+
+def test_a_profile_of_before_has_one_factor_for_all_that_is_not_usual():
+    plain = {**profile(MODEL, after={}).plain(), "format": 3}
+    del plain["after"]
+    old = read_plain({**plain, "alternating_factor": {"forward": [1.2, 1.2], "full": [1.0, 1.0]}}, "old.yaml")
+    costs = stage_costs(old, MODEL.kinds, workload(one_f_one_b(2, 4), 20), "shm")
+    assert costs.forward[1] == pytest.approx(9 * 1.2)
+    assert costs.backward == pytest.approx((5 * 6, 3 * 6))

@@ -54,7 +54,7 @@ def test_a_plan_for_another_machine_runs_on_emulated_ranks_as_it_was_priced(tmp_
     """The run computes with a smaller model than that of the profile; a step, told before it, is that of the plan."""
     model = MlpSettings("mlp", 5, 512, "float32")
     machine = profiled.MACHINE._replace(device="cuda", cores=96)
-    made = profiled.profile(model, machine, alternating={}, optimizer=(2.0, 1.0))
+    made = profiled.profile(model, machine, after={}, optimizer=(2.0, 1.0))
     path = write_profile(tmp_path, made).rename(tmp_path / "elsewhere.yaml")
     words = [f"device={path.name}", "model.layers=5", "ranks=2", "batch_size=32", "memory_gib=1"]
     done = microp(*words, "schedule=zb_h1", "chunks=2", folder=tmp_path, program="microp.plan")

@@ -1,0 +1,110 @@
+"""Reads a profile from the plain values of its file.
+
+::
+
+    YAML ── store ──► plain values ── read_plain ──► Profile
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from microp.planner.profile import DIVIDED, FORMAT, TIMES, UNDIVIDED, After, Machine, Profile, Transport
+from microp.planner.samples import BACKWARD, FORWARD, OPTIMIZER, USUAL, WEIGHT
+from microp.settings import ADAM, AS_WRITTEN, Computing
+from microp.simulator import LayerMemory, Size
+
+BEFORE = 3  # the format that had one factor for all that is not usual
+
+
+def read_plain(given: Any, path: str) -> Profile:
+    """Return the profile that a file's plain values describe.
+
+    Raises:
+        ValueError: the values are not those of a profile.
+    """
+    try:
+        if given["format"] not in (FORMAT, BEFORE):
+            raise ValueError(f"format {given['format']!r} is not {FORMAT}")
+        rows = tuple(map(_number, given["rows"]))
+        if not rows or list(rows) != sorted(set(rows)) or rows[0] <= 0:
+            raise ValueError("rows are not ascending numbers above 0")
+
+        def column(values: Any) -> tuple[float, ...]:
+            found = tuple(map(_number, values))
+            if len(found) != len(rows):
+                raise ValueError(f"a list has {len(found)} values for {len(rows)} numbers of rows")
+            return found
+
+        def table(values: Any, names: Sequence[str] = TIMES) -> dict[str, tuple[float, ...]]:
+            return {name: column(values[name]) for name in names}
+
+        def changes(values: Any) -> After:
+            return After(column(values["added_ms"]), column(values["factor"]))
+
+        if given["format"] == FORMAT:
+            after = {
+                str(op): {str(what): changes(own) for what, own in known.items()}
+                for op, known in given["after"].items()
+            }
+        else:
+            after = {op: _after_any(op, column(factor)) for op, factor in given["alternating_factor"].items()}
+        transports = {
+            str(name): Transport(*(_number(values[f"{key}_ms"]) for key in Transport._fields))
+            for name, values in given["transports"].items()
+        }
+        memory = {
+            backward: {int(kind): _memory(sizes) for kind, sizes in given["memory_bytes"][backward].items()}
+            for backward in (DIVIDED, UNDIVIDED)
+        }
+        machine = given["machine"]
+        return Profile(
+            machine=Machine(
+                str(machine["device"]),
+                str(machine["processor"]),
+                int(machine["cores"]),
+                str(machine["torch"]),
+                int(machine["threads"]),
+            ),
+            model=dict(given["model"]),
+            date=str(given["date"]),
+            batch_size=int(given["batch_size"]),
+            ranks=int(given["ranks"]),
+            rows=rows,
+            layers={int(kind): table(times) for kind, times in given["layers_ms"].items()},
+            fixed=table(given["fixed_ms"]),
+            after=after,
+            checkpointed=column(given["checkpointed_factor"]),
+            alone=column(given["alone_factor"]),
+            transports=transports,
+            optimizer=(_number(given["optimizer_ms"]["fixed"]), _number(given["optimizer_ms"]["per_mib"])),
+            edges=(_number(given["edges_ms"]["before"]), _number(given["edges_ms"]["after"])),
+            memory=memory,
+            spread={str(name): _number(value) for name, value in given["spread"].items()},
+            path=path,
+            optimizer_kind=str(given.get("optimizer", ADAM.kind)),
+            computing=Computing(**{key: given.get(key, value) for key, value in asdict(AS_WRITTEN).items()}),
+        )
+    except KeyError as error:
+        raise ValueError(f"it lacks {error}") from error
+    except (TypeError, AttributeError) as error:
+        raise ValueError("its values are not of a profile's form") from error
+
+
+def _after_any(op: str, factor: tuple[float, ...]) -> dict[str, After]:
+    """Return what a factor for any other op before it says, as older files have it."""
+    others = (what for what in (FORWARD, BACKWARD, WEIGHT, OPTIMIZER) if what != USUAL[op])
+    return {what: After((0.0,) * len(factor), factor) for what in others}
+
+
+def _memory(sizes: Mapping[str, Any]) -> LayerMemory:
+    parts = (Size(*map(_number, sizes[name])) for name in LayerMemory._fields[1:])
+    return LayerMemory(int(sizes["weights"]), *parts)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise ValueError(f"{value!r} is not a number")
+    return float(value)
