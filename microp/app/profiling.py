@@ -1,20 +1,12 @@
-"""Measures a model's profile: chooses the cases, runs them on the ranks, and fits the times.
+"""Measures a model's profile: runs its cases on the ranks, and fits the times.
 
 ::
 
-    together   ranks that all compute: 7 orders and partitions x up to 6 numbers of microbatches ─┐
-    alone      one rank with all layers                                                            ├─ fit ─► Profile
-    gloo       some of them over the other transport                                              ─┤
-    torch      some of them run by torch's own pipeline runtime, for its time between actions     ─┘
-
-A slow model is measured with fewer cases, in fewer rounds, so that the time that was asked for is kept. What is left
-out first are the largest numbers of microbatches, then unequal and looped partitions. The cases that show every op at
-two numbers of microbatches are always run, with at least 2 steps each (one of them counts).
+    profile_cases ──► ranks ──► times of actions ──► fit ──► Profile
 """
 
 from __future__ import annotations
 
-import os
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -23,7 +15,6 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 from omegaconf import DictConfig
@@ -32,12 +23,12 @@ from microp.app.config import read_config
 from microp.app.errors import ConfigError, Stop
 from microp.app.hydra_callbacks import PointsCallback
 from microp.app.job_factory import make_job
+from microp.app.profile_cases import make_plan
 from microp.app.profiles import machine_of
 from microp.app.schema import Config, ProfileConfig
 from microp.job import Job
 from microp.planner import (
     DIVIDED,
-    TORCH,
     UNDIVIDED,
     Case,
     Profile,
@@ -49,77 +40,14 @@ from microp.planner import (
     line,
     samples_of,
 )
-from microp.schedule import Partition, Schedule, partition
-from microp.schedule.builders import breadth_first, gpipe, one_f_one_b, zb_h1
-from microp.settings import MIB, NEVER, Checkpointing, ModelSettings, SlurmSettings
+from microp.settings import MIB, ModelSettings, SlurmSettings
 from microp.simulator import LayerMemory
 from microp.store import write_profile
 from microp.terminal import Board, console
 
-ALWAYS = Checkpointing("always", 1, False)
-MOST_CHUNKS = 6  # numbers of microbatches: 1, 2, 4, ... 32
 BUSY = 0.25  # the spread of a profile whose predictions may be far off
 ROUNDS = 3  # a machine's speed drifts: every case is run at several times
 ALONE_SHARE, OTHERS_SHARE = 0.1, 0.1  # of the time; the latter for each other transport, and for torch
-
-
-class Plan(NamedTuple):
-    """The cases of a profile, the most important ones first.
-
-    Attributes:
-        together: ranks that all compute.
-        needed: how many of these show every op at two numbers of microbatches.
-        alone: one rank.
-        transports: the other transports, with their cases.
-    """
-
-    together: list[Job]
-    needed: int
-    alone: list[Job]
-    transports: dict[str, list[Job]]
-
-
-def make_plan(job: Job) -> Plan:
-    """Return the cases of a profile of the job's model and device."""
-    layers, batch = job.model.layers, job.batch_size
-    ranks = min(os.cpu_count() or 1, layers, 8)
-    counts = [2**power for power in range(MOST_CHUNKS) if 2**power <= batch]
-    even, heavy = partition.uniform(layers, ranks), partition.skewed(layers, ranks, (1 + 1 / ranks) / 2, 0)
-
-    def case(schedule: Schedule, cut: Partition, checkpointing: Checkpointing = NEVER, **others: Any) -> Job:
-        return replace(job, schedule=schedule, partition=cut, checkpointing=checkpointing, **others)
-
-    def every_op(chunks: int) -> list[Job]:
-        checkpointed = case(one_f_one_b(ranks, chunks), even, ALWAYS)
-        return [case(gpipe(ranks, chunks), even), case(zb_h1(ranks, chunks), even), checkpointed]
-
-    def others(chunks: int) -> list[Job]:
-        unequal = [case(build(ranks, chunks), heavy) for build in (one_f_one_b, zb_h1)] if ranks > 1 else []
-        looped = [case(breadth_first(ranks, chunks, 2), partition.uniform(layers, 2 * ranks))]
-        return [*unequal, case(one_f_one_b(ranks, chunks), even), *(looped if layers >= 2 * ranks > 2 else [])]
-
-    some = counts[1::2] or counts
-    first = (counts[1::2] + counts[::2])[:2]  # 2 and 8 microbatches
-    needed = [job for chunks in first for job in every_op(chunks)]
-    together = [*needed, *(job for chunks in first for job in others(chunks))]
-    for chunks in counts:
-        together += [*every_op(chunks), *others(chunks)] if chunks not in first else []
-    whole = partition.uniform(layers, 1)
-    alone = [case(gpipe(1, chunks), whole) for chunks in some] if ranks > 1 else []
-    transports = {}
-    if job.backend == "shm" and ranks > 1:
-        for other in ("tcp", "gloo"):
-            transports[other] = [case(one_f_one_b(ranks, chunks), even, backend=other) for chunks in some]
-    if job.backend in ("shm", "tcp", "gloo") and ranks > 1:
-        counts = [chunks for chunks in some if chunks >= ranks and batch % chunks == 0]  # what torch takes
-        by_torch = replace(job.engine, name=TORCH)
-        transports[TORCH] = [
-            case(build(ranks, chunks), even, backend="gloo", engine=by_torch)
-            for chunks in counts
-            for build in (one_f_one_b, gpipe)
-        ]
-    transports = {name: cases for name, cases in transports.items() if cases}
-    return Plan(together, len(needed), alone, transports)
 
 
 def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
