@@ -20,9 +20,10 @@ from rich.console import Console
 from rich.progress import track
 
 from analysis import answers, page, sweep
-from analysis.command import ANY_RUN, OUTPUTS, command_parser, nothing, print_missing, print_unreadable, run, save
+from analysis.command import ANY_RUN, OUTPUTS, command_parser, nothing, print_missing, print_unreadable, save
 from analysis.overview import overview, without_result
 from analysis.page import Report, Section
+from microp.settings import run_command
 from microp.store import RecordError, Store
 
 EXPERIMENTS = (  # each draws the runs of sweeps/<name>.yaml
@@ -97,4 +98,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_command(main)

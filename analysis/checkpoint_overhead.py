@@ -13,7 +13,6 @@ Measured bytes are compared with GPipe's memory law; see `memory_law`.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -33,6 +32,7 @@ from analysis.exhibit import INTERVALS, Exhibit, counted, drawn, percent
 from analysis.memory_law import laws
 from analysis.prediction import measured_steps
 from microp.schedule import Schedule
+from microp.settings import run_command
 from microp.simulator import Costs, calibrate_steps, schedule_of, simulate
 from microp.store import LAUNCH, Store, over_launches, paired, read_spans, records, worst_rank_mib
 from microp.trace import makespan
@@ -268,4 +268,4 @@ def _against_policy(axis: Axes, own: pd.DataFrame, value: str, simulated: str) -
 
 
 if __name__ == "__main__":
-    sys.exit(main(NAME, exhibits))
+    run_command(lambda: main(NAME, exhibits))

@@ -9,17 +9,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import microp
 from analysis import answers
 from analysis.exhibit import Exhibit
-from microp.settings import CommandParser, open_streams
+from microp.settings import CommandParser
 from microp.store import RecordError, Store, command
 
 OUTPUTS = Path("outputs")
@@ -56,21 +54,6 @@ def main(name: str, exhibits: Exhibits, made_by: str | None = None, arguments: l
     print_missing([command for exhibit in made[:1] for command in exhibit.missing])
     print_unreadable(store)
     return 0
-
-
-def run(command: Callable[[], int]) -> NoReturn:
-    """Run a command and exit with its code; with 0, and silently, if the reader of its output has seen enough.
-
-    Such a reader is `head`.
-    """
-    open_streams()
-    try:
-        code = command()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        code = 0
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # takes what Python still holds back
-    sys.exit(code)
 
 
 def command_parser(module: str, about: str | None) -> CommandParser:

@@ -13,7 +13,6 @@ gloo (TCP), microp over shared memory, its own TCP connections or gloo: the pane
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pandas as pd
@@ -21,6 +20,7 @@ import pandas as pd
 from analysis import looks, plot, scales
 from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, drawn, kind_of
+from microp.settings import run_command
 from microp.store import Store, over_launches
 
 NAME = "engine_speed"
@@ -102,4 +102,4 @@ def named(table: pd.DataFrame) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    sys.exit(main(NAME, exhibits))
+    run_command(lambda: main(NAME, exhibits))

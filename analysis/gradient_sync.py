@@ -13,7 +13,6 @@ torch's own also run in turn within one launch, which is the more precise compar
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from analysis import looks, plot, scales
 from analysis.answers.words import points, spread
 from analysis.command import main
 from analysis.exhibit import FIT, INTERVALS, Exhibit, distance, drawn, not_fitted
-from microp.settings import MIB
+from microp.settings import MIB, run_command
 from microp.store import LAUNCH, Store, over_launches, paired, records
 
 NAME = "gradient_sync"
@@ -215,4 +214,4 @@ def scaling(runs: pd.DataFrame) -> Exhibit | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(NAME, exhibits))
+    run_command(lambda: main(NAME, exhibits))

@@ -13,7 +13,6 @@ The time per microbatch is the slope b of T(M) = a + b M, fitted at each latency
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any
@@ -24,6 +23,7 @@ from analysis import looks, nominal, plot
 from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, distance, drawn
 from microp.schedule import Schedule
+from microp.settings import run_command
 from microp.simulator import Costs
 from microp.store import LAUNCH, Store, least_squares, over_launches, paired, records
 
@@ -123,4 +123,4 @@ def _fits(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(NAME, exhibits))
+    run_command(lambda: main(NAME, exhibits))

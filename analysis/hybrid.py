@@ -11,7 +11,6 @@ starting at the end of its last weight gradient.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -19,6 +18,7 @@ import pandas as pd
 from analysis import looks, nominal, plot
 from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, distance, drawn
+from microp.settings import run_command
 from microp.store import Store, over_launches, read_reductions, read_spans, records
 from microp.trace import drawing as render
 from microp.trace import ends_at
@@ -109,4 +109,4 @@ def timelines(runs: pd.DataFrame) -> Exhibit | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(NAME, exhibits))
+    run_command(lambda: main(NAME, exhibits))

@@ -12,7 +12,6 @@ With a fixed batch the microbatches shrink as M grows, with a fixed microbatch t
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from analysis import looks, nominal, plot, scales
 from analysis.command import main
 from analysis.exhibit import FIT, INTERVALS, Exhibit, drawn, kind_of, not_fitted
 from analysis.monolith import monoliths, speed_ups
+from microp.settings import run_command
 from microp.simulator import closed_forms
 from microp.store import LAUNCH, WIDE_FRACTION, Store, least_squares, over_launches, records
 
@@ -292,4 +292,4 @@ def _panels(
 
 
 if __name__ == "__main__":
-    sys.exit(main(NAME, exhibits))
+    run_command(lambda: main(NAME, exhibits))

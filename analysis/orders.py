@@ -8,7 +8,6 @@ says `proven` only where CP-SAT proved that no order is faster; otherwise `gap` 
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,6 +17,7 @@ import pandas as pd
 from analysis import plot
 from analysis.command import command_parser
 from microp.planner.orders import Problem, pairs, search, with_solver
+from microp.settings import run_command
 from microp.simulator import Costs
 
 CASES = [  # ranks, chunks, stages per rank, cap in pairs per rank
@@ -99,4 +99,4 @@ def draw(table: pd.DataFrame) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

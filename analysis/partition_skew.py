@@ -13,7 +13,6 @@ The time of a layer is the nominal one of an emulated device, or the median over
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import product
 from operator import itemgetter
@@ -30,6 +29,7 @@ from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, distance, drawn, kind_of, percent
 from analysis.prediction import makespan_ms, measured_steps
 from microp.schedule import Schedule
+from microp.settings import run_command
 from microp.simulator import Costs, simulate
 from microp.store import LAUNCH, WIDE_FRACTION, Store, over_launches, paired, records
 from microp.trace import busy, makespan
@@ -297,4 +297,4 @@ def _rows(found: Sequence[Part]) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    sys.exit(main(NAME, exhibits))
+    run_command(lambda: main(NAME, exhibits))

@@ -11,7 +11,6 @@ estimate that does not know the launch itself cannot be expected to be more accu
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +26,7 @@ from analysis.command import ANY_RUN, main
 from analysis.exhibit import Exhibit, counted, kind_of, percent
 from analysis.forecasts import FORECASTS, forecasts, summary
 from analysis.varied import differing
+from microp.settings import run_command
 from microp.simulator import replay_steps, schedule_of
 from microp.store import Row, Store, read_rows, read_spans, records
 from microp.trace import makespan
@@ -222,4 +222,4 @@ def _shares(axis: Axes, values: pd.Series[float], **look: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main("prediction", exhibits, ANY_RUN))
+    run_command(lambda: main("prediction", exhibits, ANY_RUN))

@@ -15,7 +15,6 @@ microbatches is nearest to 2K. The table has all questions.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from analysis import fitting, looks, plot, scales
 from analysis.command import ANY_RUN, main
 from analysis.exhibit import Exhibit, counted, percent
 from analysis.varied import differing, group_of, known, say, say_all
+from microp.settings import run_command
 from microp.store import Store, records
 from microp.trace import KINDS
 
@@ -234,4 +234,4 @@ def _table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    sys.exit(main("rank_time", exhibits, ANY_RUN))
+    run_command(lambda: main("rank_time", exhibits, ANY_RUN))

@@ -13,7 +13,6 @@ time under every schedule, with every activation kept and with recomputation.
 
 from __future__ import annotations
 
-import sys
 from operator import itemgetter
 from typing import Any
 
@@ -23,6 +22,7 @@ from matplotlib.ticker import MaxNLocator
 from analysis import looks, nominal, plot, scales
 from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, distance, drawn
+from microp.settings import run_command
 from microp.simulator import simulate
 from microp.store import LAUNCH, Store, over_launches, records, worst_rank_mib
 from microp.trace import bubble_fraction
@@ -123,4 +123,4 @@ def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(NAME, exhibits))
+    run_command(lambda: main(NAME, exhibits))

@@ -26,6 +26,7 @@ from analysis.command import OUTPUTS, command_parser, nothing, print_answer, pri
 from analysis.engine_speed import RATIOS, TIMES
 from analysis.exhibit import INTERVALS, Exhibit, counted
 from analysis.varied import is_numeric, say, varying
+from microp.settings import run_command
 from microp.store import WIDE_FRACTION, Plan, Store, finished_runs, over_launches, read_plans, worst_rank_mib
 
 QUANTITIES = {  # column -> its label, and a width of the interval that is never too wide
@@ -182,4 +183,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -14,7 +14,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from analysis.command import absent, command_parser, run
+from analysis.command import absent, command_parser
+from microp.settings import run_command
 from microp.store import (
     RecordError,
     attempts,
@@ -126,4 +127,4 @@ WAITS = (
 
 
 if __name__ == "__main__":
-    run(main)
+    run_command(main)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
 from microp.app import answer_version, self_checks
-from microp.settings import CommandParser
+from microp.settings import CommandParser, run_command
 from microp.terminal import console
 
 
@@ -22,4 +20,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from importlib.util import find_spec
 from pathlib import Path
+
+from microp.settings import run_command
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,4 +52,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

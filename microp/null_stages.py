@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 
 from microp.app import answer_version, busy_machine, overheads
-from microp.settings import CommandParser
+from microp.settings import CommandParser, run_command
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,4 +46,4 @@ def _alone(options: Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from microp.settings import run_command
+
 
 def main() -> None:
     """Compose, check, search, show. Exit code 2 for bad input."""
@@ -18,4 +20,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from microp.settings import run_command
+
 
 def main() -> None:
     """Compose, check, measure, write. Exit code 2 for bad input."""
@@ -15,4 +17,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

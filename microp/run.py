@@ -9,15 +9,21 @@ from __future__ import annotations
 def main() -> None:
     """Compose, check, run, show. Exit code 1 if a run failed, 2 for bad input, 130 after Ctrl-C."""
     try:
-        from microp.app import answer_version
+        from microp.settings import run_command
 
-        answer_version()
-        from microp.app import run_app, see_current_folder
-
-        see_current_folder()
-        run_app("config", "run_point")
-    except KeyboardInterrupt:  # during the imports; later `run_app` says more
+        run_command(_run)
+    except KeyboardInterrupt:  # during the import
         raise SystemExit(130) from None
+
+
+def _run() -> None:
+    from microp.app import answer_version
+
+    answer_version()
+    from microp.app import run_app, see_current_folder
+
+    see_current_folder()
+    run_app("config", "run_point")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from microp.app import answer_version
-from microp.settings import NEEDS_KEY, CommandParser, TrackingSettings, has_key, out_of_reach
+from microp.settings import NEEDS_KEY, CommandParser, TrackingSettings, has_key, out_of_reach, run_command
 from microp.store import attempts, check_attempt, in_words, is_running, mirror, read_config
 
 
@@ -52,4 +52,4 @@ def _mirror(attempt: Path, mode: str | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

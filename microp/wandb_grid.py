@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from microp.app import ConfigError, answer_version, wandb_grid
-from microp.settings import CommandParser
+from microp.settings import CommandParser, run_command
 from microp.terminal import console
 
 
@@ -45,4 +44,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -68,8 +68,6 @@ def run_app(name: str, task: str) -> None:
         near = stored_sweeps.nearest(error)
         refuse([f"{problem}; {near}" if near else problem for problem in _problems(error)])
     except OSError as error:  # Hydra's own files; a configuration that Hydra does not find is an OSError too, see above
-        if console.is_unread(error):
-            raise SystemExit(0) from None
         _end(stop_for(error))
     except KeyboardInterrupt:
         console.error("interrupted: what has been recorded is in the run's folder")

@@ -9,12 +9,13 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
@@ -54,7 +55,7 @@ def in_a_line(error: OmegaConfBaseException) -> str:
 
 def value_problem(error: OmegaConfBaseException, key: str) -> str:
     """Return what is wrong with the value of a key, in one line."""
-    return _one_line(_value_problem(str(error), key))
+    return _one_line(_value_problem(str(error), key, error))
 
 
 def option_problems(words: tuple[Any, ...]) -> list[str]:
@@ -159,7 +160,7 @@ def _problem_in_file(text: str, context: BaseException | None) -> str | None:
     full_key = key[1] if key else ""
     if re.match(r"Key '.*' (not in|is not in struct)", text):
         return unknown_key(full_key, _root_of(context) if isinstance(context, OmegaConfBaseException) else None)
-    return _value_problem(text, full_key)
+    return _value_problem(text, full_key, context)
 
 
 def key_of(word: str) -> str:
@@ -260,16 +261,27 @@ _VALUES = {
 }
 
 
+def _merging(error: BaseException | None) -> list[dict[str, Any]]:
+    """Return the names that omegaconf had where it failed to merge a file, whose key its error may not tell."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)] if error else []
+    names = [frame.f_locals for frame in frames if frame.f_code.co_name == "_map_merge"]
+    return [each for each in names if "src_node" in each]
+
+
 _RESOLVING = re.compile(r"^(ValueError raised while resolving interpolation|While dereferencing interpolation '.*?'): ")
 
 
-def _value_problem(text: str, key: str) -> str:
-    """Return what is wrong with the value of a key, from OmegaConf's message."""
+def _value_problem(text: str, key: str, error: BaseException | None) -> str:
+    """Return what is wrong with the value of a key, from OmegaConf's error and its message."""
+    if not key and (merging := _merging(error)):
+        last, key = merging[-1], ".".join(str(names["key"]) for names in merging)
+        if isinstance(last["dest_node"], DictConfig) and isinstance(last["src_node"], ListConfig):
+            return f"{key} has keys of its own and cannot be {quoted(last['src_node'])}: set these keys"
     text = _RESOLVING.sub("", text.partition("\n    full_key:")[0])
     for pattern, sentence in _VALUES.items():
         if found := re.match(pattern, text, re.DOTALL):
             optional = re.match(r"field '(.*)' is", text)
-            return sentence.format(*found.groups(), key=key or (optional[1] if optional else "a group"))
+            return sentence.format(*found.groups(), key=key or (optional[1] if optional else "a value"))
     return f"{key}: {text}" if key and not key.startswith("hydra.overrides") else text
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 
 from microp.app import answer_version
 from microp.labs import LABS
-from microp.settings import CommandParser
+from microp.settings import CommandParser, run_command
 
 WIDTH = 79
 
@@ -28,4 +27,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

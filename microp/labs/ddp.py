@@ -18,7 +18,7 @@ from typing import Any
 from microp.app import job_of
 from microp.comms import Comms
 from microp.job import Job
-from microp.settings import MIB
+from microp.settings import MIB, run_command
 from microp.worker import Trainer, launch_ranks
 
 WIDTH = 72
@@ -70,4 +70,4 @@ def main() -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from microp.app import job_of
 from microp.model import build_model, open_data
-from microp.settings import MIB
+from microp.settings import MIB, run_command
 from microp.worker import monolith
 
 
@@ -47,4 +47,4 @@ def _farthest(some: list[Tensor], others: list[Tensor]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

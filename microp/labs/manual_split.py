@@ -14,6 +14,7 @@ from torch import nn
 
 from microp.app import job_of
 from microp.model import build_model, open_data
+from microp.settings import run_command
 from microp.worker import monolith
 
 
@@ -51,4 +52,4 @@ def _has_gradients(part: nn.Module) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

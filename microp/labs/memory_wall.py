@@ -15,7 +15,7 @@ import math
 
 from microp.app import job_of
 from microp.device import probe_layers
-from microp.settings import CommandParser
+from microp.settings import CommandParser, run_command
 from microp.simulator import compose_memory
 
 GB = 1e9
@@ -58,4 +58,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

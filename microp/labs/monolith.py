@@ -13,6 +13,7 @@ import torch
 
 from microp.app import job_of
 from microp.model import build_model
+from microp.settings import run_command
 from microp.worker import monolith
 
 STEPS = 30
@@ -36,4 +37,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

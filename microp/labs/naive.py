@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from microp.labs.pipeline import show
+from microp.settings import run_command
 
 
 def main() -> dict[str, list[float]]:
@@ -19,4 +20,4 @@ def main() -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

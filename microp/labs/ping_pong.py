@@ -24,7 +24,7 @@ import torch
 from microp.app import job_of
 from microp.comms import Comms, Message, init_process_group
 from microp.job import Job
-from microp.settings import MIB, is_joined
+from microp.settings import MIB, is_joined, run_command
 from microp.worker import launch_ranks
 
 SIZES = [2**power for power in range(10, 25, 2)]  # bytes
@@ -68,7 +68,8 @@ def entry(_job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> str:
     return play(comms)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Play as a rank of torchrun, or start two ranks; print the times of rank 0."""
     if is_joined():
         rank = init_process_group("shm", torch.device("cpu"), 60)
         text = play(rank)
@@ -77,3 +78,7 @@ if __name__ == "__main__":
     else:
         with tempfile.TemporaryDirectory() as folder:
             print(launch_ranks(job_of("ranks=2"), Path(folder), 3, entry)[0])
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -12,7 +12,6 @@ The text is the source of Python's own library.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from torch import nn
 from microp.app import ConfigError, job_of
 from microp.labs.training import sample, train, train_alone
 from microp.model import build_model
-from microp.settings import CommandParser
+from microp.settings import CommandParser, run_command
 from microp.trace import curves
 
 WORDS = (
@@ -69,4 +68,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

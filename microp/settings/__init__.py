@@ -9,7 +9,7 @@ lists the wrong values: one sentence each, with the value, the rule and the reme
 the same name (model, device, comms) builds the object that the settings describe.
 """
 
-from microp.settings.command_line import CommandParser, open_streams
+from microp.settings.command_line import CommandParser, open_streams, run_command
 from microp.settings.comms import COPYING, HOLDS_NOTHING, CommsSettings, Holds, transport_holds
 from microp.settings.computing import AS_WRITTEN, LOWERED, Computing
 from microp.settings.data import DataSettings, SyntheticSettings, TextSettings
@@ -108,6 +108,7 @@ __all__ = [
     "read_run_options",
     "redact_values",
     "redact_words",
+    "run_command",
     "server",
     "size_text",
     "this_host",

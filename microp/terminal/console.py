@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
 import textwrap
 
@@ -57,18 +56,3 @@ def warn(text: str) -> None:
 def error(text: str) -> None:
     """Print an error on standard error."""
     err.print(f"error: {text}", style="red", soft_wrap=True, markup=False)
-
-
-def is_unread(error: BaseException) -> bool:
-    """Return whether an error means that the reader of standard output, such as `head`, has seen enough.
-
-    If so, what is left in the buffer is dropped, about which Python would complain at its end.
-    """
-    if not isinstance(error, BrokenPipeError):
-        return False
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    if not any(event & select.POLLERR for _, event in poll.poll(0)):
-        return False
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return True

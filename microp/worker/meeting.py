@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_address
@@ -81,6 +84,11 @@ def join(job: Job, facts: Mapping[str, Any]) -> Joined:
         HostsError: the facts differ, or the ranks do not meet.
     """
     end_with_parent()
+    with _ended_by_interrupt():
+        return _join(job, facts)
+
+
+def _join(job: Job, facts: Mapping[str, Any]) -> Joined:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     own = Heartbeats.shared(world)
     patience_s = max(_MEETING_S, job.timeout_s)
@@ -98,6 +106,20 @@ def join(job: Job, facts: Mapping[str, Any]) -> Joined:
     group = dist.new_group(backend="gloo") if job.backend == "nccl" else None
     everyone = GroupComms(torch.device("cpu"), job.timeout_s, group, hosts)
     return Joined(comms, everyone, hosts, read_clocks(everyone, hosts), store)
+
+
+@contextmanager
+def _ended_by_interrupt() -> Iterator[None]:
+    """Let Ctrl-C end this process at once; Python would raise its exception only when torch's C++ code returns."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _reach_store(timeout_s: float) -> tuple[Store, str]:

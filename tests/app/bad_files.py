@@ -154,6 +154,7 @@ OTHERS = {  # options of other groups
     "launch/mine.yaml": "defaults: [elastic, _self_]\nname: mine\n",
     "data/named.yaml": "defaults: [synthetic, _self_]\nname: ../x\n",
     "checkpointing/named.yaml": 'defaults: [always, _self_]\nname: "a\\nb"\n',
+    "optimizer/keys.yaml": "defaults: [adam, _self_]\nbetas: {a: 1}\n",
     "tracking/mine.yaml": "defaults: [offline, _self_]\nmode: sometimes\n",
 }
 
@@ -192,6 +193,9 @@ SWEEPS = {  # configurations for `-cn`
     "wrong_type_own": f"{RUN}ranks: abc\n",
     "null_group_own": f"{RUN}model: null\n",
     "group_list_own": f"{RUN}model: [mlp]\n",
+    "builder_list_own": f"{RUN}schedule: [gpipe]\n",
+    "list_keys_own": f"{RUN}optimizer: {{betas: {{a: 1}}}}\n",
+    "deep_list_own": f"{RUN}device: {{threads: [1]}}\n",
     "not_a_run": "ranks: 2\n",
     "removed_own": "defaults: [config, _self_, override model: null]\n",
     "sweep_range_own": f"{RUN}hydra: {{mode: MULTIRUN, sweeper: {{params: {{chunks: 'range(1,0)'}}}}}}\n",

@@ -303,6 +303,18 @@ def test_a_command_whose_input_and_output_are_closed_runs(tmp_path):
     assert (tmp_path / "outputs" / "report").is_dir()
 
 
+@pytest.mark.parametrize("words", [[], ["-m", "seed=1,2"]], ids=["run", "sweep"])
+def test_standard_output_that_is_full_costs_no_run(words, typed, monkeypatch):
+    with Path("/dev/full").open("w") as full:
+        for name in ("stdout", "__stdout__"):
+            monkeypatch.setattr(sys, name, full)
+        code, _, [error] = typed(*words, *THREADS)
+    assert code == 1
+    assert error.startswith("error: standard output (/dev/full) cannot be written (No space left on device): what was ")
+    assert [each["status"] for each in status()] == ["finished"] * (2 if words else 1)
+    assert len(list(Path("outputs/sweeps").glob("*/table.csv"))) == (1 if words else 0)
+
+
 # --- disks of the test's own, real ranks ---------------------------------------------------------
 
 FULL = """

@@ -1,4 +1,4 @@
-"""Every fault at every moment of a step where it makes sense, on both transports.
+"""Every fault at every moment of a step where it makes sense, on each transport.
 
 ::
 
@@ -47,14 +47,15 @@ COOLDOWN = Moment("cooldown", "backward", 5, "1B5")
 OPTIMIZER = Moment("optimizer", "optimizer", 0, "the optimizer")
 CONSTRUCTOR = Moment("constructor", "Trainer", 0, "its set-up")
 MOMENTS = (WARMUP, STEADY_F, STEADY_B, COOLDOWN, OPTIMIZER, CONSTRUCTOR)
+BACKENDS = ("shm", "tcp", "gloo")
 HOW = ("kill", "end", "interrupt", "stop", "raise", "memory", "exit", "leave", "quit", "hang")
 
 
 def run(machine: Machine, times: int) -> Iterator[Result]:
     """Make every fault `times` times; a launch without a fault follows each of the kinds."""
-    health(machine, "shm")  # the launcher's own first use of torch, sockets and the forkserver
-    health(machine, "gloo")
-    for backend in ("shm", "gloo"):
+    for backend in BACKENDS:
+        health(machine, backend)  # the launcher's own first use of torch, sockets and the forkserver
+    for backend in BACKENDS:
         for how in HOW:
             for moment in MOMENTS:
                 result = Result(how, moment.name, backend)

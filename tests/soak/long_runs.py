@@ -15,6 +15,7 @@ from user import ROOT
 
 from microp.store import read_rows
 from tests.soak import look
+from tests.soak.faults import BACKENDS
 from tests.soak.machine import Machine, Result, Usage, grown, usage, wait_until
 
 STEPS = 100  # times --times
@@ -28,7 +29,7 @@ LOOKS = "+hydra.callbacks.look._target_=tests.soak.look.Look"
 def run_steps(machine: Machine, times: int) -> Iterator[Result]:
     """One run at K=4 on each transport; early is after a tenth of its steps."""
     steps = STEPS * times
-    for backend in ("shm", "gloo"):
+    for backend in BACKENDS:
         folder = new_folder(machine)
         words = [*SMALL, "ranks=4", "schedule=1f1b", "chunks=4", f"steps={steps}", f"comms={backend}"]
         result = Result(f"{steps} steps, K=4", "", backend)
