@@ -18,13 +18,15 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from user import ROOT, environment_of
+from user import ROOT, begin, environment_of
+from warm import Command
 
 NAMES, ADDRESSES = ("h0", "h1"), ("10.77.0.1", "10.77.0.2")
 CLOCK_S = 5_000  # by which the second host's monotonic clock is ahead
@@ -47,6 +49,7 @@ class Host(NamedTuple):
         link: its end of the link.
         folder: where its commands run and write.
         clock_s: by how much its monotonic clock is ahead of the machine's, in seconds.
+        process: a process that does nothing on it.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Host(NamedTuple):
     link: str
     folder: Path
     clock_s: int
+    process: int = 0
 
     def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:
         """Start a command on this host; its output goes to `out` and `err` in the host's folder."""
@@ -71,13 +75,15 @@ class Host(NamedTuple):
                 text=True,
             )
 
-    def torchrun(self, *words: str, ranks: int = 2, **environment: str) -> subprocess.Popen[str]:
-        """Start this host's part of the README's launch over both hosts, with `ranks` ranks here."""
-        [launch] = re.findall(r"^torchrun (.*HOST.*) -m microp.run", (ROOT / "README.md").read_text(), re.MULTILINE)
-        words_of_torchrun = [*launch.replace("HOST", NAMES[0]).split(), f"--nproc-per-node={ranks}", "--rdzv-id=test"]
-        quickly = "--rdzv-conf=read_timeout=10"  # its own wait for a host that was cut off, by default a minute
-        torchrun = [sys.executable, "-m", "torch.distributed.run", *words_of_torchrun, quickly]
-        return self.start(*torchrun, "-m", "microp.run", *words, **environment)
+    def torchrun(self, *words: str) -> subprocess.Popen[str]:
+        """Start this host's part of the README's launch over both hosts."""
+        return self.start(sys.executable, "-m", "torch.distributed.run", *_words_of_torchrun(2), *words)
+
+    def warm_torchrun(self, *words: str, ranks: int = 2) -> Command:
+        """Start the same with `ranks` ranks here, all of them forks of the warm process."""
+        words = (*_words_of_torchrun(ranks), *words)
+        where = {"folder": self.folder, "inside": self.process, "TMPDIR": str(self.folder / "tmp")}
+        return begin(*words, program="torch.distributed.run", **where)
 
     def cut(self) -> None:
         """Take this host's end of the link down."""
@@ -86,6 +92,13 @@ class Host(NamedTuple):
     def said(self) -> str:
         """What the host's last command printed."""
         return (self.folder / "out").read_text() + (self.folder / "err").read_text()
+
+
+def _words_of_torchrun(ranks: int) -> list[str]:
+    [launch] = re.findall(r"^torchrun (.*HOST.*-m microp.run)", (ROOT / "README.md").read_text(), re.MULTILINE)
+    *words, option, module = launch.replace("HOST", NAMES[0]).split()
+    quickly = "--rdzv-conf=read_timeout=10"  # its own wait for a host that was cut off, by default a minute
+    return [*words, f"--nproc-per-node={ranks}", "--rdzv-id=test", quickly, option, module]
 
 
 @contextmanager
@@ -99,7 +112,7 @@ def two_hosts(folder: Path, delay_ms: float = 0) -> Iterator[tuple[Host, Host]]:
     if why := why_not():
         pytest.skip(why)
     hosts = [_host(folder, number) for number in range(len(NAMES))]
-    relay = None
+    relay, idle = None, []
     try:
         for host in hosts:
             _ip("netns", "add", host.namespace)
@@ -109,13 +122,29 @@ def two_hosts(folder: Path, delay_ms: float = 0) -> Iterator[tuple[Host, Host]]:
             _ip(*inside, "link", "set", "lo", "up")
             _ip(*inside, "address", "add", f"{host.address}/24", "dev", host.link)
             _ip(*inside, "link", "set", host.link, "up")
-        yield hosts[0], hosts[1]
+            idle.append(host.start("sh", "-c", "echo ready; exec sleep infinity"))
+        first, second = (
+            host._replace(process=_child(process, host)) for host, process in zip(hosts, idle, strict=True)
+        )
+        yield first, second
     finally:
+        for process in idle:
+            process.kill()
+            process.wait()
         if relay is not None:
             relay.kill()
             relay.communicate()
         for host in hosts:
             subprocess.run(["ip", "netns", "delete", host.namespace], capture_output=True)
+
+
+def _child(process: subprocess.Popen[str], host: Host) -> int:
+    """Return the process that runs on the host for the one that was started, once it does."""
+    while host.said() != "ready\n":
+        assert process.poll() is None, host.said()
+        time.sleep(0.01)
+    [child] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return int(child)
 
 
 def _connect(first: Host, second: Host, delay_ms: float) -> subprocess.Popen[str] | None:

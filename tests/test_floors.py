@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -108,33 +109,54 @@ def test_each_outside_package_has_few_doors(path):
         assert not used or {package, f"{package}.{path.stem}"} & packages, f"{name(path)} uses {outside}"
 
 
+@cache
+def loaded(modules: str, first: str = "sys") -> dict[str, set[str]]:
+    """Import each of these modules in a process of its own; what is loaded then, by the module.
+
+    They are forks of one interpreter, which has imported `first` alone.
+    """
+    code = (
+        f"import {first}, os, sys\n"
+        f"for module in {modules.split()}:\n"
+        "    if not os.fork():\n"
+        "        __import__(module)\n"
+        "        print(module, *sys.modules)\n"
+        "        sys.exit()\n"
+        "    assert not os.wait()[1], module\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    return {module: set(all_of_them) for module, *all_of_them in lines}
+
+
+def names(packages: set[str]) -> str:
+    return " ".join(f"microp.{package}" for package in sorted(packages))
+
+
 @pytest.mark.parametrize("package", sorted(WITHOUT_TORCH))
 def test_these_packages_do_without_torch(package):
-    assert not loaded(f"microp.{package}") & {"torch", "pandas", "wandb", "matplotlib", "hydra"}
-
-
-def loaded(module: str) -> set[str]:
-    code = f"import {module}, sys; print(' '.join(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
-    return set(done.stdout.split())
+    found = loaded(names(WITHOUT_TORCH))[f"microp.{package}"]
+    assert not found & {"torch", "pandas", "wandb", "matplotlib", "hydra"}
 
 
 def test_every_package_can_be_imported_alone():
-    for package in sorted(set().union(*FLOORS) - {"commands"}):
-        loaded(f"microp.{package}")
+    others = set().union(*FLOORS) - {"commands"} - WITHOUT_TORCH
+    assert loaded(names(others), "torch").keys() == {f"microp.{package}" for package in others}
 
 
 def test_a_rank_imports_neither_hydra_nor_pandas_nor_wandb():
-    assert not loaded("microp.worker") & {"hydra", "omegaconf", "pandas", "wandb", "matplotlib", "rich"}
+    found = loaded(names({"worker"}))["microp.worker"]
+    assert not found & {"hydra", "omegaconf", "pandas", "wandb", "matplotlib", "rich"}
 
 
 def test_the_main_module_is_light():
     """Every rank imports it by name."""
-    assert not loaded("microp.run") & {"hydra", "torch", "pandas", "numpy"}
+    assert not loaded("microp.run")["microp.run"] & {"hydra", "torch", "pandas", "numpy"}
 
 
 def test_composing_a_configuration_takes_no_torch():
-    assert not loaded("microp.app.hydra_app, microp.app.pricing") & {"torch", "wandb", "matplotlib"}
+    for found in loaded("microp.app.hydra_app microp.app.pricing").values():
+        assert not found & {"torch", "wandb", "matplotlib"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "analysis").glob("*.py")), ids=name)

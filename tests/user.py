@@ -17,16 +17,22 @@ BIN = Path(sys.executable).parent
 warm = Warm()
 
 
-def microp(*arguments: str, folder: Path, program: str = "microp.run", **environment: str):
+def microp(*arguments: str, folder: Path, program: str = "microp.run", inside: int = 0, **environment: str):
     """Run a command of microp as `python -m` does, in a process of its own."""
-    begun = begin(*arguments, folder=folder, program=program, **environment)
+    begun = begin(*arguments, folder=folder, program=program, inside=inside, **environment)
     out, err = begun.communicate()
     return subprocess.CompletedProcess([program, *arguments], begun.returncode, out, err)
 
 
-def begin(*arguments: str, folder: Path, program: str = "microp.run", **environment: str) -> Command:
-    """Start a command of microp as `microp`, and do not wait for it."""
-    return warm.start(program, list(arguments), folder, environment_of(folder, environment))
+def begin(*arguments: str, folder: Path, program: str = "microp.run", inside: int = 0, **environment: str) -> Command:
+    """Start a command of microp as `microp`, and do not wait for it; `inside` is a process that has its namespaces."""
+    return warm.start(program, list(arguments), folder, environment_of(folder, environment), inside)
+
+
+def torchrun(ranks: int, *arguments: str, folder: Path, program: str = "microp.run", **environment: str):
+    """Run a command with torchrun, on this host."""
+    words = [f"--nproc_per_node={ranks}", "-m", program, *arguments]
+    return microp(*words, folder=folder, program="torch.distributed.run", **environment)
 
 
 def start(command, folder: Path, timeout: float = 120, **environment: str):

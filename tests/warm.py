@@ -8,11 +8,12 @@
 The forked process is what `python -m module` is to the command: its own folder, arguments, environment and output.
 The packages that microp uses are there already, also for the ranks, and those of microp's that read nothing of the
 environment when they are imported: `app` and `terminal` are imported anew. It takes a tenth of the time of a new
-interpreter.
+interpreter. torchrun's ranks are forks of torchrun; a command can be in the namespaces of another process.
 """
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import gc
 import importlib
@@ -20,6 +21,7 @@ import json
 import multiprocessing
 import multiprocessing.forkserver as forkserver
 import os
+import platform
 import runpy
 import select
 import signal
@@ -28,11 +30,14 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
 LONGEST_S = 300  # a command that has not ended then hangs
 POLL_S = 0.01  # between two looks at the commands that run
 HANGS = -1000  # in place of an exit code
+OUTPUT = ("out", "err")  # files of what a command writes
+HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"  # of torchrun's ranks
 
 PACKAGES = [
     *("torch", "torch._dynamo", "torch.distributed.launcher.api", "torch.distributed.pipelining"),
@@ -66,6 +71,10 @@ class Command:
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
+    def said(self) -> str:
+        """Return what it has written so far."""
+        return "".join(Path(self._files.name, name).read_text() for name in OUTPUT)
+
     def poll(self) -> int | None:
         """Return the exit code if the command has ended."""
         if self.returncode is None:
@@ -82,7 +91,7 @@ class Command:
         code = self._warm.exit_code(self.pid, timeout)
         if code is None:
             raise subprocess.TimeoutExpired(self._words, timeout or 0)
-        out, err = (Path(self._files.name, name).read_text() for name in ("out", "err"))
+        out, err = (Path(self._files.name, name).read_text() for name in OUTPUT)
         self._files.cleanup()
         if code == HANGS:
             raise TimeoutError(f"{self._words} hangs: {err}")
@@ -98,15 +107,19 @@ class Warm:
         self._said = b""  # the part of a line that has come
         self._codes: dict[int, int] = {}  # of commands that have ended, by process
 
-    def start(self, module: str, arguments: list[str], folder: Path, environment: dict[str, str]) -> Command:
-        """Start `python -m module arguments` in a folder."""
+    def start(
+        self, module: str, arguments: list[str], folder: Path, environment: dict[str, str], inside: int = 0
+    ) -> Command:
+        """Start `python -m module arguments` in a folder; `inside` is the process whose namespaces it gets."""
         if self._process is None:
             command = [sys.executable, __file__]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         assert self._process.stdin is not None
         files = tempfile.TemporaryDirectory()
+        for name in OUTPUT:
+            Path(files.name, name).touch()
         asked = {"module": module, "arguments": arguments, "folder": str(folder), "environment": environment}
-        self._process.stdin.write(json.dumps({**asked, "files": files.name}).encode() + b"\n")
+        self._process.stdin.write(json.dumps({**asked, "files": files.name, "inside": inside}).encode() + b"\n")
         while (said := self._line(None)) is None or "started" not in said:
             pass
         return Command(self, f"{module} {' '.join(arguments)}", said["started"], files)
@@ -175,22 +188,45 @@ def _kill(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def _become(module: str, arguments: list[str], folder: str, environment: dict[str, str], files: str) -> None:
+def _become(
+    module: str, arguments: list[str], folder: str, environment: dict[str, str], files: str, inside: int
+) -> None:
     """Turn this forked process into the command; it does not return."""
     code = 1
     try:
-        for number, path in enumerate((os.devnull, f"{files}/out", f"{files}/err")):
-            opened = os.open(path, os.O_RDWR | os.O_CREAT)
+        for number, path in enumerate((os.devnull, *(f"{files}/{name}" for name in OUTPUT))):
+            opened = os.open(path, os.O_RDWR)
             os.dup2(opened, number)
             os.close(opened)
         faulthandler.register(signal.SIGUSR2)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
-        os.environ.clear()
-        os.environ.update(environment)
+        if inside:
+            _enter(inside)
         os.chdir(folder)
+        _set_environment(environment)
         _start_ranks_from_here()
+        if module == "torch.distributed.run":
+            importlib.import_module(HANDLER).Popen = _Rank
         sys.path[0] = folder  # instead of the folder of this file
         sys.path[1:1] = environment.get("PYTHONPATH", "").split(os.pathsep)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        if code:
+            os._exit(code)
+    _run(module, arguments)
+
+
+def _set_environment(environment: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def _run(module: str, arguments: list[str]) -> None:
+    """Run a module as `python -m` does, and end this process."""
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
         sys.argv = [module, *arguments]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0
@@ -204,6 +240,53 @@ def _become(module: str, arguments: list[str], folder: str, environment: dict[st
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+NAMESPACES = {  # the kinds, as setns wants them; the first one gives the right to enter the others
+    "user": 0x10000000,
+    "mnt": 0x00020000,
+    "uts": 0x04000000,
+    "net": 0x40000000,
+    "time": 0x00000080,
+    "pid": 0x20000000,
+}
+
+
+def _enter(process: int) -> None:
+    """Go on in the namespaces of another process, in a child where those of the processes differ."""
+    own, its = (Path(f"/proc/{each}/ns") for each in ("self", process))
+    others = [kind for kind in NAMESPACES if (own / kind).readlink() != (its / kind).readlink()]
+    opened = {kind: os.open(its / kind, os.O_RDONLY | os.O_CLOEXEC) for kind in others}
+    system = ctypes.CDLL(None, use_errno=True)
+    platform._uname_cache = None  # the name of the host that it was
+    for kind, descriptor in opened.items():
+        if system.setns(descriptor, NAMESPACES[kind]):
+            raise OSError(ctypes.get_errno(), f"setns {kind}")
+        os.close(descriptor)
+    if "pid" in others and (child := os.fork()):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: os.kill(child, number))
+        _, status = os.waitpid(child, 0)
+        os._exit(os.waitstatus_to_exitcode(status) % 256)
+    elif "pid" in others:
+        system.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with its parent
+
+
+class _Rank(subprocess.Popen):
+    """`python -u -m module arguments`, which torchrun starts: a fork of torchrun instead."""
+
+    def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *_):
+        self.pid = os.fork()
+        self._child_created = True
+        if self.pid:
+            return
+        os.setsid()
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # the agent's sockets
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
+        _set_environment(env)
+        _, _, _, module, *arguments = args
+        _run(module, arguments)
 
 
 def _start_ranks_from_here() -> None:

@@ -16,6 +16,9 @@ from microp.model import Stage
 from microp.schedule import Op
 
 SCRIPT = """
+from pathlib import Path
+with Path("counter").open("a") as counter:
+    counter.write("once ")
 import microp
 small = {small}
 runs = [microp.measure("schedule=1f1b", f"chunks={{chunks}}", *small) for chunks in (2, 4)]
@@ -160,6 +163,7 @@ def test_a_process_that_fails_is_a_run_error_and_the_next_run_works(tmp_path, mo
 
 
 def test_a_script_needs_no_main_guard(tmp_path):
+    """The ranks of `microp.measure` do not run the top level of the script that calls it."""
     script = SCRIPT.format(small=[*SMALL, "tracking=disabled"])
     (tmp_path / "script.py").write_text(script)
     for command in ([sys.executable, "script.py"], [sys.executable, "-c", script]):
@@ -167,6 +171,7 @@ def test_a_script_needs_no_main_guard(tmp_path):
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines() == ["2 4", "['finished', 'finished']"]
         assert "Traceback" not in done.stderr
+    assert (tmp_path / "counter").read_text() == "once once "
 
 
 def test_what_a_user_should_know_is_a_warning(tmp_path):

@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
-from namespace import run_script
-from user import SMALL, start
+from namespace import Mounts, run_script
+from user import SMALL, microp, start
 
 from microp import run, worker
 from microp.app import attempt as attempt_module
@@ -317,57 +317,50 @@ def test_standard_output_that_is_full_costs_no_run(words, typed, monkeypatch):
 
 # --- disks of the test's own, real ranks ---------------------------------------------------------
 
-FULL = """
-mount -t tmpfs -o size=300k none full
-mount -t tmpfs none /dev/shm
-set +e
-run() { PYTHON -m microp.run -m steps=3,500,4 WORDS output_dir=full > out$1 2> err$1; echo $? > code$1; }
-run 1
-cp -r full kept
-mount -o remount,size=50m full
-run 2
-cp full/sweeps/*/table.csv . 2> /dev/null || cp $(ls -d full/sweeps/* | tail -1)/table.csv .
-ls -A /dev/shm > shm
-mount -o remount,ro full
-PYTHON -m microp.run WORDS output_dir=full > out3 2> err3; echo $? > code3
-mount -t tmpfs -o ro none /dev/shm
-PYTHON -m microp.run WORDS > out4 2> err4; echo $? > code4
-umount /dev/shm
-mount -t tmpfs -o size=24k none /dev/shm
-PYTHON -m microp.run WORDS > out5 2> err5; echo $? > code5
-ls -A /dev/shm >> shm
-"""
+
+def run_among(mounts: Mounts, number: int, *words: str, folder: Path, **how: str) -> None:
+    """Run a command among these mounts, and write down how it ended and what it said."""
+    done = microp(*words, folder=folder, inside=mounts.pid, **how)
+    for kind, text in (("code", str(done.returncode)), ("out", done.stdout), ("err", done.stderr)):
+        (folder / f"{kind}{number}").write_text(text)
 
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory):
     """What a sweep left on a disk that was too small, that was made larger, and that then became read-only."""
     folder = tmp_path_factory.mktemp("disk")
-    (folder / "full").mkdir()
-    (folder / "tmp").mkdir()
-    words = shlex.join(word for word in FEW if not word.startswith("steps="))
-    script = FULL.replace("PYTHON", sys.executable).replace("WORDS", words)
-    done = run_script(script, folder, TMPDIR=str(folder / "tmp"))
-    assert done.returncode == 0, done.stderr
+    for name in ("full", "tmp"):
+        (folder / name).mkdir()
+    words = [word for word in FEW if not word.startswith("steps=")]
+    with Mounts(folder) as mounts:
+
+        def run(number: int, *more: str) -> None:
+            run_among(mounts, number, *more, *words, folder=folder, TMPDIR=str(folder / "tmp"))
+
+        mounts.run("mount -t tmpfs -o size=300k none full; mount -t tmpfs none /dev/shm")
+        run(1, "-m", "steps=3,500,4", "output_dir=full")
+        mounts.run("cp -r full kept; mount -o remount,size=50m full")
+        run(2, "-m", "steps=3,500,4", "output_dir=full")
+        mounts.run("cp $(ls -d full/sweeps/* | tail -1)/table.csv .; ls -A /dev/shm > shm; mount -o remount,ro full")
+        run(3, "output_dir=full")
+        mounts.run("mount -t tmpfs -o ro none /dev/shm")
+        run(4)
+        mounts.run("umount /dev/shm; mount -t tmpfs -o size=24k none /dev/shm")
+        run(5)
+        mounts.run("ls -A /dev/shm >> shm")
     return folder
-
-
-MIRROR = """
-mount -t tmpfs -o size=60k none full
-set +e
-PYTHON -m microp.run WORDS tracking=offline tracking.dir=full > out1 2> err1; echo $? > code1
-mount -o remount,size=50m full
-PYTHON -m microp.tracking > out2 2> err2; echo $? > code2
-find full -name "*.wandb" > mirrored
-"""
 
 
 def test_a_disk_that_is_full_of_wandb_s_files_costs_the_mirror_alone(tmp_path):
     """W&B itself prints hundreds of lines, and no error tells that a file was cut."""
     (tmp_path / "full").mkdir()
-    words = shlex.join([*SMALL, "chunks=2", "comms=threads"])
-    done = run_script(MIRROR.replace("PYTHON", sys.executable).replace("WORDS", words), tmp_path)
-    assert done.returncode == 0, done.stderr
+    with Mounts(tmp_path) as mounts:
+        mounts.run("mount -t tmpfs -o size=60k none full")
+        words = [*SMALL, "chunks=2", "comms=threads", "tracking=offline", "tracking.dir=full"]
+        run_among(mounts, 1, *words, folder=tmp_path)
+        mounts.run("mount -o remount,size=50m full")
+        run_among(mounts, 2, folder=tmp_path, program="microp.tracking")
+        mounts.run("find full -name '*.wandb' > mirrored")
     code, out, [_, *wrapped] = said(tmp_path, 1)  # the first line is the progress
     assert (code, out[:8]) == (0, "finished")
     assert re.fullmatch(

@@ -7,12 +7,11 @@ import json
 import os
 import re
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from user import BIN, ROOT, SMALL, begin, microp, read, start
+from user import BIN, ROOT, SMALL, begin, microp, read, start, torchrun
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +109,9 @@ def test_the_terminal_says_what_was_found_and_what_to_type_next(one_run):
     assert [line[:8] for line in done.stdout.splitlines() if "|" in line] == ["rank 0 |", "rank 1 |"]
     assert "\x1b" not in done.stdout
     [draw] = [line for line in done.stdout.splitlines() if line.startswith("draw")]
-    command = draw.removeprefix("draw").split()
-    drawn = start([BIN / "python", *command[1:]], folder)
+    python, option, program, *words = draw.removeprefix("draw").split()
+    assert ((folder / python).resolve(), option) == ((BIN / "python").resolve(), "-m")
+    drawn = microp(*words, folder=folder, program=program)
     assert drawn.returncode == 0, drawn.stderr
     assert "rank 1 |" in drawn.stdout
     assert sorted(path.suffix for path in (folder / "outputs" / "report").iterdir()) == [".json", ".png", ".svg"]
@@ -242,7 +242,9 @@ def test_a_function_in_the_current_folder_is_found_by_the_installed_program(tmp_
     (tmp_path / "schedule").mkdir()
     (tmp_path / "schedule" / "mine.yaml").write_text("name: mine\nbuilder: mine.f\n")
     words = ["-cd", ".", "schedule=mine", "tracking=disabled", "chunks=2", *SMALL]
-    done = start([BIN / "microp", *words], tmp_path)
+    planned = start([BIN / "microp", *words, "dry_run=true"], tmp_path)
+    assert planned.returncode == 0, planned.stderr
+    done = microp(*words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     [attempt] = (tmp_path / "outputs" / "runs").glob("mine-m2-k2-*/attempt-1")
     summary = read(attempt / "summary.json")
@@ -277,10 +279,6 @@ def test_no_gpu(tmp_path):
         assert "torch sees no GPU" in done.stderr
 
 
-def torchrun(ranks: int, *arguments: str, folder: Path, **environment: str):
-    return start([BIN / "torchrun", f"--nproc_per_node={ranks}", "-m", "microp.run", *arguments], folder, **environment)
-
-
 def test_joining_torchrun(tmp_path):
     done = torchrun(2, *SMALL, "chunks=2", folder=tmp_path, WANDB_MODE="offline")
     assert done.returncode == 0, done.stderr
@@ -303,27 +301,23 @@ def test_what_torchrun_cannot_do(words, message, tmp_path):
 
 def test_a_rank_that_records_no_end_goes_on_for_a_while_when_torchrun_ends_its_host(tmp_path):
     """torchrun sends SIGTERM to all ranks of a host: the first one has to see the cause before it loses this one."""
-    words = ["-m", "microp.run", *SMALL, "steps=1000000", "tracking=disabled"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([BIN / "torchrun", "--nproc_per_node=2", *words], cwd=tmp_path, env=environment)
+    words = ["--nproc_per_node=2", "-m", "microp.run", *SMALL, "steps=1000000", "tracking=disabled"]
+    process = begin(*words, folder=tmp_path, program="torch.distributed.run")
     try:
         wait_until(lambda: rows_of(tmp_path, 1) > 0)
-        [pid] = [pid for pid in children_of(process.pid) if "LOCAL_RANK=1" in environment_of_process(pid)]
-        os.kill(pid, signal.SIGTERM)
+        *_, first, second = children_of(process.pid)
+        assert os.getsid(second) == second != os.getsid(first) == first  # torchrun's ranks are what it started last
+        os.kill(second, signal.SIGTERM)
         before = rows_of(tmp_path, 1)
         wait_until(lambda: rows_of(tmp_path, 1) > before + 5000)  # some steps, which both ranks make
     finally:
         for pid in (*children_of(process.pid), process.pid):
             os.kill(pid, signal.SIGKILL)
-        process.wait()
+        process.communicate()
 
 
 def children_of(pid: int) -> list[int]:
     return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
-
-
-def environment_of_process(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/environ").read_text().split("\0")
 
 
 def rows_of(folder: Path, rank: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from types import SimpleNamespace
 
-from user import microp, start
+from user import microp
 
 from microp import null_stages
 from microp.app import overheads
@@ -13,9 +13,10 @@ from microp.app import overheads
 
 def test_every_transport_and_torch_get_a_line(tmp_path, monkeypatch, capsys):
     def run(command, **_):
-        """Start a sweep from the warm process, and torchrun in an interpreter of its own."""
-        is_sweep = command[1:3] == ["-m", "microp.run"]
-        return microp(*command[3:], folder=tmp_path) if is_sweep else start(command, tmp_path, timeout=300)
+        """Start a sweep or torchrun from the warm process."""
+        _, option, program, *words = command
+        assert option == "-m"
+        return microp(*words, folder=tmp_path, program=program)
 
     monkeypatch.setattr(overheads, "subprocess", SimpleNamespace(run=run))
     assert null_stages.main(["--steps", "3", "--points", "3"]) == 0

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from user import microp
+from user import microp, torchrun
 
 from microp.labs import (
     LABS,
@@ -74,9 +71,8 @@ def test_manual_replicas(capsys):
     assert average < 1e-12 < 1e-4 < alone
 
 
-def test_ping_pong_by_torchrun():
-    command = [str(Path(sys.executable).parent / "torchrun"), "--nproc_per_node=2", "-m", "microp.labs.ping_pong"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, env={**os.environ})
+def test_ping_pong_by_torchrun(tmp_path):
+    done = torchrun(2, folder=tmp_path, program="microp.labs.ping_pong")
     assert done.returncode == 0, done.stderr
     assert "world of 2: rank 0 is process" in done.stdout
     assert ", between None and 1; rank 1 is process" in done.stdout

@@ -6,14 +6,14 @@ import csv
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cluster import Cluster, NoSlurmError
-from user import SMALL, environment_of, read
+from user import SMALL, begin, read
+from warm import Command
 
 QUIET = ["tracking=disabled", *SMALL]
 POLL = ["launch=slurm", "launch.poll_s=0.2"]
@@ -21,7 +21,7 @@ EMULATED = ["device=emulated", "device.forward_ms=5", "device.backward_ms=10"]
 THREADS = "comms=threads"
 LATER = "launch.options=['--begin=now+1hour']"
 LONGEST_S = 120
-_started: list[subprocess.Popen[str]] = []
+_started: list[Command] = []
 
 
 @pytest.fixture(scope="module")
@@ -30,40 +30,32 @@ def slurm():
         with Cluster() as cluster:
             yield cluster
             for sweep in _started:
-                sweep.kill()
+                if sweep.poll() is None:
+                    sweep.send_signal(signal.SIGKILL)
     except NoSlurmError as reason:
         pytest.skip(str(reason))
 
 
-def start(slurm: Cluster, folder: Path, *words: str) -> subprocess.Popen[str]:
-    environment = environment_of(folder, slurm.environment)
-    sweep = subprocess.Popen(
-        [sys.executable, "-m", "microp.run", "-m", *POLL, *QUIET, *words],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(slurm: Cluster, folder: Path, *words: str) -> Command:
+    sweep = begin("-m", *POLL, *QUIET, *words, folder=folder, **slurm.environment)
     _started.append(sweep)
     return sweep
 
 
-def end(sweep: subprocess.Popen[str]) -> tuple[int, str, str]:
+def end(sweep: Command) -> tuple[int, str, str]:
     """Wait for a sweep: its exit code, and what it printed."""
     try:
         out, err = sweep.communicate(timeout=LONGEST_S)
     except subprocess.TimeoutExpired:
-        sweep.kill()
-        raise AssertionError(sweep.communicate()) from None
+        raise AssertionError(sweep.said()) from None
     return sweep.returncode, out, err
 
 
-def until(true: Callable[[], object], sweep: subprocess.Popen[str]) -> None:
+def until(true: Callable[[], object], sweep: Command) -> None:
     deadline = time.monotonic() + LONGEST_S
     while not true():
-        assert sweep.poll() is None, sweep.communicate()
-        assert time.monotonic() < deadline
+        assert sweep.poll() is None, sweep.said()
+        assert time.monotonic() < deadline, sweep.said()
         time.sleep(0.05)
 
 
@@ -150,19 +142,15 @@ def test_a_killed_sweep_leaves_its_jobs_and_the_same_command_finds_them(slurm, t
     words = ["chunks=2", THREADS, "launch.options=['--hold']"]
     sweep = start(slurm, tmp_path, *words)
     until(lambda: states(slurm, tmp_path), sweep)
-    sweep.kill()
+    sweep.send_signal(signal.SIGKILL)
     sweep.communicate()
     [run] = states(slurm, tmp_path)
     job = job_of(slurm, run)
-    again, said = start(slurm, tmp_path, *words), ""
-    assert again.stderr is not None
-    while f"job {job} in the queue runs {run}" not in said:
-        line = again.stderr.readline()
-        assert line, said
-        said += line
+    again = start(slurm, tmp_path, *words)
+    until(lambda: f"job {job} in the queue runs {run}" in again.said(), again)
     slurm.run("scontrol", "release", job)
     code, _, err = end(again)
-    assert code == 0, said + err
+    assert code == 0, err
     assert read(tmp_path / "outputs" / "runs" / run / "attempt-1" / "status.json")["slurm_job"] == job
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +13,7 @@ import pytest
 from costs_helper import equal
 from hosts import CLOCK_S, NAMES, two_hosts
 from user import SMALL, microp, read
+from warm import Command
 
 from microp.schedule import Op, builders
 from microp.simulator import simulate
@@ -26,15 +27,16 @@ DELAY_MS = 5.0 if TUN.exists() else 0.0  # of the link
 
 
 @contextmanager
-def launched(hosts, *words: str, ranks: int = 2) -> Iterator[list[subprocess.Popen[str]]]:
+def launched(hosts, *words: str, ranks: int = 2) -> Iterator[list[Command]]:
     """A launch on all hosts, with `ranks` ranks on each, which has ended after the block."""
-    processes = [host.torchrun(*words, ranks=ranks) for host in hosts]
+    commands = [host.warm_torchrun(*words, ranks=ranks) for host in hosts]
     try:
-        yield processes
+        yield commands
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        for command in commands:
+            if command.poll() is None:
+                command.send_signal(signal.SIGKILL)
+            command.communicate()
 
 
 def attempts_of(folder: Path) -> list[Path]:
@@ -45,8 +47,13 @@ def attempts_of(folder: Path) -> list[Path]:
 def over_two(tmp_path_factory):
     """The hosts and the exit codes of a run over both."""
     with two_hosts(tmp_path_factory.mktemp("hosts"), DELAY_MS) as hosts:
-        with launched(hosts, *WORDS) as processes:
+        processes = [host.torchrun(*WORDS) for host in hosts]
+        try:
             codes = [process.wait(120) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
         yield hosts, codes
 
 
@@ -122,8 +129,9 @@ def test_eager_1f1b_hides_the_link_as_hop_latency_says(over_two):
     rest = ["model.layers=4", "model.dim=16", "batch_size=8", "steps=6", "warmup_steps=1", "tracking=disabled"]
     took, least, free = {}, {}, {}
     for name, build in {"1f1b": builders.one_f_one_b, "eager_1f1b": builders.eager_1f1b}.items():
-        with launched(hosts, "ranks=2", f"chunks={chunks}", f"schedule={name}", *nominal, *rest, ranks=1) as processes:
-            assert [process.wait(120) for process in processes] == [0, 0], hosts[0].said() + hosts[1].said()
+        with launched(hosts, "ranks=2", f"chunks={chunks}", f"schedule={name}", *nominal, *rest, ranks=1) as commands:
+            wait_for(lambda commands=commands: None not in [command.poll() for command in commands], commands)
+            assert [command.returncode for command in commands] == [0, 0], [command.said() for command in commands]
         [found] = hosts[0].folder.glob(f"outputs/runs/{name}-m{chunks}-k2-*/attempt-1")
         rows = [row for row in read_rows(found, 0) if row["phase"] == "measured"]
         took[name] = min(row["pipeline_ms"] for row in rows)
@@ -141,21 +149,22 @@ def test_eager_1f1b_hides_the_link_as_hop_latency_says(over_two):
 def test_a_cut_link_ends_both_hosts(tmp_path):
     """The ranks end in time; torchrun itself waits for the first host's answer for minutes on the second."""
     words = ["steps=1000000", f"comms.timeout_s={TIMEOUT_S}"]
-    with two_hosts(tmp_path) as hosts, launched(hosts, *WORDS, *words):
+    with two_hosts(tmp_path) as hosts, launched(hosts, *WORDS, *words) as commands:
         first, second = hosts
-        wait_for(lambda: any(path.stat().st_size for path in first.folder.glob("outputs/runs/*/*/steps.*")), hosts)
+        wait_for(lambda: any(path.stat().st_size for path in first.folder.glob("outputs/runs/*/*/steps.*")), commands)
         first.cut()
         cut_at = time.time()
-        wait_for(lambda: all(ended(host.folder) for host in hosts), hosts)
-        wait_for(lambda: all("error: rank" in host.said() for host in hosts), hosts)
-    for host, other, peers in ((first, "h1", "23"), (second, "h0", "01")):
+        wait_for(lambda: all(ended(host.folder) for host in hosts), commands)
+        wait_for(lambda: all("error: rank" in command.said() for command in commands), commands)
+        said = [command.said() for command in commands]
+    for host, own, other, peers in ((first, said[0], "h1", "23"), (second, said[1], "h0", "01")):
         [attempt] = attempts_of(host.folder)
         status = read_status(attempt)
         assert status["status"] == "failed"
         assert re.search(rf"rank \d on {host.name}.* rank [{peers}] on {other}", status["message"])
         assert status["ended"] - cut_at < TIMEOUT_S + 10
         assert f"the rows of ranks 2, 3 stay on h1 in {second.folder}" in status["message"]
-        assert status["message"] in host.said()
+        assert status["message"] in own
     assert read_rows(attempt, 2)
     assert not read_rows(attempt, 0)
 
@@ -164,8 +173,8 @@ def ended(folder: Path) -> bool:
     return any("ended" in read(path) for path in folder.glob("outputs/runs/*/*/status.json"))
 
 
-def wait_for(condition, hosts) -> None:
+def wait_for(condition, commands) -> None:
     end = time.monotonic() + 90
     while not condition():
-        assert time.monotonic() < end, "".join(host.said() for host in hosts)
+        assert time.monotonic() < end, "".join(command.said() for command in commands)
         time.sleep(0.05)

@@ -214,19 +214,6 @@ def wait_for(condition, seconds):
 
 # --- the script that launches --------------------------------------------------------------------
 
-NO_GUARD = """
-from pathlib import Path
-
-with Path("counter").open("a") as counter:
-    counter.write("once ")
-
-import microp
-
-words = {words}
-runs = [microp.measure("ranks=2", "chunks=2", "tracking=disabled", *words) for _ in range(2)]
-print(*(run.summary["status"] for run in runs), __name__)
-"""
-
 ENTRY_IN_THE_SCRIPT = """
 import sys
 from functools import partial
@@ -248,16 +235,6 @@ if __name__ == "__main__":
     for each in (plain, partial(entry, "partial")):
         print(sorted(launch_ranks(small_job(), Path.cwd(), 3, each).items()))
 """
-
-
-def test_a_script_without_a_guard_runs_once(tmp_path):
-    """The ranks of `microp.measure` do not run the top level of the script that calls it."""
-    script = tmp_path / "script.py"
-    script.write_text(NO_GUARD.format(words=user.SMALL))
-    done = user.start([sys.executable, str(script)], tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[-3:] == ["finished", "finished", "__main__"]
-    assert (tmp_path / "counter").read_text() == "once "
 
 
 def test_an_entry_of_the_script_itself_is_found(tmp_path):
