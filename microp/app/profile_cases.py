@@ -6,6 +6,7 @@
     alone      one rank with all layers
     gloo       some of them over the other transport
     torch      some of them run by torch's own pipeline runtime, for its time between actions
+    rows       every number of rows that a microbatch of this batch can have, without a pipeline
 
 A slow model is measured with fewer cases, in fewer rounds, so that the time that was asked for is kept. What is left
 out first are the largest numbers of microbatches, then unequal and looped partitions. The cases that show every op at
@@ -19,7 +20,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from microp.job import Job
-from microp.planner import TORCH
+from microp.planner import TORCH, numbers_of_rows
 from microp.schedule import Partition, Schedule, partition
 from microp.schedule.builders import breadth_first, gpipe, one_f_one_b, zb_h1
 from microp.settings import NEVER, Checkpointing
@@ -36,12 +37,14 @@ class Plan(NamedTuple):
         needed: how many of these show every op at two numbers of microbatches.
         alone: one rank.
         transports: the other transports, with their cases.
+        rows: the numbers of rows at which a stage is timed by itself, in the order in which they count.
     """
 
     together: list[Job]
     needed: int
     alone: list[Job]
     transports: dict[str, list[Job]]
+    rows: list[int]
 
 
 def make_plan(job: Job) -> Plan:
@@ -84,4 +87,4 @@ def make_plan(job: Job) -> Plan:
             for build in (one_f_one_b, gpipe)
         ]
     transports = {name: cases for name, cases in transports.items() if cases}
-    return Plan(together, len(needed), alone, transports)
+    return Plan(together, len(needed), alone, transports, numbers_of_rows(batch))

@@ -38,6 +38,7 @@ from microp.planner import (
     fit_times,
     fit_transport,
     line,
+    row_factors,
     samples_of,
 )
 from microp.settings import MIB, ModelSettings, SlurmSettings
@@ -47,7 +48,8 @@ from microp.terminal import Board, console
 
 BUSY = 0.25  # the spread of a profile whose predictions may be far off
 ROUNDS = 3  # a machine's speed drifts: every case is run at several times
-ALONE_SHARE, OTHERS_SHARE = 0.1, 0.1  # of the time; the latter for each other transport, and for torch
+ALONE_SHARE, ROWS_SHARE = 0.1, 0.1  # of the time
+OTHERS_SHARE = 0.1  # of the time, for each other transport, and for torch
 
 
 def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
@@ -61,7 +63,7 @@ def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
     plan = make_plan(job)
     kinds = job.model.kinds
     number = len(plan.together) + len(plan.alone) + sum(map(len, plan.transports.values()))
-    rest = 1 - (ALONE_SHARE if plan.alone else 0) - OTHERS_SHARE * len(plan.transports)
+    rest = 1 - (ALONE_SHARE if plan.alone else 0) - ROWS_SHARE - OTHERS_SHARE * len(plan.transports)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         with _progress(board, job.model.name, number * ROUNDS, folder):
@@ -70,6 +72,7 @@ def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
             others = {
                 name: _run(cases, 1, seconds * OTHERS_SHARE, folder / name) for name, cases in plan.transports.items()
             }
+            fine_rows, fine_times = _run_rows(plan.together[0], plan.rows, seconds * ROWS_SHARE, folder / "rows")
     samples = _samples(together, kinds)
     fitted = fit_times(samples, _samples(alone, kinds), kinds)
     between_all = [between(case) for case in together]
@@ -96,6 +99,8 @@ def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
         spread=fitted.spread,
         optimizer_kind=job.optimizer.kind,
         computing=job.computing,
+        fine_rows=tuple(map(float, fine_rows)),
+        row_factors=row_factors(fine_rows, fine_times, fitted.rows),
     )
 
 
@@ -110,6 +115,25 @@ def _memory(job: Job, rows: float, split: bool) -> list[LayerMemory]:
 
 def _samples(cases: Sequence[Case], kinds: Sequence[int]) -> list[Sample]:
     return [sample for case in cases for sample in samples_of(case, kinds)]
+
+
+def _run_rows(job: Job, rows: Sequence[int], seconds: float, folder: Path) -> tuple[list[int], dict[str, list[float]]]:
+    """Time the stages at many numbers of rows; return these, and by op the milliseconds of all stages together."""
+    from microp.worker import RankError, launch_ranks, record_rows
+
+    folder.mkdir()
+    try:
+        kept = launch_ranks(job, folder, 5, partial(record_rows, rows, seconds))
+    except RankError as error:
+        raise Stop(f"the profile's ranks failed: {error}") from error
+    both = [count for count in rows if all(count in own for own in kept.values())]
+    total: dict[str, list[float]] = {}
+    for rank, own in kept.items():
+        with np.load(folder / f"rows.rank{rank}.npz") as file:
+            for op in set(file.files) - {"rows"}:
+                taken = [float(file[op][own.index(count)]) for count in both]
+                total[op] = list(map(sum, zip(taken, total.get(op, [0.0] * len(both)), strict=True)))
+    return both, total
 
 
 def _run(cases: Sequence[Job], needed: int, seconds: float, folder: Path) -> list[Case]:
@@ -194,6 +218,9 @@ def described(profile: Profile, model: ModelSettings) -> list[str]:
             changes = (f"{factor:.2f} + {added:.3f}" for added, factor in zip(*own, strict=True))
             lines.append(f"{name} after {what}: x " + ", ".join(changes))
     lines.append("forward that keeps its input: x " + ", ".join(f"{value:.3f}" for value in profile.checkpointed))
+    for name, factors in profile.row_factors.items():
+        least, most = min(factors), max(factors)
+        lines.append(f"{name} at other numbers of rows: x {least:.3f} to {most:.3f} of the line between these")
     lines.append("computing alone: x " + ", ".join(f"{value:.3f}" for value in profile.alone))
     for name, transport in profile.transports.items():
         rate = f"{transport.per_mib:.3f} ms per MiB"

@@ -21,6 +21,7 @@ from microp.planner.matching import model_problem
 from microp.planner.prices import LayerPrices, NominalPrices, Prices, ProfilePrices
 from microp.planner.profile import DIVIDED, TORCH, UNDIVIDED, After, Machine, Profile, Transport
 from microp.planner.profile_file import read_plain
+from microp.planner.row_factors import numbers_of_rows, row_factors
 from microp.planner.samples import Between, Case, Sample, between, samples_of
 from microp.planner.search import Found, Space, front_of, search, what_binds
 
@@ -68,9 +69,11 @@ __all__ = [
     "front_of",
     "line",
     "model_problem",
+    "numbers_of_rows",
     "optimizer_times",
     "peak_memory_mib",
     "read_plain",
+    "row_factors",
     "samples_of",
     "search",
     "shortest",

@@ -27,6 +27,7 @@ from microp.settings import MIB
 
 ROUNDS = 8  # the factors and the times are fitted in turn
 LIKE = {CHECKPOINTED: FORWARD, RECOMPUTED: FULL}  # what these follow counts as for these
+LEAST = 0.5  # of the mean factor: noise divides the time between the factor and what is added
 ALIKE = 1.3  # stages whose times differ by less do not show what is added apart from the factor
 Table = dict[str, tuple[float, ...]]
 
@@ -208,7 +209,7 @@ def _after(samples: Sequence[Sample], found: Mapping[float, Mapping[int, float]]
 
 
 def _line(samples: Sequence[Sample], times: Mapping[int, float], ratios: _Ratios) -> tuple[float, float]:
-    """Return (added, factor) that make the time of a stage's layers that of the samples; of one size, no `added`."""
+    """Return (added, factor) that make the time of a stage's layers that of the samples; in doubt nothing is added."""
     at = ratios.rows.index(samples[0].rows)
     points = [
         (_stage_ms(times, sample), sample.ms / _crowded(sample, ratios.alone[at]), sample.actions) for sample in samples
@@ -216,12 +217,13 @@ def _line(samples: Sequence[Sample], times: Mapping[int, float], ratios: _Ratios
     points = [(usual, ms, actions) for usual, ms, actions in points if usual > 0]
     if not points:
         return 0.0, 1.0
+    only_factor = 0.0, _mean([(ms / usual, actions) for usual, ms, actions in points])
     if max(points)[0] < ALIKE * min(points)[0]:
-        return 0.0, _mean([(ms / usual, actions) for usual, ms, actions in points])
+        return only_factor
     lines = np.array([[1 / ms, usual / ms] for usual, ms, _ in points])
     weights = np.sqrt([actions for *_, actions in points])
     added, factor = _not_negative(lines * weights[:, None], weights)
-    return added, max(factor, 0.1)
+    return (added, factor) if factor > LEAST * only_factor[1] else only_factor
 
 
 def _alone(

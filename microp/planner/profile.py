@@ -103,6 +103,8 @@ class Profile:
         path: where it was read from.
         optimizer_kind: whose steps were measured, see `OptimizerSettings.kind`.
         computing: how the layers computed.
+        fine_rows: numbers of rows, also between those of `rows`.
+        row_factors: name of `TIMES` -> at each of these, the factor of a time that is interpolated between `rows`.
     """
 
     machine: Machine
@@ -124,6 +126,8 @@ class Profile:
     path: str = ""
     optimizer_kind: str = ADAM.kind
     computing: Computing = AS_WRITTEN
+    fine_rows: tuple[float, ...] = ()
+    row_factors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def transport(self, name: str) -> Transport:
         """Return a transport's times; the first one's if the profile does not have it."""
@@ -149,14 +153,14 @@ class Profile:
             shares: name of `TIMES` -> what ran before -> the share of the actions that follow it.
             keeps: whether a forward keeps its activations.
         """
-        times = {name: self._at(values, rows) for name, values in self.layers[kind].items()}
+        times = {name: self._time(name, values, rows) for name, values in self.layers[kind].items()}
         for name, own in shares.items():
             times[name] *= self._mean(name, own, rows, 1)
         return self._kept(LayerTimes(**times), rows, keeps)
 
     def fixed_times(self, rows: float, shares: Mapping[str, Mapping[str, float]], keeps: bool = True) -> LayerTimes:
         """Return the part of the actions' times that does not depend on their layers; see `layer_times`."""
-        times = {name: self._at(values, rows) for name, values in self.fixed.items()}
+        times = {name: self._time(name, values, rows) for name, values in self.fixed.items()}
         for name, own in shares.items():
             times[name] = times[name] * self._mean(name, own, rows, 1) + self._mean(name, own, rows, 0)
         return self._kept(LayerTimes(**times), rows, keeps)
@@ -179,6 +183,12 @@ class Profile:
         """Return the factor of a time while no other rank computes."""
         return interpolate(self.rows, self.alone, rows, at_least=0.1)
 
+    def _time(self, name: str, values: Sequence[float], rows: float) -> float:
+        factors = self.row_factors.get("forward" if name == "recompute" else name)
+        if not factors or not self.fine_rows[0] <= rows <= self.fine_rows[-1]:
+            return self._at(values, rows)
+        return self._at(values, rows) * interpolate(self.fine_rows, factors, rows)
+
     def _at(self, values: Sequence[float], rows: float) -> float:
         return interpolate(self.rows, values, rows)
 
@@ -196,6 +206,8 @@ class Profile:
             "rows": list(self.rows),
             "layers_ms": {kind: _rounded(times) for kind, times in self.layers.items()},
             "fixed_ms": _rounded(self.fixed),
+            "fine_rows": list(self.fine_rows),
+            "row_factors": {name: [round(value, 4) for value in values] for name, values in self.row_factors.items()},
             "after": {
                 name: {
                     what: {"added_ms": [round(ms, 6) for ms in own.added], "factor": [round(f, 4) for f in own.factor]}

@@ -51,6 +51,10 @@ def read_plain(given: Any, path: str) -> Profile:
             }
         else:
             after = {op: _after_any(op, column(factor)) for op, factor in given["alternating_factor"].items()}
+        fine = tuple(map(_number, given.get("fine_rows", ())))
+        factors = {str(op): tuple(map(_number, own)) for op, own in given.get("row_factors", {}).items()}
+        if list(fine) != sorted(set(fine)) or any(len(own) != len(fine) for own in factors.values()):
+            raise ValueError("row_factors has not one value for each of fine_rows, which ascend")
         transports = {
             str(name): Transport(*(_number(values[f"{key}_ms"]) for key in Transport._fields))
             for name, values in given["transports"].items()
@@ -85,6 +89,8 @@ def read_plain(given: Any, path: str) -> Profile:
             spread={str(name): _number(value) for name, value in given["spread"].items()},
             path=path,
             optimizer_kind=str(given.get("optimizer", ADAM.kind)),
+            fine_rows=fine,
+            row_factors=factors,
             computing=Computing(**{key: given.get(key, value) for key, value in asdict(AS_WRITTEN).items()}),
         )
     except KeyError as error:

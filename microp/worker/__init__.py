@@ -13,6 +13,7 @@ from microp.worker.launch import launch_ranks
 from microp.worker.meeting import HostsError, Joined, join
 from microp.worker.profiling import record_cases
 from microp.worker.rank import run_rank
+from microp.worker.row_times import record_rows
 from microp.worker.termination import when_terminated
 from microp.worker.threads import run_threads
 from microp.worker.trainer import Trainer
@@ -27,6 +28,7 @@ __all__ = [
     "launch_ranks",
     "monolith",
     "record_cases",
+    "record_rows",
     "run_joined",
     "run_rank",
     "run_threads",
