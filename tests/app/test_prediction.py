@@ -14,7 +14,7 @@ from microp.app.prediction import lacks_profile, predict, predicted_seconds
 from microp.app.profiles import machine_of
 from microp.planner import TORCH, Profile, Transport
 from microp.settings import Computing
-from microp.store import read_rows, write_profile
+from microp.store import read_profile, read_rows, write_profile
 
 MODEL = ["model.layers=4", "model.dim=16", "batch_size=4"]
 
@@ -35,6 +35,9 @@ def test_the_command_writes_a_profile_and_says_what_it_found(profiled):
     assert "mlp: one layer of 4, ms per microbatch" in done.stdout
     assert "gloo: hop " in done.stdout
     assert "torch: hop " in done.stdout
+    fine = read_profile(path).fine_rows
+    assert fine == (1.0, 2.0, 4.0)[: len(fine)]
+    assert fine
 
 
 def test_a_run_is_predicted_before_its_ranks_start(profiled):
