@@ -8,7 +8,6 @@
     rank 1          recv ─┘ ──► send ─────┘                time = latency + bytes / bandwidth
 
 torchrun starts separate processes and gives each its RANK and the WORLD_SIZE; `init_process_group` connects them.
-Without torchrun the lab starts two ranks itself.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ def there_and_back(comms: Comms, nbytes: int) -> float:
     return median(times) / 2
 
 
-def play(comms: Comms) -> str:
-    """Send messages over TCP, then through shared memory, and return the times on this rank as text."""
+def play(_job: Job | None, comms: Comms, _local_rank: int = 0, _attempt: Path | None = None) -> str:
+    """Send messages over TCP, then through shared memory, and return the times on rank 0 as text."""
     me = f"rank {comms.rank} is process {os.getpid()}, between {comms.get_prev_rank()} and {comms.get_next_rank()}"
     who = "; ".join(comms.all_gather(me))
     mean = comms.all_reduce_mean(torch.tensor([float(comms.rank)])).item()
@@ -61,23 +60,19 @@ def play(comms: Comms) -> str:
     for nbytes, slow, fast in zip(SIZES, tcp, shm, strict=True):
         rates = [nbytes / MIB / seconds for seconds in (slow, fast)]
         lines.append(f"{nbytes / 1024:9.0f}{slow * 1e6:10.0f}{rates[0]:9.0f}{fast * 1e6:20.0f}{rates[1]:9.0f}")
-    return "\n".join([*lines, "\nOne way, medians of 20 turns. Latency limits small messages, bandwidth large ones."])
-
-
-def entry(_job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> str:
-    return play(comms)
+    lines.append("\nOne way, medians of 20 turns. Latency limits small messages, bandwidth large ones.\n")
+    return "\n".join(lines) if comms.rank == 0 else ""
 
 
 def main() -> None:
-    """Play as a rank of torchrun, or start two ranks; print the times of rank 0."""
+    """Play as a rank of torchrun; without torchrun start two ranks, which play."""
     if is_joined():
-        rank = init_process_group("shm", torch.device("cpu"), 60)
-        text = play(rank)
-        rank.close()
-        print(text if rank.rank == 0 else "", end="\n" if rank.rank == 0 else "")
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            print(launch_ranks(job_of("ranks=2"), Path(folder), 3, entry)[0])
+        comms = init_process_group("shm", torch.device("cpu"), 60)
+        print(play(None, comms), end="")
+        comms.close()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        print(launch_ranks(job_of("ranks=2"), Path(folder), 3, play)[0], end="")
 
 
 if __name__ == "__main__":
