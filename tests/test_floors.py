@@ -30,6 +30,7 @@ DOORS = {  # outside package -> the packages that may import it; `trace.drawing`
     "wandb": {"store"},
     "wandb_workspaces": {"store"},
     "matplotlib": {"trace.drawing"},
+    "PIL": {"trace.picture"},
     "seaborn": set(),
     "ortools": {"planner"},
     "rich": {"terminal"},
@@ -146,7 +147,7 @@ def test_every_package_can_be_imported_alone():
 
 def test_a_rank_imports_neither_hydra_nor_pandas_nor_wandb():
     found = loaded(names({"worker"}))["microp.worker"]
-    assert not found & {"hydra", "omegaconf", "pandas", "wandb", "matplotlib", "rich"}
+    assert not found & {"hydra", "omegaconf", "pandas", "wandb", "matplotlib", "PIL", "rich"}
 
 
 def test_the_main_module_is_light():

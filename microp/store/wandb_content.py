@@ -45,7 +45,7 @@ class Charts:
     """
 
     def __init__(self, attempt: Path) -> None:
-        config = read_config(attempt)
+        self._config = config = read_config(attempt)
         self.processes: int = config["ranks"] * config.get("replicas", 1)
         engine, sync = config["engine"]["name"], config.get("sync", {}).get("name")
         self._engine = "microp" if engine == "compare" else engine
@@ -54,6 +54,23 @@ class Charts:
         self._keys += ["overruns"] if config["device"]["name"] == "emulated" else []
         self._keys += ["recompute_ms"] if config["checkpointing"]["name"] != "never" else []
         self._attempt, self._offset = attempt, 0.0
+
+    def run_config(self, rank: int | None) -> dict[str, Any]:
+        """Return the configuration of a W&B run: the attempt's, its machine and versions, when it started.
+
+        Args:
+            rank: the number of the rank in the files' names; None for the summary run.
+        """
+        attempt = self._attempt
+        env = {key: value for key, value in read_env(attempt).items() if key != "wandb_agent"}
+        started = datetime.fromtimestamp(read_status(attempt)["started"], UTC).isoformat(timespec="milliseconds")
+        found = {**self._config, **env, "started": started, "run_id": attempt.parent.name, "attempt": attempt.name}
+        if rank is None:
+            return found
+        rows = read_rows(attempt, rank)[:1]
+        who = {key: row[key] for row in rows for key in ("rank", "replica")}
+        stages = sorted({int(name[:-1]) for row in rows for name in row["action_ms"]})  # `0F`, `0B`, ...
+        return {**found, **who, "stages": stages}
 
     def of_rank(self, row: Row, step: Sequence[Row]) -> dict[str, Any]:
         """Return what is logged for one row of a rank.
@@ -134,24 +151,6 @@ def _scalars(values: Mapping[str, Any]) -> dict[str, Any]:
         elif value is not None:
             found[key] = value
     return found
-
-
-def config_of(attempt: Path, rank: int | None) -> dict[str, Any]:
-    """Return the configuration of a W&B run: the attempt's, its machine and versions, when it started.
-
-    Args:
-        attempt: the attempt's folder.
-        rank: the number of the rank in the files' names; None for the summary run.
-    """
-    env = {key: value for key, value in read_env(attempt).items() if key != "wandb_agent"}
-    started = datetime.fromtimestamp(read_status(attempt)["started"], UTC).isoformat(timespec="milliseconds")
-    found = {**read_config(attempt), **env, "started": started, "run_id": attempt.parent.name, "attempt": attempt.name}
-    if rank is None:
-        return found
-    rows = read_rows(attempt, rank)[:1]
-    who = {key: row[key] for row in rows for key in ("rank", "replica")}
-    stages = sorted({int(name[:-1]) for row in rows for name in row["action_ms"]})  # `0F`, `0B`, ...
-    return {**found, **who, "stages": stages}
 
 
 def steps_table(attempt: Path) -> tuple[list[str], list[list[Any]]]:

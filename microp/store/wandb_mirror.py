@@ -41,7 +41,7 @@ from microp.store.records import (
     read_status,
     read_summary,
 )
-from microp.store.wandb_content import Charts, NewRows, config_of, run_summary, steps_table
+from microp.store.wandb_content import Charts, NewRows, run_summary, steps_table
 from microp.store.wandb_environment import environment_for
 from microp.store.wandb_files import SUMMARY, completed, discard, wandb_names, wandb_uid
 from microp.trace import MOMENTS, Spans, picture
@@ -74,13 +74,13 @@ def mirror(
         return []
     check_attempt(attempt)
     made: list[str] = []
-    done = completed(attempt)
+    done, charts = completed(attempt), Charts(attempt)
     with environment_for(settings, folder):
         for name in wandb_names(attempt):
             if name in done or (name == SUMMARY and not (attempt / "summary.json").exists()):
                 continue
             with _whole(wandb_uid(attempt, name), folder):
-                run = opened.get(name) or WandbRun(attempt, settings, folder, name)
+                run = opened.get(name) or WandbRun(attempt, charts, settings, folder, name)
                 try:
                     run.log_new_rows()
                     run.log_summary()
@@ -128,6 +128,7 @@ def follow(
         Exception: whatever W&B raises.
     """
     opened: dict[str, WandbRun] = {}
+    charts = Charts(attempt)
     with environment_for(settings, folder):
         while (state := read_status(attempt)["status"]) in (RUNNING, KILLED):
             if state == KILLED or not is_alive():
@@ -136,7 +137,7 @@ def follow(
                 return None
             for name in wandb_names(attempt):
                 if name not in opened:
-                    opened[name] = WandbRun(attempt, settings, folder, name)
+                    opened[name] = WandbRun(attempt, charts, settings, folder, name)
                 opened[name].log_new_rows()
             time.sleep(POLL_S)
     return opened
@@ -156,6 +157,7 @@ class WandbRun:
 
     Args:
         attempt: the attempt's folder.
+        charts: of that attempt.
         settings: the mode, project, entity, tags and system metrics.
         folder: W&B's files are written to `folder/wandb`.
         name: `rank<r>` or `summary`.
@@ -164,10 +166,10 @@ class WandbRun:
         uid: the W&B run's id.
     """
 
-    def __init__(self, attempt: Path, settings: TrackingSettings, folder: Path, name: str) -> None:
+    def __init__(self, attempt: Path, charts: Charts, settings: TrackingSettings, folder: Path, name: str) -> None:
         import wandb  # takes half a second
 
-        self._attempt, self._charts = attempt, Charts(attempt)
+        self._attempt, self._charts = attempt, charts
         self._rank = None if name == SUMMARY else int(name.removeprefix("rank"))
         self._files = [NewRows(attempt / f"steps.rank{rank}.jsonl") for rank in range(self._charts.processes)]
         self._waiting: list[deque[Row]] = [deque() for _ in self._files]  # rows of steps that other ranks still run
@@ -175,6 +177,7 @@ class WandbRun:
         env = read_env(attempt)
         agent, experiment = env.get("wandb_agent", {}), env.get("experiment")
         is_agents = bool(agent) and self._rank is None
+        self._config = charts.run_config(self._rank)
         self.uid = wandb_uid(attempt, name)
         discard(self.uid, folder)  # what failed half-way
         online = settings.mode == "online"
@@ -188,7 +191,7 @@ class WandbRun:
             group=f"{attempt.parent.name}/{attempt.name}",
             job_type=SUMMARY if self._rank is None else "rank",
             tags=[*settings.tags, *([experiment] if experiment else [])] or None,
-            config=config_of(attempt, self._rank),
+            config=self._config,
             mode="online" if online else "offline",
             reinit="create_new",
             settings=wandb.Settings(
@@ -219,8 +222,9 @@ class WandbRun:
 
     def log_summary(self) -> None:
         """Log what is known after the last step; the summary run also gets the timeline and the tables."""
-        config: Any = self._run.config
-        config.update(config_of(self._attempt, self._rank), allow_val_change=True)  # the load average came later
+        if (known := self._charts.run_config(self._rank)) != self._config:  # of a run that was followed
+            config: Any = self._run.config
+            config.update(known, allow_val_change=True)
         if self._rank is not None:
             for row in self._waiting[self._rank]:  # steps that another rank, which failed, did not end
                 self._log(self._charts.of_rank(row, ()))
@@ -241,16 +245,31 @@ class WandbRun:
         found: dict[str, Any] = {}
         columns, lines = steps_table(self._attempt)
         if lines:
-            found["steps"] = wandb.Table(columns=list(columns), data=list(lines))
+            found["steps"] = table(columns, lines)
         with tempfile.NamedTemporaryFile(suffix=".png") as file:
             if spans := read_spans(self._attempt):
-                found["spans"] = wandb.Table(columns=list(SPAN), data=list(_milliseconds(spans)))
+                found["spans"] = table(list(SPAN), list(_milliseconds(spans)))
                 # a failed attempt may have the trace of only some ranks, which cannot be replayed
                 order = schedule_of(spans, summary["schedule"]) if summary["time_ms"] else None
                 picture({**({"replayed": replay(order, spans)} if order else {}), "measured": spans}, Path(file.name))
                 found["timeline"] = wandb.Image(file.name)
             if found:
                 self._run.log(found | self._now)
+
+
+def table(columns: list[str], lines: list[list[Any]]) -> Any:
+    """Return W&B's table of lines whose columns have values of one type each, and None.
+
+    W&B looks at the type of every value. Here it sees one of each column, which takes a fiftieth of the time.
+    """
+    import wandb
+
+    made = wandb.Table(columns=columns)
+    made.add_data(
+        *(next((value for value in column if value is not None), None) for column in zip(*lines, strict=True))
+    )
+    made.data = lines
+    return made
 
 
 def _milliseconds(spans: Spans) -> Iterator[list[Any]]:

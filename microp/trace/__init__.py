@@ -6,10 +6,10 @@
             ├── time_breakdown   where each nanosecond of a step went
             ├── reductions       the sums over replicas that follow the actions
             ├── palette          the colours of all drawings
-            └── timeline         as text; drawing: as a figure; perfetto: as a trace for ui.perfetto.dev
+            └── timeline         as text; drawing: as a figure; picture: as pixels; perfetto: as a trace for ui.perfetto.dev
 """
 
-from microp.trace.drawing import curves, figure, picture
+from microp.trace.drawing import curves, figure
 from microp.trace.metrics import (
     bubble_fraction,
     busy,
@@ -23,6 +23,7 @@ from microp.trace.metrics import (
 )
 from microp.trace.palette import COLOURS, INK, REDUCTION, shade
 from microp.trace.perfetto import perfetto
+from microp.trace.picture import picture
 from microp.trace.reductions import (
     Reduction,
     after_last_gradient,

@@ -87,28 +87,6 @@ def figure(
     return files
 
 
-def picture(panels: Mapping[str, Sequence[Span]], path: Path, scale: Scale = MILLISECONDS) -> None:
-    """Draw the timelines as a small PNG, quickly (0.05 s for two ranks): actions have a colour and no name."""
-    from matplotlib.collections import PolyCollection
-    from matplotlib.figure import Figure
-
-    ranks = max(len(_by_rank(spans)) for spans in panels.values())
-    inches = len(panels) * (0.5 + 0.25 * ranks) + 0.4
-    sheet = Figure(figsize=(WIDTH, inches), dpi=125)
-    sheet.subplots_adjust(0.08, 0.45 / inches, 0.99, 1 - 0.3 / inches, hspace=0.4 / (0.1 + 0.25 * ranks))
-    axes = sheet.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    for axis, (name, spans) in zip(axes, panels.items(), strict=True):
-        begin = min(span.start for span in spans)
-        for op, (first, _) in COLOURS.items():
-            corners = [_corners(span, begin, scale.length) for span in spans if span.op is op]
-            axis.add_collection(PolyCollection(corners, facecolor=first, edgecolor="white", linewidth=0.5))
-        axis.set_title(_caption(name, spans, scale), loc="left")
-        axis.set(xlim=(0, None), ylim=(ranks - 0.5, -0.5), yticks=range(ranks), ylabel="rank")
-        axis.autoscale(axis="x")
-    axes[-1].set_xlabel(f"{scale.unit}; light: F, dark: B, orange: W")
-    sheet.savefig(path, format="png")
-
-
 def curves(lines: Mapping[str, Sequence[float]], axes: tuple[str, str], path: Path) -> list[Path]:
     """Draw numbers over their index, later lines thinner, so that equal ones can be seen; return an SVG and a PNG.
 
@@ -132,11 +110,6 @@ def curves(lines: Mapping[str, Sequence[float]], axes: tuple[str, str], path: Pa
         for file in files:
             sheet.savefig(file, dpi=200, metadata={"Date": None} if file.suffix == ".svg" else None)
     return files
-
-
-def _corners(span: Span, begin: Any, unit: float) -> list[tuple[float, float]]:
-    left, right = float(span.start - begin) / unit, float(span.end - begin) / unit
-    return [(left, span.rank - 0.4), (right, span.rank - 0.4), (right, span.rank + 0.4), (left, span.rank + 0.4)]
 
 
 def _caption(name: str, spans: Sequence[Span], scale: Scale) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import floor, log10
 from typing import NamedTuple
 
 
@@ -21,3 +22,9 @@ class Scale(NamedTuple):
 
 MILLISECONDS = Scale(1e6, "ms", " ms")  # for spans in nanoseconds
 UNITS = Scale(1, "units of the costs")
+
+
+def tick_step(least: float) -> float:
+    """Return the smallest of 1, 2 and 5 times the powers of ten that is not below `least`: what ticks lie apart."""
+    power = 10 ** floor(log10(least))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least)

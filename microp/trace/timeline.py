@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from math import floor, log10
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 from microp.trace.cells import FILL, IDLE, REDUCED, SPARSE, Cells, has_several_stages, merged, row
 from microp.trace.metrics import bubble_fraction, makespan
 from microp.trace.reductions import Reduction
-from microp.trace.scale import MILLISECONDS, Scale
+from microp.trace.scale import MILLISECONDS, Scale, tick_step
 from microp.trace.spans import Span, Spans, as_spans
 
 Line = list[Cells]
@@ -177,9 +176,7 @@ def number(value: Any) -> str:
 def _axis(length: float, unit: str, room: int) -> str:
     """Return the axis of `room` columns: marks at multiples of 1, 2 or 5, and one at the end, below the last bar."""
     end, drawn = f" {number(length)}{unit}┘", "└0"
-    rough = length * max(7, len(number(length)) + 3) / room  # so many columns apart, or more
-    power = 10 ** floor(log10(rough))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
+    step = tick_step(length * max(7, len(number(length)) + 3) / room)  # so many columns apart, or more
     for count in range(1, room + 1):
         label = f"└{number(count * step)}"
         at = round(count * step / length * room)

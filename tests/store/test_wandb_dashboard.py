@@ -15,7 +15,7 @@ from test_wandb_mirror import OFFLINE, inspect
 from microp import dashboard
 from microp.app import about_sweep
 from microp.store import RecordError, attempts, mirror, read_json, read_rows, read_summary, write_json
-from microp.store.wandb_content import Charts, config_of, run_summary
+from microp.store.wandb_content import Charts, run_summary
 from microp.store.wandb_dashboard import report, specification, subject_of, workspaces
 from microp.terminal.swept import varied
 
@@ -76,7 +76,7 @@ def test_every_name_in_it_is_in_a_recorded_run(subject, experiment, tmp_path):
     texts = set(strings(spec))
     keys = {re.sub(r"^config[.:]", "", text).replace(".value", "", 1) for text in texts if re.match("config[.:]", text)}
     assert keys == {"chunks", "schedule.name"}
-    assert keys <= set(flat(config_of(attempt, None)))
+    assert keys <= set(flat(Charts(attempt).run_config(None)))
     named = {re.sub("^summary(_metrics)?[.:]", "", text) for text in texts if re.match("summary(_metrics)?[.:]", text)}
     assert {"step_ms", "bubble.measured", "replayed.bubble", "peak_memory_mib.max"} <= named
     assert named <= set(flat(run_summary(read_summary(attempt))))

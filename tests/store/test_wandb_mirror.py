@@ -13,6 +13,7 @@ from statistics import median
 
 import pytest
 import user
+import wandb
 from conftest import small_job
 
 from microp import tracking
@@ -31,7 +32,7 @@ from microp.store import (
     write_json,
     write_schedule,
 )
-from microp.store.wandb_content import Charts
+from microp.store.wandb_content import Charts, steps_table
 from microp.worker import run_threads
 
 OFFLINE = TrackingSettings("offline", "microp", None, None, ["a-tag"], False, False)
@@ -251,6 +252,14 @@ def test_the_summary_run_has_steps_tables_and_the_timeline(mirrored, files, reco
     found = list(read_spans(recorded))
     begin = min(span.start for span in found)
     assert spans["data"] == [[*span[:4], *((moment - begin) / 1e6 for moment in span[4:])] for span in found]
+
+
+def test_a_table_is_as_w_and_b_makes_it(recorded):
+    """Also the types of its columns, although W&B sees only one value of each."""
+    columns, lines = steps_table(recorded)
+    assert any(None in line for line in lines)
+    own, theirs = wandb_mirror.table(columns, lines), wandb.Table(columns=columns, data=lines)
+    assert own == theirs
 
 
 def test_steps_are_the_axis_and_the_experiment_is_a_tag(mirrored):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 from costs_helper import equal
 from matplotlib.figure import Figure
+from PIL import Image, ImageDraw
 
 from microp.schedule import Schedule, builders
 from microp.simulator import Costs, simulate
-from microp.trace import figure, picture
+from microp.trace import COLOURS, figure, makespan, picture
 from tests.boxes import drawn_texts, faults
 
 SCHEDULES = {
@@ -46,7 +48,6 @@ def spans_of(schedule: Schedule) -> Any:
 def test_a_timeline_can_be_read(name, title, drawn):
     spans = spans_of(SCHEDULES[name])
     figure({"replayed": spans, "measured": spans}, title, Path("unused"))
-    picture({"replayed": spans, "measured": spans}, Path("unused"))
     assert [fault for sheet in drawn for fault in faults(sheet)] == []
 
 
@@ -67,3 +68,42 @@ def test_a_name_is_within_its_box_and_right(name, drawn):
         assert text.get_text().lstrip("FBW") in actions
     if name == "one microbatch":
         assert any(text.get_text() == "F0" for text in axis.texts)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_texts_of_a_picture_are_whole_and_apart(name, monkeypatch, tmp_path):
+    spans, boxes = spans_of(SCHEDULES[name]), []
+    draw = ImageDraw.ImageDraw.text
+
+    def remember(self, xy, text, fill, font, anchor="la"):
+        boxes.append((self.textbbox(xy, text, font, anchor), text))
+        draw(self, xy, text, fill, font, anchor)
+
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", remember)
+    picture({"replayed": spans, "measured": spans}, tmp_path / "a.png")
+    wide, high = Image.open(tmp_path / "a.png").size
+    assert len(boxes) > 2 * len(SCHEDULES[name].ranks)
+    for (left, top, right, bottom), text in boxes:
+        assert left >= 0 and top >= 0 and right <= wide and bottom <= high, text
+    for (one, text), (other, near) in combinations(boxes, 2):
+        apart = one[2] < other[0] or other[2] < one[0] or one[3] <= other[1] or other[3] <= one[1]
+        assert apart, (text, near)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "two stages per rank", "split"])
+def test_a_picture_has_the_colour_of_each_action_at_its_time(name, tmp_path):
+    schedule = SCHEDULES[name]
+    spans = spans_of(schedule)
+    picture({"measured": spans}, tmp_path / "a.png")
+    found = Image.open(tmp_path / "a.png").convert("RGB")
+    coloured = {tuple(bytes.fromhex(each[1:])) for pair in COLOURS.values() for each in pair}
+    wide, high = found.size
+    columns = [x for x in range(wide) if any(found.getpixel((x, y)) in coloured for y in range(high))]
+    left, per_unit = columns[0], (columns[-1] + 2 - columns[0]) / float(makespan(spans))
+    rows = {y for y in range(high) if any(found.getpixel((x, y)) in coloured for x in range(wide))}
+    bars = [y for y in sorted(rows) if rows >= {*range(y - 12, y + 13)}]  # the middles of bars of 25 rows
+    assert len(bars) == len(schedule.ranks)
+    for span in spans:
+        middle = left + round(float(span.start + span.end) / 2 * per_unit)
+        colour = tuple(bytes.fromhex(COLOURS[span.op][0][1:]))
+        assert found.getpixel((middle, bars[span.rank])) == colour, span
