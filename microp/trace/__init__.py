@@ -6,7 +6,7 @@
             ├── time_breakdown   where each nanosecond of a step went
             ├── reductions       the sums over replicas that follow the actions
             ├── palette          the colours of all drawings
-            └── timeline         as text; drawing: as a figure; picture: as pixels; perfetto: as a trace for ui.perfetto.dev
+            └── timeline         as text; drawing: as a figure; picture: of pixels; perfetto: for ui.perfetto.dev
 """
 
 from microp.trace.drawing import curves, figure

@@ -84,7 +84,8 @@ def test_the_texts_of_a_picture_are_whole_and_apart(name, monkeypatch, tmp_path)
     wide, high = Image.open(tmp_path / "a.png").size
     assert len(boxes) > 2 * len(SCHEDULES[name].ranks)
     for (left, top, right, bottom), text in boxes:
-        assert left >= 0 and top >= 0 and right <= wide and bottom <= high, text
+        assert min(left, top) >= 0, text
+        assert (right, bottom) == (min(right, wide), min(bottom, high)), text
     for (one, text), (other, near) in combinations(boxes, 2):
         apart = one[2] < other[0] or other[2] < one[0] or one[3] <= other[1] or other[3] <= one[1]
         assert apart, (text, near)
