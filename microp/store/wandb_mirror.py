@@ -264,7 +264,7 @@ def table(columns: list[str], lines: list[list[Any]]) -> Any:
     """
     import wandb
 
-    made = wandb.Table(columns=columns)
+    made = wandb.Table(columns=list(columns))
     made.add_data(
         *(next((value for value in column if value is not None), None) for column in zip(*lines, strict=True))
     )

@@ -26,5 +26,5 @@ UNITS = Scale(1, "units of the costs")
 
 def tick_step(least: float) -> float:
     """Return the smallest of 1, 2 and 5 times the powers of ten that is not below `least`: what ticks lie apart."""
-    power = 10 ** floor(log10(least))
+    power = 10.0 ** floor(log10(least))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least)
