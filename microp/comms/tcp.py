@@ -28,7 +28,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from microp.comms.base import Inbox, Message, Outbox, Pending
-from microp.comms.connection import Connection, Mailbox, Unsent, header, open_connections
+from microp.comms.connecting import open_connections
+from microp.comms.connection import Connection, Mailbox, Unsent, header
 from microp.comms.group import GroupComms
 from microp.comms.hosts import Hosts, listening_address
 from microp.comms.patience import Patience

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from random import Random
+from struct import pack
 
 import pytest
 from threads import in_threads
 
-from microp.comms import connection as connection_module
+from microp.comms import connecting as connecting_module
 from microp.comms import hosts as hosts_module
-from microp.comms.connection import Connection, Mailbox, header, open_connections
+from microp.comms.connecting import open_connections
+from microp.comms.connection import Connection, Mailbox, header
 from microp.comms.hosts import Hosts, listening_address, one_host
 
+HELLO = connecting_module._HELLO
+TOKEN = bytes(range(16))
 LOOPBACK = "127.0.0.1"
 NAMES = ["rank 0", "rank 1", "rank 2"]
+GARBAGE = {
+    "nothing": b"",
+    "too little": b"microp",
+    "another protocol": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "the wrong token": HELLO.pack(bytes(16), 1),
+    "another rank": HELLO.pack(TOKEN, 7),
+    "a huge length": b"\xff" * 1_000_000,
+}
 
 
 def connect(comms, all_gather: Callable | None = None, timeout_s: float = 10) -> dict[int, Connection] | str:
@@ -27,6 +41,48 @@ def connect(comms, all_gather: Callable | None = None, timeout_s: float = 10) ->
         return open_connections(comms.rank, peers, NAMES, LOOPBACK, all_gather or comms.all_gather, timeout_s)
     except (TimeoutError, ConnectionError) as error:
         return str(error)
+
+
+@pytest.fixture
+def strangers() -> Iterator[list[socket.socket]]:
+    found: list[socket.socket] = []
+    yield found
+    for each in found:
+        each.close()
+
+
+def listen(kind: type[socket.socket] = socket.socket) -> socket.socket:
+    listener = kind()
+    listener.bind((LOOPBACK, 0))
+    listener.listen(64)
+    return listener
+
+
+def come(listener: socket.socket, words: bytes = b"") -> socket.socket:
+    """A connection to the listener that sends these words, or as many as are read."""
+    found = socket.create_connection(listener.getsockname())
+    found.setblocking(False)
+    if words:
+        found.send(words)
+    return found
+
+
+def leave_with_a_reset(stranger: socket.socket) -> None:
+    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, pack("ii", 1, 0))
+    stranger.close()
+
+
+def answer(listener: socket.socket, timeout_s: float) -> dict[int, socket.socket]:
+    """The connections of rank 1, which is awaited."""
+    return connecting_module._answer(listener, TOKEN, {1: "rank 1"}, timeout_s)
+
+
+def answers_rank_1(listener: socket.socket, rank_1: socket.socket) -> bool:
+    """Whether rank 1 is the only one that is let in."""
+    [(rank, found)] = answer(listener, 10).items()
+    is_it = rank == 1 and found.getpeername() == rank_1.getsockname()
+    found.close()
+    return is_it
 
 
 @pytest.fixture
@@ -70,7 +126,7 @@ def test_messages_come_into_the_mailboxes_of_their_tags(pair):
 
 def test_both_ends_send_what_the_system_does_not_take(monkeypatch):
     """Messages in both directions, of which none is read before all are sent."""
-    monkeypatch.setattr(connection_module, "BUFFER", 4096)
+    monkeypatch.setattr(connecting_module, "BUFFER", 4096)
     ends = [found[1 - rank] for rank, found in enumerate(in_threads(2, connect))]
     random = Random(0)
     sent = [[random.randbytes(size) for size in (0, 1, 200_000, 7, 400_000, 0, 3)] for _ in ends]
@@ -98,35 +154,128 @@ def test_the_end_of_a_rank_is_seen(pair):
         all(send(second, 0, b"abc") is None for _ in range(1000))
 
 
-@pytest.mark.parametrize(
-    ("tag", "data", "said"),
-    [
-        (5, b"abc", "rank 0 sent 3 bytes with tag 5, which has no such mailbox"),
-        (0, b"abcd", "rank 0 sent 4 bytes with tag 0, which has no such mailbox"),
-    ],
-)
-def test_what_was_not_announced_is_refused(pair, tag, data, said):
+@pytest.mark.parametrize("leave", [socket.socket.close, leave_with_a_reset])
+@pytest.mark.parametrize("words", [header(0, 5)[:7], header(0, 5), header(0, 5) + b"ab"])
+def test_a_rank_that_dies_within_a_message_is_named(words, leave):
+    with listen() as listener:
+        other = come(listener)
+        stream, _ = listener.accept()
+    with closing(Connection(stream, "rank 0")) as connection:
+        boxes(connection, [5])
+        other.sendall(words)
+        leave(other)
+        with pytest.raises(ConnectionError, match="^lost rank 0: the connection was closed$"):
+            run_until(lambda: connection.mailboxes[0].came is not None, connection)
+
+
+@pytest.mark.parametrize(("tag", "nbytes"), [(5, 3), (0, 4), (0, 2**62), (0, -1)])
+def test_what_was_not_announced_is_refused(pair, tag, nbytes):
     first, second = pair
     boxes(second, [3])
-    send(first, tag, data)
-    with pytest.raises(ConnectionError, match=f"^{said}$"):
+    first.send(header(tag, nbytes), b"abcd", None)
+    said = f"^rank 0 sent {nbytes} bytes with tag {tag}, which has no such mailbox$"
+    with pytest.raises(ConnectionError, match=said):
         run_until(lambda: False, second)
 
 
-def test_strangers_are_turned_away():
-    """They come before rank 1: one says nothing, one too little, one the wrong token, one another rank."""
-    strangers: list[socket.socket] = []
+@pytest.mark.parametrize("leave", [None, socket.socket.close, leave_with_a_reset])
+def test_strangers_who_come_before_a_rank_are_turned_away(strangers, leave):
+    with listen() as listener:
+        strangers += [come(listener, words) for words in GARBAGE.values()]
+        if leave is not None:
+            for each in strangers:
+                leave(each)
+        with come(listener, HELLO.pack(TOKEN, 1)) as rank_1:
+            assert answers_rank_1(listener, rank_1)
+    for each in strangers if leave is None else []:
+        each.settimeout(10)
+        with suppress(ConnectionResetError):
+            assert each.recv(1) == b""
 
+
+def test_the_first_connection_of_a_rank_counts():
+    with listen() as listener, come(listener, HELLO.pack(TOKEN, 1)) as rank_1, come(listener, HELLO.pack(TOKEN, 1)):
+        assert answers_rank_1(listener, rank_1)
+
+
+def test_of_too_many_strangers_the_oldest_goes(strangers, monkeypatch):
+    monkeypatch.setattr(connecting_module, "_MOST_UNKNOWN", 3)
+    with listen() as listener:
+        strangers += [come(listener) for _ in range(20)]
+        with come(listener, HELLO.pack(TOKEN, 1)) as rank_1:
+            assert answers_rank_1(listener, rank_1)
+
+
+@contextmanager
+def descriptors(more: int) -> Iterator[None]:
+    """This process may have at most `more` further descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(lowest := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_strangers_cannot_take_all_descriptors(strangers):
+    with listen() as listener:
+        strangers += [come(listener) for _ in range(20)]
+        with come(listener, HELLO.pack(TOKEN, 1)) as rank_1:
+            with descriptors(2):
+                assert answers_rank_1(listener, rank_1)
+            with come(listener), descriptors(0), pytest.raises(OSError, match="Too many open files"):
+                answer(listener, 10)
+
+
+class BusyListener(socket.socket):
+    """There is always a further stranger who waits for an answer, and leaves before it."""
+
+    def accept(self):
+        come(self).close()
+        return super().accept()
+
+
+class AbortedListener(socket.socket):
+    """Every second connection has gone again before it is accepted."""
+
+    count = 0
+
+    def accept(self):
+        found = super().accept()
+        self.count += 1
+        if self.count % 2:
+            found[0].close()
+            raise ConnectionAbortedError
+        return found
+
+
+def test_strangers_who_keep_coming_do_not_keep_a_rank_waiting():
+    with listen(BusyListener) as listener:
+        with come(listener), pytest.raises(TimeoutError, match=r"^waited 0\.05 s for rank 1$"):
+            answer(listener, 0.05)
+        with come(listener), come(listener, HELLO.pack(TOKEN, 1)) as rank_1:
+            assert answers_rank_1(listener, rank_1)
+
+
+def test_connections_that_have_gone_before_they_are_accepted_are_left_out():
+    with listen(AbortedListener) as listener, come(listener), come(listener, HELLO.pack(TOKEN, 1)) as rank_1:
+        assert answers_rank_1(listener, rank_1)
+
+
+def test_a_rank_that_dies_before_it_has_said_who_it_is_is_named():
+    with listen() as listener:
+        come(listener, HELLO.pack(TOKEN, 1)[:-1]).close()
+        with pytest.raises(TimeoutError, match=r"^waited 0\.2 s for rank 1$"):
+            answer(listener, 0.2)
+
+
+def test_a_stranger_at_the_port_of_a_rank_does_not_change_what_comes(strangers):
     def gather(comms, value):
         cards = comms.all_gather(value)
         if comms.rank == 0:
-            _, port, token = cards[0]
-            hello = connection_module._HELLO
-            said = [b"", b"microp", hello.pack(bytes(16), 1), hello.pack(bytes.fromhex(token), 7), b""]
-            for words in said:
-                strangers.append(socket.create_connection((LOOPBACK, port)))
-                strangers[-1].sendall(words)
-            strangers.pop().close()
+            strangers.append(socket.create_connection(tuple(cards[0][:2])))
+            strangers[0].sendall(GARBAGE["another protocol"])
         comms.barrier()
         return cards
 
@@ -135,11 +284,6 @@ def test_strangers_are_turned_away():
     send(first[1], 0, b"hello")
     run_until(lambda: second[0].mailboxes[0].came is not None, second[0])
     assert bytes(place) == b"hello"
-    for stranger in strangers:
-        stranger.settimeout(10)
-        with suppress(ConnectionResetError):
-            assert stranger.recv(1) == b""
-        stranger.close()
     first[1].close()
     second[0].close()
 
