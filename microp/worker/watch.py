@@ -46,8 +46,9 @@ class Exits:
         process: Any = get_spawning_popen()
         rank, terminate = len(self._processes), process.terminate
 
-        def ask() -> None:
-            self.asked.add(rank)
+        def ask() -> None:  # a process that has just been killed has ended before the forkserver says so
+            if process_state(process.pid) is not None:
+                self.asked.add(rank)
             terminate()
 
         process.terminate = ask

@@ -6,11 +6,14 @@ import gc
 import os
 import re
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from multiprocessing import forkserver
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import small_job
@@ -21,8 +24,9 @@ from microp.model import Stage
 from microp.schedule.builders import one_f_one_b, zb_h1
 from microp.settings import EngineSettings
 from microp.store import read_rows
-from microp.worker import RankError, launch, launch_ranks, run_threads
+from microp.worker import RankError, launch, launch_ranks, run_threads, watch
 from microp.worker.failure import NO_SERVER
+from microp.worker.watch import Exits
 
 PLACES = {
     "forward": "1F1",
@@ -140,6 +144,24 @@ def test_a_killed_rank_is_named_though_torch_names_a_victim(how, tmp_path, monke
     job = small_job(schedule=one_f_one_b(2, 4), steps=50, backend="gloo")
     with pytest.raises(RankError, match=f"rank 1 was killed by {SIGNALS[how].name} in 1B1, step 2"):
         launch_ranks(job, tmp_path, SHUTDOWN_S, Fault(how, "backward"))
+
+
+def test_a_rank_that_was_killed_before_it_was_told_to_end_is_the_guilty_one(monkeypatch):
+    """The process from which ranks are forked tells an exit code late; a peer over TCP fails before that."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    rank = SimpleNamespace(pid=child.pid, terminate=lambda: None)
+    monkeypatch.setattr(watch, "get_spawning_popen", lambda: rank)
+    told, killed = Exits(), Exits()
+    told.__reduce__()
+    rank.terminate()
+    assert told.asked == {0}
+    rank.terminate = lambda: None
+    killed.__reduce__()
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it is dead, and nobody has asked for its code
+    rank.terminate()
+    assert killed.asked == set()
+    child.wait()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
