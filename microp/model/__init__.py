@@ -10,7 +10,7 @@ A user's model function imports `Layers` and, for a model that does not embed it
 
 from microp.model.autocast import open_autocast
 from microp.model.building import build_model
-from microp.model.data import Windows, open_data
+from microp.model.data import Windows, library_text, open_data
 from microp.model.inspection import inspect_layers
 from microp.model.layers import Bits, Model
 from microp.model.lowered_types import lowered_types
@@ -32,6 +32,7 @@ __all__ = [
     "build_model",
     "code_of",
     "inspect_layers",
+    "library_text",
     "lowered_types",
     "open_autocast",
     "open_data",

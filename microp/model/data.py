@@ -12,6 +12,7 @@ Both ranks draw the same positions of the corpus, so no data need to be sent.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
@@ -45,7 +46,7 @@ def open_data(settings: DataSettings, rows: int, context: int, seed: int) -> Win
 
 
 def _text(settings: TextSettings, rows: int, context: int, seed: int) -> Windows:
-    corpus = torch.frombuffer(bytearray(b"".join(p.read_bytes() for p in settings.files())), dtype=torch.uint8)
+    corpus = library_text() if settings.is_library else _read(settings)
     reach = torch.arange(context + 1)
 
     def draw(step: int) -> Tensor:
@@ -53,6 +54,16 @@ def _text(settings: TextSettings, rows: int, context: int, seed: int) -> Windows
         return corpus[starts + reach].long()
 
     return draw
+
+
+@cache
+def library_text() -> Tensor:
+    """Return the bytes of Python's standard library, the text that is used without `data.path`; read once."""
+    return _read(TextSettings("text", None))
+
+
+def _read(settings: TextSettings) -> Tensor:
+    return torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in settings.files())), dtype=torch.uint8)
 
 
 def _tokens(settings: TokenSettings, rows: int, context: int, seed: int) -> Windows:

@@ -61,6 +61,11 @@ class TextSettings(DataSettings):
 
     path: Annotated[str | None, Line(_GIVE)]
 
+    @property
+    def is_library(self) -> bool:
+        """Whether the text is that of the standard library."""
+        return self.path is None
+
     def files(self) -> list[Path]:
         """Return the files of the corpus, in order."""
         return list(self._files())
@@ -121,6 +126,5 @@ def _walk(folder: Path, ending: str = "", without: frozenset[str] = frozenset())
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(f for f in folders if f not in without and not f.startswith("."))
         for name in sorted(files):
-            path = Path(parent, name)
-            if name.endswith(ending) and not name.startswith(".") and path.is_file():
+            if name.endswith(ending) and not name.startswith(".") and (path := Path(parent, name)).is_file():
                 yield path

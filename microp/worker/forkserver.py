@@ -24,14 +24,16 @@ from microp.worker.leftovers import SEMAPHORES, named_semaphores, own_prefix, re
 
 # Imported once for all ranks, in this order; the optimizer needs the last one.
 _PRELOAD = ["microp.worker", "torch._dynamo"]
+_LIBRARY = "microp.worker.library"
 _DESCRIPTORS = Path("/proc/self/fd")
 
 
-def start_forkserver(ranks: int) -> None:
+def start_forkserver(ranks: int, reads_library: bool = False) -> None:
     """Start the server unless it runs, and remove what killed launchers have left.
 
     Args:
         ranks: the number of processes that are to be started from it.
+        reads_library: whether they train on the text of Python's standard library, so that it is read once for all.
 
     Raises:
         WriteError: there is no room for the semaphores that the ranks share, or they cannot be made.
@@ -39,7 +41,7 @@ def start_forkserver(ranks: int) -> None:
     """
     remove_leftovers()
     _check_semaphores(2 * ranks + 5)
-    multiprocessing.set_forkserver_preload(_PRELOAD)
+    multiprocessing.set_forkserver_preload([*_PRELOAD, *[_LIBRARY] * reads_library])
     config: dict[str, Any] = vars(multiprocessing.current_process())["_config"]
     folder_before = config.get("tempdir")
     with _socket_folder() as folder:

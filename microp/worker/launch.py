@@ -39,7 +39,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from microp.comms import Comms, Heartbeats, Hosts, Place, StagedComms, init_process_group
 from microp.device import gpu_of
 from microp.job import Job
-from microp.settings import KIB
+from microp.settings import KIB, TextSettings
 from microp.store import full_disk
 from microp.worker.failure import no_server, what_failed
 from microp.worker.forkserver import start_forkserver
@@ -78,7 +78,7 @@ def launch_ranks(job: Job, attempt: Path, shutdown_s: int, entry: Entry = run_ra
     _silence_torch()
     if no_room := full_disk(attempt / "logs", nbytes=job.processes * _TO_BEGIN):
         raise no_room
-    start_forkserver(job.processes)
+    start_forkserver(job.processes, isinstance(job.data, TextSettings) and job.data.is_library)
     store = _open_store()
     config = _launch_config(job, attempt, store.port)
     hiding = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import re
@@ -22,7 +23,9 @@ import torch
 import user
 from conftest import small_job
 
+from microp.model import library_text
 from microp.schedule.builders import gpipe, one_f_one_b
+from microp.settings import SyntheticSettings, TextSettings
 from microp.store import WriteError, read_json, read_rows
 from microp.worker import RankError, launch, launch_ranks, leftovers, run_threads
 from microp.worker import forkserver as worker_forkserver
@@ -95,6 +98,24 @@ def test_signal_handlers_are_put_back(tmp_path):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     launch_ranks(small_job(), tmp_path, 3)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+@pytest.mark.parametrize(
+    "data", [TextSettings("text", None), TextSettings("text", __file__), SyntheticSettings("synthetic")]
+)
+def test_the_server_reads_the_library_only_for_ranks_that_train_on_it(data, monkeypatch, tmp_path):
+    loaded: list[list[str]] = []
+    monkeypatch.setattr(multiprocessing, "set_forkserver_preload", loaded.append)
+    launch_ranks(small_job(data=data), tmp_path, 3)
+    assert ("microp.worker.library" in loaded[0]) == (data == TextSettings("text", None))
+
+
+def test_what_the_server_imports_for_it_reads_the_library():
+    library_text.cache_clear()
+    importlib.reload(import_module("microp.worker.library"))
+    assert library_text.cache_info().currsize == 1
+    text = b"".join(path.read_bytes() for path in TextSettings("text", None).files())
+    assert library_text().numpy().tobytes() == text
 
 
 @pytest.mark.parametrize("moment", ["its start", "the import of torch"])
@@ -188,7 +209,7 @@ def test_torch_s_files_are_not_in_the_temporary_folder(tmp_path, monkeypatch):
         return start(*given, **named)
 
     monkeypatch.setattr(torch.multiprocessing, "start_processes", starting)
-    monkeypatch.setattr(launch, "start_forkserver", lambda _: None)  # it runs already, and needs the folder
+    monkeypatch.setattr(launch, "start_forkserver", lambda *_: None)  # it runs already, and needs the folder
     launch_ranks(small_job(steps=1), tmp_path, 3)
     assert [Path(name).parent for name in made] == [tmp_path / "logs"]
     assert list((tmp_path / "logs").glob("pytorch-errorfile-*")) == []
