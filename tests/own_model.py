@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import torch
@@ -122,6 +123,7 @@ def leaving() -> Layers:
     return replace(model, layers=[*model.layers[:-1], Leaves(), model.layers[-1]])
 
 
+@cache
 def settings_of(function, computing: Computing = AS_WRITTEN, **keys) -> OwnSettings:
     with torch.device("meta"):
         facts = inspect_layers(function(**keys), code_of(function))

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 from grids import words_of
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
 from microp.app import CONF, make_job, read_config
 from microp.app.config import register_schemas
@@ -22,18 +25,47 @@ STORED = sorted(path.stem for path in SWEEPS.glob("*.yaml") if not path.name.end
 
 @pytest.fixture(scope="module")
 def points():
-    """What a command asks for in one launch, composed once: name -> (overrides, node) of each point not left out."""
+    """What a command asks for in one launch, composed once: name -> (overrides, node) of each point not left out.
+
+    A quick sweep is the whole one with other axes: a point of it is the whole one's with the same overrides.
+    """
     register_schemas()
     register_parts(SWEEPS)
     with composer(CONF, SWEEPS) as hydra:
 
-        @cache
-        def compose(name: str):
+        def sweep(name: str) -> DictConfig:
             config = hydra.sweep(name, ("repeat=0",))  # launches differ only in their number
             assert config.hydra.mode is RunMode.MULTIRUN
-            return [(list(overrides), node) for overrides, node in expand(config) if not node.skip]
+            return config
 
-        yield compose
+        @cache
+        def whole(name: str):
+            return {frozenset(overrides): (list(overrides), node) for overrides, node in expand(sweep(name))}
+
+        @cache
+        def asked(name: str):
+            found = whole(name.removesuffix("_quick"))
+            if name.endswith("_quick"):
+                quick, other = sweep(name), sweep(name.removesuffix("_quick"))
+                assert without_axes(quick) == without_axes(other)
+                found = {words: found[words] for words in map(frozenset, words_of_points(quick))}
+            return [(overrides, node) for overrides, node in found.values() if not node.skip]
+
+        yield asked
+
+
+def without_axes(config: DictConfig) -> dict:
+    """What a sweep is without the values of its axes, and without what it was composed from."""
+    plain = OmegaConf.to_container(config, resolve=False)
+    own = plain.pop("hydra")
+    return {**plain, "sweeper": {**own["sweeper"], "params": sorted(own["sweeper"]["params"])}}
+
+
+def words_of_points(config: DictConfig) -> list[list[str]]:
+    """The overrides of each point of a sweep."""
+    axes = [f"{key}={values}" for key, values in config.hydra.sweeper.params.items()]
+    [points] = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(axes), max_batch_size=None)
+    return points
 
 
 @pytest.mark.parametrize("name", [name for name in STORED if not name.endswith("_quick")])

@@ -112,7 +112,7 @@ def in_threads(job, everyone=None) -> list[rank_code.Left]:
 
 
 @pytest.mark.parametrize("sync", SYNCS)
-@pytest.mark.parametrize(("ranks", "replicas"), [(1, 3), (2, 2), (2, 3)])
+@pytest.mark.parametrize(("ranks", "replicas"), [(1, 3), (2, 3)])
 def test_threads(ranks, replicas, sync):
     jobs = list(cases(replicas, ranks, [SYNCS[sync]], 4))
     assert len(jobs) > 5
@@ -122,7 +122,9 @@ def test_threads(ranks, replicas, sync):
 
 @pytest.mark.parametrize(("ranks", "replicas"), [(1, 2), (2, 2), (2, 3)])
 def test_processes(ranks, replicas, tmp_path):
-    jobs = list(cases(replicas, ranks, [*SYNCS.values(), TORCH], 3 if ranks == 1 else 4))
+    """Every schedule with every sync on two ranks of two replicas; they take turns where threads have them all."""
+    every = list(cases(replicas, ranks, [*SYNCS.values(), TORCH], 3 if ranks == 1 else 4))
+    jobs = every if (ranks, replicas) == (2, 2) else every[::2]
     bare = schedules.interleaved(ranks, 4) if ranks > 1 else None  # the layer of its second stage has no weights
     model = MODELS["mixed"](8)
     for sync in (SYNCS["ddp ring"], TORCH) if bare else ():
