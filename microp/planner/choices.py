@@ -149,7 +149,8 @@ class Pricer:
     def weigh_layers(self) -> None:
         """Measure the memory of the layers now; raises ValueError if the model is too large for that."""
         if self.subject.memory is not None:
-            self.subject.memory(False)
+            for split in (False, True):
+                self.subject.memory(split)
 
     def schedule(self, choice: Choice) -> Schedule | None:
         """Return the schedule of a choice, or None if there is none for its numbers."""

@@ -7,19 +7,21 @@
            │          ?    ?
            └───────────────── time
 
-Candidates come in the order of their lower bounds, so that good plans are known early. They are compared by the
-simulated time of their actions; those that are left get the time that a run of theirs is predicted to take.
+Lower bounds and memory are computed on all cores. Candidates come in the order of their lower bounds, so that good
+plans are known early. They are compared by the simulated time of their actions; those that are left get the time that
+a run of theirs is predicted to take.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import chain, groupby, product
 from typing import NamedTuple
 
 from microp import trace
 from microp.planner.choices import LOOPED, ORDERS, Choice, Priced, Pricer, shortest
+from microp.planner.on_cores import on_cores
 from microp.planner.prices import rank_loads
 from microp.simulator import simulate
 
@@ -76,14 +78,14 @@ def search(pricer: Pricer, space: Space, cap: float | None, tick: Callable[[floa
         tick: called with the share of the work that is done.
     """
     choices = list(space.choices())
+    groups = [list(group) for _, group in groupby(choices, key=_order_of)]  # which share a schedule and its memory
+    weighed = on_cores(lambda group: [_weigh(pricer, choice) for choice in group], groups, lambda done: tick(done / 2))
     waiting: list[tuple[float, int, Priced]] = []
     over: list[tuple[float, int, Priced]] = []
-    for number, choice in enumerate(choices):
-        tick(0.5 * number / len(choices))
-        weighed = _weigh(pricer, choice)
-        if weighed is None:
+    for each in chain.from_iterable(weighed):
+        if each is None:
             continue
-        bound, priced = weighed
+        bound, priced = each
         (over if cap is not None and priced.peak > cap else waiting).append((bound, len(waiting) + len(over), priced))
     waiting.sort(key=lambda each: each[:2])
     known: list[Priced] = []
@@ -107,6 +109,10 @@ def search(pricer: Pricer, space: Space, cap: float | None, tick: Callable[[floa
         simulated,
         len(over),
     )
+
+
+def _order_of(choice: Choice) -> tuple[int, int, str, int]:
+    return choice.replicas, choice.chunks, choice.schedule, choice.stages_per_rank
 
 
 def _weigh(pricer: Pricer, choice: Choice) -> tuple[float, Priced] | None:
