@@ -57,17 +57,22 @@ class OptionFiles(ConfigRepository):
         return found
 
     def _state(self, config_path: str) -> tuple[str, str, int, int] | None:
-        """Return the folder of a file, its name and what changes when it is written; None for what is no file."""
+        """Return the folder of a file, its name and what changes when it is written; None if there is none.
+
+        What Hydra brings itself, and the schemas, which are registered once, do not change.
+        """
         source = self._find_object_source(config_path, ObjectType.CONFIG)
-        if source is None or source.scheme() != "file":
+        if source is None:
             return None
+        if source.scheme() != "file":
+            return f"{source.provider} {source.full_path()}", config_path, 0, 0
         status = Path(source.path, f"{config_path.removesuffix('.yaml')}.yaml").stat()
         return source.path, config_path, status.st_mtime_ns, status.st_size
 
     def _copy_of(self, config_path: str, state: tuple[str, str, int, int] | None) -> ConfigResult | None:
         """Return what a file holds; a file that has not changed since it was read is not read again."""
         if state not in _read:
-            if state is not None:
+            if state is not None and state[2]:
                 check_aliases(Path(state[0], f"{config_path.removesuffix('.yaml')}.yaml"))
             found = super().load_config(config_path)
             if state is None or found is None:
