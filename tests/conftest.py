@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -77,11 +79,13 @@ for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPAT
 
 
 LONGEST = (  # below tests/, the longest first
-    *("app/test_run", "worker/test_hosts", "worker/test_faults", "commands/test_null_stages", "worker/test_launch"),
-    *("app/test_refusals", "engine/test_equality", "app/test_bad_input", "analysis/test_readable", "labs/test_labs"),
+    *("worker/test_faults", "engine/test_equality", "replicas/test_replicas", "worker/test_hosts", "app/test_refusals"),
+    *("slurm/test_cluster", "app/test_run", "worker/test_launch", "app/test_bad_input", "app/test_sweeps"),
+    *("app/test_interface", "engine/test_compiled", "app/test_pricing", "analysis/test_readable"),
+    *("analysis/test_partial_sweeps", "analysis/test_own_schedule", "commands/test_null_stages", "labs/test_labs"),
     *("worker/test_snapshot", "app/test_wheel", "store/test_wandb_mirror", "store/test_versions", "app/test_resume"),
-    *("app/test_snapshots", "engine/test_bf16", "engine/test_compiled", "test_readme", "app/test_interface"),
-    *("analysis/test_report", "planner/test_orders", "app/test_knobs", "planner/test_held"),
+    *("app/test_knobs", "app/test_help", "analysis/test_report", "test_readme", "app/test_snapshots"),
+    *("engine/test_bf16", "app/test_memory_advice", "planner/test_orders", "planner/test_held"),
 )
 
 
@@ -118,8 +122,22 @@ def _same_every_time():
 
 @pytest.fixture(scope="session")
 def outputs(tmp_path_factory):
-    """The folder that a small sweep of two schedules left; only reports may be added to it."""
-    return small_sweep(tmp_path_factory.mktemp("sweep"))
+    """The folder that a small sweep of two schedules left; only reports may be added to it.
+
+    Of the processes that run tests, the first one that needs the sweep runs it; each has a copy of its own.
+    """
+    own, base = tmp_path_factory.mktemp("sweep"), tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return small_sweep(own)
+    shared = base.parent / "small_sweep"
+    with (base.parent / "small_sweep.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (shared / "made").exists():
+            shutil.rmtree(shared, ignore_errors=True)  # of a process that failed
+            shared.mkdir()
+            small_sweep(shared)
+            (shared / "made").touch()
+    return Path(shutil.copytree(shared / "outputs", own / "outputs"))
 
 
 def pytest_unconfigure(config):
