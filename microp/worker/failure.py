@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -19,6 +20,7 @@ from microp.worker.forkserver import early_output
 from microp.worker.watch import Watch
 
 NO_SERVER = "the process from which the ranks are forked was killed, perhaps for lack of memory"
+_BEGINS = "Traceback (most recent call last):"
 _UNKNOWN = 255  # the exit code that multiprocessing tells of a process if the one that forked it has gone
 
 
@@ -40,37 +42,55 @@ def what_failed(attempt: Path, error: ChildFailedError, watch: Watch) -> RankErr
     The rank that elastic names has often failed only because another rank did: the guilty one is a rank that has
     written no error and was ended by a signal that is not the launcher's, or has ended itself before it had finished.
     """
-
-    def failure(rank: int, why: str) -> RankError:
-        return RankError(why, log_of(attempt, rank))
-
-    def ended_itself(rank: int, code: int) -> RankError:
-        log = log_of(attempt, rank)
-        said = (log.read_text(errors="replace") if log.is_file() else early_output()).strip().splitlines()
-        last = f": {said[-1]}" if said else ""
-        return failure(rank, f"rank {rank} ended with exit code {code} {watch.where(rank)}{last}")
-
     for rank, why in watch.ended.items():
         if "stopped" in why:
-            return failure(rank, f"rank {rank} {why}")
+            return RankError(f"rank {rank} {why}", log_of(attempt, rank))
     written = read_errors(attempt)
-    known = {each["world_rank"] for each in written}
     codes = {**watch.exits.codes(), **{rank: ended.exitcode for rank, ended in error.failures.items()}}
     if _UNKNOWN in codes.values():
         return no_server(attempt)
-    silent = {rank: codes[rank] for rank in sorted(codes.keys() - {*known, *watch.ended, *watch.exits.asked})}
-    for rank, code in silent.items():
-        if code < 0:
-            return failure(rank, f"rank {rank} was killed by {_signal_name(-code)} {watch.where(rank)}")
-    for rank, code in silent.items():
-        if code > 1 or (code == 0 and not watch.has_finished(rank)):
-            return ended_itself(rank, code)
-    if all(each["lost_peer"] for each in written) and (no_room := full_disk(attempt / "logs")):
+    only_lost = all(each["lost_peer"] for each in written)
+    if guilty := _silent(attempt, watch, codes, {each["world_rank"] for each in written}, only_lost):
+        return guilty
+    if only_lost and (no_room := full_disk(attempt / "logs")):
         return no_room  # the guilty rank could not even write its error
     if written:
         return error_of(written[0], log_of(attempt, written[0]["guilty_rank"]))
     rank, ended = next(iter(error.failures.items()))
-    return ended_itself(rank, ended.exitcode)
+    return _ended_itself(attempt, watch, rank, ended.exitcode)
+
+
+def _silent(
+    attempt: Path, watch: Watch, codes: Mapping[int, int], told: Collection[int], only_lost: bool
+) -> RankError | None:
+    """Return the failure of a rank that ended without an error of its own, or None.
+
+    Args:
+        attempt: the folder of the ranks' logs.
+        watch: knows which ranks were ended, or asked to end.
+        codes: rank -> its exit code.
+        told: the ranks that wrote their error.
+        only_lost: whether these only lost others; then a rank that the launcher asked to end may have been dying.
+    """
+    others = codes.keys() - {*told, *watch.ended}
+    silent = {rank: codes[rank] for rank in sorted(others - watch.exits.asked)}
+    dying = [rank for rank in sorted(others & watch.exits.asked) if only_lost and codes[rank] != -signal.SIGTERM]
+    for rank in (*silent, *dying):
+        if codes[rank] < 0:
+            name = _signal_name(-codes[rank])
+            return RankError(f"rank {rank} was killed by {name} {watch.where(rank)}", log_of(attempt, rank))
+    for rank, code in silent.items():
+        if code > 1 or (code == 0 and not watch.has_finished(rank)):
+            return _ended_itself(attempt, watch, rank, code)
+    return None
+
+
+def _ended_itself(attempt: Path, watch: Watch, rank: int, code: int) -> RankError:
+    log = log_of(attempt, rank)
+    text = log.read_text(errors="replace") if log.is_file() else early_output()
+    lines = [line for line in text.splitlines() if line and not line[0].isspace() and line != _BEGINS]
+    last = f": {lines[-1]}" if lines else ""  # below it may stand the begin of what another rank prints
+    return RankError(f"rank {rank} ended with exit code {code} {watch.where(rank)}{last}", log)
 
 
 def no_server(attempt: Path) -> RankError | WriteError:
