@@ -138,6 +138,41 @@ def test_sigterm_lets_a_rank_record_its_end(grace_s, how, code, said):
     child.stdout.close()
 
 
+WAITS_FOR_OTHERS = """
+from datetime import timedelta
+from torch.distributed import TCPStore
+from microp.worker import meeting
+def wait(*_):
+    print("ready", flush=True)
+    TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=timedelta(seconds=60))
+meeting._join = wait
+meeting.join(None, {})
+"""
+
+
+def test_ctrl_c_ends_a_rank_that_waits_for_others_at_once():
+    command = [sys.executable, "-c", "import signal; signal.signal(2, signal.default_int_handler)" + WAITS_FOR_OTHERS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            child.send_signal(signal.SIGINT)
+            assert child.wait(30) == -signal.SIGINT
+        finally:
+            child.kill()
+
+
+def test_ctrl_c_is_what_it_was_after_the_ranks_have_met(monkeypatch):
+    monkeypatch.setattr(meeting, "_join", lambda *_: signal.getsignal(signal.SIGINT))
+    monkeypatch.setattr(meeting, "end_with_parent", lambda: None)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert meeting.join(None, {}) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_name_that_is_loopback_here_is_not_listened_on(monkeypatch):
     """On Debian a host's own name is 127.0.1.1; then the way to the other hosts counts."""
     cards = [{"address": "127.0.0.1"}, {"address": "10.1.2.3"}]
