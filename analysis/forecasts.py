@@ -62,7 +62,7 @@ def forecasts(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_launches(launches: pd.DataFrame) -> dict[str, Any]:
-    first = records(launches)[0]
+    first = records(launches.head(1))[0]
     times = launches["step_ms.median"]
     ranks, chunks = int(first["ranks"]), int(first["chunks"])  # a column is of floats if a run has no end
     size = first.get("config.model.dim")

@@ -64,7 +64,8 @@ class Part(NamedTuple):
 
     def order(self, schedule: str) -> Schedule:
         """Return the schedule as it was run."""
-        return nominal.order(records(self.rows[self.rows["schedule"] == schedule].head(1))[0])
+        first = (self.rows["schedule"] == schedule).idxmax()
+        return nominal.order(records(self.rows.loc[[first]])[0])
 
     def costs(self, layers: Sequence[int]) -> Costs:
         """Return the costs of stages with these numbers of layers."""

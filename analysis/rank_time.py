@@ -159,7 +159,8 @@ def _title(row: Any, names: Mapping[str, Mapping[str, str]]) -> str:
 def _bars(rows: pd.DataFrame, keys: list[str]) -> list[str]:
     """Return the names of the bars of a configuration: the schedule, with its own keys if runs differ in them."""
     several = [key for key in keys if rows.groupby("schedule")[f"config.{key}"].nunique(dropna=False).max() > 1]
-    found = [{key.removeprefix("schedule."): row[f"config.{key}"] for key in several} for row in records(rows)]
+    named = rows[[f"config.{key}" for key in several]]
+    found = [{key.removeprefix("schedule."): row[f"config.{key}"] for key in several} for row in records(named)]
     told = [[say(key, value) for key, value in own.items() if known(value)] for own in found]
     return [", ".join([schedule, *own]) for schedule, own in zip(rows["schedule"], told, strict=True)]
 

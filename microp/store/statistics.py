@@ -34,6 +34,7 @@ RANGE_UP_TO = 5  # launches: a bootstrap interval of the median of so few is the
 WIDE = 0.1  # relative to the value
 WIDE_FRACTION = 0.02  # absolute, for fractions such as bubble and utilisation
 WIDE_STEPS = 0.2  # p10 to p90 of a launch's steps, relative to their median
+_STEPS = ("step_ms.p10", "step_ms.median", "step_ms.p90")
 
 
 def interval(values: Sequence[float], draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
@@ -65,9 +66,10 @@ def over_launches(rows: pd.DataFrame, by: Sequence[str], values: Sequence[str], 
     """
     import pandas as pd
 
+    needed = dict.fromkeys([*by, *values, *(column for column in _STEPS if column in rows)])
     lines = [
         {**dict(zip(by, names, strict=True)), **_point(own, values, floor)}
-        for names, own in rows.groupby(list(by), sort=True, dropna=False)
+        for names, own in rows[[*needed]].groupby(list(by), sort=True, dropna=False)
     ]
     columns = [*by, "launches", *(f"{value}{part}" for value in values for part in ("", ".low", ".high", ".wide"))]
     return pd.DataFrame(lines, columns=columns)
@@ -89,9 +91,9 @@ def _point(own: pd.DataFrame, values: Sequence[str], floor: float) -> dict[str, 
 
 def _steps_are_wide(own: pd.DataFrame) -> bool:
     """Return whether the steps within the launches spread too widely."""
-    if not {"step_ms.p10", "step_ms.p90", "step_ms.median"} <= set(own.columns):
+    if not {*_STEPS} <= {*own.columns}:
         return False
-    spread = step_spread(own["step_ms.p10"], own["step_ms.median"], own["step_ms.p90"])
+    spread = step_spread(*(own[column] for column in _STEPS))
     return bool(spread.median() > WIDE_STEPS)
 
 
