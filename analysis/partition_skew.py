@@ -64,8 +64,7 @@ class Part(NamedTuple):
 
     def order(self, schedule: str) -> Schedule:
         """Return the schedule as it was run."""
-        first = (self.rows["schedule"] == schedule).idxmax()
-        return nominal.order(records(self.rows.loc[[first]])[0])
+        return nominal.order(records(self.rows.loc[[(self.rows["schedule"] == schedule).idxmax()]])[0])
 
     def costs(self, layers: Sequence[int]) -> Costs:
         """Return the costs of stages with these numbers of layers."""
