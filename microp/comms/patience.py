@@ -7,7 +7,8 @@
 
 A rank that spins while others want its core uses up the turn in which it would compute, and the rank that it waits
 for may be one of those others. Linux counts for every thread how long it was ready to run and had no core; if that was
-more than `CROWDED` of the last second, the cores are wanted.
+more than `CROWDED` of the last quarter of a second, the cores are wanted. Less does not count: the launcher and the
+system take about 1 % of the cores, and a wait that sleeps is delayed by its own wake-up.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from time import perf_counter_ns
 
 LONG_NS = 2_000_000  # a shorter wait never sleeps
 SHORT_NS = 50_000  # about the time of one wake-up
-CROWDED = 0.01
-MEMORY_NS = 1e9
+CROWDED = 0.04
+MEMORY_NS = 0.25e9
 DELAYS = Path("/proc/thread-self/schedstat")  # nanoseconds on a core, nanoseconds without one, number of turns
 
 
@@ -42,7 +43,7 @@ class Patience:
             self.spin_ns = SHORT_NS
             with suppress(OSError):
                 self._file = delays.open("rb", buffering=0)
-        self._delayed = 0.0  # nanoseconds without a core; what is long ago counts less
+        self._delayed = 0.0  # the share of the time without a core; what is long ago counts less
         self._seen = self._at = 0
         self.look()
 
@@ -52,6 +53,8 @@ class Patience:
             return
         delayed, now = int(os.pread(self._file.fileno(), 64, 0).split()[1]), perf_counter_ns()
         if self._at:
-            self._delayed = self._delayed * exp((self._at - now) / MEMORY_NS) + delayed - self._seen
-            self.spin_ns = SHORT_NS if self._delayed > CROWDED * MEMORY_NS else LONG_NS
+            passed = now - self._at
+            kept = exp(-passed / MEMORY_NS)
+            self._delayed = kept * self._delayed + (1 - kept) * (delayed - self._seen) / passed
+            self.spin_ns = SHORT_NS if self._delayed > CROWDED else LONG_NS
         self._seen, self._at = delayed, now
