@@ -41,6 +41,7 @@ from microp.device import gpu_of
 from microp.job import Job
 from microp.settings import KIB, TextSettings
 from microp.store import full_disk
+from microp.worker.allocator import keep_freed_memory
 from microp.worker.failure import no_server, what_failed
 from microp.worker.forkserver import start_forkserver
 from microp.worker.forkserver_setup import end_by_interrupt
@@ -210,6 +211,7 @@ def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats: str | Non
     end_by_interrupt()
     faulthandler.register(signal.SIGTERM, chain=True)  # the log of a rank that did not answer says where it was
     end_with_parent()
+    keep_freed_memory()
     torch.set_num_threads(job.device.threads)
     for library in ("GLOO", "NCCL"):
         os.environ[f"{library}_SOCKET_IFNAME"] = (

@@ -27,6 +27,7 @@ from torch.distributed import Store, rendezvous  # type: ignore[attr-defined]
 from microp.comms import Comms, GroupComms, Heartbeats, Hosts, interface_of, own_address
 from microp.job import Job
 from microp.settings import this_host
+from microp.worker.allocator import keep_freed_memory
 from microp.worker.clocks import Reading, read_clocks
 from microp.worker.launch import LOOPBACK_INTERFACE, connect, end_with_parent
 
@@ -84,6 +85,7 @@ def join(job: Job, facts: Mapping[str, Any]) -> Joined:
         HostsError: the facts differ, or the ranks do not meet.
     """
     end_with_parent()
+    keep_freed_memory()
     with _ended_by_interrupt():
         return _join(job, facts)
 

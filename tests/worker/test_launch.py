@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -292,3 +293,9 @@ def in_main(*_: object) -> None:
 
 
 in_main.__module__ = "__main__"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told what to do with freed memory")
+def test_a_rank_takes_memory_from_the_system_once(tmp_path):
+    [faults] = launch_ranks(small_job(schedule=gpipe(1, 1)), tmp_path, 3, rank_code.take_memory_again).values()
+    assert faults < 100  # of 1,024 pages that were freed and taken again ten times
