@@ -47,11 +47,11 @@ def open_data(settings: DataSettings, rows: int, context: int, seed: int) -> Win
 
 def _text(settings: TextSettings, rows: int, context: int, seed: int) -> Windows:
     corpus = library_text() if settings.is_library else _read(settings)
-    reach = torch.arange(context + 1)
+    windows = corpus.unfold(0, context + 1, 1)  # every row that can be drawn, as a view
 
     def draw(step: int) -> Tensor:
-        starts = torch.randint(0, len(corpus) - context, (rows, 1), generator=_generator(seed, step))
-        return corpus[starts + reach].long()
+        starts = torch.randint(0, len(windows), (rows,), generator=_generator(seed, step))
+        return windows.index_select(0, starts).long()
 
     return draw
 

@@ -193,7 +193,12 @@ class StepTrace:
         self.actions, self.marks, self._read = actions, marks, read
 
     @cached_property
+    def times(self) -> list[int]:
+        """The times of the marks in nanoseconds."""
+        return self._read(self.marks)
+
+    @cached_property
     def spans(self) -> Spans:
         """One span per action; times in nanoseconds."""
-        times = np.array(self._read(self.marks), np.int64)
+        times = np.array(self.times, np.int64)
         return Spans(self.actions, times[::3], times[1::3], times[1::3], times[2::3])

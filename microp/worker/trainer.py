@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +18,7 @@ from microp.comms import Comms, Place
 from microp.device import ActivationMeter, open_device
 from microp.engine import Boundary, Engine, Limit, Runner, TorchEngine
 from microp.job import Job
-from microp.model import Batch, Stage, build_model, open_data
+from microp.model import Batch, Stage, build_model
 from microp.replicas import open_sync
 from microp.schedule import Schedule
 from microp.settings import MIB
@@ -27,6 +26,7 @@ from microp.simulator import kind_of
 from microp.store import Row
 from microp.trace import Actions, StepTrace, time_reducing
 from microp.worker.compiling import compile_stages
+from microp.worker.loader import BatchLoader
 from microp.worker.optimizer import open_optimizer, set_rate
 from microp.worker.tied_gradients import TiedGradients
 
@@ -67,9 +67,10 @@ class Trainer:
         self.engine = self.engines[job.engines[0]]
         self._at(Place.STARTING)
         self._action_times: dict[Actions, ActionTimes] = {}  # an engine's actions are the same in each step
-        self._windows = None
+        self._loader = None
         if self._has_first or self._has_last:
-            self._windows = open_data(job.data, job.batch_size, job.model.row_bytes, job.seed)
+            self._loader = BatchLoader(job, comms.replica, self._device.torch_device)
+        self._shares = [rows / job.batch_size for rows in job.rows]  # each microbatch's, of the batch
         if job.computing.compile:
             self._at(Place.COMPILING, 0)
             self._load_batch(0)
@@ -144,12 +145,11 @@ class Trainer:
     def _load_batch(self, step: int) -> None:
         """Give the stages what they need of a step's batch."""
         inputs = targets = None
-        if self._windows is not None:
-            rows, replica = self._job.rows, self._comms.replica
-            window = self._windows(step).split(self._job.shares)[replica].to(self._device.torch_device)
-            inputs = window[:, :-1].split(rows) if self._has_first else None
-            targets = window[:, 1:].split(rows) if self._has_last else None
-        weights = [rows / self._job.batch_size * self.sync.loss_scale for rows in self._job.rows]
+        if self._loader is not None:
+            self._loader.load(step)
+            inputs = self._loader.inputs if self._has_first else None
+            targets = self._loader.targets if self._has_last else None
+        weights = [share * self.sync.loss_scale for share in self._shares]
         first = self._comms.replica * self._job.schedule.chunks
         for stage in self.stages.values():
             stage.load(Batch(step, inputs, targets, weights, first))
@@ -273,21 +273,21 @@ class ActionTimes:
     """
 
     def __init__(self, schedule: Schedule, actions: Actions) -> None:
-        each = map(actions.at, range(len(actions)))
-        names = [f"{action.stage}{kind_of(schedule, action)}" for action in each]
-        self._names = list(dict.fromkeys(names))
-        self._which = np.array([self._names.index(name) for name in names])
-        self._counts_ns = np.bincount(self._which) * 1e6
+        self._marks: dict[str, list[int]] = {}  # stage and kind -> where the marks of such actions begin
+        for position, action in enumerate(map(actions.at, range(len(actions)))):
+            self._marks.setdefault(f"{action.stage}{kind_of(schedule, action)}", []).append(3 * position)
 
     def of(self, trace: StepTrace) -> Row:
-        """Return the total compute and wait times of a step, and mean times by stage and kind of action (`kind_of`)."""
-        spans = trace.spans
-        lengths = spans.end - spans.start
-        means = np.bincount(self._which, lengths) / self._counts_ns
+        """Return the total compute and wait times of a step, and mean times by stage and kind of action (`kind_of`).
+
+        It uses Python's arithmetic: between two steps a few calls of numpy take longer.
+        """
+        times = trace.times
+        sums = {name: sum([times[at + 2] - times[at + 1] for at in own]) for name, own in self._marks.items()}
         return {
-            "compute_ms": int(lengths.sum()) / 1e6,
-            "wait_ms": int((spans.start - spans.wait_start).sum()) / 1e6,
-            "first_start_ns": int(spans.start[0]),
-            "last_end_ns": int(spans.end[-1]),
-            "action_ms": dict(zip(self._names, means.tolist(), strict=True)),
+            "compute_ms": sum(sums.values()) / 1e6,
+            "wait_ms": (sum(times[1::3]) - sum(times[::3])) / 1e6,
+            "first_start_ns": times[1],
+            "last_end_ns": times[-1],
+            "action_ms": {name: total / (len(self._marks[name]) * 1e6) for name, total in sums.items()},
         }
