@@ -20,7 +20,7 @@ from math import prod
 import torch
 
 from microp.device.meters import MemoryMeter
-from microp.model import SMALL, Batch, Model, Stage, build_model
+from microp.model import SMALL, Batch, Model, Stage, adds_in_product, build_model
 from microp.settings import AS_WRITTEN, NEVER, Computing, ModelSettings
 from microp.simulator import (
     MOST_ROWS,
@@ -81,10 +81,9 @@ class _Probe:
         parameters = list(self._layer.parameters())
         self._weights = sum(p.nbytes for p in parameters)
         linears = [module for module in self._layer.modules() if isinstance(module, torch.nn.Linear)]
-        gradients = [p.nbytes for linear in linears for p in linear.parameters()]
-        self._small = sum(size for size in gradients if size <= SMALL)
-        places = prod(settings.boundary(1, max(1, index))[1:-1]) if settings.layers > 1 else 1
-        self._work = sum(p.numel() for p in parameters) * places
+        self._linear_weights = [p for linear in linears for p in linear.parameters()]
+        self._places = prod(settings.boundary(1, max(1, index))[1:-1]) if settings.layers > 1 else 1
+        self._work = sum(p.numel() for p in parameters) * self._places
 
     def measure(self, rows: float) -> LayerMemory:
         """Return the layer's memory, linear between two numbers of rows, the larger of them `rows` if it is small."""
@@ -102,6 +101,7 @@ class _Probe:
         window = torch.randint(0, self._settings.vocabulary, (rows, self._settings.row_bytes))
         given = [window] * 3
         subject.load(Batch(0, given if self._first else None, given if self._loss else None, [1 / 3] * 3))
+        small = self._small_products(rows) if split else 0
         meter = MemoryMeter(subject.tensors())
         with meter:
             for microbatch in (0, 1):
@@ -120,11 +120,19 @@ class _Probe:
             in_forward, in_full = self._send_undivided(subject, meter, rows)
         self._restore(subject.layers)
         boundary = 0 if self._first else self._entering(rows, self._index).nbytes
-        products = min(in_weight, self._small) if split else 0
+        products = min(in_weight, small)
         pending = pending if split else 0
         return LayerBytes(
             self._weights, activation, boundary, shared, pending, in_backward, in_weight, products, in_forward, in_full
         )
+
+    def _small_products(self, rows: int) -> int:
+        """Return the bytes of the Linears' small products that W adds in one call, apart from the product."""
+        rows, threads = rows * self._places, torch.get_num_threads()
+        small = [p for p in self._linear_weights if p.nbytes <= SMALL]
+        if self._computing.dtype is None:
+            small = [p for p in small if p.dim() < 2 or not adds_in_product(rows, *p.shape, p.dtype, p.device, threads)]
+        return sum(p.nbytes for p in small)
 
     def _send_undivided(self, subject: Stage, meter: MemoryMeter, rows: int) -> tuple[int, int]:
         """Run a forward that keeps nothing, and a microbatch whose backward is not divided.

@@ -17,7 +17,7 @@ from microp.model.lowered_types import lowered_types
 from microp.model.own import Layers, code_of
 from microp.model.randomness import Dropout, Random, random_parts
 from microp.model.stage import Batch, Stage
-from microp.model.weight_gradients import SMALL
+from microp.model.weight_gradients import SMALL, adds_in_product
 
 __all__ = [
     "SMALL",
@@ -29,6 +29,7 @@ __all__ = [
     "Random",
     "Stage",
     "Windows",
+    "adds_in_product",
     "build_model",
     "code_of",
     "inspect_layers",

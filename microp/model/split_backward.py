@@ -142,16 +142,19 @@ class SplitBackward:
         if not isinstance(owner, nn.Linear) or not _is_plain(owner):
             return divided
 
-        weight, bias = owner.weight, owner.bias
+        weight, bias, kind = owner.weight, owner.bias, owner.weight.device.type
         wanted = Weights(*(w if w is not None and w.requires_grad else None for w in (weight, bias)))
 
         def linear(x: Tensor) -> Tensor:
             deferred = self.deferred
             if deferred is None or not torch.is_grad_enabled():
                 return linear_map(x, weight, bias)
-            if any(own._backward_hooks or own._post_accumulate_grad_hooks for own in weights):
-                return divided(x)  # so that autograd calls the hooks
-            y = linear_map(x := product_input(x), weight, bias)
+            for own in weights:
+                if own._backward_hooks or own._post_accumulate_grad_hooks:
+                    return divided(x)  # so that autograd calls the hooks
+            if torch.is_autocast_enabled(kind):
+                x = product_input(x)
+            y = linear_map(x, weight, bias)
             if weights:
                 deferred.record(wanted, x, y)
             return y

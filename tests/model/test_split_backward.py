@@ -13,6 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 from microp.device import ActivationMeter
 from microp.model import Batch, Stage, build_model
 from microp.model.split_backward import Deferred, SplitBackward, run_together, weight_owners
+from microp.model.weight_gradients import SMALL, adds_in_product
 
 
 class TwoInTwoOut(nn.Module):
@@ -214,3 +215,28 @@ def test_what_is_held_between_b_and_w_is_counted(name):
         meter.peak_bytes = 0
         meter.look()
         assert meter.peak_bytes == 0
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 200, 300])
+@pytest.mark.parametrize("dim", [24, 200], ids=["small products", "large products"])
+def test_products_are_added_with_the_bits_of_autograd(dim, rows):
+    assert (4 * dim * dim > SMALL) == (dim == 200)
+    layers = [nn.Sequential(nn.Linear(dim, dim), nn.ReLU()), nn.Linear(dim, dim + 8)]
+    found = []
+    for split in ((), range(3)):
+        torch.manual_seed(rows)
+        stage = Stage(copy.deepcopy(layers), None, CHECKPOINTING["never"], 3, split)
+        for microbatch in range(3):
+            x, gradient = torch.randn(rows, dim), torch.randn(rows, dim + 8)
+            stage.forward(microbatch, x)
+            stage.backward(microbatch, gradient)
+            if split:
+                stage.weight_gradient(microbatch, None)
+        found.append([weight.grad for weight in stage.layers.parameters()])
+    assert all(map(torch.equal, *found))
+
+
+def test_a_product_that_would_give_other_bits_is_not_added_in_one_call():
+    """A sum in bf16 is rounded twice, a sum within the product once."""
+    assert not adds_in_product(16, 32, 32, torch.bfloat16, torch.device("cpu"), 1)
+    assert not adds_in_product(16, 2, 2, torch.float32, torch.device("cpu"), 1)  # too few bits to tell
