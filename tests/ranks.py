@@ -456,11 +456,11 @@ def links(job: Job, comms: Comms, local_rank: int, attempt: Path) -> dict[str, s
 
 
 def take_memory_again(_job: Job, _comms: Comms, _local_rank: int, _attempt: Path) -> int:
-    """Return the page faults of 4 MiB of tensors that are freed and taken again ten times."""
+    """Return the page faults of 16 MiB of tensors that are freed and taken again ten times."""
     begin = 0
     for turn in range(12):
         if turn == 2:
             begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        taken = [torch.ones(2**18) for _ in range(4)]
+        taken = [torch.ones(2**18) for _ in range(16)]
         del taken
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begin

