@@ -13,6 +13,7 @@ interpreter. torchrun's ranks are forks of torchrun; a command can be in the nam
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 import gc
@@ -237,6 +238,7 @@ def _run(module: str, arguments: list[str]) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
+        atexit._run_exitfuncs()  # as at the end of an interpreter: semaphores are removed
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -9,13 +9,13 @@
                    └────┬──────┬───────┬──────┬───
                         F  activation  B  pending  W
 
-Each layer is measured at two numbers of rows, because its memory is a linear function of them. A
-large model is measured with fewer rows.
+Each layer is measured at two numbers of rows, because its memory is a linear function of them, but for the small
+products of W: which of them are added in one call depends on the rows. A large model is measured with fewer rows.
 """
 
 from __future__ import annotations
 
-from math import prod
+from math import ceil, prod
 
 import torch
 
@@ -81,18 +81,18 @@ class _Probe:
         parameters = list(self._layer.parameters())
         self._weights = sum(p.nbytes for p in parameters)
         linears = [module for module in self._layer.modules() if isinstance(module, torch.nn.Linear)]
-        self._linear_weights = [p for linear in linears for p in linear.parameters()]
+        self._linear_weights = [p for linear in linears for p in linear.parameters() if p.requires_grad]
         self._places = prod(settings.boundary(1, max(1, index))[1:-1]) if settings.layers > 1 else 1
         self._work = sum(p.numel() for p in parameters) * self._places
 
     def measure(self, rows: float) -> LayerMemory:
         """Return the layer's memory, linear between two numbers of rows, the larger of them `rows` if it is small."""
-        more = max(4, min(round(rows), MOST_ROWS, WORK // max(1, self._work)))
+        more = max(2, min(ceil(rows), MOST_ROWS, WORK // max(1, self._work)))
         fewer = more // 2
-        pairs = zip(self._send(fewer), self._send(more), strict=True)
-        slopes = [(low, (high - low) / (more - fewer)) for low, high in pairs]
+        at_more = self._send(more)
+        slopes = [(low, (high - low) / (more - fewer)) for low, high in zip(self._send(fewer), at_more, strict=True)]
         sizes = [Size(low - slope * fewer, slope) for low, slope in slopes]
-        return LayerMemory(self._weights, *sizes[1:])
+        return LayerMemory(self._weights, *sizes[1:])._replace(products=Size(at_more.products))
 
     def _send(self, rows: int) -> LayerBytes:
         """Run microbatches of `rows` rows and return the memory of one that adds to existing gradients."""
@@ -121,6 +121,7 @@ class _Probe:
         self._restore(subject.layers)
         boundary = 0 if self._first else self._entering(rows, self._index).nbytes
         products = min(in_weight, small)
+        in_weight -= products
         pending = pending if split else 0
         return LayerBytes(
             self._weights, activation, boundary, shared, pending, in_backward, in_weight, products, in_forward, in_full

@@ -44,11 +44,10 @@ class LayerMemory(NamedTuple):
         shared: the part of `activation` that the next layer keeps too: its input.
         pending: kept by B for W, if the backward is divided.
         in_backward: needed while B runs, in addition to `activation`: also the gradient of the layer's output.
-        in_weight: needed while W runs, in addition to `pending`.
+        in_weight: needed while W runs, in addition to `pending` and `products`.
         in_forward: needed while F runs that keeps nothing, in addition to the tensor that enters.
         in_full: as `in_backward`, while an undivided B runs; measured where the schedule divides others.
-        products: the part of `in_weight` that is held until the W of the whole stage ends: small gradients, which are
-            added in one call.
+        products: made by W and held until the W of the whole stage ends: small gradients, which are added in one call.
     """
 
     weights: int
@@ -197,7 +196,7 @@ def _in_weight(layers: Sequence[LayerBytes], is_first: bool = False) -> float:
     """
     peak = made = 0.0
     for layer in reversed(layers):
-        peak = max(peak, layer.in_weight - layer.products + made)
+        peak = max(peak, layer.in_weight + made)
         made += layer.weights - layer.products if is_first else 0
     return sum(layer.products for layer in layers) + peak
 

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from user import environment_of
 import microp.device
 from microp.app import layer_memory as subject
 from microp.device import probe_layers
-from microp.settings import AS_WRITTEN, Computing
+from microp.settings import AS_WRITTEN, NEVER, Computing, GptSettings
+from microp.simulator import compose_memory
 
 QUESTION = 5.0, True, AS_WRITTEN  # rows, whether the backward is divided, and how layers compute
 
@@ -132,3 +134,16 @@ def test_a_price_needs_no_torch_once_the_memory_is_known(tmp_path):
     assert "loaded" in done[0].stderr
     assert (done[1].returncode, done[1].stderr) == (0, "")
     assert done[0].stdout == done[1].stdout
+
+
+@pytest.mark.parametrize("rows", [1, 4 / 3, 2, 11.5])
+@pytest.mark.parametrize(
+    "model",
+    [mlp(), replace(mlp(), dim=8), gpt(), GptSettings("gpt", 6, 16, "float32", heads=4, context=128, dropout=0.1)],
+    ids=str,
+)
+def test_no_size_is_negative_at_the_rows_asked_for(model, rows):
+    """Which small products are held depends on the rows, so that two measurements do not lie on one line."""
+    layers = probe_layers(model, rows, True)
+    assert min(min(layer.at(rows)) for layer in layers) >= 0
+    assert all(min(compose_memory([layer], rows, NEVER, 3).in_weight) >= 0 for layer in layers)

@@ -27,7 +27,7 @@ def test_a_tensor_that_two_layers_keep_counts_once():
 
 
 def test_small_gradients_wait_for_the_end_of_a_stage_s_w():
-    small = LAYER._replace(in_weight=Size(7, 1), products=Size(5))
+    small = LAYER._replace(in_weight=Size(2, 1), products=Size(5))
     large = LAYER._replace(in_weight=Size(50, 1))
     assert compose_memory([small] * 3, 2, NEVER, 4).in_weight == (3 * 5 + 2 + 2,)
     assert compose_memory([small, large], 2, NEVER, 4).in_weight == (5 + 50 + 2,)
@@ -42,7 +42,7 @@ def test_recomputed_segments_keep_their_inputs():
 
 def test_what_some_backwards_of_a_stage_need_in_addition():
     """Two layers that keep 6 each, of which they share 2; a backward needs 9 more, and the last layer's frees 4."""
-    layers = [LayerMemory(5, Size(6), Size(2), Size(2), in_backward=Size(9), in_weight=Size(7), products=Size(1))] * 2
+    layers = [LayerMemory(5, Size(6), Size(2), Size(2), in_backward=Size(9), in_weight=Size(6), products=Size(1))] * 2
     assert compose_memory(layers, 1, NEVER, 4).in_backward == (9,)  # then 9 - 4
     sending = Moved(gradient=3, sent=6)
     assert extra_memory(layers, 1, NEVER, sending, split=False) == (2, 5 - 4 + 6, 4)  # 9 - 4 + 6, then the weights' 5
