@@ -139,7 +139,7 @@ def test_a_price_needs_no_torch_once_the_memory_is_known(tmp_path):
 @pytest.mark.parametrize("rows", [1, 4 / 3, 2, 11.5])
 @pytest.mark.parametrize(
     "model",
-    [mlp(), replace(mlp(), dim=8), gpt(), GptSettings("gpt", 6, 16, "float32", heads=4, context=128, dropout=0.1)],
+    [mlp(), replace(mlp(), dim=8), gpt(), GptSettings("gpt", 6, 16, "float32", heads=4, context=64, dropout=0.1)],
     ids=str,
 )
 def test_no_size_is_negative_at_the_rows_asked_for(model, rows):
