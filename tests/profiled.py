@@ -11,6 +11,7 @@ from microp.planner import DIVIDED, UNDIVIDED, After, Case, Machine, Profile, Tr
 from microp.schedule import Schedule
 from microp.settings import NEVER, Checkpointing, MlpSettings
 from microp.simulator import LayerMemory, LayerTimes, Size, costs_of, simulate
+from microp.trace import Spans
 
 BEGIN, OPTIMIZER, STEPS = 1_000_000, 250_000, 3  # nanoseconds; steps that are equal
 
@@ -25,6 +26,13 @@ def case(
 ) -> Case:
     """A case that was simulated: the times of layers in milliseconds, as `costs_of` takes them."""
     spans = simulate(schedule, costs_of(layers, sizes, schedule, checkpointing, **costs))
+    return traced(spans, sizes, schedule, rows, checkpointing)
+
+
+def traced(
+    spans: Spans, sizes: Sequence[int], schedule: Schedule, rows: float, checkpointing: Checkpointing = NEVER
+) -> Case:
+    """A case that was measured as these spans, in milliseconds."""
     times, steps = [], []
     for rank in range(len(schedule.ranks)):
         own = spans.rank == rank
@@ -58,6 +66,7 @@ def profile(model: MlpSettings, machine: Machine = MACHINE, **changed: Any) -> P
         "after": {"forward": dict.fromkeys(("backward", "optimizer"), After((0.5, 0.5), (1.1, 1.1)))},
         "checkpointed": (0.8, 0.9),
         "alone": (0.9, 1.0),
+        "crowded": (1.0, 1.0),
         "transports": {"shm": Transport(0.02, 0.1, 0.01, 0.0), "gloo": Transport(0.1, 0.5, 0.05, 0.0)},
         "optimizer": (0.2, 0.1),
         "edges": (0.05, 0.05),

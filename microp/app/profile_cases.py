@@ -4,6 +4,7 @@
 
     together   ranks that all compute: 7 orders and partitions x up to 6 numbers of microbatches
     alone      one rank with all layers
+    crowded    twice as many ranks as there are cores
     gloo       some of them over the other transport
     torch      some of them run by torch's own pipeline runtime, for its time between actions
     rows       every number of rows that a microbatch of this batch can have, without a pipeline
@@ -36,6 +37,7 @@ class Plan(NamedTuple):
         together: ranks that all compute.
         needed: how many of these show every op at two numbers of microbatches.
         alone: one rank.
+        crowded: twice as many ranks as there are cores; none if the model has fewer layers.
         transports: the other transports, with their cases.
         rows: the numbers of rows at which a stage is timed by itself, in the order in which they count.
     """
@@ -43,14 +45,15 @@ class Plan(NamedTuple):
     together: list[Job]
     needed: int
     alone: list[Job]
+    crowded: list[Job]
     transports: dict[str, list[Job]]
     rows: list[int]
 
 
 def make_plan(job: Job) -> Plan:
     """Return the cases of a profile of the job's model and device."""
-    layers, batch = job.model.layers, job.batch_size
-    ranks = min(os.cpu_count() or 1, layers, 8)
+    layers, batch, cores = job.model.layers, job.batch_size, os.cpu_count() or 1
+    ranks = min(cores, layers, 8)
     counts = [2**power for power in range(MOST_CHUNKS) if 2**power <= batch]
     even, heavy = partition.uniform(layers, ranks), partition.skewed(layers, ranks, (1 + 1 / ranks) / 2, 0)
 
@@ -74,6 +77,13 @@ def make_plan(job: Job) -> Plan:
         together += [*every_op(chunks), *others(chunks)] if chunks not in first else []
     whole = partition.uniform(layers, 1)
     alone = [case(gpipe(1, chunks), whole) for chunks in some] if ranks > 1 else []
+    crowd = 2 * cores
+    crowded = [
+        case(build(crowd, chunks), partition.uniform(layers, crowd))
+        for chunks in (2 * crowd, 6 * crowd)
+        for build in (one_f_one_b, gpipe, zb_h1)
+        if crowd <= layers and chunks <= batch and job.device.name == "cpu"
+    ]
     transports = {}
     if job.backend == "shm" and ranks > 1:
         for other in ("tcp", "gloo"):
@@ -87,4 +97,4 @@ def make_plan(job: Job) -> Plan:
             for build in (one_f_one_b, gpipe)
         ]
     transports = {name: cases for name, cases in transports.items() if cases}
-    return Plan(together, len(needed), alone, transports, numbers_of_rows(batch))
+    return Plan(together, len(needed), alone, crowded, transports, numbers_of_rows(batch))

@@ -35,6 +35,7 @@ from microp.planner import (
     Sample,
     Transport,
     between,
+    crowded_factors,
     fit_times,
     fit_transport,
     line,
@@ -48,8 +49,8 @@ from microp.terminal import Board, console
 
 BUSY = 0.25  # the spread of a profile whose predictions may be far off
 ROUNDS = 3  # a machine's speed drifts: every case is run at several times
-ALONE_SHARE, ROWS_SHARE = 0.1, 0.1  # of the time
-OTHERS_SHARE = 0.1  # of the time, for each other transport, and for torch
+ROWS_SHARE = 0.1  # of the time
+OTHERS_SHARE = 0.1  # of the time, for one rank alone, for many ranks, for each other transport, and for torch
 
 
 def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
@@ -62,16 +63,16 @@ def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
     """
     plan = make_plan(job)
     kinds = job.model.kinds
-    number = len(plan.together) + len(plan.alone) + sum(map(len, plan.transports.values()))
-    rest = 1 - (ALONE_SHARE if plan.alone else 0) - ROWS_SHARE - OTHERS_SHARE * len(plan.transports)
+    number = len(plan.together) + len(plan.alone) + len(plan.crowded) + sum(map(len, plan.transports.values()))
+    rest = 1 - ROWS_SHARE - OTHERS_SHARE * (bool(plan.alone) + bool(plan.crowded) + len(plan.transports))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         with _progress(board, job.model.name, number * ROUNDS, folder):
             together = _run(plan.together, plan.needed, seconds * rest, folder / "together")
-            alone = _run(plan.alone, 1, seconds * ALONE_SHARE, folder / "alone") if plan.alone else []
-            others = {
-                name: _run(cases, 1, seconds * OTHERS_SHARE, folder / name) for name, cases in plan.transports.items()
-            }
+            some = seconds * OTHERS_SHARE
+            alone = _run(plan.alone, 1, some, folder / "alone") if plan.alone else []
+            crowded = _run(plan.crowded, 1, some, folder / "crowded") if plan.crowded else []
+            others = {name: _run(cases, 1, some, folder / name) for name, cases in plan.transports.items()}
             fine_rows, fine_times = _run_rows(plan.together[0], plan.rows, seconds * ROWS_SHARE, folder / "rows")
     samples = _samples(together, kinds)
     fitted = fit_times(samples, _samples(alone, kinds), kinds)
@@ -80,7 +81,7 @@ def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
     transports |= {name: fit_transport([between(case) for case in cases]) for name, cases in others.items()}
     optimizer = line([(nbytes / MIB, ms) for each in between_all for nbytes, ms in each.optimizer])
     memory = {name: _memory(job, job.batch_size / 4, split) for name, split in _BACKWARDS.items()}
-    return Profile(
+    profile = Profile(
         machine=machine_of(job.device.name, job.device.threads),
         model=job.model.identity,
         date=datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -92,6 +93,7 @@ def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
         after=fitted.after,
         checkpointed=fitted.checkpointed,
         alone=fitted.alone,
+        crowded=(1.0,) * len(fitted.rows),
         transports=transports,
         optimizer=optimizer,
         edges=(float(np.median([each.head for each in between_all])), float(np.median([e.tail for e in between_all]))),
@@ -102,6 +104,7 @@ def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
         fine_rows=tuple(map(float, fine_rows)),
         row_factors=row_factors(fine_rows, fine_times, fitted.rows),
     )
+    return replace(profile, crowded=crowded_factors(profile, kinds, crowded, job.backend))
 
 
 _BACKWARDS = {UNDIVIDED: False, DIVIDED: True}
@@ -222,6 +225,7 @@ def described(profile: Profile, model: ModelSettings) -> list[str]:
         least, most = min(factors), max(factors)
         lines.append(f"{name} at other numbers of rows: x {least:.3f} to {most:.3f} of the line between these")
     lines.append("computing alone: x " + ", ".join(f"{value:.3f}" for value in profile.alone))
+    lines.append("speed with more ranks than cores: x " + ", ".join(f"{value:.3f}" for value in profile.crowded))
     for name, transport in profile.transports.items():
         rate = f"{transport.per_mib:.3f} ms per MiB"
         lines.append(f"{name}: hop {transport.latency * 1e3:.0f} µs + {rate}, engine {transport.overhead * 1e3:.0f} µs")

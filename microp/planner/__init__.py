@@ -13,6 +13,7 @@
 from microp.planner.advice import advice, fill_text
 from microp.planner.balance import NoRoomError, Task
 from microp.planner.choices import LOOPED, ORDERS, PARTITIONS, POLICIES, Choice, Priced, Pricer, Subject, shortest
+from microp.planner.crowded import crowded_factors
 from microp.planner.cuts import Cut, Loads, Room, cut
 from microp.planner.fit import Fitted, fit_times, fit_transport, line
 from microp.planner.forecast import Forecast, forecast, optimizer_times, peak_memory_mib, stage_costs
@@ -61,6 +62,7 @@ __all__ = [
     "Transport",
     "advice",
     "between",
+    "crowded_factors",
     "cut",
     "fill_text",
     "fit_times",

@@ -100,11 +100,12 @@ def speed_of(profile: Profile, rows: float, replicas: int = 1) -> Callable[[int]
     Replicas compute at the same time.
     """
     alone, together, cores = 1 / profile.alone_at(rows), profile.ranks, profile.machine.cores
+    crowded = profile.crowded_at(rows)
 
     def speed(in_a_pipeline: int) -> float:
         computing = in_a_pipeline * replicas
-        if computing >= cores:
-            return min(1.0, cores / computing)
+        if computing > cores:
+            return crowded * cores / computing
         if computing >= together or together == 1:
             return 1.0
         return alone + (1 - alone) * (computing - 1) / (together - 1)

@@ -94,6 +94,8 @@ class Profile:
             changes nothing.
         checkpointed: the factor of a forward that keeps only its input, per number of rows.
         alone: the factor of a time while no other rank computes, per number of rows.
+        crowded: the factor of a rank's share of the cores while more ranks compute than there are cores, per number of
+            rows: what their taking turns costs.
         transports: by name; torch's own pipeline runtime is one of them, since it has its own hops and its own time
             between actions.
         optimizer: milliseconds of a step of the optimizer: the fixed part, and per MiB of weights.
@@ -118,6 +120,7 @@ class Profile:
     after: Mapping[str, Mapping[str, After]]
     checkpointed: tuple[float, ...]
     alone: tuple[float, ...]
+    crowded: tuple[float, ...]
     transports: Mapping[str, Transport]
     optimizer: tuple[float, float]
     edges: tuple[float, float]
@@ -183,6 +186,10 @@ class Profile:
         """Return the factor of a time while no other rank computes."""
         return interpolate(self.rows, self.alone, rows, at_least=0.1)
 
+    def crowded_at(self, rows: float) -> float:
+        """Return the factor of a rank's share of the cores while more ranks compute than there are cores."""
+        return self._at(self.crowded, min(max(rows, self.rows[0]), self.rows[-1]))
+
     def _time(self, name: str, values: Sequence[float], rows: float) -> float:
         factors = self.row_factors.get("forward" if name == "recompute" else name)
         if not factors or not self.fine_rows[0] <= rows <= self.fine_rows[-1]:
@@ -217,6 +224,7 @@ class Profile:
             },
             "checkpointed_factor": [round(value, 4) for value in self.checkpointed],
             "alone_factor": [round(value, 4) for value in self.alone],
+            "crowded_factor": [round(value, 4) for value in self.crowded],
             "spread": {name: round(value, 4) for name, value in self.spread.items()},
             "transports": {
                 name: {f"{key}_ms": round(value, 6) for key, value in transport._asdict().items()}

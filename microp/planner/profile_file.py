@@ -82,6 +82,7 @@ def read_plain(given: Any, path: str) -> Profile:
             after=after,
             checkpointed=column(given["checkpointed_factor"]),
             alone=column(given["alone_factor"]),
+            crowded=column(given.get("crowded_factor", [1.0] * len(rows))),
             transports=transports,
             optimizer=(_number(given["optimizer_ms"]["fixed"]), _number(given["optimizer_ms"]["per_mib"])),
             edges=(_number(given["edges_ms"]["before"]), _number(given["edges_ms"]["after"])),
