@@ -28,7 +28,7 @@ def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
     names: dict[str, Any] = {}
-    with pd.option_context("display.width", 200):  # long times would leave out columns
+    with pd.option_context("display.width", 400, "display.max_columns", None):  # long times would leave out columns
         exec(readme_block("python", "microp.measure"), names)
     said = capsys.readouterr().out
     for text in ("wait_start_ms", "action times\nrank 0 |", "measured step\nrank 0 |"):
