@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -11,12 +12,13 @@ from user import microp, read
 from microp.app.config import compose_config, read_config
 from microp.app.job_factory import make_job
 from microp.app.prediction import lacks_profile, predict, predicted_seconds
+from microp.app.profile_cases import make_plan
 from microp.app.profiles import machine_of
 from microp.planner import TORCH, Profile, Transport
 from microp.settings import Computing
 from microp.store import read_profile, read_rows, write_profile
 
-MODEL = ["model.layers=4", "model.dim=16", "batch_size=4"]
+MODEL = ["model.layers=4", "model.dim=16", "batch_size=8"]
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +37,19 @@ def test_the_command_writes_a_profile_and_says_what_it_found(profiled):
     assert "mlp: one layer of 4, ms per microbatch" in done.stdout
     assert "gloo: hop " in done.stdout
     assert "torch: hop " in done.stdout
+    assert "speed with more ranks than cores: x " in done.stdout
+    assert all(0 < each <= 1 for each in read_profile(path).crowded)
     fine = read_profile(path).fine_rows
-    assert fine == (1.0, 2.0, 4.0)[: len(fine)]
+    assert fine == (1.0, 2.0, 3.0, 4.0, 8.0)[: len(fine)]
     assert fine
+
+
+@pytest.mark.parametrize(("cores", "ranks"), [(1, {2}), (2, {4}), (4, set())])
+def test_some_cases_have_more_ranks_than_cores_if_there_are_layers_for_them(cores, ranks, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    plan = make_plan(make_job(read_config(compose_config(*MODEL, "batch_size=64"))))
+    assert {len(case.schedule.ranks) for case in plan.crowded} == ranks
+    assert {case.schedule.chunks for case in plan.crowded} == {each * most for each in (2, 6) for most in ranks}
 
 
 def test_a_run_is_predicted_before_its_ranks_start(profiled):
@@ -93,7 +105,7 @@ def test_a_profile_of_another_type_of_products_is_not_used(tmp_path):
     config = read_config(compose_config(*lowered, f"output_dir={tmp_path}"))
     said = lacks_profile(config, make_job(config))
     assert said.startswith("no profile of this model with dtype=bf16 on this machine")
-    assert " dtype=bf16 batch_size=4 " in said  # in the command that makes one
+    assert " dtype=bf16 batch_size=8 " in said  # in the command that makes one
     written(tmp_path, *MODEL, computing=Computing("bf16"))
     assert predicted(tmp_path, *lowered)[0].step_ms is not None
     assert predicted(tmp_path, *MODEL)[0].step_ms is not None
