@@ -55,7 +55,7 @@ def make_plan(job: Job) -> Plan:
     layers, batch, cores = job.model.layers, job.batch_size, os.cpu_count() or 1
     ranks = min(cores, layers, 8)
     counts = [2**power for power in range(MOST_CHUNKS) if 2**power <= batch]
-    even, heavy = partition.uniform(layers, ranks), partition.skewed(layers, ranks, (1 + 1 / ranks) / 2, 0)
+    even = partition.uniform(layers, ranks)
 
     def case(schedule: Schedule, cut: Partition, checkpointing: Checkpointing = NEVER, **others: Any) -> Job:
         return replace(job, schedule=schedule, partition=cut, checkpointing=checkpointing, **others)
@@ -65,9 +65,13 @@ def make_plan(job: Job) -> Plan:
         return [case(gpipe(ranks, chunks), even), case(zb_h1(ranks, chunks), even), checkpointed]
 
     def others(chunks: int) -> list[Job]:
-        unequal = [case(build(ranks, chunks), heavy) for build in (one_f_one_b, zb_h1)] if ranks > 1 else []
-        looped = [case(breadth_first(ranks, chunks, 2), partition.uniform(layers, 2 * ranks))]
-        return [*unequal, case(one_f_one_b(ranks, chunks), even), *(looped if layers >= 2 * ranks > 2 else [])]
+        found = [case(one_f_one_b(ranks, chunks), even)]
+        if ranks > 1:
+            heavy = partition.skewed(layers, ranks, (1 + 1 / ranks) / 2, 0)
+            found[:0] = [case(build(ranks, chunks), heavy) for build in (one_f_one_b, zb_h1)]
+        if layers >= 2 * ranks > 2:
+            found.append(case(breadth_first(ranks, chunks, 2), partition.uniform(layers, 2 * ranks)))
+        return found
 
     some = counts[1::2] or counts
     first = (counts[1::2] + counts[::2])[:2]  # 2 and 8 microbatches
