@@ -99,9 +99,13 @@ def _single(pricer: Pricer, now: Choice) -> Iterator[tuple[str, Choice]]:
             yield words, now._replace(checkpointing=each)
     for name in ORDERS:
         if name != now.schedule:
-            several = 2 if name in LOOPED else 0
-            partition = "uniform" if now.partition == "given" and (several or name in V_SHAPED) else now.partition
-            yield f"schedule={name}", now._replace(schedule=name, stages_per_rank=several, partition=partition)
+            several, words = 2 if name in LOOPED else 0, f"schedule={name}"
+            if several and now.stages_per_rank not in (0, several):
+                words += f" schedule.stages_per_rank={several}"
+            new = now._replace(schedule=name, stages_per_rank=several)
+            if now.partition == "given" and (several or name in V_SHAPED):  # sizes for another number of stages
+                words, new = f"{words} partition=uniform", new._replace(partition="uniform")
+            yield words, new
     if now.partition != "balanced":
         yield "partition=balanced", now._replace(partition="balanced")
 

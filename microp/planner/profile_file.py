@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -33,7 +34,7 @@ def read_plain(given: Any, path: str) -> Profile:
             raise ValueError("rows are not ascending numbers above 0")
 
         def column(values: Any) -> tuple[float, ...]:
-            found = tuple(map(_number, values))
+            found = tuple(map(_time, values))
             if len(found) != len(rows):
                 raise ValueError(f"a list has {len(found)} values for {len(rows)} numbers of rows")
             return found
@@ -52,17 +53,20 @@ def read_plain(given: Any, path: str) -> Profile:
         else:
             after = {op: _after_any(op, column(factor)) for op, factor in given["alternating_factor"].items()}
         fine = tuple(map(_number, given.get("fine_rows", ())))
-        factors = {str(op): tuple(map(_number, own)) for op, own in given.get("row_factors", {}).items()}
+        factors = {str(op): tuple(map(_time, own)) for op, own in given.get("row_factors", {}).items()}
         if list(fine) != sorted(set(fine)) or any(len(own) != len(fine) for own in factors.values()):
             raise ValueError("row_factors has not one value for each of fine_rows, which ascend")
         transports = {
-            str(name): Transport(*(_number(values[f"{key}_ms"]) for key in Transport._fields))
+            str(name): Transport(*(_time(values[f"{key}_ms"]) for key in Transport._fields))
             for name, values in given["transports"].items()
         }
         memory = {
             backward: {int(kind): _memory(sizes) for kind, sizes in given["memory_bytes"][backward].items()}
             for backward in (DIVIDED, UNDIVIDED)
         }
+        layers = {int(kind): table(times) for kind, times in given["layers_ms"].items()}
+        if any(known.keys() != layers.keys() for known in memory.values()):
+            raise ValueError("memory_bytes and layers_ms are not of the same layers")
         machine = given["machine"]
         return Profile(
             machine=Machine(
@@ -77,15 +81,15 @@ def read_plain(given: Any, path: str) -> Profile:
             batch_size=int(given["batch_size"]),
             ranks=int(given["ranks"]),
             rows=rows,
-            layers={int(kind): table(times) for kind, times in given["layers_ms"].items()},
+            layers=layers,
             fixed=table(given["fixed_ms"]),
             after=after,
             checkpointed=column(given["checkpointed_factor"]),
             alone=column(given["alone_factor"]),
             crowded=column(given.get("crowded_factor", [1.0] * len(rows))),
             transports=transports,
-            optimizer=(_number(given["optimizer_ms"]["fixed"]), _number(given["optimizer_ms"]["per_mib"])),
-            edges=(_number(given["edges_ms"]["before"]), _number(given["edges_ms"]["after"])),
+            optimizer=(_time(given["optimizer_ms"]["fixed"]), _time(given["optimizer_ms"]["per_mib"])),
+            edges=(_time(given["edges_ms"]["before"]), _time(given["edges_ms"]["after"])),
             memory=memory,
             spread={str(name): _number(value) for name, value in given["spread"].items()},
             path=path,
@@ -112,6 +116,13 @@ def _memory(sizes: Mapping[str, Any]) -> LayerMemory:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{value!r} is not a number")
+    return float(value)
+
+
+def _time(value: Any) -> float:
+    """Return a time, or what times are multiplied by."""
+    if _number(value) < 0:
+        raise ValueError(f"{value} is a time or a factor below 0")
     return float(value)

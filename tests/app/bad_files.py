@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from profiled import profile
@@ -242,6 +243,8 @@ def make(folder: Path) -> Path:
     (folder / "cut.profile").write_text(text.partition("transports:")[0])
     (folder / "old.profile").write_text(text.replace("format: 4", "format: 0"))
     (folder / "short.profile").write_text(text.replace("rows: [8.0, 64.0]", "rows: [8.0]"))
+    (folder / "negative.profile").write_text(re.sub(r"forward: \[[\d.]+", "forward: [-5.0", text, count=1))
+    (folder / "torn.profile").write_text(text[: text.rindex("    15:")])
     (folder / "lowered.profile").write_text(text.replace("batch_size:", "dtype: bf16\nbatch_size:"))
     os.mkfifo(folder / "pipe")
     os.mkfifo(folder / "pipe_own.yaml")

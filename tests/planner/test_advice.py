@@ -53,3 +53,21 @@ def test_sizes_that_the_user_chose_are_kept_by_a_change_of_the_number_of_chunks(
     assert found["partition=balanced"].sizes == (2, 2, 2, 2)
     if "chunks=16" in found:
         assert found["chunks=16"].sizes == (5, 1, 1, 1)
+
+
+def test_an_order_with_another_number_of_stages_is_advised_with_the_partition_that_it_is_priced_with():
+    pricer = some_pricer()
+    now = pricer.add(Choice("1f1b", 8, partition="given"), builders.one_f_one_b(4, 8), (5, 1, 1, 1))
+    moved = [(words, plan) for words, plan in changes(pricer, now, 0.9 * now.peak) if len(plan.sizes) == 8]
+    assert moved
+    for words, plan in moved:
+        assert plan.sizes == (1,) * 8
+        assert words == f"schedule={plan.choice.schedule} partition=uniform"
+
+
+def test_an_order_with_fewer_stages_per_rank_than_now_is_advised_with_their_number():
+    pricer = Pricer(Subject(8, 2, 64, NominalPrices(DEVICE), lambda split: LAYERS, lambda rows: 0))
+    now = pricer.add(Choice("breadth_first", 4, stages_per_rank=4), builders.breadth_first(2, 4, 4), (1,) * 8)
+    looped = [words for words, plan in changes(pricer, now, 0.99 * now.peak) if plan.choice.stages_per_rank == 2]
+    assert looped
+    assert all(words.endswith(" schedule.stages_per_rank=2") for words in looped)
