@@ -38,15 +38,20 @@ PEAKS = (
 
 
 class Charts:
-    """Turns the rows of an attempt into what is logged at each step.
+    """Turns the rows of an attempt into what is logged at each step; each row is read once for all W&B runs.
 
     Args:
         attempt: the attempt's folder.
+
+    Attributes:
+        rows: the rows that have been read, a list for each rank of all pipelines.
     """
 
     def __init__(self, attempt: Path) -> None:
         self._config = config = read_config(attempt)
-        self.processes: int = config["ranks"] * config.get("replicas", 1)
+        processes = config["ranks"] * config.get("replicas", 1)
+        self._files = [NewRows(attempt / f"steps.rank{rank}.jsonl") for rank in range(processes)]
+        self.rows: list[list[Row]] = [[] for _ in self._files]
         engine, sync = config["engine"]["name"], config.get("sync", {}).get("name")
         self._engine = "microp" if engine == "compare" else engine
         self._sync = "ddp" if sync == "compare" and config["replicas"] > 1 else None
@@ -54,6 +59,15 @@ class Charts:
         self._keys += ["overruns"] if config["device"]["name"] == "emulated" else []
         self._keys += ["recompute_ms"] if config["checkpointing"]["name"] != "never" else []
         self._attempt, self._offset = attempt, 0.0
+
+    def read_new_rows(self) -> None:
+        """Read the rows that have been written since the last call."""
+        for rows, file in zip(self.rows, self._files, strict=True):
+            rows += file
+
+    def steps(self, first: int) -> Iterator[tuple[Row, ...]]:
+        """Yield the rows of all ranks in each step that all of them have ended, from the step with this index on."""
+        return zip(*(rows[first:] for rows in self.rows), strict=False)
 
     def run_config(self, rank: int | None) -> dict[str, Any]:
         """Return the configuration of a W&B run: the attempt's, its machine and versions, when it started.
@@ -67,7 +81,7 @@ class Charts:
         found = {**self._config, **env, "started": started, "run_id": attempt.parent.name, "attempt": attempt.name}
         if rank is None:
             return found
-        rows = read_rows(attempt, rank)[:1]
+        rows = self.rows[rank][:1]
         who = {key: row[key] for row in rows for key in ("rank", "replica")}
         stages = sorted({int(name[:-1]) for row in rows for name in row["action_ms"]})  # `0F`, `0B`, ...
         return {**found, **who, "stages": stages}
@@ -115,12 +129,11 @@ class Charts:
             return f"{row['engine']}/"
         return f"{row['sync']}/" if self._sync not in (None, row.get("sync")) else ""
 
-    def rank_summary(self, rank: int) -> dict[str, Any]:
-        """Return the summary of a rank: medians over its steps, its peaks."""
-        rows, columns = read_rows(self._attempt, rank), defaultdict[str, list[float]](list)
-        whole = list(zip(*(read_rows(self._attempt, each) for each in range(self.processes)), strict=False))
-        for number, row in enumerate(rows):
-            for key, value in _flat(self.of_rank(row, whole[number] if number < len(whole) else ())):
+    def rank_summary(self, rank: int, logged: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the summary of a rank: medians of what `of_rank` returned for each of its rows, and its peaks."""
+        rows, columns = self.rows[rank], defaultdict[str, list[float]](list)
+        for charted in logged:
+            for key, value in _flat(charted):
                 columns[key].append(value)
         found: dict[str, Any] = {key: median(values) for key, values in columns.items() if key not in _NO_MEDIAN}
         losses = [row["loss"] for row in rows if row["phase"] == "measured" and row["loss"] is not None]
@@ -183,7 +196,7 @@ class NewRows:
 
     def __iter__(self) -> Iterator[Row]:
         """Yield the rows that were added since the last time."""
-        if not self._path.exists():
+        if not self._path.exists() or self._path.stat().st_size == self._read:
             return
         with self._path.open("rb") as file:
             file.seek(self._read)

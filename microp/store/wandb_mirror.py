@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,13 +34,12 @@ from microp.store.recorder import write_json
 from microp.store.records import (
     KILLED,
     RUNNING,
-    Row,
     read_env,
     read_spans,
     read_status,
     read_summary,
 )
-from microp.store.wandb_content import Charts, NewRows, run_summary, steps_table
+from microp.store.wandb_content import Charts, run_summary, steps_table
 from microp.store.wandb_environment import environment_for
 from microp.store.wandb_files import SUMMARY, completed, discard, wandb_names, wandb_uid
 from microp.trace import MOMENTS, Spans, picture
@@ -171,12 +169,11 @@ class WandbRun:
 
         self._attempt, self._charts = attempt, charts
         self._rank = None if name == SUMMARY else int(name.removeprefix("rank"))
-        self._files = [NewRows(attempt / f"steps.rank{rank}.jsonl") for rank in range(self._charts.processes)]
-        self._waiting: list[deque[Row]] = [deque() for _ in self._files]  # rows of steps that other ranks still run
-        self._now: dict[str, float] = {}  # the time of the last step
+        self._logged: list[dict[str, Any]] = []  # one for each step
         env = read_env(attempt)
         agent, experiment = env.get("wandb_agent", {}), env.get("experiment")
         is_agents = bool(agent) and self._rank is None
+        charts.read_new_rows()
         self._config = charts.run_config(self._rank)
         self.uid = wandb_uid(attempt, name)
         discard(self.uid, folder)  # what failed half-way
@@ -206,18 +203,15 @@ class WandbRun:
 
     def log_new_rows(self) -> None:
         """Log the steps that all ranks have ended since the last call."""
-        for waiting, file in zip(self._waiting, self._files, strict=True):
-            waiting += file
-        for _ in range(min(map(len, self._waiting))):
-            rows = [waiting.popleft() for waiting in self._waiting]
-            self._log(self._charts.of_all(rows) if self._rank is None else self._charts.of_rank(rows[self._rank], rows))
+        charts = self._charts
+        charts.read_new_rows()
+        for rows in charts.steps(len(self._logged)):
+            self._log(charts.of_all(rows) if self._rank is None else charts.of_rank(rows[self._rank], rows))
 
     def _log(self, charted: dict[str, Any]) -> None:
         """Log one step, unless a process before this one has."""
-        self._now = {"_timestamp": charted["_timestamp"]}
-        if self._skip:
-            self._skip -= 1
-        else:
+        self._logged.append(charted)
+        if len(self._logged) > self._skip:
             self._run.log(charted)
 
     def log_summary(self) -> None:
@@ -226,9 +220,9 @@ class WandbRun:
             config: Any = self._run.config
             config.update(known, allow_val_change=True)
         if self._rank is not None:
-            for row in self._waiting[self._rank]:  # steps that another rank, which failed, did not end
+            for row in self._charts.rows[self._rank][len(self._logged) :]:  # another rank failed, and did not end them
                 self._log(self._charts.of_rank(row, ()))
-            self._run.summary.update(self._charts.rank_summary(self._rank))
+            self._run.summary.update(self._charts.rank_summary(self._rank, self._logged))
             return
         summary = read_summary(self._attempt)
         self._log_exhibits(summary)
@@ -254,7 +248,8 @@ class WandbRun:
                 picture({**({"replayed": replay(order, spans)} if order else {}), "measured": spans}, Path(file.name))
                 found["timeline"] = wandb.Image(file.name)
             if found:
-                self._run.log(found | self._now)
+                at = {"_timestamp": self._logged[-1]["_timestamp"]} if self._logged else {}
+                self._run.log(found | at)
 
 
 def table(columns: list[str], lines: list[list[Any]]) -> Any:
