@@ -111,6 +111,7 @@ def use_verbs(comms: Comms) -> dict[str, object]:
         "max": comms.all_reduce(mine.clone(), "max").tolist(),
         "mean": comms.all_reduce_mean(mine.clone()).tolist(),
         "all": comms.all_gather(f"from {comms.rank}"),
+        "long": [len(text) for text in comms.all_gather("x" * 200 * comms.rank)],
     }
 
 

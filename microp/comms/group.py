@@ -16,6 +16,8 @@ from torch import Tensor
 from microp.comms.base import Comms, Inbox, Message, Outbox, Pending, PostedReceive, PostedSend, Sum, check_reduction
 from microp.comms.hosts import Hosts
 
+_SIZE = 8  # bytes of the number that says how long a text is
+_AT_ONCE = 248  # bytes of a text that every rank takes in the first of at most two exchanges
 _REDUCE = {
     "sum": dist.ReduceOp.SUM,
     "product": dist.ReduceOp.PRODUCT,
@@ -110,15 +112,21 @@ class GroupComms(Comms):
         return _Sum(work, tensor, self.names[(self.rank + 1) % self.world_size], self.timeout_s)
 
     def all_gather(self, value: Any) -> list[Any]:
-        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(self.device)
-        size = torch.tensor([text.numel()], device=self.device)
-        sizes = [torch.empty_like(size) for _ in range(self.world_size)]
+        text = json.dumps(value).encode()
+        found = self._gather_bytes(text, _AT_ONCE)
+        longest = max(int.from_bytes(each[:_SIZE], "little") for each in found)
+        if longest > _AT_ONCE:  # every rank sees this
+            found = self._gather_bytes(text, longest)
+        return [json.loads(each[_SIZE : _SIZE + int.from_bytes(each[:_SIZE], "little")]) for each in found]
+
+    def _gather_bytes(self, text: bytes, length: int) -> list[bytes]:
+        """Return of each rank the size of its text in _SIZE bytes, and at most `length` bytes of the text."""
+        framed = len(text).to_bytes(_SIZE, "little") + text[:length].ljust(length)
+        own = torch.frombuffer(bytearray(framed), dtype=torch.uint8).to(self.device)
+        every = [torch.empty_like(own) for _ in range(self.world_size)]
         with in_our_words(self.timeout_s, "another rank"):
-            dist.all_gather(sizes, size, group=self.group)
-            longest = int(torch.cat(sizes).max())
-            texts = [text.new_empty(longest) for _ in sizes]
-            dist.all_gather(texts, torch.nn.functional.pad(text, (0, longest - text.numel())), group=self.group)
-        return [json.loads(each[:size].cpu().numpy().tobytes()) for each, size in zip(texts, sizes, strict=True)]
+            dist.all_gather(every, own, group=self.group)
+        return [each.cpu().numpy().tobytes() for each in every]
 
     def barrier(self) -> None:
         with in_our_words(self.timeout_s, "another rank"):

@@ -73,7 +73,7 @@ class ShmComms(TcpComms):
     def __init__(self, device: torch.device, timeout_s: float, group: Any, hosts: Hosts) -> None:
         super().__init__(device, timeout_s, group, hosts)
         self._boxes: dict[tuple[int, int, int], _Box] = {}
-        self._pids = [int(pid) for pid in self.all_gather(os.getpid())]
+        self._pids: list[int] = []  # of the ranks
         self._host_of = host_of = [hosts.of[rank] for rank in dist.get_process_group_ranks(self.group)]
         mine = host_of[self.rank]
         self._near = [rank for rank, host in enumerate(host_of) if host == mine]
@@ -116,9 +116,11 @@ class ShmComms(TcpComms):
         if self.rank == self._first:
             descriptor = os.memfd_create("microp", os.MFD_CLOEXEC)
             os.ftruncate(descriptor, size)
-        theirs = int(self.all_gather(descriptor)[self._first])
+        cards = self.all_gather((os.getpid(), descriptor))
+        self._pids = [pid for pid, _ in cards]
         if self.rank != self._first:
-            descriptor = os.open(f"/proc/{self._pids[self._first]}/fd/{theirs}", os.O_RDWR | os.O_CLOEXEC)
+            pid, theirs = cards[self._first]
+            descriptor = os.open(f"/proc/{pid}/fd/{theirs}", os.O_RDWR | os.O_CLOEXEC)
         self._segment = mmap.mmap(descriptor, size)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._segment))
         if self.rank == self._first:

@@ -34,6 +34,7 @@ def test_verbs(where, tmp_path):
             "max": [3.0] * 3,
             "mean": [2.0] * 3,
             "all": ["from 0", "from 1", "from 2"],
+            "long": [0, 200, 400],
         }
 
 
