@@ -67,7 +67,7 @@ def subject_of(config: Config, rows: float, devices: int) -> Subject:
         memory=memory,
         batch_bytes=config.model.batch_bytes,
         states=config.optimizer.states,
-        holds=transport_holds(config.comms.backend(config.device), config.device),
+        holds=transport_holds(config.comms.backend(config.device), config.device, config.sync.has_buckets),
     )
 
 

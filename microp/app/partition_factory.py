@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from microp.app.config_checks import ranks_here
 from microp.app.factory import build
 from microp.app.layer_memory import layer_memory
-from microp.app.profiles import prices_of, profile_command, rows_of_first_replica
+from microp.app.profiles import held_beside, prices_of, profile_command, rows_of_first_replica
 from microp.app.schema import Config
 from microp.planner import NoRoomError, Task
 from microp.schedule import Partition, Schedule, of_sizes, uniform
-from microp.settings import GIB, transport_holds
+from microp.settings import GIB
 
 
 class Chosen(NamedTuple):
@@ -110,7 +110,7 @@ def task_of(config: Config, schedule: Schedule) -> Task:
         cap=cap,
         batch=config.model.batch_bytes(sum(rows)),
         states=config.optimizer.states,
-        holds=transport_holds(config.comms.backend(config.device), config.device),
+        holds=held_beside(config),
     )
 
 

@@ -16,11 +16,11 @@ from typing import Any
 from microp.app.errors import ConfigError
 from microp.app.job_factory import make_schedule
 from microp.app.partition_factory import choose_partition
-from microp.app.profiles import profile_problems, rows_of_first_replica, times_of
+from microp.app.profiles import held_beside, profile_problems, rows_of_first_replica, times_of
 from microp.app.schema import Config, SimulateConfig
 from microp.job import Workload
 from microp.schedule import Schedule, validate
-from microp.settings import EmulatedSettings, broken_rules, quoted, transport_holds
+from microp.settings import EmulatedSettings, broken_rules, quoted
 from microp.simulator import LINK_MODELS, PER_STAGE, Costs, for_stages, nominal_costs
 
 LARGEST = 1e15  # a cost: sums of more would not be exact
@@ -108,7 +108,7 @@ def _workload(config: Config, schedule: Schedule) -> Workload | None:
     chosen = choose_partition(config, schedule)
     assert chosen is not None, "there is a schedule"
     layers = chosen.partition.sizes
-    rows, holds = rows_of_first_replica(config), transport_holds(config.comms.backend(config.device), config.device)
+    rows, holds = rows_of_first_replica(config), held_beside(config)
     return Workload(schedule, layers, rows, config.checkpointing, config.optimizer.states, holds)
 
 

@@ -31,7 +31,16 @@ from microp.planner import (
     stage_costs,
 )
 from microp.schedule import Schedule, spread
-from microp.settings import ADAM, COPYING, DeviceSettings, EmulatedSettings, SgdSettings, processor
+from microp.settings import (
+    ADAM,
+    COPYING,
+    DeviceSettings,
+    EmulatedSettings,
+    Holds,
+    SgdSettings,
+    processor,
+    transport_holds,
+)
 from microp.store import ProfileError, find_profile, read_profile
 
 
@@ -158,6 +167,12 @@ def used_profile(config: Config) -> Profile | None:
 def rows_of_first_replica(config: Config) -> tuple[int, ...]:
     """Return the number of rows of each microbatch of the first replica."""
     return spread(spread(config.batch_size, max(config.replicas, 1))[0], max(config.chunks, 1))
+
+
+def held_beside(config: Config) -> Holds:
+    """Return what the configuration's transport and sums hold of the device's memory."""
+    has_buckets = config.replicas > 1 and config.sync.has_buckets
+    return transport_holds(config.comms.backend(config.device), config.device, has_buckets)
 
 
 def profile_command(config: Config) -> str:

@@ -37,7 +37,7 @@ class Workload(NamedTuple):
         rows: the number of rows of each microbatch.
         checkpointing: what is recomputed.
         states: the tensors of a weight's size that the optimizer keeps for each weight.
-        holds: what the transport holds of the device's memory; see `transport_holds`.
+        holds: what transport and sums hold of the device's memory; see `transport_holds`.
     """
 
     schedule: Schedule
@@ -129,7 +129,7 @@ class Job:
     def workload(self) -> Workload:
         """The workload of one replica."""
         rows = self.of(self.replica or 0).rows
-        holds = transport_holds(self.backend, self.device)
+        holds = transport_holds(self.backend, self.device, self.replicas > 1 and self.sync.has_buckets)
         return Workload(self.schedule, self.partition.sizes, rows, self.checkpointing, self.optimizer.states, holds)
 
     @property

@@ -108,7 +108,7 @@ class Subject:
         memory: returns the memory of each layer, for a backward that is divided or not; None: memory does not count.
         batch_bytes: a number of rows -> the bytes of their text.
         states: the tensors of a weight's size that the optimizer keeps for each weight.
-        holds: as in `Workload`.
+        holds: as in `Workload`; the buckets are those of several replicas.
     """
 
     layers: int
@@ -199,7 +199,7 @@ class Pricer:
             self.subject.batch_bytes(share),
             self._counts[key],
             self.subject.states,
-            self.subject.holds,
+            self.subject.holds._replace(buckets=self.subject.holds.buckets and choice.replicas > 1),
         )
 
     def sizes(self, choice: Choice, task: Task) -> tuple[int, ...] | None:

@@ -111,7 +111,8 @@ class Ranks:
         states: int = 2,
         holds: Holds = HOLDS_NOTHING,
     ) -> None:
-        self._state, self._holds, self._rows = 1 + states, holds, sum(rows) / len(rows)
+        self._states, self._holds, self._rows = states, holds, sum(rows) / len(rows)
+        self._state = 1 + states + holds.buckets  # tensors per weight
         self._schedule, self._layers, self._checkpointing = schedule, list(layers), checkpointing
         spared = checkpointing.spared(schedule.chunks)
         self._moments = Moments(schedule, self._holds).counts(spared, rows) if known is None else known
@@ -122,7 +123,7 @@ class Ranks:
         self.batch = [batch if rank in ends else 0 for rank in range(len(schedule.ranks))]
 
     def peaks(self, sizes: Sequence[int]) -> list[float]:
-        """Return each rank's most bytes: weights, the optimizer's state, the batch, gradients and activations."""
+        """Return each rank's most bytes: weights, optimizer, buckets, the batch, gradients and activations."""
         state, table = self._state_and_bytes(sizes)
         peaks = []
         for rank, counts in enumerate(self._moments):
@@ -142,7 +143,8 @@ class Ranks:
         return [
             Part("weights", weights),
             Part("gradients", sums[GRADIENTS]),
-            Part("the optimizer's state", (self._state - 1) * weights),
+            Part("the optimizer's state", self._states * weights),
+            Part("buckets of gradients", self._holds.buckets * weights),
             Part("activations", sums[KEPT] + sums[WHOLE], round(counts[KEPT] + counts[WHOLE])),
             Part("kept for W", sums[PENDING], round(counts[PENDING])),
             Part("in a backward", sums[_IN_A_BACKWARD].sum()),

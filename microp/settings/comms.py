@@ -14,16 +14,18 @@ COPYING = ("shm", "threads")  # backends that copy a tensor when it is sent, and
 
 
 class Holds(NamedTuple):
-    """What a transport holds of the device's memory, beside the tensors that the pipeline keeps.
+    """What transport and sums hold of the device's memory, beside the tensors that the pipeline keeps.
 
     Attributes:
         mailboxes: the place of a received tensor, also when the tensor has left it.
         messages: the place of a tensor to come from when its receive is posted, and a tensor that was sent until its
             receiver has used it.
+        buckets: the buckets in which gradients are summed over the replicas, as large as the weights.
     """
 
     mailboxes: bool = False
     messages: bool = False
+    buckets: bool = False
 
 
 HOLDS_NOTHING = Holds()
@@ -73,9 +75,10 @@ class CommsSettings:
         return found
 
 
-def transport_holds(backend: str, device: DeviceSettings) -> Holds:
-    """Return what a transport holds of the device's memory; a shared GPU's messages lie in the host's."""
-    return HOLDS_NOTHING if device.is_shared else _HOLDS[backend]
+def transport_holds(backend: str, device: DeviceSettings, has_buckets: bool) -> Holds:
+    """Return what is held of the device's memory; a shared GPU's messages lie in the host's."""
+    held = HOLDS_NOTHING if device.is_shared else _HOLDS[backend]
+    return held._replace(buckets=has_buckets)
 
 
 def _has_shm() -> bool:

@@ -25,6 +25,11 @@ class SyncSettings:
     name: Annotated[str, OneOf("naive", "flat", "ddp", "torch_ddp", "compare")]
     all_reduce: Annotated[str, OneOf("auto", "direct", "library", "ring")]
 
+    @property
+    def has_buckets(self) -> bool:
+        """True if a stage's gradients are copied into buckets to be summed; PyTorch's own are not counted."""
+        return self.name in ("flat", "ddp", "compare")
+
     def problems(self, schedule: str, is_split: bool, backend: str) -> list[str]:
         """List what is wrong with these values, one sentence each.
 

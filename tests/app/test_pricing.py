@@ -338,6 +338,17 @@ def test_predicted_memory_is_what_a_run_measures(comms, tmp_path):
         assert figures(config)["peak_memory_mib"] == pytest.approx(peaks, rel=0.02), words
 
 
+def test_predicted_memory_of_replicas_has_their_buckets(tmp_path):
+    words = [
+        f"{GPT} ranks=1 schedule=gpipe replicas=2 device.threads=1 sync={sync}" for sync in ("naive", "flat", "ddp")
+    ]
+    configs = [composed(each) for each in words]
+    jobs = [make_job(config) for config in configs]
+    measured = launch_ranks(jobs[0], tmp_path, 3, partial(rank_code.peak_memory, jobs))
+    for number, config in enumerate(configs):
+        assert figures(config)["peak_memory_mib"] == pytest.approx([measured[0][number]], rel=0.02), words[number]
+
+
 def test_memory_follows_the_microbatches_in_flight():
     """Between two lengths lie activations alone: M of them in GPipe, min(K-r, M) in 1F1B."""
 

@@ -198,7 +198,7 @@ def some_layers(chance: random.Random, count: int) -> list[LayerMemory]:
     return [kinds[0], *(kinds[1] for _ in range(count - 2)), kinds[2]]
 
 
-@pytest.mark.parametrize("holds", [HOLDS_NOTHING, Holds(mailboxes=True), Holds(messages=True), Holds(True, True)])
+@pytest.mark.parametrize("holds", [HOLDS_NOTHING, Holds(mailboxes=True), Holds(messages=True), Holds(True, True, True)])
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda each: each.name)
 @pytest.mark.parametrize("schedule", ORDERS, ids=lambda each: each.name)
 def test_parts_and_intervals_add_up_to_the_peaks(schedule, policy, holds):
@@ -233,3 +233,14 @@ def test_the_parts_name_the_microbatches_in_flight():
         "in a backward": (300, 0),
         "places for received tensors": (200, 0),
     }
+
+
+def test_the_buckets_of_replicas_are_as_large_as_the_weights():
+    layers = [LayerMemory(1000, Size(0, 100), Size(0, 20), in_backward=Size(0, 30))] * 4
+    alone, several = (
+        Ranks(builders.gpipe(2, 2), layers, [10, 10], POLICIES[0], holds=Holds(buckets=has)) for has in (False, True)
+    )
+    added = [more - less for less, more in zip(alone.peaks((1, 3)), several.peaks((1, 3)), strict=True)]
+    assert added == [1000, 3000]
+    parts = {part.name: part.size for part in several.parts((1, 3), 1)}
+    assert (parts["buckets of gradients"], parts["the optimizer's state"]) == (3000, 6000)
