@@ -31,6 +31,7 @@ from microp.simulator import replay_steps, schedule_of
 from microp.store import Row, Store, read_rows, read_spans, records
 from microp.trace import makespan
 
+SMALLEST = 0.0005  # an error below it is drawn as this: the axis is logarithmic
 NOISE = (0, (3, 2))  # the dashes of the noise between launches
 
 
@@ -64,7 +65,7 @@ def _predicted(runs: pd.DataFrame) -> list[Exhibit]:
     if table.empty:
         return []
     known = summary(table)
-    best = [_judged(row) for row in records(known[known["forecast"] == "predicted"])]
+    best = [judged(row) for row in records(known[known["forecast"] == "predicted"])]
     text = (
         "Step times that were known before the run, from a profile or from nominal times, against the measured ones; "
         "a marker per configuration, the median of its launches. Right: median error of the prediction, of the replay, "
@@ -74,12 +75,13 @@ def _predicted(runs: pd.DataFrame) -> list[Exhibit]:
     )
     figure, axes = plot.panels(2, 3.2)
     scatter(axes[0], table, "predicted")
+    known["shown"] = 100 * known["median"].clip(lower=SMALLEST)
     kinds = looks.looks(sorted(known["kind"].unique()))
     for number, (kind, look) in enumerate(kinds.items()):
         own = known[known["kind"] == kind]
         at = [FORECASTS.index(name) + 0.15 * number for name in own["forecast"]]
-        axes[1].plot(100 * own["median"].clip(0.0005), at, look.marker, color=look.colour, label=kind)
-    scales.logarithmic(axes[1].xaxis, (0.1, 60))
+        axes[1].plot(own["shown"], at, look.marker, color=look.colour, label=kind)
+    scales.logarithmic(axes[1].xaxis, known["shown"])
     scales.name_rows(axes[1], list(FORECASTS))
     plot.titled(axes[1], x="median error, %", own=True)
     plot.legend(figure, [looks.thin("predicted = measured")])
@@ -87,7 +89,7 @@ def _predicted(runs: pd.DataFrame) -> list[Exhibit]:
     return [Exhibit("predicted-measured", "Predicted against measured", text, figure, table, used)]
 
 
-def _judged(row: dict[str, Any]) -> str:
+def judged(row: dict[str, Any]) -> str:
     """Return what the prediction of one kind of runs was worth."""
     text = (
         f"{row['kind']}, {counted(int(row['n']), 'configuration')}: median error {percent(row['median'])}, 90 % within "

@@ -1,4 +1,4 @@
-"""How far the replay is from the measurement, and how far launches are from one another."""
+"""How far replay and prediction are from the measurement, and how far launches are from one another."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import pandas as pd
 
 from analysis.answers.words import sentence
 from analysis.exhibit import counted, percent
-from analysis.prediction import compared
-from microp.store import Store
+from analysis.forecasts import BASELINES, forecasts, summary
+from analysis.prediction import compared, judged
+from microp.store import Store, records
 
 
 def answer(store: Store) -> str:
-    """Return a sentence per kind of computation on the error of the replay, and on the noise of launches."""
+    """Return sentences per kind of computation on the errors of replay and prediction, and on the noise of launches."""
     runs = store.runs()
     table = compared(store)
     if table.empty:
@@ -20,7 +21,18 @@ def answer(store: Store) -> str:
     told = [_of(str(kind), own) for kind, own in table.groupby("kind")]
     if table["noise"].isna().all():
         told.append("one launch per configuration, so the noise between launches is unknown")
+    known = forecasts(runs)
+    if not known.empty:
+        told += [_predicted(own) for _, own in summary(known).groupby("kind")]
     return " ".join(map(sentence, told))
+
+
+def _predicted(own: pd.DataFrame) -> str:
+    """Return what predictions were worth, beside the baselines; `own` has the rows of `summary` of one kind."""
+    found = {row["forecast"]: row for row in records(own)}
+    text = f"predicted before the run: {judged(found['predicted'])}"
+    others = [f"{name} {percent(found[name]['median'])}" for name in BASELINES if name in found]
+    return text + (f"; median error of the baselines: {', '.join(others)}" if others else "")
 
 
 def _of(kind: str, own: pd.DataFrame) -> str:
