@@ -71,6 +71,11 @@ def _problems(config: OrderConfig) -> list[str]:
         found.append(
             f"search.solver_seconds={config.search.solver_seconds:g} needs OR-Tools: install microp[plan], or use 0"
         )
+    if (given := config.device.memory_gib) is not None and config.partition["name"] != "balanced":
+        found.append(
+            f"device.memory_gib={given:g} does not limit an order: use activation_limit, the (stage, microbatch) pairs "
+            "that a rank holds"
+        )
     return found
 
 
