@@ -76,6 +76,8 @@ def _problems(config: OrderConfig) -> list[str]:
             f"device.memory_gib={given:g} does not limit an order: use activation_limit, the (stage, microbatch) pairs "
             "that a rank holds"
         )
+    if config.replicas != 1:
+        found.append(f"replicas={config.replicas} does not change an order, which is of one pipeline: leave it out")
     return found
 
 

@@ -125,7 +125,7 @@ def make_plan(config: PlanConfig) -> Plan:
         raise ConfigError(
             [
                 f"no choice exists for ranks={config.ranks}, model.layers={config.model.layers} and "
-                f"batch_size={config.batch_size}: use fewer ranks, or more layers or rows"
+                f"batch_size={config.batch_size}: use fewer ranks or chunks, or more layers or rows"
             ]
         )
     return Plan(config, pricer, space, cap)

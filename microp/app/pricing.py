@@ -28,6 +28,7 @@ from microp.app.schema import Config, SimulateConfig
 from microp.job import run_id
 from microp.planner import peak_memory_mib
 from microp.schedule import spread, to_text, to_torch_csv
+from microp.settings import GIB, MIB
 from microp.simulator import (
     Simulated,
     closed_forms,
@@ -164,6 +165,7 @@ def run_price(config: DictConfig) -> dict[str, Any]:
     with console.err.status(f"pricing {point.schedule['name']}"):
         priced = Price(PricingCallback.take(point))
     figures = dict(priced.figures)
+    _warn_of_memory(point, figures["peak_memory_mib"])
     if point.output == "json":
         print(json.dumps(figures), flush=True)
         return figures
@@ -174,6 +176,15 @@ def run_price(config: DictConfig) -> dict[str, Any]:
         priced.save(folder)
         figures["folder"] = str(folder)
     return figures
+
+
+def _warn_of_memory(config: SimulateConfig, peaks: list[float] | None) -> None:
+    """Say which rank needs more than `device.memory_gib`; a run would be refused."""
+    if peaks and (given := config.device.memory_gib) is not None and max(peaks) * MIB > given * GIB:
+        console.warn(
+            f"rank {peaks.index(max(peaks))} needs {max(peaks):.1f} MiB, more than device.memory_gib={given:g}: "
+            "the run is refused, and says what would fit"
+        )
 
 
 class PricingCallback(PointsCallback):

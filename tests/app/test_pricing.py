@@ -39,6 +39,17 @@ def problems(config) -> list[str]:
 # --- what a user types ---------------------------------------------------------------------------
 
 
+def test_too_little_memory_for_a_run_is_said(tmp_path):
+    words = ["model.layers=4", "model.dim=64", "ranks=2", "schedule=1f1b", "output=json"]
+    given = [simulate(*words, *more, folder=tmp_path) for more in ([], ["device.memory_gib=0.0001"])]
+    assert [each.returncode for each in given] == [0, 0]
+    assert given[0].stderr == ""
+    assert given[0].stdout == given[1].stdout
+    peaks = json.loads(given[0].stdout)["peak_memory_mib"]
+    needs = f"warning: rank {peaks.index(max(peaks))} needs {max(peaks):.1f} MiB, more than device.memory_gib=0.0001: "
+    assert " ".join(given[1].stderr.split()) == f"{needs}the run is refused, and says what would fit"
+
+
 def test_one_schedule_as_text(tmp_path):
     done = simulate("schedule=zb_h1", "ranks=4", "chunks=8", "model.dim=64", folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -43,6 +43,7 @@ def test_the_table_names_bounds_the_solver_and_the_command_that_runs_the_order(t
         ("search.seconds=0", "search.seconds=0.0 is not a number above 0"),
         ("search.file=/dev/null/a", "search.file=/dev/null/a cannot be written"),
         ("device.memory_gib=0.01", "device.memory_gib=0.01 does not limit an order: use activation_limit"),
+        ("replicas=2", "replicas=2 does not change an order, which is of one pipeline: leave it out"),
         ("ranks=16 chunks=256", "too many to search: use at most 10000"),
     ],
 )
