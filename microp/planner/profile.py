@@ -9,7 +9,8 @@
 
 The times are those of a chain of layers on ranks that all compute, each op after what it usually follows: F after F,
 a full backward after another, B after F, W after B. `after` tells the time after anything else, `checkpointed` is the
-factor of a forward that keeps only its input, and `alone` that of a rank that computes alone.
+factor of a forward that keeps only its input, `alone` that of a rank that computes alone, and `crowded` what is left of
+the speed of ranks that share cores.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ class Profile:
             changes nothing.
         checkpointed: the factor of a forward that keeps only its input, per number of rows.
         alone: the factor of a time while no other rank computes, per number of rows.
-        crowded: the factor of a rank's share of the cores while more ranks compute than there are cores, per number of
-            rows: what their taking turns costs.
+        crowded: the factor of a rank's speed while more ranks compute than there are cores, beside its share of the
+            cores, per number of rows; below 1 because taking turns costs time.
         transports: by name; torch's own pipeline runtime is one of them, since it has its own hops and its own time
             between actions.
         optimizer: milliseconds of a step of the optimizer: the fixed part, and per MiB of weights.

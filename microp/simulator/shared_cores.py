@@ -7,8 +7,8 @@
     rank 1   |F0─────────|·····            an action is work; its time follows from the speed
     rank 2   |F0─────────────|
 
-The speed changes only when an action begins or ends. No work is lost: the actions' work is the same on any number
-of cores, and with a core for each rank the spans are those of `simulate`.
+The speed changes only when an action begins or ends. The actions' work is the same on any number of cores; what taking
+turns costs is a part of the speed. With a core for each rank the spans are those of `simulate`.
 """
 
 from __future__ import annotations

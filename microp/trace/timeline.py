@@ -176,7 +176,7 @@ def number(value: Any) -> str:
 def _axis(length: float, unit: str, room: int) -> str:
     """Return the axis of `room` columns: marks at multiples of 1, 2 or 5, and one at the end, below the last bar."""
     end, drawn = f" {number(length)}{unit}┘", "└0"
-    step = tick_step(length * max(7, len(number(length)) + 3) / room)  # so many columns apart, or more
+    step = tick_step(length * max(7, len(number(length)) + 3) / room)  # marks do not overlap
     for count in range(1, room + 1):
         label = f"└{number(count * step)}"
         at = round(count * step / length * room)
