@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,34 +29,36 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from microp.model.autocast import product_input
 from microp.model.engine_calls import gradients_of
-from microp.model.weight_gradients import GraphWeights, LinearWeights, Weights, add_gradients
-
-
-class _LinearCall(NamedTuple):
-    """One forward of a Linear before its B."""
-
-    weights: Weights
-    x: Tensor
-    version: int  # the version of x in the forward, to detect a later write
-    edge: GradientEdge
+from microp.model.weight_gradients import GraphWeights, LinearWeights, Weights, add_gradients, used_several_times
 
 
 class Deferred:
     """The data of one microbatch that its forward keeps for B, and B for W.
 
     Attributes:
-        parts: the weight gradients that W has to compute.
+        linears: the weight gradients of Linears that W has to compute.
+        graphs: those of other modules.
     """
 
     def __init__(self) -> None:
-        self.parts: list[LinearWeights | GraphWeights] = []
-        self._calls: list[_LinearCall] = []
+        self.linears: list[LinearWeights] = []
+        self.graphs: list[GraphWeights] = []
+        self._owners: list[int] = []  # the owners of the weights of the last W
+        self._several: list[Tensor] = []  # the weights that several of them own
+        # of each forward of a Linear before its B:
+        self._weights: list[Weights] = []
+        self._inputs: list[Tensor] = []
+        self._versions: list[int] = []  # of the input, to detect a later write
+        self._edges: list[GradientEdge] = []  # the output in the graph
 
     def record(self, weights: Weights, x: Tensor, y: Tensor) -> None:
         """Record one forward of a Linear."""
         made = y if y._base is None else y._base  # an operation in place gives a view another node
         assert made.grad_fn is not None
-        self._calls.append(_LinearCall(weights, x, x._version, GradientEdge(made.grad_fn, made.output_nr)))
+        self._weights.append(weights)
+        self._inputs.append(x)
+        self._versions.append(x._version)
+        self._edges.append(GradientEdge(made.grad_fn, made.output_nr))
 
     def backward(self, root: GradientEdge, gradient: Tensor | None, leaf: Tensor, anchor: Tensor) -> Tensor | None:
         """Run B: return the gradient of `leaf`, or None if it requires none.
@@ -70,25 +72,32 @@ class Deferred:
         Raises:
             RuntimeError: a layer's input was written in place after its forward.
         """
-        calls, self._calls = self._calls, []
-        for call in calls:
-            if call.x._version != call.version:
-                raise RuntimeError("the input of a Linear layer was written in place after its forward")
-        wanted = [anchor, *(call.edge for call in calls), *([leaf] if leaf.requires_grad else [])]
+        weights, inputs, versions, edges = self._weights, self._inputs, self._versions, self._edges
+        self._weights, self._inputs, self._versions, self._edges = [], [], [], []
+        if [x._version for x in inputs] != versions:
+            raise RuntimeError("the input of a Linear layer was written in place after its forward")
+        wanted = (anchor, *edges, leaf) if leaf.requires_grad else (anchor, *edges)
         found = gradients_of(wanted, root, gradient)
-        for call, caught in zip(reversed(calls), reversed(found[1 : len(calls) + 1]), strict=True):
+        for owner, x, caught in zip(reversed(weights), reversed(inputs), found[len(edges) : 0 : -1], strict=True):
             if caught is not None:
-                self.parts.append(LinearWeights(call.weights, call.x, caught))
+                self.linears.append((owner, x, caught))
         return found[-1] if leaf.requires_grad else None
 
     def tensors(self) -> Iterator[Tensor]:
-        """Return the tensors that are kept between B and W."""
-        return (tensor for part in self.parts for tensor in part.tensors)
+        """Yield the tensors that are kept between B and W."""
+        for _, x, gradient in self.linears:
+            yield from (x, gradient)
+        for graph in self.graphs:
+            yield from graph.gradients
 
     def run(self) -> None:
         """Run W: add the remaining weight gradients to the weights' `grad`."""
-        add_gradients(self.parts)
-        self.parts.clear()
+        owners = [id(owner) for owner, _, _ in self.linears] + [id(graph.weights) for graph in self.graphs]
+        if owners != self._owners:
+            self._owners = owners
+            self._several = used_several_times([*(o for o, _, _ in self.linears), *(g.weights for g in self.graphs)])
+        add_gradients(self.linears, self.graphs, self._several)
+        self.linears, self.graphs = [], []
 
 
 def run_together(several: Sequence[Deferred]) -> None:
@@ -96,21 +105,18 @@ def run_together(several: Sequence[Deferred]) -> None:
 
     The product also takes the sum over the microbatches, so the last bits of the gradients can differ.
     """
-    same: dict[Weights, list[LinearWeights]] = defaultdict(list)
+    same: dict[Weights, list[tuple[Tensor, Tensor]]] = defaultdict(list)
     for deferred in several:
-        for part in deferred.parts:
-            if isinstance(part, LinearWeights):
-                same[part.weights].append(part)
-            else:
-                part.run()
-        deferred.parts.clear()
+        for weights, x, gradient in deferred.linears:
+            same[weights].append((x.flatten(0, -2), gradient.flatten(0, -2)))
+        for graph in deferred.graphs:
+            graph.run()
+        deferred.linears, deferred.graphs = [], []
     joined = []
     for weights, calls in same.items():
-        x, gradient = (
-            torch.cat([t.flatten(0, -2) for t in ts]) for ts in zip(*(p.tensors for p in calls), strict=True)
-        )
-        joined.append(LinearWeights(weights, x, gradient))
-    add_gradients(joined)
+        inputs, gradients = zip(*calls, strict=True)
+        joined.append((weights, torch.cat(inputs), torch.cat(gradients)))
+    add_gradients(joined, (), used_several_times(same))
 
 
 class SplitBackward:
@@ -217,7 +223,7 @@ class _Call:
         if wanted:
             found = torch.autograd.grad(self._roots, wanted, own, retain_graph=True, allow_unused=True)
         by_leaf = iter(found)
-        self._deferred.parts.append(GraphWeights(self._roots, own, self._weights))
+        self._deferred.graphs.append(GraphWeights(self._roots, own, self._weights))
         return [next(by_leaf) if leaf.requires_grad else None for leaf in self.leaves]
 
 

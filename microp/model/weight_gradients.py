@@ -14,7 +14,7 @@ rows, so each size is tried once. Large products use one piece of memory, one af
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -27,28 +27,41 @@ _FEWEST = 2**8  # numbers in a product; the bits of fewer may be equal by chance
 _MOST_ROWS = 1024  # of a product that is tried
 
 
-class Weights(NamedTuple):
-    """The weight and the bias of a Linear; None if it is frozen or does not exist."""
+class Weights:
+    """The weight and the bias of a Linear; None if it is frozen or does not exist.
 
-    weight: Tensor | None
-    bias: Tensor | None
+    Attributes:
+        is_small: whether a product of the weight's size is small, see above.
+        has_small_bias: the same of the bias.
+    """
+
+    __slots__ = ("_adds", "_both", "bias", "has_small_bias", "is_small", "weight")
+
+    def __init__(self, weight: Tensor | None, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+        self.is_small, self.has_small_bias = (each is not None and each.nbytes <= SMALL for each in (weight, bias))
+        self._both = tuple(each for each in (weight, bias) if each is not None)
+        self._adds: dict[tuple[int, int], bool] = {}  # (rows, threads) -> what `adds_in_product` said
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._both)
+
+    def adds_in_product(self, total: Tensor, gradient: Tensor, x: Tensor, threads: int) -> bool:
+        """Return whether `gradientᵀ x` can be added to the gradient `total` in one call, without a change of bits."""
+        dtype = total.dtype
+        if not self.is_small or x.dtype is not dtype or gradient.dtype is not dtype:
+            return False
+        if not (x.is_contiguous() and gradient.is_contiguous() and total.is_contiguous()):
+            return False
+        size = x.size(0), threads
+        adds = self._adds.get(size)
+        if adds is None:
+            adds = self._adds[size] = adds_in_product(size[0], *total.shape, dtype, total.device, threads)
+        return adds
 
 
-class LinearWeights(NamedTuple):
-    """The data from which W computes the weight gradient of one Linear; the gradient may lack x's middle sizes."""
-
-    weights: Weights
-    x: Tensor
-    gradient: Tensor
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.x, self.gradient
-
-    def matrices(self) -> tuple[Tensor, Tensor]:
-        """Return x and the gradient with one row per product, for x (..., in) and the gradient (..., out)."""
-        _, x, gradient = self
-        return (x, gradient) if x.dim() == 2 else (x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1]))
+LinearWeights = tuple[Weights, Tensor, Tensor]
+"""The data of W of one Linear: x and the gradient of the output, which may lack x's middle sizes."""
 
 
 class GraphWeights(NamedTuple):
@@ -58,89 +71,100 @@ class GraphWeights(NamedTuple):
     gradients: list[Tensor]
     weights: list[nn.Parameter]
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(self.gradients)
-
     def run(self) -> None:
         torch.autograd.backward(self.roots, self.gradients, inputs=self.weights)
 
 
-def add_gradients(parts: Sequence[LinearWeights | GraphWeights]) -> None:
-    """Add the weight gradients; those of a weight that is used several times are added up first, as by autograd."""
-    several = _used_several_times(parts)
+def add_gradients(
+    linears: Sequence[LinearWeights], graphs: Sequence[GraphWeights], several: Collection[Tensor]
+) -> None:
+    """Add the weight gradients to the weights' `grad`.
+
+    Args:
+        linears: those of Linears.
+        graphs: those of other modules.
+        several: the weights of which several of these have a gradient, see `used_several_times`.
+            Their gradients are added up first, as by autograd.
+    """
     before = {weight: weight.grad for weight in several}
     for weight in several:
         weight.grad = None
     with torch.no_grad():
-        _accumulate((part for part in parts if isinstance(part, LinearWeights)), several)
-    for part in parts:
-        if isinstance(part, GraphWeights):
-            part.run()
+        _accumulate(linears, several)
+    for graph in graphs:
+        graph.run()
     for weight, earlier in before.items():
         if earlier is not None and weight.grad is not None:
             weight.grad = earlier.add_(weight.grad)
 
 
-def _accumulate(parts: Iterable[LinearWeights], several: Collection[Tensor]) -> None:
+def _accumulate(linears: Sequence[LinearWeights], several: Collection[Tensor]) -> None:
     """Add the products to the weights' `grad`: large ones one by one, small ones in the product or in one call."""
-    at_once = set(map(id, several))  # in their order
-    sums, products = [], []
-    memory = _Memory()
-
-    def add(weight: Tensor, product: Tensor) -> None:
-        product = product if product.dtype is weight.dtype else product.to(weight.dtype)
-        if weight.grad is None:
-            weight.grad = product
-        elif product.nbytes > SMALL or id(weight) in at_once:
-            weight.grad.add_(product)
-        else:
-            sums.append(weight.grad)
-            products.append(product)
-
-    for part in parts:
-        weight, bias = part.weights
-        x, gradient = part.matrices()
-        if weight is not None:
-            if weight.grad is None:
-                add(weight, gradient.t().mm(x))
-            elif weight.nbytes > SMALL:
-                add(weight, torch.mm(gradient.t(), x, out=memory.like(weight, x.dtype)))
-            elif _can_add_in_product(weight.grad, gradient, x):
-                weight.grad.addmm_(gradient.t(), x)
+    threads, sums = torch.get_num_threads(), _Sums(several)
+    totals, products = sums.totals, sums.products
+    for weights, x, gradient in linears:
+        if x.dim() != 2:
+            x, gradient = _matrix(x), _matrix(gradient)
+        if (weight := weights.weight) is not None:
+            total = weight.grad
+            if total is not None and weights.adds_in_product(total, gradient, x, threads):
+                total.addmm_(gradient.t(), x)
+            elif total is None or weights.is_small:
+                sums.add(weight, gradient.t().mm(x))
             else:
-                add(weight, gradient.t().mm(x))
-        if bias is not None:
-            add(bias, gradient.sum(0))
-    if sums:
-        torch._foreach_add_(sums, products)
+                sums.add(weight, torch.mm(gradient.t(), x, out=sums.memory(weight, x.dtype)))
+        if (bias := weights.bias) is not None:
+            total = bias.grad
+            if several or total is None or not weights.has_small_bias or gradient.dtype is not total.dtype:
+                sums.add(bias, gradient.sum(0))
+            else:  # as `add` does, without a call: W of small layers spends half of its time in Python
+                totals.append(total)
+                products.append(gradient.sum(0))
+    if totals:
+        torch._foreach_add_(totals, products)
 
 
-class _Memory:
-    """The memory of large products that are needed one after the other."""
-
-    def __init__(self) -> None:
-        self._tensor: Tensor | None = None
-
-    def like(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a tensor of the weight's shape in the same memory as before, if that is large enough."""
-        if self._tensor is None or self._tensor.numel() < weight.numel() or self._tensor.dtype is not dtype:
-            self._tensor = None  # freed first
-            self._tensor = torch.empty(weight.numel(), dtype=dtype, device=weight.device)
-        return self._tensor[: weight.numel()].view(weight.shape)
+def _matrix(tensor: Tensor) -> Tensor:
+    """Return a tensor (..., n) as a matrix with one row per product."""
+    return tensor.reshape(-1, tensor.shape[-1])
 
 
-def _can_add_in_product(total: Tensor, gradient: Tensor, x: Tensor) -> bool:
-    """Return whether `gradientᵀ x` can be added to `total` in one call, without a change of bits."""
-    dtype = total.dtype
-    return (
-        x.dtype is dtype
-        and gradient.dtype is dtype
-        and x.is_contiguous()
-        and gradient.is_contiguous()
-        and total.is_contiguous()
-        and adds_in_product(len(x), *total.shape, dtype, total.device, torch.get_num_threads())
-    )
+class _Sums:
+    """Adds products to gradients, or remembers small ones for one call at the end.
+
+    Args:
+        at_once: the weights that get several products, which are added in their order.
+
+    Attributes:
+        totals: the gradients to which the products are to be added.
+        products: the small products that are not added yet.
+    """
+
+    def __init__(self, at_once: Collection[Tensor]) -> None:
+        self._at_once = {id(weight) for weight in at_once}
+        self.totals: list[Tensor] = []
+        self.products: list[Tensor] = []
+        self._memory: Tensor | None = None
+
+    def add(self, weight: Tensor, product: Tensor) -> None:
+        """Add a product to the weight's `grad`, or remember it."""
+        total = weight.grad
+        if product.dtype is not weight.dtype:
+            product = product.to(weight.dtype)
+        if total is None:
+            weight.grad = product
+        elif product.nbytes > SMALL or id(weight) in self._at_once:
+            total.add_(product)
+        else:
+            self.totals.append(total)
+            self.products.append(product)
+
+    def memory(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the memory of a large product: that of the one before, if it is large enough."""
+        if self._memory is None or self._memory.numel() < weight.numel() or self._memory.dtype is not dtype:
+            self._memory = None  # freed first
+            self._memory = torch.empty(weight.numel(), dtype=dtype, device=weight.device)
+        return self._memory[: weight.numel()].view(weight.shape)
 
 
 @cache
@@ -160,9 +184,9 @@ def adds_in_product(
     return torch.equal(total + gradient.t().mm(x), total.addmm_(gradient.t(), x))
 
 
-def _used_several_times(parts: Iterable[LinearWeights | GraphWeights]) -> list[Tensor]:
-    """Return the weights that several of these parts have a gradient of."""
-    weights = [weight for part in parts for weight in part.weights if weight is not None]
+def used_several_times(owners: Iterable[Iterable[Tensor]]) -> list[Tensor]:
+    """Return the weights that several owners have."""
+    weights = [weight for owner in owners for weight in owner]
     if len(set(map(id, weights))) == len(weights):
         return []
     counts = Counter(map(id, weights))

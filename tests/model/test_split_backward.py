@@ -137,7 +137,27 @@ def test_several_microbatches_w_can_be_one_product():
     run_together(several)
     for a, b in zip(module.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-12)
-    assert not any(deferred.parts for deferred in several)
+    assert not any(deferred.linears or deferred.graphs for deferred in several)
+
+
+def test_a_linear_may_be_used_once_in_one_step_and_twice_in_the_next():
+    torch.manual_seed(0)
+    module = nn.ModuleList([nn.Linear(32, 32), nn.Linear(32, 32)])
+    whole, backward, deferred = copy.deepcopy(module), SplitBackward(module), Deferred()
+    for uses in ((0, 1), (0, 0, 1), (1, 0), (0, 1)):
+        x = torch.randn(5, 32, requires_grad=True)
+        results = []
+        for layers in (whole, module):
+            backward.deferred = deferred if layers is module else None
+            y = x
+            for use in uses:
+                y = layers[use](y).relu()
+            results.append(y.sum())
+        results[0].backward()
+        deferred.backward(get_gradient_edge(results[1]), None, x, backward.anchor)
+        deferred.run()
+        for a, b in zip(module.parameters(), whole.parameters(), strict=True):
+            assert torch.equal(a.grad, b.grad)
 
 
 def test_an_input_that_is_written_after_its_forward_is_refused():
@@ -155,7 +175,7 @@ def test_an_embedding_has_no_input_gradient():
     table = nn.Embedding(10, 4)
     deferred = divide(table, torch.tensor([1, 1, 3]))
     assert table.weight.grad is None
-    assert len(deferred.parts) == 1
+    assert len(deferred.graphs) == 1
     deferred.run()
     assert table.weight.grad[:, 0].tolist() == [0, 2, 0, 1, 0, 0, 0, 0, 0, 0]
 
@@ -179,7 +199,8 @@ def test_without_deferred_nothing_is_divided():
     deferred = backward.deferred = Deferred()
     with torch.no_grad():
         layer(torch.randn(2, 4))
-    assert deferred.parts == []
+    assert deferred.linears == []
+    assert deferred.graphs == []
 
 
 def test_frozen_weights_stay_so():
