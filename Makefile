@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test soak style check clean
+.PHONY: demo test soak style lint types check clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,15 +22,19 @@ demo: $(READY)
 	$(BIN)/python -m analysis.timeline outputs/runs
 	$(BIN)/python -m analysis
 
-test: style
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+test: lint
+	$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest --processes 4 && wait $$types  # one process collects the tests
 
 soak: $(READY)
 	$(BIN)/python -m tests.soak
 
-style: $(READY)
+style: lint types
+
+lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(READY)
 	$(BIN)/mypy
 
 check: $(READY)

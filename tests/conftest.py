@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,9 @@ import browser
 import matplotlib
 import pytest
 import torch
+from processes import pytest_addoption, pytest_runtestloop  # noqa: F401 (hooks of pytest)
 from recorded import small_sweep
+from user import warm
 
 from microp.job import Job
 from microp.schedule import uniform
@@ -74,6 +77,8 @@ signal.signal(
 )  # a shell's background ignores it, and so would what tests start
 for name in [name for name in os.environ if name.startswith("WANDB_")]:
     del os.environ[name]  # they are options of microp
+sys.dont_write_bytecode = False  # hundreds of commands import the same modules
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"):
     os.environ.pop(name, None)  # what is printed has the width and the colours of a pipe
 
@@ -87,6 +92,11 @@ LONGEST = (  # below tests/, the longest first
     *("app/test_knobs", "app/test_help", "analysis/test_report", "test_readme", "app/test_snapshots"),
     *("engine/test_bf16", "app/test_memory_advice", "planner/test_orders", "planner/test_held"),
 )
+
+
+def pytest_sessionstart(session):
+    if session.config.option.processes > 1:
+        warm.prepare()  # one for all of them, which imports its packages while tests are collected
 
 
 def pytest_collection_modifyitems(items):
@@ -127,10 +137,8 @@ def outputs(tmp_path_factory):
     Of the processes that run tests, the first one that needs the sweep runs it; each has a copy of its own.
     """
     own, base = tmp_path_factory.mktemp("sweep"), tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return small_sweep(own)
-    shared = base.parent / "small_sweep"
-    with (base.parent / "small_sweep.lock").open("w") as lock:
+    shared = base / "small_sweep"
+    with (base / "small_sweep.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (shared / "made").exists():
             shutil.rmtree(shared, ignore_errors=True)  # of a process that failed

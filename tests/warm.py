@@ -2,8 +2,10 @@
 
 ::
 
-    pytest ── one line of JSON ───────► warm process (packages, lower floors of microp imported) ── fork ─► the command
-           ◄─ its process, exit code ──                                                          ── fork ─► its ranks
+    pytest ── connects ───────────────► warm process (packages, lower floors of microp imported)
+                                          └─ fork, one for each process of pytest
+           ── one line of JSON ───────────►  └─ fork ─► the command ── fork ─► its ranks
+           ◄─ its process, exit code ───────
 
 The forked process is what `python -m module` is to the command: its own folder, arguments, environment and output.
 The packages that microp uses are there already, also for the ranks, and those of microp's that read nothing of the
@@ -26,6 +28,7 @@ import platform
 import runpy
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -101,26 +104,38 @@ class Command:
 
 
 class Warm:
-    """The warm process, made when the first command is started; it ends with this process."""
+    """The warm process, which ends with this process and its forks."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+        self._address = b""  # at which it listens
+        self._connection: socket.socket | None = None
         self._said = b""  # the part of a line that has come
         self._codes: dict[int, int] = {}  # of commands that have ended, by process
+
+    def prepare(self) -> None:
+        """Start the process, unless it runs; forks of this one that connect to it later share what it imports."""
+        if self._address:
+            return
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(b"")  # to a name that no other socket has
+            listener.listen()
+            self._address = listener.getsockname()
+            command = [sys.executable, __file__, str(listener.fileno())]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
 
     def start(
         self, module: str, arguments: list[str], folder: Path, environment: dict[str, str], inside: int = 0
     ) -> Command:
         """Start `python -m module arguments` in a folder; `inside` is the process whose namespaces it gets."""
-        if self._process is None:
-            command = [sys.executable, __file__]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-        assert self._process.stdin is not None
+        if self._connection is None:
+            self.prepare()
+            self._connection = socket.socket(socket.AF_UNIX)
+            self._connection.connect(self._address)
         files = tempfile.TemporaryDirectory()
         for name in OUTPUT:
             Path(files.name, name).touch()
         asked = {"module": module, "arguments": arguments, "folder": str(folder), "environment": environment}
-        self._process.stdin.write(json.dumps({**asked, "files": files.name, "inside": inside}).encode() + b"\n")
+        self._connection.sendall(json.dumps({**asked, "files": files.name, "inside": inside}).encode() + b"\n")
         while (said := self._line(None)) is None or "started" not in said:
             pass
         return Command(self, f"{module} {' '.join(arguments)}", said["started"], files)
@@ -135,12 +150,11 @@ class Warm:
 
     def _line(self, timeout: float | None) -> dict[str, int] | None:
         """Read the next line of the warm process: a command was started, or has ended; None if none comes in time."""
-        assert self._process is not None
-        assert self._process.stdout is not None
+        assert self._connection is not None
         while b"\n" not in self._said:
-            if not select.select([self._process.stdout], [], [], timeout)[0]:
+            if not select.select([self._connection], [], [], timeout)[0]:
                 return None
-            more = os.read(self._process.stdout.fileno(), 4096)
+            more = self._connection.recv(4096)
             assert more, "the warm process has ended"
             self._said += more
         line, _, self._said = self._said.partition(b"\n")
@@ -150,12 +164,27 @@ class Warm:
         return said
 
 
-def _serve() -> None:
+def _listen(listener: socket.socket) -> None:
+    """Import the packages; then fork for every process that connects, until those that could have gone."""
     sys.path.insert(1, str(Path(__file__).parents[1]))  # as for the commands
     for name in PACKAGES:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a collection in a command would copy the pages of all that it did not make
+    while sys.stdin not in select.select([sys.stdin, listener], [], [])[0]:
+        connection, _ = listener.accept()
+        if not os.fork():
+            listener.close()
+            for number in (0, 1):
+                os.dup2(connection.fileno(), number)
+            connection.close()
+            _serve()
+            os._exit(0)
+        connection.close()
+
+
+def _serve() -> None:
+    """Start the commands that are asked for on standard input, and say what becomes of them on standard output."""
     asked = b""
     deadlines: dict[int, float] = {}  # of the commands that run, by process
     while True:
@@ -325,4 +354,4 @@ def _start_ranks_from_here() -> None:
 
 
 if __name__ == "__main__":
-    _serve()
+    _listen(socket.socket(fileno=int(sys.argv[1])))
