@@ -6,9 +6,11 @@
     cores are wanted   spin ┤ 0.05 ms ├─ sleep                        the core is another's meanwhile
 
 A rank that spins while others want its core uses up the turn in which it would compute, and the rank that it waits
-for may be one of those others. Linux counts for every thread how long it was ready to run and had no core; if that was
-more than `CROWDED` of the last quarter of a second, the cores are wanted. Less does not count: the launcher and the
-system take about 1 % of the cores, and a wait that sleeps is delayed by its own wake-up.
+for may be one of those others. Linux counts for every thread how long it was ready to run and had no core. A step in
+which that was more than `DELAYED` of its time is a delayed one: the launcher and the system take about 1 % of the
+cores, and a wait that sleeps is delayed by its own wake-up. The cores are wanted if delayed steps take more than
+`CROWDED` of the time, of which what is long ago counts less. On a quiet machine something takes the core for some
+milliseconds a few times per second; that delays a short step by half of its time, but few steps.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from time import perf_counter_ns
 
 LONG_NS = 2_000_000  # a shorter wait never sleeps
 SHORT_NS = 50_000  # about the time of one wake-up
-CROWDED = 0.04
+DELAYED = 0.04
+CROWDED = 0.5
 MEMORY_NS = 0.25e9
 DELAYS = Path("/proc/thread-self/schedstat")  # nanoseconds on a core, nanoseconds without one, number of turns
 
@@ -43,7 +46,7 @@ class Patience:
             self.spin_ns = SHORT_NS
             with suppress(OSError):
                 self._file = delays.open("rb", buffering=0)
-        self._delayed = 0.0  # the share of the time without a core; what is long ago counts less
+        self._crowded = 0.0  # the share of the time in delayed steps
         self._seen = self._at = 0
         self.look()
 
@@ -55,6 +58,6 @@ class Patience:
         if self._at:
             passed = now - self._at
             kept = exp(-passed / MEMORY_NS)
-            self._delayed = kept * self._delayed + (1 - kept) * (delayed - self._seen) / passed
-            self.spin_ns = SHORT_NS if self._delayed > CROWDED else LONG_NS
+            self._crowded = kept * self._crowded + (1 - kept) * (delayed - self._seen > DELAYED * passed)
+            self.spin_ns = SHORT_NS if self._crowded > CROWDED else LONG_NS
         self._seen, self._at = delayed, now
