@@ -10,7 +10,8 @@ for may be one of those others. Linux counts for every thread how long it was re
 which that was more than `DELAYED` of its time is a delayed one: the launcher and the system take about 1 % of the
 cores, and a wait that sleeps is delayed by its own wake-up. The cores are wanted if delayed steps take more than
 `CROWDED` of the time, of which what is long ago counts less. On a quiet machine something takes the core for some
-milliseconds a few times per second; that delays a short step by half of its time, but few steps.
+milliseconds a few times per second; that delays a short step by half of its time, but few steps. Only steps in which
+the rank waited for a message count: the steps of another engine have other threads, and wait elsewhere.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ class Patience:
 
     Attributes:
         spin_ns: how long a wait spins before it sleeps.
+        has_waited: whether the rank has waited for a message since the last look; set by those who wait.
     """
 
     def __init__(self, ranks: int, delays: Path = DELAYS) -> None:
-        self.spin_ns, self._file = 0, None
+        self.spin_ns, self.has_waited, self._file = 0, False, None
         if ranks <= len(os.sched_getaffinity(0)):
             self.spin_ns = SHORT_NS
             with suppress(OSError):
@@ -55,7 +57,7 @@ class Patience:
         if self._file is None:
             return
         delayed, now = int(os.pread(self._file.fileno(), 64, 0).split()[1]), perf_counter_ns()
-        if self._at:
+        if self._at and self.has_waited:
             passed = now - self._at
             kept = exp(-passed / MEMORY_NS)
             self._crowded = kept * self._crowded + (1 - kept) * (delayed - self._seen > DELAYED * passed)

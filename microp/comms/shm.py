@@ -186,6 +186,7 @@ class ShmComms(TcpComms):
             TimeoutError: it was not posted within `timeout_s`.
             ConnectionError: the sender's process has ended.
         """
+        self._patience.has_waited = True
         if spin_ns := self._patience.spin_ns:
             end = perf_counter_ns() + spin_ns
             while perf_counter_ns() < end:

@@ -135,6 +135,7 @@ class TcpComms(GroupComms):
             ConnectionError: a rank has ended.
         """
         connection, spin_end = self._connections[peer], perf_counter_ns() + self._patience.spin_ns
+        self._patience.has_waited = True
         while True:
             connection.read()
             self._push()
@@ -169,6 +170,7 @@ class TcpComms(GroupComms):
             return
         self._patience.look()
         self._meet()
+        self._patience.has_waited = False  # for a message of the step that begins
         if self.replica_group is not None:  # every pipeline has met, so meeting per column completes the barrier
             self.replica_group.barrier()
 

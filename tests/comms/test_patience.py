@@ -22,10 +22,11 @@ def look(tmp_path, monkeypatch):
     made = Patience(1, file)
     assert made.spin_ns == SHORT_NS  # nothing is known yet
 
-    def look(passed: float, delayed: float) -> int:
+    def look(passed: float, delayed: float, has_waited: bool = True) -> int:
         now[0] += round(passed * MS)
         total[0] += round(delayed * MS)
         file.write_text(f"1 {total[0]} 1\n")
+        made.has_waited = has_waited
         made.look()
         return made.spin_ns
 
@@ -51,6 +52,11 @@ def test_a_core_shared_with_another_process_is_given_up(look, step):
         turns, left = divmod(left - step, 4) if left < step else (0, left - step)
         found.append(look(step + 4 * -turns, 4 * -turns))
     assert set(found[len(found) // 2 :]) == {SHORT_NS}
+
+
+def test_steps_without_waits_do_not_count(look):
+    """Those of another engine, whose threads delay the rank."""
+    assert {look(*step) for _ in range(50) for step in ((10, 0.1, True), (30, 15, False))} == {LONG_NS}
 
 
 def test_after_a_crowd_has_gone_waits_spin_again(look):
