@@ -29,7 +29,14 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from microp.model.autocast import product_input
 from microp.model.engine_calls import gradients_of
-from microp.model.weight_gradients import GraphWeights, LinearWeights, Weights, add_gradients, used_several_times
+from microp.model.weight_gradients import (
+    GraphWeights,
+    LinearWeights,
+    SmallLinears,
+    Weights,
+    add_gradients,
+    used_several_times,
+)
 
 
 class Deferred:
@@ -43,6 +50,7 @@ class Deferred:
     def __init__(self) -> None:
         self.linears: list[LinearWeights] = []
         self.graphs: list[GraphWeights] = []
+        self._small = SmallLinears()
         self._owners: list[int] = []  # the owners of the weights of the last W
         self._several: list[Tensor] = []  # the weights that several of them own
         # of each forward of a Linear before its B:
@@ -96,7 +104,8 @@ class Deferred:
         if owners != self._owners:
             self._owners = owners
             self._several = used_several_times([*(o for o, _, _ in self.linears), *(g.weights for g in self.graphs)])
-        add_gradients(self.linears, self.graphs, self._several)
+        if self._several or self.graphs or not self._small.add(self.linears):
+            add_gradients(self.linears, self.graphs, self._several)
         self.linears, self.graphs = [], []
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,14 +32,13 @@ class Weights:
 
     Attributes:
         is_small: whether a product of the weight's size is small, see above.
-        has_small_bias: the same of the bias.
     """
 
-    __slots__ = ("_adds", "_both", "bias", "has_small_bias", "is_small", "weight")
+    __slots__ = ("_adds", "_both", "bias", "is_small", "weight")
 
     def __init__(self, weight: Tensor | None, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias
-        self.is_small, self.has_small_bias = (each is not None and each.nbytes <= SMALL for each in (weight, bias))
+        self.is_small = weight is not None and weight.nbytes <= SMALL
         self._both = tuple(each for each in (weight, bias) if each is not None)
         self._adds: dict[tuple[int, int], bool] = {}  # (rows, threads) -> what `adds_in_product` said
 
@@ -101,7 +100,6 @@ def add_gradients(
 def _accumulate(linears: Sequence[LinearWeights], several: Collection[Tensor]) -> None:
     """Add the products to the weights' `grad`: large ones one by one, small ones in the product or in one call."""
     threads, sums = torch.get_num_threads(), _Sums(several)
-    totals, products = sums.totals, sums.products
     for weights, x, gradient in linears:
         if x.dim() != 2:
             x, gradient = _matrix(x), _matrix(gradient)
@@ -113,15 +111,54 @@ def _accumulate(linears: Sequence[LinearWeights], several: Collection[Tensor]) -
                 sums.add(weight, gradient.t().mm(x))
             else:
                 sums.add(weight, torch.mm(gradient.t(), x, out=sums.memory(weight, x.dtype)))
-        if (bias := weights.bias) is not None:
-            total = bias.grad
-            if several or total is None or not weights.has_small_bias or gradient.dtype is not total.dtype:
-                sums.add(bias, gradient.sum(0))
-            else:  # as `add` does, without a call: W of small layers spends half of its time in Python
-                totals.append(total)
-                products.append(gradient.sum(0))
-    if totals:
-        torch._foreach_add_(totals, products)
+        if weights.bias is not None:
+            sums.add(weights.bias, gradient.sum(0))
+    sums.end()
+
+
+class SmallLinears:
+    """Adds the products of Linears that are all small, after one check of all of them.
+
+    W of small layers would spend as much time in Python as in products. So what was found out for one W is used for
+    the next ones, if they have the same Linears, sizes and types.
+    """
+
+    def __init__(self) -> None:
+        self._form: tuple[Any, ...] = ()  # of the last W
+        self._fits = False
+
+    def add(self, linears: Sequence[LinearWeights]) -> bool:
+        """Add the products and return True, or return False if that has to be done one by one.
+
+        Args:
+            linears: each with weights of its own.
+        """
+        if not linears:
+            return True
+        owners, inputs, gradients = zip(*linears, strict=True)
+        form = owners, [(x.shape, x.dtype, g.dtype) for _, x, g in linears], torch.get_num_threads()
+        if form != self._form:
+            self._form, self._fits = form, all(self._fit(*linear) for linear in linears)
+        if not self._fits:
+            return False
+        totals, biases = [owner.weight.grad for owner in owners], [owner.bias.grad for owner in owners]
+        for total, bias, x, gradient in zip(totals, biases, inputs, gradients, strict=True):
+            if total is None or bias is None:
+                return False
+            if not (total.is_contiguous() and x.is_contiguous() and gradient.is_contiguous()):
+                return False
+        with torch.no_grad():
+            for total, x, gradient in zip(totals, inputs, gradients, strict=True):
+                total.addmm_(gradient.t(), x)
+            torch._foreach_add_(biases, [gradient.sum(0) for gradient in gradients])
+        return True
+
+    @staticmethod
+    def _fit(owner: Weights, x: Tensor, gradient: Tensor) -> bool:
+        weight, bias, threads = owner.weight, owner.bias, torch.get_num_threads()
+        if weight is None or bias is None or bias.nbytes > SMALL or bias.dtype is not gradient.dtype or x.dim() != 2:
+            return False
+        return owner.adds_in_product(weight, gradient, x, threads)
 
 
 def _matrix(tensor: Tensor) -> Tensor:
@@ -134,16 +171,12 @@ class _Sums:
 
     Args:
         at_once: the weights that get several products, which are added in their order.
-
-    Attributes:
-        totals: the gradients to which the products are to be added.
-        products: the small products that are not added yet.
     """
 
     def __init__(self, at_once: Collection[Tensor]) -> None:
         self._at_once = {id(weight) for weight in at_once}
-        self.totals: list[Tensor] = []
-        self.products: list[Tensor] = []
+        self._totals: list[Tensor] = []
+        self._products: list[Tensor] = []
         self._memory: Tensor | None = None
 
     def add(self, weight: Tensor, product: Tensor) -> None:
@@ -156,8 +189,13 @@ class _Sums:
         elif product.nbytes > SMALL or id(weight) in self._at_once:
             total.add_(product)
         else:
-            self.totals.append(total)
-            self.products.append(product)
+            self._totals.append(total)
+            self._products.append(product)
+
+    def end(self) -> None:
+        """Add what is remembered."""
+        if self._totals:
+            torch._foreach_add_(self._totals, self._products)
 
     def memory(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the memory of a large product: that of the one before, if it is large enough."""

@@ -238,6 +238,37 @@ def test_what_is_held_between_b_and_w_is_counted(name):
         assert meter.peak_bytes == 0
 
 
+@pytest.mark.parametrize("change", ["rows", "transposed", "no gradient", "type"])
+def test_what_was_found_for_one_w_is_not_used_for_one_that_differs(change):
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
+    whole, backward, deferred = copy.deepcopy(layers), SplitBackward(layers), Deferred()
+    for step in range(6):
+        differs = step in (3, 4)
+        x = torch.randn(300 if differs and change == "rows" else 32, 32)
+        if differs and change == "transposed":
+            x = x.t()
+        if differs and change == "no gradient":
+            for weight in (layers[2].weight, whole[2].weight, layers[0].bias, whole[0].bias):
+                weight.grad = None
+        with torch.autocast("cpu", torch.bfloat16, enabled=differs and change == "type"):
+            backward.deferred = deferred
+            loss = layers(x).sum()
+            other = whole(x).sum()
+        other.backward()
+        deferred.backward(get_gradient_edge(loss), None, x, backward.anchor)
+        deferred.run()
+        for a, b in zip(layers.parameters(), whole.parameters(), strict=True):
+            assert torch.equal(a.grad, b.grad)
+
+
+def test_a_stage_without_weights_has_an_empty_w():
+    stage = Stage([nn.ReLU()], None, CHECKPOINTING["never"], 1, [0])
+    stage.forward(0, torch.randn(2, 4))
+    stage.backward(0, torch.ones(2, 4))
+    stage.weight_gradient(0, None)
+
+
 @pytest.mark.parametrize("rows", [1, 3, 16, 200, 300])
 @pytest.mark.parametrize("dim", [24, 200], ids=["small products", "large products"])
 def test_products_are_added_with_the_bits_of_autograd(dim, rows):
