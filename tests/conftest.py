@@ -13,9 +13,10 @@ from pathlib import Path
 
 import browser
 import matplotlib
+import processes
 import pytest
 import torch
-from processes import pytest_addoption, pytest_runtestloop  # noqa: F401 (hooks of pytest)
+from processes import pytest_runtestloop  # noqa: F401 (a hook of pytest)
 from recorded import small_sweep
 from user import warm
 
@@ -92,6 +93,17 @@ LONGEST = (  # below tests/, the longest first
     *("app/test_knobs", "app/test_help", "analysis/test_report", "test_readme", "app/test_snapshots"),
     *("engine/test_bf16", "app/test_memory_advice", "planner/test_orders", "planner/test_held"),
 )
+
+
+def pytest_addoption(parser):
+    processes.pytest_addoption(parser)
+    parser.addoption("--whole", action="store_true", help="run all combinations of a grid, as the soak test does")
+
+
+@pytest.fixture(scope="session")
+def whole(request):
+    """Whether all combinations are wanted, as in the soak test, where models, modes or schedules else take turns."""
+    return request.config.option.whole
 
 
 def pytest_sessionstart(session):

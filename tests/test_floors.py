@@ -48,6 +48,12 @@ def package_of(path: Path) -> str:
     return inside.parts[0] if len(inside.parts) > 1 else "commands"
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports(path: Path) -> set[str]:
     """The modules and names that a file imports, also inside functions, but not for types only."""
     found: set[str] = set()
@@ -64,7 +70,7 @@ def imports(path: Path) -> set[str]:
         for child in ast.iter_child_nodes(node):
             visit(child)
 
-    visit(ast.parse(path.read_text()))
+    visit(parsed(path))
     return found
 
 
@@ -170,7 +176,7 @@ def test_analysis_needs_no_torch(path):
 @pytest.mark.parametrize("path", [*FILES, *sorted((ROOT / "analysis").glob("*.py"))], ids=name)
 def test_a_module_is_one_idea(path):
     assert len(path.read_text().splitlines()) <= 300
-    assert ast.get_docstring(ast.parse(path.read_text())), "every module says its one job"
+    assert ast.get_docstring(parsed(path)), "every module says its one job"
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if package_of(path) == "commands"], ids=name)

@@ -21,7 +21,7 @@ from microp.store import check_attempt, clocks_text, read_rows, read_schedule, r
 from microp.trace import makespan
 
 WORDS = [*SMALL, "schedule=1f1b", "ranks=4", "chunks=4", "tracking=disabled"]
-TIMEOUT_S = 4
+TIMEOUT_S = 10  # a busy machine may take seconds to bring all ranks to their meeting
 TUN = Path("/dev/net/tun")
 DELAY_MS = 5.0 if TUN.exists() else 0.0  # of the link
 
@@ -45,22 +45,18 @@ def attempts_of(folder: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def over_two(tmp_path_factory):
-    """The hosts and the exit codes of a run over both."""
+    """The hosts, and what a run over both printed on each."""
     with two_hosts(tmp_path_factory.mktemp("hosts"), DELAY_MS) as hosts:
-        processes = [host.torchrun(*WORDS) for host in hosts]
-        try:
-            codes = [process.wait(120) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        yield hosts, codes
+        with launched(hosts, *WORDS) as commands:
+            wait_for(lambda: None not in [command.poll() for command in commands], commands)
+            said = [command.said() for command in commands]
+            assert [command.returncode for command in commands] == [0, 0], said
+        yield hosts, said
 
 
 @pytest.fixture(scope="module")
 def attempt(over_two):
-    hosts, codes = over_two
-    assert codes == [0, 0], hosts[0].said() + hosts[1].said()
+    hosts, _ = over_two
     [found] = attempts_of(hosts[0].folder)
     return found
 
@@ -76,14 +72,14 @@ def test_the_losses_are_those_of_one_host_bit_for_bit(attempt, tmp_path):
 
 
 def test_all_records_are_on_the_host_of_rank_0(over_two, attempt):
-    (_, second), _ = over_two
+    (_, second), (_, said) = over_two
     check_attempt(attempt)
     assert read_status(attempt)["status"] == "finished"
     for rank in range(4):
         assert {row["rank"] for row in read_rows(attempt, rank)} == {rank}
     assert len(read_spans(attempt)) == sum(map(len, read_schedule(attempt).ranks))
     assert list((second.folder / "outputs" / "runs").iterdir()) == []
-    assert "finished" not in second.said()
+    assert "finished" not in said
 
 
 def test_clocks_are_aligned(attempt):
@@ -110,10 +106,10 @@ def test_the_hop_that_is_measured_is_that_of_the_link(attempt):
 
 
 def test_the_drawing_states_the_residual(over_two, attempt):
-    (first, _), _ = over_two
+    _, (printed, _) = over_two
     said = clocks_text(read_summary(attempt))
     assert said.startswith("clocks of 2 hosts, ±")
-    assert said in first.said()
+    assert said in printed
 
 
 @pytest.mark.skipif(not DELAY_MS, reason=f"{TUN} is missing, so packets cannot be delayed")
@@ -162,7 +158,7 @@ def test_a_cut_link_ends_both_hosts(tmp_path):
         status = read_status(attempt)
         assert status["status"] == "failed"
         assert re.search(rf"rank \d on {host.name}.* rank [{peers}] on {other}", status["message"])
-        assert status["ended"] - cut_at < TIMEOUT_S + 10
+        assert status["ended"] - cut_at < TIMEOUT_S + 30
         assert f"the rows of ranks 2, 3 stay on h1 in {second.folder}" in status["message"]
         assert status["message"] in own
     assert read_rows(attempt, 2)

@@ -1,0 +1,30 @@
+"""Runs whole grids of which the test suite runs a part: there, models, modes or schedules take turns."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from user import ROOT
+
+from tests.soak.machine import Machine, Result
+
+FILES = ("engine/test_equality", "replicas/test_replicas", "engine/test_compiled")
+
+
+def run(machine: Machine, _times: int) -> Iterator[Result]:
+    """Run these files of the suite once with all combinations."""
+    for name in FILES:
+        result = Result(name, "all cases", "", notes="the time of the tests")
+        began, folder = time.monotonic(), machine.folder / "grids"
+        command = [sys.executable, "-m", "pytest", "--whole", f"--basetemp={folder}", f"tests/{name}.py"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        problems = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        if done.returncode and not problems:
+            problems.append(f"exit code {done.returncode}: {(done.stdout + done.stderr)[-300:]}")
+        result.add(problems, time.monotonic() - began)
+        yield result
