@@ -36,6 +36,7 @@ from microp.app import places
 from microp.app.config import to_yaml
 from microp.app.hydra_callbacks import runs_beside_others
 from microp.app.memory_advice import with_advice
+from microp.app.mirrors import mirroring, mirrors
 from microp.app.prediction import predict
 from microp.app.schema import Config
 from microp.job import Job
@@ -51,7 +52,6 @@ from microp.store import (
     in_a_line,
     in_words,
     load_average,
-    mirror,
     new_attempt,
     read_errors,
     room_needed,
@@ -63,7 +63,6 @@ from microp.store import (
     write_schedule,
     write_text,
 )
-from microp.terminal import console
 from microp.worker import RankError
 
 log = logging.getLogger(__name__)
@@ -78,6 +77,7 @@ class Attempt:
         experiment: the name of the stored sweep that the point belongs to, if any.
         overrides: what was typed for the point.
         folder: the attempt's folder, which has been made; None: the next one of the run.
+        is_before_others: whether other points may follow, while whose ranks start the attempt is mirrored to W&B.
 
     Attributes:
         folder: the attempt's folder, which gets all files.
@@ -94,10 +94,12 @@ class Attempt:
         experiment: str | None,
         overrides: Sequence[str] = (),
         folder: Path | None = None,
+        *,
+        is_before_others: bool = False,
     ) -> None:
         # What is recorded is what was done.
         config = replace(config, tracking=config.tracking.reachable(), device=job.device)
-        self._config, self._job = config, job
+        self._config, self._job, self._is_before_others = config, job, is_before_others
         self._follower: Follower | None = None
         self.folder = folder or new_attempt(Path(config.output_dir) / "runs", job.run_id)
         try:
@@ -190,26 +192,23 @@ class Attempt:
             self.close("failed", with_advice(self._config, self._job, str(error)))
 
     def close(self, state: str, message: str | None = None) -> None:
-        """Write the load average, the summary and the status, and mirror the attempt to W&B."""
+        """Write the load average, the summary and the status, and mirror the attempt to W&B, or begin to."""
         self._write_load("end")
         snapshots.remove_drafts(self.folder)
         write_json(self.folder / "summary.json", summarise(self._job, self.folder, state))
         self._write_status(state, message)
         took = self._status["ended"] - self._status["started"]
         log.debug("the ranks ended after %.1f s (%s); summary.json and status.json are written", took, state)
-        settings = self._config.tracking
-        try:
-            if self._follower is not None:
+        ended = self.folder, state, self._config
+        if self._follower is not None:
+            with mirroring(*ended):
                 self._follower.wait()
-            else:
-                mirror(self.folder, settings, settings.folder(Path(self._config.output_dir)))
-            log.debug("W&B: %s", "not used" if settings.mode == "disabled" else f"the run is mirrored, {settings.mode}")
-        except Exception as error:  # W&B may raise anything, and the run is complete without it
-            console.warn(
-                f"W&B failed for {self.folder.parent.name}/{self.folder.name} ({in_words(error)}), "
-                f"which is {state} and recorded. To mirror it later: "
-                f"python -m microp.tracking {self._config.output_dir}"
-            )
+        elif self._config.tracking.mode == "disabled":
+            log.debug("W&B: not used")
+        elif self._is_before_others:
+            mirrors.begin(*ended)
+        else:
+            mirrors.now(*ended)
 
     def _write_load(self, moment: str) -> None:
         """Add the load average before (`start`) or after (`end`) the ranks' run to env.json."""

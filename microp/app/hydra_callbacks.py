@@ -263,6 +263,11 @@ def runs_beside_others() -> bool:
     return sweep_folder() is not None and not launches_in_turn(HydraConfig.get().launcher)
 
 
+def runs_before_others() -> bool:
+    """Return whether this process runs the points of the running point's sweep one after another."""
+    return sweep_folder() is not None and launches_in_turn(HydraConfig.get().launcher)
+
+
 def sweep_folder() -> Path | None:
     """Return the folder of the running point's sweep; None for a single run."""
     if not HydraConfig.initialized() or HydraConfig.get().mode is not RunMode.MULTIRUN:

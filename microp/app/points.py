@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from math import isnan
 from pathlib import Path
 
@@ -30,10 +30,12 @@ from microp.app.hydra_callbacks import (
     chooses_points,
     config_name,
     overrides,
+    runs_before_others,
     speaks,
     sweep_folder,
 )
 from microp.app.job_factory import make_job
+from microp.app.mirrors import mirrors
 from microp.app.next_commands import print_failure
 from microp.app.planned import Planned, experiment_of, planned
 from microp.app.resume import resumed_again
@@ -208,18 +210,22 @@ def _run_locked(
 ) -> Path:
     from microp.app.attempt import Attempt
     from microp.app.joined import run_as_rank
-    from microp.worker import launch_ranks, run_threads  # torch takes a second, too slow for --help and TAB
+    from microp.worker import launch_ranks, run_rank, run_threads  # torch takes a second, too slow for --help and TAB
 
     if not locked:
         _warn_of_no_locks(point.output_dir)
     if is_joined():
         return run_as_rank(point, job, experiment, typed)
-    run = run_threads if job.backend == "threads" else launch_ranks
     steps = len(list(job.phases()))
     folder = new_attempt(Path(point.output_dir) / "runs", job.run_id, known + 1)
-    opened = Attempt(point, job, experiment, typed, folder)
+    are_processes = job.backend != "threads"
+    opened = Attempt(point, job, experiment, typed, folder, is_before_others=are_processes and runs_before_others())
     with opened as attempt, board.point(job.run_id, steps, attempt / "steps.rank0.jsonl"):
-        run(job, attempt, point.launch.shutdown_s)
+        if are_processes:
+            launch_ranks(job, attempt, point.launch.shutdown_s, partial(run_rank, after=mirrors.answer()))
+        else:
+            mirrors.finish()
+            run_threads(job, attempt, point.launch.shutdown_s)
     return attempt
 
 

@@ -22,6 +22,7 @@ from microp.app.dry_run import show_dry_run
 from microp.app.hydra_callbacks import Point, PointsCallback, is_sweep, loud, refuse, speaks
 from microp.app.hydra_internals import Composed, launches_in_turn
 from microp.app.job_factory import make_job
+from microp.app.mirrors import mirrors
 from microp.app.next_commands import print_next_commands
 from microp.app.planned import Planned, experiment_of, planned
 from microp.app.points import SKIPPED, board, equal_points
@@ -55,11 +56,14 @@ def show_finished() -> bool:
 
 
 def close() -> None:
-    """Remove the progress bar; of a sweep that was stopped before its end cancel the jobs and write the table."""
-    board.close()
-    cancel_jobs()
-    while _open:
-        _open.pop().write_table()
+    """Complete W&B, remove the bars; of a sweep that was stopped before its end cancel the jobs and write the table."""
+    try:
+        mirrors.close()
+    finally:
+        board.close()
+        cancel_jobs()
+        while _open:
+            _open.pop().write_table()
 
 
 def end() -> None:

@@ -97,8 +97,9 @@ from microp.store.sweep_plan import SweepPlan, claim_folder, plan_in
 from microp.store.tidy import Belongings, archive, belongings, is_running, remove
 from microp.store.traced_step import TracedStep, read_traced_step
 from microp.store.wandb_environment import take_agent
+from microp.store.wandb_files import discard_unfinished
 from microp.store.wandb_follower import Follower
-from microp.store.wandb_mirror import mirror
+from microp.store.wandb_mirror import end_wandb, mirror
 
 __all__ = [
     "AGAIN",
@@ -150,7 +151,9 @@ __all__ = [
     "command",
     "compare",
     "compare_figure",
+    "discard_unfinished",
     "disturbances",
+    "end_wandb",
     "environment_columns",
     "find_profile",
     "finished_runs",

@@ -18,6 +18,7 @@ Under a `wandb agent` only the summary run is the agent's own run.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -106,6 +107,12 @@ def _whole(uid: str, folder: Path) -> Iterator[None]:
         check()
         raise
     check()
+
+
+def end_wandb() -> None:
+    """End what W&B runs for this process, which it does by itself only when an interpreter ends."""
+    if wandb := sys.modules.get("wandb"):
+        wandb.teardown()
 
 
 def follow(

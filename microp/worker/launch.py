@@ -83,7 +83,7 @@ def launch_ranks(job: Job, attempt: Path, shutdown_s: int, entry: Entry = run_ra
     store = _open_store()
     config = _launch_config(job, attempt, store.port)
     hiding = (
-        *(_main_module_hidden(entry), _start_method_hidden(), _signal_handlers_kept()),
+        *(main_module_hidden(entry), _start_method_hidden(), _signal_handlers_kept()),
         *(_error_files_in(attempt / "logs"), named_semaphores()),
     )
     with Watch(job, shutdown_s) as watch, ExitStack() as stack:
@@ -188,7 +188,7 @@ def _start_method_hidden() -> Iterator[None]:
 
 
 @contextmanager
-def _main_module_hidden(entry: Entry) -> Iterator[None]:
+def main_module_hidden(entry: Callable[..., Any]) -> Iterator[None]:
     """Prevent the ranks from running the user's script again, as multiprocessing does to import its definitions.
 
     A script that calls `microp.measure` then needs no `if __name__ == "__main__"`. If the entry is

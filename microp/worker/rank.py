@@ -18,6 +18,7 @@ import resource
 import time
 import traceback
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -33,7 +34,9 @@ class DivergedError(ArithmeticError):
     """The loss is not finite; the message names it, the step, the rank and the remedy."""
 
 
-def run_rank(job: Job, comms: Comms, local_rank: int, attempt: Path, clock_offset_ns: int = 0) -> None:
+def run_rank(
+    job: Job, comms: Comms, local_rank: int, attempt: Path, clock_offset_ns: int = 0, after: Connection | None = None
+) -> None:
     """Train for the job's steps and write this rank's files into `attempt`.
 
     Args:
@@ -42,6 +45,7 @@ def run_rank(job: Job, comms: Comms, local_rank: int, attempt: Path, clock_offse
         local_rank: the rank's index on its host.
         attempt: the folder into which the rank writes.
         clock_offset_ns: what is added to a moment of this host's clock, to have it on the clock of rank 0's host.
+        after: the first step begins when there is something to read from it, which stays there for the launcher.
 
     Raises:
         Exception: any error of a step, after it has been written to `error.rank<r>.json`.
@@ -55,6 +59,9 @@ def run_rank(job: Job, comms: Comms, local_rank: int, attempt: Path, clock_offse
         snapshots = Snapshots(job, comms, trainer, attempt)
         phases = list(job.of(comms.replica).phases())
         traced = max(step for step, phase, engine in phases if phase == "measured" and engine == job.engines[0])
+        if after is not None:
+            at(Place.AWAITING)
+            after.poll(None)
         before = _involuntary_switches()
         for step, phase, engine in phases:
             saved = snapshots.before(step)

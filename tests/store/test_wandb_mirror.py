@@ -19,6 +19,7 @@ from conftest import small_job
 from microp import tracking
 from microp.app import attempt as app_attempt
 from microp.app import compose_config, read_config
+from microp.app import mirrors as app_mirrors
 from microp.app.config import to_yaml
 from microp.settings import TrackingSettings
 from microp.store import (
@@ -314,7 +315,7 @@ def test_a_run_is_finished_though_w_and_b_fails(tmp_path, monkeypatch, capsys):
     def broken(*_):
         raise KeyError("_timestamp")
 
-    monkeypatch.setattr(app_attempt, "mirror", broken)
+    monkeypatch.setattr(app_mirrors, "mirror", broken)
     job = small_job()
     with app_attempt.Attempt(config, job, None) as folder:
         run_threads(job, folder)
