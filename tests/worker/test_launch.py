@@ -279,12 +279,12 @@ def test_a_lab_s_entry_is_found(tmp_path):
 @pytest.mark.parametrize("error", [None, RankError])
 def test_the_script_s_module_is_put_back(error):
     main = sys.modules["__main__"]
-    with suppress(RankError), launch._main_module_hidden(rank_code.verbs):
+    with suppress(RankError), launch.main_module_hidden(rank_code.verbs):
         assert sys.modules["__main__"] is not main
         if error is not None:
             raise error
     assert sys.modules["__main__"] is main
-    with launch._main_module_hidden(in_main):
+    with launch.main_module_hidden(in_main):
         assert sys.modules["__main__"] is main
 
 
