@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -222,7 +221,9 @@ def test_a_killed_run_goes_on_and_says_so(tmp_path, monkeypatch):
     """The ranks are processes, and one kills itself in its third step."""
     words = [*WORDS, "model=gpt", "model.dropout=0.1", "snapshot.every=1", "snapshot.keep=1", f"output_dir={tmp_path}"]
     with monkeypatch.context() as patch:
-        patch.setattr(worker, "launch_ranks", partial(worker.launch_ranks, entry=rank_code.Fault("kill", "forward")))
+        launch = worker.launch_ranks
+        fault = rank_code.Fault("kill", "forward")
+        patch.setattr(worker, "launch_ranks", lambda *words: launch(*words[:3], fault))
         with pytest.raises(microp.RunError, match="rank 1 was killed by SIGKILL"):
             microp.measure(*words)
     [killed] = tmp_path.glob("runs/*/attempt-1")
