@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path
 
 from analysis import fitting, looks, plot, scales
 from analysis.command import ANY_RUN, main
@@ -181,6 +182,7 @@ def _thickness(rows: pd.DataFrame) -> float:
 
 def _draw(axis: Axes, rows: pd.DataFrame) -> None:
     names, gap, order = [], GAP / _thickness(rows), looks.in_order(rows["schedule"])
+    bars: dict[str, list[Any]] = {kind: [] for kind in LOOKS}
     for place, row in enumerate(sorted(records(rows), key=lambda row: (order.index(row["schedule"]), row["bar"]))):
         shares = _shares(row)
         ranks = shares.shape[1]
@@ -190,10 +192,16 @@ def _draw(axis: Axes, rows: pd.DataFrame) -> None:
         for kind in LOOKS:
             share = 100 * shares.loc[kind].to_numpy()
             if share.any():
-                axis.barh(at, share, 0.92 / group, left, **_look(kind))
-                left += share
+                low, high = at - 0.46 / group, at + 0.46 / group
+                ends = left + share
+                corners = [(left, low), (ends, low), (ends, high), (left, high)]
+                bars[kind] += np.transpose(corners, (2, 0, 1)).tolist()
+                left = ends
         time = f", {total.max():.1f} ms"
         names.append(f"{fitting.shortened(row['bar'], 2 * scales.ROW - fitting.width(time))}{time}")
+    for kind, own in bars.items():
+        if own:  # one patch for all bars of a kind, because each patch takes the time of a hatch
+            axis.add_patch(PathPatch(Path.make_compound_path_from_polys(np.array(own)), **_look(kind)))
     scales.name_rows(axis, names, 2 * scales.ROW + 0.01)
     axis.set_xlim(0, 100)
     axis.grid(visible=False)

@@ -77,7 +77,7 @@ def _several(runs: pd.DataFrame) -> list[str]:
     """Return the keys with several values, without the launch and what is no part of the question; names first."""
     asked = [column.removeprefix("config.") for column in runs.columns if column.startswith("config.")]
     asked = [key for key in asked if group_of(key) not in (*NOT_ASKED, LAUNCH.removeprefix("config."))]
-    return sorted((key for key in asked if runs[f"config.{key}"].map(str).nunique() > 1), key=_rank)
+    return sorted((key for key in asked if len(set(map(str, runs[f"config.{key}"].tolist()))) > 1), key=_rank)
 
 
 def _rank(key: str) -> tuple[bool, int, str]:

@@ -21,7 +21,7 @@ from typing import Any
 from microp.schedule import Action, Op, Schedule, remote_source
 from microp.simulator.costs import Costs
 from microp.simulator.simulation import Simulated, simulate
-from microp.trace import Reduction, Span, Spans, after_last_gradient, as_spans, reductions
+from microp.trace import Reduction, Span, after_last_gradient, as_spans, reductions
 
 Times = Mapping[tuple[int, str], Any]
 """(stage, kind) -> the time of such an action; see `kind_of`."""
@@ -46,7 +46,7 @@ def calibrate(schedule: Schedule, spans: Iterable[Span], spared: Collection[int]
         spans: the spans of one or more steps, in any unit of time; the costs are in the same unit.
         spared: the microbatches that were not recomputed, if the others were.
     """
-    spans = as_spans(spans)
+    spans = list(as_spans(spans))
     lengths: dict[tuple[int, str], list[Any]] = defaultdict(list)
     again: dict[tuple[int, str], list[Any]] = defaultdict(list)  # the same for recomputed backwards
     for span in spans:
@@ -61,7 +61,7 @@ def calibrate(schedule: Schedule, spans: Iterable[Span], spared: Collection[int]
     extra = {stage: max(0, _median(values)) for stage, values in differences.items()}
     for (stage, kind), time in times_again.items():  # a kind that was never spared: the other kind's difference
         times.setdefault((stage, kind), max(0, time - extra.get(stage, 0)))
-    hops = _hops(schedule, spans)
+    hops = _hops(schedule, spans, list(_received(schedule, spans)))
     return _costs(schedule, times, hops, _overhead(schedule, spans, hops), extra, spared)
 
 
@@ -73,16 +73,30 @@ def calibrate_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, An
         steps: for each step, the ranks' rows in the order of the ranks; see `store.records`.
         spans: the spans of the traced step, in nanoseconds.
     """
+    spans = list(as_spans(spans))
+    return _costs_of_steps(schedule, steps, spans, list(_received(schedule, spans)))
+
+
+def _costs_of_steps(
+    schedule: Schedule,
+    steps: Sequence[Sequence[Mapping[str, Any]]],
+    spans: Sequence[Span],
+    received: Sequence[tuple[Span, Action, Any]],
+) -> Costs:
+    times = {key: _median(each) for key, each in _action_ms(steps).items()}
+    hops = _hops(schedule, spans, received)
+    overhead = [between / 1e6 for between in _overhead(schedule, spans, hops)]
+    return _costs(schedule, times, tuple(hop / 1e6 for hop in hops), overhead)
+
+
+def _action_ms(steps: Iterable[Sequence[Mapping[str, Any]]]) -> dict[tuple[int, str], list[float]]:
+    """Return (stage, kind) -> the times of such actions in the rows of these steps; see `kind_of`."""
     values: dict[tuple[int, str], list[float]] = defaultdict(list)
     for step in steps:
         for row in step:
             for name, milliseconds in row["action_ms"].items():
                 values[int(name[:-1]), name[-1]].append(milliseconds)
-    times = {key: _median(each) for key, each in values.items()}
-    spans = as_spans(spans)
-    hops = _hops(schedule, spans)
-    overhead = [between / 1e6 for between in _overhead(schedule, spans, hops)]
-    return _costs(schedule, times, tuple(hop / 1e6 for hop in hops), overhead)
+    return values
 
 
 def replay_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, Any]]], spans: Iterable[Span]) -> Simulated:
@@ -103,12 +117,8 @@ def replay_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, Any]]
         steps: for each step, the ranks' rows in the order of the ranks; see `store.records`.
         spans: the spans of the traced step, in nanoseconds.
     """
-    spans = as_spans(spans)
-    values: dict[tuple[int, str], list[float]] = defaultdict(list)
-    for step in _middle_half(steps):
-        for row in step:
-            for name, milliseconds in row["action_ms"].items():
-                values[int(name[:-1]), name[-1]].append(milliseconds)
+    spans = list(as_spans(spans))
+    values, received = _action_ms(_middle_half(steps)), list(_received(schedule, spans))
     traced = {span.action: span.end - span.start for span in spans}
     alike: dict[tuple[int, str], list[Action]] = defaultdict(list)
     for action in traced:
@@ -117,8 +127,8 @@ def replay_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, Any]]
     for kind, actions in alike.items():
         usual, own = mean(values[kind]), mean(traced[action] for action in actions)
         takes |= {action: usual * (traced[action] / own if own else 1.0) for action in actions}
-    costs, hops = calibrate_steps(schedule, steps, spans), {}
-    for span, source, made in _received(schedule, spans):
+    costs, hops = _costs_of_steps(schedule, steps, spans, received), {}
+    for span, source, made in received:
         usual = costs.hop(max(source.stage, span.stage)) * 1e6
         if span.wait_start < made or span.ready - span.wait_start > usual:  # the rank waited for it
             hops[span.action] = (span.ready - made) / 1e6
@@ -159,7 +169,7 @@ def _costs(
     )
 
 
-def _overhead(schedule: Schedule, spans: Spans, hops: Sequence[Any]) -> list[Any]:
+def _overhead(schedule: Schedule, spans: Sequence[Span], hops: Sequence[Any]) -> list[Any]:
     """Return, for each stage, the engine's own time per action: 0 if the spans were simulated without one.
 
     ::
@@ -199,7 +209,7 @@ def _mean_of_medians(values: Mapping[tuple[int, Op], Sequence[Any]], stage: int)
     return sum(medians[key] * len(each) for key, each in own.items()) / total
 
 
-def _hops(schedule: Schedule, spans: Spans) -> tuple[Any, ...]:
+def _hops(schedule: Schedule, spans: Sequence[Span], received: Sequence[tuple[Span, Action, Any]]) -> tuple[Any, ...]:
     """Return, for each stage, the time of a hop between it and the stage before it.
 
     A hop can be timed if the consumer was waiting before the tensor was made: it lasts from the
@@ -215,7 +225,7 @@ def _hops(schedule: Schedule, spans: Spans) -> tuple[Any, ...]:
     """
     timed: dict[int, list[Any]] = defaultdict(list)
     seen: dict[int, list[tuple[Any, Any]]] = defaultdict(list)  # link -> (made to ready, wait_start to ready)
-    for span, source, made in _received(schedule, spans):
+    for span, source, made in received:
         link = max(source.stage, span.stage)
         seen[link].append((span.ready - made, span.ready - span.wait_start))
         if span.wait_start < made:
@@ -236,7 +246,7 @@ def _hops(schedule: Schedule, spans: Spans) -> tuple[Any, ...]:
     return tuple(max(0, hop(stage)) for stage in range(schedule.stages))
 
 
-def _received(schedule: Schedule, spans: Spans) -> Iterator[tuple[Span, Action, Any]]:
+def _received(schedule: Schedule, spans: Sequence[Span]) -> Iterator[tuple[Span, Action, Any]]:
     """Yield each span whose tensor came from another rank, the action that made it, and when that had ended."""
     ends: dict[Action, list[Any]] = defaultdict(list)
     for span in spans:

@@ -24,10 +24,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:  # ranks do not import pandas
     import pandas as pd
 
+Numbers = NDArray[np.floating[Any]]
 LAUNCH = "config.repeat"
 DRAWS = 2000
 RANGE_UP_TO = 5  # launches: a bootstrap interval of the median of so few is their range, and not one of 95 %
@@ -66,35 +68,38 @@ def over_launches(rows: pd.DataFrame, by: Sequence[str], values: Sequence[str], 
     """
     import pandas as pd
 
-    needed = dict.fromkeys([*by, *values, *(column for column in _STEPS if column in rows)])
-    lines = [
-        {**dict(zip(by, names, strict=True)), **_point(own, values, floor)}
-        for names, own in rows[[*needed]].groupby(list(by), sort=True, dropna=False)
-    ]
+    grouped = rows.groupby(list(by), sort=True, dropna=False)
+    sizes = grouped.size()
+    names = sizes.index.tolist() if len(by) > 1 else [(name,) for name in sizes.index]
+    numbers = {value: rows[value].astype(float).to_numpy() for value in values}
+    known = {*_STEPS} <= {*rows.columns}
+    spread = step_spread(*(rows[column].astype(float) for column in _STEPS)).to_numpy() if known else None
+    order, ends = np.argsort(grouped.ngroup().to_numpy(), kind="stable"), np.cumsum(sizes.to_numpy())
+    lines = []
+    for name, launches, end in zip(names, sizes.tolist(), ends.tolist(), strict=True):
+        own = order[end - launches : end]
+        unsteady = spread is not None and _median(spread[own]) > WIDE_STEPS
+        line = {**dict(zip(by, name, strict=True)), "launches": launches}
+        for value, column in numbers.items():
+            line |= _point(value, column[own], floor, unsteady)
+        lines.append(line)
     columns = [*by, "launches", *(f"{value}{part}" for value in values for part in ("", ".low", ".high", ".wide"))]
     return pd.DataFrame(lines, columns=columns)
 
 
-def _point(own: pd.DataFrame, values: Sequence[str], floor: float) -> dict[str, Any]:
-    unsteady = _steps_are_wide(own)
-    point: dict[str, Any] = {"launches": len(own)}
-    for value in values:
-        numbers = own[value].dropna().astype(float)
-        if numbers.empty:
-            point |= {value: np.nan, f"{value}.low": np.nan, f"{value}.high": np.nan, f"{value}.wide": False}
-            continue
-        middle, (low, high) = float(numbers.median()), interval(numbers.tolist())
+def _point(value: str, launches: Numbers, floor: float, unsteady: bool) -> dict[str, Any]:
+    """Return the median of a value over the launches of a point, its interval, and whether that is too wide."""
+    middle, low, high, wide = np.nan, np.nan, np.nan, False
+    if len(known := launches[~np.isnan(launches)]):
+        middle, (low, high) = _median(known), interval(known.tolist())
         wide = unsteady or high - low > max(WIDE * abs(middle), floor)
-        point |= {value: middle, f"{value}.low": low, f"{value}.high": high, f"{value}.wide": wide}
-    return point
+    return {value: middle, f"{value}.low": low, f"{value}.high": high, f"{value}.wide": wide}
 
 
-def _steps_are_wide(own: pd.DataFrame) -> bool:
-    """Return whether the steps within the launches spread too widely."""
-    if not {*_STEPS} <= {*own.columns}:
-        return False
-    spread = step_spread(*(own[column] for column in _STEPS))
-    return bool(spread.median() > WIDE_STEPS)
+def _median(values: Numbers) -> float:
+    """Return the median of the values that are known, NaN if none is."""
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else np.nan
 
 
 def step_spread(low: Any, middle: Any, high: Any) -> Any:
