@@ -30,6 +30,11 @@ from microp.store import records
 PREDICTED, REPLAYED = "predicted", "replayed"
 BASELINES = ("closed bubble", "FLOPs", "mean")
 FORECASTS = (REPLAYED, PREDICTED, *BASELINES)
+TIMES = ("step_ms.median", "predicted.step_ms", "replayed.step_ms")
+QUESTION = (
+    *("question", "model", "config.model.dim", "device", "schedule", "chunks", "ranks", "batch_size", "partition"),
+    "checkpointing",
+)
 LEAST_NOISE = 0.02  # two configurations that differ by less are alike, if there is one launch of each
 
 
@@ -41,10 +46,10 @@ def forecasts(runs: pd.DataFrame) -> pd.DataFrame:
         `checkpointing`, `launches`, `measured` (ms, the median over the launches), `noise` (half of the
         launches' range, over the median; NaN for one launch), and a column in ms per forecast.
     """
-    needed = {"predicted.step_ms", "replayed.step_ms", "step_ms.median"}
-    if not needed <= set(runs.columns):
+    if not {*TIMES} <= {*runs.columns}:
         return pd.DataFrame()
-    known = runs[runs["replicas"] == 1].dropna(subset=["step_ms.median", "predicted.step_ms"])
+    needed = [column for column in (*TIMES, *QUESTION) if column in runs]  # groups of all columns take long
+    known = runs[needed][runs["replicas"] == 1].dropna(subset=["step_ms.median", "predicted.step_ms"])
     rows = [_of_launches(own) for _, own in known.groupby("question", sort=True)]
     table = pd.DataFrame(rows)
     if table.empty:

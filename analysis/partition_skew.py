@@ -13,7 +13,7 @@ The time of a layer is the nominal one of an emulated device, or the median over
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
@@ -42,12 +42,13 @@ OF_RANKS = {"-": "the heavy rank", "--": "the other ranks, median"}  # in the fi
 
 
 class Part(NamedTuple):
-    """The rows of one device and one K, and F and B of a layer in each run that gives them, in ms."""
+    """The rows of one device and one K, F and B of a layer in each run that gives them, in ms, and the orders run."""
 
     device: str
     ranks: int
     rows: pd.DataFrame
     times: Sequence[tuple[float, float]]
+    orders: Mapping[str, Schedule]
 
     @property
     def title(self) -> str:
@@ -61,10 +62,6 @@ class Part(NamedTuple):
         low, high = min(map(sum, self.times)), max(map(sum, self.times))
         runs = "the uniform run" if len(self.times) == 1 else f"the median of {len(self.times)} uniform runs"
         return f"{runs} ({low:.3g} to {high:.3g} ms per layer)" if low < high else runs
-
-    def order(self, schedule: str) -> Schedule:
-        """Return the schedule as it was run."""
-        return nominal.order(records(self.rows.loc[[(self.rows["schedule"] == schedule).idxmax()]])[0])
 
     def costs(self, layers: Sequence[int]) -> Costs:
         """Return the costs of stages with these numbers of layers."""
@@ -97,7 +94,9 @@ def parts(runs: pd.DataFrame) -> Iterator[Part]:
     for (device, _), rows in runs.groupby(["device", "ranks"], sort=True):
         times = list(_layer_times(rows))
         if times:
-            yield Part(str(device), int(rows["ranks"].iloc[0]), rows.reset_index(drop=True), times)
+            first = records(rows.drop_duplicates("schedule")[["schedule", "folder"]])
+            orders = {row["schedule"]: nominal.order(row) for row in first}
+            yield Part(str(device), int(rows["ranks"].iloc[0]), rows.reset_index(drop=True), times, orders)
 
 
 def _layer_times(rows: pd.DataFrame) -> Iterator[tuple[float, float]]:
@@ -166,7 +165,7 @@ def _used(part: Part) -> pd.DataFrame:
     table = over_launches(pd.DataFrame(lines), [*POINT, "rank"], ["utilisation"], WIDE_FRACTION)
     formulas: dict[Any, dict[int, float]] = {}
     for row in records(part.rows.drop_duplicates(POINT)):
-        spans = simulate(part.order(row["schedule"]), part.costs(row["partition"]))
+        spans = simulate(part.orders[row["schedule"]], part.costs(row["partition"]))
         total = makespan(spans)
         formulas[point_of(row)] = {rank: float(t / total) for rank, t in busy(spans).items()}
     table["formula"] = [formulas[point_of(row)][row["rank"]] for row in records(table)]
@@ -224,7 +223,7 @@ def throughputs(part: Part) -> pd.DataFrame:
     table = over_launches(part.rows, POINT, ["samples_per_s", "step_ms.median"])
     expected = {}
     for row in records(part.rows.drop_duplicates(POINT)):
-        formula = nominal.step_ms(part.order(row["schedule"]), part.costs(row["partition"]))
+        formula = nominal.step_ms(part.orders[row["schedule"]], part.costs(row["partition"]))
         alone, fastest, slowest = part.alone_ms(row)
         rows = row["batch_size"] * 1e3
         expected[point_of(row)] = (rows / formula, formula, rows / alone, rows / slowest, rows / fastest)
@@ -271,7 +270,7 @@ def positions(found: Sequence[Part]) -> Exhibit | None:
 def _origin(found: Sequence[Part]) -> str:
     """Return how the step times of these parts are computed."""
     points = ((part, row) for part in found for row in records(part.rows.drop_duplicates(POINT)))
-    cases = ((part.order(row["schedule"]), part.costs(row["partition"])) for part, row in points)
+    cases = ((part.orders[row["schedule"]], part.costs(row["partition"])) for part, row in points)
     return f"{nominal.origin(cases)}, with equal layers and free hops"
 
 
@@ -283,7 +282,7 @@ def _over_last(part: Part) -> pd.DataFrame:
     layers = {point_of(row): row["partition"] for row in records(part.rows)}
 
     def formula(schedule: str, position: int, share: float) -> float:
-        return nominal.step_ms(part.order(schedule), part.costs(layers[schedule, position, share]))
+        return nominal.step_ms(part.orders[schedule], part.costs(layers[schedule, position, share]))
 
     table["formula"] = [
         formula(*line) / formula(line[0], part.ranks - 1, line[2]) for line in table[POINT].itertuples(index=False)

@@ -44,7 +44,7 @@ def _cost(part: Part) -> str:
 
 def _alone(part: Part, row: dict[str, Any], even: list[int]) -> float:
     """Return the throughput if a step took the heavy rank's work alone, relative to the uniform partition's."""
-    return float(nominal.step_ms(part.order(row["schedule"]), part.costs(even)) / part.alone_ms(row)[0])
+    return float(nominal.step_ms(part.orders[row["schedule"]], part.costs(even)) / part.alone_ms(row)[0])
 
 
 def _position(part: Part) -> str:
