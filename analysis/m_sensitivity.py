@@ -244,7 +244,8 @@ def memory(found: Sequence[Part]) -> Exhibit | None:
 
 def _law(part: Part, point: dict[str, Any]) -> float:
     """Return the memory of the worst rank in MiB: microbatches held, by closed form, times the size of one."""
-    own = part.rows[part.rows["schedule"] == point["schedule"]]
+    needed = part.rows[["schedule", "chunks", "peak_activation_mib", "folder"]]  # to pick from all columns takes long
+    own = needed[needed["schedule"] == point["schedule"]]
     single = own[own["chunks"] == 1]
     if single.empty:
         return float("nan")

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +19,7 @@ from omegaconf import DictConfig
 
 from microp.app.config import read_config
 from microp.app.errors import ConfigError
-from microp.app.hydra_callbacks import PointsCallback
+from microp.app.hydra_callbacks import Point, PointsCallback
 from microp.app.pricing_job import make_pricing_job
 from microp.app.schema import Config, OrderConfig
 from microp.planner.orders import Found, Noisy, Problem, Solved, judge, named_schedules, pairs, search, with_solver
@@ -61,12 +62,23 @@ class OrderCallback(PointsCallback):
             )
         return _Prepared(problem, schedule)
 
+    def problems_together(self, points: list[Point]) -> list[str]:
+        files = Counter(point.config.search.file for point in points)
+        return [
+            f"search.file={quoted(file)} is the file of {number} points: give each its own, as "
+            "'search.file=order-${chunks}.txt'"
+            for file, number in files.items()
+            if number > 1
+        ]
+
 
 def _problems(config: OrderConfig) -> list[str]:
     found = broken_rules(config.search, "search.")
     path = Path(config.search.file)
     if reason := not_writable(path.parent) or ("it is a folder" if path.is_dir() else ""):
         found.append(f"search.file={quoted(path)} cannot be written ({reason}): choose another file")
+    elif path.exists():
+        found.append(f"search.file={quoted(path)} exists: give another name")
     if config.search.solver_seconds and find_spec("ortools") is None:
         found.append(
             f"search.solver_seconds={config.search.solver_seconds:g} needs OR-Tools: install microp[plan], or use 0"

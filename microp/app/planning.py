@@ -74,6 +74,15 @@ def search_words(words: Sequence[str]) -> list[str]:
     return found
 
 
+def as_typed(problem: str) -> str:
+    """Return a problem with its key as it is typed: `chunks=0 is ...` for `search.chunks=0 is ...`."""
+    for key in SEARCHED:
+        inner = f"search.{key.removeprefix('schedule.')}"
+        if problem.startswith((f"{inner}=", f"{inner}[")):
+            return key + problem.removeprefix(inner)
+    return problem
+
+
 def make_plan(config: PlanConfig) -> Plan:
     """Return what the configuration asks to be searched.
 
@@ -107,7 +116,7 @@ def make_plan(config: PlanConfig) -> Plan:
     if config.dry_run:
         found.append("dry_run=true is for a run, and a plan runs nothing: leave it out")
     if found:
-        raise ConfigError(found)
+        raise ConfigError(list(map(as_typed, found)))
     cap = memory_cap(config) if config.memory_gib is None else config.memory_gib * GIB
     chunks = wanted.chunks or _powers(config)
     space = Space(
@@ -247,3 +256,7 @@ class PlanCallback(PointsCallback):
     def prepare(cls, config: Config) -> Plan:
         assert isinstance(config, PlanConfig)
         return make_plan(config)
+
+    @classmethod
+    def all_problems(cls, error: Exception) -> list[str]:
+        return list(map(as_typed, super().all_problems(error)))

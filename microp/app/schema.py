@@ -186,12 +186,12 @@ class SearchConfig:
         solver_seconds: the time limit of OR-Tools' CP-SAT, which follows; 0: without it.
         noise: judge orders with times that vary by this standard deviation of their logarithm, e.g. 0.1, and write the
             one that is fastest on average; 0: times do not vary.
-        file: where the order is written.
+        file: where the order is written; the file must not exist.
     """
 
     seconds: Annotated[float, Positive(100_000, "use for example 10")] = MISSING
     solver_seconds: Annotated[float, Range(0, 100_000)] = MISSING
-    noise: Annotated[float, Range(0, 3)] = MISSING
+    noise: Annotated[float, Range(0, 1)] = MISSING
     file: Annotated[str, Line("give a file, for example order.txt")] = MISSING
 
 

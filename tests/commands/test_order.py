@@ -22,6 +22,9 @@ def test_the_found_order_is_written_and_priced_as_it_says(tmp_path):
     assert makespan(simulate(schedule, Costs((1, 3), (2, 2), (1, 1)))) == figures["makespan"]
     assert figures["makespan"] <= min(row["makespan"] for row in figures["orders"])
     assert figures["refused"] == {"gpipe": 4, "eager_1f1b": 3, "zb_h2": 3}
+    refused = microp(*SMALL, folder=tmp_path, program="microp.order")
+    assert (refused.returncode, refused.stderr) == (2, "error: search.file=order.txt exists: give another name\n")
+    assert from_text((tmp_path / "order.txt").read_text()) == schedule
     again = ("schedule=file", "schedule.path=order.txt", *SMALL[:2], *SMALL[3:], "output=json")
     priced = json.loads(microp(*again, folder=tmp_path, program="microp.simulate").stdout)
     assert priced["makespan"] == figures["makespan"]
@@ -45,6 +48,8 @@ def test_the_table_names_bounds_the_solver_and_the_command_that_runs_the_order(t
         ("device.memory_gib=0.01", "device.memory_gib=0.01 does not limit an order: use activation_limit"),
         ("replicas=2", "replicas=2 does not change an order, which is of one pipeline: leave it out"),
         ("ranks=16 chunks=256", "too many to search: use at most 10000"),
+        ("search.noise=2", "search.noise=2.0 is above 1: use at most 1"),
+        ("-m chunks=4,8", "search.file=order.txt is the file of 2 points: give each its own, as"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(words, message, tmp_path):
