@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from microp.app.config import plain
-from microp.app.profiles import profile_problems, rows_problem, used_profile
+from microp.app.profiles import machine_note, profile_problems, rows_problem, used_profile
 from microp.app.schema import Config
 from microp.app.size_checks import memory_problems
 from microp.job import Job, torch_problems
@@ -266,7 +266,7 @@ def warnings(config: Config, job: Job) -> list[str]:
         found.append(f"engine=compare goes without torch: {reasons[0]}")
     found += job.notes
     if not profile_problems(config) and (profile := used_profile(config)) is not None:
-        found += [text] if (text := rows_problem(profile, job.mean_rows)) else []
+        found += filter(None, (machine_note(config, profile), rows_problem(profile, job.mean_rows)))
     partition = job.partition
     share, rank = config.partition.get("share"), config.partition.get("rank")
     if share is not None and rank is not None and config.ranks > 1:

@@ -49,6 +49,11 @@ def machine_of(device: str, threads: int) -> Machine:
     return Machine(device, processor(), os.cpu_count() or 1, version("torch"), threads)
 
 
+def _this_machine(config: Config) -> Machine:
+    device = "cpu" if config.device.is_emulated else config.device.name  # an emulated device only waits beside it
+    return machine_of(device, config.device.threads)
+
+
 def profile_problems(config: Config) -> list[str]:
     """Return what is wrong with the profile that the configuration names, one sentence each."""
     if config.profile is None:
@@ -133,6 +138,13 @@ def rows_problem(profile: Profile, rows: float) -> str | None:
     )
 
 
+def machine_note(config: Config, profile: Profile) -> str | None:
+    """Return that the profile that the configuration names is of another machine; None if it is of this one."""
+    if config.profile is None or profile.machine == _this_machine(config):
+        return None
+    return f"{profile.path} is of another machine ({profile.machine}): the times are that machine's"
+
+
 def _rounded(times: Sequence[float]) -> list[float]:
     return [round(time, 6) for time in times]
 
@@ -141,8 +153,7 @@ def profile_for(config: Config) -> Profile | None:
     """Return the profile that the configuration names, else this machine's of its model; None if there is none."""
     if config.profile is not None:
         return read_profile(Path(config.profile))
-    device = "cpu" if config.device.is_emulated else config.device.name  # which does everything but to wait
-    machine = machine_of(device, config.device.threads)
+    machine = _this_machine(config)
     folder = Path(config.output_dir) / "profiles"
     return find_profile(folder, machine, config.model, config.batch_size, config.optimizer, config.computing)
 

@@ -67,6 +67,7 @@ def test_a_plan_for_another_machine_runs_on_emulated_ranks_as_it_was_priced(tmp_
     assert command[:3] == ["microp", "device=emulated", "profile=elsewhere.yaml"]
     run = microp(*command[1:], "model.dim=8", "steps=2", "warmup_steps=0", "comms=threads", folder=tmp_path)
     assert run.returncode == 0, run.stderr
+    assert f"elsewhere.yaml is of another machine ({machine}): the times" in " ".join(run.stderr.split())
     [summary] = (tmp_path / "outputs" / "runs").glob("*/attempt-1/summary.json")
     found = read(summary)
     assert found["predicted"]["step_ms"] == pytest.approx(plan["step"])
