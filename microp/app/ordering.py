@@ -63,7 +63,7 @@ class OrderCallback(PointsCallback):
         return _Prepared(problem, schedule)
 
     def problems_together(self, points: list[Point]) -> list[str]:
-        files = Counter(point.config.search.file for point in points)
+        files = Counter(point.config.search.file for point in points if isinstance(point.config, OrderConfig))
         return [
             f"search.file={quoted(file)} is the file of {number} points: give each its own, as "
             "'search.file=order-${chunks}.txt'"
