@@ -85,13 +85,14 @@ for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPAT
 
 
 LONGEST = (  # below tests/, the longest first
-    *("worker/test_faults", "engine/test_equality", "replicas/test_replicas", "worker/test_hosts", "app/test_refusals"),
-    *("slurm/test_cluster", "app/test_run", "worker/test_launch", "app/test_bad_input", "app/test_sweeps"),
-    *("app/test_interface", "engine/test_compiled", "app/test_pricing", "analysis/test_readable"),
-    *("analysis/test_partial_sweeps", "analysis/test_own_schedule", "commands/test_null_stages", "labs/test_labs"),
-    *("worker/test_snapshot", "app/test_wheel", "store/test_wandb_mirror", "store/test_versions", "app/test_resume"),
-    *("app/test_knobs", "app/test_help", "analysis/test_report", "test_readme", "app/test_snapshots"),
-    *("engine/test_bf16", "app/test_memory_advice", "planner/test_orders", "planner/test_held"),
+    *("worker/test_faults", "engine/test_equality", "replicas/test_replicas", "app/test_pricing", "app/test_refusals"),
+    *("slurm/test_cluster", "app/test_run", "worker/test_hosts", "worker/test_launch", "app/test_bad_input"),
+    *("analysis/test_readable", "app/test_sweeps", "engine/test_compiled", "analysis/test_partial_sweeps"),
+    *("app/test_interface", "simulator/test_calibration", "app/test_knobs", "schedule/test_validation"),
+    *("trace/test_figure_boxes", "app/test_wandb_grid", "analysis/test_own_schedule", "app/test_memory_advice"),
+    *("app/test_resume", "app/test_wheel", "app/test_help", "app/test_snapshots", "analysis/test_report"),
+    *("app/test_slurm_sweep", "test_floors", "worker/test_snapshot", "labs/test_labs", "store/test_wandb_mirror"),
+    *("commands/test_null_stages", "engine/test_bf16", "test_readme", "store/test_versions"),
 )
 
 

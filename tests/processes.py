@@ -14,6 +14,8 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -143,9 +145,7 @@ def _work(session: pytest.Session, pipe: Connection) -> None:
     try:
         plugins.unregister(name="terminalreporter")
         plugins.register(_Sends(session.config, pipe))
-        capture = plugins.getplugin("capturemanager")
-        capture.stop_global_capturing()  # its files are shared with the other processes
-        capture.start_global_capturing()
+        _capture_alone(session.config)
         while indices := pipe.recv():
             items = [session.items[index] for index in indices]
             for item, after in zip(items, [*items[1:], session], strict=True):  # the session: its fixtures stay
@@ -160,3 +160,16 @@ def _work(session: pytest.Session, pipe: Connection) -> None:
     finally:
         atexit._run_exitfuncs()
         os._exit(code)
+
+
+def _capture_alone(config: pytest.Config) -> None:
+    """Give this process files of its own for what is printed, below the streams that modules may have kept."""
+    if config.option.capture != "fd":
+        return
+    capture = config.pluginmanager.getplugin("capturemanager")
+    capture.resume_global_capture()
+    for number, stream in enumerate((sys.stdout, sys.stderr), start=1):
+        with tempfile.TemporaryFile() as own:
+            for shared in (stream.fileno(), number):
+                os.dup2(own.fileno(), shared)
+    capture.suspend_global_capture()

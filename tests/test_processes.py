@@ -10,7 +10,11 @@ from pathlib import Path
 
 FILES = {
     "test_one": """
-        import os, pytest, warnings
+        import logging, os, pytest, warnings
+
+        log = logging.getLogger("own")
+        log.propagate = False
+        log.addHandler(logging.StreamHandler())  # it keeps the stream of the moment
 
         @pytest.fixture(scope="module")
         def name():
@@ -24,6 +28,7 @@ FILES = {
 
         def test_first(name, whole): open("ran", "a").write("1")
         def test_wrong(capfd): os.system("echo said"); assert capfd.readouterr().out == "other"
+        def test_logs(): log.warning("told"); os.system("echo printed"); assert False
         def test_skipped(): pytest.skip("why")
         def test_warns(): warnings.warn("look here")
     """,
@@ -52,10 +57,11 @@ def test_every_test_runs_once_and_is_reported(tmp_path):
     assert done.returncode == 1
     assert sorted((tmp_path / "ran").read_text()) == ["1", "2", "3"]
     assert (tmp_path / "ended").read_text() == "module session "
-    assert re.search(r"2 failed, 4 passed, 1 skipped, 1 warning in", done.stdout)
+    assert re.search(r"3 failed, 4 passed, 1 skipped, 1 warning in", done.stdout)
     assert "the process of the test has ended: 3" in done.stdout
     assert "assert 'said\\n' == 'other'" in done.stdout
     assert "UserWarning: look here" in done.stdout
+    assert re.search(r"Captured stdout call -+\nprinted\n-+ Captured stderr call -+\ntold\n", done.stdout)
 
 
 def test_no_more_tests_run_than_the_user_wants(tmp_path):

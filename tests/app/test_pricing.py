@@ -91,7 +91,7 @@ def test_several_as_one_table(tmp_path):
     assert "rank 0 |" not in done.stdout
 
 
-@pytest.mark.parametrize("width", [80, 120, 200])
+@pytest.mark.parametrize("width", [80, 200])
 def test_swept_keys_are_columns_and_every_line_fits(width, tmp_path):
     """Costs and the width of a layer too; what a column means is said below it."""
     words = ["-m", "costs.forward=[1,2],3", "costs.backward=2", "model.dim=64,128", "chunks=4"]
@@ -339,12 +339,13 @@ MEMORY_OF = [
 
 
 @pytest.mark.parametrize("comms", ["shm", "gloo"])
-def test_predicted_memory_is_what_a_run_measures(comms, tmp_path):
-    """Sent tensors stay in the sender's memory over gloo alone."""
-    configs = [composed(f"{words} ranks=2 comms={comms} device.threads=1") for words in MEMORY_OF]
+def test_predicted_memory_is_what_a_run_measures(comms, whole, tmp_path):
+    """Sent tensors stay in the sender's memory over gloo alone, of which every third case shows it."""
+    cases = MEMORY_OF if comms == "shm" or whole else MEMORY_OF[::3]
+    configs = [composed(f"{words} ranks=2 comms={comms} device.threads=1") for words in cases]
     jobs = [make_job(config) for config in configs]
     measured = launch_ranks(jobs[0], tmp_path, 3, partial(rank_code.peak_memory, jobs))
-    for number, (words, config) in enumerate(zip(MEMORY_OF, configs, strict=True)):
+    for number, (words, config) in enumerate(zip(cases, configs, strict=True)):
         peaks = [measured[rank][number] for rank in range(2)]
         assert figures(config)["peak_memory_mib"] == pytest.approx(peaks, rel=0.02), words
 

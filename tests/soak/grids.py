@@ -12,7 +12,7 @@ from user import ROOT
 
 from tests.soak.machine import Machine, Result
 
-FILES = ("engine/test_equality", "replicas/test_replicas", "engine/test_compiled")
+FILES = ("engine/test_equality", "replicas/test_replicas", "engine/test_compiled", "app/test_pricing")
 
 
 def run(machine: Machine, _times: int) -> Iterator[Result]:
