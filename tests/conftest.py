@@ -13,10 +13,8 @@ from pathlib import Path
 
 import browser
 import matplotlib
-import processes
 import pytest
 import torch
-from processes import pytest_runtestloop  # noqa: F401 (a hook of pytest)
 from recorded import small_sweep
 from user import warm
 
@@ -97,7 +95,6 @@ LONGEST = (  # below tests/, the longest first
 
 
 def pytest_addoption(parser):
-    processes.pytest_addoption(parser)
     parser.addoption("--whole", action="store_true", help="run all combinations of a grid, as the soak test does")
 
 
@@ -107,9 +104,10 @@ def whole(request):
     return request.config.option.whole
 
 
-def pytest_sessionstart(session):
-    if session.config.option.processes > 1:
-        warm.prepare()  # one for all of them, which imports its packages while tests are collected
+def pytest_configure(config):
+    """Of several processes that run tests, the one that starts them makes a warm process for all."""
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        warm.share()
 
 
 def pytest_collection_modifyitems(items):
@@ -150,8 +148,10 @@ def outputs(tmp_path_factory):
     Of the processes that run tests, the first one that needs the sweep runs it; each has a copy of its own.
     """
     own, base = tmp_path_factory.mktemp("sweep"), tmp_path_factory.getbasetemp()
-    shared = base / "small_sweep"
-    with (base / "small_sweep.lock").open("w") as lock:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return small_sweep(own)
+    shared = base.parent / "small_sweep"
+    with (base.parent / "small_sweep.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (shared / "made").exists():
             shutil.rmtree(shared, ignore_errors=True)  # of a process that failed

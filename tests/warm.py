@@ -40,6 +40,7 @@ from pathlib import Path
 LONGEST_S = 300  # a command that has not ended then hangs
 POLL_S = 0.01  # between two looks at the commands that run
 HANGS = -1000  # in place of an exit code
+SHARED = "TESTS_WARM_PROCESS"  # the variable that has the name of its socket
 OUTPUT = ("out", "err")  # files of what a command writes
 HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"  # of torchrun's ranks
 
@@ -104,16 +105,22 @@ class Command:
 
 
 class Warm:
-    """The warm process, which ends with this process and its forks."""
+    """The warm process, which ends with the process that has started it."""
 
     def __init__(self) -> None:
-        self._address = b""  # at which it listens
+        name = os.environ.pop(SHARED, "")
+        self._address = b"\0" + name.encode() if name else b""  # at which it listens
         self._connection: socket.socket | None = None
         self._said = b""  # the part of a line that has come
         self._codes: dict[int, int] = {}  # of commands that have ended, by process
 
-    def prepare(self) -> None:
-        """Start the process, unless it runs; forks of this one that connect to it later share what it imports."""
+    def share(self) -> None:
+        """Start the process; those that this one starts use it too."""
+        self._prepare()
+        os.environ[SHARED] = self._address[1:].decode()
+
+    def _prepare(self) -> None:
+        """Start the process, unless it runs."""
         if self._address:
             return
         with socket.socket(socket.AF_UNIX) as listener:
@@ -128,7 +135,7 @@ class Warm:
     ) -> Command:
         """Start `python -m module arguments` in a folder; `inside` is the process whose namespaces it gets."""
         if self._connection is None:
-            self.prepare()
+            self._prepare()
             self._connection = socket.socket(socket.AF_UNIX)
             self._connection.connect(self._address)
         files = tempfile.TemporaryDirectory()
