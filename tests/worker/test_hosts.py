@@ -113,33 +113,26 @@ def test_the_drawing_states_the_residual(over_two, attempt):
 
 
 @pytest.mark.skipif(not DELAY_MS, reason=f"{TUN} is missing, so packets cannot be delayed")
-def test_eager_1f1b_hides_the_link_as_hop_latency_says(over_two):
-    """One emulated rank on each host: 1F1B waits for the link in every microbatch, eager 1F1B for none.
+def test_1f1b_waits_for_the_link_in_every_microbatch(over_two):
+    """One emulated rank on each host: no step is shorter than nominal times and the link's delay allow.
 
-    Nominal times and the delay are the least that a step takes; other processes only make it longer, so the shortest
-    of the steps counts.
+    How much longer depends on what else the machine does. The sweep `hop_latency` measures how eager 1F1B hides it.
     """
     hosts, _ = over_two
     chunks, action_ms = 8, 10
     nominal = ["device=emulated", f"device.forward_ms={action_ms}", f"device.backward_ms={action_ms}"]
     rest = ["model.layers=4", "model.dim=16", "batch_size=8", "steps=6", "warmup_steps=1", "tracking=disabled"]
-    took, least, free = {}, {}, {}
-    for name, build in {"1f1b": builders.one_f_one_b, "eager_1f1b": builders.eager_1f1b}.items():
-        with launched(hosts, "ranks=2", f"chunks={chunks}", f"schedule={name}", *nominal, *rest, ranks=1) as commands:
-            wait_for(lambda commands=commands: None not in [command.poll() for command in commands], commands)
-            assert [command.returncode for command in commands] == [0, 0], [command.said() for command in commands]
-        [found] = hosts[0].folder.glob(f"outputs/runs/{name}-m{chunks}-k2-*/attempt-1")
-        rows = [row for row in read_rows(found, 0) if row["phase"] == "measured"]
-        took[name] = min(row["pipeline_ms"] for row in rows)
-        schedule = build(2, chunks)
-        least[name], free[name] = (
-            makespan(simulate(schedule, equal(2, action_ms, action_ms, latency))) for latency in (DELAY_MS, 0)
-        )
-    gain = least["1f1b"] - least["eager_1f1b"]
-    assert free["1f1b"] == free["eager_1f1b"]  # without a link to hide neither is faster
-    assert gain > chunks / 2 * DELAY_MS
-    assert took["1f1b"] > 0.98 * least["1f1b"]
-    assert took["1f1b"] - took["eager_1f1b"] > 0.5 * gain
+    with launched(hosts, "ranks=2", f"chunks={chunks}", "schedule=1f1b", *nominal, *rest, ranks=1) as commands:
+        wait_for(lambda: None not in [command.poll() for command in commands], commands)
+        assert [command.returncode for command in commands] == [0, 0], [command.said() for command in commands]
+    [found] = hosts[0].folder.glob(f"outputs/runs/1f1b-m{chunks}-k2-*/attempt-1")
+    took = [row["pipeline_ms"] for row in read_rows(found, 0) if row["phase"] == "measured"]
+    least, free = (
+        makespan(simulate(builders.one_f_one_b(2, chunks), equal(2, action_ms, action_ms, latency)))
+        for latency in (DELAY_MS, 0)
+    )
+    assert least - free > chunks / 2 * DELAY_MS
+    assert min(took) > 0.98 * least
 
 
 def test_a_cut_link_ends_both_hosts(tmp_path):
