@@ -9,20 +9,16 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from microp.store import RANGE_UP_TO, records
 
@@ -82,32 +78,9 @@ class Exhibit:
         canvas.print_svg(vector, metadata={"Date": None, "Creator": None})
         figure.dpi = mpl.rcParams["savefig.dpi"]
         canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-        pixels.write_bytes(png(np.asarray(canvas.buffer_rgba())[..., :3], figure.dpi))
+        canvas.print_png(pixels, pil_kwargs={"compress_level": 3})  # by default it takes twice the time
         self.table.to_csv(table, index=False, float_format=NUMBERS, lineterminator="\n")
         return [vector, pixels, table]
-
-
-def png(pixels: NDArray[np.uint8], dpi: float) -> bytes:
-    """Return an RGB image, of shape (height, width, 3), as a PNG file.
-
-    Its rows have no filter. Pillow tries five filters for each row, which takes three times as long in all, and makes
-    the files of drawings larger.
-    """
-    height, width, _ = pixels.shape
-    rows = np.pad(pixels.reshape(height, 3 * width), ((0, 0), (1, 0)))  # each row begins with its filter, 0 for none
-    per_metre = round(dpi / 0.0254)
-    chunks = {
-        b"IHDR": struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0),  # 8 bits for each of R, G and B
-        b"pHYs": struct.pack(">IIB", per_metre, per_metre, 1),
-        b"IDAT": zlib.compress(rows.tobytes(), 3),
-        b"IEND": b"",
-    }
-    parts = (
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks.items()
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 def drawn(found: Iterable[Exhibit | None], missing: Sequence[str]) -> list[Exhibit]:

@@ -224,14 +224,10 @@ class _Sender:
 
     def __init__(self, box: _Box, data: Tensor) -> None:
         self._data, self._stamp = data, box.stamp
-        self._address, self._nbytes, self._dtype = data.data_ptr(), data.nbytes, data.dtype
         self._semaphore = ctypes.c_void_p(box.semaphore)
 
     def send(self, tensor: Tensor, leaves_ns: int = 0) -> None:
-        if tensor.is_contiguous() and tensor.dtype is self._dtype and tensor.nbytes == self._nbytes:
-            ctypes.memmove(self._address, tensor.data_ptr(), self._nbytes)  # a third of the time of `copy_`
-        else:
-            self._data.copy_(tensor)
+        self._data.copy_(tensor)
         self._stamp.value = leaves_ns or perf_counter_ns()
         _post(self._semaphore)
 

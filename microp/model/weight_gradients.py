@@ -119,8 +119,8 @@ def _accumulate(linears: Sequence[LinearWeights], several: Collection[Tensor]) -
 class SmallLinears:
     """Adds the products of Linears that are all small, after one check of all of them.
 
-    W of small layers would spend as much time in Python as in products. So what was found out for one W is used for
-    the next ones, if they have the same Linears, sizes and types.
+    With a check of each, W of small layers spends a quarter to a third of its time in Python. So what was found out for
+    one W is used for the next ones, if they have the same Linears, sizes and types.
     """
 
     def __init__(self) -> None:
