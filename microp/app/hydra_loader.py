@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra._internal import hydra as hydra_module
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.default_element import ConfigDefault
 from hydra.core.global_hydra import GlobalHydra
@@ -32,7 +31,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from microp.app.errors import ConfigError, Rest
-from microp.app.hydra_pace import parsed, quicken
+from microp.app.hydra_pace import QuickLoader, parsed, quicken
 from microp.app.hydra_problems import (
     REFUSED,
     key_of,
@@ -67,7 +66,7 @@ def install() -> None:
     refuse_numbers()
 
 
-class Loader(ConfigLoaderImpl):
+class Loader(QuickLoader):
     """Hydra's loader; it raises `ConfigError` with all problems of the overrides."""
 
     def __init__(self, config_search_path: ConfigSearchPath) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,16 @@ from yaml import MarkedYAMLError, YAMLError
 from microp.app.errors import ConfigError
 
 MOST_VALUES = 100_000
-_read: dict[tuple[str, str, int, int], bytes] = {}  # pickled: a file takes 30 times as long, `deepcopy` 3 times
+State = tuple[str, str, int, int]  # the folder of a file, its name and what changes when it is written
+_read: dict[State, bytes] = {}  # pickled: a file takes 30 times as long, `deepcopy` 3 times
 UNREADABLE = (YAMLError, OSError, UnicodeError, RecursionError, OmegaConfBaseException)
+
+
+@dataclass
+class File(ConfigResult):
+    """What a file holds, as Hydra's loader reads it; two of the same state are equal."""
+
+    state: State = ("", "", 0, 0)
 
 
 class OptionFiles(ConfigRepository):
@@ -56,8 +65,8 @@ class OptionFiles(ConfigRepository):
             raise ConfigError([f"{name}: {NO_KEYS}"])
         return found
 
-    def _state(self, config_path: str) -> tuple[str, str, int, int] | None:
-        """Return the folder of a file, its name and what changes when it is written; None if there is none.
+    def _state(self, config_path: str) -> State | None:
+        """Return which file it is and what changes when it is written; None if there is none.
 
         What Hydra brings itself, and the schemas, which are registered once, do not change.
         """
@@ -69,7 +78,7 @@ class OptionFiles(ConfigRepository):
         status = Path(source.path, f"{config_path.removesuffix('.yaml')}.yaml").stat()
         return source.path, config_path, status.st_mtime_ns, status.st_size
 
-    def _copy_of(self, config_path: str, state: tuple[str, str, int, int] | None) -> ConfigResult | None:
+    def _copy_of(self, config_path: str, state: State | None) -> ConfigResult | None:
         """Return what a file holds; a file that has not changed since it was read is not read again."""
         if state not in _read:
             if state is not None and state[2]:
@@ -77,8 +86,9 @@ class OptionFiles(ConfigRepository):
             found = super().load_config(config_path)
             if state is None or found is None:
                 return found
-            _read[state] = pickle.dumps(found, pickle.HIGHEST_PROTOCOL)
-        copied: ConfigResult = pickle.loads(_read[state])
+            file = File(**vars(found), state=state)
+            _read[state] = pickle.dumps(file, pickle.HIGHEST_PROTOCOL)
+        copied: File = pickle.loads(_read[state])
         return copied
 
     def group_exists(self, config_path: str) -> bool:
