@@ -92,6 +92,7 @@ class Snapshots:
             with _naming(path, self._size(1)):
                 self._check_all_there(parts)
                 _write(snapshots.draft_of(path), dict(self._whole_model(parts)))
+                _to_disk(snapshots.draft_of(path))
                 snapshots.draft_of(path).replace(path)
                 _to_disk(path.parent)
             snapshots.remove(parts)
@@ -106,6 +107,9 @@ class Snapshots:
                     state = {"optimizer": self._optimizer_of(layer)} if with_optimizer else {}
                     weights = {name: _copy(tensor) for name, tensor in layer.state_dict().items()}
                     _write(snapshots.layer_file(folder, index), {"weights": weights, **state})
+                if with_optimizer:  # else the files are read and removed
+                    for index in self._trainer.layers:
+                        _to_disk(snapshots.layer_file(folder, index))
         self._at(Place.BARRIER)
         self._comms.barrier()
         self._at(Place.SAVING)
@@ -197,13 +201,14 @@ def _form(tensor: Tensor | None) -> str:
 
 
 def _write(path: Path, value: Any) -> None:
-    """Write a value to the disk itself; in memory first, because torch names no reason if a file cannot be written."""
+    """Write a value to a file; in memory first, because torch names no reason if a file cannot be written."""
     made = BytesIO()
     torch.save(value, made)
     with path.open("wb") as file:
         file.write(made.getbuffer())
         file.flush()
-        os.fsync(file.fileno())
+        if hasattr(os, "posix_fadvise"):  # the disk begins with this file while others are made
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _to_disk(path: Path) -> None:

@@ -12,7 +12,13 @@ from user import ROOT
 
 from tests.soak.machine import Machine, Result
 
-FILES = ("engine/test_equality", "replicas/test_replicas", "engine/test_compiled", "app/test_pricing")
+FILES = (
+    "app/test_pricing",
+    "engine/test_compiled",
+    "engine/test_equality",
+    "replicas/test_replicas",
+    "worker/test_snapshot",
+)
 
 
 def run(machine: Machine, _times: int) -> Iterator[Result]:
