@@ -69,6 +69,8 @@ def install() -> None:
 class Loader(QuickLoader):
     """Hydra's loader; it raises `ConfigError` with all problems of the overrides."""
 
+    repository: OptionFiles
+
     def __init__(self, config_search_path: ConfigSearchPath) -> None:
         super().__init__(config_search_path)
         self.repository = OptionFiles(config_search_path)
@@ -161,7 +163,7 @@ class Loader(QuickLoader):
         found = [self._other_s(f"{key}={quoted(value)}", choices) for key, value in other_s]
         found += wrong_keys(config, {key for key, _ in other_s})
         for group in GROUPS:
-            if choices.get(group) and choices[group] not in self.options(group):
+            if choices.get(group) and not self.repository.has_option(group, choices[group]):
                 found.append(no_option(group, choices[group], self.options(group)))
             option = self.option(group, choices.get(group))
             node = None if group not in config or OmegaConf.is_missing(config, group) else config[group]
@@ -199,7 +201,7 @@ class Loader(QuickLoader):
         if knob.partition(".")[0] in self.option(group, choices.get(group)):
             return False  # the common case, without reading the files of the other options
         having = self.options_with(key)
-        return bool(having) and choices.get(group) in self.options(group) and choices[group] not in having
+        return bool(having) and self.repository.has_option(group, choices.get(group)) and choices[group] not in having
 
     def option(self, group: str, name: str | None) -> dict[str, Any]:
         """Return the keys of an option's file with their values, less those of its schema; none without a file."""

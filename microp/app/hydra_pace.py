@@ -13,6 +13,7 @@ from collections.abc import Hashable
 from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
+from hydra import version
 from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.default_element import InputDefault, ResultDefault
@@ -26,6 +27,7 @@ from microp.app.option_files import File
 _NO_CHOICES = DictConfig({})
 _full_interpolation_map = defaults_list._create_interpolation_map
 _parse = lru_cache(maxsize=1000)(grammar_parser.parse)
+_version = lru_cache(maxsize=10)(version._get_version)
 T = TypeVar("T")
 MOST_MERGED = 100  # configurations of some 100 kB that are kept
 
@@ -63,14 +65,16 @@ class QuickLoader(ConfigLoaderImpl):
 
 
 def quicken() -> None:
-    """Replace two functions of Hydra and of omegaconf, which have no public way to do so.
+    """Replace three functions of Hydra and of omegaconf, which have no public way to do so.
 
-    The interpolations of a configuration are parsed once and not for every point. The choices from which the
-    interpolations in a list of defaults are resolved are collected only where there are some; for every file with a
-    list that took a seventh of the time of a composition.
+    The interpolations of a configuration are parsed once and not for every point, and so is the version of which Hydra
+    asks for every file whether it is reached. The choices from which the interpolations in a list of defaults are
+    resolved are collected only where there are some; for every file with a list that took a seventh of the time of a
+    composition.
     """
     vars(defaults_list)["_create_interpolation_map"] = _interpolation_map
     vars(omegaconf_base)["parse"] = _parse
+    vars(version)["_get_version"] = _version
 
 
 def _interpolation_map(overrides: Any, defaults: list[InputDefault], self_added: bool) -> DictConfig:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra._internal.config_repository import ConfigRepository
-from hydra.core.object_type import ObjectType
-from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig
 from omegaconf.errors import GrammarParseError, KeyValidationError, OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
@@ -26,6 +26,7 @@ from microp.app.errors import ConfigError
 
 MOST_VALUES = 100_000
 State = tuple[str, str, int, int]  # the folder of a file, its name and what changes when it is written
+_packaged: dict[tuple[str, str], bool] = {}  # whether a package of Python has a file, which does not change
 _read: dict[State, bytes] = {}  # pickled: a file takes 30 times as long, `deepcopy` 3 times
 UNREADABLE = (YAMLError, OSError, UnicodeError, RecursionError, OmegaConfBaseException)
 
@@ -65,18 +66,29 @@ class OptionFiles(ConfigRepository):
             raise ConfigError([f"{name}: {NO_KEYS}"])
         return found
 
+    def has_option(self, group: str, name: str | None) -> bool:
+        """Return whether a group has an option of this name; its folders, unlike for a list of all, are not read."""
+        if not name or "/" in name or name.endswith(".yaml"):
+            return False
+        return self._state(f"{group}/{name}") is not None
+
     def _state(self, config_path: str) -> State | None:
         """Return which file it is and what changes when it is written; None if there is none.
 
         What Hydra brings itself, and the schemas, which are registered once, do not change.
         """
-        source = self._find_object_source(config_path, ObjectType.CONFIG)
-        if source is None:
-            return None
-        if source.scheme() != "file":
-            return f"{source.provider} {source.full_path()}", config_path, 0, 0
-        status = Path(source.path, f"{config_path.removesuffix('.yaml')}.yaml").stat()
-        return source.path, config_path, status.st_mtime_ns, status.st_size
+        for source in self.sources:
+            if source.scheme() != "file":
+                if _holds(source, config_path):
+                    return f"{source.provider} {source.full_path()}", config_path, 0, 0
+                continue
+            try:
+                status = Path(source.path, f"{config_path.removesuffix('.yaml')}.yaml").stat()
+            except (OSError, ValueError):
+                continue
+            if stat.S_ISREG(status.st_mode):
+                return source.path, config_path, status.st_mtime_ns, status.st_size
+        return None
 
     def _copy_of(self, config_path: str, state: State | None) -> ConfigResult | None:
         """Return what a file holds; a file that has not changed since it was read is not read again."""
@@ -97,6 +109,16 @@ class OptionFiles(ConfigRepository):
             return bool(super().group_exists(config_path))
         except OSError:
             return False
+
+
+def _holds(source: ConfigSource, config_path: str) -> bool:
+    """Return whether what is no folder, a package of Python or Hydra's store, has a file of this name."""
+    if source.scheme() != "pkg":
+        return source.is_config(config_path)
+    key = source.full_path(), config_path
+    if key not in _packaged:
+        _packaged[key] = source.is_config(config_path)
+    return _packaged[key]
 
 
 def check_aliases(file: Path) -> None:
