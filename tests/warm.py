@@ -8,9 +8,9 @@
            ◄─ its process, exit code ───────
 
 The forked process is what `python -m module` is to the command: its own folder, arguments, environment and output.
-The packages that microp uses are there already, also for the ranks, and those of microp's that read nothing of the
-environment when they are imported: `app` and `terminal` are imported anew. It takes a tenth of the time of a new
-interpreter. torchrun's ranks are forks of torchrun; a command can be in the namespaces of another process.
+The packages are there already, also for the ranks, and the files of `conf/` have been read; what `terminal` reads of
+the environment when it is imported is read anew. It takes a tenth of the time of a new interpreter. torchrun's ranks
+are forks of torchrun; a command can be in the namespaces of another process.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ PACKAGES = [
         "rich.live",
     ),
     *("microp.planner", "microp.worker"),  # with all packages below them
+    *("microp.app.hydra_app", "microp.app.interface", "microp.app.pricing", "microp.app.sweep"),
 ]
+CONSOLE = "microp.terminal.console"
 
 
 class Command:
@@ -176,6 +178,7 @@ def _listen(listener: socket.socket) -> None:
     sys.path.insert(1, str(Path(__file__).parents[1]))  # as for the commands
     for name in PACKAGES:
         importlib.import_module(name)
+    _read_files()
     gc.collect()
     gc.freeze()  # a collection in a command would copy the pages of all that it did not make
     while sys.stdin not in select.select([sys.stdin, listener], [], [])[0]:
@@ -188,6 +191,14 @@ def _listen(listener: socket.socket) -> None:
             _serve()
             os._exit(0)
         connection.close()
+
+
+def _read_files() -> None:
+    """Compose once what most commands compose: the files are kept as long as they do not change."""
+    app = importlib.import_module("microp.app")
+    for words in (("tracking=disabled", "chunks=2"), ("tracking=disabled", "model.dim=32", "comms=threads")):
+        app.make_job(app.read_config(app.compose_config(*words)))
+    app.compose_config("schedule=1f1b", "costs.forward=[1,2]", name="simulate")
 
 
 def _serve() -> None:
@@ -240,6 +251,7 @@ def _become(
             _enter(inside)
         os.chdir(folder)
         _set_environment(environment)
+        _open_consoles()
         _start_ranks_from_here()
         if module == "torch.distributed.run":
             importlib.import_module(HANDLER).Popen = _Rank
@@ -257,6 +269,15 @@ def _become(
 def _set_environment(environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
+
+
+def _open_consoles() -> None:
+    """Give the consoles the width and the colours that this environment and this output give."""
+    console = importlib.import_module(CONSOLE)
+    before = console.out, console.err  # which other modules have imported
+    importlib.reload(console)
+    for old, new in zip(before, (console.out, console.err), strict=True):
+        vars(old).update(vars(new))
 
 
 def _run(module: str, arguments: list[str]) -> None:
