@@ -37,6 +37,7 @@ STYLE: dict[str, Any] = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlelocation": "left",
+    "axes.titley": 1.0,  # just above the panel, where matplotlib would look for room
     "axes.titlesize": fitting.POINTS,
     "axes.labelsize": fitting.POINTS,
     "axes.linewidth": 0.7,
@@ -126,16 +127,20 @@ def points(axis: Axes, table: pd.DataFrame, x: str, y: str, look: Look, label: s
     Args:
         table: a table from `statistics.over_launches`.
     """
-    table = table.dropna(subset=[y]).sort_values(x)
-    if table.empty:
+    at, middle, low, high = (table[name].to_numpy(dtype=float) for name in (x, y, f"{y}.low", f"{y}.high"))
+    order = np.argsort(at, kind="stable")
+    order = order[~np.isnan(middle[order])]
+    if not len(order):
         return
+    at, middle, low, high = at[order], middle[order], low[order], high[order]
     # seaborn's pointplot would aggregate the launches again; the figure's table has the same medians and intervals.
-    below, above = table[y] - table[f"{y}.low"], table[f"{y}.high"] - table[y]
-    axis.errorbar(table[x], table[y], [below, above], color=look.colour, linestyle="", capsize=2, elinewidth=0.9)
-    axis.plot(table[x], table[y], color=look.colour, marker=look.marker, linestyle=look.line, label=label)
-    wide = table[table[f"{y}.wide"].astype(bool)]
-    if not wide.empty:
-        axis.plot(wide[x], wide[y], color=look.colour, marker=look.marker, markerfacecolor="white", linestyle="")
+    bars = [middle - low, high - middle]
+    axis.errorbar(at, middle, bars, color=look.colour, linestyle="", capsize=2, elinewidth=0.9)
+    axis.plot(at, middle, color=look.colour, marker=look.marker, linestyle=look.line, label=label)
+    wide = table[f"{y}.wide"].to_numpy(dtype=bool)[order]
+    if wide.any():
+        hollow: Any = {"marker": look.marker, "markerfacecolor": "white", "linestyle": ""}
+        axis.plot(at[wide], middle[wide], color=look.colour, **hollow)
 
 
 def across(axis: Axes, table: pd.DataFrame, value: str, at: Any, look: Look, label: str) -> None:
