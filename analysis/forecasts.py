@@ -17,16 +17,19 @@ configurations of the model:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations
 from statistics import median
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from analysis.exhibit import kind_of
 from microp.store import records
 
+Numbers = NDArray[np.floating[Any]]
 PREDICTED, REPLAYED = "predicted", "replayed"
 BASELINES = ("closed bubble", "FLOPs", "mean")
 FORECASTS = (REPLAYED, PREDICTED, *BASELINES)
@@ -59,11 +62,16 @@ def forecasts(runs: pd.DataFrame) -> pd.DataFrame:
     for _, own in table.groupby("group"):
         if len(own) > 1:
             for name, units in (("closed bubble", own["work"] / (1 - own["closed"])), ("FLOPs", own["work"])):
-                table.loc[own.index, name] = [
-                    units[at] * (own["measured"] / units).drop(at).median() for at in own.index
-                ]
-            table.loc[own.index, "mean"] = [own["measured"].drop(at).mean() for at in own.index]
+                table.loc[own.index, name] = units * of_the_others(own["measured"] / units, np.median)
+            table.loc[own.index, "mean"] = of_the_others(own["measured"], np.mean)
     return table.drop(columns=["work", "closed"])
+
+
+def of_the_others(values: pd.Series[float], middle: Callable[[Any], Any]) -> Numbers:
+    """Return for each of at least two values the median or the mean of the others."""
+    numbers = values.to_numpy(dtype=float)
+    others = ~np.eye(len(numbers), dtype=bool)
+    return np.array([middle(numbers[own]) for own in others])
 
 
 def _of_launches(launches: pd.DataFrame) -> dict[str, Any]:

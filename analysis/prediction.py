@@ -24,7 +24,7 @@ from matplotlib.axes import Axes
 from analysis import looks, plot, scales
 from analysis.command import ANY_RUN, main
 from analysis.exhibit import Exhibit, counted, kind_of, percent
-from analysis.forecasts import FORECASTS, forecasts, summary
+from analysis.forecasts import FORECASTS, forecasts, of_the_others, summary
 from analysis.varied import differing
 from microp.settings import run_command
 from microp.simulator import replay_steps, schedule_of
@@ -37,7 +37,7 @@ NOISE = (0, (3, 2))  # the dashes of the noise between launches
 
 def exhibits(store: Store) -> list[Exhibit]:
     """Return a figure of the replays of all runs, and one of what was predicted before they ran."""
-    return [*_replayed(store), *_predicted(store.runs())]
+    return [*_replayed(store), *_predicted(store)]
 
 
 def _replayed(store: Store) -> list[Exhibit]:
@@ -60,11 +60,10 @@ def _replayed(store: Store) -> list[Exhibit]:
     return [Exhibit("replayed-measured", "Replayed against measured", text, _draw(table), shown, used)]
 
 
-def _predicted(runs: pd.DataFrame) -> list[Exhibit]:
-    table = forecasts(runs)
+def _predicted(store: Store) -> list[Exhibit]:
+    runs, (table, known) = store.runs(), judged_forecasts(store)
     if table.empty:
         return []
-    known = summary(table)
     best = [judged(row) for row in records(known[known["forecast"] == "predicted"])]
     text = (
         "Step times that were known before the run, from a profile or from nominal times, against the measured ones; "
@@ -75,7 +74,7 @@ def _predicted(runs: pd.DataFrame) -> list[Exhibit]:
     )
     figure, axes = plot.panels(2, 3.2)
     scatter(axes[0], table, "predicted")
-    known["shown"] = 100 * known["median"].clip(lower=SMALLEST)
+    known = known.assign(shown=100 * known["median"].clip(lower=SMALLEST))
     kinds = looks.looks(sorted(known["kind"].unique()))
     for number, (kind, look) in enumerate(kinds.items()):
         own = known[known["kind"] == kind]
@@ -122,6 +121,13 @@ def compared(store: Store) -> pd.DataFrame:
     return table
 
 
+@lru_cache(maxsize=1)
+def judged_forecasts(store: Store) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the tables `forecasts` and `summary` of all runs; both are empty if no run was predicted."""
+    table = forecasts(store.runs())
+    return table, table if table.empty else summary(table)
+
+
 def _compare(row: dict[str, Any]) -> Iterator[Row]:
     """Yield the replayed and the measured makespan of a run; nothing if there is no trace or several replicas."""
     attempt = Path(row["folder"])
@@ -161,7 +167,7 @@ def makespan_ms(step: Sequence[Row]) -> float:
 
 def _from_the_others(values: pd.Series[float]) -> pd.Series[float]:
     """Return the relative distance of each value from the median of the others; NaN for a single value."""
-    return pd.Series([value / values.drop(label).median() - 1 for label, value in values.items()], values.index)
+    return values / of_the_others(values, np.median) - 1 if len(values) > 1 else values * np.nan
 
 
 def _summary(kind: Any, own: pd.DataFrame) -> str:

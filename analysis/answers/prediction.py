@@ -6,8 +6,8 @@ import pandas as pd
 
 from analysis.answers.words import sentence
 from analysis.exhibit import counted, percent
-from analysis.forecasts import BASELINES, forecasts, summary
-from analysis.prediction import compared, judged
+from analysis.forecasts import BASELINES
+from analysis.prediction import compared, judged, judged_forecasts
 from microp.store import Store, records
 
 
@@ -21,9 +21,9 @@ def answer(store: Store) -> str:
     told = [_of(str(kind), own) for kind, own in table.groupby("kind")]
     if table["noise"].isna().all():
         told.append("one launch per configuration, so the noise between launches is unknown")
-    known = forecasts(runs)
+    _, known = judged_forecasts(store)
     if not known.empty:
-        told += [_predicted(own) for _, own in summary(known).groupby("kind")]
+        told += [_predicted(own) for _, own in known.groupby("kind")]
     return " ".join(map(sentence, told))
 
 

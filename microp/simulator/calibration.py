@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from math import inf
 from statistics import mean, median_low
 from typing import Any
@@ -272,7 +273,13 @@ def schedule_of(spans: Iterable[Span], name: str) -> Schedule:
     rows: list[list[Action]] = [[] for _ in range(int(spans.rank.max()) + 1)]
     for span in spans:
         rows[span.rank].append(span.action)
-    return Schedule(name, int(spans.microbatch.max()) + 1, tuple(map(tuple, rows)))
+    return _order(name, int(spans.microbatch.max()) + 1, tuple(map(tuple, rows)))
+
+
+@lru_cache(maxsize=128)
+def _order(name: str, chunks: int, ranks: tuple[tuple[Action, ...], ...]) -> Schedule:
+    """Return a schedule, the same one for runs of one order, so that they share what is derived from it."""
+    return Schedule(name, chunks, ranks)
 
 
 def replay(schedule: Schedule, spans: Iterable[Span], spared: Collection[int] = ()) -> Simulated:
