@@ -57,10 +57,12 @@ def terminal(tmp_path_factory):
         del sys.modules[name]
 
 
-@pytest.fixture(autouse=True)
-def _no_account(monkeypatch, tmp_path):
+@pytest.fixture(scope="module", autouse=True)
+def _no_account(tmp_path_factory):
     """No key for W&B is found on this machine."""
-    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        yield
 
 
 def as_pattern(message: str) -> str:

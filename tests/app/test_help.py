@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 
 import pytest
-from user import ROOT, SMALL, environment_of, microp, start
+from user import ROOT, SMALL, environment_of, microp
 
 from microp.app import ConfigError
 from microp.app.help_page import about_sweep, cost_helps, key_helps
@@ -132,7 +132,7 @@ def test_a_lab_that_does_not_exist_is_told_with_those_that_do(capsys):
     "program", ["run", "simulate", "order", "check", "null_stages", "tracking", "wandb_grid", "runs", "labs"]
 )
 def test_every_command_tells_its_version(program, tmp_path):
-    done = start([sys.executable, "-m", f"microp.{program}", "--version"], tmp_path)
+    done = microp("--version", folder=tmp_path, program=f"microp.{program}")
     assert (done.returncode, done.stdout[:7]) == (0, "microp "), done.stderr
 
 

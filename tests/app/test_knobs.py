@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import fields, replace
 
 import pytest
@@ -12,6 +11,7 @@ from microp.app import CONF, ConfigError, compose_config, job_of, make_job, read
 from microp.app.config import read_composed, register_schemas, what_runs
 from microp.app.hydra_internals import composer, expand
 from microp.app.hydra_loader import current
+from microp.app.hydra_pace import copied
 from microp.app.knobs import Knobs, unused
 from microp.app.schema import FIXED, GROUPS, Config
 from microp.app.sweep import SweepCallback
@@ -242,7 +242,7 @@ def test_every_option_has_a_knob_or_says_that_it_does_not_use_it(composed, group
     every = sorted(set().union(*(knobs_of(found[group, option][0], group) for option in options)))
     words = [f"{key}={VALUES.get(key, 1)}" for key in every]
     for option in options:
-        node, choices = copy.deepcopy(found[group, option])
+        node, choices = copied(found[group, option])
         loader.apply(node, choices, words)
         assert knobs_of(node, group) == knobs_of(found[group, option][0], group)
         knobs, asked = Knobs(), read_composed(node)
@@ -258,7 +258,7 @@ def test_a_wrong_value_of_any_key_is_refused(composed):
         if (group, option) == ("model", "mlp"):
             keys += sorted(field.name for field in fields(Config) if field.name not in GROUPS)
         for key in keys:
-            tried, knobs = copy.deepcopy(node), Knobs()
+            tried, knobs = copied(node), Knobs()
             try:
                 loader.apply(tried, choices, [f"{key}=abc"])
                 asked = read_composed(tried)

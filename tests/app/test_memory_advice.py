@@ -50,8 +50,9 @@ def test_only_a_failure_for_lack_of_memory_gets_advice(monkeypatch):
     asked, job = config(), job_of()
     assert with_advice(asked, job, "rank 0 waited 60 s") == "rank 0 waited 60 s"
     for text in ("out of memory", "CUDA out of memory. Tried", "DefaultCPUAllocator: can't allocate memory"):
-        assert "; predicted: rank 0 needs " in with_advice(asked, job, text)
-        assert "to need less, use " in with_advice(asked, job, text)
+        said = with_advice(asked, job, text)
+        assert "; predicted: rank 0 needs " in said
+        assert "to need less, use " in said
     monkeypatch.setattr(memory_advice, "layer_memory", fails)  # so no plan has a price
     said = with_advice(asked, job, "out of memory")
     assert said == "out of memory; to need less, use more chunks, checkpointing=always or a smaller batch_size"

@@ -287,20 +287,29 @@ def test_an_attempt_that_cannot_be_opened_leaves_nothing(typed, monkeypatch):
     assert list(Path("outputs/runs").glob("*/attempt-*")) == []
 
 
+IN_TURN = """
+import runpy, sys
+def run(*words):
+    sys.argv = list(words)
+    try:
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        assert not end.code, words
+"""
+
+
 def test_a_command_whose_input_and_output_are_closed_runs(tmp_path):
     """What is opened next would else get the number of standard output, and the ranks would have none."""
-    command = shlex.join([sys.executable, "-m", "microp.run", *FEW])
-    done = start(["sh", "-c", f"exec {command} <&- >&-"], tmp_path)
+    drawing = 'run("analysis.timeline", "outputs")\n'
+    program = f'{IN_TURN}run("microp.run", *{FEW})\nprint("ran", file=sys.stderr)\n{drawing}'
+    program += f'sys.stdout = open("drawn", "w", encoding="ascii")\n{drawing}'  # a locale that lacks what is drawn
+    done = start(["sh", "-c", f"exec {shlex.join([sys.executable, '-c', program])} <&- >&-"], tmp_path)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert done.stderr.endswith("\nran\n"), "the drawings said something"
     [attempt] = (tmp_path / "outputs" / "runs").glob("*/attempt-1")
     assert json.loads((attempt / "status.json").read_text())["status"] == "finished"
-    drawing = shlex.join([sys.executable, "-m", "analysis.timeline", "outputs"])
-    done = start(["sh", "-c", drawing], tmp_path, PYTHONIOENCODING="ascii")  # a locale that lacks what is drawn
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "F0" in done.stdout
-    done = start(["sh", "-c", f"exec {drawing} >&-"], tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "outputs" / "report").is_dir()
+    assert "F0" in (tmp_path / "drawn").read_text()
 
 
 @pytest.mark.parametrize("words", [[], ["-m", "seed=1,2"]], ids=["run", "sweep"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 from pathlib import Path
 
@@ -24,27 +25,36 @@ STORED = sorted(path.stem for path in SWEEPS.glob("*.yaml") if not path.name.end
 
 
 @pytest.fixture(scope="module")
-def points():
+def points(whole):
     """What a command asks for in one launch, composed once: name -> (overrides, node) of each point not left out.
 
     A quick sweep is the whole one with other axes: a point of it is the whole one's with the same overrides.
+    Without --whole these are the points of a quick sweep, and of the whole one some in which every value of every axis
+    occurs.
     """
     register_schemas()
     register_parts(SWEEPS)
     with composer(CONF, SWEEPS) as hydra:
 
+        @cache
         def sweep(name: str) -> DictConfig:
             config = hydra.sweep(name, ("repeat=0",))  # launches differ only in their number
             assert config.hydra.mode is RunMode.MULTIRUN
             return config
 
         @cache
-        def whole(name: str):
-            return {frozenset(overrides): (list(overrides), node) for overrides, node in expand(sweep(name))}
+        def all_points(name: str):
+            quick = words_of_points(sweep(f"{name}_quick")) if f"{name}_quick" in STORED else []
+            words = words_of_points(sweep(name))
+            assert set(map(frozenset, quick)) <= set(map(frozenset, words))
+            wanted = words if whole else quick + some(words)
+            with pytest.MonkeyPatch.context() as patch:  # the others are not composed
+                patch.setattr(BasicSweeper, "split_arguments", staticmethod(lambda *_, **__: [wanted]))
+                return {frozenset(overrides): (list(overrides), node) for overrides, node in expand(sweep(name))}
 
         @cache
         def asked(name: str):
-            found = whole(name.removesuffix("_quick"))
+            found = all_points(name.removesuffix("_quick"))
             if name.endswith("_quick"):
                 quick, other = sweep(name), sweep(name.removesuffix("_quick"))
                 assert without_axes(quick) == without_axes(other)
@@ -52,6 +62,16 @@ def points():
             return [(overrides, node) for overrides, node in found.values() if not node.skip]
 
         yield asked
+
+
+def some(points: list[list[str]]) -> list[list[str]]:
+    """Points in which every value of every axis occurs, in a random order."""
+    left, found = {word for words in points for word in words}, []
+    for words in random.Random(0).sample(points, len(points)):
+        if not left.isdisjoint(words):
+            found.append(words)
+            left.difference_update(words)
+    return found
 
 
 def without_axes(config: DictConfig) -> dict:
@@ -76,8 +96,8 @@ def test_every_point_is_good_and_a_quick_sweep_is_part_of_the_whole(points, name
     assert not any(config.batch_size % config.chunks for config in found.values()), "uneven microbatches"
     if f"{name}_quick" in STORED:
         quick = {make_job(read_config(node)).run_id for _, node in points(f"{name}_quick")}  # equal points are one run
-        assert about_sweep(f"{name}_quick")[1].startswith(f"{len(quick)} points, ")
         assert quick < found.keys()
+        assert about_sweep(f"{name}_quick")[1].startswith(f"{len(quick)} points, ")
 
 
 @pytest.mark.parametrize("name", STORED)

@@ -27,7 +27,7 @@ hydra:
       mine: a,b
       learning_rate: 1e-3,0.50
       chunks: range(2,4)
-      engine.batch_weights: true,false
+      engine.batch_weights: true
       activation_limit: null,9
       data.path: "'x y',z"
       device.per: "[layer],[layer,row]"
@@ -135,7 +135,7 @@ def test_a_sweep_of_your_own_with_values_of_every_kind(tmp_path):
         "mine": ["a", "b"],
         "learning_rate": [0.001, 0.5],
         "chunks": [2],
-        "engine.batch_weights": [True, False],
+        "engine.batch_weights": [True],
         "activation_limit": ["null", 9],
         "data.path": ["'x y'", "z"],
         "device.per": ["[layer]", "[layer,row]"],
@@ -145,7 +145,7 @@ def test_a_sweep_of_your_own_with_values_of_every_kind(tmp_path):
     with composer(CONF, tmp_path) as hydra:
         stored = [words for words, node in expand(hydra.sweep("own")) if not node.skip]
     asked = [words for grid in (first, second) for words in words_of(grid.to_yaml())]
-    assert len(asked) == len(stored) == 192
+    assert len(asked) == len(stored) == 96
     assert set(map(parsed, asked)) == set(map(parsed, stored))
 
 
