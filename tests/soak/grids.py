@@ -13,7 +13,9 @@ from user import ROOT
 from tests.soak.machine import Machine, Result
 
 FILES = (
+    "app/test_interface",
     "app/test_pricing",
+    "app/test_sweeps",
     "engine/test_compiled",
     "engine/test_equality",
     "replicas/test_replicas",
