@@ -113,10 +113,10 @@ def between_two(runs: Path) -> bool:
     return bool(ended)
 
 
-@pytest.mark.parametrize("moment", [within_the_second, between_two])
-def test_ctrl_c_and_typed_again(moment, tmp_path):
+@pytest.mark.parametrize(("moment", "comms"), [(within_the_second, "shm"), (between_two, "threads")])
+def test_ctrl_c_and_typed_again(moment, comms, tmp_path):
     """The points are long enough to be hit and short enough to be made."""
-    words = [*WORDS, "steps=300", "comms=shm"]
+    words = [*WORDS, "steps=300", f"comms={comms}"]
     stopped = interrupted(tmp_path, words, moment)
     assert stopped.returncode == 130
     assert "Traceback" not in stopped.stderr
