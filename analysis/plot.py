@@ -26,10 +26,12 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from numpy.typing import NDArray
 
 from analysis import fitting
 from analysis.looks import COMPUTED, FRONT, THIN, TOO_WIDE, Look, dotted, in_order, looks
 
+Numbers = NDArray[np.floating[Any]]
 STYLE: dict[str, Any] = {
     **sns.axes_style("ticks"),
     "axes.formatter.use_mathtext": False,
@@ -134,8 +136,7 @@ def points(axis: Axes, table: pd.DataFrame, x: str, y: str, look: Look, label: s
         return
     at, middle, low, high = at[order], middle[order], low[order], high[order]
     # seaborn's pointplot would aggregate the launches again; the figure's table has the same medians and intervals.
-    bars = [middle - low, high - middle]
-    axis.errorbar(at, middle, bars, color=look.colour, linestyle="", capsize=2, elinewidth=0.9)
+    _bars(axis, look, "_", at, low, high)
     axis.plot(at, middle, color=look.colour, marker=look.marker, linestyle=look.line, label=label)
     wide = table[f"{y}.wide"].to_numpy(dtype=bool)[order]
     if wide.any():
@@ -145,13 +146,19 @@ def points(axis: Axes, table: pd.DataFrame, x: str, y: str, look: Look, label: s
 
 def across(axis: Axes, table: pd.DataFrame, value: str, at: Any, look: Look, label: str) -> None:
     """Draw medians along the horizontal axis, each at its place `at` of the vertical one, with their intervals."""
-    below, above = table[value] - table[f"{value}.low"], table[f"{value}.high"] - table[value]
-    axis.errorbar(table[value], at, xerr=[below, above], color=look.colour, linestyle="", capsize=2, elinewidth=0.9)
-    axis.plot(table[value], at, color=look.colour, marker=look.marker, linestyle="", label=label)
-    wide = table[f"{value}.wide"].astype(bool)
-    axis.plot(
-        table[value][wide], at[wide], color=look.colour, marker=look.marker, markerfacecolor="white", linestyle=""
-    )
+    middle, low, high = (table[name].to_numpy(dtype=float) for name in (value, f"{value}.low", f"{value}.high"))
+    at = np.asarray(at, dtype=float)
+    _bars(axis, look, "|", at, low, high)
+    axis.plot(middle, at, color=look.colour, marker=look.marker, linestyle="", label=label)
+    wide = table[f"{value}.wide"].to_numpy(dtype=bool)
+    axis.plot(middle[wide], at[wide], color=look.colour, marker=look.marker, markerfacecolor="white", linestyle="")
+
+
+def _bars(axis: Axes, look: Look, cap: str, at: Numbers, low: Numbers, high: Numbers) -> None:
+    """Draw intervals with caps, "_" for upright ones or "|", as one line with gaps: `errorbar` takes four artists."""
+    along, ends = (np.column_stack([*two, np.full(len(at), np.nan)]).ravel() for two in ((at, at), (low, high)))
+    places = (along, ends) if cap == "_" else (ends, along)
+    axis.plot(*places, color=look.colour, marker=cap, markersize=4, linewidth=0.9)
 
 
 def strokes(axis: Axes, values: Any, at: Any) -> None:
@@ -177,8 +184,10 @@ def lines(
         formula: the column of what was computed, if there is one.
         label: the name of a line in the legend, with {} for the value of `by`.
     """
+    needed = dict.fromkeys([by, x, y, f"{y}.low", f"{y}.high", f"{y}.wide", *filter(None, [formula])])
+    table = table[list(needed)].sort_values(x)
     for value, look in named.items():
-        own = table[table[by] == value].sort_values(x)
+        own = table[table[by] == value]
         if formula is not None:
             computed(axis, own[x], own[formula], look.colour)
         points(axis, own, x, y, look, label.format(value))

@@ -201,7 +201,7 @@ def _draw(axis: Axes, rows: pd.DataFrame) -> None:
         names.append(f"{fitting.shortened(row['bar'], 2 * scales.ROW - fitting.width(time))}{time}")
     for kind, own in bars.items():
         if own:  # one patch for all bars of a kind, because each patch takes the time of a hatch
-            axis.add_patch(PathPatch(Path.make_compound_path_from_polys(np.array(own)), **_look(kind)))
+            axis.add_artist(PathPatch(Path.make_compound_path_from_polys(np.array(own)), **_look(kind)))
     scales.name_rows(axis, names, 2 * scales.ROW + 0.01)
     axis.set_xlim(0, 100)
     axis.grid(visible=False)

@@ -131,8 +131,9 @@ def unnamed(figure: Figure) -> list[str]:
 
 
 def _is_drawn(line: Line2D) -> bool:
-    """Return whether a line shows anything of its own: not one that only carries error bars and their caps."""
-    return line.get_linestyle() != "None" or line.get_marker() not in ("None", "", None, "_", "|", 2, 3, 0, 1)
+    """Return whether a line shows anything of its own: not one that is error bars, or their caps."""
+    marker = line.get_marker()
+    return marker not in ("_", "|", 2, 3, 0, 1) and (line.get_linestyle() != "None" or marker not in ("None", "", None))
 
 
 def _look(line: Line2D) -> str:

@@ -33,6 +33,7 @@ A row's `..._ns` are moments of the host's monotonic clock, which all its ranks 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -63,7 +64,10 @@ class RecordError(ValueError):
 
 def attempts(folder: Path) -> list[Path]:
     """Return all attempts below `folder` (an outputs folder, a runs folder, a run or an attempt)."""
-    found = [path for path in (folder, *folder.rglob("attempt-*")) if _ATTEMPT.fullmatch(path.name) and path.is_dir()]
+    found = [folder] if _ATTEMPT.fullmatch(folder.name) and folder.is_dir() else []
+    for parent, folders, _ in os.walk(folder):  # `rglob` takes three times as long, and looks into the attempts
+        found += [Path(parent, name) for name in folders if _ATTEMPT.fullmatch(name)]
+        folders[:] = [name for name in folders if not _ATTEMPT.fullmatch(name)]
     return sorted(found, key=lambda path: (path.parent.name, number_of(path)))
 
 

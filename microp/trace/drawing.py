@@ -133,10 +133,10 @@ def draw(axis: Any, spans: Sequence[Span], unit: float, sums: Sequence[Reduction
         axis.broken_barh([place], (rank + 0.4, 0.1), facecolor=REDUCTION, edgecolor="white", linewidth=0.5)
     for rank, row in _by_rank(spans).items():
         stages = sorted({span.stage for span in row})
-        for span in row:
-            start, length = float(span.start - begin) / unit, float(span.end - span.start) / unit
-            colour = COLOURS[span.op][shade(span.stage, stages)]
-            axis.broken_barh([(start, length)], (rank - 0.4, 0.8), facecolor=colour, edgecolor="white")
+        bars = [(float(span.start - begin) / unit, float(span.end - span.start) / unit) for span in row]
+        colours = [COLOURS[span.op][shade(span.stage, stages)] for span in row]
+        axis.broken_barh(bars, (rank - 0.4, 0.8), facecolors=colours, edgecolor="white")
+        for span, (start, length) in zip(row, bars, strict=True):
             room = float((span.end - span.start) / until) * letters - 0.25
             fitting = (name for name in (f"{span.op}{span.microbatch}", str(span.microbatch)) if len(name) <= room)
             if name := next(fitting, ""):
