@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from user import SMALL, microp
 
+from microp.app import Config
 from microp.app.config import compose_config, plain, read_config
 from microp.store import disturbances
 from microp.terminal import run_table
@@ -40,8 +42,13 @@ ENGINES = {
 }
 
 
+@cache
+def composed(words: str) -> Config:
+    return read_config(compose_config(*words.split()))
+
+
 def row(words: str, env=None, message=None, **changes) -> Row:
-    config = plain(read_config(compose_config(*words.split())))
+    config = plain(composed(words))
     summary = {**FOUND, "run_id": words, **changes}
     return Row(config, words.split(), summary, Path("runs/a"), message, tuple(disturbances(summary, env or {})))
 
