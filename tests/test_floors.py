@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ DOORS = {  # outside package -> the packages that may import it; `trace.drawing`
 WITHOUT_TORCH = {"schedule", "settings", "slurm", "job", "trace", "simulator", "planner", "store"}
 FOR_ANALYSIS = {"schedule", "settings", "job", "trace", "simulator", "planner", "store"}
 FILES = sorted((ROOT / "microp").rglob("*.py"))
+ANALYSIS = sorted((ROOT / "analysis").glob("*.py"))
 
 
 def package_of(path: Path) -> str:
@@ -87,102 +89,107 @@ def test_every_package_has_a_floor():
     assert packages == set().union(*FLOORS)
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_an_import_goes_down_or_stays_inside(path):
-    package = package_of(path)
-    known = {imported.split(".")[1] for imported in imports(path) if imported.startswith("microp.")} - {package}
-    for other in known:
-        other = other if other in set().union(*FLOORS) else "commands"
-        assert floor(other) < floor(package), f"{package} imports {other}, which is not on a lower floor"
+def test_an_import_goes_down_or_stays_inside():
+    known = set().union(*FLOORS)
+    for path in FILES:
+        package = package_of(path)
+        used = {imported.split(".")[1] for imported in imports(path) if imported.startswith("microp.")} - {package}
+        for other in used:
+            other = other if other in known else "commands"
+            assert floor(other) < floor(package), f"{name(path)} imports {other}, which is not on a lower floor"
 
 
-@pytest.mark.parametrize("path", [*FILES, *sorted((ROOT / "analysis").glob("*.py"))], ids=name)
-def test_a_package_is_entered_by_its_door(path):
+def test_a_package_is_entered_by_its_door():
     """Names of another package come from its `__init__`; a module of it is imported whole, as `terminal.console`."""
-    package = package_of(path) if path.is_relative_to(ROOT / "microp") else "analysis"
-    for imported in imports(path):
-        parts = imported.split(".")
-        if parts[0] != "microp" or len(parts) < 4 or parts[1] == package:
-            continue  # `microp.package.name` comes from the door
-        door = ROOT / "microp" / Path(*parts[1:3]) / "__init__.py"  # a package inside a package, as schedule.builders
-        assert door.exists(), f"{name(path)} imports {imported}: import it from microp.{parts[1]}"
+    for path in (*FILES, *ANALYSIS):
+        package = package_of(path) if path in FILES else "analysis"
+        for imported in imports(path):
+            parts = imported.split(".")
+            if parts[0] != "microp" or len(parts) < 4 or parts[1] == package:
+                continue  # `microp.package.name` comes from the door
+            door = ROOT / "microp" / Path(*parts[1:3]) / "__init__.py"  # a package inside one, as schedule.builders
+            assert door.exists(), f"{name(path)} imports {imported}: import it from microp.{parts[1]}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_each_outside_package_has_few_doors(path):
-    package = package_of(path)
-    for outside, packages in DOORS.items():
+def test_each_outside_package_has_few_doors():
+    for path, (outside, packages) in product(FILES, DOORS.items()):
+        package = package_of(path)
         used = any(imported == outside or imported.startswith(f"{outside}.") for imported in imports(path))
         assert not used or {package, f"{package}.{path.stem}"} & packages, f"{name(path)} uses {outside}"
 
 
-@cache
-def loaded(modules: str, first: str = "sys") -> dict[str, set[str]]:
-    """Import each of these modules in a process of its own; what is loaded then, by the module.
+WITH_TORCH = set().union(*FLOORS) - {"commands"} - WITHOUT_TORCH
+COMPOSES = {"app.hydra_app", "app.pricing"}
+ALONE = [  # what is imported before, and the modules of microp that are imported after it, each alone
+    ("sys", {"run"}),
+    ("numpy", WITHOUT_TORCH),
+    ("yaml", COMPOSES),
+    ("torch", WITH_TORCH),
+]
 
-    They are forks of one interpreter, which has imported `first` alone.
+
+@pytest.fixture(scope="module")
+def loaded():
+    """The modules that are loaded after each of those in ALONE was imported in a process of its own.
+
+    They are forks of one interpreter, which imports the packages before them in turn.
     """
     code = (
-        f"import {first}, os, sys\n"
-        f"for module in {modules.split()}:\n"
-        "    if not os.fork():\n"
-        "        __import__(module)\n"
-        "        print(module, *sys.modules)\n"
-        "        sys.exit()\n"
-        "    assert not os.wait()[1], module\n"
+        "import os, sys\n"
+        f"for first, modules in {ALONE}:\n"
+        "    __import__(first)\n"
+        "    for module in sorted(modules):\n"
+        "        if not os.fork():\n"
+        "            __import__(f'microp.{module}')\n"
+        "            print(module, *sys.modules, flush=True)\n"
+        "            os._exit(0)\n"
+        "        assert not os.wait()[1], module\n"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     lines = [line.split() for line in done.stdout.splitlines()]
     return {module: set(all_of_them) for module, *all_of_them in lines}
 
 
-def names(packages: set[str]) -> str:
-    return " ".join(f"microp.{package}" for package in sorted(packages))
-
-
 @pytest.mark.parametrize("package", sorted(WITHOUT_TORCH))
-def test_these_packages_do_without_torch(package):
-    found = loaded(names(WITHOUT_TORCH))[f"microp.{package}"]
-    assert not found & {"torch", "pandas", "wandb", "matplotlib", "hydra"}
+def test_these_packages_do_without_torch(package, loaded):
+    assert not loaded[package] & {"torch", "pandas", "wandb", "matplotlib", "hydra"}
 
 
-def test_every_package_can_be_imported_alone():
-    others = set().union(*FLOORS) - {"commands"} - WITHOUT_TORCH
-    assert loaded(names(others), "torch").keys() == {f"microp.{package}" for package in others}
+def test_every_package_can_be_imported_alone(loaded):
+    assert loaded.keys() == {"run"} | COMPOSES | WITHOUT_TORCH | WITH_TORCH
 
 
-def test_a_rank_imports_neither_hydra_nor_pandas_nor_wandb():
-    found = loaded(names({"worker"}))["microp.worker"]
-    assert not found & {"hydra", "omegaconf", "pandas", "wandb", "matplotlib", "PIL", "rich"}
+def test_a_rank_imports_neither_hydra_nor_pandas_nor_wandb(loaded):
+    assert not loaded["worker"] & {"hydra", "omegaconf", "pandas", "wandb", "matplotlib", "PIL", "rich"}
 
 
-def test_the_main_module_is_light():
+def test_the_main_module_is_light(loaded):
     """Every rank imports it by name."""
-    assert not loaded("microp.run")["microp.run"] & {"hydra", "torch", "pandas", "numpy"}
+    assert not loaded["run"] & {"hydra", "torch", "pandas", "numpy"}
 
 
-def test_composing_a_configuration_takes_no_torch():
-    for found in loaded("microp.app.hydra_app microp.app.pricing").values():
-        assert not found & {"torch", "wandb", "matplotlib"}
+def test_composing_a_configuration_takes_no_torch(loaded):
+    for module in COMPOSES:
+        assert not loaded[module] & {"torch", "wandb", "matplotlib"}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "analysis").glob("*.py")), ids=name)
-def test_analysis_needs_no_torch(path):
-    used = imports(path)
-    assert {each.split(".")[1] for each in used if each.startswith("microp.")} <= FOR_ANALYSIS
-    assert not any(each.split(".")[0] in ("torch", "wandb", "hydra") for each in used)
+def test_analysis_needs_no_torch():
+    for path in ANALYSIS:
+        used = imports(path)
+        assert {each.split(".")[1] for each in used if each.startswith("microp.")} <= FOR_ANALYSIS, name(path)
+        assert not any(each.split(".")[0] in ("torch", "wandb", "hydra") for each in used), name(path)
 
 
-@pytest.mark.parametrize("path", [*FILES, *sorted((ROOT / "analysis").glob("*.py"))], ids=name)
-def test_a_module_is_one_idea(path):
-    assert len(path.read_text().splitlines()) <= 300
-    assert ast.get_docstring(parsed(path)), "every module says its one job"
+def test_a_module_is_one_idea():
+    for path in (*FILES, *ANALYSIS):
+        assert len(path.read_text().splitlines()) <= 300, name(path)
+        assert ast.get_docstring(parsed(path)), f"{name(path)}: every module says its one job"
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if package_of(path) == "commands"], ids=name)
-def test_a_command_is_a_screen(path):
+def test_a_command_is_a_screen():
     """It parses, calls and prints."""
-    assert len(path.read_text().splitlines()) <= 55
+    for path in FILES:
+        assert package_of(path) != "commands" or len(path.read_text().splitlines()) <= 55, name(path)
 
 
 def test_tests_mirror_the_packages():

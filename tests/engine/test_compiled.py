@@ -21,13 +21,13 @@ from microp.settings import AS_WRITTEN, Computing, MlpSettings, machine
 from microp.worker import RankError, Trainer, compiling, monolith, run_threads
 
 COMPILED = Computing(compile=True)
-MODELS = {"mlp": mlp(), "gpt": gpt(dropout=0.0), "mixed": settings_of(mixed)}
+MODELS = {"mlp": mlp, "gpt": partial(gpt, dropout=0.0), "mixed": partial(settings_of, mixed)}
 WITHOUT_W = ("naive", "gpipe", "one_f_one_b", "eager_1f1b", "interleaved", "breadth_first")
 
 
 @cache
 def expected(name: str, chunks: int):
-    job = small_job(schedule=gpipe(1, chunks), model=MODELS[name])
+    job = small_job(schedule=gpipe(1, chunks), model=MODELS[name]())
     *_, last = monolith.steps(job, rank_code.STEPS)
     return last.loss, last.gradients
 
@@ -60,7 +60,7 @@ def test_gradients_are_those_of_the_single_process(name, graphs, whole):
         if not whole and (turn + list(MODELS).index(name)) % 2:
             continue
         schedule = getattr(builders, WITHOUT_W[(turn + 2) % len(WITHOUT_W)])(2, 4)
-        model = MODELS[name]
+        model = MODELS[name]()
         job = small_job(
             schedule=schedule,
             model=model,
@@ -82,7 +82,7 @@ def test_bf16_compiled_is_bf16_as_it_is_written(graphs):
     computing = Computing("bf16", True)
     losses = []
     for how in (computing, replace(computing, compile=False)):
-        job = small_job(schedule=gpipe(2, 4), model=MODELS["gpt"], backend="threads", computing=how)
+        job = small_job(schedule=gpipe(2, 4), model=MODELS["gpt"](), backend="threads", computing=how)
         _, (own, _) = in_threads(2, partial(rank_code.train, job), timeout_s=60)
         losses.append(own)
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 
 import pytest
-from torch.distributed.pipelining import schedules as torch_schedules
 
 from microp.schedule import Schedule, from_text, from_torch_csv, to_text, to_torch_csv, validate
 from microp.schedule import builders as schedules
@@ -41,6 +40,8 @@ def test_torch_csv_there_and_back(schedule: Schedule) -> None:
 
 @each
 def test_torch_reads_and_accepts_what_is_written(schedule: Schedule) -> None:
+    from torch.distributed.pipelining import schedules as torch_schedules  # takes 2 s, and is not needed to collect
+
     rows = csv.reader(to_torch_csv(schedule).splitlines())
     actions = {rank: [torch_schedules._Action.from_str(cell) for cell in row] for rank, row in enumerate(rows)}
     ranks = len(schedule.ranks)

@@ -8,8 +8,6 @@ import shutil
 import sys
 
 import pytest
-import wandb_workspaces.reports.v2 as wr
-import wandb_workspaces.workspaces as ws
 from test_wandb_mirror import OFFLINE, inspect
 
 from microp import dashboard
@@ -107,6 +105,9 @@ def test_the_filters_are_the_job_type_and_the_experiment(subject):
 
 
 def test_it_survives_the_way_to_w_and_b_s_form_and_back(subject):
+    import wandb_workspaces.reports.v2 as wr  # every process that collects the tests would take a second for them
+    import wandb_workspaces.workspaces as ws
+
     for view in workspaces(subject):
         model = view._to_model()
         assert ws.Workspace._from_model(model)._to_model().model_dump() == model.model_dump()

@@ -13,7 +13,6 @@ from statistics import median
 
 import pytest
 import user
-import wandb
 from conftest import small_job
 
 from microp import tracking
@@ -257,6 +256,8 @@ def test_the_summary_run_has_steps_tables_and_the_timeline(mirrored, files, reco
 
 def test_a_table_is_as_w_and_b_makes_it(recorded):
     """Also the types of its columns, although W&B sees only one value of each."""
+    import wandb
+
     columns, lines = steps_table(recorded)
     assert any(None in line for line in lines)
     own, theirs = wandb_mirror.table(columns, lines), wandb.Table(columns=columns, data=lines)

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
+from unittest import mock
+from unittest.mock import patch
 
 import pytest
 from catalogue import Builder, lengths
-from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
 from microp.schedule import Op
 from microp.schedule import builders as schedules
 from microp.schedule.builders import Drain
 
 LETTERS = {"F": Op.F, "I": Op.B, "B": Op.B, "W": Op.W}
+AUTOSPEC = cache(mock.create_autospec)  # torch makes a mock of its stage in each call, which takes nearly all the time
+
+
+@cache
+def _ops(name: str, ranks: int, chunks: int, stages_per_rank: int | None = None) -> list:  # type: ignore[type-arg]
+    from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops  # takes 2 s to import
+
+    with patch.object(mock, "create_autospec", AUTOSPEC):
+        return get_schedule_ops(name, ranks, chunks, stages_per_rank)
 
 
 def _listing(
@@ -26,7 +37,7 @@ def _listing(
                 if one.computation_type.value in LETTERS:
                     yield LETTERS[one.computation_type.value], one.stage_index, one.microbatch_index
 
-    return tuple(tuple(row(actions)) for actions in get_schedule_ops(name, ranks, chunks, stages_per_rank))
+    return tuple(tuple(row(actions)) for actions in _ops(name, ranks, chunks, stages_per_rank))
 
 
 def test_gpipe() -> None:
@@ -63,7 +74,7 @@ def test_dualpipe_v_has_whole_backwards_where_torch_has() -> None:
     for ranks, chunks in lengths("dualpipe_v", most=6):
         whole = {
             (one.stage_index, one.microbatch_index)
-            for row in get_schedule_ops("DualPipeV", ranks, chunks, None)
+            for row in _ops("DualPipeV", ranks, chunks)
             for action in filter(None, row)
             for one in action.sub_actions or (action,)
             if one.computation_type.value == "B"
