@@ -14,7 +14,6 @@ A text counts if drawing the figure draws it, so that the labels of ticks outsid
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations
 from typing import Any
 from unittest.mock import patch
 
@@ -53,9 +52,22 @@ def drawn_texts(figure: Figure) -> list[Text]:
     return list(seen.values())
 
 
+def unreadable(exhibits: list[Any]) -> list[str]:
+    """Return what a reader cannot read in exhibits, with the names of their files."""
+    return [
+        f"{exhibit.stem}: {fault}"
+        for exhibit in exhibits
+        for fault in (*faults(exhibit.figure), *unnamed(exhibit.figure))
+    ]
+
+
 def faults(figure: Figure) -> list[str]:
     """Return what a reader cannot read: the texts and legends that are cut, overlap, are struck, or are too small."""
-    texts = drawn_texts(figure)
+    return faults_of(figure, drawn_texts(figure))
+
+
+def faults_of(figure: Figure, texts: list[Text]) -> list[str]:
+    """The same, of a figure that has been drawn with these texts."""
     of_legend = {id(text): legend for legend in _legends(figure) for text in legend.findobj(Text)}
     boxes = [(f"text {text.get_text()!r}", Text.get_window_extent(text), of_legend.get(id(text))) for text in texts]
     legends = [(f"legend {_names(each)}", each.get_window_extent(), each) for each in _legends(figure)]
@@ -70,10 +82,14 @@ def faults(figure: Figure) -> list[str]:
 
 
 def _overlaps(boxes: list[Any], legends: list[Any], point: float) -> Iterator[str]:
-    for (one, box, own), (other, second, its) in combinations(boxes + legends, 2):
-        within = own is not None and own is its and (one.startswith("legend") or other.startswith("legend"))
-        if not within and _meet(box, second, point):
-            yield f"{one} lies on {other}"
+    every = boxes + legends
+    x0, y0, x1, y1 = np.array([box.extents for _, box, _ in every]).reshape(-1, 4).T
+    beside = np.maximum.outer(x0, x0) - np.minimum.outer(x1, x1) < NEAR * point
+    above = np.maximum.outer(y0, y0) - np.minimum.outer(y1, y1) < -SLACK * point
+    for one, other in np.argwhere(np.triu(beside & above, 1)):
+        (name, _, own), (another, _, its) = every[one], every[other]
+        if own is None or own is not its or not (name.startswith("legend") or another.startswith("legend")):
+            yield f"{name} lies on {another}"
 
 
 def _on_panels(figure: Figure, legends: list[Any], point: float) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from tests.made_up import run
 
 LOOPED = ("breadth_first", "interleaved", "zb_interleaved")  # their builders take the stages per rank
 FEW = ("gpipe", "1f1b")
+_bubble = cache(closed_forms.bubble)
 NOMINAL = {"config.device.forward_ms": 5.0, "config.device.backward_ms": 10.0}
 SEGMENTS = {"never": 0, "always": 1, "segments": 2, "except_last": 1}
 Rows = Iterator[dict[str, Any]]
 
 
+@cache
 def order(name: str, ranks: int, chunks: int) -> Schedule:
     """Return a schedule by its name; an unknown name is GPipe's order under that name."""
     if name in LOOPED:
@@ -32,11 +35,21 @@ def order(name: str, ranks: int, chunks: int) -> Schedule:
     return Schedule(name, chunks, own.ranks)
 
 
-def made(folder: Path, name: str, chunks: int, ranks: int = 2, latency: float = 0, scale: float = 1, **changes: Any):
+def made(
+    folder: Path,
+    name: str,
+    chunks: int,
+    ranks: int = 2,
+    latency: float = 0,
+    scale: float = 1,
+    shared: bool = True,
+    **changes: Any,
+):
     """Return a run with every column that the figures read; on a real device without those of the emulated one.
 
     Args:
         scale: the time of a microbatch on a rank, relative to F = 5 and B = 10 ms.
+        shared: whether it has its folder in common with runs of the same trace.
     """
     schedule = order(name, ranks, chunks)
     stages = schedule.stages
@@ -44,7 +57,7 @@ def made(folder: Path, name: str, chunks: int, ranks: int = 2, latency: float = 
     costs = Costs((unit,) * stages, (2 * unit,) * stages, latency=latency)
     if schedule.split:
         costs = Costs((unit,) * stages, (unit,) * stages, (unit,) * stages, latency)
-    bubble = closed_forms.bubble(schedule, costs)
+    bubble = _bubble(schedule, costs)
     more = {
         "bubble.closed_form": None if bubble is None else float(bubble),
         "partition": [1] * stages,
@@ -62,7 +75,7 @@ def made(folder: Path, name: str, chunks: int, ranks: int = 2, latency: float = 
         **{key: value * ranks / stages for key, value in NOMINAL.items()},
         **changes,
     }
-    row = run(folder, schedule, more.pop("costs", costs), **more)
+    row = run(folder, schedule, more.pop("costs", costs), shared=shared, **more)
     row["peak_activation_mib"] = changes.get("peak_activation_mib", [scale * each for each in row["in_flight_peak"]])
     if row["device"] == "emulated":
         return row
@@ -214,9 +227,9 @@ def hybrid_runs(
         if copies > 1:
             times = dict.fromkeys(("measured", "simulated", "exposed", "simulated_exposed"), 15.0 * number + each)
             changes |= {f"reduction.{key}_ms": value for key, value in times.items()}
-        row = made(folder, name, number, ranks, **changes)
+        row = made(folder, name, number, ranks, shared=copies == 1, **changes)
         if copies > 1:
             line = {"rank": 0, "stage": 0, "start_ns": 1e6, "end_ns": 2e6}
-            (folder / row["run_id"] / "reductions.rank0.jsonl").write_text(json.dumps(line) + "\n")
+            Path(row["folder"], "reductions.rank0.jsonl").write_text(json.dumps(line) + "\n")
         yield row
         yield made(folder, name, number, ranks, **{LAUNCH: launch, "replicas": copies, "device": "cpu"})

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
+from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +41,16 @@ def saves(exhibits: list, folder: Path) -> None:
         assert "From " in exhibit.full_caption()
 
 
-def run(folder: Path, schedule: Schedule, costs: Costs, slower: float = 1.0, **changes: Any) -> dict[str, Any]:
-    """The row of a run whose actions last as long as `costs` say, in ms, and its trace below `folder`.
+_numbers = count()  # the ids of runs
 
-    Args:
-        slower: what its step takes longer than that.
-    """
+
+@cache
+def _left(schedule: Schedule, costs: Costs, slower: float) -> tuple[dict[str, str], dict[str, Any]]:
+    """The files that such a run leaves, by their names, and what its row says of its times."""
     spans = simulate(schedule, costs)
     total, ranks = float(makespan(spans)) * slower, len(schedule.ranks)
-    in_flight = in_flight_peak(spans)
-    place = folder / str(len(list(folder.iterdir())))
-    place.mkdir()
-    (place / "schedule.txt").write_text(to_text(schedule))
+    in_flight, computed = in_flight_peak(spans), busy(spans)
+    files = {"schedule.txt": to_text(schedule)}
     for rank in range(ranks):
         own = [span for span in spans if span.rank == rank]
         actions: dict[str, list[float]] = {}
@@ -61,31 +62,18 @@ def run(folder: Path, schedule: Schedule, costs: Costs, slower: float = 1.0, **c
             "engine": "microp",
             "action_ms": {key: sum(times) / len(times) for key, times in actions.items()},
             "recompute_ms": again,
-            "compute_ms": float(busy(spans)[rank]),
+            "compute_ms": float(computed[rank]),
             "first_start_ns": 0,
             "last_end_ns": total * 1e6,
         }
-        (place / f"steps.rank{rank}.jsonl").write_text(json.dumps(step) + "\n")
+        files[f"steps.rank{rank}.jsonl"] = json.dumps(step) + "\n"
         rows = [
             {"rank": rank, "op": s.op, "stage": s.stage, "microbatch": s.microbatch}
             | {f"{key}_ns": round(float(getattr(s, key)) * 1e6) for key in MOMENTS}
             for s in own
         ]
-        (place / f"spans.rank{rank}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    row = {
-        "run_id": place.name,
-        "question": place.name,
-        "folder": str(place),
-        "schedule": schedule.name,
-        "chunks": schedule.chunks,
-        "ranks": ranks,
-        "replicas": 1,
-        "model": "mlp",
-        "device": "emulated",
-        "batch_size": 16,
-        "partition": [4] * schedule.stages,
-        "checkpointing": "never",
-        "steps": 1,
+        files[f"spans.rank{rank}.jsonl"] = "\n".join(map(json.dumps, rows)) + "\n"
+    times = {
         "step_ms.median": total,
         "step_ms.p10": total,
         "step_ms.p90": total,
@@ -93,6 +81,48 @@ def run(folder: Path, schedule: Schedule, costs: Costs, slower: float = 1.0, **c
         "bubble.measured": float(bubble_fraction(spans)),
         "peak_activation_mib": [float(in_flight[rank]) for rank in range(ranks)],
         "in_flight_peak": [in_flight[rank] for rank in range(ranks)],
+    }
+    return files, times
+
+
+def _write(folder: Path, schedule: Schedule, costs: Costs, slower: float) -> Path:
+    """Write the files of a run to a new folder, and return it."""
+    place = folder / f"trace-{next(_numbers)}"
+    place.mkdir()
+    for name, text in _left(schedule, costs, slower)[0].items():
+        (place / name).write_text(text)
+    return place
+
+
+_shared = cache(_write)
+
+
+def run(
+    folder: Path, schedule: Schedule, costs: Costs, slower: float = 1.0, shared: bool = False, **changes: Any
+) -> dict[str, Any]:
+    """The row of a run whose actions last as long as `costs` say, in ms, and its trace below `folder`.
+
+    Args:
+        slower: what its step takes longer than that.
+        shared: whether runs with the same trace have it in one folder, in which nothing may then be changed.
+    """
+    place = (_shared if shared else _write)(folder, schedule, costs, slower)
+    name = str(next(_numbers))
+    row = {
+        "run_id": name,
+        "question": name,
+        "folder": str(place),
+        "schedule": schedule.name,
+        "chunks": schedule.chunks,
+        "ranks": len(schedule.ranks),
+        "replicas": 1,
+        "model": "mlp",
+        "device": "emulated",
+        "batch_size": 16,
+        "partition": [4] * schedule.stages,
+        "checkpointing": "never",
+        "steps": 1,
+        **deepcopy(_left(schedule, costs, slower)[1]),
         "disturbed": False,
         LAUNCH: 0,
         "config.model.name": "mlp",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import product
+from pathlib import Path
 
 import pytest
 from costs_helper import equal
@@ -96,7 +97,7 @@ def test_a_hybrid_is_as_simulated(tmp_path):
                 json.dumps({"rank": rank, "stage": s.stage, "start_ns": s.start * 1e6, "end_ns": s.end * 1e6})
                 for s in own
             ]
-            (tmp_path / row["run_id"] / f"reductions.rank{rank}.jsonl").write_text("\n".join(lines) + "\n")
+            Path(row["folder"], f"reductions.rank{rank}.jsonl").write_text("\n".join(lines) + "\n")
         rows.append(row)
     step, lines = hybrid.exhibits(Made(rows))
     assert step.table["measured / simulated"].tolist() == [1] * 4

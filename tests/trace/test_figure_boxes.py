@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from costs_helper import equal
 from matplotlib.figure import Figure
@@ -14,7 +15,7 @@ from PIL import Image, ImageDraw
 from microp.schedule import Schedule, builders
 from microp.simulator import Costs, simulate
 from microp.trace import COLOURS, figure, makespan, picture
-from tests.boxes import drawn_texts, faults
+from tests.boxes import drawn_texts, faults_of
 
 SCHEDULES = {
     "one microbatch": builders.gpipe(2, 1),
@@ -41,33 +42,35 @@ def spans_of(schedule: Schedule) -> Any:
     )
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize(
-    "title", ["a title", "a-schedule-with-a-long-name-m8-k4-1a3d5336, attempt-12: last measured step " * 2]
-)
-def test_a_timeline_can_be_read(name, title, drawn):
-    spans = spans_of(SCHEDULES[name])
-    figure({"replayed": spans, "measured": spans}, title, Path("unused"))
-    assert [fault for sheet in drawn for fault in faults(sheet)] == []
+TITLES = ("a title", "a-schedule-with-a-long-name-m8-k4-1a3d5336, attempt-12: last measured step " * 2)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_name_is_within_its_box_and_right(name, drawn):
-    schedule = SCHEDULES[name]
-    figure({"measured": spans_of(schedule)}, "a title", Path("unused"))
-    sheet = drawn[0]
-    shown = {id(text) for text in drawn_texts(sheet)}
-    [axis] = sheet.axes
+def test_a_timeline_can_be_read(name, drawn, whole):
+    """One and two panels with a short and a long title; without `--whole` the schedules take turns."""
+    spans, number = spans_of(SCHEDULES[name]), list(SCHEDULES).index(name)
+    for turn, (title, panels) in enumerate(product(TITLES, (("replayed", "measured"), ("measured",)))):
+        if whole or turn == number % 4:
+            figure(dict.fromkeys(panels, spans), title, Path("unused"))
+            sheet = drawn[-1]
+            texts = drawn_texts(sheet)
+            assert faults_of(sheet, texts) == []
+            assert len(sheet.axes) == len(panels)
+            for axis in sheet.axes:
+                names_are_in_their_boxes(axis, {id(text) for text in texts}, SCHEDULES[name])
+
+
+def names_are_in_their_boxes(axis, shown: set[int], schedule: Schedule) -> None:
     boxes = [path.get_extents(bars.get_transform()) for bars in axis.collections for path in bars.get_paths()]
+    x0, y0, x1, y1 = np.array([box.extents for box in boxes]).T
     actions = {str(action.microbatch) for row in schedule.ranks for action in row}
-    for text in (text for text in axis.texts if id(text) in shown):
+    texts = [text for text in axis.texts if id(text) in shown]
+    for text in texts:
         own = text.get_window_extent()
-        assert any(box.x0 <= own.x0 and own.x1 <= box.x1 and box.y0 <= own.y0 and own.y1 <= box.y1 for box in boxes), (
-            text
-        )
+        assert ((x0 <= own.x0) & (own.x1 <= x1) & (y0 <= own.y0) & (own.y1 <= y1)).any(), text
         assert text.get_text().lstrip("FBW") in actions
-    if name == "one microbatch":
-        assert any(text.get_text() == "F0" for text in axis.texts)
+    if schedule is SCHEDULES["one microbatch"]:
+        assert any(text.get_text() == "F0" for text in texts)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
