@@ -163,10 +163,12 @@ def accepted(schedule: Schedule, seed: int) -> list[tuple[str, Schedule]]:
     return found
 
 
-@pytest.mark.parametrize("builder", EVERY)
-def test_sends_and_receives_match_by_tag_and_in_order(builder):
-    """Of every builder and of every mutant that is accepted."""
-    for ranks in (2, 3, 4):
+@pytest.mark.parametrize(
+    ("number", "builder"), [pytest.param(n, *each.values, id=each.id) for n, each in enumerate(EVERY)]
+)
+def test_sends_and_receives_match_by_tag_and_in_order(number, builder, whole):
+    """Of every builder and of every mutant that is accepted; without `--whole` the numbers of ranks take turns."""
+    for ranks in (2, 3, 4) if whole else (2 + number % 3,):
         schedule = build(builder, ranks, 5)
         for each in (schedule, *(mutant for _, mutant in accepted(schedule, seed=ranks))):
             sent, posted, used = links(each)
@@ -202,8 +204,11 @@ SMALL = [
 
 
 @pytest.mark.parametrize("make", SMALL)
-def test_a_mutant_is_refused_or_runs_correctly(make):
-    """Deleted, doubled, misplaced, moved and swapped actions; of those that are accepted a sample is run."""
+def test_a_mutant_is_refused_or_runs_correctly(make, whole):
+    """Deleted, doubled, misplaced, moved and swapped actions; of those that are accepted a sample is run.
+
+    It is a larger one with `--whole`.
+    """
     schedule = make()
     fine = accepted(schedule, seed=7)
     kinds = Counter(what for what, _ in fine)
@@ -214,7 +219,8 @@ def test_a_mutant_is_refused_or_runs_correctly(make):
     rng = random.Random(11)
     lost_weight = [mutant for what, mutant in fine if what == "deleted"]
     reordered = [mutant for what, mutant in fine if what != "deleted"]
-    chosen = rng.sample(lost_weight, min(2, len(lost_weight))) + rng.sample(reordered, min(10, len(reordered)))
+    most = 10 if whole else 3
+    chosen = rng.sample(lost_weight, min(2, len(lost_weight))) + rng.sample(reordered, min(most, len(reordered)))
     for number, mutant in enumerate(chosen):
         got = run(mutant, (thread_comms, tagless)[number % 2])
         assert differs(mutant, got) <= 1e-12, mutant.ranks

@@ -113,20 +113,23 @@ def assert_same_costs(schedule: Schedule, costs: Costs) -> None:
 
 @pytest.mark.parametrize("recomputed", [False, True], ids=["", "recomputed"])
 @pytest.mark.parametrize(("name", "build"), EVERY)
-def test_costs_of_simulated_spans_give_the_same_spans_again(name, build, recomputed):
+def test_costs_of_simulated_spans_give_the_same_spans_again(name, build, recomputed, whole):
+    """For every K of at most 4 and every M; without `--whole` one M with recomputation, and the next one without."""
     random = Random(name)
     for ranks, chunks in lengths(name, most=4):
+        if not whole and (ranks + chunks + recomputed) % 2:
+            continue
         schedule = build(ranks, chunks)
-        for _ in range(2):
+        for _ in range(2 if whole else 1):
             costs = (spared_costs if recomputed else uneven_costs)(random, schedule)
             assert_same_spans(schedule, costs)
             assert_same_costs(schedule, costs)
 
 
-def test_any_schedule():
+def test_any_schedule(whole):
     """Stages anywhere, some backwards divided and others not, tensors used in any order."""
     random = Random(12)
-    for _ in range(400):
+    for _ in range(400 if whole else 150):
         schedule = random_schedule(random)
         costs = random.choice((spared_costs, uneven_costs))(random, schedule)
         assert_same_spans(schedule, costs)

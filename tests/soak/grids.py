@@ -13,12 +13,16 @@ from user import ROOT
 from tests.soak.machine import Machine, Result
 
 FILES = (
+    "analysis/test_partial_sweeps",
     "app/test_interface",
     "app/test_pricing",
     "app/test_sweeps",
     "engine/test_compiled",
     "engine/test_equality",
     "replicas/test_replicas",
+    "schedule/test_validation",
+    "simulator/test_calibration",
+    "trace/test_figure_boxes",
     "worker/test_snapshot",
 )
 
