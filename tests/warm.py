@@ -256,7 +256,10 @@ def _become(
         if module == "torch.distributed.run":
             importlib.import_module(HANDLER).Popen = _Rank
         sys.path[0] = folder  # instead of the folder of this file
-        sys.path[1:1] = environment.get("PYTHONPATH", "").split(os.pathsep)
+        own = environment.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[1:1] = own
+        if any(Path(path, "hydra_plugins").is_dir() for path in own):
+            _forget_plugins()
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -278,6 +281,12 @@ def _open_consoles() -> None:
     importlib.reload(console)
     for old, new in zip(before, (console.out, console.err), strict=True):
         vars(old).update(vars(new))
+
+
+def _forget_plugins() -> None:
+    """Let Hydra look for plugins anew: it did so when the files were read, on this process's own path."""
+    singleton, plugins = (importlib.import_module(f"hydra.core.{name}") for name in ("singleton", "plugins"))
+    singleton.Singleton._instances.pop(plugins.Plugins, None)
 
 
 def _run(module: str, arguments: list[str]) -> None:
