@@ -14,6 +14,7 @@ from tests.soak.machine import Machine, Result
 
 FILES = (
     "analysis/test_partial_sweeps",
+    "analysis/test_readable",
     "app/test_interface",
     "app/test_pricing",
     "app/test_sweeps",
