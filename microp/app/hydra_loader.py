@@ -15,7 +15,6 @@ because the files of `conf/` may have changed since it was checked.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
@@ -292,7 +291,7 @@ def _is_hydra_s(word: str) -> bool:
 
 def _as_planned(master_config: DictConfig, point: dict[str, Any]) -> DictConfig:
     """Return a planned point with Hydra's part of the sweep's configuration."""
-    config = OmegaConf.masked_copy(copy.deepcopy(master_config), "hydra")
+    config = OmegaConf.masked_copy(master_config, "hydra")  # a deep copy, of this part only
     OmegaConf.copy_cache(from_config=master_config, to_config=config)
     config.hydra.overrides.task = point["overrides"]
     config.update(point.get("config", {}))
