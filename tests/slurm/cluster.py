@@ -41,7 +41,7 @@ SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=0,sched_interval=1
 SlurmctldParameters=enable_configless
 ReturnToService=2
-KillWait=1
+KillWait=5
 MpiDefault=none
 MailProg=/bin/true
 SlurmctldPort={ports[0]}

@@ -24,6 +24,7 @@ FILES = (
     "schedule/test_validation",
     "simulator/test_calibration",
     "trace/test_figure_boxes",
+    "slurm/test_cluster",
     "worker/test_snapshot",
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import pickle
 import platform
 import re
 import signal
@@ -151,18 +152,52 @@ def test_the_process_that_removes_semaphores_outlives_a_closed_terminal(monkeypa
     assert os.waitstatus_to_exitcode(status) == 0
 
 
+SCRIPT = """
+import pickle
+import sys
+from functools import partial
+from pathlib import Path
+
+import ranks
+from microp.worker import launch_ranks
+
+
+def entry(word, job, comms, local_rank, attempt):
+    return word, comms.rank, sys.modules[entry.__module__].__name__
+
+
+def plain(job, comms, local_rank, attempt):
+    return entry("plain", job, comms, local_rank, attempt)
+
+
+if __name__ == "__main__":
+    job = pickle.loads(Path("job").read_bytes())
+    for each in (plain, partial(entry, "partial")):
+        print(sorted(launch_ranks(job, Path.cwd(), 3, each).items()), flush=True)
+    launch_ranks(job, Path.cwd(), 3, ranks.sleep_on)
+"""
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_ranks_end_with_their_parent_and_leave_nothing(how, tmp_path):
-    code = (
-        "from pathlib import Path; import ranks; from conftest import small_job; from microp import worker\n"
-        f"worker.launch_ranks(small_job(), Path({str(tmp_path)!r}), 3, ranks.sleep_on)"
-    )
-    script = tmp_path / "parent.py"
-    script.write_text("if __name__ == '__main__':\n    " + code.replace("\n", "\n    "))
+def test_ranks_end_with_their_parent_and_leave_nothing(how, whole, tmp_path):
+    """The entries of the parent's first launches are its own: a function, or a part of one.
+
+    Ranks have the script's module under another name, as of any process. The script that is killed starts in an
+    interpreter of its own, as all do with `--whole`; else the others are forks of the warm process.
+    """
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "job").write_bytes(pickle.dumps(small_job()))
     temporary = tmp_path / ("a-temporary-folder-whose-path-is-longer-than-that-of-a-socket-may-be" * 2)
     temporary.mkdir()
-    environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}", "TMPDIR": str(temporary)}
-    parent = subprocess.Popen([sys.executable, script], env=environment, stderr=subprocess.DEVNULL)
+    own = {"PYTHONPATH": f"{TESTS}:{TESTS.parent}", "TMPDIR": str(temporary)}
+    with (tmp_path / "said").open("w") as said:
+        if whole or how == signal.SIGKILL:
+            command = [sys.executable, "script.py"]
+            parent = subprocess.Popen(
+                command, cwd=tmp_path, env={**os.environ, **own}, stdout=said, stderr=subprocess.DEVNULL
+            )
+        else:
+            parent = user.begin(folder=tmp_path, program="script", **own)
     files = [tmp_path / "pid0", tmp_path / "pid1"]
     wait_for(lambda: all(file.exists() and file.read_text() for file in files), 300)
     pids = [int(file.read_text()) for file in files]
@@ -173,10 +208,17 @@ def test_ranks_end_with_their_parent_and_leave_nothing(how, tmp_path):
 
     assert len(semaphores()) == 2 * len(pids) + 5
     parent.send_signal(how)
-    parent.wait(30)
+    if isinstance(parent, subprocess.Popen):
+        parent.wait(30)
+        printed = (tmp_path / "said").read_text()
+    else:
+        printed, _ = parent.communicate(30)
     wait_for(lambda: not any(alive(pid) for pid in pids), 30)
     wait_for(lambda: not semaphores(), 30)
     assert [path.name for path in temporary.iterdir() if "torchinductor" not in path.name] == []  # a cache
+    assert printed.splitlines() == [
+        str([(rank, (word, rank, "__mp_main__")) for rank in range(2)]) for word in ("plain", "partial")
+    ]
 
 
 def test_the_next_launch_removes_what_killed_ones_left(tmp_path, monkeypatch):
@@ -235,39 +277,6 @@ def wait_for(condition, seconds):
 
 
 # --- the script that launches --------------------------------------------------------------------
-
-ENTRY_IN_THE_SCRIPT = """
-import sys
-from functools import partial
-from pathlib import Path
-
-from conftest import small_job
-from microp.worker import launch_ranks
-
-
-def entry(word, job, comms, local_rank, attempt):
-    return word, comms.rank, sys.modules[entry.__module__].__name__
-
-
-def plain(job, comms, local_rank, attempt):
-    return entry("plain", job, comms, local_rank, attempt)
-
-
-if __name__ == "__main__":
-    for each in (plain, partial(entry, "partial")):
-        print(sorted(launch_ranks(small_job(), Path.cwd(), 3, each).items()))
-"""
-
-
-def test_an_entry_of_the_script_itself_is_found(tmp_path):
-    """A function, or a part of one; the ranks have the script's module under another name, as of any process."""
-    script = tmp_path / "script.py"
-    script.write_text(ENTRY_IN_THE_SCRIPT)
-    done = user.start([sys.executable, str(script)], tmp_path, PYTHONPATH=f"{TESTS}:{TESTS.parent}")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        str([(rank, (word, rank, "__mp_main__")) for rank in range(2)]) for word in ("plain", "partial")
-    ]
 
 
 def test_a_lab_s_entry_is_found(tmp_path):
