@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import importlib
 import os
 import shutil
 import signal
 import sys
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import browser
@@ -17,6 +19,7 @@ import pytest
 import torch
 from recorded import small_sweep
 from user import warm
+from warm import forks_instead_of_interpreters
 
 from microp.job import Job
 from microp.schedule import uniform
@@ -133,9 +136,18 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Ranks that are threads collect garbage before their first step: what was imported need not be scanned then."""
+    """Prepare for ranks, once all is imported and before torch is used.
+
+    Ranks that are threads collect garbage before their first step: what was imported need not be scanned then. The
+    server from which other ranks are forked is a fork itself; the tests of the server start interpreters.
+    """
     gc.collect()
     gc.freeze()
+    if sys.platform == "linux" and "microp.worker" in sys.modules:
+        importlib.import_module("torch._dynamo")  # the optimizer needs it, here and in ranks
+        resource_tracker.ensure_running()
+        with forks_instead_of_interpreters():
+            importlib.import_module("microp.worker.forkserver").start_forkserver(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -34,7 +34,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 LONGEST_S = 300  # a command that has not ended then hangs
@@ -359,6 +360,22 @@ class _Rank(subprocess.Popen):
 
 def _start_ranks_from_here() -> None:
     """Start multiprocessing's server of new processes as a fork of this one; otherwise it is a new interpreter."""
+    config, server = multiprocessing.current_process()._config, forkserver._forkserver
+    with tempfile.TemporaryDirectory() as folder:  # through descriptors, as microp's own: a socket's path is short
+        config["tempdir"] = f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_CLOEXEC)}"
+        try:
+            with forks_instead_of_interpreters():
+                forkserver.ensure_running()
+            server._forkserver_address = (
+                f"/proc/self/fd/{os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)}"
+            )
+        finally:
+            config["tempdir"] = None
+
+
+@contextmanager
+def forks_instead_of_interpreters() -> Iterator[None]:
+    """Let multiprocessing's servers be forks of this process, which do what they do in an interpreter of their own."""
 
     def forked(path, arguments, keep):
         pid = os.fork()
@@ -366,28 +383,24 @@ def _start_ranks_from_here() -> None:
             return pid
         code = 1
         try:
-            lowest = 3
-            for number in sorted(keep):
-                os.closerange(lowest, number)
-                lowest = number + 1
-            os.closerange(lowest, os.sysconf("SC_OPEN_MAX"))
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for number in [int(each.name) for each in Path("/proc/self/fd").iterdir()]:
+                if number > 2 and number not in (*keep, nothing):
+                    os.dup2(nothing, number)  # not closed: it would be another file's, and objects here write to it
+            faulthandler.disable()  # what it writes to is closed
+            sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+            sys.orig_argv = arguments
+            importlib.reload(sys.modules["microp.worker.forkserver_setup"])
             exec(arguments[arguments.index("-c") + 1], {})
             code = 0
         finally:
             os._exit(code)
 
     before, forkserver.util.spawnv_passfds = forkserver.util.spawnv_passfds, forked
-    config, server = multiprocessing.current_process()._config, forkserver._forkserver
-    with tempfile.TemporaryDirectory() as folder:  # through descriptors, as microp's own: a socket's path is short
-        config["tempdir"] = f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_CLOEXEC)}"
-        try:
-            forkserver.ensure_running()
-            server._forkserver_address = (
-                f"/proc/self/fd/{os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)}"
-            )
-        finally:
-            forkserver.util.spawnv_passfds = before
-            config["tempdir"] = None
+    try:
+        yield
+    finally:
+        forkserver.util.spawnv_passfds = before
 
 
 if __name__ == "__main__":
