@@ -18,6 +18,7 @@ FILES = (
     "app/test_interface",
     "app/test_pricing",
     "app/test_sweeps",
+    "engine/test_bf16",
     "engine/test_compiled",
     "engine/test_equality",
     "replicas/test_replicas",
@@ -25,6 +26,8 @@ FILES = (
     "simulator/test_calibration",
     "trace/test_figure_boxes",
     "slurm/test_cluster",
+    "worker/test_faults",
+    "worker/test_launch",
     "worker/test_snapshot",
 )
 

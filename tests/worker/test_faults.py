@@ -89,16 +89,19 @@ def test_a_fault_over_tcp(how, where, tmp_path):
     test_a_fault_names_rank_place_and_step(how, where, "tcp", tmp_path)
 
 
-@pytest.mark.parametrize("backend", ["shm", "gloo"])
-@pytest.mark.parametrize("where", PLACES)
-def test_a_rank_that_hangs_is_named_by_those_that_wait(where, backend, tmp_path):
-    error, took = fail(Fault("hang", where), tmp_path, backend=backend, timeout_s=3)
-    message = str(error)
-    assert message.startswith("rank 0")
-    assert f"rank 1, which has been in {PLACES[where]} for " in message
-    assert message.endswith("(step 2)")
-    assert took < 60
-    assert "in _happen" in error.log.read_text()  # the log of the rank that hung says where it was
+@pytest.mark.parametrize(("where", "backend"), [("forward", "shm"), ("backward", "gloo"), ("optimizer", "shm")])
+def test_a_rank_that_hangs_is_named_by_those_that_wait(where, backend, whole, tmp_path):
+    """With `--whole` over the other transport too."""
+    for own in ("shm", "gloo") if whole else (backend,):
+        attempt = tmp_path / own
+        attempt.mkdir()
+        error, took = fail(Fault("hang", where), attempt, backend=own, timeout_s=3)
+        message = str(error)
+        assert message.startswith("rank 0")
+        assert f"rank 1, which has been in {PLACES[where]} for " in message
+        assert message.endswith("(step 2)")
+        assert took < 60
+        assert "in _happen" in error.log.read_text()  # the log of the rank that hung says where it was
 
 
 def test_a_fault_of_the_constructor(tmp_path):
@@ -137,7 +140,7 @@ def test_a_killed_rank_is_named_though_torch_names_a_victim(how, tmp_path, monke
 
     def slow(*given):
         config = launch_config(*given)
-        config.monitor_interval = 2.0
+        config.monitor_interval = 1.0
         return config
 
     monkeypatch.setattr(launch, "_launch_config", slow)

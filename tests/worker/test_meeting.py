@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
+import time
+from pathlib import Path
 
 import pytest
 import ranks as rank_code
 from conftest import small_job
 from threads import in_threads
 from torch.distributed import HashStore
-from user import SMALL, microp
+from user import SMALL, begin, microp
+from warm import Command
 
 from microp.comms import Hosts, interface_of, own_address
 from microp.schedule.builders import one_f_one_b
@@ -120,22 +121,24 @@ print("ended by itself", flush=True)
 """
 
 
+def begun(folder: Path, text: str, *arguments: str) -> Command:
+    """Start a program, and wait until it says that it is ready."""
+    (folder / "program.py").write_text(text)
+    child = begin(*arguments, folder=folder, program="program")
+    while "ready\n" not in child.said():
+        assert child.poll() is None, child.said()
+        time.sleep(0.01)
+    return child
+
+
 @pytest.mark.parametrize(
     ("grace_s", "how", "code", "said"), [(0.1, "waits", 1, "recorded"), (30, "ends", 0, "ended by itself")]
 )
-def test_sigterm_lets_a_rank_record_its_end(grace_s, how, code, said):
-    child = subprocess.Popen(
-        [sys.executable, "-c", TERMINATED, str(grace_s), how],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "ready\n"
+def test_sigterm_lets_a_rank_record_its_end(grace_s, how, code, said, tmp_path):
+    child = begun(tmp_path, TERMINATED, str(grace_s), how)
     child.send_signal(signal.SIGTERM)
-    assert child.stdout.read() == f"{said}\n"
-    assert child.wait(30) == code
-    child.stdout.close()
+    assert child.communicate() == (f"ready\n{said}\n", "")
+    assert child.returncode == code
 
 
 WAITS_FOR_OTHERS = """
@@ -150,16 +153,11 @@ meeting.join(None, {})
 """
 
 
-def test_ctrl_c_ends_a_rank_that_waits_for_others_at_once():
-    command = [sys.executable, "-c", "import signal; signal.signal(2, signal.default_int_handler)" + WAITS_FOR_OTHERS]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        try:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "ready\n"
-            child.send_signal(signal.SIGINT)
-            assert child.wait(30) == -signal.SIGINT
-        finally:
-            child.kill()
+def test_ctrl_c_ends_a_rank_that_waits_for_others_at_once(tmp_path):
+    child = begun(tmp_path, WAITS_FOR_OTHERS)
+    child.send_signal(signal.SIGINT)
+    child.communicate(30)
+    assert child.returncode == -signal.SIGINT
 
 
 def test_ctrl_c_is_what_it_was_after_the_ranks_have_met(monkeypatch):

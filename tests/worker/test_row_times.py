@@ -14,7 +14,7 @@ from microp.worker import record_rows
 @pytest.mark.parametrize("model", [mlp(), gpt(dropout=0.0)], ids=["mlp", "gpt"])
 def test_every_rank_times_each_op(tmp_path, model):
     job = small_job(schedule=gpipe(2, 1), model=model)
-    kept = in_threads(2, lambda comms: record_rows([1, 2, 9], 2.0, job, comms, 0, tmp_path))
+    kept = in_threads(2, lambda comms: record_rows([1, 2, 9], 0.6, job, comms, 0, tmp_path))
     for rank, rows in enumerate(kept):
         assert rows == [1, 2, 9][: len(rows)]
         with np.load(tmp_path / f"rows.rank{rank}.npz") as file:
