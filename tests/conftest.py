@@ -74,9 +74,9 @@ def small_job(**changes) -> Job:
     return replace(job, **changes)
 
 
-signal.signal(
-    signal.SIGINT, signal.default_int_handler
-)  # a shell's background ignores it, and so would what tests start
+# What a shell's background and nohup ignore, tests and what they start do not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 for name in [name for name in os.environ if name.startswith("WANDB_")]:
     del os.environ[name]  # they are options of microp
 sys.dont_write_bytecode = False  # hundreds of commands import the same modules

@@ -86,7 +86,8 @@ def test_a_sweep_one_job_of_which_is_preempted_comes_back_whole(slurm, whole, tm
     job = job_of(slurm, run)
     slurm.run("scontrol", "requeue", job)
     until(lambda: states(slurm, tmp_path)[run] == "PENDING", sweep)
-    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm waits two minutes
+    # Slurm would wait two minutes, and refuses a start in the second in which the job ended.
+    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now+2")
     code, out, err = end(sweep)
     assert code == 0, err
     points = list(product(("gpipe", "1f1b"), chunks))
