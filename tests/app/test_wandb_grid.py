@@ -28,8 +28,8 @@ hydra:
       learning_rate: 1e-3,0.50
       chunks: range(2,4)
       engine.batch_weights: true,false
-      activation_limit: null
-      data.path: "'x y',z"
+      activation_limit: null,9
+      data.path: "'x y'"
       device.per: "[layer],[layer,row]"
       schedule: gpipe,naive
 """
@@ -136,8 +136,8 @@ def test_a_sweep_of_your_own_with_values_of_every_kind(tmp_path):
         "learning_rate": [0.001, 0.5],
         "chunks": [2],
         "engine.batch_weights": [True, False],
-        "activation_limit": ["null"],
-        "data.path": ["'x y'", "z"],
+        "activation_limit": ["null", 9],
+        "data.path": ["'x y'"],
         "device.per": ["[layer]", "[layer,row]"],
         "schedule": ["gpipe", "naive"],
     }
