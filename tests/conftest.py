@@ -19,7 +19,7 @@ import pytest
 import torch
 from recorded import small_sweep
 from user import warm
-from warm import forks_instead_of_interpreters
+from warm import forks_instead_of_interpreters, make_forks_cheap
 
 from microp.job import Job
 from microp.schedule import uniform
@@ -141,11 +141,17 @@ def pytest_collection_finish():
     Ranks that are threads collect garbage before their first step: what was imported need not be scanned then. The
     server from which other ranks are forked is a fork itself; the tests of the server start interpreters.
     """
+    has_ranks = sys.platform == "linux" and "microp.worker" in sys.modules
+    if has_ranks:
+        importlib.import_module("torch._dynamo")  # the optimizer needs it, here and in ranks
+        importlib.import_module("microp.worker.library")  # the text on which most ranks train
+        with torch.autograd.profiler.record_function("the first step imports what this does"):
+            pass
     gc.collect()
     gc.freeze()
-    if sys.platform == "linux" and "microp.worker" in sys.modules:
-        importlib.import_module("torch._dynamo")  # the optimizer needs it, here and in ranks
+    if has_ranks:
         resource_tracker.ensure_running()
+        make_forks_cheap()
         with forks_instead_of_interpreters():
             importlib.import_module("microp.worker.forkserver").start_forkserver(1)
 

@@ -34,6 +34,7 @@ import sys
 import tempfile
 import time
 import traceback
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,8 @@ from pathlib import Path
 LONGEST_S = 300  # a command that has not ended then hangs
 POLL_S = 0.01  # between two looks at the commands that run
 HANGS = -1000  # in place of an exit code
+HUGE = 2**21  # the bytes of a huge page
+MADV_COLLAPSE = 25  # since Linux 6.1
 SHARED = "TESTS_WARM_PROCESS"  # the variable that has the name of its socket
 OUTPUT = ("out", "err")  # files of what a command writes
 HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"  # of torchrun's ranks
@@ -59,8 +62,12 @@ PACKAGES = [
         "rich.live",
     ),
     *("microp.planner", "microp.worker"),  # with all packages below them
+    "microp.worker.library",  # reads the text on which most ranks train
     *("microp.app.hydra_app", "microp.app.interface", "microp.app.pricing", "microp.app.sweep"),
+    *("microp.app.attempt", "microp.app.joined", "microp.app.planning", "microp.app.version"),
+    *("multiprocessing.queues", "multiprocessing.popen_forkserver", "torch._subclasses.schema_check_mode"),
 ]
+WITHOUT_RANKS = ("analysis", "microp.null_stages", "microp.order", "microp.plan", "microp.runs", "microp.simulate")
 CONSOLE = "microp.terminal.console"
 
 
@@ -180,8 +187,14 @@ def _listen(listener: socket.socket) -> None:
     for name in PACKAGES:
         importlib.import_module(name)
     _read_files()
+    importlib.import_module("rich.emoji").Emoji.replace(":x:")  # the first one imports all of them
+    with importlib.import_module("torch.autograd.profiler").record_function("the first step imports what this does"):
+        pass
+    for each in vars(weakref.finalize)["_registry"]:
+        each.atexit = False  # a command need not give back what was made here
     gc.collect()
     gc.freeze()  # a collection in a command would copy the pages of all that it did not make
+    make_forks_cheap()
     while sys.stdin not in select.select([sys.stdin, listener], [], [])[0]:
         connection, _ = listener.accept()
         if not os.fork():
@@ -192,6 +205,22 @@ def _listen(listener: socket.socket) -> None:
             _serve()
             os._exit(0)
         connection.close()
+
+
+def make_forks_cheap() -> None:
+    """Collect this process's memory in huge pages: a fork then copies, and its end frees, 500 times fewer entries.
+
+    Nothing else changes, and nothing at all where the system cannot do it.
+    """
+    if sys.platform != "linux":
+        return
+    advise = ctypes.CDLL(None).madvise
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, permissions, _, _, _, *name = line.split()
+        if permissions == "rw-p" and name in ([], ["[heap]"]):
+            begin, end = (int(each, 16) for each in addresses.split("-"))
+            for page in range(-(-begin // HUGE) * HUGE, end - HUGE + 1, HUGE):
+                advise(ctypes.c_void_p(page), ctypes.c_size_t(HUGE), MADV_COLLAPSE)
 
 
 def _read_files() -> None:
@@ -253,7 +282,8 @@ def _become(
         os.chdir(folder)
         _set_environment(environment)
         _open_consoles()
-        _start_ranks_from_here()
+        if not (module.startswith(WITHOUT_RANKS) or {"comms=threads", "tracking=disabled"} <= {*arguments}):
+            _start_ranks_from_here()
         if module == "torch.distributed.run":
             importlib.import_module(HANDLER).Popen = _Rank
         sys.path[0] = folder  # instead of the folder of this file
