@@ -44,8 +44,8 @@ def test_every_part_of_a_sweep_is_drawn_or_left_out(experiment, tmp_path, whole)
     (tmp_path / "runs").mkdir()
     rows = list(few(tmp_path / "runs"))
     every = draw(Made(rows))
-    whole = {exhibit.stem for exhibit in every}
-    assert whole
+    stems = {exhibit.stem for exhibit in every}
+    assert stems
     assert answer_of(experiment, Made(rows), every)
     smallest: list = []
     for name, part in [
@@ -56,7 +56,7 @@ def test_every_part_of_a_sweep_is_drawn_or_left_out(experiment, tmp_path, whole)
             found = draw(Made(pd.DataFrame(part)))
         except Exception as error:
             raise AssertionError(f"{experiment} with only {name}: {error!r}") from error
-        assert {exhibit.stem for exhibit in found} <= whole
+        assert {exhibit.stem for exhibit in found} <= stems
         assert "nan" not in (said := answer_of(experiment, Made(pd.DataFrame(part)), found)), said
         assert not any(exhibit.table.empty for exhibit in found), name
         smallest = found if len(part) == 1 else smallest
