@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-import subprocess
 import sys
+import tempfile
 import time
 from datetime import datetime
 from pathlib import Path
@@ -64,9 +65,26 @@ def attempt(recorded, tmp_path):
 def inspect(folder: Path, name: str) -> list[dict]:
     """The records of one offline run, as W&B's own reader gives them."""
     [file] = folder.glob(f"wandb/offline-run-*-{name}/*.wandb")
-    program = Path(sys.executable).parent / "wandb"
-    done = subprocess.run([program, "leet", "inspect", "--json", file], capture_output=True, text=True, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    with tempfile.TemporaryFile("w+") as said:
+        before = os.dup(1)
+        os.dup2(said.fileno(), 1)
+        try:
+            assert _ended(["leet", "inspect", "--json", str(file)]) == 0
+        finally:
+            os.dup2(before, 1)
+            os.close(before)
+        said.seek(0)
+        return [json.loads(line) for line in said if line.startswith("{")]
+
+
+def _ended(words: list[str]) -> object:
+    """Run the command `wandb` in this process, which has imported W&B; its exit code."""
+    from wandb.cli.cli import cli
+
+    try:
+        return cli.main(words)
+    except SystemExit as end:
+        return end.code
 
 
 def history(records: list[dict]) -> list[dict]:
