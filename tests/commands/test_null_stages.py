@@ -13,10 +13,11 @@ from microp.app import overheads
 
 def test_every_transport_and_torch_get_a_line(tmp_path, monkeypatch, capsys):
     def run(command, **_):
-        """Start a sweep or torchrun from the warm process."""
+        """Start a sweep, of ranks that are threads, or torchrun from the warm process."""
         _, option, program, *words = command
         assert option == "-m"
-        return microp(*words, folder=tmp_path, program=program)
+        threads = ["comms=threads"] if program == "microp.run" else []
+        return microp(*words, *threads, folder=tmp_path, program=program)
 
     monkeypatch.setattr(overheads, "subprocess", SimpleNamespace(run=run))
     assert null_stages.main(["--steps", "3", "--points", "3"]) == 0
