@@ -18,18 +18,24 @@ MEASURE = """() => [...document.querySelectorAll("figure")].map((figure) => {
 })"""
 
 
+@pytest.fixture(scope="module")
+def shown(outputs):
+    """Chromium, and the address of the page; without Chromium there is no report either."""
+    with chromium() as browser:
+        assert report.main([str(outputs)]) == 0
+        yield browser, (outputs / "report" / "report.html").as_uri()
+
+
 @pytest.mark.parametrize(
     ("width", "scheme", "texts", "filters"),
     [(1280, "light", {"beside"}, {"none"}), (390, "dark", {"below"}, {"invert(0.92) hue-rotate(180deg)"})],
 )
-def test_figures_fill_their_cards(outputs, capsys, width, scheme, texts, filters):
-    assert report.main([str(outputs)]) == 0
-    capsys.readouterr()
-    with chromium() as browser:
-        page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-        page.goto((outputs / "report" / "report.html").as_uri())
-        figures = page.evaluate(MEASURE)
-        assert page.evaluate("document.documentElement.scrollWidth") == width
+def test_figures_fill_their_cards(shown, width, scheme, texts, filters):
+    browser, address = shown
+    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page.goto(address)
+    figures = page.evaluate(MEASURE)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
     assert len(figures) >= 5
     for each in figures:
         assert abs(each["image"] - each["inside"]) <= 1

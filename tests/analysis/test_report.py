@@ -7,6 +7,7 @@ import html
 import json
 import os
 import re
+import runpy
 import shutil
 import sys
 from html.parser import HTMLParser
@@ -18,13 +19,13 @@ from recorded import write_plan
 from user import microp, start
 
 from analysis import __main__ as report
-from analysis import m_sensitivity, sweep, timeline, varied
+from analysis import m_sensitivity, prediction, rank_time, sweep, timeline, varied
 from analysis.command import main
 from analysis.exhibit import provenance
 from analysis.overview import _disturbed
 from analysis.page import escaped, fenced
 from microp.schedule.builders import gpipe
-from microp.store import LAUNCH, Store
+from microp.store import LAUNCH, Store, write_json
 
 
 @pytest.fixture(scope="module")
@@ -191,8 +192,17 @@ class Elements(HTMLParser):
         return [attributes[name] for each, attributes in self.found if each == tag and name in attributes]
 
 
-def test_runs_without_a_result_are_listed(outputs, tmp_path, capsys):
-    copy = tmp_path / "outputs"
+NAME = 'a"><script>`|*'  # breaks out of the page, unless it is escaped
+MODEL = "</script><script>"  # out of the data of the timelines
+
+
+@pytest.fixture(scope="module")
+def odd(outputs, tmp_path_factory):
+    """The report of runs of which two have no result, and of a sweep, its folder, its points and a model named NAME.
+
+    The outputs folder, the two attempts, the page and the text.
+    """
+    copy = tmp_path_factory.mktemp("odd") / "outputs"
     shutil.copytree(outputs, copy, ignore=shutil.ignore_patterns("report"))
     failed, cut = sorted((copy / "runs").glob("gpipe-m4-*/attempt-1"))
     (failed / "status.json").write_text(
@@ -200,36 +210,36 @@ def test_runs_without_a_result_are_listed(outputs, tmp_path, capsys):
     )
     (failed / "summary.json").unlink()
     (cut / "status.json").write_text("{")
+    [summary, *_] = sorted(copy.glob("runs/1f1b-m2-*/attempt-1/summary.json"))
+    write_json(summary, {**json.loads(summary.read_text()), "model": MODEL})
+    ids = [path.name for path in (copy / "runs").iterdir()]
+    write_plan(copy, f"2026-01-03_{NAME}", NAME, {**{run: [] for run in ids}, "not-there": [f"x={NAME}"]})
     assert report.main([str(copy)]) == 0
-    capsys.readouterr()
-    page, text = ((copy / "report" / name).read_text() for name in ("report.html", "report.md"))
+    return failed, cut, *((copy / "report" / name).read_text() for name in ("report.html", "report.md"))
+
+
+def test_runs_without_a_result_are_listed(odd):
+    failed, cut, page, text = odd
     assert "<summary>Without a result: 2</summary>" in page
     assert f"<li>{failed}: failed, rank 1 &lt;died&gt; (again: python -m microp.run " in page
     assert re.search(rf"<li>.*{cut}.*</li>", page)
     assert len(re.findall(r"^\* ", text.partition("## Without a result")[2], re.MULTILINE)) == 2
 
 
-def test_names_that_users_made_are_escaped(outputs, tmp_path, capsys):
+def test_names_that_users_made_are_escaped(odd):
     """A sweep, its folder, its points and a run's model are named so as to break out of the page."""
-    name, copy = 'a"><script>`|*', tmp_path / "outputs"
-    shutil.copytree(outputs, copy, ignore=shutil.ignore_patterns("report"))
-    [summary, *_] = sorted(copy.glob("runs/1f1b-m2-*/attempt-1/summary.json"))
-    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"model": "</script><script>"}))
-    ids = [path.name for path in (copy / "runs").iterdir()]
-    write_plan(copy, f"2026-01-03_{name}", name, {**{run: [] for run in ids}, "not-there": [f"x={name}"]})
-    assert report.main([str(copy)]) == 0
-    capsys.readouterr()
-
-    elements = Elements((copy / "report" / "report.html").read_text())
+    *_, page, text = odd
+    elements = Elements(page)
     assert [tag for tag, _ in elements.found].count("script") == 2  # the timelines' data and the viewer
-    stem, title = f"sweep-2026-01-03_{name}", f"Sweep 2026-01-03_{name}"
+    stem, title = f"sweep-2026-01-03_{NAME}", f"Sweep 2026-01-03_{NAME}"
     assert stem in elements.values("figure", "id")
     assert "sweep-2026-01-03_a%22%3E%3Cscript%3E%60%7C%2A.svg" in elements.values("a", "href")
     assert title in elements.values("img", "alt")
     assert title in elements.text
-    assert any(f"-cn '{name}' hydra.mode=RUN 'x={name}'" in text for text in elements.text)
+    data = re.search(r'<script type="application/json" id="timelines">(.*?)</script>', page, flags=re.DOTALL)[1]
+    assert any(MODEL in run["name"] for run in json.loads(data)["runs"])
+    assert any(f"-cn '{NAME}' hydra.mode=RUN 'x={NAME}'" in text for text in elements.text)
 
-    text = (copy / "report" / "report.md").read_text()
     assert r'### Sweep 2026-01-03_a"\>\<script\>\`\|\*' in text.splitlines()
     assert "(sweep-2026-01-03_a%22%3E%3Cscript%3E%60%7C%2A.svg)" in text
     assert "<script>" not in re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -263,14 +273,25 @@ def test_captions_say_where_the_rows_come_from(outputs):
     assert f"{os.cpu_count()} core" in text
 
 
-@pytest.mark.parametrize("program", ["analysis", "analysis.m_sensitivity", "analysis.prediction", "analysis.rank_time"])
-def test_nothing_to_draw_is_said_in_one_sentence(program, tmp_path):
+NOTHING = r"none holds no finished run to draw: make one with `python -m microp.run.*`$"
+
+
+def test_nothing_to_draw_is_said_in_one_sentence(tmp_path):
     (tmp_path / "none").mkdir()
-    done = microp(str(tmp_path / "none"), folder=tmp_path, program=program)
+    done = microp(str(tmp_path / "none"), folder=tmp_path, program="analysis")
     assert done.returncode == 2
-    assert re.search(
-        r"none holds no finished run to draw: make one with `python -m microp.run.*`$", done.stderr.strip()
-    )
+    assert re.search(NOTHING, done.stderr.strip())
+
+
+@pytest.mark.parametrize("module", [m_sensitivity, prediction, rank_time])
+def test_an_experiment_with_nothing_to_draw_says_so_in_one_sentence(module, tmp_path, monkeypatch, capsys):
+    """As it runs with `python -m`, in this process."""
+    (tmp_path / "none").mkdir()
+    monkeypatch.setattr(sys, "argv", ["analysis", str(tmp_path / "none")])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(module.__file__), run_name="__main__")
+    assert stop.value.code == 2
+    assert re.search(NOTHING, capsys.readouterr().err.strip())
 
 
 def test_one_experiment_alone(outputs, made, tmp_path):
