@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from analysis import canvas
 from microp.store import RANGE_UP_TO, records
 
 NUMBERS = "%.6g"  # in a CSV file: more digits than any measurement has
@@ -60,10 +62,23 @@ class Exhibit:
         return f"{self.caption.rstrip()} {self.origin}"
 
     def save(self, folder: Path) -> list[Path]:
-        """Write the figure as SVG and PNG and the table as CSV, and return the paths of the files."""
+        """Write the figure as SVG and PNG and the table as CSV, and return the paths of the files.
+
+        `Figure.savefig` lays a figure out and draws it twice, of which the first time is for a bounding box that is
+        not used here. Each file is drawn once, and both have the layout of the SVG.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         vector, pixels, table = (folder / f"{self.stem}.{ending}" for ending in ("svg", "png", "csv"))
-        canvas.write(self.figure, vector, pixels)
+        figure = self.figure
+        figure.dpi = 72  # an SVG has 72 units in an inch
+        canvas: Any = FigureCanvasSVG(figure)
+        if (layout := figure.get_layout_engine()) is not None:
+            layout.execute(figure)
+            figure.set_layout_engine("none")
+        canvas.print_svg(vector, metadata={"Date": None, "Creator": None})
+        figure.dpi = mpl.rcParams["savefig.dpi"]
+        canvas = FigureCanvasAgg(figure)
+        canvas.print_png(pixels, pil_kwargs={"compress_level": 3})  # by default it takes twice the time
         self.table.to_csv(table, index=False, float_format=NUMBERS, lineterminator="\n")
         return [vector, pixels, table]
 

@@ -24,17 +24,10 @@ GAP = 0.07  # between two texts on one line
 
 
 @cache
-def extent(text: str, font: FontProperties) -> tuple[float, float, float]:
-    """Return the width, the height and the descent of one line of text, in points."""
-    wide, high, descent = text_to_path.get_text_width_height_descent(text, font, False)
-    return wide, high, descent
-
-
-@cache
 def width(text: str, points: float = POINTS) -> float:
     """Return the width of a text's longest line."""
     font = FontProperties(family="DejaVu Sans", size=points)
-    return max(extent(line, font)[0] for line in text.split("\n")) / 72
+    return max(text_to_path.get_text_width_height_descent(line, font, False)[0] for line in text.split("\n")) / 72
 
 
 def shortened(text: str, inches: float) -> str:
