@@ -15,7 +15,7 @@ $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "microp needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
-	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true  # on all cores; a few files are for other versions of Python
+	$(BIN)/python -m compileall -qq -j 0 -x '/(tests?|testing|_inductor|pip|mypyc?)/' .venv/lib || true  # what is imported
 	touch $@
 
 demo: $(READY)
