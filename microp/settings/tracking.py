@@ -104,12 +104,12 @@ def not_writable(folder: Path) -> str | None:
         there = next(each for each in (folder, *folder.absolute().parents) if _is_there(each))
         if not there.exists():
             return "a link to nothing" if there == folder else f"{there} is a link to nothing"
-        with tempfile.TemporaryDirectory(dir=there):
-            return None
+        Path(tempfile.mkdtemp(dir=there)).rmdir()
     except OSError as error:
         return error.strerror or str(error)
     except ValueError:  # a path with a null character
         return "it is not a path"
+    return None
 
 
 def _is_there(path: Path) -> bool:

@@ -9,11 +9,13 @@ import pytest
 from configs import config as configured
 from configs import problems, warnings
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
-from microp.app import CONF, ConfigError, make_job, read_config
+from microp.app import CONF, ConfigError, compose_config, make_job, read_config
 from microp.app.config import plain, register_schemas, to_yaml
 from microp.app.hydra_app import raising
 from microp.app.hydra_internals import typed_folder
+from microp.app.hydra_pace import QuickLoader
 from microp.app.profiles import profile_command
 from microp.job import question_id, run_id
 from microp.schedule import to_text
@@ -57,6 +59,41 @@ def test_every_option_composes_and_names_itself(composed, option, tmp_path):
     node = getattr(config, group)
     said = node["name"] if isinstance(node, dict) else getattr(node, "name", None) or node.mode
     assert said == ("offline" if option.stem == "auto" and group == "tracking" else name)
+
+
+OTHERS = (
+    *("", "model=gpt schedule=1f1b", "model=gpt schedule=zb_v checkpointing=segments partition=skewed"),
+    "device=emulated comms=threads tracking=disabled launch=slurm",
+    "replicas=2 sync=naive data=synthetic engine=torch",
+)
+
+
+def test_options_that_were_merged_for_other_configurations_are_merged_as_hydra_does(monkeypatch):
+    """Keys in their order, types, values and interpolations; nothing of a configuration is part of the next one."""
+
+    def merged_twice(loader, defaults, repo):
+        quick, anew = merge(loader, defaults, repo), type(repo)(repo.delegate)  # files as they were read
+        hydras = ConfigLoaderImpl._compose_config_from_defaults_list(loader, defaults, anew)
+        assert described(quick) == described(hydras)
+        found.append(quick)
+        return quick
+
+    merge, found = QuickLoader._compose_config_from_defaults_list, []
+    monkeypatch.setattr(QuickLoader, "_compose_config_from_defaults_list", merged_twice)
+    monkeypatch.setattr(QuickLoader, "_merged", {})
+    for words in OTHERS[::-1] + OTHERS:
+        compose_config(*words.split())
+    assert len(found) == 2 * len(OTHERS)
+
+
+def described(node, parent=None):
+    """All that a configuration holds, with the type, the key and the flags of each of its parts."""
+    assert parent is None or node._get_parent() is parent
+    about = {key: value for key, value in vars(node._metadata).items() if key != "resolver_cache"}  # has the time
+    content = node._value()
+    if isinstance(content, dict):
+        return about, [(key, described(each, node)) for key, each in content.items()]
+    return about, [described(each, node) for each in content] if isinstance(content, list) else content
 
 
 def test_the_name_follows_from_the_question_alone(composed):

@@ -91,12 +91,12 @@ def words_of_points(config: DictConfig) -> list[list[str]]:
 @pytest.mark.parametrize("name", [name for name in STORED if not name.endswith("_quick")])
 def test_every_point_is_good_and_a_quick_sweep_is_part_of_the_whole(points, name):
     assert (SWEEPS / f"{name}.yaml").read_text().startswith("# "), "what it asks"
-    configs = [read_config(node) for _, node in points(name)]
-    found = {make_job(config).run_id: config for config in configs}  # a wrong one is refused
-    assert not any(config.batch_size % config.chunks for config in found.values()), "uneven microbatches"
+    configs = {frozenset(words): read_config(node) for words, node in points(name)}
+    found = {words: make_job(config).run_id for words, config in configs.items()}  # a wrong one is refused
+    assert not any(config.batch_size % config.chunks for config in configs.values()), "uneven microbatches"
     if f"{name}_quick" in STORED:
-        quick = {make_job(read_config(node)).run_id for _, node in points(f"{name}_quick")}  # equal points are one run
-        assert quick < found.keys()
+        quick = {found[frozenset(words)] for words, _ in points(f"{name}_quick")}  # equal points are one run
+        assert quick < set(found.values())
         assert about_sweep(f"{name}_quick")[1].startswith(f"{len(quick)} points, ")
 
 
