@@ -163,6 +163,13 @@ def _own_cache(tmp_path_factory):
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_garbage_of_others():
+    """What earlier files have left is not scanned by each of the ranks that are threads, before their first step."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _same_every_time():
     """Sums in the order in which ranks sum, and the same random numbers in every run of the tests."""

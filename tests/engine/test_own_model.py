@@ -54,8 +54,11 @@ def run_in_threads(job):
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_every_schedule_and_checkpointing_mode_bit_for_bit(name):
-    for mode, ranks in product(CHECKPOINTING, (2, 3)):
+def test_every_schedule_and_checkpointing_mode_bit_for_bit(name, whole):
+    """Without `--whole` every other mode is on two ranks, the others on three, and for the next schedule conversely."""
+    for turn, (mode, ranks) in enumerate(product(CHECKPOINTING, (2, 3))):
+        if not whole and (turn + turn // 2 + BUILDERS.index(name)) % 2:
+            continue
         schedule = schedule_of(name, ranks)
         cut = skewed if ranks == 3 else uniform
         model = model_of("float32")

@@ -119,8 +119,11 @@ def in_threads(job, everyone=None) -> list[rank_code.Left]:
 @pytest.mark.parametrize("sync", SYNCS)
 @pytest.mark.parametrize(("ranks", "replicas"), [(1, 3), (2, 3)])
 def test_threads(ranks, replicas, sync, whole):
-    """Every second schedule; the others are with the next sync, and all are with all with `--whole`."""
-    jobs = [job for job in cases(replicas, ranks, SYNCS.values(), 4, 1 if whole else 2) if job.sync == SYNCS[sync]]
+    """Every fourth schedule; the others are with the next syncs, and all are with all with `--whole`."""
+    every = list(cases(replicas, ranks, SYNCS.values(), 4))
+    part = every if whole else list(cases(replicas, ranks, SYNCS.values(), 4, 4))
+    assert {job.schedule.name for job in part} == {job.schedule.name for job in every}
+    jobs = [job for job in part if job.sync == SYNCS[sync]]
     assert len(jobs) > 2
     for job in jobs:
         check(job, in_threads(job))

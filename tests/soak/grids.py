@@ -21,6 +21,7 @@ FILES = (
     "engine/test_bf16",
     "engine/test_compiled",
     "engine/test_equality",
+    "engine/test_own_model",
     "replicas/test_replicas",
     "schedule/test_validation",
     "simulator/test_calibration",
