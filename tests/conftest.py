@@ -76,7 +76,8 @@ def small_job(**changes) -> Job:
 
 # What a shell's background and nohup ignore, tests and what they start do not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
+for number in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_DFL)
 for name in [name for name in os.environ if name.startswith("WANDB_")]:
     del os.environ[name]  # they are options of microp
 sys.dont_write_bytecode = False  # hundreds of commands import the same modules

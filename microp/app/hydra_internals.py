@@ -136,7 +136,7 @@ def together(composed: Sequence[Composed]) -> list[tuple[list[str], DictConfig]]
 def compose_points(config: DictConfig) -> list[Composed]:
     """Return the points of a sweep, also those that cannot be composed; none if the sweeper is not Hydra's basic one.
 
-    Composing takes 30 ms. It is done once per choice of options; values are then set in a copy.
+    Composing takes 70 ms. It is done once per choice of options; values are then set in a copy.
 
     Raises:
         HydraException: the axes of the sweep cannot be read.
