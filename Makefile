@@ -24,7 +24,7 @@ demo: $(READY)
 	$(BIN)/python -m analysis
 
 test: lint
-	$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder && wait $$types
+	$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder && wait $$types
 
 soak: $(READY)
 	$(BIN)/python -m tests.soak
