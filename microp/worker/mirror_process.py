@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import signal
+import tempfile
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -37,6 +38,7 @@ class MirrorProcess:
     def __init__(self) -> None:
         self._process: BaseProcess | None = None
         self._asked: tuple[Path, Path] | None = None  # an attempt whose answer has not been read, and W&B's folder
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None  # for what W&B leaves behind in such a process
 
     def begin(self, attempt: Path, settings: TrackingSettings, folder: Path) -> None:
         """Begin to mirror an attempt, with the arguments of `mirror`; the answer to the one before has been read.
@@ -52,11 +54,12 @@ class MirrorProcess:
     def _start(self) -> None:
         self.stop()
         start_forkserver(0)
+        self._temporary = tempfile.TemporaryDirectory(prefix="microp-mirror-", ignore_cleanup_errors=True)
         context = multiprocessing.get_context("forkserver")
         requests, self._requests = context.Pipe(duplex=False)
         self.answers, answers = context.Pipe(duplex=False)
         with requests, answers, main_module_hidden(_serve):
-            process = context.Process(target=_serve, args=(requests, answers), daemon=True)
+            process = context.Process(target=_serve, args=(requests, answers, self._temporary.name), daemon=True)
             process.start()
         self._process = process
 
@@ -89,11 +92,14 @@ class MirrorProcess:
             discard_unfinished(*self._asked)
         if self.answers is not None:
             self.answers.close()
-        self._process = self._asked = self.answers = None
+        if self._temporary is not None:
+            self._temporary.cleanup()
+        self._process = self._asked = self.answers = self._temporary = None
 
 
-def _serve(requests: Connection, answers: Connection) -> None:
+def _serve(requests: Connection, answers: Connection, temporary: str) -> None:
     """Mirror one attempt after another until nothing more can be asked; this is the process."""
+    tempfile.tempdir = temporary
     gc.freeze()  # the collector need not scan the objects from before the fork
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which waits for what has begun
     end_with_parent()

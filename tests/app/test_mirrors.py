@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,7 +82,10 @@ def attempt(swept, tmp_path) -> Path:
     return copy
 
 
-def test_what_cannot_be_mirrored_is_a_warning_and_the_next_attempt_is_mirrored(attempt, tmp_path, capsys):
+def test_what_cannot_be_mirrored_is_a_warning_and_the_next_attempt_is_mirrored(attempt, tmp_path, capsys, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     config = read_config(compose_config(f"output_dir={tmp_path}", "tracking=offline"))
     broken = Path(shutil.copytree(attempt, attempt.with_name("attempt-2")))
     (broken / "summary.json").write_text("[]")
@@ -94,13 +98,17 @@ def test_what_cannot_be_mirrored_is_a_warning_and_the_next_attempt_is_mirrored(a
     assert list(tmp_path.glob("wandb/offline-run-*")) == []
 
     several.begin(attempt, "finished", config)
+    [own] = temporary.glob("microp-mirror-*")
     text = said(capsys)
     assert "W&B failed for test/attempt-2 (" in text
     assert "summary.json" in text
     assert f"To mirror it later: python -m microp.tracking {tmp_path}" in text
 
     assert several.answer() is not None
+    several.finish()
+    assert list(own.glob("*wandb-media")) != []
     several.close()
+    assert list(temporary.iterdir()) == []
     assert several.answer() is None
     assert sorted(read(attempt / "tracked.json")) == TRACKED
     assert said(capsys) == ""
