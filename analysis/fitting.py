@@ -43,6 +43,8 @@ def shortened(text: str, inches: float) -> str:
 
 def wrapped(text: str, inches: float, lines: int = 3) -> str:
     """Return the text in lines of at most `inches`, broken at spaces and inside names; longer lines are shortened."""
+    if width(text) <= inches:
+        return text.rstrip()
     done = [""]
     for word in WORDS.findall(text):
         if width(f"{done[-1]}{word}".rstrip()) <= inches or len(done) == lines or not done[-1]:
