@@ -25,6 +25,7 @@ from microp.worker.leftovers import SEMAPHORES, named_semaphores, own_prefix, re
 # Imported once for all ranks, in this order; the optimizer needs the last one.
 _PRELOAD = ["microp.worker", "torch._dynamo"]
 _LIBRARY = "microp.worker.library"
+_TUNABLES = "GLIBC_TUNABLES"
 _DESCRIPTORS = Path("/proc/self/fd")
 
 
@@ -47,7 +48,7 @@ def start_forkserver(ranks: int, reads_library: bool = False) -> None:
     with _socket_folder() as folder:
         config["tempdir"] = folder
         try:
-            with _held_back(signal.SIGINT):  # until `forkserver_setup` has begun
+            with _huge_pages(), _held_back(signal.SIGINT):  # until `forkserver_setup` has begun
                 forkserver.ensure_running()
             if sys.platform == "linux":
                 _remove_name(vars(forkserver)["_forkserver"])
@@ -63,6 +64,20 @@ def _held_back(*signals: signal.Signals) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _huge_pages() -> Iterator[None]:
+    """Let glibc's malloc take huge pages in processes that are started here: to fork them takes half of the time."""
+    before = os.environ.get(_TUNABLES)
+    os.environ[_TUNABLES] = f"glibc.malloc.hugetlb=1:{before or ''}"  # the last one counts
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_TUNABLES]
+        else:
+            os.environ[_TUNABLES] = before
 
 
 @contextmanager
