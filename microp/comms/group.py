@@ -133,7 +133,7 @@ class GroupComms(Comms):
             dist.barrier()
 
     def close(self) -> None:
-        dist.barrier()  # no rank closes a connection that another rank still uses
+        self.barrier()  # no rank closes a connection that another rank still uses
         # Dropping the groups ends their threads here, and not when the interpreter exits.
         self.group = self.replica_group = None
         dist.destroy_process_group()

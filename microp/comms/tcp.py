@@ -192,7 +192,7 @@ class TcpComms(GroupComms):
             *self._connections.values(),
             *(group._connections.values() if isinstance(group, TcpComms) else ()),
         ]
-        super().close()  # when it returns, no rank uses a connection any more
+        super().close()  # when it returns, every rank has come to its end and uses no connection any more
         for connection in connections:
             connection.close()
 
