@@ -225,7 +225,7 @@ def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats: str | Non
         comms.heartbeats = shared
         result = entry(job, comms, local_rank, attempt)
         shared.at(comms.world_rank, Place.ENDED)
-        comms.close()
+        comms.barrier()  # no rank ends while another may use a connection; the system closes them, sooner than gloo
     except BaseException:  # torch would write it to a file in the temporary folder, and leave that there
         traceback.print_exc()
         sys.exit(1)
