@@ -25,7 +25,7 @@ from microp.worker.leftovers import SEMAPHORES, named_semaphores, own_prefix, re
 # Imported once for all ranks, in this order; the optimizer needs the last one.
 _PRELOAD = ["microp.worker", "torch._dynamo"]
 _LIBRARY = "microp.worker.library"
-_TUNABLES = "GLIBC_TUNABLES"
+_TUNABLES, _HUGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb"
 _DESCRIPTORS = Path("/proc/self/fd")
 
 
@@ -69,15 +69,18 @@ def _held_back(*signals: signal.Signals) -> Iterator[None]:
 @contextmanager
 def _huge_pages() -> Iterator[None]:
     """Let glibc's malloc take huge pages in processes that are started here: to fork them takes half of the time."""
-    before = os.environ.get(_TUNABLES)
-    os.environ[_TUNABLES] = f"glibc.malloc.hugetlb=1:{before or ''}"  # the last one counts
+    before = os.environ.get(_TUNABLES, "")
+    if _HUGE_PAGES in before:  # the user has chosen
+        yield
+        return
+    os.environ[_TUNABLES] = ":".join(filter(None, [before, f"{_HUGE_PAGES}=1"]))
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_TUNABLES]
-        else:
+        if before:
             os.environ[_TUNABLES] = before
+        else:
+            del os.environ[_TUNABLES]
 
 
 @contextmanager

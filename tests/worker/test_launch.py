@@ -120,23 +120,47 @@ def test_what_the_server_imports_for_it_reads_the_library():
     assert library_text().numpy().tobytes() == text
 
 
-@pytest.mark.parametrize("moment", ["its start", "the import of torch"])
-def test_ctrl_c_ends_a_server_that_is_not_ready_in_silence(moment, monkeypatch, capfd):
+@pytest.fixture
+def server(monkeypatch) -> forkserver.ForkServer:
+    """A server of ranks that has not been started, for `start_forkserver`."""
     server = forkserver.ForkServer()
     monkeypatch.setattr(forkserver, "_forkserver", server)
     monkeypatch.setattr(forkserver, "ensure_running", server.ensure_running)
     monkeypatch.setattr(multiprocessing, "set_forkserver_preload", server.set_forkserver_preload)
-    start_forkserver(1)
-    pid = server._forkserver_pid
-    if moment == "the import of torch":
-        wait_for(lambda: "libtorch" in Path(f"/proc/{pid}/maps").read_text(), 60)
-    os.kill(pid, signal.SIGINT)
-    _, status = os.waitpid(pid, 0)
+    return server
+
+
+def interrupt(server: forkserver.ForkServer) -> int:
+    """Send Ctrl-C to a server that has been started, and return its exit code."""
+    os.kill(server._forkserver_pid, signal.SIGINT)
+    _, status = os.waitpid(server._forkserver_pid, 0)
     os.close(server._forkserver_alive_fd)
     os.close(server.socket_descriptor)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGINT
+    return os.waitstatus_to_exitcode(status)
+
+
+@pytest.mark.parametrize("moment", ["its start", "the import of torch"])
+def test_ctrl_c_ends_a_server_that_is_not_ready_in_silence(moment, server, capfd):
+    start_forkserver(1)
+    if moment == "the import of torch":
+        wait_for(lambda: "libtorch" in Path(f"/proc/{server._forkserver_pid}/maps").read_text(), 60)
+    assert interrupt(server) == -signal.SIGINT
     assert capfd.readouterr() == ("", "")
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+@pytest.mark.parametrize("own", [None, "glibc.malloc.hugetlb=0"])
+def test_only_the_server_takes_huge_pages_unless_the_user_says_otherwise(own, server, monkeypatch):
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if own is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", own)
+    start_forkserver(1)
+    process = Path(f"/proc/{server._forkserver_pid}")
+    wait_for(lambda: "forkserver" in (process / "cmdline").read_text(), 60)  # until then it is a fork of this process
+    variables = (process / "environ").read_text().split("\0")
+    interrupt(server)
+    assert [each for each in variables if "GLIBC" in each] == [f"GLIBC_TUNABLES={own or 'glibc.malloc.hugetlb=1'}"]
+    assert os.environ.get("GLIBC_TUNABLES") == own
 
 
 def test_the_process_that_removes_semaphores_outlives_a_closed_terminal(monkeypatch):
