@@ -38,7 +38,7 @@ PARTS: dict[str, Callable[[Machine, int], Iterator[Result]]] = {
     "hosts": hosts.run,
     "grids": grids.run,
 }
-HEAD = f"{'fault or run':<22}{'moment':<14}{'transport':<11}{'passed':>12}{'slowest end':>13}"
+HEAD = f"{'fault or run':<30}{'moment':<14}{'transport':<11}{'passed':>12}{'slowest end':>13}"
 
 
 def main() -> int:

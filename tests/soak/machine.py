@@ -61,7 +61,7 @@ class Result:
     def line(self) -> str:
         passed, slowest = f"{self.passed} of {self.tried}", f"{self.slowest_s:.1f} s"
         lines = [
-            f"{self.fault:<22}{self.moment:<14}{self.transport:<11}{passed:>12}{slowest:>13}  {self.notes}".rstrip()
+            f"{self.fault:<30}{self.moment:<14}{self.transport:<11}{passed:>12}{slowest:>13}  {self.notes}".rstrip()
         ]
         return "\n".join([*lines, *(f"    {times} x {reason}" for reason, times in self.reasons.items())])
 
