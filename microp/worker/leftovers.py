@@ -3,7 +3,7 @@
 ::
 
     /dev/shm/sem.microp-<namespace>-<pid>-...    semaphores, through which launcher and ranks end together
-    <temporary folder>/microp-<namespace>-<pid>-...    the folder of a socket, for an instant
+    <temporary folder>/microp-<namespace>-<pid>-...    the folder of a socket, for an instant; W&B's, during a sweep
 
 multiprocessing removes its semaphores when the launcher has ended, even if that was killed, by a process of its own.
 If that process was killed too, the next launch on this host does it. A pid counts within a namespace, that of a

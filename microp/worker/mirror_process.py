@@ -24,6 +24,7 @@ from microp.settings import TrackingSettings
 from microp.store import discard_unfinished, end_wandb, in_words, mirror
 from microp.worker.forkserver import start_forkserver
 from microp.worker.launch import end_with_parent, main_module_hidden
+from microp.worker.leftovers import own_prefix
 
 
 class MirrorProcess:
@@ -54,7 +55,7 @@ class MirrorProcess:
     def _start(self) -> None:
         self.stop()
         start_forkserver(0)
-        self._temporary = tempfile.TemporaryDirectory(prefix="microp-mirror-", ignore_cleanup_errors=True)
+        self._temporary = tempfile.TemporaryDirectory(prefix=own_prefix(), ignore_cleanup_errors=True)
         context = multiprocessing.get_context("forkserver")
         requests, self._requests = context.Pipe(duplex=False)
         self.answers, answers = context.Pipe(duplex=False)

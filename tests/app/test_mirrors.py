@@ -98,7 +98,7 @@ def test_what_cannot_be_mirrored_is_a_warning_and_the_next_attempt_is_mirrored(a
     assert list(tmp_path.glob("wandb/offline-run-*")) == []
 
     several.begin(attempt, "finished", config)
-    [own] = temporary.glob("microp-mirror-*")
+    [own] = temporary.glob(f"microp-*-{os.getpid()}-*")  # a killed launcher's is removed by its pid
     text = said(capsys)
     assert "W&B failed for test/attempt-2 (" in text
     assert "summary.json" in text
