@@ -206,7 +206,7 @@ def main_module_hidden(entry: Callable[..., Any]) -> Iterator[None]:
 
 
 def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats: str | None, _: None) -> Any:
-    """Connect to the other ranks, run `entry`, disconnect and return its result."""
+    """Connect to the other ranks, run `entry`, wait for the others to have run it, and return its result."""
     gc.freeze()  # the collector need not scan the objects from before the fork
     end_by_interrupt()
     faulthandler.register(signal.SIGTERM, chain=True)  # the log of a rank that did not answer says where it was
