@@ -29,7 +29,7 @@ from microp.app.errors import ConfigError, RunError, Stop
 from microp.app.hydra_callbacks import PointsCallback, chooses_points, refuse, speaks, stop_for
 from microp.app.hydra_internals import check_options, typed_options
 from microp.app.hydra_problems import REFUSED, given_twice, hydra_problems
-from microp.app.interrupts import watched
+from microp.app.interrupts import signal_came, watched
 from microp.app.places import CONF
 from microp.terminal import console
 
@@ -81,6 +81,8 @@ def _guard(task: str) -> Callable[[DictConfig], Any]:
     """Return the task that refuses bad input, and ends the command after any other error."""
 
     def guarded(config: DictConfig) -> Any:
+        if signal_came():
+            raise KeyboardInterrupt
         try:
             return getattr(import_module("microp.app"), task)(config)
         except ConfigError as error:
@@ -130,14 +132,10 @@ def _log_to_terminal() -> None:
         logging.getLogger(name).addHandler(handler)
 
 
-def came_of_interrupt(error: BaseException) -> bool:
-    """Return whether Ctrl-C met omegaconf while it copied a configuration, and what was half made gave an error."""
-    found: BaseException | None = error.__cause__ if isinstance(error, Stop) else error
-    if isinstance(found, (RunError, ConfigError, OSError)):
-        return False  # these are said, whatever happened before
-    while found is not None and not isinstance(found, KeyboardInterrupt):
-        found = found.__context__
-    return found is not None
+def came_of_interrupt(error: Exception) -> bool:
+    """Return whether Ctrl-C met Hydra or omegaconf at work, and what was half made gave an error."""
+    cause = error.__cause__ if isinstance(error, Stop) else error
+    return signal_came() and not isinstance(cause, (RunError, ConfigError, OSError))  # these are said in any case
 
 
 @contextmanager

@@ -48,6 +48,15 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def signal_came() -> bool:
+    """Return whether this command has been asked to end, also if the KeyboardInterrupt was lost on its way.
+
+    Python drops an exception that is raised in a destructor or in a callback from C, and code that a KeyboardInterrupt
+    leaves half done may raise another error as it cleans up.
+    """
+    return bool(_watching) and _watching[-1]
+
+
 def is_foreign(error: BaseException) -> bool:
     """Return whether a KeyboardInterrupt, or another exception that ends Python, came from no signal."""
-    return not isinstance(error, KeyboardInterrupt) or (bool(_watching) and not _watching[-1])
+    return not isinstance(error, KeyboardInterrupt) or (bool(_watching) and not signal_came())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -16,6 +18,7 @@ from microp.app.config import plain, register_schemas, to_yaml
 from microp.app.hydra_app import raising
 from microp.app.hydra_internals import typed_folder
 from microp.app.hydra_pace import QuickLoader
+from microp.app.interrupts import watched
 from microp.app.profiles import profile_command
 from microp.job import question_id, run_id
 from microp.schedule import to_text
@@ -287,15 +290,14 @@ def test_what_ctrl_c_left_half_made_counts_as_ctrl_c(error, shown):
     """Omegaconf was copying a configuration; an error of the machine is said, though."""
 
     def half_made():
-        try:
-            raise KeyboardInterrupt
-        finally:
-            raise error
+        with suppress(KeyboardInterrupt):  # lost, as in a destructor
+            signal.raise_signal(signal.SIGINT)
+        raise error
 
-    with pytest.raises(shown), raising():
+    with pytest.raises(shown), watched(), raising():
         half_made()
 
 
 def test_a_bug_does_not_count_as_ctrl_c():
-    with pytest.raises(KeyError), raising():
+    with pytest.raises(KeyError), watched(), raising():
         raise KeyError("a bug")

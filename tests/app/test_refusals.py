@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -23,7 +24,7 @@ from hydra.core.plugins import Plugins
 from namespace import Mounts, run_script
 from user import SMALL, microp, start
 
-from microp import run, worker
+from microp import app, run, worker
 from microp.app import attempt as attempt_module
 from microp.app import hydra_app, sweep
 from microp.model import Stage
@@ -450,3 +451,17 @@ def test_nothing_is_left_in_the_temporary_folders(disk):
     left = {path.name.partition("_")[0] for path in (disk / "tmp").iterdir()}
     assert left <= {"torchinductor"}  # torch's cache, one per user
     assert (disk / "shm").read_text() == ""
+
+
+def test_a_sweep_ends_with_ctrl_c_that_was_lost_in_a_point(typed, monkeypatch):
+    ran = []
+
+    def point(config):
+        ran.append(config.chunks)
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(app, "run_point", point)
+    code, _, errors = typed("-m", *SMALL, "tracking=disabled", "chunks=2,3")
+    assert (code, ran) == (130, [2])
+    assert errors == ["error: interrupted: what has been recorded is in the run's folder"]
