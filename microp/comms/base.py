@@ -57,7 +57,7 @@ class Outbox(Protocol):
         Args:
             tensor: the tensor to send.
             leaves_ns: the `perf_counter_ns` that counts as the time of sending, if the transport
-                `stamps`; 0 for the present time.
+                `stamps`; 0 if the receiver does not ask for it.
         """
 
     @property
