@@ -337,6 +337,15 @@ def use_mailboxes(_job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> 
     return seen
 
 
+def send_transposed(_job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> list[list[float]] | None:
+    """Rank 0 sends a matrix whose numbers lie column by column; what rank 1 got."""
+    comms.expect(between(0, 1, [24], [0]))
+    if comms.rank == 0:
+        comms.send_tensor(torch.arange(6.0).view(2, 3).t(), 1, 0)
+        return None
+    return comms.recv_tensor([3, 2], 0, 0).tolist()
+
+
 def use_a_tag_that_was_not_announced(_job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> dict[str, object]:
     """Two tensors, of which only the first has a mailbox; how each travelled, and a third that has no room."""
     comms.expect(between(0, 1, [12], [0]))

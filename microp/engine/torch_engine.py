@@ -107,7 +107,7 @@ class TorchEngine:
         inputs = [torch.cat(list(self._first.batch.inputs or ()))] if self._first is not None else []
         targets = None
         if self._last is not None:
-            self._last.losses = []
+            self._last.losses = {}
             targets = torch.cat(list(self._last.batch.targets or ()))
         self._at(Place.RUNTIME)
         try:
@@ -134,9 +134,7 @@ class TorchEngine:
 
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
         assert self._last is not None
-        loss = self._last.weighted_loss(output, target)
-        self._last.losses.append(loss.detach())
-        return loss
+        return self._last.weighted_loss(output, target)
 
     def _timed(self, stage: int, op: Op, microbatch: int, call: Callable[[], Any]) -> Any:
         """Run one of torch's actions on the device, record its marks, and return its result."""

@@ -43,6 +43,8 @@ class Deferred:
     """The data of one microbatch that its forward keeps for B, and B for W.
 
     Attributes:
+        forwards: of each forward of a Linear before its B: its weights, its input with the version of it (to
+            detect a later write), and its output in the graph.
         linears: the weight gradients of Linears that W has to compute.
         graphs: those of other modules.
     """
@@ -50,43 +52,33 @@ class Deferred:
     def __init__(self) -> None:
         self.linears: list[LinearWeights] = []
         self.graphs: list[GraphWeights] = []
+        self.forwards: list[tuple[Weights, Tensor, int, GradientEdge]] = []
         self._small = SmallLinears()
         self._owners: list[int] = []  # the owners of the weights of the last W
         self._several: list[Tensor] = []  # the weights that several of them own
-        # of each forward of a Linear before its B:
-        self._weights: list[Weights] = []
-        self._inputs: list[Tensor] = []
-        self._versions: list[int] = []  # of the input, to detect a later write
-        self._edges: list[GradientEdge] = []  # the output in the graph
 
-    def record(self, weights: Weights, x: Tensor, y: Tensor) -> None:
-        """Record one forward of a Linear."""
-        made = y if y._base is None else y._base  # an operation in place gives a view another node
-        assert made.grad_fn is not None
-        self._weights.append(weights)
-        self._inputs.append(x)
-        self._versions.append(x._version)
-        self._edges.append(GradientEdge(made.grad_fn, made.output_nr))
-
-    def backward(self, root: GradientEdge, gradient: Tensor | None, leaf: Tensor, anchor: Tensor) -> Tensor | None:
+    def backward(self, root: GradientEdge, gradient: Tensor, leaf: Tensor, anchor: Tensor) -> Tensor | None:
         """Run B: return the gradient of `leaf`, or None if it requires none.
 
         Args:
             root: the output's node in the graph.
-            gradient: the output's gradient; None if the output is the loss.
+            gradient: the output's gradient.
             leaf: the stage's input.
             anchor: the anchor of the stage's `SplitBackward`.
 
         Raises:
             RuntimeError: a layer's input was written in place after its forward.
         """
-        weights, inputs, versions, edges = self._weights, self._inputs, self._versions, self._edges
-        self._weights, self._inputs, self._versions, self._edges = [], [], [], []
-        if [x._version for x in inputs] != versions:
-            raise RuntimeError("the input of a Linear layer was written in place after its forward")
-        wanted = (anchor, *edges, leaf) if leaf.requires_grad else (anchor, *edges)
+        forwards, self.forwards = self.forwards, []
+        wanted: list[Any] = [anchor]
+        for _, x, version, edge in forwards:
+            if x._version != version:
+                raise RuntimeError("the input of a Linear layer was written in place after its forward")
+            wanted.append(edge)
+        if leaf.requires_grad:
+            wanted.append(leaf)
         found = gradients_of(wanted, root, gradient)
-        for owner, x, caught in zip(reversed(weights), reversed(inputs), found[len(edges) : 0 : -1], strict=True):
+        for (owner, x, _, _), caught in zip(reversed(forwards), found[len(forwards) : 0 : -1], strict=True):
             if caught is not None:
                 self.linears.append((owner, x, caught))
         return found[-1] if leaf.requires_grad else None
@@ -133,14 +125,27 @@ class SplitBackward:
 
     Args:
         module: any module; each of the outermost modules that own weights is divided as a unit.
+        is_lowered: whether its forwards run under autocast.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, is_lowered: bool = False) -> None:
         self.deferred: Deferred | None = None
+        self._is_lowered = is_lowered
+        self._linears: list[Weights] = []
+        self._hooked: set[Weights] = set()
         # Makes results require a gradient even if no input does, so that B reaches the small graphs.
         self.anchor = torch.empty(0, requires_grad=True)
         for owner in set(weight_owners(module)):
             owner.forward = self._wrap(owner, owner.forward)
+        self.look_for_hooks()
+
+    def look_for_hooks(self) -> None:
+        """Find the Linears whose weights have hooks, which autograd has to call; a step has these until its end."""
+        self._hooked = {
+            weights
+            for weights in self._linears
+            if any(weight._backward_hooks or weight._post_accumulate_grad_hooks for weight in weights)
+        }
 
     def _wrap(self, owner: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         weights = [weight for weight in owner.parameters() if weight.requires_grad]
@@ -154,24 +159,28 @@ class SplitBackward:
             results = _Divided.apply(call, self.anchor, *inputs.tensors)
             return tree_unflatten(list(results), call.result_form)
 
-        if not isinstance(owner, nn.Linear) or not _is_plain(owner):
-            return divided
+        if isinstance(owner, nn.Linear) and _is_plain(owner):
+            return self._wrap_linear(owner, divided) if weights else forward
+        return divided
 
-        weight, bias, kind = owner.weight, owner.bias, owner.weight.device.type
+    def _wrap_linear(self, owner: nn.Linear, divided: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """Return the forward of a Linear; `divided`: one that lets autograd call the hooks of its weights."""
+        weight, bias, is_lowered = owner.weight, owner.bias, self._is_lowered
         wanted = Weights(*(w if w is not None and w.requires_grad else None for w in (weight, bias)))
+        self._linears.append(wanted)
 
         def linear(x: Tensor) -> Tensor:
             deferred = self.deferred
             if deferred is None or not torch.is_grad_enabled():
                 return linear_map(x, weight, bias)
-            for own in weights:
-                if own._backward_hooks or own._post_accumulate_grad_hooks:
-                    return divided(x)  # so that autograd calls the hooks
-            if torch.is_autocast_enabled(kind):
+            if wanted in self._hooked:
+                return divided(x)
+            if is_lowered:
                 x = product_input(x)
             y = linear_map(x, weight, bias)
-            if weights:
-                deferred.record(wanted, x, y)
+            made = y if y._base is None else y._base  # an operation in place gives a view another node
+            edge = GradientEdge(made.grad_fn, made.output_nr)  # type: ignore[arg-type]
+            deferred.forwards.append((wanted, x, x._version, edge))
             return y
 
         return linear

@@ -43,7 +43,7 @@ class Batch(NamedTuple):
         step: the step's index.
         inputs: for the first stage, (rows, context) int64 per microbatch; else None.
         targets: for the last stage, (rows, context) int64 per microbatch; else None.
-        weights: each microbatch's share of the batch's rows. Its loss is multiplied by it, so that
+        weights: each microbatch's share of the batch's rows. It is the gradient of the microbatch's loss, so that
             the gradients add up to the gradient of the batch's mean loss.
         first: the index of this replica's first microbatch in the whole batch.
     """
@@ -78,7 +78,7 @@ class Stage:
 
     Attributes:
         autocast: what encloses every forward and recomputation.
-        losses: the weighted losses of the step's microbatches, on the last stage.
+        losses: microbatch -> its mean loss, on the last stage.
         kept: microbatch -> what its forward has kept for its backward.
         recomputations: the marks at the start and the end of each recomputation of this step, one after the other.
     """
@@ -95,7 +95,8 @@ class Stage:
         device: torch.device | str = "cpu",
     ) -> None:
         self.layers = nn.ModuleList(layers)
-        self.losses: list[Tensor] = []
+        self.losses: dict[int, Tensor] = {}
+        self._loss_gradients: dict[float, Tensor] = {}  # a share of the batch's rows -> the same as a tensor
         self.kept: dict[int, list[_Held]] = {}
         self.recomputations: list[Any] = []
         self._mark, self._computing, self._device = mark, computing, device
@@ -104,7 +105,7 @@ class Stage:
         self._segments = [checkpointing.segments_of(microbatch, chunks) for microbatch in range(chunks)]
         self._cuts = {count: self._cut(max(count, 1)) for count in set(self._segments)}
         self._random = list(random_parts(self.layers))
-        self._split = SplitBackward(self.layers) if split else None
+        self._split = SplitBackward(self.layers, computing.dtype is not None) if split else None
         self._deferred = {microbatch: Deferred() for microbatch in split}
         self.load(Batch(0, None, None, ()))
 
@@ -117,10 +118,12 @@ class Stage:
     def load(self, batch: Batch) -> None:
         """Set the step's batch; discard the losses and the recomputations of the last step."""
         self.batch = batch
-        self.losses, self.recomputations = [], []
+        self.losses, self.recomputations = {}, []
         self._calls = {
             count: [[_call_of(module) for module in cut] for cut in cuts] for count, cuts in self._cuts.items()
         }
+        if self._split is not None:
+            self._split.look_for_hooks()
 
     @property
     def segments(self) -> list[list[nn.Module]]:
@@ -128,10 +131,17 @@ class Stage:
         return self._cuts[max(self._segments)]
 
     def weighted_loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of a microbatch times its share of the batch's rows (for equal microbatches)."""
+        """Return the next microbatch's loss times its share of the batch's rows, and add it to `losses`."""
         assert self._loss is not None
+        microbatch = len(self.losses)
         with self.autocast:
-            return self._loss(output, target) * self.batch.weights[0]
+            loss = self._loss(output, target)
+            self.losses[microbatch] = loss.detach()
+            return loss * self.batch.weights[microbatch]
+
+    def weighted_losses(self) -> list[Tensor]:
+        """Return the losses times their microbatches' shares of the batch's rows, which add up to the batch's loss."""
+        return [loss * self.batch.weights[microbatch] for microbatch, loss in sorted(self.losses.items())]
 
     def unsplit(self) -> Stage:
         """Return a stage of the same layers that never divides a backward."""
@@ -139,10 +149,10 @@ class Stage:
         return Stage(layers, self._loss, policy, self._chunks, computing=self._computing, device=self._device)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the weights, the buffers and the tensors of the loaded batch."""
+        """Yield what is there between two steps: the weights, the buffers, the loaded batch, the losses' gradients."""
         yield from self.layers.parameters()
         yield from self.layers.buffers()
-        yield from (*(self.batch.inputs or ()), *(self.batch.targets or ()))
+        yield from (*(self.batch.inputs or ()), *(self.batch.targets or ()), *self._loss_gradients.values())
 
     def forward(self, microbatch: int, x: Tensor | None) -> Tensor:
         """Run the layers on one microbatch.
@@ -152,7 +162,7 @@ class Stage:
             x: the previous stage's activation; None on the first stage, which uses the batch's input.
 
         Returns:
-            The activation for the next stage, in memory of its own; on the last stage the weighted loss.
+            The activation for the next stage, in memory of its own; on the last stage the loss.
         """
         if x is None:
             assert self.batch.inputs is not None
@@ -170,7 +180,7 @@ class Stage:
                 held.append(_Held(segment, leaf, get_gradient_edge(x)))
         x = _apart(x.detach(), given)
         if self._loss is not None:
-            self.losses.append(x)
+            self.losses[microbatch] = x
         return x
 
     def backward(self, microbatch: int, gradient: Tensor | None) -> Tensor | None:
@@ -182,8 +192,12 @@ class Stage:
 
         Returns:
             The gradient of the stage's input, in memory of its own; None on the first stage.
+
+        Raises:
+            ValueError: the loss is not one number.
         """
         kept, given = self.kept[microbatch], gradient
+        current: Any = self._loss_gradient(microbatch) if given is None else given
         while kept:
             held = kept.pop()
             leaf, root = held.input, held.root
@@ -194,12 +208,23 @@ class Stage:
                 del output  # frees its memory, which the backward does not need
                 self.recomputations += (start, self._mark())
             if self._split is None or microbatch not in self._deferred:
-                run_backward(root, gradient)
-                gradient = leaf.grad
+                run_backward(root, current)
+                current = leaf.grad
             else:
-                gradient = self._deferred[microbatch].backward(root, gradient, leaf, self._split.anchor)
+                current = self._deferred[microbatch].backward(root, current, leaf, self._split.anchor)
         del self.kept[microbatch]
-        return gradient if gradient is None or given is None else _apart(gradient, given)
+        return current if current is None or given is None else _apart(current, given)
+
+    def _loss_gradient(self, microbatch: int) -> Tensor:
+        """Return the gradient of a microbatch's loss, which is the same tensor in each step."""
+        share = self.batch.weights[microbatch]
+        found = self._loss_gradients.get(share)
+        if found is None:
+            loss = self.losses[microbatch]
+            if loss.numel() != 1:
+                raise ValueError(f"the loss has the shape {list(loss.shape)}: it has to be one number")
+            found = self._loss_gradients[share] = torch.full_like(loss, share)
+        return found
 
     def weight_gradient(self, microbatch: int, _: Tensor | None) -> None:
         """Run W: add the weight gradients of a microbatch whose B has been run to the weights' `grad`."""
@@ -231,7 +256,7 @@ class Stage:
                 x = call(x)
             if self._loss is not None and segment == len(calls) - 1:
                 assert self.batch.targets is not None
-                x = self._loss(x, self.batch.targets[microbatch]) * self.batch.weights[microbatch]
+                x = self._loss(x, self.batch.targets[microbatch])
         if self._split is not None:
             self._split.deferred = None
         return x

@@ -103,6 +103,8 @@ def _accumulate(linears: Sequence[LinearWeights], several: Collection[Tensor]) -
     for weights, x, gradient in linears:
         if x.dim() != 2:
             x, gradient = _matrix(x), _matrix(gradient)
+        if x.dtype is not gradient.dtype:  # the product was made under a layer's own autocast
+            x = x.to(gradient.dtype)
         if (weight := weights.weight) is not None:
             total = weight.grad
             if total is not None and weights.adds_in_product(total, gradient, x, threads):

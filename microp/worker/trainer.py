@@ -180,6 +180,7 @@ class Trainer:
             self.optimizer.step()
             self._device.finish_optimizer(reduced, self.stages)
         ended = mark()
+        weighted = [loss for stage in self.stages.values() for loss in stage.weighted_losses()]
         self._settle(trace)
         self._at(Place.BARRIER)
         self._comms.barrier()  # a rank that cleans up would take a core from one that still computes
@@ -188,7 +189,7 @@ class Trainer:
         moments = self._device.read([mark for stage in self.stages.values() for mark in stage.recomputations])
         recompute = sum(moments[1::2]) - sum(moments[::2])
         recompute = self._device.recompute_ns(self._job.schedule.ranks[self._comms.rank], recompute)
-        losses = [loss.item() for stage in self.stages.values() for loss in stage.losses]
+        losses = [loss.item() for loss in weighted]
         if trace is not None and engine == self._job.engines[0]:
             self.trace = trace
         return {

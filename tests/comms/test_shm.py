@@ -37,6 +37,11 @@ def test_mailboxes_give_what_was_sent(backend, tmp_path):
 
 
 @BOTH
+def test_a_matrix_that_lies_column_by_column_arrives_in_order(backend, tmp_path):
+    assert run(2, rank_code.send_transposed, tmp_path, backend=backend)[1] == [[0, 3], [1, 4], [2, 5]]
+
+
+@BOTH
 def test_what_was_not_announced_goes_through_gloo(backend, tmp_path):
     results = run(2, rank_code.use_a_tag_that_was_not_announced, tmp_path, backend=backend)
     assert results[1] == {

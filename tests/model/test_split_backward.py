@@ -15,6 +15,8 @@ from microp.model import Batch, Stage, build_model
 from microp.model.split_backward import Deferred, SplitBackward, run_together, weight_owners
 from microp.model.weight_gradients import SMALL, adds_in_product
 
+ONE = torch.ones(())
+
 
 class TwoInTwoOut(nn.Module):
     """Owns a weight, takes a tensor by keyword, and gives a dict."""
@@ -121,7 +123,7 @@ def divide(module: nn.Module, x: torch.Tensor) -> Deferred:
     backward = SplitBackward(module)
     deferred = backward.deferred = Deferred()
     loss = module(x).sum()
-    deferred.backward(get_gradient_edge(loss), None, x, backward.anchor)
+    deferred.backward(get_gradient_edge(loss), ONE, x, backward.anchor)
     return deferred
 
 
@@ -133,7 +135,7 @@ def test_several_microbatches_w_can_be_one_product():
         whole(x).square().sum().backward()
         deferred = backward.deferred = Deferred()
         several.append(deferred)
-        deferred.backward(get_gradient_edge(module(x).square().sum()), None, x, backward.anchor)
+        deferred.backward(get_gradient_edge(module(x).square().sum()), ONE.double(), x, backward.anchor)
     run_together(several)
     for a, b in zip(module.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-12)
@@ -154,7 +156,7 @@ def test_a_linear_may_be_used_once_in_one_step_and_twice_in_the_next():
                 y = layers[use](y).relu()
             results.append(y.sum())
         results[0].backward()
-        deferred.backward(get_gradient_edge(results[1]), None, x, backward.anchor)
+        deferred.backward(get_gradient_edge(results[1]), ONE, x, backward.anchor)
         deferred.run()
         for a, b in zip(module.parameters(), whole.parameters(), strict=True):
             assert torch.equal(a.grad, b.grad)
@@ -168,7 +170,7 @@ def test_an_input_that_is_written_after_its_forward_is_refused():
     loss = layer(x).sum()
     x.zero_()
     with pytest.raises(RuntimeError, match="written in place"):
-        deferred.backward(get_gradient_edge(loss), None, x, backward.anchor)
+        deferred.backward(get_gradient_edge(loss), ONE, x, backward.anchor)
 
 
 def test_an_embedding_has_no_input_gradient():
@@ -256,7 +258,7 @@ def test_what_was_found_for_one_w_is_not_used_for_one_that_differs(change):
             loss = layers(x).sum()
             other = whole(x).sum()
         other.backward()
-        deferred.backward(get_gradient_edge(loss), None, x, backward.anchor)
+        deferred.backward(get_gradient_edge(loss), ONE, x, backward.anchor)
         deferred.run()
         for a, b in zip(layers.parameters(), whole.parameters(), strict=True):
             assert torch.equal(a.grad, b.grad)

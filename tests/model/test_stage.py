@@ -129,3 +129,29 @@ def test_a_module_with_a_call_of_its_own_keeps_it():
     stage = Stage([Own()], None, CHECKPOINTING["never"], 1)
     stage.load(Batch(0, None, None, [1.0]))
     assert torch.equal(stage.forward(0, torch.ones(1, 2)), torch.full((1, 2), 2.0))
+
+
+def test_a_loss_that_is_not_one_number_is_refused():
+    stage = Stage([torch.nn.Linear(2, 2)], lambda output, _: output.sum(1), CHECKPOINTING["never"], 1)
+    stage.load(Batch(0, None, [torch.ones(3)], [1.0]))
+    stage.forward(0, torch.ones(3, 2))
+    with pytest.raises(ValueError, match=r"the loss has the shape \[3\]: it has to be one number"):
+        stage.backward(0, None)
+
+
+@pytest.mark.parametrize("split", [(), (0, 1)])
+def test_losses_are_weighted_by_their_share_of_the_batch(split):
+    layer = torch.nn.Linear(2, 1)
+    stage = Stage([layer], lambda output, target: (output - target).square().mean(), CHECKPOINTING["never"], 2, split)
+    rows = [torch.randn(3, 2), torch.randn(1, 2)]
+    want = sum(share * (layer(x) - 1).square().mean() for share, x in zip((0.75, 0.25), rows, strict=True))
+    gradients = torch.autograd.grad(want, list(layer.parameters()))
+    stage.load(Batch(0, None, [torch.ones(3, 1), torch.ones(1, 1)], [0.75, 0.25]))
+    for microbatch in (1, 0):
+        stage.forward(microbatch, rows[microbatch])
+        stage.backward(microbatch, None)
+        if split:
+            stage.weight_gradient(microbatch, None)
+    assert sum(stage.weighted_losses()).item() == pytest.approx(want.item(), rel=1e-6)
+    for weight, gradient in zip(layer.parameters(), gradients, strict=True):
+        torch.testing.assert_close(weight.grad, gradient)
