@@ -19,6 +19,7 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from PIL import Image
 
 from microp.store import RANGE_UP_TO, records
 
@@ -77,10 +78,20 @@ class Exhibit:
             figure.set_layout_engine("none")
         canvas.print_svg(vector, metadata={"Date": None, "Creator": None})
         figure.dpi = mpl.rcParams["savefig.dpi"]
-        canvas = FigureCanvasAgg(figure)
-        canvas.print_png(pixels, pil_kwargs={"compress_level": 3})  # by default it takes twice the time
+        _save_pixels(figure, pixels)
         self.table.to_csv(table, index=False, float_format=NUMBERS, lineterminator="\n")
         return [vector, pixels, table]
+
+
+def _save_pixels(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG with a palette of 256 colours: a third of the bytes of one without, in half the time."""
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.draw()
+    picture = Image.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba())
+    picture = picture.quantize(method=Image.Quantize.FASTOCTREE)
+    palette = picture.getpalette("RGBA") or []
+    picture.putpalette([255 if value == 254 else value for value in palette], "RGBA")  # else white is not quite white
+    picture.save(path, compress_level=3, dpi=(figure.dpi, figure.dpi))  # level 6 takes a quarter more time
 
 
 def drawn(found: Iterable[Exhibit | None], missing: Sequence[str]) -> list[Exhibit]:
