@@ -21,6 +21,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from PIL import Image
 
+from analysis import text_layouts
 from microp.store import RANGE_UP_TO, records
 
 NUMBERS = "%.6g"  # in a CSV file: more digits than any measurement has
@@ -71,14 +72,15 @@ class Exhibit:
         folder.mkdir(parents=True, exist_ok=True)
         vector, pixels, table = (folder / f"{self.stem}.{ending}" for ending in ("svg", "png", "csv"))
         figure = self.figure
-        figure.dpi = 72  # an SVG has 72 units in an inch
-        canvas: Any = FigureCanvasSVG(figure)
-        if (layout := figure.get_layout_engine()) is not None:
-            layout.execute(figure)
-            figure.set_layout_engine("none")
-        canvas.print_svg(vector, metadata={"Date": None, "Creator": None})
-        figure.dpi = mpl.rcParams["savefig.dpi"]
-        _save_pixels(figure, pixels)
+        with text_layouts.kept():
+            figure.dpi = 72  # an SVG has 72 units in an inch
+            canvas: Any = FigureCanvasSVG(figure)
+            if (layout := figure.get_layout_engine()) is not None:
+                layout.execute(figure)
+                figure.set_layout_engine("none")
+            canvas.print_svg(vector, metadata={"Date": None, "Creator": None})
+            figure.dpi = mpl.rcParams["savefig.dpi"]
+            _save_pixels(figure, pixels)
         self.table.to_csv(table, index=False, float_format=NUMBERS, lineterminator="\n")
         return [vector, pixels, table]
 
