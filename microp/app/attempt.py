@@ -35,6 +35,7 @@ import torch
 from microp.app import places
 from microp.app.config import to_yaml
 from microp.app.hydra_callbacks import runs_beside_others
+from microp.app.interrupts import signal_came
 from microp.app.memory_advice import with_advice
 from microp.app.mirrors import mirroring, mirrors
 from microp.app.prediction import predict
@@ -140,6 +141,9 @@ class Attempt:
         return self.folder
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if isinstance(error, Exception) and not isinstance(error, OSError) and signal_came():
+            self._give_up(stop := KeyboardInterrupt())  # Ctrl-C left something half done, and that has failed
+            raise stop from error
         try:
             if error is None:
                 self.close("finished")

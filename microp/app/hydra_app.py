@@ -132,7 +132,7 @@ def _log_to_terminal() -> None:
         logging.getLogger(name).addHandler(handler)
 
 
-def came_of_interrupt(error: Exception) -> bool:
+def came_of_interrupt(error: BaseException) -> bool:
     """Return whether Ctrl-C met Hydra or omegaconf at work, and what was half made gave an error."""
     cause = error.__cause__ if isinstance(error, Stop) else error
     return signal_came() and not isinstance(cause, (RunError, ConfigError, OSError))  # these are said in any case
@@ -145,7 +145,9 @@ def raising() -> Iterator[None]:
     os.environ[FULL_ERROR] = "1"
     try:
         yield
-    except Exception as error:
+        if signal_came():
+            raise KeyboardInterrupt
+    except (Exception, SystemExit) as error:  # a sweep with a point that failed exits
         if came_of_interrupt(error):
             raise KeyboardInterrupt from error
         raise

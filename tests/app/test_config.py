@@ -284,7 +284,12 @@ def test_printed_commands_name_the_typed_folder_of_options(typed, words, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("error", "shown"), [(KeyError("_flags_cache"), KeyboardInterrupt), (OSError("the disk is full"), OSError)]
+    ("error", "shown"),
+    [
+        (KeyError("_flags_cache"), KeyboardInterrupt),
+        (SystemExit(1), KeyboardInterrupt),  # of a sweep with a point that failed
+        (OSError("the disk is full"), OSError),
+    ],
 )
 def test_what_ctrl_c_left_half_made_counts_as_ctrl_c(error, shown):
     """Omegaconf was copying a configuration; an error of the machine is said, though."""

@@ -465,3 +465,16 @@ def test_a_sweep_ends_with_ctrl_c_that_was_lost_in_a_point(typed, monkeypatch):
     code, _, errors = typed("-m", *SMALL, "tracking=disabled", "chunks=2,3")
     assert (code, ran) == (130, [2])
     assert errors == ["error: interrupted: what has been recorded is in the run's folder"]
+
+
+def test_what_ctrl_c_left_half_done_in_an_attempt_is_interrupted(typed, monkeypatch, tmp_path):
+    def half_done(*_):
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("the ranks' server has ended")
+
+    monkeypatch.setattr(worker, "run_threads", half_done)
+    code, _, errors = typed("-m", "chunks=2,3", *SMALL, "tracking=disabled", "comms=threads")
+    assert (code, errors[-1]) == (130, "error: interrupted: what has been recorded is in the run's folder")
+    [attempt] = tmp_path.glob("outputs/runs/*/*")
+    assert json.loads((attempt / "status.json").read_text())["status"] == "interrupted"
