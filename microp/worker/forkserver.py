@@ -57,6 +57,21 @@ def start_forkserver(ranks: int, reads_library: bool = False) -> None:
 
 
 @contextmanager
+def no_other_forkserver() -> Iterator[None]:
+    """Let a process not start if the server has ended: multiprocessing would start another, with none of the above.
+
+    Raises:
+        ConnectionError: a process was to be started, and the server had ended.
+    """
+    server = vars(vars(forkserver)["_forkserver"])
+    server["ensure_running"] = resource_tracker.ensure_running  # a connection to a server that has ended is refused
+    try:
+        yield
+    finally:
+        del server["ensure_running"]
+
+
+@contextmanager
 def _held_back(*signals: signal.Signals) -> Iterator[None]:
     """Let signals wait in this thread, and in a process that it starts until that asks for them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)

@@ -43,7 +43,7 @@ from microp.settings import KIB, TextSettings
 from microp.store import full_disk
 from microp.worker.allocator import keep_freed_memory
 from microp.worker.failure import no_server, what_failed
-from microp.worker.forkserver import start_forkserver
+from microp.worker.forkserver import no_other_forkserver, start_forkserver
 from microp.worker.forkserver_setup import end_by_interrupt
 from microp.worker.leftovers import named_semaphores
 from microp.worker.rank import run_rank
@@ -84,7 +84,7 @@ def launch_ranks(job: Job, attempt: Path, shutdown_s: int, entry: Entry = run_ra
     config = _launch_config(job, attempt, store.port)
     hiding = (
         *(main_module_hidden(entry), _start_method_hidden(), _signal_handlers_kept()),
-        *(_error_files_in(attempt / "logs"), named_semaphores()),
+        *(_error_files_in(attempt / "logs"), named_semaphores(), no_other_forkserver()),
     )
     with Watch(job, shutdown_s) as watch, ExitStack() as stack:
         for each in hiding:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from microp.settings import TrackingSettings
 from microp.store import discard_unfinished, end_wandb, in_words, mirror
-from microp.worker.forkserver import start_forkserver
+from microp.worker.forkserver import no_other_forkserver, start_forkserver
 from microp.worker.launch import end_with_parent, main_module_hidden
 from microp.worker.leftovers import own_prefix
 
@@ -59,7 +59,7 @@ class MirrorProcess:
         context = multiprocessing.get_context("forkserver")
         requests, self._requests = context.Pipe(duplex=False)
         self.answers, answers = context.Pipe(duplex=False)
-        with requests, answers, main_module_hidden(_serve):
+        with requests, answers, main_module_hidden(_serve), no_other_forkserver():
             process = context.Process(target=_serve, args=(requests, answers, self._temporary.name), daemon=True)
             process.start()
         self._process = process

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -167,9 +168,9 @@ def test_a_rank_that_was_killed_before_it_was_told_to_end_is_the_guilty_one(monk
     child.wait()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_forkserver_that_is_killed_in_mid_launch_is_named(ranks, tmp_path, monkeypatch):
-    """It dies before the second rank has started, or after all have; the next launch starts another one."""
+@pytest.mark.parametrize(("ranks", "has_forked"), [(1, False), (1, True), (2, True)])
+def test_a_forkserver_that_is_killed_in_mid_launch_is_named(ranks, has_forked, tmp_path, monkeypatch):
+    """It dies before the second rank has started, or after all have; the next launch starts another one, not this."""
     folder = tmp_path / ("t" * 120)  # longer than the name of a socket may be
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -179,7 +180,11 @@ def test_a_forkserver_that_is_killed_in_mid_launch_is_named(ranks, tmp_path, mon
         found = connect(descriptors)
         started.append(found)
         if len(started) == ranks:
-            os.kill(vars(forkserver)["_forkserver"]._forkserver_pid, signal.SIGKILL)
+            server = vars(forkserver)["_forkserver"]._forkserver_pid
+            if has_forked:
+                select.select([found[0]], [], [])
+            os.kill(server, signal.SIGKILL)
+            os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
         return found
 
     monkeypatch.setattr(forkserver, "connect_to_new_process", killing)
