@@ -19,6 +19,7 @@ RUN apt-get update \
 
 WORKDIR /microp
 COPY LICENSE Makefile README.md pyproject.toml Dockerfile ./
+COPY .editable .editable
 COPY microp microp
 COPY conf conf
 COPY sweeps sweeps

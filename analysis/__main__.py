@@ -12,11 +12,6 @@ a module are drawn as by `python -m analysis.sweep`.
 
 from __future__ import annotations
 
-import gc
-
-if __name__ == "__main__":
-    gc.disable()  # it takes a tenth of the time, also of the imports, and finds nothing: the figures stay to the end
-
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,8 +19,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from analysis import answers, page, sweep
-from analysis.command import ANY_RUN, OUTPUTS, command_parser, nothing, print_missing, print_unreadable, save
+from analysis import page, sweep
+from analysis.command import ANY_RUN, OUTPUTS, answer_of, command_parser, nothing, print_missing, print_unreadable, save
 from analysis.overview import overview, without_result
 from analysis.page import Report, Section
 from microp.settings import run_command
@@ -54,7 +49,7 @@ def sections(store: Store) -> Iterator[Section]:
         started = name not in EXPERIMENTS or bool(store.points(name))
         title = str(module.__doc__).splitlines()[0].rstrip(".")
         exhibits = module.exhibits(store)
-        yield Section(name, title, answers.find(name, store), exhibits, missing, started)
+        yield Section(name, title, answer_of(name, store), exhibits, missing, started)
 
 
 def own_sweeps(store: Store) -> Section:

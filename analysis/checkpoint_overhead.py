@@ -31,6 +31,7 @@ from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, counted, drawn, percent
 from analysis.memory_law import laws
 from analysis.prediction import measured_steps
+from analysis.words import doubts, middle, points, sentences, widest
 from microp.schedule import Schedule
 from microp.settings import run_command
 from microp.simulator import Costs, calibrate_steps, schedule_of, simulate
@@ -38,6 +39,7 @@ from microp.store import LAUNCH, Store, over_launches, paired, read_spans, recor
 from microp.trace import makespan
 
 NAME = "checkpoint_overhead"
+NEEDS = "runs with checkpointing=never and with another policy, for the same model, schedule and M"
 POLICIES = ("never", "except_last", "always", "segments")
 SAME = ["model", "ranks", "batch_size", "schedule", "chunks"]  # two policies are compared where these agree
 POINT = ["model", "schedule", "checkpointing", "chunks"]
@@ -52,6 +54,30 @@ def exhibits(store: Store) -> list[Exhibit]:
     compared = compare(runs)
     made = [pareto(runs, compared), penalty(compared), memory(runs)]
     return drawn(made, store.missing(NAME))
+
+
+def answer(store: Store) -> str:
+    """Return a sentence per policy on time and memory, each over the points that have a run without recomputation."""
+    runs = store.runs(NAME)
+    compared = runs if runs.empty else compare(runs.drop_duplicates([*POINT, LAUNCH]))
+    if compared.empty:
+        return ""
+    table = points(compared, POINT, ["ratio", "simulated", "kept"])
+    order = [*POLICIES, *sorted(set(table["checkpointing"]) - set(POLICIES))]
+    told = [_policy(name, own) for name in order if not (own := table[table["checkpointing"] == name]).empty]
+    if (most := table.groupby("checkpointing").size().max()) > 1:
+        told.append(f"figures are medians, with ranges, over up to {most} combinations of model, schedule and M")
+    return sentences([*told, widest(table, ["ratio"])])
+
+
+def _policy(policy: str, table: pd.DataFrame) -> str:
+    """Return the cost and the saving of one policy; the ranges are over models, schedules and M."""
+    text = f"with {policy}, a step takes {middle(table['ratio'])} times as long as with checkpointing=never"
+    if table["simulated"].notna().any():
+        text += f", by simulation {middle(table['simulated'])},"
+    if table["kept"].notna().any():
+        text += f" and keeps {middle(table['kept'])} of the peak activations"
+    return f"{text}{doubts(table, 'ratio')}"
 
 
 # --- time ------------------------------------------------------------------------------------------

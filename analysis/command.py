@@ -9,13 +9,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import microp
-from analysis import answers
 from analysis.exhibit import Exhibit
 from microp.settings import CommandParser
 from microp.store import RecordError, Store, command
@@ -48,12 +48,28 @@ def main(name: str, exhibits: Exhibits, made_by: str | None = None, arguments: l
     except RecordError as error:
         parser.error(str(error))
     if not made:
-        parser.error(answers.find(name, store) or nothing(options.outputs, made_by or command(name)))
+        parser.error(answer_of(name, store) or nothing(options.outputs, made_by or command(name)))
     save(made, options.outputs / "report")
-    print_answer(answers.find(name, store))
+    print_answer(answer_of(name, store))
     print_missing([command for exhibit in made[:1] for command in exhibit.missing])
     print_unreadable(store)
     return 0
+
+
+def answer_of(name: str, store: Store) -> str:
+    """Return the answer to the question of an experiment, or what is missing for one; empty if it has no runs.
+
+    It is what the function `answer` of the experiment's module says: a few sentences, computed from the rows. What
+    the answer needs is the module's NEEDS.
+    """
+    module = importlib.import_module(f"analysis.{name}")
+    text: str = module.answer(store)
+    needs = getattr(module, "NEEDS", "")  # what is over all runs has no question of its own
+    if text or not needs or store.runs(name).empty:
+        return text
+    return (
+        f"The finished runs do not answer the question yet: it needs {needs}. `{command(name)}` runs what is missing."
+    )
 
 
 def command_parser(module: str, about: str | None) -> CommandParser:

@@ -19,11 +19,13 @@ import pandas as pd
 
 from analysis import looks, plot, scales
 from analysis.command import main
-from analysis.exhibit import INTERVALS, Exhibit, drawn, kind_of
+from analysis.exhibit import INTERVALS, Exhibit, counted, drawn, kind_of
+from analysis.words import doubts, listed, middle, points, sentences, widest
 from microp.settings import run_command
 from microp.store import Store, over_launches
 
 NAME = "engine_speed"
+NEEDS = "runs with engine=compare"
 RATIOS = {
     "engines.ratio.microp/limit": "microp over the limit",
     "engines.ratio.torch/limit": "torch over the limit",
@@ -56,6 +58,36 @@ def exhibits(store: Store) -> list[Exhibit]:
     )
     made = Exhibit("engine-speed", "microp, torch and the limit", text, figure(table), named(table), runs)
     return drawn([made], store.missing(NAME))
+
+
+def answer(store: Store) -> str:
+    """Return a sentence per device, K, width of the model and transport, and what ratios below 1 mean, if any."""
+    runs = prepared(store.runs(NAME))
+    if runs.empty:
+        return ""
+    table = points(runs, POINT, list(RATIOS))
+    told = [_ratios(key, own) for key, own in table.groupby(PANEL, sort=True, dropna=False)]
+    told.append("figures are medians over configurations (schedule and M), with their ranges")
+    microp, torch, _ = RATIOS
+    if (table[table["device"] != "emulated"][[microp, torch]] < 1).any(axis=None):
+        told.append(
+            "with real compute the limit is measured too, by one rank that computes alone in turn with the engines; a "
+            "ratio below 1 means that the schedule fills bubbles with W or runs several W as one product, or that the "
+            "machine was disturbed in that rank's turns"
+        )
+    return sentences([*told, widest(table, RATIOS)])
+
+
+def _ratios(key: tuple[Any, ...], table: pd.DataFrame) -> str:
+    """Return the ratios of one panel, each over the configurations that have it."""
+    device, ranks, dim, comms = key
+    size = "" if device == "emulated" else f", width {dim}"
+    known = {name: counted(int(table[ratio].count()), "configuration") for ratio, name in RATIOS.items()}
+    steps = [
+        f"{name} {middle(table[ratio])} ({known[name]})" for ratio, name in RATIOS.items() if table[ratio].notna().any()
+    ]
+    place = f"{kind_of(device)}, K = {ranks}{size}, {comms}"
+    return f"{place}: the step time of {listed(steps)}{doubts(table, next(iter(RATIOS)))}"
 
 
 def prepared(runs: pd.DataFrame) -> pd.DataFrame:

@@ -19,17 +19,19 @@ import numpy as np
 import pandas as pd
 
 from analysis import looks, plot, scales
-from analysis.answers.words import points, spread
 from analysis.command import main
 from analysis.exhibit import FIT, INTERVALS, Exhibit, distance, drawn, not_fitted
+from analysis.words import TIME, closing, listed, number, points, sentences, spread
 from microp.settings import MIB, run_command
 from microp.store import LAUNCH, Store, over_launches, paired, records
 
 NAME = "gradient_sync"
+NEEDS = "two ways to sum with two replicas, several sizes of a ring's sums, or several numbers of emulated replicas"
 WAYS = ["naive", "flat", "ddp", "torch_ddp"]
 DIM, BUCKET = "config.model.dim", "config.sync.bucket_mb"
 USUAL_MB = 25.0  # torch's bucket size
 TIMES = ["reduction.exposed_ms", "reduction.all_reduce_ms", "reduction.reduced_bytes"]
+TURNS = "syncs.ratio.ddp/torch_ddp"
 NEEDED = ["config.sync.all_reduce", BUCKET, *TIMES]
 
 
@@ -46,6 +48,47 @@ def exhibits(store: Store) -> list[Exhibit]:
         scaling(runs[runs["device"] == "emulated"]),
     ]
     return drawn(made, store.missing(NAME))
+
+
+def answer(store: Store) -> str:
+    """Return up to four sentences: ways to sum, ddp against torch's own in turn, the ring, and scaling."""
+    runs = prepared(store.runs(NAME))
+    if runs.empty:
+        return ""
+    told = []
+    # 1. the ways to sum, for the widest model that has several
+    real = runs[(runs["device"] != "emulated") & ~runs["ring"] & (runs["replicas"] > 1)]
+    usual = real[(real[BUCKET].fillna(USUAL_MB) == USUAL_MB) & real["sync"].isin(WAYS)]
+    several = usual.groupby(DIM)["sync"].nunique()
+    if not (wide := several[several > 1]).empty:
+        table = points(usual[usual[DIM] == wide.index.max()], ["sync"], [TIME])
+        times = {row["sync"]: f"{spread(row, TIME, 'ms')} with {row['sync']}" for row in records(table)}
+        seen = listed([times[way] for way in WAYS if way in times])
+        told.append(f"with two replicas of a model of width {wide.index.max()}, a step takes {seen}")
+    # 2. the two that ran in turn
+    if TURNS in runs and not runs[TURNS].isna().all():
+        table = points(runs.dropna(subset=[TURNS]), [DIM], [TURNS])
+        seen = listed([f"{spread(row, TURNS)} at width {row[DIM]}" for row in records(table)])
+        told.append(f"run in turn within one launch, ddp's step time over that of torch_ddp is {seen}")
+    # 3. the ring
+    fits = ring_fits(ring_sums(runs[runs["ring"]])[1])
+    if fits:
+        seen = listed(
+            [
+                f"{number(alpha)} ms per message and {number(beta / 1024)} GiB/s with {replicas} replicas"
+                for replicas, (alpha, beta) in fits.items()
+            ]
+        )
+        told.append(f"the ring's latency and bandwidth, fitted to its sums, are {seen}")
+    # 4. the most emulated replicas
+    _, compared = relative_to_one(runs[runs["device"] == "emulated"])
+    if not compared.empty and compared["replicas"].nunique() > 1:
+        most = compared["replicas"].max()
+        table = points(compared[compared["replicas"] == most], [DIM], ["ratio"])
+        seen = listed([f"{spread(row, 'ratio')} at width {row[DIM]}" for row in records(table)])
+        told.append(f"the rows per second of {most} emulated replicas, relative to those of one, are {seen}")
+    by = ["device", "replicas", "sync", DIM, BUCKET, "ring"]
+    return sentences([*told, closing(runs, by)]) if told else ""
 
 
 def prepared(runs: pd.DataFrame) -> pd.DataFrame:

@@ -22,12 +22,14 @@ import pandas as pd
 from analysis import looks, nominal, plot
 from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, distance, drawn
+from analysis.words import closing, listed, number, sentences, spread
 from microp.schedule import Schedule
 from microp.settings import run_command
 from microp.simulator import Costs
 from microp.store import LAUNCH, Store, least_squares, over_launches, paired, records
 
 NAME = "hop_latency"
+NEEDS = "at least two values of M, each with latency 0 and with another one, on emulated devices"
 POINT = ["chunks", "schedule", "latency_ms"]
 LATENCY = "latency of a hop c, ms"
 
@@ -39,6 +41,23 @@ def exhibits(store: Store) -> list[Exhibit]:
         return []
     made = [slopes(runs), step_time(runs)]
     return drawn(made, store.missing(NAME))
+
+
+def answer(store: Store) -> str:
+    """Return the time added by the largest latency under each schedule; empty without runs at latency 0."""
+    runs = prepared(store.runs(NAME))
+    table = runs if runs.empty else added(runs)
+    if table.empty:
+        return ""
+    at = table["latency_ms"].max()
+    table["disturbed"] = table["schedule"].map(runs.groupby("schedule")["disturbed"].any())
+    slopes = {row["schedule"]: row for row in records(table[table["latency_ms"] == at])}
+    most = max(row["added_ms"] for row in slopes.values())
+    seen = [f"{spread(slopes[name], 'added_ms', 'ms', most)} under {name}" for name in looks.in_order(sorted(slopes))]
+    text = f"a latency of {at:g} ms per hop makes the time per microbatch longer by {listed(seen)}"
+    if "1f1b" in slopes:
+        text += f"; the closed form 2c(K-1)/K gives {number(slopes['1f1b']['formula'])} ms for 1f1b"
+    return sentences([text, closing(runs, POINT)])
 
 
 def prepared(runs: pd.DataFrame) -> pd.DataFrame:

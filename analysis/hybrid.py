@@ -17,13 +17,15 @@ import pandas as pd
 
 from analysis import looks, nominal, plot
 from analysis.command import main
-from analysis.exhibit import INTERVALS, Exhibit, distance, drawn
+from analysis.exhibit import INTERVALS, Exhibit, counted, distance, drawn
+from analysis.words import closing, doubts, listed, points, sentences, spread
 from microp.settings import run_command
 from microp.store import Store, over_launches, read_reductions, read_spans, records
 from microp.trace import drawing as render
 from microp.trace import ends_at
 
 NAME = "hybrid"
+NEEDS = "emulated runs with at least two replicas"
 POINT = ["chunks", "schedule", "reduce_ms"]
 MEASURED, SIMULATED = "reduction.measured_ms", "reduction.simulated_ms"
 
@@ -34,6 +36,28 @@ def exhibits(store: Store) -> list[Exhibit]:
     if runs.empty:
         return []
     return drawn([steps(runs), timelines(runs)], store.missing(NAME))
+
+
+def answer(store: Store) -> str:
+    """Return the exposed time of the longest sum under each schedule, and the simulation's distance from all steps."""
+    runs = summed(prepared(store.runs(NAME)))
+    if runs.empty:
+        return ""
+    table = points(runs, POINT, [MEASURED, SIMULATED, "reduction.exposed_ms"])
+    at = table[table["chunks"] == table["chunks"].max()]
+    at = at[at["reduce_ms"] == at["reduce_ms"].max()]
+    exposed = {row["schedule"]: spread(row, "reduction.exposed_ms", "ms") for row in records(at)}
+    waits = listed([f"{exposed[name]} under {name}" for name in looks.in_order(sorted(exposed))])
+    chunks, reduce_ms = at.iloc[0][["chunks", "reduce_ms"]]
+    return sentences(
+        [
+            f"with M = {chunks:g} and a sum of {reduce_ms:g} ms per stage, the rank that waits longest for its sums "
+            f"waits {waits}",
+            f"the measured step times differ from the simulated ones by {distance(table[MEASURED], table[SIMULATED])}, "
+            f"over {counted(len(table), 'point')}{doubts(table, MEASURED)}",
+            closing(runs, POINT),
+        ]
+    )
 
 
 def prepared(runs: pd.DataFrame) -> pd.DataFrame:

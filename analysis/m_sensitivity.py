@@ -26,11 +26,13 @@ from analysis import looks, nominal, plot, scales
 from analysis.command import main
 from analysis.exhibit import FIT, INTERVALS, Exhibit, drawn, kind_of, not_fitted
 from analysis.monolith import monoliths, speed_ups
+from analysis.words import closing, mib_text, number, points, sentences, spread, versus
 from microp.settings import run_command
 from microp.simulator import closed_forms
-from microp.store import LAUNCH, WIDE_FRACTION, Store, least_squares, over_launches, records
+from microp.store import LAUNCH, WIDE_FRACTION, Store, least_squares, over_launches, records, worst_rank_mib
 
 NAME = "m_sensitivity"
+NEEDS = "a pipelined schedule with at least two values of M"
 POINT = ["schedule", "chunks"]
 BUBBLES = {  # the closed forms of the bubble with equal layers, F = B = W and free hops
     "gpipe": "(K-1)/(M+K-1)",
@@ -62,6 +64,56 @@ def exhibits(store: Store) -> list[Exhibit]:
     found = list(parts(runs))
     made = [bubble(found), speed_up(found, runs), effective_depth(found), memory(found)]
     return drawn(made, store.missing(NAME))
+
+
+def answer(store: Store) -> str:
+    """Return a sentence per device and K on bubble and time from the smallest to the largest M, and one on memory."""
+    runs = store.runs(NAME)
+    if runs.empty:
+        return ""
+    every = list(parts(runs.assign(work=[step_work(row) for row in records(runs)])))
+    first = {(part.device, part.ranks): part for part in reversed(every)}  # the part with a fixed batch comes first
+    told = [text for part in reversed(first.values()) if (text := _ends(part))]
+    if not told:
+        return ""
+    rows = pd.concat([part.rows for part in first.values()])
+    memories = [text for part in sorted(every, key=lambda part: part.fixed) if (text := _memories(part))]
+    return sentences([*told, *memories[-1:], closing(rows, ["device", "ranks", *POINT])])
+
+
+def _ends(part: Part) -> str:
+    """Return what happens from the smallest to the largest M under the first pipelined schedule."""
+    reach = part.rows[part.rows["schedule"] != "naive"].groupby("schedule")["chunks"].nunique()
+    names = looks.in_order(sorted(reach[reach > 1].index))
+    if not names:
+        return ""
+    growing = "step_ms.median" if part.fixed == "batch" else "per microbatch"
+    own = part.rows[part.rows["schedule"] == names[0]]
+    own = own.assign(**{"per microbatch": own["step_ms.median"] / own["chunks"]})
+    low, *_, high = records(points(own, ["chunks"], ["bubble.measured", "bubble.closed_form"]))
+    formulas = [point["bubble.closed_form"] for point in (low, high)]
+    known = "" if pd.isna(formulas).any() else f" (closed form: {' to '.join(map(number, formulas))})"
+    before, after = (own[own["chunks"] == point["chunks"]] for point in (low, high))
+    what = "step" if part.fixed == "batch" else "microbatch"
+    time = versus(f"a {what} with M = {high['chunks']}", after, f"one with M = {low['chunks']}", before, growing)
+    return (
+        f"{part.title}: from M = {low['chunks']} to {high['chunks']} the bubble of {names[0]} goes from "
+        f"{spread(low, 'bubble.measured')} to {spread(high, 'bubble.measured')}{known}; {time}"
+    )
+
+
+def _memories(part: Part) -> str:
+    """Return the peak activations under GPipe and 1F1B at the largest common M, if both were run."""
+    rows = part.rows.assign(mib=worst_rank_mib(part.rows)).dropna(subset=["mib"])
+    peaks = rows.groupby(["chunks", "schedule"])["mib"].median().unstack()
+    peaks = peaks.reindex(columns=["gpipe", "1f1b"]).dropna()
+    if peaks.empty or peaks.index[-1] == 1:
+        return ""
+    gpipe, other = map(mib_text, peaks.iloc[-1])
+    return (
+        f"{part.title}, M = {peaks.index[-1]}: the rank that holds most keeps {gpipe} of activations under gpipe, "
+        f"{other} under 1f1b"
+    )
 
 
 def step_work(row: dict[str, Any]) -> float:

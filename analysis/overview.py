@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from analysis.exhibit import commits, counted, machines
-from microp.store import DISTURBANCES, KILLED, Store, command, disturbances
+from microp.store import DISTURBANCES, KILLED, Store, changed_between, command, disturbances
 
 MINUTE = "%Y-%m-%d %H:%M"
 
@@ -28,7 +28,8 @@ def overview(store: Store) -> str:
         f"{_between(*(datetime.fromtimestamp(start) for start in (starts[0], starts[-1])))}. "
         f"Machine: {machines(runs)}. Commit: {commits(runs)}."
     )
-    return f"{text} {_disturbed([row for row in store.rows if row['status'] == 'finished'])}"
+    finished = [row for row in store.rows if row["status"] == "finished"]
+    return " ".join([text, _disturbed(finished), *_changed_data(finished)])
 
 
 def without_result(store: Store) -> list[str]:
@@ -46,6 +47,14 @@ def without_result(store: Store) -> list[str]:
         remedy = f" (again: {again[row['run_id']]})" if row["run_id"] in again else ""
         told.append(f"{row['folder']}: {row['status']}{recorded}, {message}{remedy}")
     return [*told, *store.unreadable]
+
+
+def _changed_data(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return which data were not the same in all launches of a configuration, one sentence per path."""
+    launches: dict[str, list[tuple[str | None, dict[str, Any]]]] = {}
+    for row in rows:
+        launches.setdefault(row["question"], []).append((row["config"]["data"].get("path"), row["env"]))
+    return [f"{text}." for own in launches.values() for text in changed_between(own)]
 
 
 def _between(first: datetime, last: datetime) -> str:

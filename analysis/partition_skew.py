@@ -28,6 +28,7 @@ from analysis import looks, nominal, plot
 from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, distance, drawn, kind_of, percent
 from analysis.prediction import makespan_ms, measured_steps
+from analysis.words import closing, number, points, sentences, spread, versus
 from microp.schedule import Schedule
 from microp.settings import run_command
 from microp.simulator import Costs, simulate
@@ -35,6 +36,7 @@ from microp.store import LAUNCH, WIDE_FRACTION, Store, over_launches, paired, re
 from microp.trace import busy, makespan
 
 NAME = "partition_skew"
+NEEDS = "the uniform partition and a skewed one, or a heavy first and a heavy last rank under 1f1b"
 POINT = ["schedule", "position", "share"]
 point_of = itemgetter(*POINT)
 SHARE = "share of the layers on one rank, %"
@@ -82,6 +84,48 @@ def exhibits(store: Store) -> list[Exhibit]:
         return []
     made = [throughput(found), positions(found), utilisation(found)]
     return drawn(made, store.missing(NAME))
+
+
+def answer(store: Store) -> str:
+    """Return a sentence per device and K on throughput, and one on the position of the heavy rank."""
+    every = list(parts(store.runs(NAME)))
+    told = [text for part in every for text in (_cost(part), _position(part)) if text]
+    if not told:
+        return ""
+    return sentences([*told, closing(pd.concat([part.rows for part in every]), ["device", "ranks", *POINT])])
+
+
+def _cost(part: Part) -> str:
+    """Return the throughput of the most skewed partition relative to the uniform one, and by the heavy rank's work."""
+    rows = part.rows
+    even = rows[[len(set(layers)) == 1 for layers in rows["partition"]]]
+    skewed = paired(rows[rows["share"] == rows["share"].max()], even, ["schedule", "position"], "samples_per_s")
+    if skewed.empty or rows["share"].nunique() < 2:
+        return ""
+    schedule = looks.in_order(sorted(skewed["schedule"].unique()))[0]
+    skewed = skewed[(skewed["schedule"] == schedule) & (skewed["position"] == skewed["position"].max())]
+    [point] = records(points(skewed, POINT, ["ratio"]))
+    uniform = nominal.step_ms(part.orders[schedule], part.costs(even["partition"].iloc[0]))
+    alone = float(uniform / part.alone_ms(records(skewed)[0])[0])
+    times = "nominal times" if part.device == "emulated" else "times measured with the uniform partition"
+    return (
+        f"{part.title}: with {point['share']:g} % of the layers on rank {point['position']}, the throughput of "
+        f"{schedule} is {spread(point, 'ratio')} of that with the uniform partition; the heavy rank's work alone would "
+        f"give {number(alone)}, computed from the {times}"
+    )
+
+
+def _position(part: Part) -> str:
+    """Return whether a heavy first rank is cheaper than a heavy last one, under 1F1B at a share near 50 %."""
+    rows = part.rows[(part.rows["schedule"] == "1f1b") & (part.rows["share"] > part.rows["share"].min())]
+    first, last = (rows[rows["position"] == heavy] for heavy in (0, part.ranks - 1))
+    shares = {*first["share"]} & {*last["share"]}
+    if not shares:
+        return ""
+    share = min(shares, key=lambda share: abs(share - 50))
+    first, last = (side[side["share"] == share] for side in (first, last))
+    text = versus("a step with a heavy first rank", first, "one with a heavy last rank", last)
+    return f"{part.title}, 1f1b with a share of {share:g} %: {text}"
 
 
 def parts(runs: pd.DataFrame) -> Iterator[Part]:

@@ -24,11 +24,12 @@ from matplotlib.axes import Axes
 from analysis import looks, plot, scales
 from analysis.command import ANY_RUN, main
 from analysis.exhibit import Exhibit, counted, kind_of, percent
-from analysis.forecasts import FORECASTS, forecasts, of_the_others, summary
+from analysis.forecasts import BASELINES, FORECASTS, forecasts, of_the_others, summary
 from analysis.varied import differing
+from analysis.words import sentences
 from microp.settings import run_command
 from microp.simulator import replay_steps, schedule_of
-from microp.store import Row, Store, read_rows, read_spans, records
+from microp.store import Row, Store, read_some_rows, read_spans, records
 from microp.trace import makespan
 
 SMALLEST = 0.0005  # an error below it is drawn as this: the axis is logarithmic
@@ -38,6 +39,21 @@ NOISE = (0, (3, 2))  # the dashes of the noise between launches
 def exhibits(store: Store) -> list[Exhibit]:
     """Return a figure of the replays of all runs, and one of what was predicted before they ran."""
     return [*_replayed(store), *_predicted(store)]
+
+
+def answer(store: Store) -> str:
+    """Return sentences per kind of computation on the errors of replay and prediction, and on the noise of launches."""
+    table = compared(store)
+    if table.empty:
+        return ""
+    told = [f"replayed from its own actions: {_summary(str(kind), own)}" for kind, own in table.groupby("kind")]
+    _, known = judged_forecasts(store)
+    for _, own in known.groupby("kind") if not known.empty else ():
+        kinds = {row["forecast"]: row for row in records(own)}
+        others = ", ".join(f"{name} {percent(kinds[name]['median'])}" for name in BASELINES if name in kinds)
+        baselines = f"; median error of the baselines: {others}" if others else ""
+        told.append(f"predicted before the run: {judged(kinds['predicted'])}{baselines}")
+    return sentences(told)
 
 
 def _replayed(store: Store) -> list[Exhibit]:
@@ -149,11 +165,11 @@ def _compare(row: dict[str, Any]) -> Iterator[Row]:
 
 
 def measured_steps(attempt: Path, ranks: int) -> list[list[Row]]:
-    """Return the rows of each measured step, one per rank in the order of ranks.
+    """Return the rows of each measured step, one per rank in the order of ranks; of very many steps, of some thousand.
 
     If several engines ran in turn, only the steps of the run's own engine count, which ran the last step.
     """
-    every = [read_rows(attempt, rank) for rank in range(ranks)]
+    every = read_some_rows(attempt, ranks)
     measured = [
         [row for row in own if row["phase"] == "measured" and row.get("engine") == own[-1].get("engine")]
         for own in every

@@ -26,8 +26,9 @@ from matplotlib.path import Path
 
 from analysis import fitting, looks, plot, scales
 from analysis.command import ANY_RUN, main
-from analysis.exhibit import Exhibit, counted, percent
+from analysis.exhibit import Exhibit, counted, kind_of, percent
 from analysis.varied import differing, group_of, known, say, say_all
+from analysis.words import sentences
 from microp.settings import run_command
 from microp.store import Store, records
 from microp.trace import KINDS
@@ -102,6 +103,27 @@ def exhibits(store: Store) -> list[Exhibit]:
         f"and kinds below {percent(SEEN)} of every bar.{_not_drawn(found[PANELS:])}"
     )
     return [Exhibit("rank-time", "Time of each rank by kind", text, figure, _table(runs), runs)]
+
+
+def answer(store: Store) -> str:
+    """Return a sentence per kind of computation: the share of compute over configurations, and the largest rest."""
+    runs = typical(store.runs())
+    if runs.empty:
+        return ""
+    return sentences(_largest(kind, own) for kind, own in runs.groupby(runs["device"].map(kind_of)))
+
+
+def _largest(kind: str, runs: pd.DataFrame) -> str:
+    totals = pd.DataFrame([{name: sum(kind_ms(row, name)) for name in LOOKS} for row in records(runs)])
+    shares = totals.div(totals.sum(axis=1), axis=0)
+    low, middle, high = (percent(shares["compute"].quantile(q), 0) for q in (0, 0.5, 1))
+    reach = f" in the median ({low} to {high})" if len(shares) > 1 else ""
+    rest = shares.drop(columns="compute").median().sort_values(ascending=False, kind="stable")
+    first, second = (f"{NAMES.get(str(name), name)} ({percent(share, 0)})" for name, share in rest.head(2).items())
+    return (
+        f"{kind}, {counted(len(shares), 'configuration')}: ranks compute {middle} of a step{reach}; the next largest "
+        f"parts are {first} and {second}"
+    )
 
 
 def typical(runs: pd.DataFrame) -> pd.DataFrame:

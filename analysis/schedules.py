@@ -22,12 +22,14 @@ from matplotlib.ticker import MaxNLocator
 from analysis import looks, nominal, plot, scales
 from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, distance, drawn
+from analysis.words import BUBBLE, TIME, closing, doubts, least_memory, points, sentences, spread, versus
 from microp.settings import run_command
 from microp.simulator import simulate
 from microp.store import LAUNCH, Store, over_launches, records, worst_rank_mib
 from microp.trace import bubble_fraction
 
 NAME = "schedules"
+NEEDS = "at least two schedules with the same M and checkpointing=never on emulated devices"
 POINT = ["chunks", "checkpointing", "schedule"]
 SHOWN = {
     "bubble.measured": "bubble, idle / total",
@@ -51,6 +53,29 @@ def exhibits(store: Store) -> list[Exhibit]:
     for _, own in table.groupby(["chunks", "checkpointing"]):  # a panel of the figure
         table.loc[plot.front(own, "activation_kib", "step_ms.median"), "front"] = True
     return drawn([compared(table, runs), pareto(table, runs)], store.missing(NAME))
+
+
+def answer(store: Store) -> str:
+    """Return the fastest and the smallest schedule for the largest M with several schedules, without recomputation."""
+    runs = nominal.emulated(store.runs(NAME))
+    if runs.empty:
+        return ""
+    runs = runs[runs["checkpointing"] == "never"].drop_duplicates([*POINT, LAUNCH])
+    several = runs.groupby("chunks")["schedule"].nunique()
+    if several.empty or several.max() < 2:
+        return ""
+    chunks = several[several == several.max()].index.max()
+    runs = runs[runs["chunks"] == chunks].assign(activation_mib=lambda rows: worst_rank_mib(rows))
+    table = points(runs, ["schedule"], [TIME, BUBBLE, "activation_mib"]).sort_values([TIME, "schedule"])
+    first, second, last = (records(table)[place] for place in (0, 1, -1))
+    fastest, next_one = (runs[runs["schedule"] == point["schedule"]] for point in (first, second))
+    told = (
+        f"of {len(table)} schedules with M = {chunks} on {runs['ranks'].iloc[0]} emulated ranks{doubts(table, TIME)}, "
+        f"{first['schedule']} has the shortest step: {spread(first, TIME, 'ms')}, with a bubble of "
+        f"{spread(first, BUBBLE)}; {last['schedule']} has the longest, {spread(last, TIME, 'ms')}; against the next "
+        f"one, {versus(first['schedule'], fastest, second['schedule'], next_one)}"
+    )
+    return sentences([told, *least_memory(table, "schedule"), closing(runs, POINT)])
 
 
 def _expected(row: dict[str, Any]) -> tuple[float, float]:

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,13 +21,35 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import looks, plot, scales
-from analysis.answers.sweep import answer
 from analysis.command import OUTPUTS, command_parser, nothing, print_answer, print_missing, save
 from analysis.engine_speed import RATIOS, TIMES
 from analysis.exhibit import INTERVALS, Exhibit, counted
 from analysis.varied import is_numeric, say, varying
+from analysis.words import (
+    BUBBLE,
+    TIME,
+    closing,
+    doubts,
+    least_memory,
+    listed,
+    middle,
+    points,
+    sentences,
+    spread,
+    versus,
+)
 from microp.settings import run_command
-from microp.store import WIDE_FRACTION, Plan, Store, finished_runs, over_launches, read_plans, worst_rank_mib
+from microp.store import (
+    LAUNCH,
+    WIDE_FRACTION,
+    Plan,
+    Store,
+    finished_runs,
+    over_launches,
+    read_plans,
+    records,
+    worst_rank_mib,
+)
 
 QUANTITIES = {  # column -> its label, and a width of the interval that is never too wide
     "step_ms.median": ("step time, ms", 0.0),
@@ -83,6 +105,40 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = 
     named = rows.assign(**{key: [say(key, value) for value in rows[key]] for key in keys})
     said = answer(named, keys)
     return Exhibit(stem, title, text, figure, table.drop(columns=points), runs, list(missing), said)
+
+
+def answer(rows: pd.DataFrame, keys: Sequence[str]) -> str:
+    """Return which point of a sweep is fastest and by how much, how engines compare, and which needs least memory.
+
+    Args:
+        rows: one row per run, with the column `activation_mib`.
+        keys: the columns that name a point, in words that a reader understands.
+    """
+    names = [", ".join(str(row[key]) for key in keys) for row in records(rows)]
+    rows = rows.assign(point=names, **{"ms per row": rows[TIME] / rows["batch_size"]})
+    same = rows["batch_size"].nunique() == 1
+    value, unit = (TIME, "ms per step") if same else ("ms per row", "ms per row of the batch")
+    table = points(rows, ["point"], [value, BUBBLE, "activation_mib"]).sort_values([value, "point"])
+    first, last = (records(table)[place] for place in (0, -1))
+    fastest = f"{spread(first, value, unit)}, with a bubble of {spread(first, BUBBLE)}"
+    told = [fastest]
+    if len(table) > 1:
+        told = [
+            f"fastest of {len(table)} points{doubts(table, value)}: {first['point']} with {fastest}; slowest: "
+            f"{last['point']} with {spread(last, value, unit)}"
+        ]
+        near = [rows[rows["point"] == point] for point in table["point"][:2]]
+        if all(
+            1 < len(own) == own[LAUNCH].nunique() for own in near
+        ):  # else runs of a folder that differ in other keys
+            verdict = versus(first["point"], near[0], records(table)[1]["point"], near[1], value)
+            told.append(f"the two fastest compared: {verdict}")
+    known = [ratio for ratio in RATIOS if ratio in rows and rows[ratio].notna().any()]
+    if known:
+        ratios = points(rows.dropna(subset=known, how="all"), ["point"], known)
+        said = listed([f"{RATIOS[ratio]} {middle(ratios[ratio])}" for ratio in known])
+        told.append(f"step times of engines that take turns, as ratios, medians over points with their ranges: {said}")
+    return sentences([*told, *least_memory(table, "point"), closing(rows, ["point"])])
 
 
 def assign(rows: pd.DataFrame) -> Axes:

@@ -13,8 +13,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Make two workspaces and a report on the W&B server, or print them as JSON. Exit code 2 for bad input."""
     from microp.app import about_sweep, answer_version, sweep_names
     from microp.settings import NEEDS_KEY, CommandParser, has_key
-    from microp.store import RecordError, wandb_dashboard
-    from microp.terminal import console, swept
+    from microp.store import RecordError, varied, wandb_dashboard
+    from microp.terminal import console
 
     answer_version()
     parser = CommandParser(prog="python -m microp.dashboard", description=__doc__.partition(": ")[2])
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         name = (options.experiment or "").removesuffix("_quick") or None
         question = about_sweep(name)[0] if name in sweep_names() else ""
         asked = (name, question, options.entity, options.project)
-        subject = wandb_dashboard.subject_of(options.outputs, *asked, varied=swept.varied)
+        subject = wandb_dashboard.subject_of(options.outputs, *asked, varied=varied)
     except RecordError as problem:
         console.error(str(problem))
         return 2

@@ -9,14 +9,12 @@ from microp.settings import run_command
 
 def main() -> None:
     """Compose, check, search, show. Exit code 2 for bad input."""
-    from microp.app import answer_version
+    from microp import app
 
-    answer_version()
-    from microp.app import run_app, search_words, see_current_folder
-
-    see_current_folder()
-    sys.argv[1:] = search_words(sys.argv[1:])
-    run_app("plan", "run_plan")
+    app.answer_version()
+    app.see_current_folder()
+    sys.argv[1:] = app.search_words(sys.argv[1:])
+    app.run_app("plan", lambda config: app.run_plan(config))  # imported for the first point: --help does without it
 
 
 if __name__ == "__main__":

@@ -17,13 +17,11 @@ def main() -> None:
 
 
 def _run() -> None:
-    from microp.app import answer_version
+    from microp import app
 
-    answer_version()
-    from microp.app import run_app, see_current_folder
-
-    see_current_folder()
-    run_app("config", "run_point")
+    app.answer_version()
+    app.see_current_folder()
+    app.run_app("config", lambda config: app.run_point(config))  # imported for the first point: --help does without it
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m microp.runs`: lists recorded runs, newest first; compares, deletes or archives them."""
+"""`python -m microp.runs`: lists recorded runs, newest first; compares or deletes them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from microp.settings import read_run_options, run_command
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """List, compare, delete or archive recorded runs."""
+    """List, compare or delete recorded runs."""
     from microp.app import answer_version
 
     answer_version()

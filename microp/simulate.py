@@ -7,13 +7,13 @@ from microp.settings import run_command
 
 def main() -> None:
     """Compose, check, price, show. Exit code 2 for bad input."""
-    from microp.app import answer_version
+    from microp import app
 
-    answer_version()
-    from microp.app import run_app, see_current_folder
-
-    see_current_folder()
-    run_app("simulate", "run_price")
+    app.answer_version()
+    app.see_current_folder()
+    app.run_app(
+        "simulate", lambda config: app.run_price(config)
+    )  # imported for the first point: --help does without it
 
 
 if __name__ == "__main__":

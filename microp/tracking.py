@@ -16,6 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = CommandParser(prog="python -m microp.tracking", description=main.__doc__)
     parser.add_argument("folder", nargs="?", default="outputs", type=Path, help="default: outputs")
     parser.add_argument("--mode", choices=["offline", "online"], help="default: the mode that the run was started with")
+    parser.add_argument("--follow", action="store_true", help="also attempts that run, until they have ended")
     options = parser.parse_args(arguments)
     if not options.folder.is_dir():
         parser.error(f"{options.folder} is not a folder: give outputs, a run or an attempt")
@@ -24,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{options.folder} holds no run, so there is nothing to mirror", file=sys.stderr)
     for number, attempt in enumerate(found, start=1):
         try:
-            said = _mirror(attempt, options.mode)
+            said = _mirror(attempt, options.mode, options.follow)
             print(f"{number}/{len(found)} {attempt}: {said}")
         except Exception as error:  # W&B may raise anything; the other attempts are still mirrored
             failed += 1
@@ -32,10 +33,10 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _mirror(attempt: Path, mode: str | None) -> str:
+def _mirror(attempt: Path, mode: str | None, follow: bool) -> str:
     """Mirror one attempt, unless W&B would fail for sure, and return what was done."""
     check_attempt(attempt)
-    if is_running(attempt):
+    if is_running(attempt) and not follow:
         return "it runs, and is mirrored when it has ended"
     settings = TrackingSettings.recorded(read_config(attempt)["tracking"])
     settings.mode = mode or settings.mode
@@ -47,7 +48,7 @@ def _mirror(attempt: Path, mode: str | None) -> str:
         raise ConnectionError(f"{away}: add --mode offline")
     if problem := settings.folder_problem(attempt.parents[2]) or next(iter(settings.problems()), None):
         raise ValueError(problem)
-    made = mirror(attempt, settings, settings.folder(attempt.parents[2]))
+    made = mirror(attempt, settings, settings.folder(attempt.parents[2]), follow=follow)
     return f"mirrored {', '.join(made)}" if made else "complete before"
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hydra import compose
+from omegaconf import DictConfig
+
 from microp.app import Config, ConfigError, compose_config, config_checks, make_job, read_config
 
 
@@ -20,3 +23,10 @@ def problems(config: Config) -> list[str]:
 
 def warnings(config: Config) -> list[str]:
     return config_checks.warnings(config, make_job(config))
+
+
+def sweep_of(*words: str, name: str = "config") -> DictConfig:
+    """What Hydra's callback is given for `microp -m WORDS`; a composer must be open."""
+    config = compose(name, ["hydra.mode=MULTIRUN"], return_hydra_config=True)
+    config.hydra.overrides.task = list(words)
+    return config

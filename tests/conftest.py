@@ -10,10 +10,9 @@ import shutil
 import signal
 import sys
 from dataclasses import replace
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
-import browser
 import matplotlib
 import pytest
 import torch
@@ -86,18 +85,6 @@ for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPAT
     os.environ.pop(name, None)  # what is printed has the width and the colours of a pipe
 
 
-LONGEST = (  # below tests/, the longest first
-    *("worker/test_faults", "engine/test_equality", "replicas/test_replicas", "app/test_pricing", "app/test_refusals"),
-    *("slurm/test_cluster", "app/test_run", "worker/test_hosts", "worker/test_launch", "app/test_bad_input"),
-    *("analysis/test_readable", "app/test_sweeps", "engine/test_compiled", "analysis/test_partial_sweeps"),
-    *("app/test_interface", "simulator/test_calibration", "app/test_knobs", "schedule/test_validation"),
-    *("trace/test_figure_boxes", "app/test_wandb_grid", "analysis/test_own_schedule", "app/test_memory_advice"),
-    *("app/test_resume", "app/test_wheel", "app/test_help", "app/test_snapshots", "analysis/test_report"),
-    *("app/test_slurm_sweep", "test_floors", "worker/test_snapshot", "labs/test_labs", "store/test_wandb_mirror"),
-    *("commands/test_null_stages", "engine/test_bf16", "test_readme", "store/test_versions"),
-)
-
-
 def pytest_addoption(parser):
     parser.addoption("--whole", action="store_true", help="run all combinations of a grid, as the soak test does")
 
@@ -112,28 +99,6 @@ def pytest_configure(config):
     """Of several processes that run tests, the one that starts them makes a warm process for all."""
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         warm.share()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector):
-    """Of several processes that run tests, let each begin to collect at another folder.
-
-    In a new checkout, half of the time goes into rewriting assertions. What one process has rewritten, the others read.
-    """
-    report = yield
-    own = getattr(collector.config, "workerinput", None)
-    if own and collector.path == Path(__file__).parent:
-        first = len(report.result) * int(own["workerid"].removeprefix("gw")) // own["workercount"]
-        report.result = report.result[first:] + report.result[:first]
-    return report
-
-
-def pytest_collection_modifyitems(items):
-    """Begin with the longest files, so that all processes, of which each runs whole files, end at the same time."""
-    folder = Path(__file__).parent
-    names = {str(item.path.relative_to(folder).with_suffix("")) for item in items}
-    order = {name: number for number, name in enumerate(dict.fromkeys((*LONGEST, *sorted(names, reverse=True))))}
-    items.sort(key=lambda item: order[str(item.path.relative_to(folder).with_suffix(""))])
 
 
 def pytest_collection_finish():
@@ -154,7 +119,7 @@ def pytest_collection_finish():
         resource_tracker.ensure_running()
         make_forks_cheap()
         with forks_instead_of_interpreters():
-            importlib.import_module("microp.worker.forkserver").start_forkserver(1)
+            forkserver.ensure_running()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -199,13 +164,3 @@ def outputs(tmp_path_factory):
             small_sweep(shared)
             (shared / "made").touch()
     return Path(shutil.copytree(shared / "outputs", own / "outputs"))
-
-
-def pytest_unconfigure(config):
-    """Say in the last lines that the browser's tests were skipped, and what they need."""
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    skipped = [str(report.longrepr[2]) for report in reporter.stats.get("skipped", ())] if reporter else []
-    for reason in (browser.NO_PLAYWRIGHT, browser.NO_CHROMIUM):
-        number = sum(reason in each for each in skipped)
-        if number:
-            reporter.write_line(f"{number} tests of the report's page in a browser were skipped: {reason}")

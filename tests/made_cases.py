@@ -51,12 +51,8 @@ def stored(name: str, key: str) -> list[Any]:
 
 def panels(name: str) -> list[tuple[str, int]]:
     """Return the device and the number of ranks of each part of a stored sweep."""
-    parts = yaml.safe_load((SWEEPS / f"{name}.parts.yaml").read_text())
-    found = [
-        ("emulated" if "emulated" in str(part.get("defaults")) else "cpu", part.get("ranks", 2))
-        for key, part in parts.items()
-        if not key.startswith("_")
-    ]
+    parts = [yaml.safe_load(path.read_text()) for path in sorted((SWEEPS / name).glob("*.yaml"))]
+    found = [("emulated" if "emulated" in str(part.get("defaults")) else "cpu", part.get("ranks", 2)) for part in parts]
     return list(dict.fromkeys(found))
 
 

@@ -93,6 +93,24 @@ def by_numpy() -> Layers:
     return Layers([nn.Embedding(256, 8), linear, nn.Linear(8, 256)], loss, 4)
 
 
+def unseeded(tied: bool = False, buffer: bool = False) -> Layers:
+    """A model with numbers from a generator that nobody seeds: a tied weight, a buffer, or a weight of layer 1."""
+    own = np.random.default_rng()
+    embedding, linear, head = nn.Embedding(256, 8), nn.Linear(8, 8), nn.Linear(8, 256, bias=False)
+    drawn = torch.tensor(own.random((256, 8) if tied else (8,)), dtype=torch.float32)
+    if tied:
+        head.weight = embedding.weight = nn.Parameter(drawn)
+    elif buffer:
+        linear.register_buffer("table", drawn)
+    else:
+        linear.bias = nn.Parameter(drawn)
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    return Layers([embedding, linear, head], loss, 4, tied=tied)
+
+
 def normed() -> Layers:
     """Layers whose forward changes buffers."""
     inside = [nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32)) for _ in range(3)]
@@ -105,15 +123,10 @@ def normed() -> Layers:
 
 
 class Leaves(nn.Module):
-    """Ends the process with its third microbatch."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
+    """Ends the process with a number of rows that no check has."""
 
     def forward(self, x):
-        self.seen.append(len(x))
-        if len(self.seen) == 3:
+        if len(x) == 8:
             raise SystemExit(0)
         return x * 1.0
 
@@ -124,12 +137,51 @@ def leaving() -> Layers:
 
 
 @cache
+def drawing_of_many() -> Layers:
+    """Draws only for more rows than it is tried with."""
+    layers = [nn.Embedding(256, 8), DrawsOfMany(), nn.Linear(8, 256)]
+    return Layers(layers, lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten()), 4)
+
+
+class DrawsOfMany(nn.Module):
+    def forward(self, x):
+        return x + torch.rand_like(x) if 7 < len(x) < 10 else 1.0 * x
+
+
+def normalised_together() -> Layers:
+    made = mixed(dropout=0.0)
+    made.layers[2] = CentredOverRows()
+    return made
+
+
+class CentredOverRows(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0, keepdim=True)
+
+
+def rooted() -> Layers:
+    """The gradient of the root is not finite where the layer before it makes zeros."""
+    made = mixed(dropout=0.0)
+    made.layers[2] = Rooted()
+    return made
+
+
+class Rooted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x):
+        return x + self.linear(x).pow(2).sum(-1, keepdim=True).sqrt()
+
+
+@cache
 def settings_of(function, computing: Computing = AS_WRITTEN, **keys) -> OwnSettings:
-    with torch.device("meta"):
-        facts = inspect_layers(function(**keys), code_of(function))
-        again = function(**keys)
+    facts = inspect_layers(function(**keys), code_of(function))
     if computing.dtype:
-        facts = replace(facts, lowered=lowered_types(again, computing))
+        facts = replace(facts, lowered=lowered_types(function(**keys), computing))
     return own_settings(function.__name__, f"own_model.{function.__name__}", keys, facts)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,26 @@ from configs import config, problems
 from microp.app import make_job
 
 ROOT = Path(__file__).parents[1]
+
+
+def test_set_up_installs_the_tested_torch_first_and_the_package_asks_for_no_upper_bound():
+    """A bound in the package takes a newer torch away; without a range set-up finds a CUDA build of gigabytes."""
+    readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert [each for each in project["dependencies"] if each.startswith("torch")] == ["torch>=2.11"]
+    [tested] = re.findall(r"^TORCH \?= (.+)$", makefile, re.M)
+    assert set(re.findall(r"pip install '(torch[^']*)'", readme)) == {tested}
+    for text, torch in ((readme, f"pip install '{tested}'"), (makefile, "'$(TORCH)'")):
+        assert text.index(torch) < text.index("'.[dev]'")
+
+
+def test_the_pythons_that_are_asked_for_are_those_of_the_readme():
+    readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    versions = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    assert project["requires-python"] == f">={versions[0]},<3.{int(versions[-1][2:]) + 1}"
+    assert readme.count(f"Python {versions[0]} to {versions[-1]}") == 1
+    assert f"microp needs Python {versions[0]} to {versions[-1]}" in makefile
 
 
 @pytest.mark.parametrize("python", ["python3.11", "python3.12", "python3.13"])

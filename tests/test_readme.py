@@ -50,7 +50,7 @@ def test_it_is_priced_and_its_keys_are_typed(folder):
     assert '"in_flight_peak": [2, 2]' in done.stdout
     wrong = microp("-cd", ".", "schedule=mine", "schedule.group=two", folder=folder)
     assert wrong.returncode == 2
-    assert "schedule.group=two" in wrong.stderr
+    assert "schedule.group: " in wrong.stderr
 
 
 def test_a_model_is_one_function_and_one_yaml_file(folder):

@@ -6,8 +6,8 @@ import threading
 from collections import Counter
 from functools import cache
 
-import ranks as rank_code
 import torch
+import training
 from conftest import mlp, small_job
 
 from microp.comms import ThreadComms, thread_comms
@@ -62,7 +62,7 @@ def run(schedule: Schedule, transport=thread_comms) -> dict[int, list[torch.Tens
 
     def live(rank: int) -> None:
         try:
-            got.update(rank_code.train(job, everyone[rank])[1])
+            got.update(training.train(job, everyone[rank])[1])
         except Exception as error:
             failures.append(error)
             everyone[rank].abort()
@@ -80,7 +80,7 @@ def run(schedule: Schedule, transport=thread_comms) -> dict[int, list[torch.Tens
 
 @cache
 def expected(chunks: int) -> list[list[torch.Tensor]]:
-    *_, last = monolith.steps(small_job(schedule=gpipe(1, chunks), model=mlp("float64")), rank_code.STEPS)
+    *_, last = monolith.steps(small_job(schedule=gpipe(1, chunks), model=mlp("float64")), training.STEPS)
     return last.gradients
 
 

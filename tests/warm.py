@@ -419,8 +419,6 @@ def forks_instead_of_interpreters() -> Iterator[None]:
                     os.dup2(nothing, number)  # not closed: it would be another file's, and objects here write to it
             faulthandler.disable()  # what it writes to is closed
             sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
-            sys.orig_argv = arguments
-            importlib.reload(sys.modules["microp.worker.forkserver_setup"])
             exec(arguments[arguments.index("-c") + 1], {})
             code = 0
         finally:

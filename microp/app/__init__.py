@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from microp.app.ordering import run_order
     from microp.app.places import CONF, see_current_folder, sweep_names
     from microp.app.planning import run_plan, search_words
-    from microp.app.points import run_from_plan, run_point
+    from microp.app.points import run_point
     from microp.app.pricing import Price, run_price
     from microp.app.profiling import run_profile
     from microp.app.schema import Config
@@ -47,7 +47,6 @@ _MODULES = {
     "price": "interface",
     "read_config": "config",
     "run_app": "hydra_app",
-    "run_from_plan": "points",
     "run_order": "ordering",
     "run_plan": "planning",
     "run_point": "points",
@@ -74,7 +73,6 @@ __all__ = [
     "price",
     "read_config",
     "run_app",
-    "run_from_plan",
     "run_order",
     "run_plan",
     "run_point",

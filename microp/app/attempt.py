@@ -35,9 +35,8 @@ import torch
 from microp.app import places
 from microp.app.config import to_yaml
 from microp.app.hydra_callbacks import runs_beside_others
-from microp.app.interrupts import signal_came
 from microp.app.memory_advice import with_advice
-from microp.app.mirrors import mirroring, mirrors
+from microp.app.mirrors import follow, mirror_ended
 from microp.app.prediction import predict
 from microp.app.schema import Config
 from microp.job import Job
@@ -45,11 +44,8 @@ from microp.settings import processor, redact_words, size_text
 from microp.store import (
     DIVERGED,
     RUNNING,
-    Follower,
-    Reserve,
     WriteError,
-    as_json,
-    checksums,
+    changed_while,
     in_a_line,
     in_words,
     load_average,
@@ -64,7 +60,8 @@ from microp.store import (
     write_schedule,
     write_text,
 )
-from microp.worker import RankError
+from microp.terminal import console
+from microp.worker import DivergedRunError, RankError
 
 log = logging.getLogger(__name__)
 
@@ -72,13 +69,14 @@ log = logging.getLogger(__name__)
 class Attempt:
     """A context in which the ranks of one job run; a failure of this attempt alone is recorded and not raised.
 
+    If its folder is removed meanwhile, there is nothing left to record, and the next run can go on.
+
     Args:
         config: the valid configuration.
         job: the job of that configuration.
         experiment: the name of the stored sweep that the point belongs to, if any.
         overrides: what was typed for the point.
         folder: the attempt's folder, which has been made; None: the next one of the run.
-        is_before_others: whether other points may follow, while whose ranks start the attempt is mirrored to W&B.
 
     Attributes:
         folder: the attempt's folder, which gets all files.
@@ -95,18 +93,15 @@ class Attempt:
         experiment: str | None,
         overrides: Sequence[str] = (),
         folder: Path | None = None,
-        *,
-        is_before_others: bool = False,
     ) -> None:
         # What is recorded is what was done.
         config = replace(config, tracking=config.tracking.reachable(), device=job.device)
-        self._config, self._job, self._is_before_others = config, job, is_before_others
-        self._follower: Follower | None = None
+        self._config, self._job = config, job
+        self._follower: subprocess.Popen[bytes] | None = None
         self.folder = folder or new_attempt(Path(config.output_dir) / "runs", job.run_id)
         try:
-            self._reserve = Reserve(self.folder)  # for the status of an attempt that fills the disk
             self._open(experiment, overrides)
-        except OSError:  # nothing has run in it
+        except BaseException:  # nothing has run in it
             shutil.rmtree(self.folder, ignore_errors=True)
             with suppress(OSError):  # other attempts are in it
                 self.folder.parent.rmdir()
@@ -130,20 +125,19 @@ class Attempt:
         if runs_beside_others():
             asked["parallel"] = True
         self._env = {**_environment(), **asked}
-        self._write_load("start")
+        self._write_state("start")
         write_schedule(self.folder, self._job.schedule)
         write_json(self.folder / "predicted.json", predict(config, self._job)._asdict())
         log.debug("%d ranks start, and write to %s", config.ranks * config.replicas, self.folder)
         if config.tracking.follow and config.tracking.mode != "disabled":
-            self._follower = Follower(self.folder)
+            self._follower = follow(self.folder)
 
     def __enter__(self) -> Path:
         return self.folder
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
-        if isinstance(error, Exception) and not isinstance(error, OSError) and signal_came():
-            self._give_up(stop := KeyboardInterrupt())  # Ctrl-C left something half done, and that has failed
-            raise stop from error
+        if not self.folder.is_dir() and (error is None or isinstance(error, Exception)):
+            return True
         try:
             if error is None:
                 self.close("finished")
@@ -154,15 +148,13 @@ class Attempt:
                 self._give_up(error)
         except Exception as late:  # the ranks have ended, and what follows fails
             self._give_up(late)
-            if isinstance(late, OSError):
+            if isinstance(late, OSError) and self.folder.is_dir():
                 raise
             return True
         return isinstance(error, Exception) and not isinstance(error, OSError)
 
     def _give_up(self, error: BaseException) -> None:
         """Record an error outside of the ranks, as far as the disk allows."""
-        if self._follower is not None and isinstance(error, Exception):
-            self._follower.stop()  # after a Ctrl-C it ends by itself
         state, message = "failed", None
         if isinstance(error, OSError):
             full = isinstance(error, WriteError) and error.no_room
@@ -191,42 +183,35 @@ class Attempt:
         """Close the attempt as failed, or as diverged with the message of the rank whose loss was not finite."""
         diverged = [str(row["message"]) for row in read_errors(self.folder) if row.get("diverged")]
         if diverged:
-            self.close(DIVERGED, str(error) if str(error).startswith(diverged[0]) else diverged[0])
+            is_it = isinstance(error, DivergedRunError) or str(error).startswith(diverged[0])
+            self.close(DIVERGED, str(error) if is_it else diverged[0])
         else:
             self.close("failed", with_advice(self._config, self._job, str(error)))
 
     def close(self, state: str, message: str | None = None) -> None:
-        """Write the load average, the summary and the status, and mirror the attempt to W&B, or begin to."""
-        self._write_load("end")
+        """Write the load average, the summary and the status, and mirror the attempt to W&B."""
+        self._write_state("end")
+        if changed := changed_while(getattr(self._config.data, "path", None), self._env):
+            console.warn(f"{self.folder}: {changed}")
+            message = f"{message}; {changed}" if message else None
         snapshots.remove_drafts(self.folder)
         write_json(self.folder / "summary.json", summarise(self._job, self.folder, state))
         self._write_status(state, message)
         took = self._status["ended"] - self._status["started"]
         log.debug("the ranks ended after %.1f s (%s); summary.json and status.json are written", took, state)
-        ended = self.folder, state, self._config
-        if self._follower is not None:
-            with mirroring(*ended):
-                self._follower.wait()
-        elif self._config.tracking.mode == "disabled":
-            log.debug("W&B: not used")
-        elif self._is_before_others:
-            mirrors.begin(*ended)
-        else:
-            mirrors.now(*ended)
+        mirror_ended(self.folder, state, self._config, self._follower)
 
-    def _write_load(self, moment: str) -> None:
-        """Add the load average before (`start`) or after (`end`) the ranks' run to env.json."""
+    def _write_state(self, moment: str) -> None:
+        """Add the load average and what the data are, before (`start`) or after (`end`) the ranks' run, to env.json."""
         self._env["load"] = {**self._env.get("load", {}), moment: load_average()}
+        if (contents := self._config.data.contents()) is not None:
+            self._env["data"] = {**self._env.get("data", {}), moment: contents}
         write_json(self.folder / "env.json", self._env)
 
     def _write_status(self, state: str, message: str | None = None) -> None:
         if state != RUNNING:
-            self._status |= {"ended": time.time(), "files": checksums(self.folder)}
-        path, text = self.folder / "status.json", as_json({"status": state, "message": message, **self._status})
-        if state == RUNNING:
-            write_text(path, text)
-        else:
-            self._reserve.write(path, text)
+            self._status["ended"] = time.time()
+        write_json(self.folder / "status.json", {"status": state, "message": message, **self._status})
 
 
 @cache

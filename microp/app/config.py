@@ -2,47 +2,67 @@
 
 ::
 
-    conf/*.yaml + command line ── Hydra ──► DictConfig ── read_config ──► Config
+    conf/*.yaml + command line ── Hydra ──► DictConfig ── read_composed ──► Read: Config, keys that its options lack
 
-Defaults are only in `conf/`. The options of most groups are dataclasses of `microp.settings`;
-`schedule`, `partition` and a user's own model name a builder, whose signature is the schema of their keys. A
-new one is therefore a function and a YAML file.
+Defaults are only in `conf/`. Hydra checks the keys and the types outside of the groups; those of an option are checked
+here, by its settings class or by its builder's signature.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from difflib import get_close_matches
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from microp.app.environment import environment_problems
-from microp.app.errors import ConfigError
+from microp.app.composing import StoredSweeps, composer, refusal, word_problems
+from microp.app.errors import REFUSED, ConfigError, first_line, problems_of
 from microp.app.expressions import evaluate
-from microp.app.hydra_loader import install
-from microp.app.hydra_pace import copied
-from microp.app.hydra_problems import REFUSED, hydra_problems, in_a_line, option_problems
-from microp.app.knobs import Knobs, schema_of, without_unused
+from microp.app.factory import keys_of_builder
+from microp.app.knobs import Knobs, Unused, without_unused
 from microp.app.model_factory import own_model
-from microp.app.places import CONF
-from microp.app.schema import GROUPS, SCHEMAS, Config
-from microp.settings import ModelSettings, TrackingSettings, quoted, redact_values
+from microp.app.places import see_current_folder
+from microp.app.schema import GROUPS, KINDS, Config, is_fixed, open_schema, schema_of
+from microp.settings import TrackingSettings, quoted, redact_values
+
+# The environment variables that a configuration may read, because whatever it holds is written to files.
+VARIABLES = (
+    *("HOME", "USER", "LOGNAME", "HOSTNAME", "PWD", "TMPDIR", "SCRATCH", "WORK", "DATA"),
+    *("SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_SUBMIT_DIR", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
+    *("WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY", "WANDB_DIR"),
+)
 
 
 @cache
-def register_schemas() -> None:
-    """Register the schemas, the resolvers and the loader with Hydra; must be called before it composes anything."""
-    install()
-    store = ConfigStore.instance()
-    for path, schema in SCHEMAS.items():
-        *folders, name = path.split("/")
-        store.store(group="/".join(("schema", *folders)), name=name, node=schema)
+def register(name: str = "config") -> None:
+    """Register what Hydra needs to compose `conf/<name>.yaml`: its schema, the resolvers and the stored sweeps.
+
+    The other schemas are left out, because Hydra copies all that are registered for each configuration.
+    """
+    ConfigStore.instance().store(group="schema", name=name, node=open_schema(KINDS[name]))
     OmegaConf.register_new_resolver("calc", lambda *parts: evaluate(",".join(map(str, parts))), replace=True)
+    Plugins.instance().register(StoredSweeps)
+
+
+class Read(NamedTuple):
+    """A configuration as it was read.
+
+    Attributes:
+        config: what was asked, typed.
+        lacking: the keys that were given and that the chosen options do not have, which are left out of `config`.
+    """
+
+    config: Config
+    lacking: dict[str, Unused]
 
 
 def read_config(config: DictConfig) -> Config:
@@ -51,7 +71,7 @@ def read_config(config: DictConfig) -> Config:
     Raises:
         ConfigError: a key has no value, or a value of the wrong type.
     """
-    return what_runs(read_composed(config))
+    return what_runs(read_composed(config).config)
 
 
 def what_runs(config: Config) -> Config:
@@ -61,37 +81,94 @@ def what_runs(config: Config) -> Config:
     return result
 
 
-def read_composed(config: DictConfig) -> Config:
+def read_composed(node: DictConfig) -> Read:
     """Return the composed configuration, with or without Hydra's own part, as plain dataclasses.
 
     Raises:
         ConfigError: a key has no value, or a value of the wrong type.
     """
-    config = copied(config)
-    with read_write(config), open_dict(config):
-        config.pop("hydra", None)
-    text = str(OmegaConf.to_container(config, resolve=False))
-    if found := environment_problems(text):
-        raise ConfigError(found)
+    kind = next((kind for kind in KINDS.values() if kind.__name__ == _kind_name(node)), None)
+    if kind is None:
+        raise ConfigError(["this is not the configuration of a run: let the file's defaults list begin with `config`"])
+    node = node.copy()
+    with read_write(node), open_dict(node):
+        node.pop("hydra", None)
+    text = str(OmegaConf.to_container(node, resolve=False))
+    problems = [
+        f"${{oc.env:{name}}} would write an environment variable into the records: "
+        f"type its value, or use one of {', '.join(VARIABLES)}"
+        for name in dict.fromkeys(re.findall(r"oc\.env:\s*([^,}\s]*)", text))
+        if name not in VARIABLES
+    ]
+    problems += [f"{key} has no value: set {key}=..." for key in sorted(OmegaConf.missing_keys(node))]
+    if problems:
+        raise ConfigError(problems)
     try:
-        if "???" in text and (missing := OmegaConf.missing_keys(config)):
-            raise ConfigError([f"{key} has no value: set {key}=..." for key in sorted(missing)])
-        result = OmegaConf.to_object(config)
+        values = vars(OmegaConf.to_object(node))
     except OmegaConfBaseException as error:
-        raise ConfigError([in_a_line(error)]) from error
-    assert isinstance(result, Config), "the loader refuses others"
+        raise ConfigError(problems_of(error)) from error
+    lacking: dict[str, Unused] = {}
+    for group in GROUPS:
+        try:
+            values[group], more = _typed(group, values[group])
+            lacking |= more
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    result = kind(**values)
     if isinstance(result.model, dict):
-        result.model = own_model(result.model, result.computing)
-    elif not isinstance(result.model, ModelSettings):
-        given = "null" if result.model is None else quoted(result.model)
-        raise ConfigError([f"model={given}: model needs a value: give one, or leave the key out for its default"])
-    return result
+        result.model = own_model(result.model, result.computing, result.device)
+    return Read(result, lacking)
+
+
+def _kind_name(node: DictConfig) -> str:
+    return getattr(OmegaConf.get_type(node), "__name__", "")
+
+
+def _typed(group: str, keys: dict[str, Any]) -> tuple[Any, dict[str, Unused]]:
+    """Return an option's settings, or its keys if it has a builder, and the given keys that it does not have."""
+    if "builder" in keys or group in ("schedule", "partition"):
+        try:
+            known = keys_of_builder(group, keys)
+        except (KeyError, ValueError):  # `build` says what is wrong with the builder
+            known = set(keys)
+        return {key: value for key, value in keys.items() if key in known}, _lacking(group, keys, known)
+    try:
+        kind = schema_of(group, keys)
+    except ValueError as error:
+        raise ConfigError([str(error)]) from error
+    known = {field.name for field in fields(kind)}
+    node = OmegaConf.structured(kind)
+    problems = []
+    for key in sorted(known & keys.keys()):
+        try:
+            node[key] = keys[key]
+        except OmegaConfBaseException as error:
+            problems.append(f"{group}.{error.full_key or key}: {first_line(error)}")
+    if problems:
+        raise ConfigError(problems)
+    try:
+        return OmegaConf.to_object(node), _lacking(group, keys, known)
+    except OmegaConfBaseException as error:
+        raise ConfigError([f"{group}.{error.full_key}: {first_line(error)}"]) from error
+
+
+def _lacking(group: str, keys: Mapping[str, Any], known: set[str]) -> dict[str, Unused]:
+    own = sorted(key for key in known if not is_fixed(group, key))
+    by = f"{group}={keys.get('name', keys.get('mode'))}"
+    lacking = {}
+    for key in keys.keys() - known:
+        near = get_close_matches(key, own, 1)
+        has = f"its keys are {', '.join(own)}" if own else "it has no keys"
+        remedy = f"did you mean {group}.{near[0]}?" if near else has
+        lacking[f"{group}.{key}"] = Unused(by, remedy, quoted(keys[key]))
+    return lacking
 
 
 def tracking_of(config: DictConfig) -> TrackingSettings:
     """Return the settings of tracking in a composed configuration, with the environment's values."""
-    settings = OmegaConf.to_object(config.tracking)
-    assert isinstance(settings, TrackingSettings)
+    settings = read_composed(config).config.tracking
     return settings.resolved()
 
 
@@ -105,32 +182,42 @@ def with_profiles(words: Sequence[str]) -> list[str]:
     return found
 
 
-def compose_config(*overrides: str, name: str = "config") -> DictConfig:
+def compose_config(*overrides: str, name: str = "config", folder: Path | str | None = None) -> DictConfig:
     """Return the configuration that these overrides give on the command line.
 
     Args:
         overrides: as typed, for example `schedule=1f1b`.
         name: the primary configuration, `config` for a run or `simulate` for a price.
+        folder: of the user's own options, as after `-cd` on the command line.
 
     Raises:
-        ConfigError: a key or an option does not exist, a value has the wrong type, or a key is not used.
+        ConfigError: there is no such folder, a key or an option does not exist, a value has the wrong type, or a key
+            is not used.
     """
-    if found := option_problems(overrides):
-        raise ConfigError(found)
-    overrides = tuple(with_profiles(overrides))
-    register_schemas()
+    if problems := [f"{word!r} is not an override, such as 'chunks=8'" for word in overrides if not _is_override(word)]:
+        raise ConfigError(problems)
+    words = with_profiles(overrides)
+    if problems := word_problems(words):
+        raise ConfigError(problems)
+    if folder is not None:
+        if not Path(folder).is_dir():
+            raise ConfigError([f"folder={quoted(folder)} is not one: give the folder in which model/ or schedule/ is"])
+        see_current_folder()
+    register(name)
+    knobs = Knobs()
     try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = compose(name, list(overrides))
-            knobs = Knobs()
-            knobs.add(overrides, read_composed(config))
-    except ConfigError:
-        raise
+        with composer(None if folder is None else Path(folder)) as searched:
+            config = compose(name, [*searched, *words])
+        knobs.add(words, *read_composed(config))
     except REFUSED as error:
-        raise ConfigError(hydra_problems(error)) from error
+        raise ConfigError(refusal(error)) from error
     if knobs.problems:
         raise ConfigError(knobs.problems)
     return config
+
+
+def _is_override(word: object) -> bool:
+    return isinstance(word, str) and not word.startswith("-")
 
 
 def plain(config: Config) -> dict[str, Any]:
@@ -140,12 +227,10 @@ def plain(config: Config) -> dict[str, Any]:
 
 def from_plain(values: Mapping[str, Any]) -> Config:
     """Return the configuration of which `plain` made these values."""
-    typed = {
-        group: schema_of(group, keys) for group, keys in values.items() if group in GROUPS and "builder" not in keys
-    }
+    typed = {group: schema_of(group, values[group]) for group in GROUPS if "builder" not in values[group]}
     result = Config(**{key: typed[key](**value) if key in typed else value for key, value in values.items()})
     if isinstance(result.model, dict):
-        result.model = own_model(result.model, result.computing)
+        result.model = own_model(result.model, result.computing, result.device)
     return result
 
 

@@ -9,29 +9,28 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from microp.app.config import plain
-from microp.app.profiles import machine_note, profile_problems, rows_problem, used_profile
+from microp.app.profiles import doubt, machine_note, profile_problems, rows_problem, used_profile
 from microp.app.schema import Config
 from microp.app.size_checks import memory_problems
 from microp.job import Job, torch_problems
 from microp.settings import (
     COPYING,
+    EstimateSettings,
     OwnSettings,
     SlurmSettings,
     broken_rules,
     is_joined,
     is_over_hosts,
     no_compiler,
-    no_loopback,
-    no_proc,
     no_slurm,
     not_writable,
     out_of_reach,
     quoted,
     redact_values,
-    too_few_descriptors,
 )
 from microp.store import flatten
 
@@ -48,6 +47,11 @@ def problems(config: Config) -> list[str]:
     found += config.device.problems() + config.device.speed_problems(config.ranks)
     found += config.comms.problems(config.device)
     found += config.launch.problems(config.ranks, config.replicas)
+    if isinstance(config.device, EstimateSettings):
+        found.append(
+            "device=estimate is for python -m microp.plan, microp.simulate and microp.order: nothing runs on it, "
+            "use device=cpu"
+        )
     if not found:
         return _problems_together(config) or _machine_problems(config)
     # A value that is wrong by itself need not fit the others.
@@ -61,9 +65,7 @@ def _machine_problems(config: Config) -> list[str]:
         return no_slurm()
     here = ranks_here(config)
     lacking = no_compiler() if config.compile and config.device.name != "cuda" else []
-    if config.comms.name != "threads":
-        lacking += no_loopback()
-    return lacking or no_proc() or too_few_descriptors(here) or memory_problems(config, here)
+    return lacking or memory_problems(config, here)
 
 
 def _problems_together(config: Config) -> list[str]:
@@ -202,8 +204,8 @@ def _slurm_problems(config: Config) -> list[str]:
             f"device=cuda each needs its own: use launch.gpus_per_node={per_node}, more launch.nodes, or "
             "device.share=true"
         )
-    if launch.nodes > 1 and config.comms.name == "threads":
-        found.append("comms=threads needs all ranks on one host: use launch.nodes=1 or comms=auto")
+    if config.comms.name == "threads":
+        found.append("launch=slurm makes each rank a task of its job, not a thread: use comms=auto")
     values = flatten(plain(config))
     secret = [key for key, value in redact_values(values).items() if value != values[key]]
     return found + [f"{key} is a secret, and a job reads its point from a file: use launch=elastic" for key in secret]
@@ -259,14 +261,27 @@ def warnings(config: Config, job: Job) -> list[str]:
             "are not those of the schedule (gradients, losses and memory per rank are)"
         )
     if config.tracking.mode == "online" and (away := out_of_reach()):
-        runs = config.tracking.folder(Path(config.output_dir)) / "wandb" / "offline-run-*"
-        found.append(f"{away}: the runs are mirrored offline; send them later with `wandb sync {runs}`")
+        runs = shlex.quote(str(config.tracking.folder(Path(config.output_dir)) / "wandb"))
+        found.append(f"{away}: the runs are mirrored offline; send them later with `wandb sync {runs}/offline-run-*`")
     if config.engine.name == "compare" and "torch" not in job.engines:
         reasons = torch_problems(job.torch_schedule, job.checkpointing, job.rows)
         found.append(f"engine=compare goes without torch: {reasons[0]}")
+    if isinstance(job.model, OwnSettings) and job.schedule.split and (as_one := job.model.facts.as_one):
+        which = ", ".join(map(str, as_one))
+        found.append(
+            f"{'layer' if len(as_one) == 1 else 'layers'} {which}: B and W of the parts are not the full backward, so "
+            "the whole layer is divided as one, and W computes again what B has computed"
+        )
+    parts = job.schedule.chunks * job.replicas
+    if isinstance(job.model, OwnSettings) and parts > 1 and (mixing := job.model.facts.mixing):
+        which = ", ".join(map(str, mixing))
+        found.append(
+            f"{'layer' if len(mixing) == 1 else 'layers'} {which}: a row depends on the rows beside it, so the result "
+            "depends on chunks and replicas, as in any pipeline"
+        )
     found += job.notes
     if not profile_problems(config) and (profile := used_profile(config)) is not None:
-        found += filter(None, (machine_note(config, profile), rows_problem(profile, job.mean_rows)))
+        found += filter(None, (doubt(profile), machine_note(config, profile), rows_problem(profile, job.mean_rows)))
     partition = job.partition
     share, rank = config.partition.get("share"), config.partition.get("rank")
     if share is not None and rank is not None and config.ranks > 1:

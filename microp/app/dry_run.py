@@ -17,9 +17,10 @@ from pathlib import Path
 from statistics import median
 from typing import NoReturn
 
-from microp.app.errors import ConfigError
+from microp.app import config_checks
+from microp.app.composing import Composed, refusal
+from microp.app.errors import REFUSED
 from microp.app.hydra_callbacks import Point, PointsCallback, refuse, speaks
-from microp.app.hydra_internals import Composed
 from microp.app.knobs import NOTHING_LEFT, Knobs
 from microp.app.planned import Planned
 from microp.app.points import equal_points
@@ -42,34 +43,37 @@ def show_dry_run(callback: PointsCallback, composed: Sequence[Composed], resumes
     Raises:
         SystemExit: 0 if everything is valid, else 2.
     """
-    wanted = [each for each in composed if each.config is None or not each.config.skip]
+    knobs = Knobs()
+    checked = [(each, *_check(callback, each, knobs)) for each in composed]
+    checked = [(each, point, problems) for each, point, problems in checked if point is not None or problems]
+    wanted = [each for each, _, _ in checked]  # `skip` leaves out the others
     if composed and not wanted:
         refuse([NOTHING_LEFT])
-    knobs = Knobs()
-    checked = [_check(callback, each, knobs) for each in wanted]
-    points = [point for point, _ in checked if point is not None]
-    found = Counter(problem for _, problems in checked for problem in dict.fromkeys(problems))
+    points = [point for _, point, _ in checked if point is not None]
+    found = Counter(problem for _, _, problems in checked for problem in dict.fromkeys(problems))
     problems = [f"{problem} ({number} of {len(wanted)} points)" for problem, number in found.items()]
     problems = (problems if len(wanted) > 1 else list(found)) + knobs.problems + callback.problems_together(points)
     if speaks():
-        _show(wanted, [point for point, _ in checked], resumes)
+        _show(wanted, [point for _, point, _ in checked], resumes)
         if skipped := len(composed) - len(wanted):
             console.note(f"skip=true leaves {skipped} of {len(composed)} points out")
         for note in knobs.notes:
             console.note(note)
+        for warning in dict.fromkeys(
+            text for each in points for text in config_checks.warnings(each.config, each.made)
+        ):
+            console.warn(warning)
     if problems:
         refuse(problems)
     raise SystemExit(0)
 
 
 def _check(callback: PointsCallback, composed: Composed, knobs: Knobs) -> tuple[Point | None, list[str]]:
-    """Return a checked point, or None and what is wrong with it."""
+    """Return a checked point, or None and what is wrong with it; None and nothing if `skip` leaves it out."""
     try:
-        if composed.config is None:
-            raise ConfigError(callback.all_problems(ConfigError(composed.problems, composed.rests)))
-        return callback.read(composed.overrides, composed.config, knobs), []
-    except ConfigError as error:
-        return None, error.problems
+        return callback.read(composed, knobs), []
+    except REFUSED as error:
+        return None, refusal(error)
 
 
 def _show(composed: Sequence[Composed], points: Sequence[Point | None], resumes: bool) -> None:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from difflib import get_close_matches
+
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from yaml import YAMLError
 
 LONGEST = 400  # characters of a line
-
-
-class Rest(NamedTuple):
-    """What could be composed without the overrides that were refused; more may be wrong with it.
-
-    Attributes:
-        overrides: those that were not refused.
-        config: the configuration (a DictConfig) that they give.
-        refused: the keys of the refused overrides, which have their defaults.
-    """
-
-    overrides: list[str]
-    config: Any
-    refused: list[str]
+# By these Hydra and its libraries refuse what a user typed or wrote into a file; a ConfigError is a ValueError.
+REFUSED = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError)
+tracebacks = logging.getLogger("microp.tracebacks")  # shown with hydra.verbose=true, and with HYDRA_FULL_ERROR=1
 
 
 class ConfigError(ValueError):
@@ -27,13 +21,11 @@ class ConfigError(ValueError):
 
     Attributes:
         problems: one sentence per problem: the value, the rule, what to set instead.
-        rests: the configurations, one per point, without the overrides that are wrong.
     """
 
-    def __init__(self, problems: list[str], rests: Sequence[Rest] = ()) -> None:
+    def __init__(self, problems: Sequence[str]) -> None:
         self.problems = [fitted(problem) for problem in problems]
         super().__init__("\n".join(self.problems))
-        self.rests = list(rests)
 
 
 class RunError(RuntimeError):
@@ -45,6 +37,51 @@ class Stop(BaseException):
 
     It is no Exception, because Hydra keeps the Exceptions of a point until the last point has run.
     """
+
+
+def problems_of(error: BaseException, known: Sequence[str] = ()) -> list[str]:
+    """Return why a configuration is refused: our own sentences, or the first line of another library's error.
+
+    Args:
+        error: one of `REFUSED`.
+        known: the names of keys and of configurations, of which the nearest is added to an unknown one.
+    """
+    if isinstance(error, ConfigError):
+        return error.problems
+    cause, key, names = error.__cause__, "", list(known)
+    said = " ".join(str(error).split()) if isinstance(error, YAMLError) else first_line(error)
+    texts = [said, first_line(cause) if isinstance(cause, OmegaConfBaseException) else ""]
+    for each in (error, cause):
+        if isinstance(each, OmegaConfBaseException):
+            key = str(each.full_key or each.key or "")
+            texts = [f"{key}: {text}" if text and key not in " ".join(texts) else text for text in texts]
+    if isinstance(error, OverrideParseException) and error.override not in said:
+        texts.insert(0, error.override)
+    if isinstance(error, MissingConfigException):
+        group, _, key = str(error.missing_cfg_file).rpartition("/")
+        names = list(error.options or []) if group else names
+    elif not isinstance(cause or error, (ConfigAttributeError, ConfigKeyError)):
+        names = []
+    near = get_close_matches(key, names, 1)
+    text = ": ".join(text.removesuffix(".") for text in texts if text) or type(error).__name__
+    return [fitted(f"{text} (did you mean {near[0]}?)" if near else text)]
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says."""
+    return str(error).strip().partition("\n")[0].strip()
+
+
+def log_traceback(error: BaseException) -> None:
+    """Log the whole traceback of an error, with what caused it, which the user is told in one line."""
+    tracebacks.debug("%s", type(error).__name__, exc_info=error)
+
+
+def last_cause(error: BaseException) -> BaseException:
+    """Return the error that was raised first, of those that led to this one."""
+    while (before := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
+        error = before
+    return error
 
 
 def fitted(problem: str) -> str:

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import field, make_dataclass
 from math import prod
 from typing import Any, TypeVar, get_type_hints
@@ -24,8 +23,7 @@ from hydra.utils import get_method
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from microp.app.hydra_problems import value_problem
-from microp.app.user_code import user_code
+from microp.app.errors import first_line, last_cause, log_traceback
 from microp.settings import Line, Name, quoted
 
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs what `build` raises, in several lines
@@ -33,6 +31,7 @@ T = TypeVar("T")
 LONGEST = 200  # characters of what an exception says
 MOST_PAIRS = 1_000_000  # (stage, microbatch) pairs of a schedule
 _TEXT = Line("give a text on one line")
+GIVEN = frozenset({"ranks", "chunks", "layers", "stages", "task"})  # arguments of builders that are no keys
 
 
 def build(
@@ -60,24 +59,25 @@ def build(
             raise ValueError(f"{group}.{key} has no value: give each option of {group} a name and a builder")
     if broken := Name().broken(node["name"]):
         raise ValueError(f"{group}.name={quoted(node['name'])} {broken}")
-    knobs = typed_keys(group, node, offered or {})
+    knobs = typed_keys(group, node)
     if group == "schedule":
         _refuse_too_large({**given, **knobs})
-    wanted = _wanted(group, node, offered or {})
+    builder = builder_of(group, node)
+    parameters, _ = _signature(group, node, builder)
+    wanted = {key: make() for key, make in (offered or {}).items() if key in parameters}
     what = f"{group}.builder={node['builder']}"
     numbers = ", ".join(f"{key}={value}" for key, value in given.items()) or "its keys"
-    with _calling(group, node):
-        try:
-            result = builder_of(group, node)(**given, **knobs, **wanted)
-        except ValueError as error:
-            if not _is_ours(node):  # what a user's own function says need not name the key
-                raise ValueError(f"{what} refuses {numbers}: {_said(error)}") from error
-            named = any(str(error).startswith(f"{key}=") for key in knobs)
-            raise ValueError(f"{group}.{error}" if named else str(error)) from error
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # a builder may be the user's own, and exit
-            raise ValueError(f"{what} failed for {numbers}: {_said(error)}") from error
+    try:
+        result = builder(**given, **knobs, **wanted)
+    except ValueError as error:
+        log_traceback(error)
+        if not str(node["builder"]).startswith("microp."):  # what a user's own function says need not name the key
+            raise ValueError(f"{what} refuses {numbers}: {_with_cause(error)}") from error
+        named = any(str(error).startswith(f"{key}=") for key in knobs)
+        raise ValueError(f"{group}.{error}" if named else str(error)) from error
+    except (Exception, SystemExit) as error:  # a builder may be the user's own, and exit
+        log_traceback(error)
+        raise ValueError(f"{what} failed for {numbers}: {_with_cause(error)}") from error
     if not isinstance(result, made):
         got = "None" if result is None else f"a value of type {type(result).__name__}"
         raise ValueError(f"{what} returned {got}, not a {made.__name__}: return one")
@@ -102,22 +102,14 @@ def builder_of(group: str, node: dict[str, Any]) -> Callable[..., Any]:
     Raises:
         ValueError: it cannot be imported.
     """
-    with _calling(group, node):
-        try:
-            return get_method(node["builder"])
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # Hydra wraps whatever the import raised
-            raise ValueError(f"{group}.builder={node['builder']} cannot be imported: {_said(error)}") from error
-
-
-def _is_ours(node: Mapping[str, Any]) -> bool:
-    """Return whether an option's builder is one of microp's, and not a user's own."""
-    return str(node["builder"]).startswith("microp.")
-
-
-def _calling(group: str, node: Mapping[str, Any]) -> AbstractContextManager[None]:
-    return nullcontext() if _is_ours(node) else user_code(f"{group}.builder={node['builder']}")
+    try:
+        return get_method(node["builder"])
+    except (Exception, SystemExit) as error:  # Hydra wraps whatever the import raised
+        log_traceback(error)
+        first = last_cause(error)
+        is_itself = isinstance(first, ModuleNotFoundError) and str(first.name).startswith(node["builder"])
+        said = f"there is no such name in its module ({_said(first)})" if is_itself else _said(first)
+        raise ValueError(f"{group}.builder={node['builder']} cannot be imported: {said}") from error
 
 
 def asks_for(group: str, node: dict[str, Any], name: str) -> bool:
@@ -128,24 +120,20 @@ def asks_for(group: str, node: dict[str, Any], name: str) -> bool:
         return False
 
 
-def _wanted(group: str, node: dict[str, Any], offered: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Return those of the offered arguments that the signature of an option's builder names, made.
+def keys_of_builder(group: str, node: dict[str, Any]) -> set[str]:
+    """Return the keys that an option with a builder has.
 
     Raises:
         ValueError: the builder cannot be imported.
     """
-    parameters, _ = _signature(group, node, builder_of(group, node))
-    return {key: make() for key, make in offered.items() if key in parameters}
+    return {"name", "builder"} | (_signature(group, node, builder_of(group, node))[0] - GIVEN)
 
 
-def typed_keys(group: str, node: dict[str, Any], offered: Collection[str] = ()) -> dict[str, Any]:
+def typed_keys(group: str, node: dict[str, Any]) -> dict[str, Any]:
     """Return an option's keys without `name` and `builder`, with the types of the builder's signature."""
     builder = builder_of(group, node)
-    parameters, hints = _signature(group, node, builder)
+    _, hints = _signature(group, node, builder)
     knobs = {key: value for key, value in node.items() if key not in ("name", "builder")}
-    for key in knobs:
-        if key not in parameters or key in offered:
-            raise ValueError(f"{group}.{key} is not a key of {group}={node['name']}: leave it out")
     schema = make_dataclass(group, [(key, hints.get(key, Any), field(default=MISSING)) for key in knobs])
     try:
         typed = OmegaConf.structured(schema)
@@ -157,7 +145,7 @@ def typed_keys(group: str, node: dict[str, Any], offered: Collection[str] = ()) 
         try:
             typed[key] = value
         except OmegaConfBaseException as error:
-            raise ValueError(value_problem(error, f"{group}.{error.full_key or key}")) from error
+            raise ValueError(f"{group}.{error.full_key or key}: {first_line(error)}") from error
         if isinstance(typed[key], str) and (broken := _TEXT.broken(typed[key])):
             raise ValueError(f"{group}.{key}={quoted(value)} {broken}")
     return {key: _plain(typed[key]) for key in knobs}
@@ -171,6 +159,12 @@ def _signature(group: str, node: dict[str, Any], builder: Callable[..., Any]) ->
         raise ValueError(
             f"{group}.builder={node['builder']} has a signature that cannot be read: {_said(error)}"
         ) from error
+
+
+def _with_cause(error: BaseException) -> str:
+    """Return what an exception says, and what the one says that was raised first, if it is another one."""
+    first = last_cause(error)
+    return _said(error) if first is error else f"{_said(error)}, from {_said(first)}"
 
 
 def _said(error: BaseException) -> str:

@@ -19,9 +19,9 @@ from typing import Any
 from hydra.utils import get_method
 from omegaconf import OmegaConf
 
-from microp.app.knobs import default_values, ours, schema_of, uses
+from microp.app.knobs import default_values, own_option, uses
 from microp.app.places import CONF, SWEEPS, sweep_names
-from microp.app.schema import FIXED, GROUPS, CostsConfig, SearchConfig, SimulateConfig
+from microp.app.schema import GROUPS, CostsConfig, SearchConfig, SimulateConfig, is_fixed, schema_of
 
 WIDTH = 22  # of the column of keys and options
 
@@ -45,10 +45,10 @@ def key_helps() -> dict[str, str]:
     found = {key: top.get(key, "") for key in _values("base") if key != "defaults"}
     for group in GROUPS:
         for option in _options(group):
-            keys = ours().option(group, option)
+            keys = own_option(group, option)
             documented = get_method(keys["builder"]) if "builder" in keys else schema_of(group, keys)
             helps = lines_of_keys(documented)
-            found |= {f"{group}.{key}": helps.get(key, "") for key in keys if key not in FIXED}
+            found |= {f"{group}.{key}": helps.get(key, "") for key in keys if not is_fixed(group, key)}
     return found
 
 

@@ -13,7 +13,6 @@ import functools
 import json
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,13 +26,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from microp.app.composing import Composed, compose_points, is_basic, refusal, typed_overrides, word_problems
 from microp.app.config import plain, read_composed, what_runs
-from microp.app.errors import ConfigError, Stop, fitted
-from microp.app.hydra_internals import Composed, compose_points, is_basic, launches_in_turn, together, typed_overrides
-from microp.app.hydra_problems import REFUSED, hydra_problems
+from microp.app.errors import REFUSED, ConfigError, Stop, fitted
 from microp.app.knobs import NOTHING_LEFT, Knobs
 from microp.app.schema import Config
-from microp.settings import not_writable, quoted
+from microp.settings import is_joined, not_writable, quoted
 from microp.terminal import console
 
 BAD_INPUT = 2
@@ -56,7 +54,7 @@ class Point(NamedTuple):
     made: Any
 
 
-def loud(method: Callable[P, None]) -> Callable[P, None]:
+def stop_on_error(method: Callable[P, None]) -> Callable[P, None]:
     """Return a callback that ends the program if it fails; Hydra would only warn."""
 
     @functools.wraps(method)
@@ -73,6 +71,8 @@ def stop_for(error: Exception) -> Stop:
     """Return what ends the command after an error that is not the user's input: what the machine refused, or a bug."""
     from microp.store import RecordError, in_a_line  # imported late: --help and TAB do without it
 
+    if isinstance(error, BrokenPipeError):
+        raise error  # what reads the output, such as `head`, has seen enough
     if isinstance(error, OSError):
         return Stop(in_a_line(error))
     if isinstance(error, RecordError):
@@ -85,11 +85,11 @@ class PointsCallback(Callback):
     """Hydra's callback before and after all points of a command; a single run is one point.
 
     Attributes:
-        began: whether all points were valid, so that runs may have been started.
+        began: the callback of this process's command, once all points are valid, so that runs may have been started.
         skipped: the overrides of the points that `skip` leaves out.
     """
 
-    began: ClassVar[bool] = False
+    began: ClassVar[PointsCallback | None] = None
     skipped: Sequence[list[str]] = ()
     _prepared: ClassVar[dict[str, Any]] = {}
 
@@ -103,50 +103,14 @@ class PointsCallback(Callback):
         raise NotImplementedError
 
     @classmethod
-    def check(cls, config: Config) -> Any:
-        """Prepare a point, and keep the result for its turn; raises as `prepare`."""
-        made = cls._prepared[_key(config)] = cls.prepare(config)
-        return made
-
-    @classmethod
     def take(cls, config: Config) -> Any:
-        """Return what was prepared for a point.
-
-        It is prepared now if that was done in another process.
-        """
-        found = cls._prepared.pop(_key(config), None)
-        return cls.prepare(config) if found is None else found
-
-    @classmethod
-    def all_problems(cls, error: Exception) -> list[str]:
-        """Return why configurations were refused, and what else is wrong with them.
-
-        They are read without the overrides that were refused. What is then found is left out if it names a refused
-        key, because that key has its default instead of the user's value.
-        """
-        found, knobs = hydra_problems(error), Knobs()
-        rests = error.rests if isinstance(error, ConfigError) else []
-        for rest in rests:
-            try:
-                cls.read(rest.overrides, rest.config, knobs)
-            except ConfigError as more:
-                found += [problem for problem in more.problems if not _names(problem, rest.refused)]
-        refused = [key for rest in rests for key in rest.refused]
-        return list(dict.fromkeys(found + [problem for problem in knobs.problems if not _names(problem, refused)]))
+        """Return what was prepared for a point; it is prepared now if that was done in another process."""
+        made = cls._prepared.pop(_key(config), None)
+        return cls.prepare(config) if made is None else made
 
     def problems_together(self, points: list[Point]) -> list[str]:
         """Return what is wrong with valid points as points of one command."""
         return []
-
-    @classmethod
-    def read(cls, overrides: list[str], node: DictConfig, knobs: Knobs) -> Point:
-        """Return a point, checked and prepared, and add its knobs; raises as `prepare`."""
-        asked = read_composed(node)
-        if asked.skip:  # a single run; a sweep has left such points out before
-            raise ConfigError([NOTHING_LEFT])
-        knobs.add(overrides, asked)
-        point = what_runs(asked)
-        return Point(overrides, point, cls.check(point))
 
     def begin(self, config: DictConfig, points: list[Point]) -> None:
         """React to the start of the command: all points are valid, and nothing has been started."""
@@ -154,73 +118,92 @@ class PointsCallback(Callback):
     def end(self, config: DictConfig) -> None:
         """React to the end of the last point."""
 
+    def show_finished(self) -> bool:
+        """Show what is finished of a command that ends before its last point; return whether it is a sweep."""
+        return False
+
+    def close(self) -> None:
+        """Close what the command left open, however it ended."""
+
     def dry_run(self, config: DictConfig, points: list[Composed]) -> None:
         """Show what the command would do and exit, if the command can; else nothing happens, and `prepare` refuses."""
 
-    @loud
-    def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        if _is_dry(config):
-            self.dry_run(config, [Composed(typed_overrides(config), config, [], [])])
-        self._start(config, [(typed_overrides(config), config)])
+    def read(self, composed: Composed, knobs: Knobs) -> Point | None:
+        """Return a point, checked and prepared, and add its knobs; None if `skip` leaves it out.
 
-    @loud
+        Raises:
+            ConfigError: the point is invalid.
+        """
+        if composed.config is None:
+            raise ConfigError(composed.problems)
+        asked, lacking = read_composed(composed.config)
+        if asked.skip:
+            return None
+        knobs.add(composed.overrides, asked, lacking)
+        point = what_runs(asked)
+        made = self._prepared[_key(point)] = self.prepare(point)
+        return Point(composed.overrides, point, made)
+
+    @stop_on_error
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        words = typed_overrides(config)
+        problems = word_problems(words)
+        self._start(config, [Composed(words, None if problems else config, problems)])
+
+    @stop_on_error
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         try:
             composed = compose_points(config)
-            if any(_is_dry(node) for node in (config, *(each.config for each in composed))):
-                self.dry_run(config, composed)
-            points = together(composed)
-            left = [(overrides, node) for overrides, node in points if not node.skip]
         except REFUSED as error:
-            refuse(self.all_problems(error))
-        if points and not left:
-            refuse([NOTHING_LEFT])
-        self.skipped = [overrides for overrides, node in points if node.skip]
-        self._start(config, left)
+            refuse(refusal(error))
+        if is_basic(config.hydra.sweeper) and launches_in_turn(config.hydra.launcher):
+            config.hydra.sweeper.max_batch_size = 1  # else Hydra composes all points again before the first one
+        self._start(config, composed)
 
-    @loud
+    @stop_on_error
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
         """Remove the file in which Hydra repeats the whole command, secrets included; plan.json has it without them."""
         if is_sweep(config):
             (Path(config.hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)
 
-    @loud
+    @stop_on_error
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         """Release the point's configurations, which Hydra would keep until the last point has run."""
         job_return.cfg = job_return.hydra_cfg = None
 
-    @loud
+    @stop_on_error
     def on_run_end(self, config: DictConfig, **_: Any) -> None:
         self.end(config)
 
-    @loud
+    @stop_on_error
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         self.end(config)
 
-    def _start(self, config: DictConfig, composed: list[tuple[list[str], DictConfig]]) -> None:
-        points, problems, knobs = [], [], Knobs()
-        for overrides, node in composed:
+    def _start(self, config: DictConfig, composed: list[Composed]) -> None:
+        if any(node is not None and node.get("dry_run") for node in (config, *(each.config for each in composed))):
+            self.dry_run(config, composed)
+        points, skipped, problems, knobs = [], [], [], Knobs()
+        for each in composed:
             try:
-                points.append(self.read(overrides, node, knobs))
-            except ConfigError as error:
-                problems += error.problems
+                point = self.read(each, knobs)
+            except REFUSED as error:
+                problems += refusal(error)
+                continue
+            if point is None:
+                skipped.append(each.overrides)
+            else:
+                points.append(point)
+        if composed and not points and not problems:
+            refuse([NOTHING_LEFT])
         if problems := problems + knobs.problems + self.problems_together(points) or _folder_problem(config):
             refuse(list(dict.fromkeys(problems)))
         if speaks():
             for note in knobs.notes:
                 console.note(note)
         log.debug("%s composed and checked", "1 point is" if len(points) == 1 else f"{len(points)} points are")
-        PointsCallback.began = True
+        self.skipped = skipped
+        PointsCallback.began = self
         self.begin(config, points)
-
-
-def _names(problem: str, keys: list[str]) -> bool:
-    """Return whether a problem names one of these keys, or a key of one of these groups."""
-    return any(re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", problem) for key in keys)
-
-
-def _is_dry(config: DictConfig | None) -> bool:
-    return config is not None and OmegaConf.select(config, "dry_run") is True
 
 
 def _folder_problem(config: DictConfig) -> list[str]:
@@ -243,14 +226,23 @@ def is_sweep(config: DictConfig) -> bool:
     return bool(config.hydra.mode is RunMode.MULTIRUN)
 
 
+def launches_in_turn(launcher: DictConfig) -> bool:
+    """Return whether a launcher runs the points of a sweep one after the other, as Hydra's own does."""
+    return bool(launcher._target_.endswith(".BasicLauncher"))
+
+
 def config_name() -> str:
     """Return the name of the running point's primary configuration: `config`, or that of a stored sweep."""
     return str(HydraConfig.get().job.config_name) if HydraConfig.initialized() else "config"
 
 
 def overrides() -> list[str]:
-    """Return the overrides of the running point; none outside of a command."""
-    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+    """Return the overrides of the running point as they were typed; none outside of a command."""
+    if not HydraConfig.initialized():
+        return []
+    typed = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # as the plan has them
+    assert isinstance(typed, list)
+    return typed
 
 
 def chooses_points() -> bool:
@@ -277,12 +269,12 @@ def sweep_folder() -> Path | None:
 
 def speaks() -> bool:
     """Return whether this process writes to the terminal; of a torchrun launch only rank 0 does."""
-    return os.environ.get("RANK", "0") == "0"
+    return not is_joined() or os.environ["RANK"] == "0"
 
 
-def refuse(problems: list[str]) -> NoReturn:
+def refuse(problems: Sequence[str]) -> NoReturn:
     """Print what has to be changed, and exit with code 2; nothing has been started."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":  # each host may have problems of its own
+    if not is_joined() or os.environ["LOCAL_RANK"] == "0":  # each host may have problems of its own
         for problem in problems:
             console.error(fitted(problem))
     else:  # torchrun stops all ranks of a host as soon as one exits, so the one that speaks must be the first

@@ -81,17 +81,18 @@ class Run:
         return trace.plain(trace.timeline(step.panels, columns, sums=step.sums, predicted=predicted, replicas=replicas))
 
 
-def measure(*overrides: str) -> Run:
+def measure(*overrides: str, folder: Path | str | None = None) -> Run:
     """Compose, check and run one point on real processes, and return its run.
 
     Args:
         overrides: as on the command line of a run, e.g. `"schedule=1f1b", "chunks=8"`.
+        folder: of your own models and schedules, `-cd` on the command line: it has `model/NAME.yaml` for `model=NAME`.
 
     Raises:
         ConfigError: the configuration is wrong and nothing was started; its `problems` lists all problems.
         RunError: a rank failed, and the message says which one, at which action and step; or another process runs this.
     """
-    point = read_config(compose_config(*overrides))
+    point = read_config(compose_config(*overrides, folder=folder))
     if point.skip:
         raise ConfigError([NOTHING_LEFT])
     if point.dry_run:
@@ -104,26 +105,27 @@ def measure(*overrides: str) -> Run:
     if console.err.is_terminal:  # a notebook gets no bar
         board.open([len(list(job.phases()))])
     try:
-        folder = run_attempt(point, job, overrides)
+        attempt = run_attempt(point, job, overrides)
     except LockedError as error:
         raise RunError(str(error)) from error
     finally:
         board.close()
-    status = read_json(folder / "status.json")
+    status = read_json(attempt / "status.json")
     if status["status"] != "finished":
-        raise RunError(f"{status['message']} (see {folder})")
-    return Run(folder)
+        raise RunError(f"{status['message']} (see {attempt})")
+    return Run(attempt)
 
 
-def price(*overrides: str) -> Price:
+def price(*overrides: str, folder: Path | str | None = None) -> Price:
     """Compose, check and simulate one point, and return its price.
 
     Args:
         overrides: as on the command line of `microp.simulate`, e.g. `"schedule=zb_h1", "costs.forward=2"`.
+        folder: of your own models and schedules, as for `measure`.
 
     Raises:
         ConfigError: the configuration is wrong; its `problems` lists all problems.
     """
-    config = read_config(compose_config(*overrides, name="simulate"))
+    config = read_config(compose_config(*overrides, name="simulate", folder=folder))
     assert isinstance(config, SimulateConfig)
     return Price(make_pricing_job(config))

@@ -22,7 +22,7 @@ from microp.app.resume import find_resumed
 from microp.app.schema import Config
 from microp.job import Job, Workload, question_id, run_id, torch_problems
 from microp.schedule import Action, Op, Partition, Schedule, builders, spread, to_text, validate
-from microp.settings import EmulatedSettings, quoted
+from microp.settings import EmulatedSettings, OwnSettings, quoted
 from microp.simulator import closed_forms, nominal_costs, nominal_optimizer
 
 log = logging.getLogger(__name__)
@@ -163,6 +163,8 @@ def _schedule_of(config: Config) -> tuple[Schedule | None, str, list[str]]:
             f"schedule={config.schedule['name']} divides the backward into B and W, and compile=true makes one "
             "function of both: use a schedule without W, for example 1f1b, or compile=false"
         )
+    if isinstance(config.model, OwnSettings) and schedule.split:
+        found += config.model.facts.undivided
     if config.engine.name == "torch":
         found += torch_problems(schedule, config.checkpointing, spread(config.batch_size, config.chunks))
     return schedule, to_text(built), found

@@ -14,9 +14,8 @@ import platform
 import shutil
 import zlib
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,7 @@ from microp.job import Job
 from microp.model import open_data
 from microp.schedule import to_text
 from microp.store import flatten, last_attempt, new_attempt, read_status, unwritable
-from microp.terminal import console
-from microp.worker import HostsError, Joined, RankError, gather_rows, join, run_joined, when_terminated, why_failed
+from microp.worker import HostsError, Joined, RankError, gather_rows, join, run_joined
 
 _OF_A_HOST = (
     "tracking",
@@ -74,13 +72,7 @@ def run_as_rank(config: Config, job: Job, experiment: str | None, overrides: Seq
         raise ConfigError([str(error)]) from error
     attempt, folder, stay = _open(config, job, experiment, overrides, joined)
     try:
-        with ExitStack() as stack:
-            if attempt is not None:
-                claim = stack.enter_context(when_terminated(partial(_record_end, attempt, stay)))
-                stack.enter_context(attempt)
-                stack.callback(claim)
-            else:  # if torchrun ends the host's ranks, the first one must see why before it loses this one
-                stack.enter_context(when_terminated(lambda: None))
+        with attempt or nullcontext():
             _run(job, joined, folder, stay)
     except RankError as error:
         raise Stop(str(error)) from error
@@ -143,14 +135,6 @@ def _run(job: Job, joined: Joined, folder: Path, stay: dict[int, str]) -> None:
         joined.close()
     except RankError as error:
         raise RankError("; ".join([str(error), *stay.values()]), error.log) from error
-
-
-def _record_end(attempt: Attempt, stay: dict[int, str]) -> None:
-    """Record that torchrun has ended this rank, because another one of its host has failed or it was told to end."""
-    error = why_failed(attempt.folder, "torchrun ended the ranks of this host")
-    message = "; ".join([str(error), *stay.values()])
-    console.error(message)
-    attempt.fail(RankError(message))
 
 
 def _facts(config: Config, job: Job) -> dict[str, Any]:

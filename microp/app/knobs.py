@@ -6,29 +6,32 @@
     checkpointing=never,segments ... segments=3   ── a sweep ──► a note; `never` runs with segments at its default
 
 A *knob* is a key of an option besides its name. `RULES` lists the knobs that only some configurations use; all
-others are used always. A knob that other options of its group have is left out by `hydra_loader`.
+others are used always. A knob that the chosen option lacks is not used either: in a sweep, another one may have it.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
 from functools import cache
+from itertools import cycle
 from typing import Any, NamedTuple
 
-from hydra._internal.utils import create_config_search_path
 from omegaconf import OmegaConf
 
+from microp.app.composing import key_of
 from microp.app.factory import asks_for, build
-from microp.app.hydra_loader import Loader, current
-from microp.app.hydra_problems import key_of, not_used, use_one
 from microp.app.places import CONF
-from microp.app.schema import FIXED, GROUPS, SCHEMAS, Config
+from microp.app.schema import GROUPS, Config, PlanConfig, is_fixed, schema_of
 from microp.schedule import Schedule
-from microp.settings import OwnSettings, TrackingSettings, is_joined
+from microp.settings import TrackingSettings, is_joined, quoted
 
 NOTHING_LEFT = "skip=true leaves out every point of this command: leave at least one, or leave skip away"
+
+
+_NOT_FOR_A_PLAN = ["steps", "warmup_steps", "learning_rate", "seed", "repeat", "again", "fail_fast", "parallel"]
+_NOT_FOR_A_PLAN += ["activation_limit", "snapshot", "launch"]
 
 
 class Unused(NamedTuple):
@@ -37,20 +40,18 @@ class Unused(NamedTuple):
     Attributes:
         by: what does not use it, for example `checkpointing=never`.
         remedy: what would use it, for example `use checkpointing=segments`.
+        value: what was given.
     """
 
     by: str
     remedy: str
+    value: str = ""
 
 
 def _batches_no_w(config: Config) -> Unused | None:
     if config.engine.name == "torch":
         return Unused("engine=torch", "use engine=microp")
     return _has_no_w(config) if config.engine.batch_weights else None  # the schedule is built only if it matters
-
-
-def _divides_no_b(config: Config) -> Unused | None:
-    return None if getattr(config.device, "full_ms", None) is None else _has_no_w(config)
 
 
 def _has_no_w(config: Config) -> Unused | None:
@@ -105,7 +106,6 @@ RULES: dict[str, Rule] = (
             _unless(lambda c: c.checkpointing.segments != 0, _policy, "use checkpointing=always")
         ),
         "device.reduce_ms": _SEVERAL_REPLICAS,
-        "device.full_ms": _or_timed(_divides_no_b),
         "device.speed": _unless(
             lambda c: c.device.is_emulated or asks_for("partition", c.partition, "task"),
             lambda c: f"device={c.device.name} with partition={c.partition['name']}",
@@ -118,22 +118,59 @@ RULES: dict[str, Rule] = (
     }
     | {
         f"device.{key}": _or_timed(lambda _: None)
-        for key in ("forward_ms", "backward_ms", "weight_ms", "per", "overhead_ms", "optimizer_ms")
+        for key in ("forward_ms", "backward_ms", "weight_ms", "full_ms", "per", "overhead_ms", "optimizer_ms")
     }
     | {
         f"tracking.{field.name}": _unless(
             lambda c: c.tracking.mode != "disabled", lambda _: "tracking=disabled", "use tracking=offline"
         )
         for field in fields(TrackingSettings)
-        if field.name not in FIXED
+        if not is_fixed("tracking", field.name)
     }
 )
 
 
 def unused(config: Config) -> dict[str, Unused]:
-    """Return the knobs, and the whole groups, that a configuration does not use."""
-    found = {key: why for key, rule in RULES.items() if _is_ours(config, key) and (why := rule(config))}
+    """Return the knobs, the whole groups and the other keys that a configuration does not use.
+
+    What any of the choices of a plan uses is used.
+    """
+    choices = choices_of(config)
+    found = {}
+    for key, rule in RULES.items():
+        whys = [rule(choice) for choice in choices] if _is_ours(config, key) else []
+        if whys and whys[0] is not None and None not in whys:
+            found[key] = whys[0]
+    if isinstance(config, PlanConfig):
+        found |= dict.fromkeys(_NOT_FOR_A_PLAN, Unused("a plan", "leave it out"))
     return {key: why for key, why in found.items() if "." not in key or _group(key) not in found}
+
+
+def choices_of(config: Config) -> list[Config]:
+    """Return configurations that have every value that a plan searches, with these in turn; else only this one."""
+    if not isinstance(config, PlanConfig):
+        return [config]
+    space = config.search
+    names = [name for name in space.schedule if is_ours("schedule", name)]
+    policies = [policy for policy in space.checkpointing if is_ours("checkpointing", policy.partition("=")[0])]
+    replicas = [count for count in space.replicas if count > 0]
+    number = max(len(names), len(policies), len(replicas))
+    turns = zip(range(number), cycle(names), cycle(policies), cycle(replicas), strict=False)  # none if a list is empty
+    return [chosen(config, name, policy, count) for _, name, policy, count in turns] or [config]
+
+
+def chosen(config: Config, schedule: str, checkpointing: str, replicas: int, stages_per_rank: int = 0) -> Config:
+    """Return the configuration of a run with one choice of a plan; `chunks` is left as it is."""
+    name, _, segments = checkpointing.partition("=")
+    policy = _settings("checkpointing", name)
+    return run_of(
+        config,
+        schedule=default_values("schedule", schedule)
+        | ({"stages_per_rank": stages_per_rank} if stages_per_rank else {}),
+        checkpointing=replace(policy, segments=int(segments)) if segments.isdecimal() else policy,
+        replicas=replicas,
+        ranks=max(1, config.ranks // replicas),
+    )
 
 
 def uses(key: str, option: str) -> bool:
@@ -146,6 +183,11 @@ def uses(key: str, option: str) -> bool:
     return not {key, group} & unused(config).keys()
 
 
+def run_of(config: Config, **changes: Any) -> Config:
+    """Return the configuration of a run that another command's configuration is of, with some keys changed."""
+    return Config(**{field.name: getattr(config, field.name) for field in fields(Config)} | changes)
+
+
 def without_unused(config: Config) -> Config:
     """Return the configuration with every unused knob at its default: what it runs."""
     result = copy.deepcopy(config)
@@ -154,7 +196,7 @@ def without_unused(config: Config) -> Config:
         if knob:
             setattr(getattr(result, group), knob, _default(config, key))
         else:
-            setattr(result, group, _default_option(group))
+            setattr(result, group, _default_option(group) if group in GROUPS else _base()[group])
     return result
 
 
@@ -165,27 +207,30 @@ class Knobs:
         self._used: set[str] = set()
         self._unused: dict[str, dict[str, tuple[str, Unused]]] = {}  # key -> what does not use it -> as typed, and why
 
-    def add(self, words: Iterable[str], config: Config) -> None:
-        """Add a point: its overrides as typed, and its configuration as composed."""
+    def add(self, words: Iterable[str], config: Config, lacking: Mapping[str, Unused]) -> None:
+        """Add a point.
+
+        Args:
+            words: its overrides as typed.
+            config: its configuration as composed.
+            lacking: the given keys that its options do not have.
+        """
         not_here = unused(config)
-        asked = {key_of(word): word for word in words if not word.startswith(("+", "~"))}
-        for key in sorted(asked.keys() | _changed(config, not_here).keys()):
-            group, _, knob = key.partition(".")
-            why = not_here.get(key) or not_here.get(group)
-            if knob and group in GROUPS and not _has(config, key):
-                options = current().options_with(key)
-                why = Unused(f"{group}={_name(config, group)}", use_one(group, options)) if options else None
+        values = {key: f"{key}={why.value}" for key, why in lacking.items()} | _changed(config, not_here)
+        not_here |= lacking
+        asked = values | {key_of(word): word for word in words}
+        for key, word in sorted(asked.items()):
+            why = not_here.get(key) or not_here.get(_group(key))
             if why is None:
                 self._used.add(key)
             else:
-                word = asked.get(key) or _changed(config, not_here)[key]
                 self._unused.setdefault(key, {})[why.by] = (word, why)
 
     @property
     def problems(self) -> list[str]:
         """One sentence for each knob that is asked for but that no point uses."""
         never = [next(iter(each.values())) for key, each in self._unused.items() if key not in self._used]
-        return [not_used(word, why.by, why.remedy) for word, why in never]
+        return [f"{quoted(word)} is not used by {why.by}: {why.remedy}" for word, why in never]
 
     @property
     def notes(self) -> list[str]:
@@ -198,7 +243,10 @@ def _changed(config: Config, not_here: Iterable[str]) -> dict[str, str]:
     found = {}
     for unused_key in not_here:
         group = _group(unused_key)
-        if unused_key == group and _name(config, group) != _name_of(_default_option(group)):
+        if group not in GROUPS:
+            if (value := getattr(config, group)) != _base()[group]:
+                found[group] = f"{group}={value}"
+        elif unused_key == group and _name(config, group) != _name_of(_default_option(group)):
             found[group] = f"{group}={_name(config, group)}"
         elif _is_ours(config, group):
             keys = [unused_key] if unused_key != group else [f"{group}.{knob}" for knob in vars(getattr(config, group))]
@@ -223,17 +271,16 @@ def _name(config: Config, group: str) -> str:
     return _name_of(getattr(config, group))
 
 
-def _has(config: Config, key: str) -> bool:
-    """Return whether the chosen option of a group has a knob."""
-    node = getattr(config, _group(key))
-    node = node.asked if isinstance(node, OwnSettings) else node
-    return key.partition(".")[2].partition(".")[0] in (node if isinstance(node, dict) else vars(node))
+def is_ours(group: str, option: str) -> bool:
+    """Return whether an option is one of microp's own; of a user's own option every knob counts."""
+    return option in _options(group)
 
 
 def _is_ours(config: Config, key: str) -> bool:
-    """Return whether a key is of one of microp's own options; of a user's own option every knob counts."""
-    group = _group(key)
-    return (group == key or _has(config, key)) and bool(ours().option(group, _name(config, group)))
+    """Return whether a key, or a group, is of one of microp's own options."""
+    group, _, knob = key.partition(".")
+    option = _name(config, group)
+    return is_ours(group, option) and (not knob or knob in own_option(group, option))
 
 
 def _default(config: Config, key: str) -> Any:
@@ -259,27 +306,40 @@ def default_values(group: str, option: str) -> dict[str, Any]:
 @cache
 def _resolved(group: str, option: str) -> dict[str, Any]:
     others = {"device": {"name": _defaults()["device"]}}
-    values = OmegaConf.to_container(OmegaConf.create({**others, "values": ours().option(group, option)}), resolve=True)
+    values = OmegaConf.to_container(OmegaConf.create({**others, "values": own_option(group, option)}), resolve=True)
     assert isinstance(values, dict)
     return dict(values["values"])
 
 
-def schema_of(group: str, keys: dict[str, Any]) -> type:
-    """Return the settings class of an option, the one of its group that has its keys."""
-    schemas = [schema for path, schema in SCHEMAS.items() if path.partition("/")[0] == group]
-    [schema] = [each for each in schemas if {field.name for field in fields(each)} == keys.keys()]
-    return schema
+@cache
+def own_option(group: str, option: str) -> dict[str, Any]:
+    """Return the keys of one of microp's options as its file has them; none of a user's own option."""
+    if not is_ours(group, option):
+        return {}
+    file = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{option}.yaml"), resolve=False)
+    assert isinstance(file, dict)
+    keys: dict[str, Any] = {}
+    for base in file.pop("defaults", ["_self_"]):
+        keys |= {str(key): value for key, value in file.items()} if base == "_self_" else own_option(group, base)
+    return keys
+
+
+@cache
+def _options(group: str) -> frozenset[str]:
+    """Return the names of microp's own options of a group."""
+    return frozenset(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
 @cache
 def _defaults() -> dict[str, str]:
     """Return the option that each group has if none is chosen."""
-    base = OmegaConf.to_container(OmegaConf.load(CONF / "base.yaml"))
-    assert isinstance(base, dict)
-    return {group: option for each in base["defaults"] if isinstance(each, dict) for group, option in each.items()}
+    defaults = _base()["defaults"]
+    return {group: option for each in defaults if isinstance(each, dict) for group, option in each.items()}
 
 
 @cache
-def ours() -> Loader:
-    """Return a loader of microp's own options, which does not see the user's."""
-    return Loader(create_config_search_path(str(CONF)))
+def _base() -> dict[str, Any]:
+    """Return what a configuration has if nothing is chosen."""
+    base = OmegaConf.to_container(OmegaConf.load(CONF / "base.yaml"))
+    assert isinstance(base, dict)
+    return {str(key): value for key, value in base.items()}

@@ -2,92 +2,68 @@
 
 ::
 
-    a single run    has ended ─► mirrored ─► the command ends
-    a sweep         point 1 has ended ─► mirrored while the ranks of point 2 start ─► first step of point 2
+    offline   attempt 1 ─► mirrored ─► attempt 2 ─► mirrored
+    online    attempt 1 ─────────────────────► waits ─► attempt 2
+              └─ `microp.tracking --follow` ───┘        at most END_S: the rest is done later, by the same command
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+import shlex
+import signal
+import subprocess
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from microp.app.schema import Config
+from microp.settings import server
 from microp.store import in_words, mirror
 from microp.terminal import console
 
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
-    from microp.worker import MirrorProcess
-
+END_S = 60  # that W&B gets after a run that was followed, in seconds
 log = logging.getLogger(__name__)
 
 
-class Mirrors:
-    """Mirrors attempts, at once or beside the start of the next point's ranks."""
+def follow(attempt: Path) -> subprocess.Popen[bytes]:
+    """Start the process that shows an attempt in W&B while it runs; its output goes to `tracking.log`.
 
-    def __init__(self) -> None:
-        self._process: MirrorProcess | None = None
-        self._begun: tuple[Path, str, Config] | None = None
-
-    def now(self, attempt: Path, state: str, config: Config) -> None:
-        """Mirror an attempt that has ended in this state, or warn that it could not be."""
-        with mirroring(attempt, state, config):
-            mirror(attempt, config.tracking, config.tracking.folder(Path(config.output_dir)))
-
-    def begin(self, attempt: Path, state: str, config: Config) -> None:
-        """Begin to mirror an attempt in a process of its own, after the one before has been mirrored."""
-        from microp.worker import MirrorProcess
-
-        self.finish()
-        try:
-            self._process = self._process or MirrorProcess()
-            self._process.begin(attempt, config.tracking, config.tracking.folder(Path(config.output_dir)))
-        except Exception as error:
-            _warn(attempt, state, config, error)
-        else:
-            self._begun = attempt, state, config
-
-    def answer(self) -> Connection | None:
-        """Return what gets something to read as soon as no attempt is being mirrored any more; None: none is."""
-        return self._process.answers if self._process and self._begun else None
-
-    def finish(self) -> None:
-        """Wait for the attempt that is being mirrored, if any, and warn if it could not be."""
-        if self._process and self._begun:
-            begun, self._begun = self._begun, None
-            with mirroring(*begun):
-                self._process.finish()
-
-    def close(self) -> None:
-        """Wait for the attempt that is being mirrored, and end the process; Ctrl-C ends it at once."""
-        try:
-            self.finish()
-        finally:
-            if self._process:
-                self._process.stop()
-            self._begun = None
+    Ctrl-C does not reach it, so that it closes the W&B runs of an attempt that was interrupted.
+    """
+    command = ["nice", "-n", "19", sys.executable, "-m", "microp.tracking", str(attempt), "--follow"]
+    with _log_of(attempt).open("wb") as said:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+        )
 
 
-@contextmanager
-def mirroring(attempt: Path, state: str, config: Config) -> Iterator[None]:
-    """Warn of any error with which an attempt could not be mirrored: the run is complete without W&B."""
+def mirror_ended(attempt: Path, state: str, config: Config, follower: subprocess.Popen[bytes] | None) -> None:
+    """Mirror an attempt that has ended in this state, or wait for the process that follows it; warn if that failed."""
     try:
-        yield
+        if follower is not None:
+            _wait_for(follower, attempt)
+        elif config.tracking.mode != "disabled":
+            mirror(attempt, config.tracking, config.tracking.folder(Path(config.output_dir)))
     except Exception as error:  # W&B may raise anything
-        _warn(attempt, state, config, error)
+        console.warn(
+            f"W&B failed for {attempt.parent.name}/{attempt.name} ({in_words(error)}), which is {state} and recorded. "
+            f"To mirror it later: python -m microp.tracking {shlex.quote(config.output_dir)}"
+        )
     else:
-        log.debug("W&B: %s/%s is mirrored, %s", attempt.parent.name, attempt.name, config.tracking.mode)
+        log.debug("W&B: %s/%s, %s", attempt.parent.name, attempt.name, config.tracking.mode)
 
 
-def _warn(attempt: Path, state: str, config: Config, error: Exception) -> None:
-    console.warn(
-        f"W&B failed for {attempt.parent.name}/{attempt.name} ({in_words(error)}), which is {state} and recorded. "
-        f"To mirror it later: python -m microp.tracking {config.output_dir}"
-    )
+def _wait_for(follower: subprocess.Popen[bytes], attempt: Path) -> None:
+    try:
+        code = follower.wait(END_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(follower.pid, signal.SIGKILL)  # with what W&B has started
+        follower.wait()
+        raise TimeoutError(f"{server()} took more than {END_S} s after the run") from None
+    if code:
+        raise RuntimeError(f"see {_log_of(attempt)}")
 
 
-mirrors = Mirrors()  # global, because Hydra creates the callback that ends its process
+def _log_of(attempt: Path) -> Path:
+    return attempt / "tracking.log"

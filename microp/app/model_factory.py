@@ -1,68 +1,97 @@
-"""Makes the settings of a user's own model: calls its function without numbers, and checks what it returns.
+"""Makes the settings of a user's own model: calls its function, and checks what it returns.
 
 ::
 
     # model/mine.yaml          def layers(width: int) -> Layers
-    builder: mine.layers ──► on the meta device ── inspect_layers ──► OwnSettings
-    width: 64                        ─────────
-                                     typed key
+    builder: mine.layers ──► few weights: with numbers ──────── inspect_layers ──► OwnSettings
+    width: 64                many: on the meta device ───────────────┤
+                                         └ fails: with numbers ──────┘
+
+Numbers show more than shapes do, but a large model takes long to make. What plain PyTorch runs on the CPU may fail
+without numbers, such as experts that choose their rows.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from microp.app.factory import build, builder_of, typed_keys
-from microp.app.user_code import user_code
-from microp.settings import LOWERED, MODELS, Computing, OwnSettings, own_settings
+from microp.settings import LOWERED, MODELS, Computing, DeviceSettings, LayerFacts, OwnSettings, own_settings
 
 if TYPE_CHECKING:
     from microp.model import Layers
 
+T = TypeVar("T")
+MOST = 100_000_000  # weights of a model that is made with numbers to be checked; a larger one only if it has to be
 _known: dict[str, OwnSettings] = {}  # every point of a sweep asks for the same few
 
 
-def own_model(node: dict[str, Any], computing: Computing) -> OwnSettings:
+def own_model(node: dict[str, Any], computing: Computing, device: DeviceSettings) -> OwnSettings:
     """Return the settings of the model whose function an option names; what is wrong with it is in `refused`.
 
     Args:
         node: the option: its name, its builder and the builder's keys.
         computing: how the layers will compute.
+        device: on what.
     """
-    text = repr((node, computing))
+    text = repr((node, computing, device.name))
     if text not in _known:
         try:
-            _known[text] = _checked(node, computing)
+            _known[text] = _checked(node, computing, device)
         except ValueError as error:
             keys = {key: value for key, value in node.items() if key not in ("name", "builder")}
             _known[text] = own_settings(str(node.get("name")), str(node.get("builder")), keys, refused=str(error))
     return copy.deepcopy(_known[text])
 
 
-def _checked(node: dict[str, Any], computing: Computing) -> OwnSettings:
-    from microp.model import code_of, inspect_layers, lowered_types  # torch takes half a second, and only this needs it
+def _checked(node: dict[str, Any], computing: Computing, device: DeviceSettings) -> OwnSettings:
+    import torch
 
-    made = _made(node)
+    from microp.model import lowered_types  # torch takes half a second, and only this needs it
+
     what = f"model.builder={node['builder']}"
     if node["name"] in MODELS:
         raise ValueError(f"model.name={node['name']} is the name of one of microp's models: choose another name")
-    with user_code(what):
-        try:
-            facts = inspect_layers(made, code_of(builder_of("model", node)))
-            if computing.dtype in LOWERED and facts.dtype == "float32":
-                facts = replace(facts, lowered=lowered_types(_made(node), computing))
-        except ValueError as error:
-            raise ValueError(f"{what} returns {error}") from error
+    facts, inspected = _inspected(node, what)
+    if computing.dtype in LOWERED and facts.dtype == "float32":
+        place = "cuda" if device.name == "cuda" and torch.cuda.is_available() else "cpu"
+        lowered = _said_of(what, lambda: lowered_types(_made(node, inspected), computing, place))
+        facts = replace(facts, lowered=lowered)
     return own_settings(node["name"], node["builder"], typed_keys("model", node), facts)
 
 
-def _made(node: dict[str, Any]) -> Layers:
-    """Return what the function returns, on the meta device."""
+def _inspected(node: dict[str, Any], what: str) -> tuple[LayerFacts, str]:
+    """Return what is known of the layers, and the device on which that was found out."""
+    from microp.model import code_of, inspect_layers, number_of_weights, seeded
+
+    code = code_of(builder_of("model", node))
+    with suppress(ValueError):  # what fails without numbers may be right with them
+        made = _made(node, "meta")
+        if number_of_weights(made) > MOST:
+            return _said_of(what, lambda: inspect_layers(made, code)), "meta"
+    with seeded(0):
+        made = _made(node, "cpu")
+        return _said_of(what, lambda: inspect_layers(made, code)), "cpu"
+
+
+def _said_of(what: str, inspect: Callable[[], T]) -> T:
+    try:
+        return inspect()
+    except ValueError as error:
+        raise ValueError(f"{what} returns {error}") from error
+    except SystemExit as error:
+        raise ValueError(f"{what} returns layers that end Python ({error!r}): let them return") from error
+
+
+def _made(node: dict[str, Any], device: str) -> Layers:
+    """Return what the function returns, with its tensors on a device."""
     import torch
 
     from microp.model import Layers
 
-    with torch.device("meta"):
+    with torch.device(device):
         return build("model", node, Layers)

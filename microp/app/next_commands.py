@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from microp.app import places
-from microp.app.hydra_internals import typed_folder
+from microp.app.composing import typed_folder
+from microp.app.hydra_callbacks import overrides
+from microp.app.knobs import unused
+from microp.app.schema import Config
 from microp.settings import TrackingSettings
 from microp.terminal import console, out
 
@@ -26,18 +30,31 @@ def print_next_commands(output: Path, tracking: TrackingSettings, finished: Path
     found = [("files", str(output / "runs"))]
     runs = tracking.folder(output) / "wandb"
     if tracking.mode != "disabled":
-        found.append(("look", f"{_program('wandb')} leet {runs}"))
+        found.append(("look", shlex.join([_program("wandb"), "leet", str(runs)])))
     if tracking.mode == "offline":
-        found.append(("sync", f"{_program('wandb')} sync {runs}/offline-run-*"))
+        found.append(("sync", f"{shlex.join([_program('wandb'), 'sync', str(runs)])}/offline-run-*"))
     if finished and places.has_analysis():
-        found.append(("draw", f"{_program('python')} -m analysis.timeline {finished}"))
+        found.append(("draw", shlex.join([_program("python"), "-m", "analysis.timeline", str(finished)])))
     out.print()
     for what, command in found:
         out.print(f"{what:5} {command}", soft_wrap=True, markup=False)
 
 
+def used_words(config: Config, left_out: Sequence[str]) -> list[str]:
+    """Return the running point's overrides that another configuration uses too, after its `-cd`.
+
+    Args:
+        config: the other configuration.
+        left_out: regular expressions of keys and groups that are not repeated.
+    """
+    not_used = [*left_out, *map(re.escape, unused(config))]
+    words = {word: word.lstrip("+~").partition("=")[0] for word in overrides()}
+    used = [word for word, key in words.items() if not any(re.match(rf"{each}(\.|$)", key) for each in not_used)]
+    return [*typed_folder(), *used]
+
+
 def print_failure(
-    attempt: Path, status: Mapping[str, Any], config: str, overrides: Sequence[str], *, in_sweep: bool
+    attempt: Path, status: Mapping[str, Any], config: str, typed: Sequence[str], *, in_sweep: bool
 ) -> None:
     """Print why a point has failed, where more is told, and the command that runs just this point again.
 
@@ -45,15 +62,15 @@ def print_failure(
         attempt: the folder of the failed attempt.
         status: the content of its status.json.
         config: the name of the primary configuration.
-        overrides: those of the point.
+        typed: the overrides of the point.
         in_sweep: whether it can only be run as a point of a sweep.
     """
     console.error(f"{attempt}: {status.get('message')}")
     if status.get("log"):
-        console.note(f"log    {status['log']}")
+        console.line(f"log    {status['log']}")
     named = [*typed_folder(), *([] if config == "config" else ["-cn", config])]
     alone = ["-m"] if in_sweep else [] if config == "config" else ["hydra.mode=RUN"]
-    console.note(f"again  {shlex.join(['python', '-m', 'microp.run', *named, *alone, *overrides])}")
+    console.line(f"again  {shlex.join(['python', '-m', 'microp.run', *named, *alone, *typed])}")
 
 
 def _program(name: str) -> str:

@@ -78,12 +78,12 @@ def choose_partition(config: Config, schedule: Schedule | None) -> Chosen | None
         partition = uniform(config.model.layers, stages)  # `memory_advice` refuses it, and says what would fit
     if not tasks:
         return Chosen(partition)
-    notes = list(tasks[0].notes)
+    notes = []
     if not tasks[0].prices.is_known:
         remedy = "" if config.compile else f": {profile_command(config)} measures them"
         notes.append(
-            f"partition={config.partition['name']} {list(partition.sizes)} counts every layer the same, "
-            f"because no times of its layers are known{remedy}"
+            f"partition={config.partition['name']} {list(partition.sizes)} weighs layers by their FLOPs and bytes, "
+            f"because no times of them are known{remedy}"
         )
     return Chosen(partition, tuple(notes), by_costs=True)
 

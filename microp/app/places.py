@@ -28,7 +28,7 @@ CHECKOUT = None if CONF.parent == PACKAGE else PACKAGE.parent  # None if microp 
 
 def sweep_names() -> list[str]:
     """Return the names of the stored sweeps."""
-    return sorted(path.stem for path in SWEEPS.glob("*.yaml") if not path.stem.endswith(".parts"))
+    return sorted(path.stem for path in SWEEPS.glob("*.yaml"))
 
 
 def see_current_folder() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
@@ -20,14 +21,16 @@ from omegaconf import DictConfig
 
 from microp.app.config import plain, read_config
 from microp.app.errors import ConfigError
-from microp.app.hydra_callbacks import PointsCallback, overrides
-from microp.app.hydra_internals import typed_folder
+from microp.app.hydra_callbacks import PointsCallback
+from microp.app.knobs import chosen
 from microp.app.memory_advice import subject_of
+from microp.app.next_commands import used_words
 from microp.app.partition_factory import memory_cap
-from microp.app.profiles import profile_command, profile_problems, rows_problem, used_profile
+from microp.app.profiles import doubt, profile_command, profile_problems, rows_problem, used_profile
 from microp.app.schema import Config, PlanConfig
-from microp.planner import ORDERS, POLICIES, Found, Priced, Pricer, Space, search, what_binds
-from microp.settings import GIB, MIB, broken_rules, quoted, size_text
+from microp.planner import ORDERS, POLICIES, Choice, Found, Priced, Pricer, Space, search, what_binds
+from microp.schedule import Schedule, uniform
+from microp.settings import GIB, MIB, EstimateSettings, broken_rules, quoted, size_text
 from microp.store import write_text
 from microp.terminal import console, plan_table
 
@@ -111,6 +114,11 @@ def make_plan(config: PlanConfig) -> Plan:
     ]
     if config.device.speed is not None:
         found.append("device.speed is not for a plan, whose pipelines can have any number of ranks: leave it out")
+    if config.memory_gib is not None and config.device.memory_gib is not None:
+        found.append(
+            f"memory_gib={config.memory_gib:g} and device.memory_gib={config.device.memory_gib:g} both limit a rank: "
+            "give one of them"
+        )
     if config.compile:
         found.append("compile=true is not for a plan: no times of compiled layers are known, leave it out")
     if config.dry_run:
@@ -130,14 +138,29 @@ def make_plan(config: PlanConfig) -> Plan:
         pricer.weigh_layers()
     except ValueError as error:
         raise ConfigError([f"{error}: use profile=FILE"]) from error
-    if not any(pricer.schedule(choice) for choice in space.choices()):
+    _check_stages(config, pricer, space)
+    return Plan(config, pricer, space, cap)
+
+
+def _check_stages(config: PlanConfig, pricer: Pricer, space: Space) -> None:
+    """Raise ConfigError if no choice exists, or one has another number of stages than a list has times."""
+    stages: dict[int, tuple[Choice, Schedule]] = {}
+    for choice in space.choices():
+        if (schedule := pricer.schedule(choice)) is not None:
+            stages.setdefault(schedule.stages, (choice, schedule))
+    if not stages:
         raise ConfigError(
             [
                 f"no choice exists for ranks={config.ranks}, model.layers={config.model.layers} and "
                 f"batch_size={config.batch_size}: use fewer ranks or chunks, or more layers or rows"
             ]
         )
-    return Plan(config, pricer, space, cap)
+    for number, (choice, schedule) in stages.items():
+        task = pricer.task(choice, schedule)
+        try:
+            task.prices.costs(task.workload(uniform(config.model.layers, number).sizes))
+        except ValueError as error:
+            raise ConfigError([f"schedule={choice.schedule}: {error}"]) from error
 
 
 def _powers(config: PlanConfig) -> list[int]:
@@ -161,7 +184,7 @@ def run_plan(config: DictConfig) -> dict[str, Any]:
     rows = [_row(plan, each) for each in found.front]
     name = hashlib.sha256(json.dumps(plain(point), sort_keys=True, default=str).encode()).hexdigest()[:8]
     path = Path(point.output_dir) / "plans" / f"plan-k{point.ranks}-b{point.batch_size}-{name}.json"
-    about = {"candidates": found.candidates, "simulated": found.simulated, "too_large": found.too_large}
+    about = {"candidates": found.candidates, "too_large": found.too_large}
     result = {"times": plan.pricer.subject.prices.source, "memory_gib": plan.cap and plan.cap / GIB, **about}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps({**result, "plans": rows}, indent=2) + "\n")
@@ -192,19 +215,23 @@ def _row(plan: Plan, priced: Priced) -> dict[str, Any]:
 
 
 def _command(plan: Plan, priced: Priced) -> str:
-    """Return the command that runs a plan."""
-    own = (*OWN, r"model\.(?!layers)\w+") if plan.config.device.is_emulated and plan.config.profile else OWN
-    kept = [word for word in overrides() if not any(re.match(rf"\+*{each}(\.|=|$)", word) for each in own)]
-    words = [f"ranks={plan.config.ranks // priced.choice.replicas}", *priced.choice.words()]
-    if priced.choice.partition == "balanced":
+    """Return the command that runs a plan, or prices it if nothing can run on the device."""
+    own: tuple[str, ...] = OWN
+    choice = priced.choice
+    if plan.config.device.is_emulated and plan.config.profile:
+        own = (*OWN, r"model\.(?!layers)\w+")
+    run = chosen(plan.config, choice.schedule, choice.checkpointing, choice.replicas, choice.stages_per_rank)
+    words = [f"ranks={run.ranks}", *choice.words()]
+    if choice.partition == "balanced" or not plan.pricer.subject.prices.is_known:  # uniform stages count the same
         words += ["partition=sizes", f"partition.sizes=[{','.join(map(str, priced.sizes))}]"]
-    return " ".join(["microp", *typed_folder(), *kept, *words])
+    program = ["python", "-m", "microp.simulate"] if isinstance(run.device, EstimateSettings) else ["microp"]
+    return shlex.join([*program, *used_words(run, own), *words])
 
 
 def _heading(plan: Plan, found: Found) -> str:
     limit = "no limit of memory" if plan.cap is None else f"{size_text(plan.cap)} for each rank"
     return (
-        f"{found.candidates:,} candidates, {found.too_large:,} need too much memory, {found.simulated:,} simulated; "
+        f"{found.candidates:,} candidates, {found.too_large:,} need too much memory; "
         f"{limit}; times: {plan.pricer.subject.prices.source}"
     )
 
@@ -214,12 +241,13 @@ def _notes(plan: Plan, found: Found) -> list[str]:
     notes = []
     prices, cap = plan.pricer.subject.prices, plan.cap
     if not prices.is_known:
-        notes.append(f"every layer counts the same: {profile_command(plan.config)} measures their times")
-    elif used_profile(plan.config) is None and "row" not in getattr(plan.config.device, "per", []):
+        notes.append(f"no times of the layers are known: {profile_command(plan.config)} measures them")
+    elif plan.config.profile is None and "row" not in getattr(plan.config.device, "per", ["row"]):
         notes.append("the nominal times are per microbatch, whatever its rows: device.per=[layer,row] counts them")
     rows = {plan.config.batch_size / each.choice.replicas / each.choice.chunks for each in found.front}
     if (profile := used_profile(plan.config)) is not None:
         notes += [text for each in sorted({min(rows), max(rows)}) if (text := rows_problem(profile, each))]
+        notes += filter(None, [doubt(profile)])
     elif any(each.choice.replicas > 1 for each in found.front) and not getattr(plan.config.device, "reduce_ms", None):
         notes.append("the sums of the gradients over the replicas take no time here: they are not known")
     if cap is not None and found.over and found.over[-1].step < found.front[0].step:
@@ -256,7 +284,3 @@ class PlanCallback(PointsCallback):
     def prepare(cls, config: Config) -> Plan:
         assert isinstance(config, PlanConfig)
         return make_plan(config)
-
-    @classmethod
-    def all_problems(cls, error: Exception) -> list[str]:
-        return list(map(as_typed, super().all_problems(error)))

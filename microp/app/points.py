@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import cache
 from math import isnan
 from pathlib import Path
 
@@ -22,35 +22,28 @@ from omegaconf import DictConfig
 
 from microp.app import config_checks
 from microp.app.config import plain, read_config
-from microp.app.errors import ConfigError, RunError, Stop
+from microp.app.errors import RunError
 from microp.app.hydra_callbacks import (
-    BAD_INPUT,
     Point,
     PointsCallback,
     chooses_points,
     config_name,
     overrides,
-    runs_before_others,
     speaks,
     sweep_folder,
 )
 from microp.app.job_factory import make_job
-from microp.app.mirrors import mirrors
 from microp.app.next_commands import print_failure
 from microp.app.planned import Planned, experiment_of, planned
-from microp.app.resume import resumed_again
 from microp.app.schema import Config
-from microp.app.slurm_sweep import close_requeued, slurm_sweep
+from microp.app.slurm_sweep import slurm_sweep
 from microp.job import Job
 from microp.settings import SlurmSettings, is_joined
 from microp.store import (
     LockedError,
-    Owner,
-    RecordError,
     SweepPlan,
     flatten,
     hold,
-    in_a_line,
     new_attempt,
     plan_in,
     read_status,
@@ -123,52 +116,11 @@ def _choose(config: DictConfig, plan: SweepPlan) -> Planned | None:
 
 def _attempt_of(point: Planned, plan: SweepPlan) -> Path:
     """Return a point's finished attempt, by whatever process, else one that is run now, here or as a job of Slurm."""
-    return slurm_sweep(plan).attempt_of(point, board) if _is_job(point) else _run_here(point, plan)
+    return slurm_sweep(plan, run_attempt).attempt_of(point, board) if _is_job(point) else _run_here(point, plan)
 
 
 def _is_job(point: Planned) -> bool:
     return isinstance(point.config.launch, SlurmSettings)
-
-
-def run_from_plan(folder: str, run: str) -> int:
-    """Run one point of a sweep here, as the sweep's plan says, and return the exit code: 0, or 1 if it did not finish.
-
-    Args:
-        folder: the sweep's folder.
-        run: the id of one of its runs.
-    """
-    plan = plan_in(Path(folder))
-    try:
-        record = next((each for each in plan.points() if each.get("run_id") == run), None)
-    except OSError as error:
-        console.error(f"{folder} has no plan of a sweep: {in_a_line(error)}")
-        return BAD_INPUT
-    if record is None:
-        console.error(f"{plan.folder / 'points.jsonl'} has no point {run}: give one of its run ids")
-        return BAD_INPUT
-    try:
-        point = planned(record)
-        if speaks():
-            close_requeued(point.run, point.job)
-        point = point._replace(job=resumed_again(point.config, point.job))
-        attempt = _run_joined(point, plan) if is_joined() else _run_here(point, plan)
-    except RecordError as error:
-        console.error(str(error))
-        return BAD_INPUT
-    except (ConfigError, LockedError, Stop) as error:
-        console.error(str(error))
-        return 1
-    except OSError as error:
-        console.error(in_a_line(error))
-        return 1
-    status = read_status(attempt) if speaks() else {"status": "finished"}
-    if status["status"] != "finished":
-        console.error(f"{attempt}: {status.get('message')}")
-    return int(status["status"] != "finished")
-
-
-def _run_joined(point: Planned, plan: SweepPlan) -> Path:
-    return run_attempt(point.config, point.job, point.overrides, experiment_of(plan.head["name"]))
 
 
 def _run_here(point: Planned, plan: SweepPlan) -> Path:
@@ -176,7 +128,7 @@ def _run_here(point: Planned, plan: SweepPlan) -> Path:
     if done := point.finished(plan.again):
         return done
 
-    def tell(owner: Owner) -> None:
+    def tell(owner: str) -> None:
         console.note(f"{point.job.run_id} is being run by {owner}: this sweep waits, and takes its result")
 
     with hold(point.run, waiting=tell) as locked:
@@ -208,9 +160,9 @@ def run_attempt(point: Config, job: Job, typed: Sequence[str], experiment: str |
 def _run_locked(
     point: Config, job: Job, typed: Sequence[str], experiment: str | None, locked: bool, known: int = 0
 ) -> Path:
+    from microp import worker  # torch takes a second, too slow for --help and TAB
     from microp.app.attempt import Attempt
     from microp.app.joined import run_as_rank
-    from microp.worker import launch_ranks, run_rank, run_threads  # torch takes a second, too slow for --help and TAB
 
     if not locked:
         _warn_of_no_locks(point.output_dir)
@@ -218,14 +170,13 @@ def _run_locked(
         return run_as_rank(point, job, experiment, typed)
     steps = len(list(job.phases()))
     folder = new_attempt(Path(point.output_dir) / "runs", job.run_id, known + 1)
-    are_processes = job.backend != "threads"
-    opened = Attempt(point, job, experiment, typed, folder, is_before_others=are_processes and runs_before_others())
-    with opened as attempt, board.point(job.run_id, steps, attempt / "steps.rank0.jsonl"):
-        if are_processes:
-            launch_ranks(job, attempt, point.launch.shutdown_s, partial(run_rank, after=mirrors.answer()))
-        else:
-            mirrors.finish()
-            run_threads(job, attempt, point.launch.shutdown_s)
+    recorded = Attempt(point, job, experiment, typed, folder)
+    with recorded as attempt, board.point(job.run_id, steps, attempt / "steps.rank0.jsonl"):
+        start: worker.Start = worker.run_threads if job.backend == "threads" else worker.launch_ranks
+        try:
+            start(job, attempt, point.launch.shutdown_s, worker.run_rank)
+        except worker.RankError as error:
+            raise worker.explained(error, job, attempt, point.launch.shutdown_s, start) from None
     return attempt
 
 
@@ -235,8 +186,8 @@ def _warn_of_no_locks(output: str) -> None:
 
 
 def _objective(attempt: Path, *, in_sweep: bool = False) -> float:
-    if not (attempt / "status.json").exists():  # this process is a rank on another host
-        return float("nan")
+    if not (attempt / "status.json").exists():  # somebody has removed it, or this process is a rank on another host
+        return _failed(f"{attempt} has been removed")
     status = read_status(attempt)
     if status["status"] != "finished":
         if speaks():

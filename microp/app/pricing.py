@@ -163,7 +163,10 @@ def run_price(config: DictConfig) -> dict[str, Any]:
     point = read_config(config)
     assert isinstance(point, SimulateConfig)
     with console.err.status(f"pricing {point.schedule['name']}"):
-        priced = Price(PricingCallback.take(point))
+        job: PricingJob = PricingCallback.take(point)
+        priced = Price(job)
+    for note in job.notes:
+        console.note(note)
     figures = dict(priced.figures)
     _warn_of_memory(point, figures["peak_memory_mib"])
     if point.output == "json":

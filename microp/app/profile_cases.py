@@ -24,7 +24,7 @@ from microp.job import Job
 from microp.planner import TORCH, numbers_of_rows
 from microp.schedule import Partition, Schedule, partition
 from microp.schedule.builders import breadth_first, gpipe, one_f_one_b, zb_h1
-from microp.settings import NEVER, Checkpointing
+from microp.settings import NEVER, Checkpointing, DeviceSettings
 
 ALWAYS = Checkpointing("always", 1, False)
 MOST_CHUNKS = 6  # numbers of microbatches: 1, 2, 4, ... 32
@@ -53,7 +53,7 @@ class Plan(NamedTuple):
 def make_plan(job: Job) -> Plan:
     """Return the cases of a profile of the job's model and device."""
     layers, batch, cores = job.model.layers, job.batch_size, os.cpu_count() or 1
-    ranks = min(cores, layers, 8)
+    ranks = min(_places(job.device, cores), layers, 8)
     counts = [2**power for power in range(MOST_CHUNKS) if 2**power <= batch]
     even = partition.uniform(layers, ranks)
 
@@ -89,10 +89,10 @@ def make_plan(job: Job) -> Plan:
         if crowd <= layers and chunks <= batch and job.device.name == "cpu"
     ]
     transports = {}
-    if job.backend == "shm" and ranks > 1:
+    if job.backend == "shm" and ranks > 1 and job.device.name == "cpu":
         for other in ("tcp", "gloo"):
             transports[other] = [case(one_f_one_b(ranks, chunks), even, backend=other) for chunks in some]
-    if job.backend in ("shm", "tcp", "gloo") and ranks > 1:
+    if job.backend in ("shm", "tcp", "gloo") and ranks > 1 and job.device.name == "cpu":
         counts = [chunks for chunks in some if chunks >= ranks and batch % chunks == 0]  # what torch takes
         by_torch = replace(job.engine, name=TORCH)
         transports[TORCH] = [
@@ -102,3 +102,12 @@ def make_plan(job: Job) -> Plan:
         ]
     transports = {name: cases for name, cases in transports.items() if cases}
     return Plan(together, len(needed), alone, crowded, transports, numbers_of_rows(batch))
+
+
+def _places(device: DeviceSettings, cores: int) -> int:
+    """Return how many ranks can compute at once on this machine, each on a GPU or a core of its own."""
+    if device.name != "cuda":
+        return cores
+    import torch  # takes half a second
+
+    return torch.cuda.device_count()

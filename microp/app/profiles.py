@@ -10,17 +10,20 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from microp.app.hydra_internals import typed_folder
-from microp.app.schema import FIXED, Config
+from microp.app.composing import typed_folder
+from microp.app.schema import Config, is_fixed
 from microp.job import Workload
 from microp.planner import (
+    FEWEST,
     TORCH,
+    EstimatedPrices,
     Machine,
     NominalPrices,
     Prices,
@@ -38,15 +41,24 @@ from microp.settings import (
     EmulatedSettings,
     Holds,
     SgdSettings,
+    override,
     processor,
     transport_holds,
 )
 from microp.store import ProfileError, find_profile, read_profile
 
+BUSY = 0.25  # the spread of a profile whose predictions may be far off
+
 
 def machine_of(device: str, threads: int) -> Machine:
-    """Return the kind of this machine."""
-    return Machine(device, processor(), os.cpu_count() or 1, version("torch"), threads)
+    """Return the kind of this machine, whose processor is the first GPU if that is what computes."""
+    return Machine(device, _gpu() if device == "cuda" else processor(), os.cpu_count() or 1, version("torch"), threads)
+
+
+def _gpu() -> str:
+    import torch  # takes half a second, and only this needs it
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
 
 
 def _this_machine(config: Config) -> Machine:
@@ -138,6 +150,27 @@ def rows_problem(profile: Profile, rows: float) -> str | None:
     )
 
 
+def doubt(profile: Profile) -> str | None:
+    """Return why the times of a profile may be far off; None if nothing speaks for it."""
+    unknown = [name for name, spread in profile.spread.items() if spread is None]
+    if unknown:
+        return (
+            f"{profile.path} has fewer than {FEWEST} steps behind its times ({', '.join(unknown)}): how far they are "
+            "off is not known, so measure longer (python -m microp.profile seconds=...)"
+        )
+    if (most := max((spread for spread in profile.spread.values() if spread is not None), default=0)) > BUSY:
+        return (
+            f"the times of {profile.path} spread by {most:.0%}, and predictions can be as far off: the machine was "
+            "busy, or shares its cores with others that cannot be seen from here; measure again when nothing else runs"
+        )
+    if profile.load is not None and profile.load >= 1:
+        return (
+            f"{profile.path} was measured beside other work (load average {profile.load:.1f}): predictions can be too "
+            "slow; measure again when nothing else runs"
+        )
+    return None
+
+
 def machine_note(config: Config, profile: Profile) -> str | None:
     """Return that the profile that the configuration names is of another machine; None if it is of this one."""
     if config.profile is None or profile.machine == _this_machine(config):
@@ -167,6 +200,8 @@ def prices_of(config: Config) -> Prices:
         backend = TORCH
     if (profile := used_profile(config)) is not None:
         return ProfilePrices(profile, kinds, config.device, backend)
+    if not config.device.is_emulated:
+        return EstimatedPrices(config.device, config.model)
     return NominalPrices(config.device, profile_for(config), kinds, backend)
 
 
@@ -188,17 +223,17 @@ def held_beside(config: Config) -> Holds:
 
 def profile_command(config: Config) -> str:
     """Return the command that measures the configuration's model."""
-    keys = [f"model={config.model.name}"] if config.model.name != "mlp" else []
+    keys = [override("model", config.model.name)] if config.model.name != "mlp" else []
     defaults = _defaults(config.model.name)
-    asked = {key: value for key, value in config.model.asked.items() if key not in FIXED}
-    keys += [f"model.{key}={value}" for key, value in asked.items() if defaults.get(key) != value]
+    asked = {key: value for key, value in config.model.asked.items() if not is_fixed("model", key)}
+    keys += [override(f"model.{key}", value) for key, value in asked.items() if defaults.get(key) != value]
     keys += [f"optimizer={config.optimizer.name}"] if config.optimizer.name != ADAM.name else []
     if isinstance(config.optimizer, SgdSettings) and not config.optimizer.momentum:
         keys.append("optimizer.momentum=0")
     keys += config.computing.words
     keys += [f"batch_size={config.batch_size}"] if config.batch_size != 256 else []
-    keys += [f"output_dir={config.output_dir}"] if config.output_dir != "outputs" else []
-    return " ".join(["python -m microp.profile", *typed_folder(), *keys])
+    keys += [override("output_dir", config.output_dir)] if config.output_dir != "outputs" else []
+    return shlex.join(["python", "-m", "microp.profile", *typed_folder(), *keys])
 
 
 def _defaults(model: str) -> dict[str, Any]:

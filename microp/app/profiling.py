@@ -24,7 +24,7 @@ from microp.app.errors import ConfigError, Stop
 from microp.app.hydra_callbacks import PointsCallback
 from microp.app.job_factory import make_job
 from microp.app.profile_cases import make_plan
-from microp.app.profiles import machine_of
+from microp.app.profiles import doubt, machine_of
 from microp.app.schema import Config, ProfileConfig
 from microp.job import Job
 from microp.planner import (
@@ -42,12 +42,11 @@ from microp.planner import (
     row_factors,
     samples_of,
 )
-from microp.settings import MIB, ModelSettings, SlurmSettings
+from microp.settings import MIB, EstimateSettings, ModelSettings, SlurmSettings
 from microp.simulator import LayerMemory
-from microp.store import write_profile
+from microp.store import load_average, write_profile
 from microp.terminal import Board, console
 
-BUSY = 0.25  # the spread of a profile whose predictions may be far off
 ROUNDS = 3  # a machine's speed drifts: every case is run at several times
 ROWS_SHARE = 0.1  # of the time
 OTHERS_SHARE = 0.1  # of the time, for one rank alone, for many ranks, for each other transport, and for torch
@@ -61,7 +60,7 @@ def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
         seconds: how long the cases may take together; of a slow model fewer are run.
         board: shows the progress.
     """
-    plan = make_plan(job)
+    plan, load = make_plan(job), load_average()
     kinds = job.model.kinds
     number = len(plan.together) + len(plan.alone) + len(plan.crowded) + sum(map(len, plan.transports.values()))
     rest = 1 - ROWS_SHARE - OTHERS_SHARE * (bool(plan.alone) + bool(plan.crowded) + len(plan.transports))
@@ -99,6 +98,7 @@ def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
         edges=(float(np.median([each.head for each in between_all])), float(np.median([e.tail for e in between_all]))),
         memory={name: {kind: layers[kind] for kind in sorted(set(kinds))} for name, layers in memory.items()},
         spread=fitted.spread,
+        load=load,
         optimizer_kind=job.optimizer.kind,
         computing=job.computing,
         fine_rows=tuple(map(float, fine_rows)),
@@ -201,11 +201,8 @@ def run_profile(config: DictConfig) -> str:
     for text in described(profile, job.model):
         console.out.print(text, soft_wrap=True)
     console.out.print(str(path), soft_wrap=True)
-    if (spread := max(profile.spread.values(), default=0)) > BUSY:
-        console.warn(
-            f"the times spread by {spread:.0%}, and predictions can be as far off: the machine is busy, or shares its "
-            "cores with others that cannot be seen from here; measure again when nothing else runs"
-        )
+    if problem := doubt(replace(profile, path=str(path))):
+        console.warn(problem)
     return str(path)
 
 
@@ -229,7 +226,7 @@ def described(profile: Profile, model: ModelSettings) -> list[str]:
     for name, transport in profile.transports.items():
         rate = f"{transport.per_mib:.3f} ms per MiB"
         lines.append(f"{name}: hop {transport.latency * 1e3:.0f} µs + {rate}, engine {transport.overhead * 1e3:.0f} µs")
-    spreads = ", ".join(f"{name} {value:.1%}" for name, value in profile.spread.items())
+    spreads = ", ".join(f"{name} {'unknown' if v is None else f'{v:.1%}'}" for name, v in profile.spread.items())
     lines.append(f"spread over the steps (p90 - p10, of the median): {spreads}")
     return lines
 
@@ -249,6 +246,8 @@ class ProfileCallback(PointsCallback):
             found.append("launch=slurm is for runs: type this in a job of your own on the machine to be measured")
         if config.device.is_emulated:
             found.append("device=emulated has nominal times: there is nothing to profile, use device=cpu")
+        if isinstance(config.device, EstimateSettings):
+            found.append("device=estimate is for plans and prices: there is nothing to profile, use device=cpu")
         if config.comms.name == "threads":
             found.append("comms=threads runs all ranks in one process: a profile needs processes, use comms=auto")
         if config.compile:

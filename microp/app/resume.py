@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from microp.app.errors import ConfigError
 from microp.app.schema import Config
 from microp.job import Job, Snapshot
-from microp.store import RecordError, snapshots
+from microp.store import RecordError, changed_since, read_env, snapshots
 
 
 def find_resumed(config: Config, job: Job) -> Snapshot | None:
@@ -57,11 +58,22 @@ def nothing_to_resume(config: Config, job: Job) -> list[str]:
 
 def about_resumed(jobs: list[Job]) -> list[str]:
     """Return from which snapshots jobs go on, one sentence each."""
-    return [
-        f"{job.run_id} goes on after step {job.resumed.step} of {job.training_steps}, from {job.resumed.folder}"
-        for job in jobs
-        if job.resumed
+    resumed = [(job, job.resumed) for job in jobs if job.resumed]
+    goes_on = [
+        f"{job.run_id} goes on after step {snapshot.step} of {job.training_steps}, from {snapshot.folder}"
+        for job, snapshot in resumed
     ]
+    return goes_on + changed_since(
+        (getattr(job.data, "path", None), _env_of(snapshot), job.data.contents()) for job, snapshot in resumed
+    )
+
+
+def _env_of(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the environment of the attempt that saved a snapshot; nothing if the snapshot was taken out of it."""
+    try:
+        return read_env(Path(snapshot.folder).parents[1])
+    except (RecordError, IndexError):
+        return {}
 
 
 def _run(config: Config, job: Job) -> Path:

@@ -2,20 +2,23 @@
 
 ::
 
-    conf/device/emulated.yaml ──► EmulatedSettings   SCHEMAS["device/emulated"]
+    conf/device/emulated.yaml ──► EmulatedSettings   OPTIONS["device"]["emulated"]
     conf/base.yaml            ──► Config
 
 Defaults are only in `conf/`. The options of most groups are dataclasses of `microp.settings`;
 `schedule`, `partition` and a user's own model name a builder, whose signature is the schema of their keys. A
 new one is therefore a function and a YAML file.
+
+To Hydra a group is a dictionary that takes any key, because the points of a sweep may have options with different
+keys. `config` types a group once its option is known, and tells which keys the option does not have.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from typing import Annotated, Any, get_origin, get_type_hints
 
-from omegaconf import MISSING
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 from microp.settings import (
     LOWERED,
@@ -29,6 +32,7 @@ from microp.settings import (
     DeviceSettings,
     EmulatedSettings,
     EngineSettings,
+    EstimateSettings,
     GptSettings,
     LaunchSettings,
     Line,
@@ -120,7 +124,11 @@ class Config:
 GROUPS = tuple(
     key for key, kind in get_type_hints(Config).items() if is_dataclass(kind) or get_origin(kind) is dict or kind is Any
 )
-FIXED = frozenset({"name", "builder", "mode", "spare_last"})  # keys of an option that say which one it is: no knobs
+
+
+def is_fixed(group: str, key: str) -> bool:
+    """Return whether a key of an option says which one it is, so that it is no knob."""
+    return key in ("name", "builder") or (group, key) in (("tracking", "mode"), ("checkpointing", "spare_last"))
 
 
 @dataclass
@@ -182,16 +190,13 @@ class SearchConfig:
     """How an order is searched for.
 
     Attributes:
-        seconds: how long rules, beam search and small moves may take.
+        seconds: how long rules and small moves may take.
         solver_seconds: the time limit of OR-Tools' CP-SAT, which follows; 0: without it.
-        noise: judge orders with times that vary by this standard deviation of their logarithm, e.g. 0.1, and write the
-            one that is fastest on average; 0: times do not vary.
         file: where the order is written; the file must not exist.
     """
 
     seconds: Annotated[float, Positive(100_000, "use for example 10")] = MISSING
     solver_seconds: Annotated[float, Range(0, 100_000)] = MISSING
-    noise: Annotated[float, Range(0, 1)] = MISSING
     file: Annotated[str, Line("give a file, for example order.txt")] = MISSING
 
 
@@ -236,29 +241,74 @@ class PlanConfig(Config):
     search: SpaceConfig = MISSING
 
 
-SCHEMAS: dict[str, type] = {
-    "model/mlp": MlpSettings,
-    "model/gpt": GptSettings,
-    "data/text": TextSettings,
-    "data/tokens": TokenSettings,
-    "data/synthetic": SyntheticSettings,
+# The class of each option of a group, or one class for all options of it.
+OPTIONS: dict[str, type | dict[str, type]] = {
+    "model": {"mlp": MlpSettings, "gpt": GptSettings},
+    "data": {"text": TextSettings, "tokens": TokenSettings, "synthetic": SyntheticSettings},
     "checkpointing": Checkpointing,
-    "optimizer/adam": AdamSettings,
-    "optimizer/sgd": SgdSettings,
+    "optimizer": {"adam": AdamSettings, "adamw": AdamSettings, "sgd": SgdSettings},
     "engine": EngineSettings,
-    "sync": SyncSettings,
-    "sync/buckets": BucketSettings,
-    "device": DeviceSettings,
-    "device/cuda": CudaSettings,
-    "device/emulated": EmulatedSettings,
+    "sync": {
+        **dict.fromkeys(("naive", "flat"), SyncSettings),
+        **dict.fromkeys(("ddp", "torch_ddp", "compare"), BucketSettings),
+    },
+    "device": {
+        "cpu": DeviceSettings,
+        "cuda": CudaSettings,
+        "emulated": EmulatedSettings,
+        "estimate": EstimateSettings,
+    },
     "comms": CommsSettings,
     "tracking": TrackingSettings,
-    "launch": LaunchSettings,
-    "launch/slurm": SlurmSettings,
+    "launch": {"elastic": LaunchSettings, "torchrun": LaunchSettings, "slurm": SlurmSettings},
     "snapshot": SnapshotSettings,
+}
+KINDS: dict[str, type[Config]] = {  # the configurations of the commands, by the name of their schema
     "config": Config,
     "simulate": SimulateConfig,
     "profile": ProfileConfig,
     "order": OrderConfig,
     "plan": PlanConfig,
 }
+
+
+def schema_of(group: str, keys: dict[str, Any]) -> type:
+    """Return the settings class of an option; a user's own option has the class of which it has all keys.
+
+    Raises:
+        ValueError: it has not all keys of any class.
+    """
+    options = OPTIONS.get(group, {})
+    if isinstance(options, type):
+        return options
+    if (name := str(keys.get("name"))) in options:
+        return options[name]
+    fitting = [kind for kind in options.values() if {field.name for field in fields(kind)} <= keys.keys()]
+    if not fitting:
+        raise ValueError(f"{group}.name={name} is not one of {', '.join(options)}: use one of these, or a builder")
+    return max(fitting, key=lambda kind: len(fields(kind)))
+
+
+def open_schema(kind: type[Config]) -> DictConfig:
+    """Return the form of a configuration for Hydra: its own keys with their types, and groups that take any key."""
+    hints = get_type_hints(kind)
+    group: Any = dict[str, Any]
+    own = [(key, hint, field(default=MISSING)) for key, hint in hints.items() if key not in GROUPS]
+    groups: list[Any] = [(key, group, field(default_factory=dict)) for key in GROUPS]
+    node = OmegaConf.structured(make_dataclass(kind.__name__, [*own, *groups]))
+    assert isinstance(node, DictConfig)
+    for key in GROUPS:
+        OmegaConf.set_struct(node[key], False)
+    return node
+
+
+def all_keys() -> list[str]:
+    """Return every key of every command's configuration, with those of microp's own options: `device.forward_ms`."""
+    keys = {field.name for kind in KINDS.values() for field in fields(kind)}
+    for group, kinds in OPTIONS.items():
+        keys |= {f"{group}.{each.name}" for kind in _classes(kinds) for each in fields(kind)}
+    return sorted(keys)
+
+
+def _classes(kinds: type | dict[str, type]) -> list[type]:
+    return [kinds] if isinstance(kinds, type) else list(kinds.values())

@@ -4,16 +4,19 @@
 
     ranks start and talk ........ a tensor passes through all ranks and returns with the right numbers
     gradients ................... equal the unpartitioned model's, bit for bit
+    models as people write them . the same for `check_models`, with a backward that is divided into B and W
     memory ...................... falls with checkpointing
     bubble ...................... ranks idle at the start and at the end of a step
 
-The checks use real processes on the CPU and small models, and take less than a minute.
+The checks use real processes on the CPU, but for the models as people write them, whose ranks are threads, and small
+models. They take less than a minute.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -21,11 +24,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from microp.comms import Comms
+from microp.app import check_models as models
+from microp.app.model_factory import own_model
+from microp.comms import Comms, ThreadComms, thread_comms
 from microp.job import Job
 from microp.schedule import uniform
-from microp.schedule.builders import gpipe, one_f_one_b
+from microp.schedule.builders import dualpipe_v, gpipe, one_f_one_b, zb_h1
 from microp.settings import (
+    AS_WRITTEN,
     NEVER,
     Checkpointing,
     CommsSettings,
@@ -75,13 +81,13 @@ def talk(job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> bool:
 
 
 def gradients(job: Job, comms: Comms, local_rank: int, _attempt: Path) -> dict[int, list[Tensor]]:
-    """Run two steps and return the gradients of the second one for each layer of this rank."""
+    """Run two steps and return the gradients of the second one, on the CPU, for each layer of this rank."""
     trainer = Trainer(job, comms, local_rank)
     for step in range(2):
         trainer.load(step)
         trainer.step(step)
     return {
-        index: monolith.gradients_of(layer)
+        index: [gradient.cpu() for gradient in monolith.gradients_of(layer)]
         for number, stage in trainer.stages.items()
         for index, layer in zip(job.partition.layers_of(number), stage.layers, strict=True)
     }
@@ -104,15 +110,62 @@ def check_gradients(folder: Path) -> tuple[bool, str]:
                 partition=uniform(model.layers, RANKS),
                 checkpointing=checkpointing,
             )
-            ranks = launch_ranks(job, folder, 3, gradients)
-            got = {index: grads for rank in ranks.values() for index, grads in rank.items()}
-            *_, expected = monolith.steps(job, 2)
-            pairs = [
-                pair for index, want in enumerate(expected.gradients) for pair in zip(got[index], want, strict=True)
-            ]
-            worst = max(worst, *(float((a - b).abs().max()) for a, b in pairs))
-            cases += len(pairs)
+            found = _differences(job, list(launch_ranks(job, folder, 3, gradients).values()))
+            worst = max(worst, *found)
+            cases += len(found)
     return worst == 0, f"largest difference {worst:g} over {cases} tensors (gpipe, 1f1b; mlp, gpt; never, always)"
+
+
+def _differences(job: Job, ranks: Sequence[Mapping[int, list[Tensor]]]) -> list[float]:
+    """Return by how much each gradient of the second step differs from the monolith's."""
+    got = {index: tensors for rank in ranks for index, tensors in rank.items()}
+    *_, expected = monolith.steps(job, 2)
+    pairs = [pair for index, want in enumerate(expected.gradients) for pair in zip(got[index], want, strict=True)]
+    return [float((mine - theirs).abs().max()) for mine, theirs in pairs]
+
+
+MODELS = (
+    models.fused_qkv,
+    models.custom_function,
+    models.weight_several_times,
+    models.low_rank_on_frozen,
+    models.experts_by_index,
+    models.passed_by_chance,
+)
+
+
+def check_models(_folder: Path) -> tuple[bool, str]:
+    worst, cases = 0.0, 0
+    for function in MODELS:
+        name = function.__name__
+        model = own_model({"name": name, "builder": f"{function.__module__}.{name}"}, AS_WRITTEN, JOB.device)
+        if model.refused:
+            return False, f"refused: {model.refused[0]}"
+        for build, checkpointing in ((zb_h1, NEVER), (dualpipe_v, ALWAYS)):
+            schedule = build(RANKS, 4)
+            cut = uniform(model.layers, schedule.stages)
+            job = replace(JOB, schedule=schedule, model=model, partition=cut, checkpointing=checkpointing, batch_size=9)
+            try:
+                found = _differences(job, _in_threads(job))
+            except Exception as error:
+                return False, f"{name} with {schedule.name} fails: {type(error).__name__}: {error}"
+            worst = max(worst, *found)
+            cases += len(found)
+    return worst == 0, f"largest difference {worst:g} over {cases} tensors (zb_h1, dualpipe_v; {len(MODELS)} models)"
+
+
+def _in_threads(job: Job) -> list[dict[int, list[Tensor]]]:
+    """Return what `gradients` returns on each rank; the ranks are threads."""
+
+    def run(comms: ThreadComms) -> dict[int, list[Tensor]]:
+        try:
+            return gradients(job, comms, 0, Path())
+        except BaseException:
+            comms.abort()
+            raise
+
+    with ThreadPoolExecutor(job.ranks) as threads:
+        return list(threads.map(run, thread_comms(job.ranks, job.timeout_s)))
 
 
 def check_memory(folder: Path) -> tuple[bool, str]:
@@ -142,6 +195,7 @@ def check_bubble(folder: Path) -> tuple[bool, str]:
 CHECKS: dict[str, Callable[[Path], tuple[bool, str]]] = {
     "ranks start and talk": check_talk,
     "gradients equal the monolith's": check_gradients,
+    "models as people write them": check_models,
     "memory falls with checkpointing": check_memory,
     "the trace shows the bubble": check_bubble,
 }

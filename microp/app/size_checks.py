@@ -36,8 +36,9 @@ def memory_problems(config: Config, processes: int) -> list[str]:
     model = config.model
     share = -(-config.batch_size // config.replicas)
     rows = -(-share // config.chunks)
+    numbers = model.weights + (1 + config.optimizer.states) * model.trained  # a frozen weight has no gradient
     needs = {
-        WEIGHTS: (2 + config.optimizer.states) * config.replicas * model.weights * model.weight_bytes,
+        WEIGHTS: numbers * config.replicas * model.weight_bytes,
         TEXT: model.batch_bytes(config.batch_size) * min(config.ranks, 2),
         BOUNDARY: round(rows * model.hop_bytes((model.layers,), config.computing)),
         f"{processes} processes": PROCESS * processes,

@@ -1,75 +1,69 @@
-"""Runs the points of a sweep as jobs of Slurm: submits them, follows them, and takes their results.
+"""Runs the points of a sweep as jobs of Slurm, through submitit: submits them, waits, and takes their results.
 
 ::
 
-    plan ── a batch file per point ── submit ──► the queue ── has ended ──► its attempt, as if it had run here
-                                                      └────── was killed ─► its attempt, closed with Slurm's reason
+    plan ── submitit ──► sbatch ── srun ─┬─ task 0 = rank 0 ─┐  PointJob: the ranks meet as those of torchrun do,
+                                         └─ task 1 = rank 1 ─┘  and write the point's attempt
+         ◄── squeue: the job has ended ── its attempt; one that Slurm has killed is closed with the job's state
 
-    outputs/sweeps/<time>_<name>/slurm/<run>.sh, <run>.log
+    outputs/sweeps/<time>_<name>/slurm/<job>_submission.sh, <job>_0_log.out, <job>_0_log.err
 
-A job runs `python -m microp.point FOLDER RUN`, which reads the point from the sweep's plan. The folder of results has
-to be one that this host and the nodes share. A sweep that is interrupted cancels its jobs. If its process is killed,
-they go on, and the same command finds them in the queue.
+The folder of results has to be one that this host and the nodes share. A sweep that is interrupted cancels its jobs. If
+its process is killed they go on: the same command waits for a point as long as another process holds its lock, and
+takes what has finished.
 """
 
 from __future__ import annotations
 
 import os
-import sys
+import subprocess
 import time
-from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from microp.app.errors import ConfigError, Stop
 from microp.app.planned import Planned, experiment_of, planned
+from microp.app.resume import resumed_again
 from microp.job import Job
 from microp.settings import SlurmSettings
-from microp.slurm import (
-    ENDED,
-    BatchJob,
-    QueuedJob,
-    RefusedError,
-    UnreachableError,
-    batch_file,
-    cancel,
-    ended_as,
-    jobs,
-    submit,
-)
 from microp.store import (
-    DIVERGED,
     KILLED,
-    RecordError,
+    RUNNING,
     SweepPlan,
-    attempts,
-    checksums,
+    owner_of,
     read_json,
     read_status,
     snapshots,
     summarise,
     write_json,
-    write_text,
 )
 from microp.terminal import Board, console
 
-SETTLE_S = 20  # that files may take to be seen from another host
-UNKNOWN = "unknown"  # how a job ended that is no longer in the queue, without accounting
-BY_ITSELF = ("COMPLETED", "FAILED", UNKNOWN)
+if TYPE_CHECKING:
+    from submitit import Job as SlurmJob
+    from submitit import SlurmExecutor
+    from submitit.helpers import DelayedSubmission
+
+ENDED = frozenset(
+    {
+        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+        *("PREEMPTED", "REVOKED", "TIMEOUT", UNKNOWN := "unknown"),  # the last: squeue lists a job for some minutes
+    }
+)  # states of a job that runs no more; one that is started again is PENDING
 WAITS = ("None", "Priority", "Resources", "BeginTime", "Prolog", "Cleaning")  # for what a pending job waits as a rule
-REMEDIES = {
-    "TIMEOUT": "its time was over, use a larger launch.minutes",
-    "OUT_OF_MEMORY": "it needed more memory, use launch.options=['--mem=...']",
-    "NODE_FAIL": "its node failed",
-    "CANCELLED": "it was cancelled",
-    "PREEMPTED": "it had to make room, use launch.requeue=true",
-}
+SETTLE_S = 20  # that files of a job that ended by itself may take to be seen from another host
+SIGNAL_S = 30  # before the end of its time a job is told, and asks Slurm to start it again
+TIMES = 3  # that a job which goes on from snapshots may run out of time
+Run = Callable[..., Path]  # `points.run_attempt`
 _sweeps: dict[Path, SlurmSweep] = {}
 
 
-def slurm_sweep(plan: SweepPlan) -> SlurmSweep:
+def slurm_sweep(plan: SweepPlan, run_attempt: Run) -> SlurmSweep:
     """Return the jobs of a sweep, the same object for all points of this process."""
     if plan.folder not in _sweeps:
-        _sweeps[plan.folder] = SlurmSweep(plan)
+        _sweeps[plan.folder] = SlurmSweep(plan, run_attempt)
     return _sweeps[plan.folder]
 
 
@@ -77,9 +71,42 @@ def cancel_jobs() -> None:
     """Cancel the jobs whose results are no longer waited for."""
     while _sweeps:
         _, sweep = _sweeps.popitem()
-        if left := sweep.left():
-            cancel(left)
-            console.note(f"cancelled in Slurm: {_counted(left)}")
+        if jobs := sweep.running():
+            for job in jobs:
+                job.cancel(check=False)
+            console.note(f"cancelled in Slurm: {_counted(jobs)}")
+
+
+@dataclass
+class PointJob:
+    """What a job runs: each of its tasks is one rank of the point.
+
+    Attributes:
+        run_attempt: runs the point's rank in this process.
+        record: the point, as the sweep's plan has it.
+        experiment: the name of the stored sweep that it belongs to, if any.
+        again: whether an attempt from before the plan does not count.
+    """
+
+    run_attempt: Run
+    record: dict[str, Any]
+    experiment: str | None
+    again: bool
+
+    def __call__(self) -> None:
+        """Run one rank, unless another process has finished the point since it was planned."""
+        from submitit.helpers import TorchDistributedEnvironment
+
+        TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
+        point = planned(self.record)
+        if not point.finished(self.again):
+            self.run_attempt(point.config, resumed_again(point.config, point.job), point.overrides, self.experiment)
+
+    def checkpoint(self) -> DelayedSubmission:
+        """Return what the job runs when Slurm starts it again: the same, which goes on from its last snapshot."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
 
 
 class SlurmSweep:
@@ -87,152 +114,124 @@ class SlurmSweep:
 
     Args:
         plan: the sweep's plan; all of its points that Slurm is to run are submitted together.
+        run_attempt: runs one rank of a point.
     """
 
-    def __init__(self, plan: SweepPlan) -> None:
-        self._plan = plan
-        self._folder = plan.folder.absolute() / "slurm"
-        self._ids: dict[str, str] = {}  # run -> job
-        self._own: set[str] = set()  # the jobs that this sweep has submitted
+    def __init__(self, plan: SweepPlan, run_attempt: Run) -> None:
+        self._plan, self._run_attempt = plan, run_attempt
+        self._jobs: dict[str, SlurmJob[None]] = {}  # run -> its job
         self._ended: dict[str, str] = {}  # job -> the state in which it ended
-        self._listed: dict[str, QueuedJob] = {}
+        self._room: int | None = None  # jobs that Slurm lets this user have at once, once it has refused one
         self._said: set[str] = set()
         points = [planned(record) for record in plan.points() if "run_id" in record]
-        self._waiting = deque(
-            point for point in points if isinstance(point.config.launch, SlurmSettings) and not self._finished(point)
-        )
+        self._waiting = {
+            point.job.run_id: point
+            for point in points
+            if isinstance(point.config.launch, SlurmSettings) and not point.finished(plan.again)
+        }
 
     def attempt_of(self, point: Planned, board: Board) -> Path:
         """Return the attempt of a point when its job has ended, finished or not.
 
         Raises:
-            ConfigError: Slurm refuses the first job, or does not answer; nothing has been started.
+            ConfigError: Slurm refuses the first job; nothing has been started.
             Stop: Slurm refuses a job, and none of the others runs.
         """
-        run, settings = point.job.run_id, _settings(point)
-        if done := self._finished(point):
-            return done
-        if run not in self._ids and all(run != each.job.run_id for each in self._waiting):
-            self._waiting.append(point)  # a sweeper has only just chosen it
-        while (attempt := self._finished(point)) is None:
-            if self._look():
-                self._submit()
-            if (job := self._ids.get(run)) in self._ended:
-                attempt = self._result(point, str(job))
-                break
-            time.sleep(settings.poll_s)
-        self._ended.setdefault(self._ids.get(run, ""), "COMPLETED")  # it may still mirror its run to W&B
+        if point.job.run_id not in self._jobs:
+            self._waiting.setdefault(point.job.run_id, point)  # a sweeper may have only just chosen it
+        while (attempt := point.finished(self._plan.again)) is None and self._is_under_way(point):
+            time.sleep(_settings(point).poll_s)
+        if job := self._jobs.get(point.job.run_id):
+            attempt = attempt or self._result(point, job)
+            self._ended.setdefault(job.job_id, "COMPLETED")  # it may still mirror its run to W&B
+        assert attempt is not None, "a point without a job is waited for until it has finished"
         board.skip(len(list(point.job.phases())))
         return attempt
 
-    def left(self) -> list[str]:
-        """Return the jobs that this sweep has submitted and that have not ended."""
-        return sorted(self._own - self._ended.keys(), key=lambda job: (len(job), job))
+    def running(self) -> list[SlurmJob[None]]:
+        """Return the jobs that have not ended."""
+        return [job for job in self._jobs.values() if job.job_id not in self._ended]
 
-    def _finished(self, point: Planned) -> Path | None:
-        return point.finished(self._plan.again)
+    def _is_under_way(self, point: Planned) -> bool:
+        """Look at the queue, and submit what it has room for; return whether a point still waits or runs anywhere."""
+        self._look()
+        self._submit()
+        job = self._jobs.get(point.job.run_id)
+        return job is None or job.job_id not in self._ended or owner_of(point.run) is not None
 
-    def _look(self) -> bool:
-        """Find out which jobs have ended; return whether Slurm answers."""
-        try:
-            self._listed = jobs()
-        except UnreachableError as error:
-            if not self._ids:
-                raise ConfigError([f"launch=slurm, but Slurm does not answer ({error}): try again later"]) from error
-            self._say(f"Slurm does not answer ({error}): this sweep goes on waiting", "unreachable")
-            return False
-        for run, job in self._ids.items():
-            if job in self._ended:
-                continue
-            found = self._listed.get(job)
-            if found is None:
-                self._ended[job] = ended_as(job) or UNKNOWN
-            elif found.state in ENDED:
-                self._ended[job] = found.state
-            elif found.state == "PENDING" and found.reason not in WAITS:
-                self._say(f"Slurm does not start job {job} of {run} now: {found.reason}", found.reason)
-        return True
-
-    def _say(self, text: str, about: str) -> None:
-        """Warn once of each thing."""
-        if about not in self._said:
-            self._said.add(about)
-            console.warn(text)
-
-    def _running(self) -> int:
-        return len(set(self._ids.values()) - self._ended.keys())
+    def _look(self) -> None:
+        """Find out which jobs have ended. submitit would ask the accounting, which not every cluster has."""
+        if not (running := self.running()):
+            return
+        command = ["squeue", "--me", "--states=all", "--noheader", "--format=%i|%T|%r"]
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            self._say(f"Slurm does not answer ({' '.join(done.stderr.split())}): this sweep goes on waiting")
+            return
+        rows = {row[0]: row[1:] for line in done.stdout.splitlines() if len(row := line.split("|")) == 3}
+        for job in running:
+            state, reason = rows.get(job.job_id, (UNKNOWN, ""))
+            if state in ENDED:
+                self._ended[job.job_id] = state
+            elif state == "PENDING" and reason not in WAITS:
+                self._say(f"Slurm does not start job {job.job_id} now: {reason}")
 
     def _submit(self) -> None:
         """Submit points as long as the queue may have more jobs."""
-        new: list[str] = []
-        while self._waiting:
-            point = self._waiting[0]
-            at_once = _settings(point).at_once
-            if at_once is not None and self._running() >= at_once:
+        submitted = []
+        for run, point in list(self._waiting.items()):
+            limits = [limit for limit in (_settings(point).at_once, self._room) if limit is not None]
+            if limits and len(self.running()) >= min(limits):
                 break
-            if not self._finished(point):  # another process may have run it in the meantime
-                if (job := self._earlier(point) or self._new(point)) is None:
+            if owner := owner_of(point.run):
+                self._say(f"{run} is being run by {owner}: this sweep waits, and takes its result")
+                continue
+            if not point.finished(self._plan.again):
+                if (job := self._new(point)) is None:
                     break
-                self._ids[point.job.run_id] = job
-                new += [job] if job in self._own else []
-            self._waiting.popleft()
-        if new:
-            console.note(f"submitted to Slurm: {_counted(new)}; batch files and logs are in {self._plan.folder}/slurm")
+                self._jobs[run] = job
+                submitted.append(job)
+            del self._waiting[run]
+        if submitted:
+            console.note(f"submitted to Slurm: {_counted(submitted)}; its files are in {self._plan.folder}/slurm")
 
-    def _earlier(self, point: Planned) -> str | None:
-        """Return the job of this point that an earlier command has left in the queue, if any."""
-        if self._plan.again:
-            return None
-        for job in self._listed.values():
-            if (job.name, job.folder) == (point.job.run_id, str(Path.cwd())) and job.state in ("PENDING", "RUNNING"):
-                console.note(f"job {job.id} in the queue runs {job.name}: this sweep waits for it")
-                return job.id
-        return None
+    def _say(self, text: str) -> None:
+        """Say something once."""
+        if text not in self._said:
+            self._said.add(text)
+            console.note(text)
 
-    def _new(self, point: Planned) -> str | None:
+    def _new(self, point: Planned) -> SlurmJob[None] | None:
         """Submit a point and return its job; None if Slurm takes no more jobs as long as others are in the queue."""
-        run, settings = point.job.run_id, _settings(point)
-        path = self._folder / f"{run}.sh"
-        module = ["microp.point", os.path.relpath(self._plan.folder), run]
-        job = BatchJob(run, point.job.processes, str(Path.cwd()), str(self._log(run)), sys.executable, module)
-        self._folder.mkdir(exist_ok=True)
-        write_text(path, batch_file(settings, job))
+        from submitit.core.utils import FailedJobError
+
+        job = PointJob(self._run_attempt, point.record(), experiment_of(self._plan.head["name"]), self._plan.again)
         try:
-            taken = submit(path)
-        except RefusedError as error:
-            asked = " ".join(f"launch.{key}={value}" for key, value in vars(settings).items() if _is_asked(key, value))
-            refused = (
-                f"Slurm refuses the job of {run} with {asked} ({error}): change these, see {os.path.relpath(path)}"
-            )
-            if not self._ids:
+            return executor(self._plan.folder / "slurm", point).submit(job)
+        except FailedJobError as error:
+            said = " ".join(str(error).split())
+            refused = f"Slurm refuses the job of {point.job.run_id} ({said}): change its keys of launch"
+            if not self._jobs:
                 raise ConfigError([refused]) from error
-            if not self._running():
+            if not self.running():
                 raise Stop(refused) from error
-            self._say(f"{refused}; it is submitted again when another job has ended", "refused")
+            self._say(f"{refused}; it is submitted again when another job has ended")
+            self._room = len(self.running())
             return None
-        self._own.add(taken)
-        return taken
 
-    def _log(self, run: str) -> Path:
-        return self._folder / f"{run}.log"
-
-    def _result(self, point: Planned, job: str) -> Path:
-        """Return the attempt of a job that has ended; one that did not record its end is closed."""
-        state = self._ended[job]
-        deadline = time.monotonic() + (SETTLE_S if state in BY_ITSELF else 0)
-        while True:
-            left = _left_by(point.run, job)
-            if left and read_status(left)["status"] in ("finished", "failed", DIVERGED):
-                return left
+    def _result(self, point: Planned, job: SlurmJob[None]) -> Path:
+        """Return the attempt of a job that has ended; those that did not record their end are closed."""
+        state, log = self._ended[job.job_id], os.path.relpath(job.task(0).paths.stderr)
+        why = f"job {job.job_id} of Slurm ended ({state}) without a result: see its log"
+        deadline = time.monotonic() + (SETTLE_S if state in ("COMPLETED", "FAILED", UNKNOWN) else 0)
+        while not (left := _left_by(point, job.job_id)) or read_status(left[-1])["status"] in (RUNNING, KILLED):
             if time.monotonic() > deadline:
                 break
             time.sleep(1)
-        why = f"job {job} of Slurm ended ({state}): {REMEDIES.get(state, 'it left no result, see its log')}"
-        log = os.path.relpath(self._log(point.job.run_id))
-        if left is None:
-            return self._failed(point, why, Path(log))
-        close_killed(left, point.job, why, log)
-        return left
+        for attempt in left:
+            if read_status(attempt)["status"] in (RUNNING, KILLED):
+                _close(attempt, point.job, why, log)
+        return left[-1] if left else self._failed(point, why, Path(log))
 
     def _failed(self, point: Planned, why: str, log: Path) -> Path:
         """Return an attempt that records that a job ended before its ranks began."""
@@ -244,39 +243,45 @@ class SlurmSweep:
         return folder
 
 
-def close_killed(attempt: Path, job: Job, message: str, log: str | None = None) -> None:
-    """Close an attempt whose process was killed without recording its end.
+def executor(folder: Path, point: Planned) -> SlurmExecutor:
+    """Return what submits a point's job."""
+    from submitit import SlurmExecutor
 
-    Args:
-        attempt: its folder.
-        job: the job of its point.
-        message: why it was killed.
-        log: the file with its output.
-    """
+    settings, snapshot = _settings(point), point.config.snapshot
+    words = [option.removeprefix("--").partition("=") for option in settings.options]
+    made = SlurmExecutor(folder, max_num_timeout=TIMES if snapshot.every and snapshot.resume else 0)
+    made.update_parameters(
+        job_name=point.job.run_id,
+        partition=settings.partition,
+        account=settings.account,
+        time=settings.minutes,
+        nodes=settings.nodes,
+        ntasks_per_node=settings.ranks_per_node(point.job.processes),
+        cpus_per_task=settings.cores_per_rank,
+        gpus_per_node=settings.gpus_per_node or None,
+        setup=settings.setup,
+        signal_delay_s=SIGNAL_S,
+        srun_args=["--kill-on-bad-exit=1", f"--cpus-per-task={settings.cores_per_rank}"],  # sbatch's is not srun's
+        additional_parameters={
+            "requeue" if settings.requeue else "no-requeue": True,
+            **({} if settings.minutes else {"signal": "CONT"}),  # submitit asks how much of its minutes a job has used
+            **{key: value if is_given else True for key, is_given, value in words},
+        },
+    )
+    return made
+
+
+def _left_by(point: Planned, job: str) -> list[Path]:
+    """Return the attempts that a job of Slurm has made of a point; it makes another one when it is started again."""
+    return [attempt for attempt in point.made() if read_status(attempt).get("slurm_job") == job]
+
+
+def _close(attempt: Path, job: Job, message: str, log: str) -> None:
+    """Close an attempt whose process was killed without recording its end."""
     snapshots.remove_drafts(attempt)
     write_json(attempt / "summary.json", summarise(job, attempt, KILLED))
     status = {**read_json(attempt / "status.json"), "status": KILLED, "message": message, "log": log}
-    write_json(attempt / "status.json", {**status, "ended": time.time(), "files": checksums(attempt)})
-
-
-def close_requeued(run: Path, job: Job) -> None:
-    """Close what an earlier start of this job of Slurm has left open, before it was started again."""
-    if (left := _left_by(run, os.environ.get("SLURM_JOB_ID", ""))) and read_status(left)["status"] in OPEN:
-        close_killed(left, job, "Slurm ended the job to start it again")
-
-
-OPEN = ("running", "interrupted", KILLED)
-
-
-def _left_by(run: Path, job: str) -> Path | None:
-    """Return the last attempt of a run that was made by a job of Slurm."""
-    for attempt in reversed(attempts(run)):
-        try:
-            if read_status(attempt).get("slurm_job") == job:
-                return attempt
-        except RecordError:
-            continue
-    return None
+    write_json(attempt / "status.json", {**status, "ended": time.time()})
 
 
 def _settings(point: Planned) -> SlurmSettings:
@@ -284,9 +289,5 @@ def _settings(point: Planned) -> SlurmSettings:
     return point.config.launch
 
 
-def _is_asked(key: str, value: object) -> bool:
-    return key in ("partition", "account", "minutes", "nodes", "gpus_per_node", "options") and value not in (None, [])
-
-
-def _counted(ids: list[str]) -> str:
-    return f"job {ids[0]}" if len(ids) == 1 else f"{len(ids)} jobs, {ids[0]} to {ids[-1]}"
+def _counted(jobs: list[SlurmJob[None]]) -> str:
+    return f"job {jobs[0].job_id}" if len(jobs) == 1 else f"{len(jobs)} jobs, {jobs[0].job_id} to {jobs[-1].job_id}"

@@ -11,18 +11,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
 from microp.app import config_checks
+from microp.app.composing import Composed
 from microp.app.config import plain, tracking_of
 from microp.app.dry_run import show_dry_run
-from microp.app.hydra_callbacks import Point, PointsCallback, is_sweep, loud, refuse, speaks
-from microp.app.hydra_internals import Composed, launches_in_turn
+from microp.app.hydra_callbacks import (
+    Point,
+    PointsCallback,
+    is_sweep,
+    launches_in_turn,
+    refuse,
+    speaks,
+    stop_on_error,
+)
 from microp.app.job_factory import make_job
-from microp.app.mirrors import mirrors
 from microp.app.next_commands import print_next_commands
 from microp.app.planned import Planned, experiment_of, planned
 from microp.app.points import SKIPPED, board, equal_points
@@ -31,47 +39,26 @@ from microp.app.resume import about_resumed, nothing_to_resume
 from microp.app.schema import Config
 from microp.app.slurm_sweep import cancel_jobs
 from microp.job import Job
-from microp.settings import SlurmSettings, is_joined, redact_words
+from microp.settings import SlurmSettings, is_joined, override, redact_words
 from microp.store import (
     DIVERGED,
     SCHEMA_VERSION,
+    PointRow,
+    RecordError,
     SweepPlan,
+    changed_between,
+    changed_since,
     claim_folder,
     in_a_line,
     plan_in,
+    read_env,
+    read_point,
+    write_table,
 )
-from microp.terminal import Row, console, read_row, show_runs, step_drawing, write_csv
+from microp.terminal import console, show_runs, step_drawing
 
 DIVERGED_CODE = 3  # exit code: points diverged, and all others finished
 PREDICTED = 100  # points of a sweep of which the time is predicted: a prediction takes some hundredths of a second
-_open: list[SweepCallback] = []  # the sweep that has been planned and has not ended
-
-
-def show_finished() -> bool:
-    """Print the table of a sweep that ends before its last point; return whether there is one."""
-    board.close()
-    for sweep in _open:
-        sweep.show_rows("plan.json")
-    return bool(_open)
-
-
-def close() -> None:
-    """Complete W&B, remove the bars; of a sweep that was stopped before its end cancel the jobs and write the table."""
-    try:
-        mirrors.close()
-    finally:
-        board.close()
-        cancel_jobs()
-        while _open:
-            _open.pop().write_table()
-
-
-def end() -> None:
-    """Close what a command left open; warn if a table cannot be written."""
-    try:
-        close()
-    except OSError as error:
-        console.warn(in_a_line(error))
 
 
 class SweepCallback(PointsCallback):
@@ -79,6 +66,7 @@ class SweepCallback(PointsCallback):
 
     _plan: SweepPlan | None = None  # a single run has none
     _is_sweep = False
+    _is_open = False  # whether a sweep has been planned and has not ended
     _beside = False  # whether several points run at the same time
 
     @classmethod
@@ -101,7 +89,7 @@ class SweepCallback(PointsCallback):
     def dry_run(self, config: DictConfig, points: list[Composed]) -> None:
         show_dry_run(self, points, resumes=is_sweep(config) and not config.again)
 
-    @loud
+    @stop_on_error
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         if is_joined():
             refuse([ONE_RUN_ONLY])
@@ -109,11 +97,12 @@ class SweepCallback(PointsCallback):
         self._beside = not launches_in_turn(config.hydra.launcher)
         super().on_multirun_start(config)
         folder = claim_folder(Path(config.hydra.sweep.dir))
-        config.hydra.sweep.dir = str(folder)  # where Hydra and every point look for it
+        config.hydra.sweep.dir = str(folder)  # where Hydra looks for it, and every point
+        config.hydra.overrides.hydra.append(override("hydra.sweep.dir", str(folder)))
         self._plan = plan = plan_in(folder)
         plan.write(self._head(config), self._records())
         self.write_table()
-        _open.append(self)
+        self._is_open = True
 
     def _head(self, config: DictConfig) -> dict[str, Any]:
         name = config.hydra.job.config_name
@@ -136,10 +125,30 @@ class SweepCallback(PointsCallback):
         for overrides in self.skipped:
             yield {"overrides": overrides, "left_out": SKIPPED}
 
-    @loud
+    @stop_on_error
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        close()
+        self._finish()
         super().on_multirun_end(config)
+
+    def show_finished(self) -> bool:
+        board.close()
+        if self._is_open:
+            self.show_rows("plan.json")
+        return self._is_open
+
+    def close(self) -> None:
+        try:
+            self._finish()
+        except OSError as error:
+            console.warn(in_a_line(error))
+
+    def _finish(self) -> None:
+        """Remove the bars; of a sweep that was stopped cancel the jobs and write the table."""
+        board.close()
+        cancel_jobs()
+        if self._is_open:
+            self._is_open = False
+            self.write_table()
 
     def begin(self, config: DictConfig, points: list[Point]) -> None:
         self._points: dict[str, Planned] = {}
@@ -164,6 +173,14 @@ class SweepCallback(PointsCallback):
                 console.note(equal_points(points, len(self._points)))
             if done := len(self._points) - len(waiting):
                 console.note(f"{done} of {len(self._points)} points are finished already; again=true runs them again")
+                for text in self._changed_data():
+                    console.warn(f"{text}: with again=true all points run on what it holds now")
+
+    def _changed_data(self) -> list[str]:
+        """Return which data are not those any more that finished points were trained on, one sentence per path."""
+        done = [(point, attempt) for name, point in self._points.items() if (attempt := self._finished(name))]
+        paths = {path: point.config.data.contents() for point, _ in done if (path := point.data_path) is not None}
+        return changed_since((path, read_env(each), paths[path]) for point, each in done if (path := point.data_path))
 
     def end(self, config: DictConfig) -> None:
         if not speaks():
@@ -175,17 +192,23 @@ class SweepCallback(PointsCallback):
             step_drawing.show(rows[0].folder, rows[0].summary)
         done = [row.folder for row in rows if row.summary["status"] == "finished"]
         print_next_commands(self._output, self._tracking.reachable(), done[-1] if done else None)
+        if lost := self._lost(rows):
+            count = f"{len(lost)} of {len(self._points)} points"
+            console.error(f"no result of {count}: {'; '.join(lost)}: the same command runs them again")
         if self._plan and (why := self._plan.stopped):
             console.error(f"{why}: {len(self._points) - len(rows)} of {len(self._points)} points were not run")
         diverged = sum(row.summary["status"] == DIVERGED for row in rows)
         if (others := max(1, len(self._points)) - len(done)) > 0:
             raise SystemExit(DIVERGED_CODE if others == diverged else 1)
 
-    def show_rows(self, whole: str) -> list[Row]:
+    def show_rows(self, whole: str) -> list[PointRow]:
         """Print the table of the points that have a summary and return its rows; `whole`: the file with all columns."""
         rows = self._rows()
         if rows:  # else every failure has been shown
             show_runs(rows, whole)
+        if len(rows) > 1:
+            for text in changed_between((row.config["data"].get("path"), row.env) for row in rows):
+                console.warn(text)
         return rows
 
     def write_table(self) -> None:
@@ -193,7 +216,7 @@ class SweepCallback(PointsCallback):
         assert self._plan is not None, "a single run has no table.csv"
         self._add_chosen()
         points = {name: (plain(point.config), point.overrides) for name, point in self._points.items()}
-        write_csv(self._plan.folder / "table.csv", points, self._rows())
+        write_table(self._plan.folder / "table.csv", points, self._rows())
 
     def _add_chosen(self) -> None:
         """Add the points that a sweeper has chosen since the start, which may have been in other processes."""
@@ -204,14 +227,28 @@ class SweepCallback(PointsCallback):
     def _finished(self, name: str) -> Path | None:
         return self._points[name].finished(self._again)
 
-    def _rows(self) -> list[Row]:
-        """Return one row per point, in order: of its finished attempt, else of its attempt by this command."""
-        attempts = {name: self._finished(name) or self._last_made(name) for name in self._points}
-        return [
-            read_row(plain(self._points[name].config), self._points[name].overrides, attempt)
-            for name, attempt in attempts.items()
-            if attempt is not None
-        ]
+    def _rows(self) -> list[PointRow]:
+        """Return one row per point, in order: of its finished attempt, else of its attempt by this command.
+
+        A point whose files have been removed or damaged since has none (`_lost`).
+        """
+        rows = []
+        for name, point in self._points.items():
+            with suppress(RecordError):
+                if attempt := self._finished(name) or self._last_made(name):
+                    rows.append(read_point(plain(point.config), point.overrides, attempt))
+        return rows
+
+    def _lost(self, rows: list[PointRow]) -> list[str]:
+        """Return what is gone of the points that have been run and have no row, a text for each."""
+        shown, stopped = {row.summary["run_id"] for row in rows}, self._plan and self._plan.stopped
+        lost = []
+        for name in self._points.keys() - shown:
+            if made := self._points[name].made():
+                lost.append(f"{made[-1]} is not whole any more")
+            elif not stopped:
+                lost.append(f"{self._points[name].run} has been removed")
+        return sorted(lost)
 
     def _last_made(self, name: str) -> Path | None:
         made = [attempt for attempt in self._points[name].made() if (attempt / "summary.json").exists()]

@@ -16,66 +16,24 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import Store, rendezvous  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 
-from microp.comms.base import REDUCTIONS, Comms, Inbox, Message, Outbox, Pending, Sum
+from microp.comms.base import Comms, Inbox, Message, Outbox, Sum
+from microp.comms.countdown import Countdown
 from microp.comms.deadline import Pacer, sleep_until, wake_on_time
 from microp.comms.delayed import DelayedComms
 from microp.comms.direct import direct_sums
-from microp.comms.group import GroupComms, in_our_words, peer_error
-from microp.comms.heartbeat import PID, PLACE, SINCE, STEP, Beat, Heartbeats, Place, awaited_rank, last_awaited, trail
+from microp.comms.group import NEVER, GroupComms, in_our_words, peer_error
+from microp.comms.heartbeat import PLACE, SINCE, Heartbeats, Place, awaited_rank, last_awaited, trail
 from microp.comms.hosts import Hosts, interface_of, one_host, own_address
 from microp.comms.nccl import GRACE_S, NcclComms
-from microp.comms.processes import STOPPED
 from microp.comms.processes import state as process_state
-from microp.comms.ring import Ring, ring_sum
+from microp.comms.ring import Ring
 from microp.comms.shm import ShmComms
 from microp.comms.staged import StagedComms
 from microp.comms.tcp import TcpComms
 from microp.comms.threads import ThreadComms, thread_comms
-
-__all__ = [
-    "PID",
-    "PLACE",
-    "REDUCTIONS",
-    "SINCE",
-    "STEP",
-    "STOPPED",
-    "Beat",
-    "Comms",
-    "DelayedComms",
-    "GroupComms",
-    "Heartbeats",
-    "Hosts",
-    "Inbox",
-    "Message",
-    "NcclComms",
-    "Outbox",
-    "Pacer",
-    "Pending",
-    "Place",
-    "Ring",
-    "ShmComms",
-    "StagedComms",
-    "Sum",
-    "TcpComms",
-    "ThreadComms",
-    "awaited_rank",
-    "direct_sums",
-    "init_process_group",
-    "interface_of",
-    "last_awaited",
-    "one_host",
-    "own_address",
-    "peer_error",
-    "process_state",
-    "ring_sum",
-    "sleep_until",
-    "thread_comms",
-    "trail",
-    "wake_on_time",
-]
 
 
 def init_process_group(
@@ -103,13 +61,14 @@ def init_process_group(
         TimeoutError, ConnectionError: another rank did not join.
     """
     group = "gloo" if backend in ("shm", "tcp") else backend
-    patience = timedelta(seconds=timeout_s + GRACE_S if group == "nccl" else timeout_s)
+    patience = timedelta(seconds=timeout_s + GRACE_S) if group == "nccl" else NEVER
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with in_our_words(timeout_s, "another rank"):
         if store is None:
-            dist.init_process_group(group, timeout=patience)
-        else:
-            rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-            dist.init_process_group(group, timeout=patience, store=store, rank=rank, world_size=world)
+            store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+        store.set(f"came/{rank}", "")  # gloo itself would wait for ever for a rank that does not come
+        store.wait([f"came/{other}" for other in range(world)], timedelta(seconds=timeout_s))
+        dist.init_process_group(group, timeout=patience, store=store, rank=rank, world_size=world)
     row = column = None
     if replicas > 1:
         shape = (replicas, dist.get_world_size() // replicas)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from time import perf_counter_ns
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from microp.comms.countdown import Countdown
 from microp.comms.heartbeat import Heartbeats
 
 REDUCTIONS = ("sum", "product", "min", "max")
@@ -246,6 +248,11 @@ class Comms(ABC):
     def barrier(self) -> None:
         """Return when every rank of every pipeline has called it."""
 
+    def waiting(self, peer: str = "another rank") -> AbstractContextManager[Countdown]:
+        """Return a context in which torch's own code may wait for `peer`, for `timeout_s` after each renewal."""
+        del peer
+        return nullcontext(Countdown(self.timeout_s))
+
     @abstractmethod
     def close(self) -> None:
         """Disconnect. No transfer may be pending."""
@@ -268,6 +275,9 @@ class OverComms(Comms):
 
     def barrier(self) -> None:
         self._inner.barrier()
+
+    def waiting(self, peer: str = "another rank") -> AbstractContextManager[Countdown]:
+        return self._inner.waiting(peer)
 
     def close(self) -> None:
         self._inner.close()

@@ -44,7 +44,6 @@ class Place(IntEnum):
     TYING = -13
     RESUMING = -14
     COMPILING = -15
-    AWAITING = -16
 
 
 WHERE = {
@@ -63,7 +62,6 @@ WHERE = {
     Place.TYING: "the sum of tied weights' gradients",
     Place.RESUMING: "loading the snapshot",
     Place.COMPILING: "compiling its layers",
-    Place.AWAITING: "the wait until the run before is in W&B",
 }
 _MEETINGS = (Place.BARRIER, Place.REDUCING, Place.CONNECTING, Place.RUNTIME)  # left when the others have come
 

@@ -38,9 +38,11 @@ class NcclComms(GroupComms):
     """
 
     outbox, inbox = Comms.outbox, Comms.inbox  # the GPU's allocator reuses memory in the order of its stream
+    waiting = Comms.waiting  # torch has a watchdog for NCCL, which goes by the clock
 
     def __init__(self, device: torch.device, timeout_s: float, group: Any = None, hosts: Hosts | None = None) -> None:
         super().__init__(device, timeout_s, group, hosts)
+        self._watchdog.close()
         members, patience = dist.get_process_group_ranks(self.group), timedelta(seconds=timeout_s + GRACE_S)
         self._up, self._down = (
             dist.new_group(members, timeout=patience, use_local_synchronization=True) for _ in range(2)

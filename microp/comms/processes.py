@@ -6,7 +6,6 @@ import os
 import sys
 from pathlib import Path
 
-STOPPED = "T"  # by SIGSTOP or job control; a process that a debugger holds is in state "t"
 _ENDED = ("Z", "X")  # a zombie, which its parent has not waited for, has ended
 _EXITING = 0x4  # in the flags: PF_EXITING of Linux's sched.h
 

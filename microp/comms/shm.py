@@ -36,6 +36,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from microp.comms.base import Inbox, Message, Outbox, Pending
+from microp.comms.countdown import TICK_S, Countdown
 from microp.comms.hosts import Hosts
 from microp.comms.processes import is_alive
 from microp.comms.tcp import TcpComms, check_fits
@@ -43,7 +44,6 @@ from microp.comms.tcp import TcpComms, check_fits
 LINE = 64  # bytes: a cache line, and the alignment at which matrix products give the same bits
 STAMP = 32  # the offset of the stamp in the first line, after the semaphore
 _BARRIER_TAG = -1  # the tag of the barrier's mailboxes
-LIVENESS_CHECK_S = 1.0  # a blocked wait checks once per this period that its peer is alive
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _quick = ctypes.PyDLL(None)  # calls that return at once: to let go of the interpreter takes longer than they do
@@ -211,9 +211,9 @@ class ShmComms(TcpComms):
         self._block(semaphore, src)
 
     def _block(self, semaphore: ctypes.c_void_p, src: int) -> None:
-        give_up = time.monotonic() + self.timeout_s
-        while (left := give_up - time.monotonic()) > 0:
-            until = time.time() + min(left, LIVENESS_CHECK_S)
+        countdown = Countdown(self.timeout_s)
+        while (left := countdown.tick()) > 0:
+            until = time.time() + min(left, TICK_S)
             moment = _Timespec(int(until), int(until % 1 * 1e9))
             if _libc.sem_timedwait(semaphore, ctypes.byref(moment)) == 0:
                 return

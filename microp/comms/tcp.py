@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import ctypes
 import select
-import time
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from torch import Tensor
 from microp.comms.base import Inbox, Message, Outbox, Pending
 from microp.comms.connecting import open_connections
 from microp.comms.connection import Connection, Mailbox, Unsent, header
+from microp.comms.countdown import TICK_S, Countdown
 from microp.comms.group import GroupComms
 from microp.comms.hosts import Hosts, listening_address
 from microp.comms.patience import Patience
@@ -143,11 +143,11 @@ class TcpComms(GroupComms):
                 return
             if perf_counter_ns() >= spin_end:
                 break
-        give_up = time.monotonic() + self.timeout_s
+        countdown = Countdown(self.timeout_s)
         while not is_done():
-            if (left := give_up - time.monotonic()) <= 0:
+            if (left := countdown.tick()) <= 0:
                 raise TimeoutError(f"waited {self.timeout_s:g} s for {self.names[peer]}")
-            self._sleep(left)
+            self._sleep(min(left, TICK_S))
 
     def _push(self) -> None:
         for connection in self._connections.values():

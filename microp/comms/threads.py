@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from microp.comms.base import Comms, Outbox, Pending, check_reduction
+from microp.comms.base import Comms, Outbox, Pending, Sum, check_reduction
+from microp.comms.countdown import Countdown
 
 
 @dataclass
@@ -25,10 +26,28 @@ class _Hub:
     boxes: dict[tuple[int, int, int], deque[tuple[Tensor, int]]] = field(default_factory=lambda: defaultdict(deque))
     slots: list[Any] = field(default_factory=list)
     broken: bool = False
+    here: int = 0  # how many threads have come to the present meeting
+    met: int = 0  # how many meetings are over
 
     def __post_init__(self) -> None:
-        self.meeting = threading.Barrier(self.world_size)
         self.slots = [None] * self.world_size
+
+    def meet(self, timeout_s: float) -> None:
+        """Return when all threads have called this.
+
+        Raises:
+            TimeoutError, ConnectionError: a thread did not within `timeout_s`, or has failed.
+        """
+        with self.changed:
+            meeting, self.here = self.met, self.here + 1
+            if self.here == self.world_size:
+                self.here, self.met = 0, meeting + 1
+                self.changed.notify_all()
+            came = Countdown(timeout_s).wait_for(self.changed, lambda: self.met > meeting or self.broken)
+            if self.met == meeting and self.broken:
+                raise ConnectionError("another rank failed")
+            if not came:
+                raise TimeoutError(f"waited {timeout_s:g} s for another rank")
 
 
 def thread_comms(world_size: int, timeout_s: float = 30, replicas: int = 1) -> list[ThreadComms]:
@@ -81,25 +100,21 @@ class ThreadComms(Comms):
             tensor.copy_(combine(tensor, other))
         return tensor
 
+    def iall_reduce(self, tensor: Tensor) -> Sum:
+        """Return a sum that is made when it is waited for: within a backward a rank may hold what another one needs."""
+        return _Later(self, tensor)
+
     def all_gather(self, value: Any) -> list[Any]:
         self._hub.slots[self.rank] = value
-        self._meet()
+        self._hub.meet(self.timeout_s)
         values = list(self._hub.slots)
-        self._meet()
+        self._hub.meet(self.timeout_s)
         return values
 
     def barrier(self) -> None:
-        self._meet()
+        self._hub.meet(self.timeout_s)
         if self.replica_group:  # every pipeline has met, so meeting per column completes the barrier
             self.replica_group.barrier()
-
-    def _meet(self) -> None:
-        try:
-            self._hub.meeting.wait(self.timeout_s)
-        except threading.BrokenBarrierError:
-            if self._hub.broken:
-                raise ConnectionError("another rank failed") from None
-            raise TimeoutError(f"waited {self.timeout_s:g} s for another rank") from None
 
     def close(self) -> None:
         """Do nothing: threads hold no connection."""
@@ -109,9 +124,22 @@ class ThreadComms(Comms):
         with self._hub.changed:
             self._hub.broken = True
             self._hub.changed.notify_all()
-        self._hub.meeting.abort()
         if isinstance(self.replica_group, ThreadComms):
             self.replica_group.abort()
+
+
+@dataclass
+class _Later:
+    """A sum over ranks that is made in `wait`."""
+
+    comms: ThreadComms
+    tensor: Tensor
+    ended_ns: int = 0
+
+    def wait(self) -> Tensor:
+        self.comms.all_reduce(self.tensor)
+        self.ended_ns = perf_counter_ns()
+        return self.tensor
 
 
 @dataclass(frozen=True)
@@ -147,8 +175,8 @@ class _Receiver:
     def wait(self) -> Tensor:
         src = self.key[0]
         with self.hub.changed:
-            came = self.hub.changed.wait_for(lambda: self.hub.boxes[self.key] or self.hub.broken, self.timeout_s)
-            if not came:
+            countdown = Countdown(self.timeout_s)
+            if not countdown.wait_for(self.hub.changed, lambda: self.hub.boxes[self.key] or self.hub.broken):
                 raise TimeoutError(f"waited {self.timeout_s:g} s for rank {src}")
             if not self.hub.boxes[self.key]:
                 raise ConnectionError(f"lost rank {src}: a rank of this process failed")

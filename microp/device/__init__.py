@@ -24,21 +24,6 @@ from microp.device.utilisation import Utilisation
 from microp.job import Workload
 from microp.settings import DeviceSettings, EmulatedSettings
 
-__all__ = [
-    "ActivationMeter",
-    "Cpu",
-    "Cuda",
-    "Device",
-    "Emulated",
-    "Give",
-    "MemoryMeter",
-    "Run",
-    "Utilisation",
-    "gpu_of",
-    "open_device",
-    "probe_layers",
-]
-
 
 def open_device(settings: DeviceSettings, workload: Workload, comms: Comms, local_rank: int) -> Device:
     """Return the device of one rank, opened.

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from microp.comms import Countdown
 from microp.device.base import Device, PeakMemory
 from microp.device.utilisation import Utilisation
 from microp.settings import DeviceSettings
@@ -58,9 +59,9 @@ class Cuda(Device):
             self._since = perf_counter_ns()
 
     def settle(self) -> None:
-        last, give_up = self._event(), time.monotonic() + self._timeout_s
+        last, countdown = self._event(), Countdown(self._timeout_s)
         while not last.query():
-            if time.monotonic() > give_up:
+            if countdown.tick() <= 0:
                 raise TimeoutError(f"waited {self._timeout_s:g} s for the GPU")
             time.sleep(_POLL_S)
         anchor = self._event()

@@ -75,11 +75,13 @@ class _Probe:
 
     def __init__(self, settings: ModelSettings, model: Model, index: int, split: bool, computing: Computing) -> None:
         self._settings, self._computing = settings, computing
-        [self._layer], self._split = model.build([index], 0), split
+        self._model, self._split = model, split
+        [self._layer] = model.build([index], 0)
         self._first, self._last, self._index = index == 0, index == settings.layers - 1, index
         self._loss = model.loss if self._last else None
         parameters = list(self._layer.parameters())
-        self._weights = sum(p.nbytes for p in parameters)
+        self._weights = sum(p.nbytes for p in parameters if p.requires_grad)
+        self._frozen = sum(p.nbytes for p in parameters) - self._weights
         linears = [module for module in self._layer.modules() if isinstance(module, torch.nn.Linear)]
         self._linear_weights = [p for linear in linears for p in linear.parameters() if p.requires_grad]
         self._places = prod(settings.boundary(1, max(1, index))[1:-1]) if settings.layers > 1 else 1
@@ -98,6 +100,7 @@ class _Probe:
         """Run microbatches of `rows` rows and return the memory of one that adds to existing gradients."""
         split = (0, 1) if self._split else ()
         subject = Stage([self._layer], self._loss, NEVER, 3, split, computing=self._computing)
+        subject.divide([self._model.sample(self._index, 2, self._computing)], [self._index])
         window = torch.randint(0, self._settings.vocabulary, (rows, self._settings.row_bytes))
         given = [window] * 3
         subject.load(Batch(0, given if self._first else None, given if self._loss else None, [1 / 3] * 3))
@@ -118,13 +121,24 @@ class _Probe:
                     subject.weight_gradient(microbatch, None)
                 in_weight = meter.peak_bytes - before - pending
             in_forward, in_full = self._send_undivided(subject, meter, rows)
-        self._restore(subject.layers)
+        subject.layers.zero_grad()
+        subject.undo_division()
         boundary = 0 if self._first else self._entering(rows, self._index).nbytes
         products = min(in_weight, small)
         in_weight -= products
         pending = pending if split else 0
         return LayerBytes(
-            self._weights, activation, boundary, shared, pending, in_backward, in_weight, products, in_forward, in_full
+            weights=self._weights,
+            activation=activation,
+            boundary=boundary,
+            shared=shared,
+            pending=pending,
+            in_backward=in_backward,
+            in_weight=in_weight,
+            products=products,
+            in_forward=in_forward,
+            in_full=in_full,
+            frozen=self._frozen,
         )
 
     def _small_products(self, rows: int) -> int:
@@ -152,13 +166,6 @@ class _Probe:
         held = meter.peak_bytes = meter.bytes
         subject.backward(2, None if self._loss else self._entering(rows, self._index + 1))
         return in_forward, meter.peak_bytes - held
-
-    @staticmethod
-    def _restore(layers: torch.nn.Module) -> None:
-        """Undo what a stage changed in its layers."""
-        layers.zero_grad()
-        for module in layers.modules():
-            vars(module).pop("forward", None)  # a stage that divides its backward replaces `forward`
 
     def _input(self, rows: int) -> torch.Tensor | None:
         return None if self._first else self._entering(rows, self._index)

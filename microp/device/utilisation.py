@@ -7,6 +7,7 @@ of a pipeline can look busy while it waits; the time that its actions take says 
 from __future__ import annotations
 
 import subprocess
+import weakref
 from statistics import mean
 from threading import Thread
 from time import perf_counter_ns
@@ -15,7 +16,7 @@ EVERY_MS = 200
 
 
 class Utilisation:
-    """The answers of one `nvidia-smi`, which ends with this process at the latest; none if it cannot be run.
+    """The answers of one `nvidia-smi`, which ends with this object or process; none if it cannot be run.
 
     Args:
         uuid: the GPU's, as `nvidia-smi -L` prints it.
@@ -34,14 +35,10 @@ class Utilisation:
             )
         except OSError:  # it is not installed, as on ROCm
             return
-        self._reader = Thread(target=self._read, args=(self._process,), daemon=True)
+        # A profile opens a device per case. The thread holds no reference to this object, which would keep it alive.
+        weakref.finalize(self, self._process.terminate)
+        self._reader = Thread(target=_read, args=(self._process, self._answers), daemon=True)
         self._reader.start()
-
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.strip().isdecimal():  # a GPU that does not tell prints [N/A]
-                self._answers.append((perf_counter_ns(), float(line)))
 
     def end(self, since_ns: int) -> float | None:
         """End `nvidia-smi`; return the mean of its answers from `since_ns` on in per cent, None without any."""
@@ -51,3 +48,10 @@ class Utilisation:
             self._reader.join()
             self._process = None
         return mean(found) if (found := [percent for at, percent in self._answers if at >= since_ns]) else None
+
+
+def _read(process: subprocess.Popen[str], answers: list[tuple[int, float]]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip().isdecimal():  # a GPU that does not tell prints [N/A]
+            answers.append((perf_counter_ns(), float(line)))

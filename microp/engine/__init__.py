@@ -11,5 +11,3 @@ from microp.engine.engine import ActionError, Boundary, Engine, Runner
 from microp.engine.failure import describe_failure
 from microp.engine.limit import Limit
 from microp.engine.torch_engine import TorchEngine
-
-__all__ = ["ActionError", "Boundary", "Engine", "Limit", "Runner", "TorchEngine", "describe_failure"]

@@ -10,15 +10,3 @@
 from microp.job.identity import LATER, NOT_ASKED, question_id, run_id
 from microp.job.job import Job, Snapshot, Workload
 from microp.job.torch_support import TORCH_SCHEDULES, torch_problems
-
-__all__ = [
-    "LATER",
-    "NOT_ASKED",
-    "TORCH_SCHEDULES",
-    "Job",
-    "Snapshot",
-    "Workload",
-    "question_id",
-    "run_id",
-    "torch_problems",
-]

@@ -38,6 +38,7 @@ ADDED: dict[str, Any] = {
     "device.overhead_ms": 0.0,
     "device.optimizer_ms": 0.0,
     "device.share": False,
+    "data.skip": 0,
     "optimizer": asdict(ADAM),
     **asdict(AS_WRITTEN),
 }  # `group.key`, or a key or a whole group of the top -> the default at which it is left out

@@ -127,15 +127,15 @@ class Job:
 
     @property
     def workload(self) -> Workload:
-        """The workload of one replica."""
+        """The workload of one replica: if it is not given, of the first one, which has most rows."""
         rows = self.of(self.replica or 0).rows
         holds = transport_holds(self.backend, self.device, self.replicas > 1 and self.sync.has_buckets)
         return Workload(self.schedule, self.partition.sizes, rows, self.checkpointing, self.optimizer.states, holds)
 
     @property
     def mean_rows(self) -> float:
-        """The mean number of rows of a microbatch."""
-        return self.batch_size / self.replicas / self.schedule.chunks
+        """The mean number of rows of a microbatch of the replica that `workload` is of."""
+        return self.shares[self.replica or 0] / self.schedule.chunks
 
     @property
     def is_emulated(self) -> bool:

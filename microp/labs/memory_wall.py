@@ -16,7 +16,7 @@ import math
 from microp.app import job_of
 from microp.device import probe_layers
 from microp.settings import CommandParser, run_command
-from microp.simulator import compose_memory
+from microp.simulator import stage_bytes
 
 GB = 1e9
 MEASURED_DIM = 256
@@ -26,8 +26,7 @@ def activation_bytes(rows: int, layers: int, dim: float) -> float:
     """Return the bytes that the layers keep for the backward of `rows` rows, measured at a small width and scaled."""
     job = job_of("ranks=1", "chunks=1", f"batch_size={rows}", f"model.dim={MEASURED_DIM}", f"model.layers={layers}")
     measured = probe_layers(job.model, rows, split=False)
-    stage_memory = compose_memory(measured, rows, job.checkpointing, chunks=1)
-    return float(stage_memory.activation[0]) / MEASURED_DIM * dim
+    return stage_bytes(measured, rows, job.checkpointing).whole / MEASURED_DIM * dim
 
 
 def main(arguments: list[str] | None = None) -> None:

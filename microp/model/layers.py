@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from microp.model.randomness import Dropout
 from microp.model.seeds import derive_seed
-from microp.settings import BYTES, GptSettings, ModelSettings
+from microp.settings import BYTES, Computing, GptSettings, ModelSettings
 
 
 class Model(ABC):
@@ -39,6 +39,7 @@ class Model(ABC):
     """
 
     def __init__(self, settings: ModelSettings) -> None:
+        self._settings = settings
         self.layers, self.dim = settings.layers, settings.dim
         self.dtype: torch.dtype = getattr(torch, settings.dtype)
 
@@ -49,6 +50,14 @@ class Model(ABC):
     @abstractmethod
     def layer(self, index: int, seed: int) -> nn.Module:
         """Build layer `index` on the CPU, with weights that follow from `seed` and `index`."""
+
+    def sample(self, index: int, rows: int, computing: Computing) -> Tensor:
+        """Return an input of layer `index` of random numbers, the same in each call: tokens for the first layer."""
+        settings, generator = self._settings, torch.Generator().manual_seed(index)
+        if index == 0:
+            return torch.randint(0, settings.vocabulary, (rows, settings.row_bytes), generator=generator)
+        dtype: torch.dtype = getattr(torch, settings.entering(index, computing))
+        return torch.randn(settings.boundary(rows, index), generator=generator).to(dtype)
 
     @abstractmethod
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:

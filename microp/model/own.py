@@ -17,6 +17,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from microp.model.layers import Model
-from microp.model.randomness import GENERATOR, Reseeded
+from microp.model.randomness import GENERATOR, Reseeded, generator_states, seed_generators
 from microp.model.seeds import derive_seed
 from microp.settings import BYTES, OwnSettings, TiedWeight
 
@@ -67,7 +68,8 @@ class OwnModel(Model):
 
     def __init__(self, settings: OwnSettings) -> None:
         super().__init__(settings)
-        self._settings, self._function = settings, resolve_name(settings.builder)
+        self._settings: OwnSettings = settings
+        self._function = resolve_name(settings.builder)
         if code_of(self._function) != settings.facts.code:
             raise ValueError(f"model.builder={settings.builder} has changed since it was checked: start the run again")
         self._loss: Callable[[Tensor, Tensor], Tensor] | None = None
@@ -77,13 +79,14 @@ class OwnModel(Model):
         return made
 
     def build(self, indices: Iterable[int], seed: int) -> list[nn.Module]:
-        with GENERATOR, _seeded(derive_seed(seed, "layers")):
+        with GENERATOR, seeded(derive_seed(seed, "layers")):
             made = self._make()
         self._loss = made.loss
         layers = separated(made.layers, self._settings.tied_weights)
         own = [(index, layers[index]) for index in indices]
-        for index, layer in own:
-            if index in self._settings.facts.random:
+        _spoil(layers, {weight for _, layer in own for weight in layer.parameters()})
+        if self._settings.facts.random:  # any layer may draw only sometimes
+            for index, layer in own:
                 Reseeded(layer, derive_seed(seed, "random", index))
         return [layer for _, layer in own]
 
@@ -96,18 +99,32 @@ class OwnModel(Model):
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Let torch's, numpy's and Python's own generators begin with a seed; afterwards they are as they were."""
-    before, of_numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(before)
-            np.random.set_state(of_numpy)
+def seeded(seed: int) -> Iterator[Callable[[], bool]]:
+    """Let torch's, numpy's and Python's own generators begin with a seed; afterwards they are as they were.
+
+    Yields:
+        A function that returns whether one of them has been drawn from, while they are seeded or later.
+    """
+    before = torch.random.get_rng_state(), random.getstate(), np.random.get_state()
+    seed_generators(seed)
+    begun = generator_states()
+    ended: list[Any] = []
+    try:
+        yield lambda: (ended or [generator_states()])[0] != begun
+    finally:
+        ended.append(generator_states())
+        torch.random.set_rng_state(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])
+
+
+def _spoil(layers: Iterable[nn.Module], own: set[nn.Parameter]) -> None:
+    """Make NaN of the trained weights of the other layers, so that nothing reads a copy that nobody trains unnoticed.
+
+    They also need no memory any more.
+    """
+    for weight in {weight for layer in layers for weight in layer.parameters() if weight.requires_grad} - own:
+        weight.data = torch.full((1,) * weight.dim(), nan, dtype=weight.dtype).expand(weight.shape)
 
 
 def separated(layers: Iterable[nn.Module], tied: Iterable[TiedWeight]) -> list[nn.Module]:

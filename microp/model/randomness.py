@@ -6,10 +6,12 @@ restored.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
-from threading import Lock
+from threading import RLock
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -43,11 +45,28 @@ class Dropout(nn.Module):
         return x * torch.empty_like(x).bernoulli_(keep, generator=generator).div_(keep)
 
 
-GENERATOR = Lock()  # torch's own generator is one for all threads, and ranks may be threads
+GENERATOR = RLock()  # these generators are one for all threads, and ranks may be threads
+
+
+def seed_generators(seed: int, device: torch.device | None = None) -> None:
+    """Seed the generators that torch (on a device, by default the CPU), numpy and Python have of their own."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if device is not None and device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+def generator_states() -> tuple[Any, ...]:
+    """Return the states of torch's, Python's and numpy's own generators, as values that can be compared."""
+    state: Any = np.random.get_state()
+    kind, numbers, *rest = state
+    return torch.random.get_rng_state().numpy().tobytes(), random.getstate(), (kind, numbers.tobytes(), *rest)
 
 
 class Reseeded:
-    """Seeds torch's own generator before each forward of a layer that draws from it, as `nn.Dropout` does.
+    """Seeds the generators of torch, numpy and Python before each forward of a layer that draws from one.
 
     Args:
         layer: the layer; the names of its weights stay as they are.
@@ -56,24 +75,14 @@ class Reseeded:
 
     def __init__(self, layer: nn.Module, seed: int) -> None:
         self._seed, self._now = seed, (0, 0)
-        layer.register_forward_pre_hook(self)
-        layer.register_forward_hook(self._release, always_call=True)
+        layer.register_forward_pre_hook(self, prepend=True)  # the layer's own hooks may draw too
 
     def at(self, step: int, microbatch: int) -> None:
         """Set the step and the microbatch of the next forward."""
         self._now = (step, microbatch)
 
     def __call__(self, _layer: nn.Module, given: tuple[Tensor, ...]) -> None:
-        GENERATOR.acquire()
-        seed = derive_seed(self._seed, *self._now)
-        if given[0].is_cuda:
-            torch.cuda.manual_seed(seed)
-        else:
-            torch.default_generator.manual_seed(seed)
-
-    @staticmethod
-    def _release(*_: Any) -> None:
-        GENERATOR.release()
+        seed_generators(derive_seed(self._seed, *self._now), given[0].device)
 
 
 def random_parts(layers: nn.Module) -> Iterator[Random]:

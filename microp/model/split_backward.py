@@ -13,12 +13,15 @@
 
 B frees the outer graph. Hooks, several uses of a layer and tied weights keep working; bits are the full backward's.
 (Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 2.1.)
+
+A weight that is read by another module than its owner is a leaf of the outer graph, or of another small one. B finds
+its gradient there and W adds it, so that none is lost. `division` chooses such a layer to be one small graph.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +35,6 @@ from microp.model.engine_calls import gradients_of
 from microp.model.weight_gradients import (
     GraphWeights,
     LinearWeights,
-    SmallLinears,
     Weights,
     add_gradients,
     used_several_times,
@@ -47,41 +49,45 @@ class Deferred:
             detect a later write), and its output in the graph.
         linears: the weight gradients of Linears that W has to compute.
         graphs: those of other modules.
+        read_elsewhere: the weights that were read by another module than their owner, with their gradients.
     """
 
     def __init__(self) -> None:
         self.linears: list[LinearWeights] = []
         self.graphs: list[GraphWeights] = []
+        self.read_elsewhere: list[tuple[Tensor, Tensor]] = []
         self.forwards: list[tuple[Weights, Tensor, int, GradientEdge]] = []
-        self._small = SmallLinears()
         self._owners: list[int] = []  # the owners of the weights of the last W
         self._several: list[Tensor] = []  # the weights that several of them own
 
-    def backward(self, root: GradientEdge, gradient: Tensor, leaf: Tensor, anchor: Tensor) -> Tensor | None:
+    def backward(self, root: GradientEdge, gradient: Tensor, leaf: Tensor, split: SplitBackward) -> Tensor | None:
         """Run B: return the gradient of `leaf`, or None if it requires none.
 
         Args:
             root: the output's node in the graph.
             gradient: the output's gradient.
             leaf: the stage's input.
-            anchor: the anchor of the stage's `SplitBackward`.
+            split: what has divided the stage's layers.
 
         Raises:
             RuntimeError: a layer's input was written in place after its forward.
         """
         forwards, self.forwards = self.forwards, []
-        wanted: list[Any] = [anchor]
+        wanted: list[Any] = [leaf if leaf.requires_grad else split.anchor]
         for _, x, version, edge in forwards:
             if x._version != version:
                 raise RuntimeError("the input of a Linear layer was written in place after its forward")
             wanted.append(edge)
-        if leaf.requires_grad:
-            wanted.append(leaf)
-        found = gradients_of(wanted, root, gradient)
+        found = gradients_of([*wanted, split.anchor, *split.weights], root, gradient)
         for (owner, x, _, _), caught in zip(reversed(forwards), found[len(forwards) : 0 : -1], strict=True):
             if caught is not None:
                 self.linears.append((owner, x, caught))
-        return found[-1] if leaf.requires_grad else None
+        self.keep_read_elsewhere(split.weights, found[len(wanted) + 1 :])
+        return found[0] if leaf.requires_grad else None
+
+    def keep_read_elsewhere(self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        """Keep the gradients that a graph has of weights whose owner is another module; None where it has none."""
+        self.read_elsewhere += [(w, g) for w, g in zip(weights, gradients, strict=True) if g is not None]
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the tensors that are kept between B and W."""
@@ -89,6 +95,7 @@ class Deferred:
             yield from (x, gradient)
         for graph in self.graphs:
             yield from graph.gradients
+        yield from (gradient for _, gradient in self.read_elsewhere)
 
     def run(self) -> None:
         """Run W: add the remaining weight gradients to the weights' `grad`."""
@@ -96,9 +103,10 @@ class Deferred:
         if owners != self._owners:
             self._owners = owners
             self._several = used_several_times([*(o for o, _, _ in self.linears), *(g.weights for g in self.graphs)])
-        if self._several or self.graphs or not self._small.add(self.linears):
-            add_gradients(self.linears, self.graphs, self._several)
-        self.linears, self.graphs = [], []
+        add_gradients(self.linears, self.graphs, self._several)
+        for weight, gradient in self.read_elsewhere:
+            weight.grad = gradient.clone() if weight.grad is None else weight.grad.add_(gradient)
+        self.linears, self.graphs, self.read_elsewhere = [], [], []
 
 
 def run_together(several: Sequence[Deferred]) -> None:
@@ -110,9 +118,8 @@ def run_together(several: Sequence[Deferred]) -> None:
     for deferred in several:
         for weights, x, gradient in deferred.linears:
             same[weights].append((x.flatten(0, -2), gradient.flatten(0, -2)))
-        for graph in deferred.graphs:
-            graph.run()
-        deferred.linears, deferred.graphs = [], []
+        deferred.linears = []
+        deferred.run()
     joined = []
     for weights, calls in same.items():
         inputs, gradients = zip(*calls, strict=True)
@@ -121,83 +128,139 @@ def run_together(several: Sequence[Deferred]) -> None:
 
 
 class SplitBackward:
-    """Makes the layers below `module` that own weights divide their backward while `deferred` is set.
+    """Makes layers divide their backward while `deferred` is set.
 
     Args:
-        module: any module; each of the outermost modules that own weights is divided as a unit.
-        is_lowered: whether its forwards run under autocast.
+        layers: the layers. Each of the outermost modules below them that own weights is divided as a unit.
+        is_lowered: whether their forwards run under autocast.
+
+    Attributes:
+        anchor: makes results require a gradient even if no input does, so that B reaches the small graphs.
+        weights: the weights of all layers that are trained.
+        is_lowered: as given.
     """
 
-    def __init__(self, module: nn.Module, is_lowered: bool = False) -> None:
+    def __init__(self, layers: Iterable[nn.Module], is_lowered: bool = False) -> None:
         self.deferred: Deferred | None = None
-        self._is_lowered = is_lowered
-        self._linears: list[Weights] = []
-        self._hooked: set[Weights] = set()
-        # Makes results require a gradient even if no input does, so that B reaches the small graphs.
         self.anchor = torch.empty(0, requires_grad=True)
-        for owner in set(weight_owners(module)):
-            owner.forward = self._wrap(owner, owner.forward)
-        self.look_for_hooks()
+        self.is_lowered = is_lowered
+        self._before: dict[nn.Module, Any] = {}  # a divided module -> the forward of its own that it had, or None
+        self._linears: dict[nn.Module, Weights] = {}
+        layers = nn.ModuleList(layers)
+        self.weights = trained(layers)
+        for layer in layers:
+            self.divide(layer)
 
-    def look_for_hooks(self) -> None:
-        """Find the Linears whose weights have hooks, which autograd has to call; a step has these until its end."""
-        self._hooked = {
-            weights
-            for weights in self._linears
-            if any(weight._backward_hooks or weight._post_accumulate_grad_hooks for weight in weights)
-        }
+    def divide(self, layer: nn.Module) -> None:
+        """Divide the backward of each part of a layer that owns weights, or of the layer as a whole.
 
-    def _wrap(self, owner: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-        weights = [weight for weight in owner.parameters() if weight.requires_grad]
+        As a whole, if its weights have hooks, which are then called as often as by the full backward, or if a part of
+        it is compiled: the forwards inside cannot be replaced.
+        """
+        if has_hooks(layer) or any(map(_is_compiled, layer.modules())):
+            self.divide_as_one(layer)
+            return
+        for owner in weight_owners(layer):
+            if owner in self._before:
+                continue
+            if isinstance(owner, nn.Linear) and _is_plain(owner):
+                self._replace(owner, self._linear(owner))
+            else:
+                known = set() if _is_from_torch(owner) else set(trained(layer)) - set(trained(owner))
+                self._replace(owner, self._graph(owner, list(known)))
+
+    def divide_as_one(self, layer: nn.Module) -> None:
+        """Divide the backward of a layer as a whole."""
+        self.undo(layer)
+        if trained(layer) and not isinstance(layer, torch.jit.ScriptModule):
+            self._replace(layer, self._graph(layer, []))
+
+    def undo(self, layer: nn.Module) -> None:
+        """Let a layer compute as it did before its backward was divided."""
+        for module in layer.modules():
+            if module in self._before:
+                del module.forward
+                if (before := self._before.pop(module)) is not None:
+                    module.forward = before
+                self._linears.pop(module, None)
+
+    def begin_step(self) -> None:
+        """Use the memory that the weights have now, for which they may have got another one since the last step."""
+        for weights in self._linears.values():
+            weights.make_aliases()
+
+    def _replace(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+        self._before[module] = vars(module).get("forward")
+        module.forward = forward
+
+    def _graph(self, owner: nn.Module, others: list[nn.Parameter]) -> Callable[..., Any]:
+        """Return a forward that makes a small graph; `others`: weights that are not the owner's and may be read."""
+        forward, weights = owner.forward, trained(owner)
 
         def divided(*args: Any, **kwargs: Any) -> Any:
             deferred = self.deferred
             if deferred is None or not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
             inputs = _Inputs(args, kwargs)
-            call = _Call(forward, inputs, weights, deferred)
+            call = _Call(forward, inputs, weights, others, deferred)
             results = _Divided.apply(call, self.anchor, *inputs.tensors)
             return tree_unflatten(list(results), call.result_form)
 
-        if isinstance(owner, nn.Linear) and _is_plain(owner):
-            return self._wrap_linear(owner, divided) if weights else forward
         return divided
 
-    def _wrap_linear(self, owner: nn.Linear, divided: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """Return the forward of a Linear; `divided`: one that lets autograd call the hooks of its weights."""
-        weight, bias, is_lowered = owner.weight, owner.bias, self._is_lowered
-        wanted = Weights(*(w if w is not None and w.requires_grad else None for w in (weight, bias)))
-        self._linears.append(wanted)
+    def _linear(self, owner: nn.Linear) -> Callable[[Tensor], Tensor]:
+        """Return the forward of a Linear, in whose graph other leaves stand for the weights."""
+        weight, bias, is_lowered = owner.weight, owner.bias, self.is_lowered
+        weights = self._linears[owner] = Weights(weight, bias)
 
         def linear(x: Tensor) -> Tensor:
             deferred = self.deferred
             if deferred is None or not torch.is_grad_enabled():
                 return linear_map(x, weight, bias)
-            if wanted in self._hooked:
-                return divided(x)
             if is_lowered:
                 x = product_input(x)
-            y = linear_map(x, weight, bias)
+            y = linear_map(x, *weights.aliases)  # type: ignore[arg-type]
             made = y if y._base is None else y._base  # an operation in place gives a view another node
             edge = GradientEdge(made.grad_fn, made.output_nr)  # type: ignore[arg-type]
-            deferred.forwards.append((wanted, x, x._version, edge))
+            deferred.forwards.append((weights, x, x._version, edge))
             return y
 
         return linear
 
 
-def _is_plain(linear: nn.Linear) -> bool:
-    """Return whether `linear` is no derived class and its weights are parameters, not recomputed in each forward."""
-    return type(linear) is nn.Linear and {"weight", "bias"} == set(linear._parameters)
+def trained(module: nn.Module) -> list[nn.Parameter]:
+    """Return the weights of a module that are not frozen."""
+    return [weight for weight in module.parameters() if weight.requires_grad]
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether a weight of a module has a hook, which autograd has to call."""
+    return any(weight._backward_hooks or weight._post_accumulate_grad_hooks for weight in trained(module))
 
 
 def weight_owners(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the outermost modules, from `module` downwards, that directly own weights."""
-    if any(weight is not None for weight in module._parameters.values()):
+    """Yield the outermost modules, from `module` downwards, that directly own weights that are not frozen."""
+    if any(weight is not None and weight.requires_grad for weight in module._parameters.values()):
         yield module
     else:
         for child in module.children():
             yield from weight_owners(child)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Return whether a module is the result of torch.compile, which holds the module as it was written, or a script."""
+    return "_orig_mod" in dict(module.named_children()) or isinstance(module, torch.jit.ScriptModule)
+
+
+def _is_plain(linear: nn.Linear) -> bool:
+    """Return whether a Linear computes as torch wrote it, with parameters that no forward makes anew."""
+    is_torch_s = type(linear) is nn.Linear and "forward" not in vars(linear)
+    return is_torch_s and {"weight", "bias"} == set(linear._parameters)
+
+
+def _is_from_torch(module: nn.Module) -> bool:
+    """Return whether the forward of a module is torch's, which reads no weights but its own."""
+    return type(module).__module__.startswith("torch.nn.modules.") and "forward" not in vars(module)
 
 
 class _Inputs:
@@ -219,9 +282,15 @@ class _Call:
     """One forward of a module that is not a plain Linear, with its small graph."""
 
     def __init__(
-        self, forward: Callable[..., Any], inputs: _Inputs, weights: list[nn.Parameter], deferred: Deferred
+        self,
+        forward: Callable[..., Any],
+        inputs: _Inputs,
+        weights: list[nn.Parameter],
+        others: list[nn.Parameter],
+        deferred: Deferred,
     ) -> None:
-        self._forward, self._inputs, self._weights, self._deferred = forward, inputs, weights, deferred
+        self._forward, self._inputs, self._deferred = forward, inputs, deferred
+        self._weights, self._others = weights, others
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         """Run the forward and record the small graph; return the results detached from it (non-tensors unchanged)."""
@@ -230,19 +299,23 @@ class _Call:
         with torch.enable_grad():
             results, self.result_form = tree_flatten(self._forward(*args, **kwargs))
         self._indices = [i for i, r in enumerate(results) if isinstance(r, Tensor) and r.requires_grad]
+        self.constants = [i for i, r in enumerate(results) if isinstance(r, Tensor) and not r.requires_grad]
         self._roots = [get_gradient_edge(results[i]) for i in self._indices]
         return tuple(r.detach() if isinstance(r, Tensor) else r for r in results)
 
     def input_gradients(self, gradients: Sequence[Tensor]) -> list[Tensor | None]:
         """Run B: return the gradient of each input, or None if it requires none; leave the weights' for W."""
-        wanted = [leaf for leaf in self.leaves if leaf.requires_grad]
         own = [gradients[i] for i in self._indices]
-        found: Sequence[Tensor | None] = ()
-        if wanted:
-            found = torch.autograd.grad(self._roots, wanted, own, retain_graph=True, allow_unused=True)
+        wanted = [*(leaf for leaf in self.leaves if leaf.requires_grad), *self._others]
+        found: Sequence[Tensor | None] = [None] * len(wanted)
+        if self._roots:
+            self._deferred.graphs.append(GraphWeights(self._roots, own, self._weights))
+            if wanted:
+                found = torch.autograd.grad(self._roots, wanted, own, retain_graph=True, allow_unused=True)
         by_leaf = iter(found)
-        self._deferred.graphs.append(GraphWeights(self._roots, own, self._weights))
-        return [next(by_leaf) if leaf.requires_grad else None for leaf in self.leaves]
+        of_leaves = [next(by_leaf) if leaf.requires_grad else None for leaf in self.leaves]
+        self._deferred.keep_read_elsewhere(self._others, list(by_leaf))
+        return of_leaves
 
 
 class _Divided(torch.autograd.Function):
@@ -251,7 +324,9 @@ class _Divided(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, _anchor: Tensor, *tensors: Tensor) -> tuple[Any, ...]:
         ctx.call = call
-        return call.run(tensors)
+        results = call.run(tensors)
+        ctx.mark_non_differentiable(*(results[i] for i in call.constants))
+        return results
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

@@ -17,23 +17,22 @@ recomputed in the backward (0: none, everything is kept; 1: the whole stage at o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn.modules.module import _has_any_global_hook
 
 from microp.model.autocast import open_autocast
 from microp.model.compiled import Segment
+from microp.model.division import choose_division, undivided_text
 from microp.model.engine_calls import run_backward
-from microp.model.randomness import random_parts
+from microp.model.randomness import GENERATOR, Reseeded, random_parts
 from microp.model.split_backward import Deferred, SplitBackward, run_together
 from microp.schedule import spread
 from microp.settings import AS_WRITTEN, Checkpointing, Computing
-
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")  # of a module
 
 
 class Batch(NamedTuple):
@@ -56,11 +55,19 @@ class Batch(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """One segment of one microbatch between its forward and its backward."""
+    """One segment of one microbatch between its forward and its backward.
+
+    Attributes:
+        segment: its index.
+        input: the tensor that entered it.
+        root: its output's node in the graph; None if it is recomputed, or has no gradient.
+        is_recomputed: whether it is.
+    """
 
     segment: int
     input: Tensor
-    root: GradientEdge | None  # None: the segment is recomputed
+    root: GradientEdge | None
+    is_recomputed: bool
 
 
 class Stage:
@@ -103,27 +110,70 @@ class Stage:
         self.autocast = open_autocast(computing, device)
         self._loss, self._checkpointing, self._chunks = loss, checkpointing, chunks
         self._segments = [checkpointing.segments_of(microbatch, chunks) for microbatch in range(chunks)]
-        self._cuts = {count: self._cut(max(count, 1)) for count in set(self._segments)}
         self._random = list(random_parts(self.layers))
+        reseeds = any(isinstance(part, Reseeded) for part in self._random)
+        self._generators: AbstractContextManager[Any] = (
+            GENERATOR if reseeds else nullcontext()
+        )  # ranks may be threads, which share them
         self._split = SplitBackward(self.layers, computing.dtype is not None) if split else None
         self._deferred = {microbatch: Deferred() for microbatch in split}
-        self.load(Batch(0, None, None, ()))
+        self.batch = Batch(0, None, None, ())
+        self._cut_layers()
+
+    def divide(self, samples: Sequence[Tensor], indices: Sequence[int]) -> list[int]:
+        """Divide the backward of each layer in the quickest way that gives the full backward.
+
+        Args:
+            samples: for each layer an input of a few rows.
+            indices: the indices of the layers in the model.
+
+        Returns:
+            The indices of the layers that are divided as one.
+
+        Raises:
+            ValueError: a layer gives other gradients if its backward is divided.
+        """
+        if self._split is None:
+            return []
+        as_one = []
+        with GENERATOR:  # torch's checkpoint sets its state back, while another rank that is a thread makes its layers
+            for index, layer, sample in zip(indices, self.layers, samples, strict=True):
+                try:
+                    if not choose_division(self._split, layer, sample, self._run_alone):
+                        as_one.append(index)
+                except ValueError as error:
+                    raise ValueError(undivided_text(index, layer, error)) from error
+        self._cut_layers()
+        return as_one
+
+    def _run_alone(self, layer: nn.Module, x: Tensor) -> Tensor:
+        for part in self._random:
+            part.at(0, 0)
+        with self._generators, self.autocast:
+            return layer(x)
+
+    def undo_division(self) -> None:
+        """Let the layers compute as they did before they became a stage."""
+        if self._split is not None:
+            for layer in self.layers:
+                self._split.undo(layer)
+
+    def _cut_layers(self) -> None:
+        self._cuts = {count: self._cut(max(count, 1)) for count in set(self._segments)}
+        self.load(self.batch)
 
     def _cut(self, segments: int) -> list[list[nn.Module]]:
         layers = iter(self.layers)
         sizes = spread(len(self.layers), min(segments, len(self.layers)))
-        cut = [[module for _ in range(size) for module in _unwrapped(next(layers))] for size in sizes]
+        cut = [[next(layers) for _ in range(size)] for size in sizes]
         return [[Segment(modules)] for modules in cut] if self._computing.compile else cut
 
     def load(self, batch: Batch) -> None:
         """Set the step's batch; discard the losses and the recomputations of the last step."""
         self.batch = batch
         self.losses, self.recomputations = {}, []
-        self._calls = {
-            count: [[_call_of(module) for module in cut] for cut in cuts] for count, cuts in self._cuts.items()
-        }
         if self._split is not None:
-            self._split.look_for_hooks()
+            self._split.begin_step()
 
     @property
     def segments(self) -> list[list[nn.Module]]:
@@ -172,12 +222,12 @@ class Stage:
         held = self.kept[microbatch] = []
         for segment in range(len(self._cuts[count])):
             if count:
-                held.append(_Held(segment, x, None))
+                held.append(_Held(segment, x, None, True))
                 with torch.no_grad():
                     x = self._run(microbatch, segment, x)
             else:
                 leaf, x = self._tape(microbatch, segment, x)
-                held.append(_Held(segment, leaf, get_gradient_edge(x)))
+                held.append(_Held(segment, leaf, _root_of(x), False))
         x = _apart(x.detach(), given)
         if self._loss is not None:
             self.losses[microbatch] = x
@@ -196,22 +246,31 @@ class Stage:
         Raises:
             ValueError: the loss is not one number.
         """
+        with self._generators:  # torch's checkpoint in a layer draws again, and sets the generators back
+            return self._backward(microbatch, gradient)
+
+    def _backward(self, microbatch: int, gradient: Tensor | None) -> Tensor | None:
         kept, given = self.kept[microbatch], gradient
         current: Any = self._loss_gradient(microbatch) if given is None else given
         while kept:
             held = kept.pop()
             leaf, root = held.input, held.root
-            if root is None:
+            if held.is_recomputed:
                 start = self._mark()
                 leaf, output = self._tape(microbatch, held.segment, leaf)
-                root = get_gradient_edge(output)
+                root = _root_of(output)
                 del output  # frees its memory, which the backward does not need
                 self.recomputations += (start, self._mark())
+            if root is None:  # nothing from here to the model's input is trained
+                current = None
+                continue
             if self._split is None or microbatch not in self._deferred:
                 run_backward(root, current)
                 current = leaf.grad
             else:
-                current = self._deferred[microbatch].backward(root, current, leaf, self._split.anchor)
+                current = self._deferred[microbatch].backward(root, current, leaf, self._split)
+            if current is None and leaf.requires_grad:  # the layers do not use it
+                current = torch.zeros_like(leaf)
         del self.kept[microbatch]
         return current if current is None or given is None else _apart(current, given)
 
@@ -228,11 +287,13 @@ class Stage:
 
     def weight_gradient(self, microbatch: int, _: Tensor | None) -> None:
         """Run W: add the weight gradients of a microbatch whose B has been run to the weights' `grad`."""
-        self._deferred[microbatch].run()
+        with self._generators:
+            self._deferred[microbatch].run()
 
     def weight_gradients(self, microbatches: Sequence[int]) -> None:
         """Run W for several microbatches at once, with one product per Linear over all their rows."""
-        run_together([self._deferred[microbatch] for microbatch in microbatches])
+        with self._generators:
+            run_together([self._deferred[microbatch] for microbatch in microbatches])
 
     def held(self) -> Iterator[Tensor]:
         """Yield the tensors kept outside autograd's graphs: inputs of segments, and gradients that wait for W."""
@@ -250,11 +311,11 @@ class Stage:
             part.at(self.batch.step, self.batch.first + microbatch)
         if self._split is not None:
             self._split.deferred = self._deferred.get(microbatch)
-        calls = self._calls[self._segments[microbatch]]
-        with self.autocast:
-            for call in calls[segment]:
-                x = call(x)
-            if self._loss is not None and segment == len(calls) - 1:
+        segments = self._cuts[self._segments[microbatch]]
+        with self._generators, self.autocast:
+            for module in segments[segment]:
+                x = module(x)
+            if self._loss is not None and segment == len(segments) - 1:
                 assert self.batch.targets is not None
                 x = self._loss(x, self.batch.targets[microbatch])
         if self._split is not None:
@@ -262,26 +323,17 @@ class Stage:
         return x
 
 
+def _root_of(output: Tensor) -> GradientEdge | None:
+    """Return the node of an output in the graph; None if all weights that it depends on are frozen."""
+    return get_gradient_edge(output) if output.requires_grad else None
+
+
 def _apart(result: Tensor, given: Tensor) -> Tensor:
     """Return a result, as a copy if it lies in the memory of what was given, as that of `nn.Flatten` does.
 
     A transport writes its next tensor there when this stage has done its part, and then the result is still in use.
+    It sends one piece of memory.
     """
+    result = result.contiguous()
     is_apart = result.untyped_storage().data_ptr() != given.untyped_storage().data_ptr()
     return result if is_apart else result.clone()
-
-
-def _unwrapped(layer: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules that `layer` calls, if it only calls them in order (a Sequential costs 1.5 µs), or `layer`."""
-    if type(layer) is nn.Sequential and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks):
-        for child in layer:
-            yield from _unwrapped(child)
-    else:
-        yield layer
-
-
-def _call_of(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Return `module`, or its `forward` if a call does nothing else: `nn.Module.__call__` alone takes 1.3 µs."""
-    plain = type(module).__call__ is nn.Module.__call__ and module._compiled_call_impl is None
-    hooked = any(map(vars(module).get, _HOOKS)) or _has_any_global_hook()
-    return module.forward if plain and not hooked else module

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,22 +28,32 @@ _MOST_ROWS = 1024  # of a product that is tried
 
 
 class Weights:
-    """The weight and the bias of a Linear; None if it is frozen or does not exist.
+    """The weight and the bias of a Linear.
 
     Attributes:
+        weight, bias: None if it is frozen or does not exist.
+        aliases: both, as leaves of their own with the same memory, which stand for them in the graph of a forward: the
+            weights themselves are leaves of it only where another module than the Linear reads them.
         is_small: whether a product of the weight's size is small, see above.
     """
 
-    __slots__ = ("_adds", "_both", "bias", "is_small", "weight")
+    __slots__ = ("_adds", "_both", "_sources", "aliases", "bias", "is_small", "weight")
 
-    def __init__(self, weight: Tensor | None, bias: Tensor | None) -> None:
-        self.weight, self.bias = weight, bias
-        self.is_small = weight is not None and weight.nbytes <= SMALL
-        self._both = tuple(each for each in (weight, bias) if each is not None)
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._sources = weight, bias
+        self.weight = weight if weight.requires_grad else None
+        self.bias = bias if bias is not None and bias.requires_grad else None
+        self.make_aliases()
+        self.is_small = self.weight is not None and weight.nbytes <= SMALL
+        self._both = tuple(each for each in (self.weight, self.bias) if each is not None)
         self._adds: dict[tuple[int, int], bool] = {}  # (rows, threads) -> what `adds_in_product` said
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self._both)
+
+    def make_aliases(self) -> None:
+        """Make the aliases anew, for weights whose memory may be another one."""
+        self.aliases = [w if w is None else w.detach().requires_grad_(w.requires_grad) for w in self._sources]
 
     def adds_in_product(self, total: Tensor, gradient: Tensor, x: Tensor, threads: int) -> bool:
         """Return whether `gradientᵀ x` can be added to the gradient `total` in one call, without a change of bits."""
@@ -116,51 +126,6 @@ def _accumulate(linears: Sequence[LinearWeights], several: Collection[Tensor]) -
         if weights.bias is not None:
             sums.add(weights.bias, gradient.sum(0))
     sums.end()
-
-
-class SmallLinears:
-    """Adds the products of Linears that are all small, after one check of all of them.
-
-    With a check of each, W of small layers spends a quarter to a third of its time in Python. So what was found out for
-    one W is used for the next ones, if they have the same Linears, sizes and types.
-    """
-
-    def __init__(self) -> None:
-        self._form: tuple[Any, ...] = ()  # of the last W
-        self._fits = False
-
-    def add(self, linears: Sequence[LinearWeights]) -> bool:
-        """Add the products and return True, or return False if that has to be done one by one.
-
-        Args:
-            linears: each with weights of its own.
-        """
-        if not linears:
-            return True
-        owners, inputs, gradients = zip(*linears, strict=True)
-        form = owners, [(x.shape, x.dtype, g.dtype) for _, x, g in linears], torch.get_num_threads()
-        if form != self._form:
-            self._form, self._fits = form, all(self._fit(*linear) for linear in linears)
-        if not self._fits:
-            return False
-        totals, biases = [owner.weight.grad for owner in owners], [owner.bias.grad for owner in owners]
-        for total, bias, x, gradient in zip(totals, biases, inputs, gradients, strict=True):
-            if total is None or bias is None:
-                return False
-            if not (total.is_contiguous() and x.is_contiguous() and gradient.is_contiguous()):
-                return False
-        with torch.no_grad():
-            for total, x, gradient in zip(totals, inputs, gradients, strict=True):
-                total.addmm_(gradient.t(), x)
-            torch._foreach_add_(biases, [gradient.sum(0) for gradient in gradients])
-        return True
-
-    @staticmethod
-    def _fit(owner: Weights, x: Tensor, gradient: Tensor) -> bool:
-        weight, bias, threads = owner.weight, owner.bias, torch.get_num_threads()
-        if weight is None or bias is None or bias.nbytes > SMALL or bias.dtype is not gradient.dtype or x.dim() != 2:
-            return False
-        return owner.adds_in_product(weight, gradient, x, threads)
 
 
 def _matrix(tensor: Tensor) -> Tensor:

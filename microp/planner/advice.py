@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from microp.planner.choices import LOOPED, ORDERS, V_SHAPED, Choice, Priced, Pricer
-from microp.planner.held import Part
 from microp.settings import size_text
+from microp.simulator import Part
 
 MOST = 3  # changes that are named
 NOTICEABLE = 0.95  # of the memory: a change that leaves more is none
@@ -72,7 +72,7 @@ def _priced(pricer: Pricer, options: Sequence[tuple[str, Choice]], cap: float) -
         if schedule is None or ranks is None:
             continue
         if choice.partition == "balanced":
-            priced = pricer.price(choice, refine=True, cap=cap) if len(options) < 100 else None
+            priced = pricer.price(choice, cap) if len(options) < 100 else None
         else:
             sizes = pricer.sizes(choice, pricer.task(choice, schedule))
             fits = sizes is not None and max(ranks.peaks(sizes)) <= cap

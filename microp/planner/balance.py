@@ -1,31 +1,38 @@
-"""Chooses a partition for a schedule: the exact cut, refined by simulation.
+"""Chooses a partition for a schedule by simulation: of all partitions, if they are few, else near two good ones.
 
 ::
 
-    Loads ── cut ──► sizes with the smallest maximum ─┐
-    uniform ─────────────────────────────────────────┴─► simulate; move layers while the step gets shorter
+    Loads ── cut ──► sizes whose longest stage is shortest ─┐
+    uniform ───────────────────────────────────────────────┴─► the better one; move layers while the step gets shorter
 
-The load of the busiest rank is not the step: under 1F1B a heavy first stage costs less than a heavy last one. The
-refinement begins with the better one of both partitions, so that it is never worse than either of them.
+The load of the busiest rank is not the step: under 1F1B a heavy first stage costs less than a heavy last one. A move
+takes layers from one stage to another one. Several of the best partitions are moved on, not only the very best.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain, combinations, islice, pairwise, zip_longest
+from math import comb
+from typing import Any
+
+import numpy as np
 
 from microp import trace
 from microp.job import Workload
-from microp.planner.cuts import Cut, Room, cut
-from microp.planner.held import Ranks
+from microp.planner.cuts import Floats, cut
 from microp.planner.prices import Prices
 from microp.schedule import Partition, Schedule, uniform
 from microp.settings import GIB, HOLDS_NOTHING, NEVER, Checkpointing, Holds
-from microp.simulator import LayerMemory, simulate
+from microp.simulator import PER_STAGE, Costs, LayerMemory, Ranks, simulate, step_times
 
-EFFORT = 300_000  # actions that a refinement may simulate
+MOST = 5_000  # partitions that are simulated at once
+EFFORT = 1_000_000  # their actions
+WIDTH = 48  # partitions that are kept to go on from
 CLOSE = 1e-9  # relative: a smaller gain is none
+Sizes = tuple[int, ...]
 
 
 class NoRoomError(ValueError):
@@ -46,7 +53,6 @@ class Task:
         batch: the bytes of the batch's text on the first and on the last rank.
         states: the tensors of a weight's size that the optimizer keeps for each weight.
         holds: as in `Workload`.
-        notes: what the user should know about the choice; a builder adds to it.
     """
 
     schedule: Schedule
@@ -58,7 +64,6 @@ class Task:
     batch: float = 0
     states: int = 2
     holds: Holds = HOLDS_NOTHING
-    notes: list[str] = field(default_factory=list)
 
     def workload(self, sizes: Sequence[int]) -> Workload:
         """Return the workload with these numbers of layers."""
@@ -86,79 +91,129 @@ class Task:
             NoRoomError: no partition fits into the ranks' memory.
             ValueError: there are too many layers.
         """
-        stages = self.schedule.stages
-        even = uniform(layers, stages).sizes
-        ranks = self.ranks()
-        exact = exact_cut(self, layers, ranks)
-        if exact is None:
-            cap = (self.cap or 0) / GIB
+        even = uniform(layers, self.schedule.stages).sizes
+        sizes: Sizes | None = cut(self.prices.loads(self.workload(even)))
+        assert sizes is not None
+        ranks, cap = self.ranks(), self.cap or 0
+        if refine or (ranks is not None and max(ranks.peaks(sizes)) > cap):
+            sizes = refined(self, [even, sizes], ranks)
+        if sizes is None:
             assert ranks is not None, "without a cap every partition fits"
             least = max(ranks.peaks(even)) / GIB
             raise NoRoomError(
-                f"device.memory_gib={cap:g} is too little for any partition of {layers} layers into {stages} stages "
-                f"(the uniform one needs {least:.3g} GiB): use more chunks, checkpointing=always or more ranks"
+                f"device.memory_gib={cap / GIB:g} is too little for any partition of {layers} layers into "
+                f"{len(even)} stages that was tried (the uniform one needs {least:.3g} GiB): use more chunks, "
+                "checkpointing=always or more ranks"
             )
-        if not exact.proven:
-            self.notes.append(
-                f"partition=balanced {list(exact.sizes)}: its busiest rank computes {exact.largest:.4g}, the least "
-                "that was found, which is not proven to be the least possible"
-            )
-        return Partition(refined(self, exact.sizes, even, ranks) if refine else exact.sizes)
+        return Partition(sizes)
 
 
-def exact_cut(task: Task, layers: int, ranks: Ranks | None) -> Cut | None:
-    """Return the partition whose busiest rank has the least to do, among those that fit into the memory."""
-    loads = task.prices.loads(task.workload(uniform(layers, task.schedule.stages).sizes))
-    found = cut(loads)
-    if ranks is None or task.cap is None or (found is not None and max(ranks.peaks(found.sizes)) <= task.cap):
-        return found  # to weigh every interval of layers takes longer than the cut
-    return cut(loads, Room(ranks.held(), tuple(task.cap - batch for batch in ranks.batch)))
+class Steps:
+    """Computes the steps of many partitions at once; the times of equal stages are computed once."""
+
+    def __init__(self, task: Task, layers: int) -> None:
+        self._task = task
+        self._kinds = task.prices.kinds or range(layers)
+        self._places: dict[tuple[int, ...], int] = {}  # a stage and the kinds of its layers -> its row
+        self._rows: list[list[float]] = []  # of times
+
+    def __call__(self, partitions: Sequence[Sizes]) -> Floats:
+        """Return the time of a step with each of these sizes, as `Task.step`."""
+        sizes = np.array(partitions)
+        ends, stages = np.cumsum(sizes, axis=1), np.arange(sizes.shape[1])
+        codes = (stages * (ends[0, -1] + 1) + ends) * (ends[0, -1] + 1) + sizes
+        _, first, index = np.unique(codes, return_index=True, return_inverse=True)  # each stage of each partition once
+        places = [self._place(partitions[place // len(stages)], place % len(stages)) for place in first.tolist()]
+        times = np.array(self._rows)[np.array(places)[index.reshape(codes.shape)]]
+        costs = self._costs(partitions[0])
+        columns: dict[str, Any] = dict(zip(_names(costs), map(tuple, times.transpose(2, 1, 0).copy()), strict=True))
+        return step_times(self._task.schedule, replace(costs, boundary=(), **columns))
+
+    def _place(self, sizes: Sizes, stage: int) -> int:
+        """Return the place of the row of one stage of a partition."""
+        if (key := self._key(sizes, stage)) not in self._places:
+            costs = self._costs(sizes)
+            costs = replace(costs, latency=tuple(map(costs.hop, range(len(sizes)))))
+            for other, row in enumerate(zip(*(getattr(costs, name) for name in _names(costs)), strict=True)):
+                if self._places.setdefault(self._key(sizes, other), len(self._rows)) == len(self._rows):
+                    self._rows.append(list(row))
+        return self._places[key]
+
+    def _key(self, sizes: Sizes, stage: int) -> tuple[int, ...]:
+        end = sum(sizes[: stage + 1])
+        return (stage, *self._kinds[end - sizes[stage] : end])
+
+    def _costs(self, sizes: Sizes) -> Costs:
+        return self._task.prices.costs(self._task.workload(sizes))
 
 
-def refined(
-    task: Task, exact: tuple[int, ...], even: tuple[int, ...], ranks: Ranks | None, effort: int = EFFORT
-) -> tuple[int, ...]:
-    """Return the sizes with the shortest step among those that single moves of layers lead to.
+def _names(costs: Costs) -> list[str]:
+    """Return the costs that a stage has; `latency` is that of the hop before it, with the tensor's own part."""
+    return [name for name in PER_STAGE if name != "boundary" and getattr(costs, name)] + ["latency"]
 
-    The even partition wins ties. At most `effort` actions are simulated.
+
+def refined(task: Task, begin: Sequence[Sizes], ranks: Ranks | None) -> Sizes | None:
+    """Return the sizes with the shortest step among those that fit into the memory, or None if none was found.
+
+    It is the shortest of all partitions if there are at most `MOST`, with at most `EFFORT` actions. Else it is the
+    shortest that moves of layers lead to: the `WIDTH` best partitions are kept, and all moves of these are tried.
+
+    Args:
+        task: what the partition is for; within its `cap`.
+        begin: the partitions from which the search begins, of which the first one wins ties.
+        ranks: their memory, of which equally fast partitions should take little; None: it does not count.
     """
-    cap = task.cap
+    cap, layers, stages = task.cap, sum(begin[0]), len(begin[0])
+    most = min(MOST, max(1, EFFORT // sum(map(len, task.schedule.ranks))))
+    steps, times = Steps(task, layers), dict[Sizes, float]()
 
     @cache
-    def fits(sizes: tuple[int, ...]) -> bool:
-        return ranks is None or cap is None or max(ranks.peaks(sizes)) <= cap
+    def peak(sizes: Sizes) -> float:
+        return 0.0 if ranks is None else max(ranks.peaks(sizes))
 
-    begin = [sizes for sizes in (even, exact) if fits(sizes)]
-    times = {sizes: task.step(sizes) for sizes in begin}
-    best = min(begin, key=lambda sizes: times[sizes])
-    if begin[0] == even and times[even] <= times[best] * (1 + CLOSE):
-        best = even
-    actions = sum(map(len, task.schedule.ranks))
-    left = max(2, effort // actions) - len(times)
-    improved = True
-    while improved:
-        improved = False
-        for sizes in _moves(best):
-            if left <= 0:
-                return best
-            if sizes in times or not fits(sizes):
-                continue
-            times[sizes] = task.step(sizes)
-            left -= 1
-            if times[sizes] < times[best] * (1 - CLOSE):
-                best, improved = sizes, True
-                break
-    return best
+    def excess(sizes: Sizes) -> float:
+        return 0.0 if cap is None else max(0.0, peak(sizes) - cap)
+
+    def best_with(partitions: Iterable[Sizes]) -> list[Sizes]:
+        """Return the best of these partitions and of those before them, the fastest that fit or the smallest."""
+        some = list(islice((sizes for sizes in dict.fromkeys(partitions) if sizes not in times), most))
+        if some:
+            times.update(zip(some, steps(some).tolist(), strict=True))
+        unit = max(times.values()) * CLOSE or 1.0
+        ordered = sorted(times, key=lambda sizes: round(times[sizes] / unit))  # equal ones in the order of their coming
+        fitting = list(islice((sizes for sizes in ordered if not excess(sizes)), WIDTH))
+        return fitting or sorted(ordered, key=excess)[:WIDTH]
+
+    if comb(layers - 1, stages - 1) <= most:
+        beam = best_with([*begin, *every_partition(layers, stages)])
+    else:
+        beam, before = best_with(chain(begin, *map(_moves, begin))), list[Sizes]()
+        while beam != before:
+            before, beam = beam, best_with(chain.from_iterable(zip_longest(*map(_moves, beam), fillvalue=beam[0])))
+    if excess(beam[0]):
+        return None
+    return min((sizes for sizes in beam if times[sizes] <= times[beam[0]] * (1 + CLOSE)), key=peak)
 
 
-def _moves(sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield the partitions that differ by a layer which one stage gives and another one takes, near ones first."""
-    stages = len(sizes)
-    for distance in range(1, stages):
-        for giver in range(stages):
-            for taker in (giver - distance, giver + distance):
-                if 0 <= taker < stages and sizes[giver] > 1:
-                    moved = list(sizes)
-                    moved[giver] -= 1
-                    moved[taker] += 1
-                    yield tuple(moved)
+def every_partition(layers: int, stages: int) -> list[Sizes]:
+    """Return all partitions, even ones first, and of these the ones with heavier early stages."""
+    found = [
+        tuple(end - begin for begin, end in pairwise((0, *cuts, layers)))
+        for cuts in combinations(range(1, layers), stages - 1)
+    ]
+    return sorted(found, key=lambda sizes: (sum(size * size for size in sizes), [-size for size in sizes]))
+
+
+def _moves(sizes: Sizes) -> Iterator[Sizes]:
+    """Yield the partitions that differ by 1, 2, 4 ... layers which one stage gives to another one, near ones first."""
+    stages, count = len(sizes), 1
+    while count < max(sizes):
+        for distance in range(1, stages):
+            for giver in range(stages):
+                for taker in (giver - distance, giver + distance):
+                    if 0 <= taker < stages and sizes[giver] > count:
+                        moved = list(sizes)
+                        moved[giver] -= count
+                        moved[taker] += count
+                        yield tuple(moved)
+        count *= 2

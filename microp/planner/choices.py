@@ -5,7 +5,7 @@
     Choice("1f1b", chunks=8, ...) ─┐
     Subject: layers, devices, rows ┴─ Pricer ─► Priced: time of a step, memory of each rank
 
-Schedules and the moments of their ranks' memory are computed once for all choices that share them.
+Schedules and the counts of what their ranks hold are computed once for all choices that share them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from microp.planner.balance import EFFORT, Task, exact_cut, refined
+from microp.planner.balance import Task, refined
 from microp.planner.cuts import cut
-from microp.planner.held import Ranks
-from microp.planner.moments import Moments
-from microp.planner.prices import Prices, rank_loads
-from microp.schedule import Op, Schedule, builders, spread, uniform
+from microp.planner.prices import Prices
+from microp.schedule import Schedule, builders, spread, uniform
 from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
-from microp.simulator import Costs, LayerMemory
+from microp.simulator import LayerMemory, Ranks
 
 ORDERS: Mapping[str, Callable[..., Schedule]] = {  # an option of group schedule -> its builder
     "gpipe": builders.gpipe,
@@ -41,7 +39,6 @@ LOOPED = ("interleaved", "breadth_first", "zb_interleaved")  # with a number of 
 V_SHAPED = ("zb_v", "v_half", "v_min", "dualpipe_v")  # with two stages per rank
 POLICIES = ("never", "except_last", "always")  # and segments=n
 PARTITIONS = ("uniform", "balanced")
-CLOSE = 1e-9  # relative: a smaller difference is none
 
 
 class Choice(NamedTuple):
@@ -133,9 +130,7 @@ class Pricer:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self._schedules: dict[tuple[Any, ...], Schedule | None] = {}
-        self._moments: dict[tuple[Any, ...], Moments] = {}
         self._counts: dict[tuple[Any, ...], Any] = {}
-        self._cuts: dict[tuple[Any, ...], tuple[int, ...] | None] = {}
         self._given: tuple[int, ...] = ()
 
     def add(self, choice: Choice, schedule: Schedule, sizes: Sequence[int]) -> Priced:
@@ -187,63 +182,52 @@ class Pricer:
         uneven = rows if rows[0] > rows[-1] else ()
         order = choice.schedule, len(schedule.ranks), choice.chunks, choice.stages_per_rank
         key = order, spared, uneven
-        if key not in self._counts:
-            if order not in self._moments:
-                self._moments[order] = Moments(schedule, self.subject.holds)
-            self._counts[key] = self._moments[order].counts(spared, rows)
-        return Ranks(
+        ranks = Ranks(
             schedule,
             self.subject.memory(bool(schedule.split)),
             rows,
             checkpointing,
             self.subject.batch_bytes(share),
-            self._counts[key],
+            self._counts.get(key),
             self.subject.states,
             self.subject.holds._replace(buckets=self.subject.holds.buckets and choice.replicas > 1),
         )
+        self._counts[key] = ranks.counts
+        return ranks
 
-    def sizes(self, choice: Choice, task: Task) -> tuple[int, ...] | None:
-        """Return the uniform partition, or the one with the least load of the busiest rank; None if it is the same."""
+    def sizes(self, choice: Choice, task: Task, cap: float | None = None) -> tuple[int, ...] | None:
+        """Return the layers of each stage, or None if there is no such partition.
+
+        Args:
+            choice: the choice.
+            task: what its partition is for.
+            cap: the bytes of each rank, which a balanced partition keeps to.
+        """
         if choice.partition == "given":
             return self._given if len(self._given) == task.schedule.stages else None
         even = uniform(self.subject.layers, task.schedule.stages).sizes
         if choice.partition == "uniform":
             return even
-        loads = task.prices.loads(task.workload(even))
-        total = sum(loads.layers) or 1.0
-        shares = tuple(round(each / total, 6) for each in (*loads.layers, *loads.fixed))
-        key = shares, loads.scale, loads.rank_of
-        if key not in self._cuts:
-            found = cut(loads)
-            is_better = found is not None and found.largest < float(loads.of_ranks(even).max()) * (1 - CLOSE)
-            self._cuts[key] = found.sizes if found is not None and is_better else None
-        return self._cuts[key]
+        begin = [even, cut(task.prices.loads(task.workload(even)))]
+        return refined(replace(task, cap=cap), begin, self.ranks(choice, task.schedule))
 
-    def price(
-        self, choice: Choice, refine: bool = False, cap: float | None = None, effort: int = EFFORT
-    ) -> Priced | None:
-        """Return what a choice costs, or None if it does not exist.
-
-        A balanced partition that is not refined does not exist where the uniform one is as good.
-
-        Args:
-            refine: whether a balanced partition is refined by simulation.
-            cap: the bytes of each rank, within which it is refined.
-            effort: how many actions a refinement may simulate.
-        """
+    def price(self, choice: Choice, cap: float | None = None) -> Priced | None:
+        """Return what a choice costs by its simulated actions, or None if it does not exist; arguments as `sizes`."""
         schedule = self.schedule(choice)
         if schedule is None:
             return None
         task = self.task(choice, schedule)
-        sizes, ranks = self.sizes(choice, task), self.ranks(choice, schedule)
-        if sizes is None and not refine:
-            return None
-        if refine and choice.partition == "balanced":
-            sizes = self._refined(task, ranks, cap, effort)
-        if sizes is None:  # the sizes that are given are for another number of stages
+        sizes, ranks = self.sizes(choice, task, cap), self.ranks(choice, schedule)
+        if sizes is None:
             return None
         peaks = tuple(ranks.peaks(sizes)) if ranks is not None else ()
         return Priced(choice, sizes, task.step(sizes), peaks)
+
+    def least(self, plan: Priced) -> float:
+        """Return a time that the forecast of a plan, whose actions were simulated, is not shorter than."""
+        return plan.step * self.subject.prices.fastest(
+            self.subject.batch_size / plan.choice.replicas / plan.choice.chunks
+        )
 
     def forecast(self, plan: Priced) -> Priced:
         """Return the plan with the predicted time of its whole step; the same plan if that is not known."""
@@ -253,48 +237,3 @@ class Pricer:
         share = spread(self.subject.batch_size, plan.choice.replicas)[0]
         step = self.subject.prices.forecast(workload, self.subject.batch_bytes(share), plan.choice.replicas).step_ms
         return plan if step is None else plan._replace(step=step)
-
-    def _refined(self, task: Task, ranks: Ranks | None, cap: float | None, effort: int) -> tuple[int, ...] | None:
-        """Return the balanced partition within the cap, or None if there is none."""
-        even = uniform(self.subject.layers, task.schedule.stages).sizes
-        task = replace(task, cap=cap)
-        ranks = ranks if cap is not None else None
-        exact = exact_cut(task, self.subject.layers, ranks)
-        if exact is None:
-            return None
-        return refined(task, exact.sizes, even, ranks, effort)
-
-
-def shortest(task: Task, sizes: Sequence[int]) -> float:
-    """Return a time that no step with these sizes is shorter than.
-
-    ::
-
-        rank r   ── F of the stages before ──┤ all that the rank computes ├── B of the stages before ──
-    """
-    costs, schedule = task.prices.costs(task.workload(sizes)), task.schedule
-    before, after, bounds = 0.0, 0.0, []
-    seen: set[int] = set()
-    loads = rank_loads(task.workload(sizes), costs)
-    weights = _weights(schedule, costs)
-    for stage in range(schedule.stages):
-        rank = schedule.placement[stage]
-        if rank not in seen:  # its first action is an F of its first stage, and a B of that stage is followed by others
-            seen.add(rank)
-            bounds.append(before + max(loads[rank], loads[rank] - weights[rank] + after))
-        before += float(costs.forward[stage])
-        after += float(min(costs.backward[stage], costs.full_backward(stage)))
-        if stage + 1 < schedule.stages and schedule.placement[stage + 1] != rank:
-            hop = float(costs.hop(stage + 1))
-            before, after = before + hop, after + hop
-    return max(*bounds, before + after)
-
-
-def _weights(schedule: Schedule, costs: Costs) -> list[float]:
-    """Return how long each rank computes weight gradients apart from B, which can be its last actions."""
-    if not costs.weight:
-        return [0.0] * len(schedule.ranks)
-    return [
-        float(sum(costs.weight[action.stage] for action in row if action.op is Op.W)) if schedule.split else 0.0
-        for row in schedule.ranks
-    ]

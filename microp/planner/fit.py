@@ -42,7 +42,7 @@ class Fitted:
     after: dict[str, dict[str, After]]
     checkpointed: tuple[float, ...]
     alone: tuple[float, ...]
-    spread: dict[str, float]
+    spread: dict[str, float | None]
 
 
 class _Ratios:
@@ -93,7 +93,7 @@ def fit_times(together: Sequence[Sample], alone: Sequence[Sample], kinds: Sequen
     for op in (BACKWARD, WEIGHT):
         table.setdefault(op, {part: tuple(value / 2 for value in values) for part, values in table[FULL].items()})
     names = ("forward", "full", "backward", "weight", "recompute")
-    spread = {op: median((s.high - s.low) / s.ms for s in together if s.op == op and s.ms > 0) for op in ops}
+    spread = {op: _spread([sample for sample in together if sample.op == op]) for op in ops}
     return Fitted(
         rows,
         {kind: {name: table[name][kind] for name in names} for kind in every},
@@ -103,6 +103,12 @@ def fit_times(together: Sequence[Sample], alone: Sequence[Sample], kinds: Sequen
         ratios.alone,
         spread,
     )
+
+
+def _spread(samples: Sequence[Sample]) -> float | None:
+    """Return the median of (p90 - p10) / median over the samples; None if it is known of none of them."""
+    known = [(s.high - s.low) / s.ms for s in samples if s.ms > 0 and s.high == s.high]
+    return median(known) if known else None
 
 
 def _stage_ms(times: Mapping[int, float], sample: Sample) -> float:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from microp.job import Workload
-from microp.planner.held import Ranks
 from microp.planner.profile import Profile, Transport
 from microp.planner.samples import before, op_of
 from microp.schedule import Schedule
@@ -23,6 +22,7 @@ from microp.settings import MIB, NEVER, DeviceSettings
 from microp.simulator import (
     Costs,
     LayerMemory,
+    Ranks,
     costs_of,
     simulate,
     simulate_on_cores,
@@ -63,14 +63,13 @@ def stage_costs(profile: Profile, kinds: Sequence[int], workload: Workload, back
     shares = _shares_after(workload)
     stage_of = [stage for stage, size in enumerate(sizes) for _ in range(size)]
     keeps = not workload.checkpointing.segments
-    layers = [
-        profile.layer_times(kind, rows, shares[stage], keeps) for kind, stage in zip(kinds, stage_of, strict=True)
-    ]
+    layers = list(zip(kinds, stage_of, strict=True))
+    times = {(kind, stage): profile.layer_times(kind, rows, shares[stage], keeps) for kind, stage in set(layers)}
     transport = profile.transport(backend)
     boundary_mib = profile.boundary_bytes(rows) / MIB
     overhead = transport.overhead + transport.overhead_per_mib * boundary_mib
     return costs_of(
-        layers,
+        [times[layer] for layer in layers],
         sizes,
         schedule,
         workload.checkpointing,

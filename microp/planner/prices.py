@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from fractions import Fraction
-from math import inf
+from dataclasses import replace
+from math import inf, prod
 from typing import Any
 
 from microp.job import Workload
@@ -27,9 +26,10 @@ from microp.planner.forecast import (
     stage_costs,
 )
 from microp.planner.profile import Profile
-from microp.settings import DeviceSettings, EmulatedSettings
+from microp.settings import DeviceSettings, EmulatedSettings, EstimateSettings, ModelSettings
 from microp.simulator import (
     NO_TIMES,
+    PER_STAGE,
     Costs,
     LayerTimes,
     costs_of,
@@ -47,10 +47,12 @@ class Prices(ABC):
     Attributes:
         source: where the times come from, as a sentence's subject: `the nominal times of device=emulated`.
         is_known: false if nothing is known, and every layer counts the same.
+        kinds: for each layer, a number that equal ones share; empty if all may differ.
     """
 
     source: str
     is_known: bool
+    kinds: Sequence[int] = ()
 
     @abstractmethod
     def costs(self, workload: Workload) -> Costs:
@@ -58,7 +60,11 @@ class Prices(ABC):
 
     @abstractmethod
     def loads(self, workload: Workload) -> Loads:
-        """Return what stages cost their ranks in a step; the sizes in `workload.layers` count only by their sum."""
+        """Return how long stages take in a step; the sizes in `workload.layers` count only by their sum."""
+
+    def fastest(self, rows: float) -> float:
+        """Return the least share of the simulated time of its actions that a run's step takes."""
+        return 1.0
 
     def forecast(self, workload: Workload, batch: float = 0, replicas: int = 1) -> Forecast:
         """Return what is known of a run; here its actions and the sums over the replicas, if these have a time.
@@ -89,7 +95,7 @@ class NominalPrices(Prices):
     def __init__(
         self, device: DeviceSettings, profile: Profile | None = None, kinds: Sequence[int] = (), backend: str = ""
     ) -> None:
-        self._device, self._profile, self._kinds, self._backend = device, profile, kinds, backend
+        self._device, self._profile, self.kinds, self._backend = device, profile, kinds, backend
         self.is_known = device.is_emulated
         self.source = f"the nominal times of device={device.name}" if self.is_known else "one unit per layer and row"
 
@@ -111,7 +117,7 @@ class NominalPrices(Prices):
         costs, schedule = self.costs(workload), workload.schedule
         optimizer, edges = nominal_optimizer(self._device, workload.layers), 0.0
         if self._profile is not None:
-            layers = self._profile.layer_memory(self._kinds, bool(schedule.split))
+            layers = self._profile.layer_memory(self.kinds, bool(schedule.split))
             optimizer = list(map(max, optimizer, optimizer_times(self._profile, workload, layers)))
             edges = sum(self._profile.edges)
             overhead = max(self._device.overhead_ms, self._profile.transport(self._backend).overhead)
@@ -130,7 +136,6 @@ class NominalPrices(Prices):
             layers=(1.0,) * layers,
             scale=tuple(more - less for less, more in zip(one, two, strict=True)),
             fixed=tuple(2 * less - more for less, more in zip(one, two, strict=True)),
-            rank_of=tuple(workload.schedule.placement.values()),
         )
 
 
@@ -160,6 +165,7 @@ class LayerPrices(Prices):
     ) -> None:
         self.source, self._layers, self._fixed, self._device = source, layers, fixed, device
         self._latency, self._boundary, self._bandwidth = latency, boundary, bandwidth
+        self.kinds = [layers.index(layer) for layer in layers]
 
     def costs(self, workload: Workload) -> Costs:
         costs = costs_of(
@@ -191,8 +197,67 @@ class LayerPrices(Prices):
             layers=tuple(map(step, self._layers)),
             scale=tuple(1 / speed for speed in speeds),
             fixed=tuple(step(self._fixed) / speed for speed in speeds),
-            rank_of=ranks,
         )
+
+
+class EstimatedPrices(Prices):
+    """Times from what each layer computes and moves; see `EstimateSettings`.
+
+    On a device of which nothing is known the mean layer takes one unit per row, and an operation takes as long as a
+    tenth of a byte: then only the ratios count.
+
+    Args:
+        device: with or without a speed.
+        model: whose layers' work is known.
+    """
+
+    def __init__(self, device: DeviceSettings, model: ModelSettings) -> None:
+        self._device, self._model, self.kinds = device, model, model.kinds
+        self.is_known = isinstance(device, EstimateSettings)
+        self.source = "no times are known, layers are weighed by their FLOPs and bytes"
+        if isinstance(device, EstimateSettings):
+            self.source = (
+                f"estimated, not measured: FLOPs and bytes with device.tflops={device.tflops:g}, "
+                f"device.gb_per_s={device.gb_per_s:g}"
+            )
+
+    def costs(self, workload: Workload) -> Costs:
+        return self._of(workload).costs(workload)
+
+    def loads(self, workload: Workload) -> Loads:
+        return self._of(workload).loads(workload)
+
+    def _of(self, workload: Workload) -> LayerPrices:
+        model, device, rows = self._model, self._device, sum(workload.rows) / len(workload.rows)
+        speeds, hop = (10.0, 1.0), 0.0
+        if isinstance(device, EstimateSettings):
+            speeds = device.tflops * 1e9, device.gb_per_s * 1e6  # per millisecond
+            hop = device.latency_ms
+        known = {kind: self._forward(kind, rows, *speeds) for kind in set(model.kinds)}
+        times = [known[kind] for kind in model.kinds]
+        if not self.is_known:
+            unit = sum(times) / len(times) / rows or 1.0
+            times = [time / unit for time in times]
+        link = getattr(device, "link_gb_per_s", None)
+        return LayerPrices(
+            self.source,
+            [LayerTimes(time, time, time, 2 * time, time) for time in times],
+            device=device,
+            latency=hop,
+            boundary=self._entering(min(1, model.layers - 1), rows) if link else 0,
+            bandwidth=link * 1e6 if link else inf,
+        )
+
+    def _forward(self, kind: int, rows: float, flops_per_ms: float, bytes_per_ms: float) -> float:
+        """Return the time of a layer's forward."""
+        flops, weights = self._model.work(kind)
+        moved = float(weights * self._model.weight_bytes)
+        moved += sum(self._entering(layer, rows) for layer in (kind, kind + 1) if 0 < layer < self._model.layers)
+        return max(rows * flops / flops_per_ms, moved / bytes_per_ms)
+
+    def _entering(self, layer: int, rows: float) -> float:
+        """Return the bytes of the tensor that enters a layer."""
+        return rows * prod(self._model.boundary(1, layer)) * self._model.weight_bytes
 
 
 class ProfilePrices(Prices):
@@ -208,22 +273,26 @@ class ProfilePrices(Prices):
     is_known = True
 
     def __init__(self, profile: Profile, kinds: Sequence[int], device: DeviceSettings, backend: str) -> None:
-        self._profile, self._kinds, self._device, self._backend = profile, kinds, device, backend
+        self._profile, self.kinds, self._device, self._backend = profile, kinds, device, backend
         self.source = f"profile {profile.path}" if profile.path else "a profile"
 
     def costs(self, workload: Workload) -> Costs:
-        costs = stage_costs(self._profile, self._kinds, workload, self._backend)
+        costs = stage_costs(self._profile, self.kinds, workload, self._backend)
         return slowed(costs, self._device, workload.schedule)
+
+    def fastest(self, rows: float) -> float:
+        """A rank that computes alone is faster than in the profile."""
+        return 1.0 if self._device.is_emulated else min(1.0, self._profile.alone_at(rows))
 
     def forecast(self, workload: Workload, batch: float = 0, replicas: int = 1) -> Forecast:
         own = self._device if self._device.is_emulated else None
-        return forecast(self._profile, self._kinds, workload, self._backend, batch, replicas, own)
+        return forecast(self._profile, self.kinds, workload, self._backend, batch, replicas, own)
 
     def loads(self, workload: Workload) -> Loads:
         rows = sum(workload.rows) / len(workload.rows)
         keeps = not workload.checkpointing.segments
-        known = {kind: self._profile.layer_times(kind, rows, {}, keeps) for kind in set(self._kinds)}
-        layers, fixed = [known[kind] for kind in self._kinds], self._profile.fixed_times(rows, {}, keeps)
+        known = {kind: self._profile.layer_times(kind, rows, {}, keeps) for kind in set(self.kinds)}
+        layers, fixed = [known[kind] for kind in self.kinds], self._profile.fixed_times(rows, {}, keeps)
         return LayerPrices(self.source, layers, fixed, self._device).loads(workload)
 
 
@@ -260,11 +329,5 @@ def rank_loads(workload: Workload, costs: Costs) -> list[float]:
 
 def _as_floats(costs: Costs) -> Costs:
     """Return the costs with floats for Fractions, which are slow to add up."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Sequence) and not isinstance(value, str):
-            return tuple(plain(each) for each in value)
-        return float(value) if isinstance(value, Fraction) else value
-
-    names = (field.name for field in fields(costs) if field.name not in ("transfer", "spared"))
-    return replace(costs, **{name: plain(getattr(costs, name)) for name in names})
+    values: dict[str, Any] = {name: tuple(map(float, getattr(costs, name))) for name in PER_STAGE}
+    return replace(costs, **values)

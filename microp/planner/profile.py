@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from microp.settings import ADAM, AS_WRITTEN, Computing
+from microp.settings import ADAM, AS_WRITTEN, Computing, ModelSettings
 from microp.simulator import LayerMemory, LayerTimes
 
 FORMAT = 4  # of the file
@@ -102,12 +102,13 @@ class Profile:
         optimizer: milliseconds of a step of the optimizer: the fixed part, and per MiB of weights.
         edges: milliseconds before a step's first action, and between its last action and the optimizer.
         memory: `divided` or `undivided` (the backward) -> kind of layer -> its memory.
-        spread: name of `TIMES` -> (p90 - p10) / median over the steps, the median over all samples.
+        spread: name of `TIMES` -> (p90 - p10) / median over the steps, the median over all samples; None: not known.
         path: where it was read from.
         optimizer_kind: whose steps were measured, see `OptimizerSettings.kind`.
         computing: how the layers computed.
         fine_rows: numbers of rows, also between those of `rows`.
         row_factors: name of `TIMES` -> at each of these, the factor of a time that is interpolated between `rows`.
+        load: the machine's load average before the measurement; None: not known.
     """
 
     machine: Machine
@@ -126,12 +127,13 @@ class Profile:
     optimizer: tuple[float, float]
     edges: tuple[float, float]
     memory: Mapping[str, Mapping[int, LayerMemory]]
-    spread: Mapping[str, float] = field(default_factory=dict)
+    spread: Mapping[str, float | None] = field(default_factory=dict)
     path: str = ""
     optimizer_kind: str = ADAM.kind
     computing: Computing = AS_WRITTEN
     fine_rows: tuple[float, ...] = ()
     row_factors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    load: float | None = None
 
     def transport(self, name: str) -> Transport:
         """Return a transport's times; the first one's if the profile does not have it."""
@@ -226,7 +228,8 @@ class Profile:
             "checkpointed_factor": [round(value, 4) for value in self.checkpointed],
             "alone_factor": [round(value, 4) for value in self.alone],
             "crowded_factor": [round(value, 4) for value in self.crowded],
-            "spread": {name: round(value, 4) for name, value in self.spread.items()},
+            "spread": {name: value if value is None else round(value, 4) for name, value in self.spread.items()},
+            "load_average": self.load,
             "transports": {
                 name: {f"{key}_ms": round(value, 6) for key, value in transport._asdict().items()}
                 for name, transport in self.transports.items()
@@ -262,3 +265,15 @@ def interpolate(places: Sequence[float], values: Sequence[float], at: float, at_
 
 def _rounded(table: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     return {name: [round(value, 6) for value in values] for name, values in table.items()}
+
+
+def model_problem(profile: Profile, model: ModelSettings, computing: Computing) -> str | None:
+    """Return how the profile's model, or how it computed, differs from a run's; None if it does not."""
+    mine = model.identity
+    for key in dict.fromkeys([*mine, *profile.model]):
+        if mine.get(key) != profile.model.get(key):
+            return f"it is of model.{key}={profile.model.get(key)}, this run has model.{key}={mine.get(key)}"
+    if differs := profile.computing.difference(computing):
+        return f"it is of {differs}"
+    lacking = sorted(set(model.kinds) - set(profile.layers))
+    return f"it lacks layer {lacking[0]}" if lacking else None

@@ -91,7 +91,10 @@ def read_plain(given: Any, path: str) -> Profile:
             optimizer=(_time(given["optimizer_ms"]["fixed"]), _time(given["optimizer_ms"]["per_mib"])),
             edges=(_time(given["edges_ms"]["before"]), _time(given["edges_ms"]["after"])),
             memory=memory,
-            spread={str(name): _number(value) for name, value in given["spread"].items()},
+            spread={
+                str(name): _number_or_none(value) or None for name, value in given["spread"].items()
+            },  # once 0: one step
+            load=_number_or_none(given.get("load_average")),
             path=path,
             optimizer_kind=str(given.get("optimizer", ADAM.kind)),
             fine_rows=fine,
@@ -111,8 +114,13 @@ def _after_any(op: str, factor: tuple[float, ...]) -> dict[str, After]:
 
 
 def _memory(sizes: Mapping[str, Any]) -> LayerMemory:
-    parts = (Size(*map(_number, sizes[name])) for name in LayerMemory._fields[1:])
+    given = {"frozen": (0, 0), **sizes}  # older files are of models without frozen weights
+    parts = (Size(*map(_number, given[name])) for name in LayerMemory._fields[1:])
     return LayerMemory(int(sizes["weights"]), *parts)
+
+
+def _number_or_none(value: Any) -> float | None:
+    return None if value is None else _number(value)
 
 
 def _number(value: Any) -> float:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +55,9 @@ class Case:
     boundary: float
 
 
+FEWEST = 3  # steps from which a spread is known
+
+
 class Sample(NamedTuple):
     """The time of alike actions of one stage.
 
@@ -66,7 +70,7 @@ class Sample(NamedTuple):
         crowd: the share of the time in which the other ranks computed too, from 0 to 1.
         actions: how many of them a step has.
         ms: the median over the steps of the mean over the actions.
-        low, high: the 10th and the 90th percentile over the steps.
+        low, high: the 10th and the 90th percentile over the steps; NaN with fewer than `FEWEST` steps.
     """
 
     op: str
@@ -93,6 +97,8 @@ def samples_of(case: Case, kinds: Sequence[int]) -> list[Sample]:
         for (op, stage, what), positions in groups.items():
             means = took[:, positions].mean(axis=1)
             low, middle, high = np.percentile(means, [10, 50, 90])
+            if len(means) < FEWEST:
+                low = high = nan
             own = _counts(case.sizes, stage, kinds)
             crowd = float(crowds[rank][:, positions].mean())
             times = float(middle), float(low), float(high)

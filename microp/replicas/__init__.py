@@ -17,5 +17,3 @@ average of the replicas' mean gradients.)
 
 from microp.replicas.gradient_sync import BucketSync, GradientSync, InTurn, TorchDdp
 from microp.replicas.open_sync import open_sync
-
-__all__ = ["BucketSync", "GradientSync", "InTurn", "TorchDdp", "open_sync"]

@@ -42,7 +42,7 @@ class GradientSync:
 
     def __init__(self, stages: Mapping[int, nn.Module], name: str = "alone") -> None:
         self.name = name
-        self.parameters = {index: list(stage.parameters()) for index, stage in stages.items()}
+        self.parameters = {index: [p for p in stage.parameters() if p.requires_grad] for index, stage in stages.items()}
 
     def clear(self, step: int) -> None:
         """Discard the gradients before a step, whose index is `step`."""
@@ -163,7 +163,7 @@ class TorchDdp(GradientSync):
         super().__init__(stages, "torch_ddp")
         if not isinstance(comms, GroupComms):
             raise ValueError("sync=torch_ddp needs ranks that are processes: use comms=auto")
-        self.loss_scale = comms.world_size
+        self._waiting, self.loss_scale = comms.waiting, comms.world_size
         self.nbytes = sum(parameter.nbytes for parameters in self.parameters.values() for parameter in parameters)
         self._reducers = {
             index: DistributedDataParallel(
@@ -174,7 +174,7 @@ class TorchDdp(GradientSync):
                 broadcast_buffers=False,
             ).reducer
             for index, stage in stages.items()
-            if any(parameter.requires_grad for parameter in self.parameters[index])
+            if self.parameters[index]
         }
 
     def wrap_last(self, stage: int, run: Run) -> Run:
@@ -187,7 +187,8 @@ class TorchDdp(GradientSync):
             reducer.prepare_for_forward()
             reducer._rebuild_buckets()
             reducer.prepare_for_backward([])
-            return run(microbatch, x)
+            with self._waiting():
+                return run(microbatch, x)
 
         return reduced
 

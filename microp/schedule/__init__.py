@@ -10,35 +10,9 @@
     Partition: which layers each stage holds
 """
 
-from microp.schedule.mailboxes import Taken, assign_slots, mailboxes_taken, remote_links
+from microp.schedule.mailboxes import assign_slots, remote_links, take_slots
 from microp.schedule.partition import Partition, balanced, of_sizes, skewed, spread, uniform
 from microp.schedule.prefetch import completed_sends, receives_to_post, remote_source, weight_groups
 from microp.schedule.schedule import Action, Op, Schedule, rows
 from microp.schedule.text import from_text, from_torch_csv, to_text, to_torch_csv
 from microp.schedule.validation import validate
-
-__all__ = [
-    "Action",
-    "Op",
-    "Partition",
-    "Schedule",
-    "Taken",
-    "assign_slots",
-    "balanced",
-    "completed_sends",
-    "from_text",
-    "from_torch_csv",
-    "mailboxes_taken",
-    "of_sizes",
-    "receives_to_post",
-    "remote_links",
-    "remote_source",
-    "rows",
-    "skewed",
-    "spread",
-    "to_text",
-    "to_torch_csv",
-    "uniform",
-    "validate",
-    "weight_groups",
-]

@@ -116,7 +116,7 @@ def balanced(layers: int, stages: int, task: Task, refine: bool = True) -> Parti
     Args:
         task: what the partition is for.
         refine: whether layers are moved between stages as long as the simulated step gets shorter; false: the exact
-            cut, whose busiest rank has the least to do.
+            cut, whose longest stage is as short as possible, if that fits into the ranks' memory.
 
     Raises:
         ValueError: there are more stages than layers, or too many layers, or no partition fits into the ranks' memory.

@@ -19,7 +19,6 @@ is a send.
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -158,10 +157,4 @@ class Schedule:
 
 def rows(ranks: Iterable[Iterable[Action]]) -> tuple[tuple[Action, ...], ...]:
     """Return a builder's rows as tuples."""
-    collects = gc.isenabled()
-    gc.disable()  # it would scan millions of actions again and again, and they cannot form reference cycles
-    try:
-        return tuple(tuple(row) for row in ranks)
-    finally:
-        if collects:
-            gc.enable()
+    return tuple(tuple(row) for row in ranks)

@@ -9,6 +9,9 @@
     0F0,,,0I0,0W0                                   torch's: one row per rank, one cell per action;
     ,1F0,1I0,1W0                                    an empty cell is an idle slot
 
+Both are also read as a spreadsheet saves them: with a mark of the byte order, quoted cells, commas, semicolons or tabs
+between words, and rows without any.
+
 The letters differ. microp has one B, which is the full backward unless the same (stage,
 microbatch) has a W. torch writes I for the input gradient and B for the full backward.
 """
@@ -23,6 +26,7 @@ from microp.schedule.schedule import Action, Op, Schedule, rows
 
 _HEADER = re.compile(r"# microp schedule (?P<name>\S.*) chunks=(?P<chunks>\d{1,9}) ranks=(?P<ranks>\d{1,9})")
 _CELL = re.compile(r"(?P<stage>\d{1,9})(?P<letter>[FIBW])(?P<microbatch>\d{1,9})")
+_BOUNDS = str.maketrans(dict.fromkeys("\ufeff,;()\"'", " "))  # between words; each is one character, as columns count
 # torch's communication actions, which follow from the order, and its mark for two actions that overlap
 _DERIVED = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB])\d*|OVERLAP_F_B")
 
@@ -50,14 +54,20 @@ def from_text(text: str) -> Schedule:
     Raises:
         ValueError: the text is not a schedule; the message gives line and column (both from 1).
     """
-    lines = text.splitlines()
-    header = _HEADER.fullmatch(lines[0].strip()) if lines else None
+    lines = text.splitlines() or [""]
+    header = _HEADER.fullmatch(lines[0].strip()) or _HEADER.fullmatch(" ".join(lines[0].translate(_BOUNDS).split()))
     if header is None:
         raise ValueError("line 1, column 1: expected '# microp schedule <name> chunks=<M> ranks=<K>'")
-    found = tuple(_parse_row(line, number) for number, line in enumerate(lines[1:], start=2) if line.strip())
+    found = tuple(_parse_row(line, number) for number, line in _rows(text) if number > 1)
     if len(found) != int(header["ranks"]):
         raise ValueError(f"line 1, column 1: ranks={header['ranks']}, but {len(found)} rows of actions follow")
     return Schedule(header["name"], int(header["chunks"]), found)
+
+
+def _rows(text: str) -> list[tuple[int, str]]:
+    """Return the lines that have words, which only spaces separate now, with their numbers from 1."""
+    lines = enumerate(text.translate(_BOUNDS).splitlines(), start=1)
+    return [(number, line) for number, line in lines if line.strip()]
 
 
 def _parse_row(line: str, number: int) -> tuple[Action, ...]:
@@ -105,8 +115,7 @@ def from_torch_csv(text: str, name: str) -> Schedule:
     Raises:
         ValueError: the text is not a schedule; the message gives line and column (both from 1).
     """
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
-    table = [list(_cells(line, number)) for number, line in lines]
+    table = [list(_cells(line, number)) for number, line in _rows(text)]
     cells = [cell for row in table for cell in row]
     if not cells:
         raise ValueError("line 1, column 1: found no action: write one row per rank, such as 0F0,0F1,0B0,0B1")
@@ -127,7 +136,7 @@ def from_torch_csv(text: str, name: str) -> Schedule:
 
 
 def _cells(line: str, number: int) -> Iterator[_Cell]:
-    for word in re.finditer(r"[^\s,;()]+", line):
+    for word in re.finditer(r"\S+", line):
         where = f"line {number}, column {word.start() + 1}"
         if _DERIVED.fullmatch(word.group()):
             continue

@@ -9,18 +9,19 @@ lists the wrong values: one sentence each, with the value, the rule and the reme
 the same name (model, device, comms) builds the object that the settings describe.
 """
 
-from microp.settings.command_line import CommandParser, open_streams, run_command
+from microp.settings.command_line import CommandParser, override, run_command
 from microp.settings.comms import COPYING, HOLDS_NOTHING, CommsSettings, Holds, transport_holds
 from microp.settings.computing import AS_WRITTEN, LOWERED, Computing
 from microp.settings.data import DataSettings, SyntheticSettings, TextSettings
-from microp.settings.device import CudaSettings, DeviceSettings, EmulatedSettings
+from microp.settings.device import CudaSettings, DeviceSettings, EmulatedSettings, EstimateSettings
 from microp.settings.engine import EngineSettings
-from microp.settings.launch import LaunchSettings, is_joined, is_over_hosts, no_loopback, no_proc, too_few_descriptors
-from microp.settings.machine import exit_raises, memory_bytes, no_compiler, processor, this_host
+from microp.settings.launch import LaunchSettings, is_joined, is_over_hosts
+from microp.settings.machine import memory_bytes, no_compiler, processor, this_host
 from microp.settings.model import (
     MODELS,
     GptSettings,
     LayerFacts,
+    LayerWork,
     MlpSettings,
     ModelSettings,
     OwnSettings,
@@ -30,7 +31,7 @@ from microp.settings.model import (
 from microp.settings.optimizer import ADAM, AdamSettings, OptimizerSettings, SgdSettings
 from microp.settings.recomputation import NEVER, Checkpointing
 from microp.settings.redaction import redact_values, redact_words
-from microp.settings.rules import Line, Name, OneOf, Positive, Range, Rule, broken_rules, quoted
+from microp.settings.rules import Line, Name, OneOf, Positive, Range, broken_rules, quoted
 from microp.settings.run_options import RunOptions, read_run_options
 from microp.settings.sizes import BYTES, GIB, KIB, MIB, size_text
 from microp.settings.slurm import SlurmSettings, no_slurm
@@ -39,79 +40,3 @@ from microp.settings.sync import BucketSettings, SyncSettings
 from microp.settings.tokens import TokenSettings
 from microp.settings.tracking import NEEDS_KEY, TrackingSettings, not_writable
 from microp.settings.wandb_server import has_key, out_of_reach, server
-
-__all__ = [
-    "ADAM",
-    "AS_WRITTEN",
-    "BYTES",
-    "COPYING",
-    "GIB",
-    "HOLDS_NOTHING",
-    "KIB",
-    "LOWERED",
-    "MIB",
-    "MODELS",
-    "NEEDS_KEY",
-    "NEVER",
-    "NO_SNAPSHOTS",
-    "AdamSettings",
-    "BucketSettings",
-    "Checkpointing",
-    "CommandParser",
-    "CommsSettings",
-    "Computing",
-    "CudaSettings",
-    "DataSettings",
-    "DeviceSettings",
-    "EmulatedSettings",
-    "EngineSettings",
-    "GptSettings",
-    "Holds",
-    "LaunchSettings",
-    "LayerFacts",
-    "Line",
-    "MlpSettings",
-    "ModelSettings",
-    "Name",
-    "OneOf",
-    "OptimizerSettings",
-    "OwnSettings",
-    "Positive",
-    "Range",
-    "Rule",
-    "RunOptions",
-    "SgdSettings",
-    "SlurmSettings",
-    "SnapshotSettings",
-    "SyncSettings",
-    "SyntheticSettings",
-    "TextSettings",
-    "TiedWeight",
-    "TokenSettings",
-    "TrackingSettings",
-    "broken_rules",
-    "exit_raises",
-    "has_key",
-    "is_joined",
-    "is_over_hosts",
-    "memory_bytes",
-    "no_compiler",
-    "no_loopback",
-    "no_proc",
-    "no_slurm",
-    "not_writable",
-    "open_streams",
-    "out_of_reach",
-    "own_settings",
-    "processor",
-    "quoted",
-    "read_run_options",
-    "redact_values",
-    "redact_words",
-    "run_command",
-    "server",
-    "size_text",
-    "this_host",
-    "too_few_descriptors",
-    "transport_holds",
-]

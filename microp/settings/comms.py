@@ -47,7 +47,7 @@ class CommsSettings:
             of one host, `tcp` between hosts), `tcp`, `gloo`, `nccl`, or `threads`: all ranks in this process.
         timeout_s: the longest time that a rank waits for another one that runs, in seconds: give more than the longest
             action and the first step take (over shm, nominal times do not count); one that is killed or stopped is
-            noticed at once.
+            noticed at once. Time in which all ranks are stopped, as by Ctrl-Z, does not count.
     """
 
     name: Annotated[str, OneOf("auto", "shm", "tcp", "gloo", "nccl", "threads")]

@@ -7,15 +7,18 @@ import stat
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
+from zlib import crc32
 
 from microp.settings.machine import memory_bytes
 from microp.settings.rules import PATH, Line, Name, broken_rules, quoted
 from microp.settings.sizes import BYTES, GIB
 
 MOST_FILES = 100_000
+_HEAD = 2**20  # bytes at the beginning of the data that are read for their checksum
 _GIVE = "give a file or a folder, or leave the key out"
 
 
@@ -28,6 +31,37 @@ class DataSettings:
     """
 
     name: Annotated[str, Name()]
+
+    def sources(self) -> list[Path]:
+        """Return the files of the user's own from which the tokens come, in order.
+
+        Raises:
+            OSError: a folder cannot be read.
+        """
+        return []
+
+    def contents(self) -> str | None:
+        """Return what tells these data from others at the same path, in words; None if they are in no file of a user's.
+
+        It is their size, when the last file was written, and a checksum of all sizes and of the first MiB.
+        """
+        try:
+            files = self.sources()
+            found = [path.stat() for path in files]
+            sizes, left = [each.st_size for each in found], _HEAD
+            checksum = crc32(repr(sizes).encode())
+            for path, size in zip(files, sizes, strict=True):
+                if left > 0 and size:
+                    with path.open("rb") as file:
+                        checksum = crc32(file.read(left), checksum)
+                    left -= size
+        except (OSError, RuntimeError) as error:
+            return f"nothing that can be read ({getattr(error, 'strerror', None) or error})"
+        if not found:
+            return None
+        written = datetime.fromtimestamp(max(each.st_mtime for each in found), UTC).isoformat(" ", "milliseconds")
+        count = "" if len(files) == 1 else f" in {len(files)} files"
+        return f"{sum(sizes)} bytes{count}, written {written}, checksum {checksum:08x}"
 
     def problems(self, context: int, vocabulary: int) -> list[str]:
         """List what is wrong with the source, one sentence each.
@@ -69,6 +103,9 @@ class TextSettings(DataSettings):
     def files(self) -> list[Path]:
         """Return the files of the corpus, in order."""
         return list(self._files())
+
+    def sources(self) -> list[Path]:
+        return [] if self.is_library else self.files()
 
     def problems(self, context: int, vocabulary: int) -> list[str]:
         if (found := super().problems(context, vocabulary)) or self.path is None:

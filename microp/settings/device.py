@@ -21,7 +21,7 @@ class DeviceSettings:
     """The keys of every device.
 
     Attributes:
-        name: `cpu`, `cuda` (also torch's name for ROCm) or `emulated`.
+        name: `cpu`, `cuda` (also torch's name for ROCm), `emulated` or `estimate`.
         threads: the number of CPU threads per rank; with one thread, ranks compete less for cores
             and sums are taken in the same order as in the undivided model.
         memory_gib: the memory of each rank, in GiB: a run that needs more is refused; null: no limit, or the GPU's own.
@@ -29,7 +29,7 @@ class DeviceSettings:
             of an emulated device; null: all the same.
     """
 
-    name: Annotated[str, OneOf("cpu", "cuda", "emulated")]
+    name: Annotated[str, OneOf("cpu", "cuda", "emulated", "estimate")]
     threads: Annotated[int, Range(1, 1024)]
     memory_gib: Annotated[float | None, Positive(1_000_000, "use for example 2, or null for no limit")] = field(
         default=None, kw_only=True
@@ -81,6 +81,28 @@ class CudaSettings(DeviceSettings):
 
 
 @dataclass
+class EstimateSettings(DeviceSettings):
+    """A device that is not here, for plans and prices: the times of layers are estimated, and nothing can run on it.
+
+    A forward takes as long as its operations, or as the bytes of its weights, its input and its output, whichever is
+    longer (the roofline of Williams, Waterman and Patterson, 2009); each of B and W takes as long as F.
+
+    Attributes:
+        tflops: the operations of a rank in 1e12 per second: what its kernels reach, not what its datasheet promises.
+        gb_per_s: the bandwidth of its memory in 1e9 bytes per second.
+        link_gb_per_s: the bandwidth of a hop between two ranks in 1e9 bytes per second; null: infinite.
+        latency_ms: the part of a hop that does not depend on the tensor's size.
+    """
+
+    tflops: Annotated[float, Positive(1_000_000, "use for example 50")]
+    gb_per_s: Annotated[float, Positive(1_000_000, "use for example 1000")]
+    link_gb_per_s: Annotated[float | None, Positive(1_000_000, "use for example 25")] = field(
+        default=None, kw_only=True
+    )
+    latency_ms: Annotated[float, Range(0, LONGEST_MS)] = field(default=0.0, kw_only=True)
+
+
+@dataclass
 class EmulatedSettings(DeviceSettings):
     """Nominal times in milliseconds: one number for all stages, or a list with one number per stage.
 
@@ -95,7 +117,7 @@ class EmulatedSettings(DeviceSettings):
             gradient (`per` applies only with `layer`: gradients have no rows); null: the real time.
         per: the factors of the times: `layer` (the stage's number of layers), `row` (the
             microbatch's number of rows), both or neither.
-        full_ms: the time of an undivided B on a stage that divides others; null: `backward_ms` + `weight_ms`.
+        full_ms: the time of an undivided B; null: `backward_ms` + `weight_ms`.
         overhead_ms: the least time between an action and the rank's next one; the engine's real time is not shortened.
         optimizer_ms: the least time of the optimizer's step on a stage's weights (`per` applies only with `layer`).
     """
@@ -126,6 +148,11 @@ class EmulatedSettings(DeviceSettings):
                     f"device.{key}={quoted(value)} is not a time: give milliseconds from 0 to {LONGEST_MS}, "
                     "or a list of them"
                 )
+        if not found and not any(map(_takes_time, (self.forward_ms, self.backward_ms, self.weight_ms))):
+            found.append(
+                f"device.forward_ms={quoted(self.forward_ms)} and device.backward_ms={quoted(self.backward_ms)}: no "
+                "action takes any time: give one of them a value above 0"
+            )
         wrong = [word for word in self.per if word not in PER] or [word for word in PER if self.per.count(word) > 1]
         if wrong:
             twice = " twice" if wrong[0] in PER else ""
@@ -134,6 +161,11 @@ class EmulatedSettings(DeviceSettings):
                 "e.g. [layer,row]"
             )
         return found
+
+
+def _takes_time(value: Any) -> bool:
+    """Return whether a nominal time, or one in a list of them, is above 0."""
+    return any(value) if isinstance(value, list) else bool(value)
 
 
 def _is_time(value: Any) -> bool:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import os
-import resource
-import socket
-import sys
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Annotated
 
-from microp.settings.rules import OneOf, Range, broken_rules
+from microp.settings.rules import OneOf, Range, broken_rules, quoted
 
-DESCRIPTORS, PER_RANK = 64, 8  # that the launcher and a rank need at most, W&B included
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # what torchrun sets; others set some of them
 
 
 @dataclass
@@ -32,12 +27,19 @@ class LaunchSettings:
         """List the values that are wrong or do not fit the environment, one sentence each."""
         found = broken_rules(self, "launch.")
         world = os.environ.get("WORLD_SIZE")
-        if self.name == "torchrun" and not is_joined():
+        lacking = [name for name in _TORCHRUN if not os.environ.get(name, "").isdecimal()]
+        if lacking and "RANK" in os.environ:
+            found.append(
+                f"RANK={quoted(os.environ['RANK'])} is in the environment, but {', '.join(lacking)}, which torchrun "
+                f"sets too, {'is' if len(lacking) == 1 else 'are'} missing or no number: start the ranks with "
+                "torchrun, or take RANK away, with env -u RANK"
+            )
+        elif self.name == "torchrun" and lacking:
             found.append(
                 "launch=torchrun, but RANK is not in the environment: start with "
                 f"`torchrun --nproc_per_node={ranks * replicas} -m microp.run ...`, or use launch=elastic"
             )
-        if is_joined() and world and int(world) != ranks * replicas:
+        if not lacking and world and int(world) != ranks * replicas:
             found.append(
                 f"ranks={ranks}, but torchrun started {world} processes: use ranks={world}"
                 if replicas == 1
@@ -48,41 +50,9 @@ class LaunchSettings:
         return found
 
 
-def no_proc() -> list[str]:
-    """Return that Linux's /proc is not there, if so."""
-    if sys.platform != "linux" or Path("/proc/self/fd").is_dir():
-        return []
-    return ["/proc is not mounted, through which ranks find each other: mount it, with mount -t proc proc /proc"]
-
-
-@cache
-def no_loopback() -> list[str]:
-    """Return that this host cannot reach itself, if so: torch would try for 5 minutes."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            socket.create_connection(listening.getsockname()).close()
-    except OSError as error:
-        return [
-            f"127.0.0.1 cannot be reached ({error.strerror}), through which ranks find each other: "
-            "set it up, with ip link set lo up, or use comms=threads"
-        ]
-    return []
-
-
-def too_few_descriptors(ranks: int) -> list[str]:
-    """Return what is wrong with this system's limit for so many ranks, if anything."""
-    limit, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], DESCRIPTORS + PER_RANK * ranks
-    if limit >= needed:
-        return []
-    return [
-        f"{ranks} ranks need {needed} file descriptors, and a process may have {limit}: "
-        "raise the limit, for example with ulimit -n 4096"
-    ]
-
-
 def is_joined() -> bool:
-    """Return whether torchrun started this process as one of the ranks."""
-    return "RANK" in os.environ
+    """Return whether torchrun started this process as one of the ranks; RANK alone is set by others too."""
+    return all(os.environ.get(name, "").isdecimal() for name in _TORCHRUN)
 
 
 def is_over_hosts() -> bool:

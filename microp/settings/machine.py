@@ -7,11 +7,8 @@ import platform
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import NoReturn
 
 _LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
 
@@ -45,23 +42,6 @@ def this_host() -> dict[str, str | None]:
         "boot": boot.read_text().strip() if is_linux and boot.exists() else None,
         "namespace": str(namespace.readlink()) if is_linux and namespace.is_symlink() else None,
     }
-
-
-@contextmanager
-def exit_raises() -> Iterator[None]:
-    """Let os._exit raise SystemExit in this context: a user's layer would end the whole command without a word."""
-    ended, process = os._exit, os.getpid()
-
-    def leave(code: int) -> NoReturn:
-        if os.getpid() != process:  # a fork of this process, which would go on here
-            ended(code)
-        raise SystemExit(code)
-
-    vars(os)["_exit"] = leave
-    try:
-        yield
-    finally:
-        vars(os)["_exit"] = ended
 
 
 def no_compiler() -> list[str]:

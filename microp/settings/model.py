@@ -16,6 +16,8 @@ from microp.settings.sizes import BYTES
 TiedWeight = tuple[tuple[int, str], ...]
 """The copies of one weight: for each the index of its layer and its name there, in the order of the layers."""
 _INT64 = 8  # bytes of a token
+LayerWork = tuple[float, int]
+"""The floating-point operations of a layer's forward per row, and the number of weights that it reads: no embedding."""
 _SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 
 
@@ -45,7 +47,16 @@ class ModelSettings(ABC):
     def weights(self) -> int:
         """The number of weights of all layers."""
 
+    @property
+    def trained(self) -> int:
+        """The number of weights that are not frozen."""
+        return self.weights
+
     vocabulary = BYTES  # the number of different tokens; a class may have it as a key
+
+    @abstractmethod
+    def work(self, layer: int) -> LayerWork:
+        """Return what a layer computes and reads."""
 
     @property
     def weight_bytes(self) -> int:
@@ -112,6 +123,10 @@ class MlpSettings(ModelSettings):
     def weights(self) -> int:
         return (self.dim + 1) * (self.dim * (self.layers - 1) + BYTES)
 
+    def work(self, layer: int) -> LayerWork:
+        made = BYTES if layer == self.layers - 1 else self.dim
+        return 2.0 * self.dim * made, (self.dim + 1) * made
+
     def boundary(self, rows: int, layer: int) -> tuple[int, ...]:
         return (rows, self.dim)
 
@@ -168,6 +183,15 @@ class GptSettings(ModelSettings):
         embedding, head = (words + self.context) * self.dim, (words + 2) * self.dim + words
         return self.layers * block + embedding + head
 
+    def work(self, layer: int) -> LayerWork:
+        """A token takes two operations per weight of a product, and its products with all tokens of its row."""
+        flops = self.context * (24.0 * self.dim**2 + 4.0 * self.context * self.dim)
+        weights = 12 * self.dim**2 + 13 * self.dim
+        if layer == self.layers - 1:
+            flops += 2.0 * self.context * self.dim * self.vocabulary
+            weights += (self.vocabulary + 2) * self.dim + self.vocabulary
+        return flops, weights
+
     def boundary(self, rows: int, layer: int) -> tuple[int, ...]:
         return (rows, self.context, self.dim)
 
@@ -203,6 +227,11 @@ class LayerFacts:
         tied: the weights that several layers share, as the function has declared.
         vocabulary: the number of different tokens, as the function has declared.
         lowered: the type of the tensor that enters each layer under autocast; empty if it was not asked for.
+        work: what each layer computes and reads; empty if it is not known.
+        trained: the number of weights of all layers that are not frozen.
+        as_one: the layers whose backward can only be divided as one; empty also if that was not tried.
+        undivided: why layers cannot be divided into B and W at all, one sentence each.
+        mixing: the layers whose rows depend on each other; empty also if that was not tried.
     """
 
     context: int
@@ -216,6 +245,11 @@ class LayerFacts:
     tied: tuple[TiedWeight, ...] = ()
     vocabulary: int = BYTES
     lowered: tuple[str, ...] = ()
+    work: tuple[LayerWork, ...] = ()
+    trained: int = 0
+    as_one: tuple[int, ...] = ()
+    undivided: tuple[str, ...] = ()
+    mixing: tuple[int, ...] = ()
 
 
 NO_FACTS = LayerFacts(0, "float32", (), (), 0, (), False, "")
@@ -256,6 +290,13 @@ class OwnSettings(ModelSettings):
     @property
     def weights(self) -> int:
         return self.facts.weights
+
+    def work(self, layer: int) -> LayerWork:
+        return self.facts.work[layer] if self.facts.work else (0.0, 0)
+
+    @property
+    def trained(self) -> int:
+        return self.facts.trained
 
     @property
     def kinds(self) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import NamedTuple
 
 from microp.settings.command_line import CommandParser
@@ -19,11 +18,9 @@ listed by --columns=help. Of a list with a number per rank the largest counts.
   python -m microp.runs 'when>2026-11-22 05:10' --columns=run,model.dim,step_ms
   python -m microp.runs 'chunks>=4' --compare schedule=1f1b schedule=gpipe
   python -m microp.runs status=failed,killed --delete
-  python -m microp.runs 'when<2026-11-01' --archive old.tar.gz
 
 --delete removes the runs with all their attempts (with --all: the attempts
-that are listed) and their W&B files on this disk. --archive first writes them
-to a file, which `tar -xzf FILE -C outputs` unpacks. A run that runs is kept.
+that are listed) and their W&B files on this disk. A run that runs is kept.
 exit code: 0; 1 if no run meets the filters; 2 for bad input"""
 
 
@@ -37,7 +34,6 @@ class RunOptions(NamedTuple):
     limit: int | None
     compare: list[str] | None
     delete: bool
-    archive: Path | None
     yes: bool
 
 
@@ -59,9 +55,7 @@ def read_run_options(about: str, arguments: list[str] | None) -> RunOptions:
     parser.add_argument("--all", action="store_true", help="all attempts, not only the newest finished one of each run")
     parser.add_argument("-n", "--limit", type=int, help="at most so many rows (default: 20, of CSV all); 0 for all")
     parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="runs, folders, or filters joined by commas")
-    tidying = parser.add_mutually_exclusive_group()
-    tidying.add_argument("--delete", action="store_true", help="delete the runs, after a question")
-    tidying.add_argument("--archive", type=Path, metavar="FILE", help="write the runs to a .tar.gz, then delete them")
+    parser.add_argument("--delete", action="store_true", help="delete the runs, after a question")
     parser.add_argument("--yes", action="store_true", help="delete without the question")
     options = RunOptions(**vars(parser.parse_intermixed_args(arguments)))
     if problem := _problem(options):
@@ -75,11 +69,10 @@ def _problem(options: RunOptions) -> str | None:
         return f"--limit {options.limit} is less than 0: use 0 for all rows"
     if options.compare and (options.columns or options.all):
         return "--compare has its own columns and takes one attempt of each run: leave out --columns and --all"
-    deletes = options.delete or options.archive is not None
-    if options.yes and not deletes:
-        return "--yes answers the question of --delete or --archive: add one of them"
-    if deletes and (options.compare or options.columns or options.csv or options.limit is not None):
-        return "--delete and --archive take all runs that meet the filters: leave out --compare, --columns, --csv, -n"
-    if deletes and not any(sign in word for word in options.words for sign in "=<>"):
-        return "--delete and --archive need a filter: write for example status=failed; 'chunks>0' takes all runs"
+    if options.yes and not options.delete:
+        return "--yes answers the question of --delete: add --delete"
+    if options.delete and (options.compare or options.columns or options.csv or options.limit is not None):
+        return "--delete takes all runs that meet the filters: leave out --compare, --columns, --csv, -n"
+    if options.delete and not any(sign in word for word in options.words for sign in "=<>"):
+        return "--delete needs a filter: write for example status=failed; 'chunks>0' takes all runs"
     return None

@@ -1,9 +1,10 @@
-"""The settings of the jobs that Slurm runs. `microp.slurm` writes their batch files and talks to Slurm."""
+"""The settings of the jobs that Slurm runs."""
 
 from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Annotated
 
 from microp.settings.launch import LaunchSettings
@@ -23,9 +24,10 @@ class SlurmSettings(LaunchSettings):
         nodes: the nodes of a job, among which its ranks are divided.
         cores_per_rank: the CPU cores that a job asks for, for each rank.
         gpus_per_node: the GPUs that a job asks for on each node.
-        options: a list of further options of sbatch, such as ['--mem=8G','--qos=low'].
+        options: a list of further options of sbatch, in their long form, such as ['--mem=8G','--qos=low'].
         setup: a list of shell commands that come before the ranks, such as ['module load cuda'].
-        requeue: let Slurm start a job again that it has ended to make room, or whose node has failed.
+        requeue: let Slurm start a job again that it has ended to make room, or whose node has failed; also one with
+            `minutes` that goes on from snapshots and whose time is over.
         at_once: the number of jobs that are in the queue at the same time; null: all points of the sweep.
         poll_s: the time between two looks at the queue, in seconds.
     """
@@ -45,7 +47,7 @@ class SlurmSettings(LaunchSettings):
     def problems(self, ranks: int, replicas: int = 1) -> list[str]:
         """List the values that are wrong or do not fit the number of ranks, one sentence each."""
         found = super().problems(ranks, replicas)
-        if words := [each for each in self.options if not each.startswith("-")]:
+        if words := [each for each in self.options if not each.startswith("--")]:
             found.append(f"launch.options has {words[0]}: give options of sbatch, such as --mem=8G")
         if self.nodes >= 1 and ranks * replicas % self.nodes:
             who = f"ranks={ranks}" if replicas == 1 else f"ranks={ranks} times replicas={replicas}"
@@ -62,7 +64,9 @@ class SlurmSettings(LaunchSettings):
 
 def no_slurm() -> list[str]:
     """Return why no job can be submitted from this host, if none can."""
-    if missing := [program for program in ("sbatch", "squeue", "scancel") if shutil.which(program) is None]:
+    if find_spec("submitit") is None:
+        return ["launch=slurm needs submitit, which submits its jobs: pip install 'microp[slurm]'"]
+    if missing := [program for program in ("sbatch", "srun", "squeue", "scancel") if shutil.which(program) is None]:
         return [
             f"launch=slurm, but {missing[0]} is not on PATH: type it on a host of a cluster with Slurm, "
             "or use launch=elastic"

@@ -2,24 +2,53 @@
 
 ::
 
-    tokens.bin    │ 2 bytes │ 2 bytes │ ...      `data.type` says what a token is
-    tokens.npy    its own header says it
+    tokens.bin    │ skipped │ 2 bytes │ 2 bytes │ ...      `data.skip`, and `data.type` for what a token is
+    tokens.npy    its own header says both
+
+A file read as another type than its own still gives numbers. It is refused if its tokens do not fit the vocabulary,
+if the vocabulary does not fit the type, or if every other number is 0 or small, as the upper half of a wider token is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from microp.settings.data import DataSettings, regular_size
-from microp.settings.rules import PATH, Line, OneOf, broken_rules, quoted
+from microp.settings.rules import PATH, Line, OneOf, Range, broken_rules, quoted
 
 _GIVE = "give a file of tokens, .bin or .npy"
 SCANNED = 2**30  # tokens whose values are looked at before a run; of a longer file, evenly spread pieces
 _PIECE = 2**22
+_HEAD = 4096  # bytes
+
+
+class _Header(NamedTuple):
+    """What a file of tokens begins with: its first bytes, whose form it is, its length in bytes, its tokens' type."""
+
+    begins: bytes
+    of: str
+    length: int
+    type: str | None
+
+
+_HEADERS = (
+    _Header((20240520).to_bytes(4, "little"), "llm.c (and modded-nanogpt)", 1024, "uint16"),
+    _Header((20240801).to_bytes(4, "little"), "llm.c", 1024, "uint32"),
+    _Header(b"LITPKDS", "lit-gpt", 24, None),
+)
+_NO_TOKENS = {  # first bytes of a file -> what it is, and what to give instead
+    b"\x93NUMPY": "numpy's, whose name has to end in .npy: rename it",
+    b"PK\x03\x04": "a zip or .npz archive: give the .npy file in it",
+    b"\x1f\x8b": "compressed with gzip: unpack it",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it",
+    b"PAR1": "a Parquet table: write its tokens to a .npy file",
+    b"ARROW1": "an Arrow table: write its tokens to a .npy file",
+    b"MMIDIDX": "the index of a data set of Megatron: give the .bin file beside it",
+}
 
 
 @dataclass
@@ -28,11 +57,13 @@ class TokenSettings(DataSettings):
 
     Attributes:
         path: a file of tokens: .npy, or any other file of numbers alone.
-        type: the type of a token in a file without a header, in the byte order of this machine.
+        type: the type of a token in a file other than .npy, in the byte order of this machine.
+        skip: the bytes before the first token, such as the 1024 of a header; not for .npy.
     """
 
     path: Annotated[str, Line(_GIVE)]
     type: Annotated[str, OneOf("uint16", "uint8", "int16", "int32", "uint32", "int64")]
+    skip: Annotated[int, Range(0, 2**60)] = field(default=0, kw_only=True)
 
     def open(self) -> Any:
         """Return the tokens as a numpy array of one dimension that is mapped from the file.
@@ -42,25 +73,29 @@ class TokenSettings(DataSettings):
         """
         import numpy as np  # takes 0.1 s, and only these data need it here
 
-        path = Path(self.path).expanduser()
-        if path.suffix == ".npy":
-            return np.load(path, mmap_mode="r", allow_pickle=False)
-        return np.memmap(path, dtype=self.type, mode="r")
+        if self._is_npy:
+            return np.load(self._file, mmap_mode="r", allow_pickle=False)
+        return np.memmap(self._file, dtype=self.type, mode="r", offset=self.skip)
+
+    def sources(self) -> list[Path]:
+        return [self._file]
 
     def problems(self, context: int, vocabulary: int) -> list[str]:
         if found := broken_rules(self, "data."):
             return found
         given = f"data.path={quoted(self.path, PATH)}"
-        path = Path(self.path).expanduser()
         try:
-            size = regular_size(path)
+            size = regular_size(self._file)
+            with self._file.open("rb") as file:
+                head = file.read(_HEAD)
         except FileNotFoundError:
             return [f"{given} does not exist: {_GIVE}"]
         except (OSError, RuntimeError) as error:
             return [f"{given} cannot be read ({getattr(error, 'strerror', None) or error}): {_GIVE}"]
-        width = int("".join(filter(str.isdigit, self.type))) // 8
-        if path.suffix != ".npy" and (size == 0 or size % width):
-            return [f"{given} has {size} bytes, no whole number of data.type={self.type}: give the type it has"]
+        if self._is_npy and self.skip:
+            return [f"data.skip={self.skip} is not used by {given}, whose header says where tokens begin: leave it out"]
+        if not self._is_npy and (problem := self._problem_of_bytes(size, head)):
+            return [f"{given} {problem}"]
         try:
             tokens = self.open()
         except (OSError, ValueError) as error:
@@ -72,27 +107,127 @@ class TokenSettings(DataSettings):
                 f"{given} has {len(tokens)} tokens, but one row needs {context + 1} (its context and the token after "
                 "it): give more tokens or a shorter context"
             ]
-        status = path.stat()
-        least, most = _range_of(str(path.resolve()), self.type, status.st_mtime_ns, status.st_size)
-        if least < 0:
-            return [
-                f"{given} has tokens from {least} to {most}, but tokens count from 0: give the data.type that the file "
-                "has, or other numbers"
-            ]
-        if most >= vocabulary:
-            return [
-                f"{given} has tokens from {least} to {most}, but the model has {vocabulary} different ones, from 0 to "
-                f"{vocabulary - 1}: use a model with a vocabulary of {most + 1}, or the data.type that the file has"
-            ]
-        return []
+        problem = self._problem_of_values(vocabulary)
+        return [f"{given} {problem}"] if problem else []
+
+    def _problem_of_bytes(self, size: int, head: bytes) -> str | None:
+        """Return why a file without a header of numpy's, of this size and with these first bytes, is not tokens."""
+        if (header := _header_of(head, size)) is not None:
+            keys = [f"data.skip={header.length}"] if self.skip != header.length else []
+            keys += [f"data.type={header.type}"] if header.type and _width(self.type) != _width(header.type) else []
+            if keys:
+                return f"begins with a header of {header.length} bytes in the form of {header.of}: set {' '.join(keys)}"
+        if kind := next((text for begin, text in _NO_TOKENS.items() if head.startswith(begin)), None):
+            return f"holds no tokens alone, it is {kind}"
+        if self.type != "uint8" and _is_text(head[self.skip :]):
+            return "holds text and no tokens: use data=text, or data.type=uint8 if each byte is a token"
+        if size <= self.skip or (size - self.skip) % _width(self.type):
+            after = f" after data.skip={self.skip}" if self.skip else ""
+            left = max(0, size - self.skip)
+            return f"has {left} bytes{after}, no whole number of data.type={self.type}: give the type it has"
+        return None
+
+    def _problem_of_values(self, vocabulary: int) -> str | None:
+        """Return why the numbers in the file, read as this type, are not tokens of this vocabulary."""
+        found, known = self._values(), 2 ** (8 * _width(self.type) - self.type.startswith("int"))
+        if not self._is_npy and found.alternates:
+            kind = self._type_that_fits(vocabulary) or self._type_that_fits(2**31)
+            return (
+                f"read as data.type={self.type} has a small number as every other token, like the upper half of a "
+                f"wider one: set {f'data.type={kind}' if kind else 'the data.type that the file has'}; if its tokens "
+                "really are so, give a .npy file, whose header says their type"
+            )
+        kind = None if self._is_npy else self._type_that_fits(vocabulary)
+        other = f"data.type={kind}, as which they fit" if kind else "the data.type that the file has"
+        if found.least < 0:
+            return (
+                f"has tokens from {found.least} to {found.most}, but tokens count from 0: give "
+                f"{'' if self._is_npy else f'{other}, or '}other numbers"
+            )
+        if found.most >= vocabulary:
+            return (
+                f"has tokens from {found.least} to {found.most}, but the model has {vocabulary} different ones, from 0 "
+                f"to {vocabulary - 1}: use a model with a vocabulary of {found.most + 1}"
+                f"{'' if self._is_npy else f', or {other}'}"
+            )
+        if vocabulary > known and not self._is_npy:
+            return (
+                f"read as data.type={self.type} has no token above {known - 1}, but the model has {vocabulary} "
+                f"different ones: set {other if kind else 'data.type=uint32'}, or use a model with a vocabulary of at "
+                f"most {known}"
+            )
+        return None
+
+    def _type_that_fits(self, vocabulary: int) -> str | None:
+        """Return another type as which all numbers in the file are tokens of the vocabulary, or None."""
+        size = self._file.stat().st_size - self.skip
+        for kind in ("uint16", "uint32", "int64"):
+            if kind != self.type and size % _width(kind) == 0:
+                found = replace(self, type=kind)._values()
+                if found.least >= 0 and found.most < vocabulary and not found.alternates:
+                    return kind
+        return None
+
+    def _values(self) -> _Values:
+        status = self._file.stat()
+        return _values_of(str(self._file.resolve()), self.type, self.skip, status.st_mtime_ns, status.st_size)
+
+    @property
+    def _file(self) -> Path:
+        return Path(self.path).expanduser()
+
+    @property
+    def _is_npy(self) -> bool:
+        return self._file.suffix == ".npy"
+
+
+class _Values(NamedTuple):
+    """The smallest and the largest number in a file, and whether every other one looks like half of a wider one."""
+
+    least: int
+    most: int
+    alternates: bool
 
 
 @cache  # every point of a sweep asks
-def _range_of(path: str, kind: str, _changed: int, _size: int) -> tuple[int, int]:
-    """Return the smallest and the largest token of a file."""
-    tokens = TokenSettings("tokens", path, kind).open()
+def _values_of(path: str, kind: str, skip: int, _changed: int, _size: int) -> _Values:
+    tokens = TokenSettings("tokens", path, kind, skip=skip).open()
     least, most = zip(*((int(piece.min()), int(piece.max())) for piece in _pieces(tokens)), strict=True)
-    return min(least), max(most)
+    return _Values(min(least), max(most), _alternates(tokens[: 2 * _PIECE]))
+
+
+def _alternates(tokens: Any) -> bool:
+    """Return whether every other number is nearly always 0, or always small, and those between are not.
+
+    The upper half of a token is its number divided by 256 or 65,536.
+    """
+    halves = tokens[::2], tokens[1::2]
+    few, many = sorted(int((half != 0).sum()) for half in halves)
+    small, large = sorted(int(half.max(initial=0)) for half in halves)
+    return (many >= 8 and few <= many // 4) or (len(tokens) >= 32 and small < 64 and large >= 4096)
+
+
+def _header_of(head: bytes, size: int) -> _Header | None:
+    """Return the header that a file of this size begins with, if its form is known.
+
+    That of llm.c has 256 numbers of 4 bytes, of which the third is the number of tokens and those after it are 0.
+    """
+    if known := next((header for header in _HEADERS if head.startswith(header.begins)), None):
+        return known
+    count, rest = int.from_bytes(head[8:12], "little"), size - 1024
+    kind = next((kind for kind in ("uint16", "uint32") if rest > 0 and count * _width(kind) == rest), None)
+    return None if kind is None or any(head[12:1024]) else _Header(head[:4], "llm.c", 1024, kind)
+
+
+def _width(kind: str) -> int:
+    """Return the number of bytes of a type, which its name has in bits."""
+    return int("".join(filter(str.isdigit, kind))) // 8
+
+
+def _is_text(head: bytes) -> bool:
+    """Return whether bytes are printable text; those of tokens are not, unless they are few."""
+    text = head.decode(errors="replace").rstrip("\N{REPLACEMENT CHARACTER}")  # the last character may be cut
+    return len(head) >= 32 and all(each.isprintable() or each.isspace() for each in text) and "\ufffd" not in text
 
 
 def _pieces(tokens: Any) -> Iterator[Any]:

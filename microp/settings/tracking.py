@@ -100,6 +100,8 @@ class TrackingSettings:
 
 def not_writable(folder: Path) -> str | None:
     """Return why files cannot be written to a folder, which need not exist; None if they can. Nothing is left there."""
+    if folder.parts[:1] and folder.parts[0].startswith("~") and not Path(folder.parts[0]).exists():
+        return "only a shell knows what ~ stands for, write the whole path"
     try:
         there = next(each for each in (folder, *folder.absolute().parents) if _is_there(each))
         if not there.exists():

@@ -6,8 +6,10 @@
     Costs ────┴─ simulate ─► spans ──► metrics of `microp.trace`
 
     costs        per stage and hop: given, nominal, or calibrated from measured spans
-    layer_times, layer_memory   costs and memory of stages, from those of their layers
+    layer_times, memory   costs and memory of stages, from those of their layers
+    rank_memory  the memory of ranks, from what they hold at each moment
     link_model   the rules for the times of a hop
+    many         the steps of many partitions at once
     closed_forms formulas for named schedules
 """
 
@@ -22,56 +24,11 @@ from microp.simulator.calibration import (
     schedule_of,
 )
 from microp.simulator.costs import PER_STAGE, Costs, for_stages
-from microp.simulator.layer_memory import (
-    MOST_ROWS,
-    LayerBytes,
-    LayerMemory,
-    Moved,
-    Size,
-    compose_memory,
-    extra_memory,
-    weight_bytes,
-)
 from microp.simulator.layer_times import NO_TIMES, LayerTimes, costs_of
-from microp.simulator.link_model import LINK_MODELS, Asynchronous, LinkModel
-from microp.simulator.memory import StageMemory
+from microp.simulator.link_model import LINK_MODELS, LinkModel
+from microp.simulator.many import step_times
+from microp.simulator.memory import MOST_ROWS, LayerBytes, LayerMemory, Size, StageBytes, stage_bytes, weight_bytes
 from microp.simulator.nominal import nominal_costs, nominal_optimizer, slowed
+from microp.simulator.rank_memory import Part, Ranks
 from microp.simulator.shared_cores import equal_shares, simulate_on_cores
 from microp.simulator.simulation import Simulated, critical_path, simulate
-
-__all__ = [
-    "LINK_MODELS",
-    "MOST_ROWS",
-    "NO_TIMES",
-    "PER_STAGE",
-    "Asynchronous",
-    "Costs",
-    "LayerBytes",
-    "LayerMemory",
-    "LayerTimes",
-    "LinkModel",
-    "Moved",
-    "Simulated",
-    "Size",
-    "StageMemory",
-    "calibrate",
-    "calibrate_steps",
-    "closed_forms",
-    "compose_memory",
-    "costs_of",
-    "critical_path",
-    "equal_shares",
-    "extra_memory",
-    "for_stages",
-    "kind_of",
-    "nominal_costs",
-    "nominal_optimizer",
-    "replay",
-    "replay_reductions",
-    "replay_steps",
-    "schedule_of",
-    "simulate",
-    "simulate_on_cores",
-    "slowed",
-    "weight_bytes",
-]

@@ -21,6 +21,8 @@ from math import inf
 from numbers import Rational
 from typing import Any
 
+import numpy as np
+
 from microp.schedule import Action, Op
 from microp.simulator.link_model import Asynchronous, LinkModel
 
@@ -150,8 +152,9 @@ def check_spared(prefix: str, microbatches: Iterable[int]) -> None:
 
 
 def _check_sign(key: str, value: Any) -> None:
-    if not value >= 0:
-        found = "negative" if value < 0 else "not a number"
+    right = value >= 0
+    if not (right if isinstance(right, bool) else right.all()):  # a column has a number for each of many costs
+        found = "negative" if np.any(value < 0) else "not a number"
         raise ValueError(f"{key}={value} is {found}: give a number from 0 up")
 
 

@@ -69,7 +69,7 @@ def lower(schedule: Schedule, costs: Costs) -> Lowered:
             costs are for another number of stages.
     """
     costs.check(schedule.stages)
-    order = _order_of(schedule)
+    order = order_of(schedule)
     kind = order.kind + np.isin(order.actions.microbatch, costs.spared) if costs.spared else order.kind
     return Lowered(order.actions, order.source, kind, _kinds(order.lanes, costs))
 
@@ -100,7 +100,7 @@ class _Lane(NamedTuple):
     hop_out: int
 
 
-class _Order(NamedTuple):
+class Order(NamedTuple):
     """The part of `Lowered` that does not depend on costs; `kind` is without the difference of spared microbatches."""
 
     actions: Actions
@@ -109,21 +109,20 @@ class _Order(NamedTuple):
     lanes: list[_Lane]
 
 
-_ORDERS: dict[int, tuple[ref[Schedule], _Order]] = {}  # of small schedules, which a search prices again and again
+_ORDERS: dict[int, tuple[ref[Schedule], Order]] = {}  # a search prices a schedule again and again
 
 
-def _order_of(schedule: Schedule) -> _Order:
-    """Return the order's columns; they are kept as long as a small schedule is."""
+def order_of(schedule: Schedule) -> Order:
+    """Return the order's columns; they are kept as long as the schedule is."""
     key = id(schedule)
     if key in _ORDERS and _ORDERS[key][0]() is schedule:
         return _ORDERS[key][1]
     order = _read_order(schedule)
-    if len(order.actions) <= SMALL:
-        _ORDERS[key] = ref(schedule, lambda _: _ORDERS.pop(key, None)), order
+    _ORDERS[key] = ref(schedule, lambda _: _ORDERS.pop(key, None)), order
     return order
 
 
-def _read_order(schedule: Schedule) -> _Order:
+def _read_order(schedule: Schedule) -> Order:
     actions = Actions.of(schedule.ranks)
     before = np.full(len(actions), NONE, np.int32)
     source = before.copy()
@@ -135,7 +134,7 @@ def _read_order(schedule: Schedule) -> _Order:
         needed, action = actions.at(before[position]), actions.at(position)
         raise ValueError(f"schedule {schedule.name!r} deadlocks: {needed} comes after {action}, which needs it")
     kind = (_lane_column(schedule, actions) * 2 + actions.is_split()) * 2
-    return _Order(actions, source, kind, _lanes_with_links(schedule))
+    return Order(actions, source, kind, _lanes_with_links(schedule))
 
 
 def parent_positions(schedule: Schedule, actions: Actions) -> list[Column]:

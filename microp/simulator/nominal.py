@@ -44,8 +44,11 @@ def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None
 
     forward, backward = times("forward_ms", device.forward_ms), times("backward_ms", device.backward_ms)
     weight = times("weight_ms", device.weight_ms) if device.weight_ms is not None else None
+    full = times("full_ms", device.full_ms) if device.full_ms is not None else None
     if weight is None and workload.schedule.split:
         weight = backward = [time / 2 for time in backward]
+    if full is not None and not workload.schedule.split:
+        backward, weight, full = full, None, None
     recompute = times("recompute_ms", device.forward_ms if device.recompute_ms is None else device.recompute_ms)
     checkpointing = workload.checkpointing
     costs = for_stages(
@@ -53,7 +56,7 @@ def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None
         forward=forward,
         backward=backward,
         weight=weight,
-        full=times("full_ms", device.full_ms) if device.full_ms is not None and workload.schedule.split else None,
+        full=full,
         recompute=recompute if checkpointing.segments else None,
         spared=checkpointing.spared(workload.schedule.chunks),
         latency=device.latency_ms,

@@ -4,16 +4,14 @@
 
     ranks ── RankRecorder ──► outputs/runs/... ── summarise ──► summary.json ── mirror ──► W&B
                               outputs/runs, outputs/sweeps ── load_runs, Store ──► frames
-                                              ── list_runs, select ──► rows ── pair_questions ──► comparisons
+                                              ── list_runs, select ──► a frame ── pair_questions ──► comparisons
 
 pandas and wandb are imported only where they are used, because a rank needs neither.
 """
 
-from microp.store.comparison import Comparison, Verdict, compare, launch_times
-from microp.store.damage import check_attempt, checksums
+from microp.store.comparison import Comparison, compare, launch_times
 from microp.store.disturbance import DISTURBANCES, Disturbance, disturbances, load_average
-from microp.store.durations import run_seconds
-from microp.store.files import AGAIN, Reserve, WriteError, full_disk, in_a_line, in_words, unwritable, write_text
+from microp.store.files import AGAIN, WriteError, full_disk, in_a_line, in_words, unwritable, write_text
 from microp.store.frames import (
     Store,
     finished_runs,
@@ -23,27 +21,11 @@ from microp.store.frames import (
     spans_frame,
     worst_rank_mib,
 )
-from microp.store.hosts import HOSTS, clocks_text
-from microp.store.kept_memory import keep_memory, read_kept_memory
-from microp.store.lock import LockedError, Owner, hold, owner_of
-from microp.store.owner import this_process
-from microp.store.plans import Plan, Point, command, read_plan, read_plans
+from microp.store.lock import LockedError, has_gone, hold, owner_of, this_process
 from microp.store.profiles import ProfileError, find_profile, read_profile, write_profile
-from microp.store.question_pairs import (
-    FIGURES,
-    Figure,
-    FigurePair,
-    Pairing,
-    QuestionPair,
-    compare_figure,
-    environment_columns,
-    pair_questions,
-    tell_apart,
-    telling_columns,
-)
+from microp.store.question_pairs import FIGURES, Pairing, pair_questions
 from microp.store.recorder import (
     RankRecorder,
-    as_json,
     last_attempt,
     new_attempt,
     room_needed,
@@ -59,7 +41,9 @@ from microp.store.records import (
     SCHEMA_VERSION,
     RecordError,
     Row,
+    StepRow,
     attempts,
+    check_attempt,
     number_of,
     read_config,
     read_env,
@@ -68,21 +52,27 @@ from microp.store.records import (
     read_reductions,
     read_rows,
     read_schedule,
+    read_some_rows,
     read_spans,
     read_status,
     read_summary,
     row_files,
+    run_seconds,
 )
+from microp.store.run_rows import PointRow, read_point, write_table
 from microp.store.selection import (
     Filter,
+    Group,
+    Runs,
     SelectionError,
     column_named,
-    columns_of,
+    find,
     flatten,
     is_missing,
-    list_attempts,
     list_runs,
+    nothing_found,
     read_filters,
+    read_groups,
     select,
     shown,
     size_of,
@@ -92,136 +82,12 @@ from microp.store.selection import (
     when,
 )
 from microp.store.statistics import LAUNCH, RANGE_UP_TO, WIDE_FRACTION, interval, least_squares, over_launches, paired
-from microp.store.summary import step_clock, summarise
-from microp.store.sweep_plan import SweepPlan, claim_folder, plan_in
-from microp.store.tidy import Belongings, archive, belongings, is_running, remove
+from microp.store.summary import HOSTS, clocks_text, own_limits_ms, step_clock, summarise
+from microp.store.sweep_plan import Plan, SweepPlan, claim_folder, command, plan_in, read_plan, read_plans
+from microp.store.swept import differing, same, swept, varied
+from microp.store.tidy import Belongings, belongings, is_running, remove
 from microp.store.traced_step import TracedStep, read_traced_step
-from microp.store.wandb_environment import take_agent
-from microp.store.wandb_files import discard_unfinished
-from microp.store.wandb_follower import Follower
-from microp.store.wandb_mirror import end_wandb, mirror
-
-__all__ = [
-    "AGAIN",
-    "DISTURBANCES",
-    "DIVERGED",
-    "FIGURES",
-    "HOSTS",
-    "KILLED",
-    "LAUNCH",
-    "RANGE_UP_TO",
-    "ROWS",
-    "RUNNING",
-    "SCHEMA_VERSION",
-    "WIDE_FRACTION",
-    "Belongings",
-    "Comparison",
-    "Disturbance",
-    "Figure",
-    "FigurePair",
-    "Filter",
-    "Follower",
-    "LockedError",
-    "Owner",
-    "Pairing",
-    "Plan",
-    "Point",
-    "ProfileError",
-    "QuestionPair",
-    "RankRecorder",
-    "RecordError",
-    "Reserve",
-    "Row",
-    "SelectionError",
-    "Store",
-    "SweepPlan",
-    "TracedStep",
-    "Verdict",
-    "WriteError",
-    "archive",
-    "as_json",
-    "attempts",
-    "belongings",
-    "check_attempt",
-    "checksums",
-    "claim_folder",
-    "clocks_text",
-    "column_named",
-    "columns_of",
-    "command",
-    "compare",
-    "compare_figure",
-    "discard_unfinished",
-    "disturbances",
-    "end_wandb",
-    "environment_columns",
-    "find_profile",
-    "finished_runs",
-    "flatten",
-    "full_disk",
-    "hold",
-    "in_a_line",
-    "in_words",
-    "interval",
-    "is_missing",
-    "is_running",
-    "keep_memory",
-    "last_attempt",
-    "launch_times",
-    "least_squares",
-    "list_attempts",
-    "list_runs",
-    "load_average",
-    "load_runs",
-    "load_steps",
-    "mirror",
-    "new_attempt",
-    "number_of",
-    "over_launches",
-    "owner_of",
-    "pair_questions",
-    "paired",
-    "plan_in",
-    "read_config",
-    "read_env",
-    "read_errors",
-    "read_filters",
-    "read_json",
-    "read_kept_memory",
-    "read_plan",
-    "read_plans",
-    "read_profile",
-    "read_reductions",
-    "read_rows",
-    "read_schedule",
-    "read_spans",
-    "read_status",
-    "read_summary",
-    "read_traced_step",
-    "records",
-    "remove",
-    "room_needed",
-    "row_files",
-    "run_seconds",
-    "select",
-    "shift_moments",
-    "shown",
-    "size_of",
-    "spans_frame",
-    "spelling",
-    "split_outside_brackets",
-    "step_clock",
-    "summarise",
-    "take_agent",
-    "tell_apart",
-    "telling_columns",
-    "text_of",
-    "this_process",
-    "unwritable",
-    "when",
-    "worst_rank_mib",
-    "write_json",
-    "write_profile",
-    "write_schedule",
-    "write_text",
-]
+from microp.store.training_data import changed_between, changed_since, changed_while
+from microp.store.verdicts import verdicts
+from microp.store.wandb_files import take_agent
+from microp.store.wandb_mirror import mirror

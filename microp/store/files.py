@@ -3,21 +3,17 @@
 ::
 
     write_text   draft ── whole ──► replaces the file      ── fails ──► draft removed, WriteError
-    Lines        lines ── whole ──► end of the file        ── fails ──► cut off again, WriteError
-    Reserve      room that was taken at the start of a run: the error is recorded even if the disk is full by then
+    Lines        lines ── whole ──► end of the file        ── fails ──► WriteError; readers leave a part of a line out
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import resource
 from contextlib import suppress
 from pathlib import Path
-
-import yaml
 
 from microp.settings import KIB, quoted, size_text
 
@@ -127,7 +123,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 class Lines:
-    """A file to which whole lines are appended; each is passed to the operating system at once.
+    """A file to which lines are appended; each is passed to the operating system at once.
 
     Args:
         path: the file, which is emptied.
@@ -137,104 +133,24 @@ class Lines:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._size = path, 0
+        self._path = path
         try:
             self._file = path.open("wb", buffering=0)
         except OSError as error:
             raise unwritable(path, error) from error
 
     def add(self, text: str) -> None:
-        """Append text.
+        """Append a line.
 
         Raises:
-            WriteError: there is no room for all of it; the file is as before.
+            WriteError: there is no room for all of it; nothing may be appended after that.
         """
-        data = text.encode()
+        rest = data = text.encode()
         try:
-            written = 0
-            while written < len(data):  # a disk that becomes full takes a part, and then nothing
-                written += self._file.write(data[written:])
+            while rest:  # a disk that becomes full takes a part, and then nothing
+                rest = rest[self._file.write(rest) :]
         except OSError as error:
-            self._file.seek(self._size)
-            self._file.truncate()
             raise unwritable(self._path, error, len(data)) from error
-        self._size += len(data)
 
     def close(self) -> None:
         self._file.close()
-
-
-class Reserve:
-    """Room in a folder for one small file that must be written even if the disk is full by then.
-
-    It is a file without a name, so that nothing of it is left if the process is killed. Where the file system has no
-    such files, nothing is reserved.
-
-    Args:
-        folder: where the file will be.
-        nbytes: its largest size.
-
-    Raises:
-        WriteError: there is no room for it.
-    """
-
-    def __init__(self, folder: Path, nbytes: int = _SMALL) -> None:
-        self._descriptor: int | None = None
-        try:
-            self._descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666)
-            os.posix_fallocate(self._descriptor, 0, nbytes)
-        except (OSError, AttributeError) as error:  # not Linux, or a file system without such files
-            self.close()
-            if isinstance(error, OSError) and error.errno in _FULL:
-                raise unwritable(folder / "error", error, nbytes) from error
-
-    def write(self, path: Path, text: str) -> None:
-        """Write the file, in the reserved room if there is some; raises as `write_text`."""
-        if self._descriptor is None:
-            write_text(path, text)
-            return
-        data, draft = text.encode(), path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            os.pwrite(self._descriptor, data, 0)
-            os.ftruncate(self._descriptor, len(data))
-            # A directory's descriptor, here an unused one, makes Python follow the link to the file without a name.
-            os.link(f"/proc/self/fd/{self._descriptor}", draft, src_dir_fd=self._descriptor, follow_symlinks=True)
-            draft.replace(path)
-        except OSError as error:
-            raise unwritable(path, error, len(data)) from error
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Give the room back."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-
-def read_text(path: Path) -> str:
-    """Return the text of a file; raises as `check_regular`."""
-    check_regular(path)
-    return path.read_text()
-
-
-def check_regular(path: Path) -> None:
-    """Raise OSError for a pipe or the like: to read it may never end."""
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise OSError(errno.EINVAL, "it is not a regular file")
-
-
-def parse_problem(error: Exception) -> str:
-    """Return why a JSON or YAML file cannot be read: what its reader says, in our words."""
-    match error:
-        case json.JSONDecodeError():
-            return f"line {error.lineno} is not JSON"
-        case yaml.MarkedYAMLError(problem_mark=mark) if mark:
-            return f"line {mark.line + 1} is not YAML"
-        case UnicodeDecodeError() | yaml.YAMLError():
-            return "it is not text"
-        case RecursionError():
-            return "it is nested too deeply"
-        case OSError(strerror=reason) if reason:
-            return reason
-    return str(error).partition("\n")[0] or repr(error)

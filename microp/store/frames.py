@@ -26,21 +26,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from microp.job import LATER
-from microp.store.damage import check_attempt
 from microp.store.disturbance import disturbances
-from microp.store.plans import Plan, Point, command, read_plans
 from microp.store.records import (
     RecordError,
     attempts,
+    check_attempt,
+    json_lines,
     number_of,
     rank_of,
-    read_config,
-    read_env,
     read_rows,
     read_status,
-    read_summary,
     row_files,
 )
+from microp.store.sweep_plan import Plan, Point, command, read_plans
 from microp.trace import MOMENTS, Span, Spans
 
 if TYPE_CHECKING:  # ranks do not import pandas
@@ -167,27 +165,25 @@ def read_attempts(folders: Iterable[Path]) -> tuple[list[dict[str, Any]], list[s
 
 
 def _row(attempt: Path) -> dict[str, Any]:
-    check_attempt(attempt)
-    status = read_status(attempt)
+    status, config, env, summary = check_attempt(attempt)
     origin = {
         "status": status["status"],
         "attempt": attempt.name,
         "folder": str(attempt),
         "started": status["started"],
         "message": status.get("message"),
-        "config": {**LATER, **read_config(attempt)},
-        "env": read_env(attempt),
+        "config": {**LATER, **config},
+        "env": env,
     }
-    if not (attempt / "summary.json").exists():  # killed, or still running
+    if summary is None:  # killed, or still running
         return {"run_id": attempt.parent.name, "question": None, **origin, "steps": _steps(attempt)}
-    summary = read_summary(attempt)
     return {**summary, "question": summary["question_id"], **origin}
 
 
 def _steps(attempt: Path) -> int:
     """Return how many measured steps every rank has recorded so far."""
-    every = [read_rows(attempt, rank_of(path)) for path in row_files(attempt, "steps")]
-    return min((sum(row["phase"] == "measured" for row in own) for own in every), default=0)
+    files = row_files(attempt, "steps")
+    return min((sum(row["phase"] == "measured" for row in json_lines(path)) for path in files), default=0)
 
 
 # --- sweeps --------------------------------------------------------------------------------------

@@ -1,72 +1,55 @@
-"""Lets only one process at a time run the same point.
+"""Lets only one process at a time run the same point, and tells which process that is and whether it has gone.
 
 ::
 
-    outputs/runs/<run id>/lock     {"pid": 4711, "host": "node3", "since": 1795339200.0}     there while it is held
+    outputs/runs/<run id>/lock     there while it is held     ┐  pid 4711  host box  boot 2f1c...  ...
+    attempt-<n>/status.json        who runs the attempt       ┘  namespace pid:[40265...]  process_started 81234567
 
-The lock is the operating system's (`flock`), not the file: it ends with the process that holds it, however that ends.
-What stands in the file only tells others who holds the lock; a killed process leaves the file, which then means
-nothing. On a network file system the lock holds between hosts if the file system passes locks on, as NFS does unless
-it is mounted with `nolock`.
+The lock is the operating system's (`flock`, by filelock), not the file: it ends with the process that holds it,
+however that ends. What stands in the file only tells others who holds the lock. On a network file system the lock
+holds between hosts if the file system passes locks on, as NFS does unless it is mounted with `nolock`.
+
+`boot` and `namespace` say in which running system and which container a pid counts; `process_started` is in ticks since
+the boot and differs if a pid is given again. Processes of another host cannot be seen from here.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
-import socket
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from microp.settings import this_host
 
 POLL_S = 0.5  # between two tries to get a lock that another process holds
-_NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
-
-
-class Owner(NamedTuple):
-    """The process that holds a lock.
-
-    Attributes:
-        pid: its number; None if the file does not tell.
-        host: the name of its host.
-        since: when it got the lock, in seconds since 1970.
-    """
-
-    pid: int | None
-    host: str
-    since: float
-
-    def __str__(self) -> str:
-        if self.pid is None:
-            return "another process"
-        return f"process {self.pid} on {self.host} (since {time.strftime('%H:%M:%S', time.localtime(self.since))})"
+_NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
+_ENDED = ("Z", "X")  # a zombie, which its parent has not waited for, has ended
 
 
 class LockedError(RuntimeError):
-    """Another process holds the lock; the message says which one.
+    """Another process holds the lock; the message says which one."""
 
-    Attributes:
-        owner: that process.
-    """
-
-    def __init__(self, folder: Path, owner: Owner) -> None:
+    def __init__(self, folder: Path, owner: str) -> None:
         super().__init__(
             f"{folder.name} is being run by {owner}: wait until it has ended, or stop it (it holds {folder / 'lock'})"
         )
-        self.owner = owner
 
 
 @contextmanager
-def hold(folder: Path, waiting: Callable[[Owner], None] | None = None) -> Iterator[bool]:
-    """Hold the lock of a folder, which is made if it is missing.
+def hold(folder: Path, waiting: Callable[[str], None] | None = None) -> Iterator[bool]:
+    """Hold the lock of a folder, which is made if it is missing, also if it is removed while this process waits.
 
     Args:
         folder: a run's folder, or that of a sweep.
-        waiting: called once for each other process that is waited for; None: do not wait.
+        waiting: called once for each other process that is waited for, with its name; None: do not wait.
 
     Yields:
         whether the lock is held; False if the file system has no locks.
@@ -75,80 +58,89 @@ def hold(folder: Path, waiting: Callable[[Owner], None] | None = None) -> Iterat
         LockedError: another process holds the lock, and `waiting` is None.
         OSError: the folder or the file cannot be made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder, waiting) as file:
-        if file is None:
+    path = folder / "lock"
+    lock, told = FileLock(path, thread_local=False), None
+    while not lock.is_locked:
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            owner = _read(path)
+            if waiting is None:
+                raise LockedError(folder, _named(owner)) from None
+            if owner and owner != told:  # a process that has only just got it writes in a moment
+                waiting(_named(told := owner))
+            time.sleep(POLL_S)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            path.unlink(missing_ok=True)
             yield False
             return
-        with suppress(OSError):  # a full disk: the lock holds all the same
-            file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}).encode())
-        try:
-            yield True
-        finally:
-            with suppress(OSError):
-                (folder / "lock").unlink()  # before the lock ends, so that who gets it next sees that it is gone
-
-
-@contextmanager
-def _locked(folder: Path, waiting: Callable[[Owner], None] | None) -> Iterator[IO[bytes] | None]:
-    """Yield the lock's file, locked and empty, or None if the file system has no locks; raises as `hold`."""
-    path, known = folder / "lock", None
-    while True:
-        with path.open("a+b", buffering=0) as file:
-            locked = _try(file)
-            if locked is None:
-                path.unlink(missing_ok=True)
-                yield None
-                return
-            if locked and _is_at(path, file):
-                file.truncate(0)
-                yield file
-                return
-            owner = _read(file)
-        if locked:
-            continue  # its holder has deleted the file in the meantime
-        if waiting is None:
-            raise LockedError(folder, owner)
-        if owner != known and owner.pid is not None:  # a process that has only just got it writes in a moment
-            waiting(known := owner)
-        time.sleep(POLL_S)
-
-
-def owner_of(folder: Path) -> Owner | None:
-    """Return the process that holds the lock of a folder, or None; nothing is written."""
+    with suppress(OSError):  # a full disk: the lock holds all the same
+        path.write_text(json.dumps({**this_process(), "since": time.time()}))
     try:
-        with (folder / "lock").open("rb") as file:
-            return _read(file) if _try(file, fcntl.LOCK_SH) is False else None
-    except OSError:  # never locked
+        yield True
+    finally:
+        with suppress(OSError):
+            path.unlink()  # before the lock ends, so that who gets it next sees that it is gone
+        lock.release()
+
+
+def owner_of(folder: Path) -> str | None:
+    """Return the name of the process that holds the lock of a folder, or None; nothing is written."""
+    owner = _read(folder / "lock")
+    return None if not owner or has_gone(owner) else _named(owner)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return what its holder wrote into a lock's file, with at least `pid`, `host` and `since`; else nothing."""
+    try:
+        owner = json.loads(path.read_text())
+        return {**owner, "pid": int(owner["pid"]), "host": str(owner["host"]), "since": float(owner["since"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _named(owner: Mapping[str, Any]) -> str:
+    if not owner:
+        return "another process"
+    since = time.strftime("%H:%M:%S", time.localtime(owner["since"]))
+    return f"process {owner['pid']} on {owner['host']} (since {since})"
+
+
+def this_process() -> dict[str, Any]:
+    """Return what identifies this process on this and on other hosts; null for what the system does not tell."""
+    return {"pid": os.getpid(), **this_host(), "process_started": _started(os.getpid())}
+
+
+def has_gone(owner: Mapping[str, Any]) -> bool | None:
+    """Return whether a process has ended; None if that cannot be known here.
+
+    Args:
+        owner: what `this_process` returned in that process.
+    """
+    here = this_host()
+    if "host" not in owner or owner["host"] != here["host"]:
         return None
+    if owner.get("boot") != here["boot"]:
+        return True
+    if owner.get("namespace") != here["namespace"]:
+        return None
+    return _started(owner.get("pid", 0)) != owner.get("process_started")
 
 
-def _try(file: IO[bytes], kind: int = fcntl.LOCK_EX) -> bool | None:
-    """Return whether the lock was free and is now held; None if the file system has no locks."""
+def _started(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since the boot; None if it has ended.
+
+    On systems other than Linux it is 0 for every process that exists.
+    """
     try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            return None
-        raise
-    return True
-
-
-def _read(file: IO[bytes]) -> Owner:
-    file.seek(0)
-    try:
-        found = json.loads(file.read())
-        return Owner(int(found["pid"]), str(found["host"]), float(found["since"]))
-    except (ValueError, KeyError, TypeError):
-        return Owner(None, "", 0.0)
-
-
-def _is_at(path: Path, file: IO[bytes]) -> bool:
-    """Return whether a path still leads to this file; opening it makes NFS ask its server."""
-    try:
-        with path.open("rb") as other:
-            return os.path.sameopenfile(file.fileno(), other.fileno())
-    except FileNotFoundError:
-        return False
+        if sys.platform != "linux":
+            os.kill(pid, 0)
+            return 0
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()  # from the third field, the state, on
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    except PermissionError:  # os.kill: it exists, and is another user's
+        return 0
+    return None if fields[0] in _ENDED else int(fields[19])

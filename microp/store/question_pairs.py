@@ -3,54 +3,62 @@
 ::
 
     A: schedule=1f1b          B: schedule=gpipe
-    chunks=4  repeat=0,1,2    chunks=4  repeat=0,1,2    ─► pair 1: step_ms faster, peak_memory_mib -2.3, loss equal
-    chunks=8  repeat=0,1,2    chunks=8  repeat=0,1      ─► pair 2: step_ms too noisy to say, ...
+    chunks=4  repeat=0,1,2    chunks=4  repeat=0,1,2    ─► step_ms faster, peak_memory_mib less, loss.last equal
+    chunks=8  repeat=0,1,2    chunks=8  repeat=0,1      ─► step_ms too noisy to say, ...
     chunks=16 repeat=0                                  ─► has no partner
 
 A key is *compared* if no value of it is in both groups, as `schedule` here. Two questions are a pair if they agree in
-all other keys. The runs of one question are its launches.
+all other keys: the groups are merged on these. The runs of one question are its launches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import product
+import math
+from collections.abc import Iterable
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from microp.job import NOT_ASKED
-from microp.store.comparison import Comparison, compare
-from microp.store.records import Row
-from microp.store.selection import columns_of, is_missing, text_of
+from microp.store.comparison import compare
+from microp.store.frames import records
+from microp.store.selection import MISSING, size_of, spelling, text_of
 from microp.store.statistics import LAUNCH
 
+if TYPE_CHECKING:  # ranks do not import pandas
+    import pandas as pd
+
 _LEFT_OUT = (LAUNCH, "config.comms.timeout_s")  # not part of a question; see microp.job.identity
-_ENVIRONMENT = ("commit", "processor", "cores", "gpus", "platform", "python", "packages.")
+_WORDS = {"fraction": {"faster": "smaller", "slower": "larger"}}  # of a bubble, less is smaller and not faster
 
 
-def question_columns(rows: Sequence[Row]) -> list[str]:
-    """Return the columns of the configuration that are part of a question; a builder goes with its option."""
-    groups = tuple(f"config.{name}" for name in NOT_ASKED)
-    return [
-        column
-        for column in columns_of(rows)
-        if column.startswith("config.")
-        and not (column in groups or column.startswith(tuple(f"{group}." for group in groups)))
-        and column not in _LEFT_OUT
-        and not column.endswith(".builder")
-    ]
+class Figure(NamedTuple):
+    """A number of a run that is compared.
+
+    Attributes:
+        name: what it is called.
+        column: where it is; of a list with a number per rank the largest counts.
+        kind: `time` (less is better), `rate` (more is better), `fraction` (a bubble), or `exact`, which is no timing.
+        form: how it is printed.
+    """
+
+    name: str
+    column: str
+    kind: str
+    form: str
 
 
-def environment_columns(rows: Sequence[Row]) -> list[str]:
-    """Return the columns of the machine and the versions, on which times depend."""
-    return [column for column in columns_of(rows) if column.startswith(tuple(f"env.{name}" for name in _ENVIRONMENT))]
-
-
-class QuestionPair(NamedTuple):
-    """One question of each group, as their finished launches."""
-
-    a: list[Row]
-    b: list[Row]
+FIGURES = {
+    figure.name: figure
+    for figure in (
+        Figure("step_ms", "step_ms.median", "time", ".1f"),
+        Figure("samples_per_s", "samples_per_s", "rate", ",.0f"),
+        Figure("replayed.step_ms", "replayed.step_ms", "time", ".1f"),
+        Figure("bubble.measured", "bubble.measured", "fraction", ".3f"),
+        Figure("peak_memory_mib", "peak_memory_mib", "exact", ".2f"),
+        Figure("peak_activation_mib", "peak_activation_mib", "exact", ".2f"),
+        Figure("loss.last", "loss.last", "exact", ".5g"),
+    )
+}
 
 
 class Pairing(NamedTuple):
@@ -59,186 +67,127 @@ class Pairing(NamedTuple):
     Attributes:
         compared: the columns in which no question of one group agrees with one of the other.
         same: the columns that have one value in all runs.
-        telling: columns that together tell the pairs apart.
-        pairs: the pairs, ordered by these columns.
+        keys: the names of keys that together tell the pairs apart.
+        figures: one row per pair and figure: its keys; `figure`; the median, `_least`, `_largest` and `_launches` of
+            `a` and `b`; `ratio` (A over B) with its 95 % interval from `low` to `high`; `verdict`; how many `more`
+            launches of each side would settle it; and the `comparison`, None for what is no timing.
         alone: the numbers of questions of A and of B that have no partner.
     """
 
     compared: list[str]
     same: list[str]
-    telling: list[str]
-    pairs: list[QuestionPair]
+    keys: list[str]
+    figures: pd.DataFrame
     alone: tuple[int, int]
 
 
-def pair_questions(a: Sequence[Row], b: Sequence[Row]) -> Pairing:
+def pair_questions(a: pd.DataFrame, b: pd.DataFrame) -> Pairing:
     """Pair the questions of two groups of finished runs that agree in every column that is not compared."""
-    rows = [*a, *b]
-    columns = question_columns(rows)
-    values = {column: (_values(a, column), _values(b, column)) for column in columns}
-    compared = {column for column in columns if not values[column][0] & values[column][1]}
+    import pandas as pd
+
+    # 1. what is compared: the columns in which the groups have no value in common
+    columns = question_columns(map(str, pd.concat([a, b])))
+    sides = [rows.reindex(columns=["question", *columns]).map(text_of) for rows in (a, b)]
+    texts = pd.concat(sides)
+    compared = [column for column in columns if not {*sides[0][column]} & {*sides[1][column]}]
     for option in [column for column in compared if column.endswith(".name")]:  # keys that not every option has
-        own = (column for column in columns if column.startswith(option.removesuffix("name")))
-        compared |= {
+        compared += [
             column
-            for column in own
-            if any(is_missing(row.get(column)) for row in rows)
-            and not all(is_missing(row.get(column)) for row in rows)  # null for one option, no key of the other
-        }
-    rest = [column for column in columns if column not in compared]
-    of_a, of_b = _questions(a, rest), _questions(b, rest)
-    pairs = [QuestionPair(*pair) for key in of_a if key in of_b for pair in product(of_a[key], of_b[key])]
-    telling = telling_columns(pairs, columns)
-    alone = [sum(len(own[key]) for key in own if key not in other) for own, other in ((of_a, of_b), (of_b, of_a))]
+            for column in columns
+            if column.startswith(option.removesuffix("name"))
+            and column not in compared
+            and MISSING in {*texts[column]} != {MISSING}  # null for one option, no key of the other
+        ]
+    # 2. the pairs: questions that agree in all other columns
+    of_a, of_b = (side.drop_duplicates("question") for side in sides)
+    pairs = of_a.merge(of_b, on=[column for column in columns if column not in compared], suffixes=("", " of b"))
+    for column in compared:
+        other = pairs[f"{column} of b"]
+        pairs[column] = (pairs[column] + " / " + other).where(other != MISSING, pairs[column])
+        pairs[column] = pairs[column].str.removeprefix(f"{MISSING} / ")
+    telling = telling_columns(pairs[columns])
+    pairs = pairs.sort_values(telling or columns[:1], key=_order, kind="stable")
+    # 3. their figures
+    figures = []
+    for number, pair in enumerate(records(pairs)):
+        launches = a[a["question"] == pair["question"]], b[b["question"] == pair["question of b"]]
+        keys = {"pair": number, **{spelling(column): pair[column] for column in telling}}
+        figures += [{**keys, **line} for figure in FIGURES.values() if (line := compare_figure(figure, *launches))]
+    alone = [{*of_a["question"]} - {*pairs["question"]}, {*of_b["question"]} - {*pairs["question of b"]}]
     return Pairing(
         compared=[column for column in columns if column in compared],
-        same=[column for column in columns if len(values[column][0] | values[column][1]) == 1],
-        telling=telling,
-        pairs=sorted(
-            pairs, key=lambda pair: [_order(row.get(key)) for key in telling for row in (pair.a[0], pair.b[0])]
-        ),
-        alone=(alone[0], alone[1]),
+        same=[column for column in columns if texts[column].nunique() == 1],
+        keys=list(map(spelling, telling)),
+        figures=pd.DataFrame(figures, dtype=object),
+        alone=(len(alone[0]), len(alone[1])),
     )
 
 
-def telling_columns(pairs: Sequence[QuestionPair], columns: Sequence[str]) -> list[str]:
-    """Return few of the columns that tell the pairs apart: options of groups and top-level keys are tried first."""
-    order = sorted(columns, key=lambda column: not column.endswith(".name") and column.count(".") > 1)
-    return tell_apart(
-        {column: [tuple(text_of(own[0].get(column)) for own in pair) for pair in pairs] for column in order}
-    )
+def question_columns(columns: Iterable[str]) -> list[str]:
+    """Return the columns of the configuration that are part of a question; a builder goes with its option."""
+    return [
+        column
+        for column in columns
+        if column.startswith("config.")
+        and column.split(".")[1] not in NOT_ASKED
+        and column not in _LEFT_OUT
+        and not column.endswith(".builder")
+    ]
 
 
-def tell_apart(columns: Mapping[str, Sequence[object]]) -> list[str]:
-    """Return few of the columns that together tell the rows apart: each one that parts rows that those before do not.
-
-    Args:
-        columns: name -> one value per row.
-    """
-    found: list[str] = []
-    seen: Sequence[object] = ()
-    for column, values in columns.items():
-        seen = seen or [None] * len(values)
-        finer = list(zip(seen, values, strict=True))
-        if len(set(finer)) > len(set(seen)):
-            found.append(column)
-            seen = finer
-    return found
+def telling_columns(texts: pd.DataFrame) -> list[str]:
+    """Return few of the columns that tell the rows apart: options of groups and top-level keys are tried first."""
+    telling: list[str] = []
+    parts = 1
+    for column in sorted(map(str, texts), key=lambda column: not column.endswith(".name") and column.count(".") > 1):
+        if (finer := len(texts[[*telling, column]].drop_duplicates())) > parts:
+            telling, parts = [*telling, column], finer
+    return telling
 
 
-def _order(value: Any) -> tuple[bool, float, str]:
-    """Return a key that sorts numbers as numbers, and before texts."""
-    if isinstance(value, int | float) and not is_missing(value):
-        return False, float(value), ""
-    return True, 0.0, text_of(value)
+def _order(texts: pd.Series) -> pd.Series:
+    """Return what texts are sorted by: numbers as numbers, if all are."""
+    import pandas as pd
+
+    numbers = pd.to_numeric(texts, errors="coerce")
+    return texts if numbers.isna().any() else numbers
 
 
-def _values(rows: Sequence[Row], column: str) -> set[str]:
-    return {text_of(row.get(column)) for row in rows}
-
-
-def _questions(rows: Sequence[Row], columns: Sequence[str]) -> dict[tuple[str, ...], list[list[Row]]]:
-    """Return the questions that have the same values in `columns`, each as its launches."""
-    launches: dict[str, list[Row]] = {}
-    for row in rows:
-        launches.setdefault(row["question"], []).append(row)
-    found: dict[tuple[str, ...], list[list[Row]]] = {}
-    for own in launches.values():
-        found.setdefault(tuple(text_of(own[0].get(column)) for column in columns), []).append(own)
-    return found
-
-
-# --- figures -------------------------------------------------------------------------------------
-
-
-class Figure(NamedTuple):
-    """A number of a run that is compared.
-
-    Attributes:
-        name: its name in summary.json.
-        of: returns it from a row; None if the run has none.
-        kind: `time` (less is better), `rate` (more is better), `fraction` (a bubble), or `exact`, which is no timing.
-        form: how it is printed.
-    """
-
-    name: str
-    of: Callable[[Row], float | None]
-    kind: Literal["time", "rate", "fraction", "exact"]
-    form: str
-
-
-def _worst(column: str) -> Callable[[Row], float | None]:
-    return lambda row: max(row[column]) if row.get(column) else None
-
-
-def _plain(column: str) -> Callable[[Row], float | None]:
-    return lambda row: None if is_missing(row.get(column)) else float(row[column])
-
-
-FIGURES = (
-    Figure("step_ms", _plain("step_ms.median"), "time", ".1f"),
-    Figure("samples_per_s", _plain("samples_per_s"), "rate", ",.0f"),
-    Figure("replayed.step_ms", _plain("replayed.step_ms"), "time", ".1f"),
-    Figure("bubble.measured", _plain("bubble.measured"), "fraction", ".3f"),
-    Figure("peak_memory_mib", _worst("peak_memory_mib"), "exact", ".2f"),
-    Figure("peak_activation_mib", _worst("peak_activation_mib"), "exact", ".2f"),
-    Figure("loss.last", _plain("loss.last"), "exact", ".5g"),
-)
-
-
-class Spread(NamedTuple):
-    """The median, the least and the largest value over launches."""
-
-    median: float
-    low: float
-    high: float
-
-
-class FigurePair(NamedTuple):
-    """One figure of a pair of questions.
-
-    Attributes:
-        a, b: over the launches of each question.
-        ratio: A over B; of timings the geometric mean over launches, else that of the medians. None if B is 0.
-        interval: the 95 % interval of the ratio; None for exact figures and if a side has a single launch.
-        comparison: the verdict on times; None for exact figures.
-    """
-
-    figure: Figure
-    a: Spread
-    b: Spread
-    ratio: float | None
-    interval: tuple[float, float] | None
-    comparison: Comparison | None
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether every launch of both questions has the same value."""
-        return self.a.low == self.a.high == self.b.low == self.b.high
-
-
-def compare_figure(figure: Figure, pair: QuestionPair) -> FigurePair | None:
-    """Compare one figure of two questions; None if one of them has no such number."""
-    a, b = _by_launch(pair.a, figure), _by_launch(pair.b, figure)
-    if not a or not b:
+def compare_figure(figure: Figure, a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any] | None:
+    """Return one figure of two questions, each as its launches, as a row of `Pairing.figures`; None if one has none."""
+    line: dict[str, Any] = {"figure": figure.name}
+    sides = {"a": _launches(figure, a), "b": _launches(figure, b)}
+    if not all(sides.values()):
         return None
-    spreads = _spread(a), _spread(b)
-    if figure.kind == "exact" or min(*a.values(), *b.values()) <= 0:
-        ratio = spreads[0].median / spreads[1].median if spreads[1].median else None
-        return FigurePair(figure, *spreads, ratio, None, None)
-    if figure.kind == "rate":  # its inverse is a time
-        compared = compare(b, a)
-        ratio, interval = 1 / compared.ratio, (1 / compared.high, 1 / compared.low if compared.low else 0)
-    else:
-        compared = compare(a, b)
-        ratio, interval = compared.ratio, (compared.low, compared.high)
-    return FigurePair(figure, *spreads, ratio, interval if compared.low else None, compared)
+    for side, numbers in sides.items():
+        known = numbers.values()
+        line |= {side: median(known), f"{side}_least": min(known), f"{side}_largest": max(known)}
+        line[f"{side}_launches"] = len(known)
+    ratio = line["a"] / line["b"] if line["b"] else None
+    line |= {"ratio": ratio, "low": None, "high": None, "verdict": "less", "more": None, "comparison": None}
+    both = [*sides["a"].values(), *sides["b"].values()]
+    if figure.kind != "exact" and min(both) > 0:
+        compared = compare(sides["a"], sides["b"])
+        if figure.kind == "rate":  # its inverse is a time
+            compared = compare(sides["b"], sides["a"])
+            line["ratio"] = 1 / compared.ratio
+            interval = 1 / compared.high, 1 / compared.low if compared.low else 0
+        else:
+            line["ratio"], interval = compared.ratio, (compared.low, compared.high)
+        if compared.low:  # several launches
+            line["low"], line["high"] = interval
+        verdict = _WORDS.get(figure.kind, {}).get(compared.verdict, compared.verdict)
+        line |= {"verdict": verdict, "more": compared.more, "comparison": compared}
+    elif line["a"] >= line["b"]:
+        line["verdict"] = "more"
+    if min(both) == max(both):
+        line["verdict"] = "equal"
+    return line
 
 
-def _by_launch(rows: Sequence[Row], figure: Figure) -> dict[int, float]:
-    values = {int(row[LAUNCH]): figure.of(row) for row in reversed(rows)}
-    return {launch: value for launch, value in values.items() if value is not None}
-
-
-def _spread(values: Mapping[int, float]) -> Spread:
-    return Spread(median(values.values()), min(values.values()), max(values.values()))
+def _launches(figure: Figure, rows: pd.DataFrame) -> dict[int, float]:
+    """Return the figure of each launch, of the newest run of it."""
+    if figure.column not in rows:
+        return {}
+    sizes = zip(rows[LAUNCH][::-1], rows[figure.column][::-1].map(size_of), strict=True)
+    return {int(launch): size for launch, size in sizes if not math.isnan(size)}

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from microp.schedule import Schedule, to_text
-from microp.store.files import Lines, Reserve, unwritable, write_text
-from microp.store.records import ROWS, SCHEMA_VERSION, Row, attempts, json_lines, number_of
+from microp.store.files import Lines, unwritable, write_text
+from microp.store.records import ROWS, SCHEMA_VERSION, Row, StepRow, attempts, json_lines, number_of
 from microp.trace import MOMENTS, Reduction, Span
 
 
@@ -30,12 +30,11 @@ class RankRecorder:
     def __init__(self, attempt: Path, rank: int, replica: int = 0, clock_offset_ns: int = 0) -> None:
         self._attempt, self._rank, self._replica = attempt, rank, replica
         self._offset_ns = clock_offset_ns
-        self._reserve = Reserve(attempt)  # for the error of a disk that has become full
         self._steps = Lines(attempt / f"steps.rank{rank}.jsonl")
 
-    def step(self, row: Row) -> None:
+    def step(self, row: StepRow) -> None:
         """Append one row and pass it to the operating system, so that it survives a kill."""
-        self._steps.add(_line(self._shifted(row)))
+        self._steps.add(_line(self._shifted({**row})))
 
     def spans(self, step: int, spans: Iterable[Span]) -> None:
         """Write the trace of one step."""
@@ -53,7 +52,7 @@ class RankRecorder:
 
     def error(self, row: Row) -> None:
         """Write the error of this rank."""
-        self._reserve.write(self._attempt / f"error.rank{self._rank}.json", as_json(row))
+        write_json(self._attempt / f"error.rank{self._rank}.json", row)
 
     def _shifted(self, row: Row) -> Row:
         offset = self._offset_ns
@@ -61,7 +60,6 @@ class RankRecorder:
 
     def close(self) -> None:
         self._steps.close()
-        self._reserve.close()
 
 
 def with_moments(row: Row, convert: Callable[[int], int]) -> Row:
@@ -100,14 +98,9 @@ def _with_nulls(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def as_json(value: Any) -> str:
-    """Return the text of a JSON file."""
-    return to_json(value, 2) + "\n"
-
-
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically; raises as `write_text`."""
-    write_text(path, as_json(value))
+    write_text(path, to_json(value, 2) + "\n")
 
 
 def write_schedule(attempt: Path, schedule: Schedule) -> None:

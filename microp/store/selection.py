@@ -2,7 +2,7 @@
 
 ::
 
-    outputs/runs/... ── list_runs ──► rows, newest first ── select ──► the rows that all filters let pass
+    outputs/runs/... ── list_runs ──► a frame, newest first ── select ──► the rows that all filters let pass
 
     model.dim           config.model.dim         a key of the configuration, as typed on the command line
     schedule            config.schedule.name     a group: its option
@@ -10,24 +10,27 @@
     step_ms             step_ms.median           a shorter name of one
     commit              env.commit               a fact of env.json
 
-A row is a flat dictionary with the columns of `load_runs`. This module does without pandas, which takes longer to
-import than a listing takes.
+A frame's columns are those of `load_runs`. Its values are as they were recorded: a list stays a list, and a value that
+is missing is None or NaN.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from operator import ge, gt, le, lt
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from microp.store.disturbance import disturbances
 from microp.store.frames import read_attempts, read_runs
 from microp.store.records import Row, attempts
+
+if TYPE_CHECKING:  # ranks do not import pandas
+    import pandas as pd
 
 SHORT = {
     "run": "run_id",
@@ -36,39 +39,41 @@ SHORT = {
     "bubble": "bubble.measured",
     "loss": "loss.last",
 }
-ORDERS: dict[str, Callable[[Any, Any], bool]] = {">": gt, ">=": ge, "<": lt, "<=": le}
+ORDERS: dict[str, Callable[[Any, Any], Any]] = {">": gt, ">=": ge, "<": lt, "<=": le}
+FEW = 8  # values of a key that a message lists
+MISSING = "-"  # the text of a value that is missing
 _FILTER = re.compile(r"\s*([^=<>!]+?)\s*(!=|>=|<=|==?|>|<)(.*)", re.DOTALL)
 _BETWEEN = re.compile(r"[,\s]+(?=[\w.-]+\s*[=<>!])")
-_MISSING = ("null", "none")
 
 
 class SelectionError(ValueError):
     """A filter or a column cannot be used; the message says why and what to write instead."""
 
 
-def list_runs(folder: Path) -> tuple[list[Row], list[str]]:
-    """Return one row per run below `folder`, newest first, and why others cannot be read, one sentence each.
+# --- frames and their columns ------------------------------------------------------------------------------
 
-    A run's row is that of its newest finished attempt, or else of its newest attempt. Rows are flat.
+
+def list_runs(folder: Path, every: bool = False) -> tuple[pd.DataFrame, list[str]]:
+    """Return a frame with one row per run below `folder`, newest first, and why others cannot be read.
+
+    A run's row is that of its newest finished attempt, or else of its newest attempt. The column `disturbed` says why
+    not to trust its times.
+
+    Args:
+        folder: an outputs folder, a runs folder, a run or an attempt.
+        every: one row per attempt instead.
     """
-    return _newest_first(*read_runs(folder))
+    import pandas as pd
 
-
-def list_attempts(folder: Path) -> tuple[list[Row], list[str]]:
-    """Return one row per attempt below `folder`, newest first, and why others cannot be read, one sentence each."""
-    return _newest_first(*read_attempts(attempts(folder)))
-
-
-def _newest_first(rows: list[Row], unreadable: list[str]) -> tuple[list[Row], list[str]]:
-    """Return rows as flat dictionaries, with `disturbed` (why not to trust the run's times), newest first."""
+    rows, unreadable = read_attempts(attempts(folder)) if every else read_runs(folder)
     flat = [flatten(row) | {"disturbed": _disturbed(row)} for row in rows]
-    return sorted(flat, key=lambda row: float(row["started"]), reverse=True), unreadable
+    flat.sort(key=lambda row: float(row["started"]), reverse=True)
+    return pd.DataFrame(flat, dtype=object), unreadable
 
 
 def _disturbed(row: Row) -> str | None:
-    if "step_ms" not in row:
-        return None
-    return ", ".join(each.text for each in disturbances(row, row["env"])) or None
+    reasons = disturbances(row, row["env"]) if "step_ms" in row else []
+    return ", ".join(reason.text for reason in reasons) or None
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> Row:
@@ -79,26 +84,17 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> Row:
     return flat
 
 
-def when(started: float) -> str:
-    """Return a time as `2026-11-22 05:14`, in local time."""
-    return datetime.fromtimestamp(started).strftime("%Y-%m-%d %H:%M")
-
-
-def columns_of(rows: Iterable[Row]) -> list[str]:
-    """Return the columns of all rows, in the order in which they first appear."""
-    return list(dict.fromkeys(column for row in rows for column in row))
-
-
-def column_named(name: str, columns: Sequence[str]) -> str:
+def column_named(name: str, columns: Iterable[Hashable]) -> str:
     """Return the column that a user means by `name`.
 
     Raises:
         SelectionError: there is none.
     """
+    known = list(map(str, columns))
     for column in (f"config.{name}", f"config.{name}.name", SHORT.get(name, name), name, f"env.{name}"):
-        if column in columns:
+        if column in known:
             return column
-    near = get_close_matches(name, _spellings(columns), 2)
+    near = get_close_matches(name, sorted({*map(spelling, known), *known}), 2)
     hint = f"did you mean {' or '.join(near)}?" if near else "write for example schedule, model.dim, step_ms or status"
     raise SelectionError(f"{name} is no column of these runs: {hint} (--columns=help lists all)")
 
@@ -109,8 +105,47 @@ def spelling(column: str) -> str:
     return short.get(column) or column.removeprefix("config.").removeprefix("env.").removesuffix(".name")
 
 
-def _spellings(columns: Sequence[str]) -> list[str]:
-    return sorted({spelling(column) for column in columns} | set(columns))
+# --- values ------------------------------------------------------------------------------------------------
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a row has no such value."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def size_of(value: Any) -> float:
+    """Return the number that is compared with others: of a list with one number per rank the largest; NaN for none."""
+    values = value if isinstance(value, list) else [value]
+    known = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    return float(max(known)) if known and len(known) == len(values) else math.nan
+
+
+def text_of(value: Any) -> str:
+    """Return a value as it is typed on the command line; - if it is missing."""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(text_of, value))}]"
+    if is_missing(value):
+        return MISSING
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+def shown(value: Any, column: str) -> str:
+    """Return a value as a table shows it: numbers to five digits, times as text; - if it is missing."""
+    if column == "started":
+        return when(value)
+    if isinstance(value, list):
+        return f"[{','.join(shown(part, column) for part in value)}]"
+    return f"{value:.5g}" if isinstance(value, float) and not is_missing(value) else text_of(value)
+
+
+def when(started: float, form: str = "%Y-%m-%d %H:%M") -> str:
+    """Return a time as `2026-11-22 05:14`, in local time."""
+    return datetime.fromtimestamp(started).strftime(form)
+
+
+# --- filters -----------------------------------------------------------------------------------------------
 
 
 class Filter(NamedTuple):
@@ -128,13 +163,6 @@ class Filter(NamedTuple):
     sign: str
     wanted: tuple[str, ...]
 
-    def lets_pass(self, value: Any) -> bool:
-        """Return whether the value of a row meets the condition; a missing value only meets `!=` and `=null`."""
-        if order := ORDERS.get(self.sign):
-            size = size_of(value)
-            return size is not None and order(size, _number(self.wanted[0]))
-        return any(_equal(value, wanted) for wanted in self.wanted) == (self.sign == "=")
-
 
 def read_filters(text: str) -> list[Filter]:
     """Return the filters that a text states, for example two for `schedule=1f1b,gpipe chunks>4`.
@@ -150,10 +178,8 @@ def read_filters(text: str) -> list[Filter]:
 def _read_filter(text: str) -> Filter:
     match = _FILTER.fullmatch(text)
     if not match:
-        if not re.fullmatch(r"[\w.]+", text):
-            raise SelectionError(f"{text} is neither a folder nor a filter: write key=value, or in quotes 'key>number'")
         raise SelectionError(
-            f"{text} is neither a folder nor a filter: write {text}=value, or in quotes '{text}>4'. Without quotes the "
+            f"{text} is neither a folder nor a filter: write key=value, or in quotes 'key>number'. Without quotes the "
             "shell takes > or < and what follows for a redirection, and > writes a file of that name"
         )
     name, sign, rest = match[1], match[2].replace("==", "="), match[3].strip()
@@ -168,109 +194,174 @@ def split_outside_brackets(text: str) -> list[str]:
     return [part.strip() for part in re.split(r",(?![^\[]*\])", text)]
 
 
-def select(rows: Sequence[Row], filters: Sequence[Filter]) -> list[Row]:
-    """Return the rows that all filters let pass.
+def select(frame: pd.DataFrame, filters: Sequence[Filter]) -> pd.DataFrame:
+    """Return the rows that all filters let pass; a missing value only meets `!=` and `=null`.
 
     Raises:
-        SelectionError: a filter names no column, or its value is not of the column's type.
+        SelectionError: a filter names no column, or what it compares with is no number or no time.
     """
-    columns = columns_of(rows)
-    found = list(rows)
-    for each in filters if rows else ():
-        column = column_named(each.name, columns)
-        if column == "started":
-            meets: Callable[[Any], bool] = _time_condition(each)
-        else:
-            _check_type(each, [value for row in rows if not is_missing(value := row.get(column))])
-            meets = each.lets_pass
-        found = [row for row in found if meets(row.get(column))]
-    return found
+    meets = [_meets(frame[column_named(condition.name, frame)], condition) for condition in filters]
+    for passing in meets:
+        frame = frame[passing.loc[frame.index]]
+    return frame
 
 
-def _check_type(each: Filter, values: Sequence[Any]) -> None:
-    """Raise SelectionError if the filter's values are not of the type of the column's values."""
-    if each.sign in ORDERS:
-        if _number(each.wanted[0]) is None:
-            raise SelectionError(f"{each.text}: {each.wanted[0]} is not a number: write for example {each.name}>4")
-        if values and all(size_of(value) is None for value in values):
-            raise SelectionError(f"{each.text}: {each.name} has no numbers, but {_some(values)}: use = or !=")
-        return
-    for wanted in each.wanted:
-        if wanted.lower() in _MISSING or not values:
-            continue
-        if all(isinstance(value, bool) for value in values):
-            if wanted.lower() not in ("true", "false"):
-                raise SelectionError(f"{each.text}: {each.name} is true or false")
-        elif all(_is_number(value) for value in values) and _number(wanted) is None:
-            raise SelectionError(f"{each.text}: {wanted} is not a number, and {each.name} is one: {_some(values)}")
+def _meets(values: pd.Series, condition: Filter) -> pd.Series:
+    """Return for each value of a column whether it meets the condition."""
+    text, name, sign, wanted = condition
+    bound: float | str
+    if values.name == "started":  # times are compared as texts: a day is the beginning of all times of it
+        wanted = tuple(value.replace("T", " ") for value in wanted)
+        if not all(map(_is_time, wanted)):
+            raise SelectionError(f"{text} is no time: write for example {name}=2026-11-22 or '{name}>2026-11-22 05:10'")
+        comparable, bound = values.map(lambda started: when(started, "%Y-%m-%d %H:%M:%S")), wanted[0]
+        if sign not in ORDERS:
+            return comparable.str.startswith(wanted) == (sign == "=")
+    elif sign in ORDERS:
+        if not (number := _number_text(wanted[0])):
+            raise SelectionError(f"{text}: {wanted[0]} is not a number: write for example {name}>4")
+        comparable, bound = values.map(size_of), float(number)
+    else:
+        texts = [value.replace(" ", "").lower() for value in wanted]
+        texts += [MISSING for value in texts if value in ("null", "none")] + [*filter(None, map(_number_text, texts))]
+        return values.map(lambda value: text_of(value).replace(" ", "").lower()).isin(texts) == (sign == "=")
+    passing: pd.Series = ORDERS[sign](comparable, bound)
+    return passing
 
 
-def _time_condition(each: Filter) -> Callable[[float], bool]:
-    """Return the condition that a filter states on the time at which a run started."""
+def _is_time(text: str) -> bool:
     try:
-        times = [datetime.fromisoformat(wanted).timestamp() for wanted in each.wanted]
+        return bool(datetime.fromisoformat(text))
     except ValueError:
-        example = f"{each.name}=2026-11-22 or '{each.name}>2026-11-22 05:10'"
-        raise SelectionError(f"{each.text} is no time: write for example {example}") from None
-    if order := ORDERS.get(each.sign):
-        return lambda started: order(started, times[0])
-    starts = tuple(wanted.replace("T", " ") for wanted in each.wanted)
-    return lambda started: when(started).startswith(starts) == (each.sign == "=")
+        return False
 
 
-def is_missing(value: Any) -> bool:
-    """Return whether a row has no such value."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _number(text: str) -> float | None:
+def _number_text(text: str) -> str:
+    """Return a number as `text_of` writes it; nothing for what is no number."""
     try:
-        return float(text)
+        return text_of(float(text))
     except ValueError:
-        return None
+        return ""
 
 
-def size_of(value: Any) -> float | None:
-    """Return the number that is compared with others: of a list with one number per rank it is the largest."""
-    if isinstance(value, list) and value and all(map(_is_number, value)):
-        return float(max(value))
-    return float(value) if _is_number(value) and not is_missing(value) else None
+# --- what a command line asks for --------------------------------------------------------------------------
 
 
-def _equal(value: Any, wanted: str) -> bool:
-    if is_missing(value):
-        return wanted.lower() in _MISSING
-    if isinstance(value, bool):
-        return wanted.lower() == str(value).lower()
-    if _is_number(value):
-        return _number(wanted) == float(value)
-    return text_of(value).replace(" ", "") == wanted.replace(" ", "")
+class Runs(NamedTuple):
+    """The runs of a folder that meet the filters.
+
+    Attributes:
+        folder: where they were looked for.
+        filters: what they meet.
+        all: all runs there, newest first.
+        rows: those that meet the filters.
+        unreadable: why runs cannot be read, one sentence each.
+    """
+
+    folder: Path
+    filters: list[Filter]
+    all: pd.DataFrame
+    rows: pd.DataFrame
+    unreadable: list[str]
 
 
-def text_of(value: Any) -> str:
-    """Return a value as it is typed on the command line; - if it is missing."""
-    if is_missing(value):
-        return "-"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(text_of, value))}]"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def find(words: Sequence[str], every: bool = False) -> Runs:
+    """Return the runs that the words of a command line ask for.
+
+    Args:
+        words: filters, and at most one folder (else: outputs).
+        every: each attempt is a row, not only the newest finished one of each run.
+
+    Raises:
+        SelectionError: a word is neither a folder nor a filter, the filter names no column, or there are no runs.
+    """
+    folders = [Path(word) for word in words if Path(word).is_dir()]
+    filters = [condition for word in words if not Path(word).is_dir() for condition in read_filters(word)]
+    if len(folders) > 1:
+        raise SelectionError(f"{folders[0]} and {folders[1]} are two folders: give one, or compare them with --compare")
+    folder = folders[0] if folders else Path("outputs")
+    if not folder.is_dir():
+        raise SelectionError("there is no folder outputs here: give the folder with your runs as the first word")
+    frame, unreadable = list_runs(folder, every)
+    if frame.empty and unreadable:
+        raise SelectionError(f"{folder} holds no run that can be read: {'; '.join(unreadable[:FEW])}")
+    if frame.empty:
+        raise SelectionError(f"{folder} holds no runs: make one with python -m microp.run")
+    return Runs(folder, filters, frame, select(frame, filters), unreadable)
 
 
-def shown(row: Row, column: str) -> str:
-    """Return the value of a row as a table shows it: numbers to five digits, times as text; - if it is missing."""
-    value = row.get(column)
-    if column == "started" and value is not None:
-        return when(value)
-    return f"{value:.5g}" if isinstance(value, float) and not is_missing(value) else text_of(value)
+def nothing_found(runs: Runs) -> str:
+    """Return why no run meets the filters: the values that there are, or how many runs each filter lets pass."""
+    number = f"none of the {len(runs.all)} runs in {runs.folder}"
+    counts = {condition: len(select(runs.all, [condition])) for condition in runs.filters}
+    for condition, count in counts.items():
+        if not count:
+            values = runs.all[column_named(condition.name, runs.all)]
+            return f"{number} has {condition.text}; {condition.name} is {_values(values)}"
+    alone = ", ".join(f"{condition.text} ({count})" for condition, count in counts.items())
+    return f"{number} meets all filters; each alone: {alone}"
 
 
-def _some(values: Sequence[Any], most: int = 4) -> str:
-    """Return a few of the different values, for a message."""
-    known = sorted(dict.fromkeys(map(text_of, values)))
-    return ", ".join(known[:most]) + (", ..." if len(known) > most else "")
+def _values(values: pd.Series) -> str:
+    """Return the values of a column: a few with their counts, or of many numbers the least and the largest."""
+    counts = values.map(lambda value: shown(value, str(values.name))).value_counts()
+    sizes = values.map(size_of).dropna()
+    if len(counts) > FEW and len(sizes):
+        return "between {} and {}".format(*(shown(size, str(values.name)) for size in (sizes.min(), sizes.max())))
+    listed = ", ".join(f"{value} ({count})" for value, count in counts[:FEW].items())
+    return f"{listed}{', ...' if len(counts) > FEW else ''}"
+
+
+class Group(NamedTuple):
+    """One side of a comparison: the word that asked for it, its finished runs, and how many others it has."""
+
+    word: str
+    rows: pd.DataFrame
+    unfinished: int
+
+
+def read_groups(words: Sequence[str], runs: Runs) -> tuple[Group, Group]:
+    """Return the two groups of runs that two words ask for.
+
+    A word is a run id or the start or the end of one, a folder, or filters joined by commas or blanks.
+
+    Args:
+        words: one for A and one for B.
+        runs: the runs that are looked through; their filters count for both groups.
+
+    Raises:
+        SelectionError: a word asks for no run or for several ids, no run of a group finished, or the groups overlap.
+    """
+    groups = []
+    for word in words:
+        rows = _asked(word, runs)
+        finished = rows[rows["status"] == "finished"]
+        if finished.empty:
+            raise SelectionError(f"{word}: none of {len(rows)} runs finished, so there is nothing to compare")
+        groups.append(Group(word, finished, len(rows) - len(finished)))
+    a, b = groups
+    if shared := sorted({*a.rows["folder"]} & {*b.rows["folder"]}):
+        example = Path(shared[0]).parent.name
+        raise SelectionError(f"{a.word} and {b.word} share runs, as {example}: a run can be in one group only")
+    return a, b
+
+
+def _asked(word: str, runs: Runs) -> pd.DataFrame:
+    if Path(word).is_dir():
+        return select(list_runs(Path(word))[0], runs.filters)
+    if re.search(r"[=<>]", word):
+        asked = runs._replace(filters=[*runs.filters, *read_filters(word)])
+        rows = select(asked.all, asked.filters)
+        if rows.empty:
+            raise SelectionError(nothing_found(asked))
+        return rows
+    ids = sorted(set(runs.rows["run_id"]))
+    meant = [run for run in ids if run == word] or [run for run in ids if run.startswith(word) or run.endswith(word)]
+    if len(meant) > 1:
+        some = ", ".join(meant[:3]) + (", ..." if len(meant) > 3 else "")
+        raise SelectionError(f"{word} is a part of the ids of {len(meant)} runs ({some}): write more, or a filter")
+    if not meant:
+        raise SelectionError(
+            f"{word} is no run in {runs.folder}, no folder and no filter: write an id from the list, or key=value"
+        )
+    return select(runs.rows, [Filter(word, "run", "=", (meant[0],))])

@@ -29,7 +29,6 @@ from typing import Any
 
 from microp.job import Job, Snapshot
 from microp.settings import ADAM, AS_WRITTEN
-from microp.store.files import check_regular, parse_problem
 from microp.store.recorder import write_json
 from microp.store.records import RecordError, read_json, read_status
 from microp.store.selection import flatten
@@ -37,6 +36,7 @@ from microp.store.selection import flatten
 FORMAT = 1
 MANIFEST = "snapshot.json"
 WEIGHTS = "weights.pt"
+OTHER = "remove the snapshot, or go on from another one"
 
 
 def snapshot_folder(attempt: Path, step: int) -> Path:
@@ -153,10 +153,7 @@ def _open(folder: Path) -> Snapshot:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    try:
-        manifest = read_json(folder / MANIFEST)
-    except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(folder, MANIFEST, parse_problem(error)) from error
+    manifest = read_json(folder / MANIFEST, OTHER)
     if not isinstance(manifest, dict):
         raise _damaged(folder, MANIFEST, "it does not hold keys and values")
     version, step = manifest.get("format"), manifest.get("step")
@@ -172,7 +169,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _damaged(folder: Path, file: str, reason: str) -> RecordError:
-    return RecordError(f"{folder} is not a whole snapshot ({file}: {reason}): remove it, or go on from another one")
+    return RecordError(f"{folder} is not a whole snapshot ({file}: {reason}): {OTHER}")
 
 
 def snapshot_problem(snapshot: Snapshot, job: Job) -> str | None:
@@ -206,7 +203,6 @@ def _check(path: Path, saved: Mapping[str, Any]) -> None:
         saved: the checksum of each file by its name; empty in snapshots of an older microp.
     """
     try:
-        check_regular(path)
         with zipfile.ZipFile(path) as parts:
             bad = parts.testzip()
         now = _checksum(path)

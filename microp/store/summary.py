@@ -10,10 +10,19 @@ Four bubbles, all idle over total (GPipe's definition):
 | `bubble.closed_form` | the formula, with an emulated device's times; else with equal layers, F = B = W, free hops |
 
 `predicted.step_ms` and `replayed.step_ms` are those steps with the sums over the replicas and the optimizer.
+
+A replay is the run's schedule, simulated with the run's own times::
+
+    step_ms = head ── simulated actions ── what follows a rank's last action (its sums, the optimizer)
+
+If there were several hosts, the moments in all rows are on the clock of the first. `hosts.json` lists each host with
+its ranks and its residual, the most by which its clock may be wrong: half of the time of the quickest message there and
+back.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
@@ -22,24 +31,27 @@ from typing import Any
 import numpy as np
 
 from microp.job import Job
+from microp.schedule import Schedule
 from microp.settings import EmulatedSettings
-from microp.simulator import Costs, closed_forms, nominal_costs, nominal_optimizer, simulate
+from microp.simulator import Costs, Simulated, closed_forms, nominal_costs, nominal_optimizer, replay_steps, simulate
 from microp.store import snapshots
-from microp.store.hosts import hosts_of
-from microp.store.order_limits import own_limits_ms
 from microp.store.profiles import read_predicted
-from microp.store.records import SCHEMA_VERSION, Row, read_rows, read_spans
-from microp.store.replayed import Replay
+from microp.store.records import SCHEMA_VERSION, Row, read_json, read_reductions, read_rows, read_spans
 from microp.trace import (
     KINDS,
     StepClock,
     account,
+    after_last_gradient,
+    bubble_fraction,
+    early_receive,
     ends_at,
     exposed,
     idle_fraction,
     makespan,
     reductions,
 )
+
+HOSTS = "hosts.json"
 
 
 def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
@@ -243,7 +255,7 @@ def _bubble(step: list[Row]) -> float:
 
 def job_costs(job: Job) -> Costs:
     """Return the costs for the formulas: an emulated device's times, else F = B = W = layers."""
-    return nominal_costs(job.device, job.workload, job.mean_rows)
+    return nominal_costs(job.device, job.workload)
 
 
 def closed_form(job: Job) -> float | None:
@@ -291,3 +303,118 @@ def _syncs(job: Job, steps: list[list[Row]]) -> dict[str, Any] | None:
         "reduced_bytes": {row["sync"]: row["reduced_bytes"] for step in steps for row in step},
         "ratio": {"ddp/torch_ddp": _median_ratio(times["ddp"], times["torch_ddp"])},
     }
+
+
+# --- the replay ------------------------------------------------------------------------------------
+
+
+class Replay:
+    """The run's schedule, simulated with its own times.
+
+    Args:
+        job: the job that was run.
+        steps: the rows of each measured step.
+        pairs: the same, one list of rows per step and pipeline.
+        attempt: the folder with the spans.
+
+    Attributes:
+        spans: of the first replica, in milliseconds; None if no step was traced.
+        sum_ms: the time of each stage's sum over the replicas; empty if there is one replica.
+    """
+
+    def __init__(self, job: Job, steps: list[list[Row]], pairs: list[list[Row]], attempt: Path) -> None:
+        self._job, self._steps = job, steps
+        self.spans: Simulated | None = None
+        self.sum_ms: Sequence[float] = ()
+        traced = read_spans(attempt)
+        if not steps or not len(traced):
+            return
+        self.spans = replay_steps(job.schedule, pairs, traced)
+        self.sum_ms = [ns / 1e6 for ns in after_last_gradient(job.schedule, traced, read_reductions(attempt))]
+
+    def numbers(self) -> dict[str, float | None]:
+        """Return the time of a step, and its bubble; None without a traced step."""
+        if self.spans is None:
+            return {"step_ms": None, "bubble": None}
+        return {"step_ms": self._step_ms(self.spans), "bubble": float(bubble_fraction(self.spans))}
+
+    def _step_ms(self, spans: Simulated) -> float:
+        if self.sum_ms:
+            optimizer_ms = float(median(max(row["optimizer_ms"] for row in step) for step in self._steps))
+            return float(ends_at(spans, reductions(self._job.schedule, spans, self.sum_ms))) + optimizer_ms
+        ends: dict[int, float] = spans.per_rank(spans.end, np.maximum)
+        found = [
+            float(ends[rank]) + self._before(rank) + float(median(_after(step[rank]) for step in self._steps))
+            for rank in range(self._job.ranks)
+        ]
+        return max(map(float, found))
+
+    def _before(self, rank: int) -> float:
+        """Return the median time from a rank's begin of a step to the step's first action."""
+        starts = (min(row["first_start_ns"] for row in step) - step[rank]["began_ns"] for step in self._steps)
+        first: float = median(starts)
+        return first / 1e6
+
+
+def _after(row: Row) -> float:
+    """Return the time from a rank's last action to the end of its step."""
+    return float(row["ended_ns"] - row["last_end_ns"]) / 1e6
+
+
+# --- engines and hosts -----------------------------------------------------------------------------
+
+
+def own_limits_ms(job: Job, limit_ms: list[float]) -> dict[str, float] | None:
+    """Return engine -> the limit of the order that it ran, in ms; None if both ran the same order.
+
+    The bubbles of two orders differ on paper before anything runs. With real compute an order's limit is the busiest
+    rank's compute in a step, which is the measured limit over its factor (M+K-1)/M, times makespan over busiest rank
+    of the order, simulated with the costs of the closed forms: equal layers, F = B = W and free hops. On an emulated
+    device it is the order's simulated makespan.
+
+    Args:
+        job: a job with `engine=compare`.
+        limit_ms: the limit in each measured step.
+    """
+    orders = {"microp": job.schedule, "torch": job.torch_schedule}
+    if "torch" not in job.engines or not limit_ms or job.schedule.ranks == job.torch_schedule.ranks:
+        return None
+    costs = nominal_costs(job.device, job.workload)
+    if job.is_emulated:
+        return {engine: float(makespan(simulate(order, costs))) for engine, order in orders.items()}
+    alone_ms = median(limit_ms) * job.schedule.chunks / (job.schedule.chunks + job.ranks - 1)
+    return {engine: alone_ms * _over_busiest(order, costs) for engine, order in orders.items()}
+
+
+def _over_busiest(order: Schedule, costs: Costs) -> float:
+    """Return the makespan of the order over the load of its busiest rank."""
+    work = [costs.forward[stage] + costs.full_backward(stage) for stage in range(order.stages)]
+    loads = [sum(work[stage] for stage in order.stages_of(rank)) for rank in range(len(order.ranks))]
+    return float(makespan(simulate(order, costs)) / (order.chunks * max(loads)))
+
+
+def hosts_of(attempt: Path, schedule: Schedule, replicas: int) -> dict[str, Any] | None:
+    """Return what a summary holds of the hosts; None if there was one, or if the rows were not gathered."""
+    path = attempt / HOSTS
+    if not path.exists():
+        return None
+    hosts = read_json(path)
+    early = max(early_receive(schedule, read_spans(attempt, replica)) for replica in range(replicas))
+    return {
+        "names": [host["host"] for host in hosts],
+        "ranks": [host["ranks"] for host in hosts],
+        "clock_residual_ms": max(host["clock_residual_ns"] for host in hosts) / 1e6,
+        "early_receive_ms": early / 1e6,
+    }
+
+
+def clocks_text(summary: Mapping[str, Any]) -> str:
+    """Return a caption about the clocks of a run's hosts; empty if there was one host."""
+    hosts = summary.get("hosts")
+    if not hosts:
+        return ""
+    early = hosts["early_receive_ms"]
+    check = (
+        f"a receive ends {early:.3f} ms before its send begins" if early else "no receive ends before its send begins"
+    )
+    return f"clocks of {len(hosts['names'])} hosts, ±{hosts['clock_residual_ms']:.3f} ms: {check}"

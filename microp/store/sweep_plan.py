@@ -8,24 +8,28 @@
         stopped.json   why the other points are not run, if the sweep stops before its end
 
 `points.jsonl` only grows: a sweeper that chooses points as it goes adds each of them when it has chosen it.
+
+A sweep's process has a `SweepPlan`; reports read a `Plan`, whose points are run ids and overrides.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, cached_property
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from microp.job import NOT_ASKED
 from microp.settings import redact_values, redact_words
-from microp.store.files import parse_problem, write_text
+from microp.store.files import write_text
 from microp.store.lock import hold
 from microp.store.recorder import write_json
-from microp.store.records import RecordError, Row, read_json
+from microp.store.records import RecordError, Row, check_version, read_json
 
 
 class SweepPlan:
@@ -45,14 +49,7 @@ class SweepPlan:
     @property
     def head(self) -> dict[str, Any]:
         """The content of `plan.json`; reading it raises RecordError if that cannot be read."""
-        path = self.folder / "plan.json"
-        try:
-            found: dict[str, Any] = read_json(path)
-        except (OSError, ValueError, RecursionError) as error:
-            raise _unreadable(path, parse_problem(error)) from error
-        if not isinstance(found, dict) or not isinstance(found.get("name"), str):
-            raise _unreadable(path, "it is not a plan")
-        return found
+        return _read_head(self.folder / "plan.json")
 
     @cached_property
     def again(self) -> bool:
@@ -117,7 +114,7 @@ class SweepPlan:
             for line in file:
                 end = start + len(line)
                 if line.endswith(b"\n"):
-                    with suppress(ValueError, RecursionError):
+                    with suppress(ValueError):
                         point = json.loads(line)
                         if isinstance(point, dict) and isinstance(point.get("overrides"), list):
                             yield start, end, point
@@ -147,10 +144,72 @@ def claim_folder(wanted: Path) -> Path:
     raise AssertionError
 
 
-def _unreadable(path: Path, reason: str) -> RecordError:
-    return RecordError(f"{path} cannot be read ({reason}): run its sweep again")
+def _read_head(path: Path) -> dict[str, Any]:
+    """Return the content of a sweep's `plan.json`."""
+    plan = read_json(path, "run its sweep again")
+    if not isinstance(plan, dict) or not isinstance(plan.get("name"), str):
+        raise RecordError(f"{path} cannot be read (it is not a plan): run its sweep again")
+    check_version(plan, path)
+    return plan
 
 
 def _listed(points: Iterable[Row]) -> list[Row]:
     """Return what `plan.json` tells of the points that are run."""
     return [{key: point[key] for key in ("run_id", "overrides")} for point in points if "run_id" in point]
+
+
+# --- what reports read ----------------------------------------------------------------------------
+
+
+class Point(NamedTuple):
+    """One run that a sweep planned, and the sweep's name."""
+
+    run_id: str
+    overrides: tuple[str, ...]
+    sweep: str
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The overrides that are part of the question."""
+        return tuple(sorted(each for each in self.overrides if not each.lstrip("+").startswith(NOT_ASKED)))
+
+
+class Plan(NamedTuple):
+    """One `plan.json`; `experiment` is its name, or that of the sweep of which it is a part."""
+
+    folder: Path
+    name: str
+    experiment: str
+    points: tuple[Point, ...]
+
+
+def command(sweep: str, *overrides: str) -> str:
+    """Return the shell command of a stored sweep or of one of its points; `config` means a sweep without a file."""
+    stored = [] if sweep == "config" else ["-cn", sweep]
+    return shlex.join(["python", "-m", "microp.run", *stored, *overrides])
+
+
+def read_plans(folder: Path) -> tuple[list[Plan], list[str]]:
+    """Return the plans of the sweeps below `folder`, oldest first, and why others are left out, one sentence each."""
+    plans, unreadable = [], []
+    for file in sorted(folder.rglob("plan.json")):
+        try:
+            plans.append(read_plan(file))
+        except RecordError as error:
+            unreadable.append(str(error))
+    return plans, unreadable
+
+
+def read_plan(file: Path) -> Plan:
+    """Return the plan of a sweep.
+
+    Raises:
+        RecordError: the file is truncated or not a plan, or a newer microp wrote it.
+    """
+    plan = _read_head(file)
+    name = plan["name"]
+    try:
+        points = tuple(Point(point["run_id"], tuple(point["overrides"]), name) for point in plan["points"])
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"{file} cannot be read ({error!r}): run its sweep again") from error
+    return Plan(file.parent, name, plan.get("experiment", name), points)

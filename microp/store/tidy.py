@@ -1,21 +1,16 @@
-"""Deletes attempts, or moves them into an archive, with the files of their W&B runs.
+"""Deletes attempts with the files of their W&B runs.
 
 ::
 
-    outputs/runs/<run>/attempt-<n>  ┐                  ┌─► deleted
-    outputs/wandb/*run-*-<id>  ...  ┴─ belongings ──┬──┘
-                                                    └─► FILE.tar.gz, whole on disk ─► deleted
+    outputs/runs/<run>/attempt-<n>  ┐
+    outputs/wandb/*run-*-<id>  ...  ┴─ belongings ──► deleted
 
-An attempt that runs is never touched, nor one of which that cannot be told. An archive unpacks where it came from:
-`tar -xzf FILE.tar.gz -C outputs`.
+An attempt that runs is never touched, nor one of which that cannot be told.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-import tarfile
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -54,35 +49,6 @@ def is_running(attempt: Path) -> bool:
         return bool(read_status(attempt)["status"] == RUNNING)
     except RecordError:
         return False
-
-
-def archive(file: Path, doomed: Iterable[Belongings]) -> None:
-    """Write the files of attempts into a new archive, whole or not at all.
-
-    Raises:
-        FileExistsError: the archive exists.
-        OSError: it cannot be written.
-    """
-    if file.exists():
-        raise FileExistsError(f"{file} exists: give another name")
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        with draft.open("xb") as stream:
-            with tarfile.open(fileobj=stream, mode="w:gz") as tar:
-                for each in doomed:
-                    outputs = each.attempt.absolute().parents[2]
-                    for folder in (each.attempt, *each.wandb):
-                        tar.add(folder, _inside(folder.absolute(), outputs))
-            stream.flush()
-            os.fsync(stream.fileno())  # what is deleted next is then on disk here
-        draft.rename(file)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _inside(folder: Path, outputs: Path) -> Path:
-    """Return the path of a folder below `outputs`; W&B's own folder may be elsewhere."""
-    return folder.relative_to(outputs) if folder.is_relative_to(outputs) else Path("wandb", folder.name)
 
 
 def remove(doomed: Belongings) -> bool:

@@ -19,8 +19,16 @@ from typing import Any
 
 from microp.job import NOT_ASKED
 from microp.settings import out_of_reach
-from microp.store.damage import check_attempt
-from microp.store.records import RecordError, attempts, read_config, read_env, read_json, read_status, read_summary
+from microp.store.records import (
+    RecordError,
+    attempts,
+    check_attempt,
+    read_config,
+    read_env,
+    read_json,
+    read_status,
+    read_summary,
+)
 from microp.store.wandb_content import run_summary
 
 _FIGURES = {  # what an experiment is about, in the order of the panels; those that its runs have are shown

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import shutil
 from pathlib import Path
 
@@ -17,17 +18,19 @@ from microp.store.records import RecordError, read_config, read_env, read_json, 
 from microp.store.wandb_content import ranks_of
 
 SUMMARY = "summary"
+_AGENT = ("WANDB_RUN_ID", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH")  # set by `wandb agent`
 
 
-def discard_unfinished(attempt: Path, folder: Path) -> None:
-    """Remove the files of an attempt's W&B runs that are not complete, of a process that was ended.
+def take_agent() -> dict[str, str]:
+    """Remove a `wandb agent`'s variables from the environment and return them for `env.json`; empty without an agent.
 
-    `wandb leet` would show them as running for ever; `mirror` makes them again from the attempt's files.
+    They are removed because only one run of one attempt may be the agent's.
     """
-    done = completed(attempt)
-    for name in wandb_names(attempt):
-        if name not in done:
-            discard(wandb_uid(attempt, name), folder)
+    given = {name: value for name in _AGENT if (value := os.environ.pop(name, None))}
+    if "WANDB_RUN_ID" not in given:
+        return {}
+    where = {name: os.environ[name] for name in ("WANDB_PROJECT", "WANDB_ENTITY") if name in os.environ}
+    return {name.removeprefix("WANDB_").lower(): value for name, value in (given | where).items()}
 
 
 def completed(attempt: Path) -> dict[str, str]:

@@ -8,144 +8,88 @@
               + all rows, spans
               tracked.json      ◄── the W&B runs that are complete
 
-All of them have the group `<run id>/attempt-1`. `mirror` makes them after the last step, `follow` while the rows are
-written, in a process of its own (`wandb_follower`). Both read only files, so it can also be done later:
+All of them have the group `<run id>/attempt-1`. Only files are read, so it can be done at any time: after the last
+step, while the rows are written, or later:
 
-    python -m microp.tracking [FOLDER]      mirror what is not complete yet
+    python -m microp.tracking [FOLDER]               mirror what is not complete yet
+    python -m microp.tracking [FOLDER] --follow      and what runs, until it has ended
 
 Under a `wandb agent` only the summary run is the agent's own run.
 """
 
 from __future__ import annotations
 
-import sys
+import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from microp.settings import TrackingSettings
 from microp.simulator import replay, schedule_of
-from microp.store.damage import check_attempt
-from microp.store.files import full_disk
 from microp.store.recorder import write_json
 from microp.store.records import (
-    KILLED,
     RUNNING,
+    check_attempt,
     read_env,
     read_spans,
     read_status,
     read_summary,
 )
 from microp.store.wandb_content import Charts, run_summary, steps_table
-from microp.store.wandb_environment import environment_for
 from microp.store.wandb_files import SUMMARY, completed, discard, wandb_names, wandb_uid
 from microp.trace import MOMENTS, Spans, picture
 
 SPAN = ("rank", "op", "stage", "microbatch", *(f"{moment}_ms" for moment in MOMENTS))
-EMPTY: Mapping[str, Any] = MappingProxyType({})
 POLL_S = 2.0  # between two looks at the rows; seldom, because the ranks need the cores
 
 
-def mirror(
-    attempt: Path, settings: TrackingSettings, folder: Path, opened: Mapping[str, WandbRun] = EMPTY
-) -> list[str]:
+def mirror(attempt: Path, settings: TrackingSettings, folder: Path, *, follow: bool = False) -> list[str]:
     """Make or complete the W&B runs of an attempt that are not complete yet.
 
     Args:
-        attempt: a finished or failed attempt.
-        settings: the mode, project, entity and tags.
+        attempt: the attempt's folder.
+        settings: the mode, project, entity, tags and system metrics.
         folder: W&B's files are written to `folder/wandb`.
-        opened: the W&B runs that `follow` has begun.
+        follow: as long as the attempt runs, log its rows as they are written.
 
     Returns:
         the names of the W&B runs that were completed now: `rank0`, ..., `summary`.
 
     Raises:
         RecordError: a newer microp wrote the attempt, or it is damaged; nothing is mirrored then.
-        WriteError: there is no room for W&B's files.
         Exception: whatever W&B raises; the W&B runs completed before it are in `tracked.json`.
     """
     if settings.mode == "disabled":
         return []
-    check_attempt(attempt)
-    made: list[str] = []
-    done, charts = completed(attempt), Charts(attempt)
-    with environment_for(settings, folder):
+    # 1. log what is written meanwhile
+    charts, runs = Charts(attempt), dict[str, WandbRun]()
+    while follow and read_status(attempt)["status"] == RUNNING:
         for name in wandb_names(attempt):
-            if name in done or (name == SUMMARY and not (attempt / "summary.json").exists()):
-                continue
-            with _whole(wandb_uid(attempt, name), folder):
-                run = opened.get(name) or WandbRun(attempt, charts, settings, folder, name)
-                try:
-                    run.log_new_rows()
-                    run.log_summary()
-                finally:
-                    run.close(failed=name == SUMMARY and read_status(attempt)["status"] != "finished")
-            done[name] = run.uid
-            write_json(attempt / "tracked.json", done)
-            made.append(name)
+            if name not in runs:
+                runs[name] = WandbRun(attempt, charts, settings, folder, name)
+            runs[name].log_new_rows()
+        time.sleep(POLL_S)
+    # 2. log the rest, and what is known only after the last step
+    check_attempt(attempt)
+    done, made = completed(attempt), []
+    for name in wandb_names(attempt):
+        if name in done or (name == SUMMARY and not (attempt / "summary.json").exists()):
+            continue
+        run = runs.pop(name, None) or WandbRun(attempt, charts, settings, folder, name)
+        try:
+            run.log_new_rows()
+            run.log_summary()
+        finally:
+            run.close(failed=name == SUMMARY and read_status(attempt)["status"] != "finished")
+        done[name] = run.uid
+        write_json(attempt / "tracked.json", done)
+        made.append(name)
+    # 3. of an attempt that was killed, the summary run
+    for run in runs.values():
+        run.close(failed=True)
     return made
-
-
-@contextmanager
-def _whole(uid: str, folder: Path) -> Iterator[None]:
-    """Remove a W&B run's files and raise WriteError if there is no room for them: W&B itself loses data in silence."""
-
-    def check() -> None:
-        if full := full_disk(folder / "wandb", "or set tracking.dir to another folder"):
-            discard(uid, folder)
-            raise full from None
-
-    check()
-    try:
-        yield
-    except Exception:
-        check()
-        raise
-    check()
-
-
-def end_wandb() -> None:
-    """End what W&B runs for this process, which it does by itself only when an interpreter ends."""
-    if wandb := sys.modules.get("wandb"):
-        wandb.teardown()
-
-
-def follow(
-    attempt: Path, settings: TrackingSettings, folder: Path, is_alive: Callable[[], bool]
-) -> dict[str, WandbRun] | None:
-    """Log an attempt's rows as they are written, until it has ended.
-
-    Args:
-        attempt: an attempt that runs.
-        settings: as for `mirror`.
-        folder: as for `mirror`.
-        is_alive: whether the process that runs the attempt still exists.
-
-    Returns:
-        The W&B runs, for `mirror`; None, with the W&B runs closed as failed, if the process has gone without a word.
-
-    Raises:
-        Exception: whatever W&B raises.
-    """
-    opened: dict[str, WandbRun] = {}
-    charts = Charts(attempt)
-    with environment_for(settings, folder):
-        while (state := read_status(attempt)["status"]) in (RUNNING, KILLED):
-            if state == KILLED or not is_alive():
-                for run in opened.values():
-                    run.close(failed=True)
-                return None
-            for name in wandb_names(attempt):
-                if name not in opened:
-                    opened[name] = WandbRun(attempt, charts, settings, folder, name)
-                opened[name].log_new_rows()
-            time.sleep(POLL_S)
-    return opened
 
 
 _PLAIN: dict[str, Any] = {
@@ -153,6 +97,7 @@ _PLAIN: dict[str, Any] = {
     "silent": True,
     "disable_git": True,
     "save_code": False,
+    "x_disable_meta": True,  # the command, with its secrets, and the variables of Slurm, of which one is a token
     "x_save_requirements": False,  # takes half the time of a W&B run; versions are in the configuration
 }
 
@@ -172,6 +117,9 @@ class WandbRun:
     """
 
     def __init__(self, attempt: Path, charts: Charts, settings: TrackingSettings, folder: Path, name: str) -> None:
+        online = settings.mode == "online"
+        if not online:
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else W&B looks up a host name when it is imported
         import wandb  # takes half a second
 
         self._attempt, self._charts = attempt, charts
@@ -184,7 +132,6 @@ class WandbRun:
         self._config = charts.run_config(self._rank)
         self.uid = wandb_uid(attempt, name)
         discard(self.uid, folder)  # what failed half-way
-        online = settings.mode == "online"
         self._run = wandb.init(
             project=agent.get("project", settings.project),
             entity=agent.get("entity", settings.entity),
@@ -246,10 +193,10 @@ class WandbRun:
         found: dict[str, Any] = {}
         columns, lines = steps_table(self._attempt)
         if lines:
-            found["steps"] = table(columns, lines)
+            found["steps"] = wandb.Table(list(columns), list(lines))
         with tempfile.NamedTemporaryFile(suffix=".png") as file:
             if spans := read_spans(self._attempt):
-                found["spans"] = table(list(SPAN), list(_milliseconds(spans)))
+                found["spans"] = wandb.Table(list(SPAN), list(_milliseconds(spans)))
                 # a failed attempt may have the trace of only some ranks, which cannot be replayed
                 order = schedule_of(spans, summary["schedule"]) if summary["time_ms"] else None
                 picture({**({"replayed": replay(order, spans)} if order else {}), "measured": spans}, Path(file.name))
@@ -257,21 +204,6 @@ class WandbRun:
             if found:
                 at = {"_timestamp": self._logged[-1]["_timestamp"]} if self._logged else {}
                 self._run.log(found | at)
-
-
-def table(columns: list[str], lines: list[list[Any]]) -> Any:
-    """Return W&B's table of lines whose columns have values of one type each, and None.
-
-    W&B looks at the type of every value. Here it sees one of each column, which takes a fiftieth of the time.
-    """
-    import wandb
-
-    made = wandb.Table(columns=list(columns))
-    made.add_data(
-        *(next((value for value in column if value is not None), None) for column in zip(*lines, strict=True))
-    )
-    made.data = lines
-    return made
 
 
 def _milliseconds(spans: Spans) -> Iterator[list[Any]]:

@@ -8,11 +8,7 @@ import textwrap
 
 from rich.console import Console
 
-from microp.settings import open_streams
-
 PIPE_WIDTH = 120  # characters per line where there is neither a terminal nor COLUMNS in the environment
-
-open_streams()
 
 
 def _width() -> int | None:
@@ -46,6 +42,11 @@ def _lines(text: str) -> str:
 def note(text: str) -> None:
     """Print a note on standard error."""
     err.print(_lines(text), style="dim", soft_wrap=True, markup=False)
+
+
+def line(text: str) -> None:
+    """Print a note that is to be copied, such as a command, on one line however long it is."""
+    err.print(text, style="dim", soft_wrap=True, markup=False)
 
 
 def warn(text: str) -> None:

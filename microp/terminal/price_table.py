@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from microp.store import same, swept
 from microp.terminal.columns import Column, paragraph
 from microp.terminal.columns import show as show_columns
 from microp.terminal.console import out
 from microp.terminal.results import extremes
 from microp.terminal.run_table import swept_columns
-from microp.terminal.swept import same, swept
 
 MATTERS = ("schedule", "ranks", "chunks", "device", "partition", "checkpointing")
 WHOLE = "the objects of output=json"

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from microp.terminal.columns import Column
+from microp.store import PointRow
+from microp.terminal.columns import Column, number
 from microp.terminal.console import arrow
-from microp.terminal.figure_text import number
-from microp.terminal.run_rows import Row
 
 LISTED_RANKS = 2  # with more ranks, the column of peaks has the smallest and the largest
 
@@ -26,26 +25,26 @@ class Result(NamedTuple):
 
     name: str
     importance: int
-    value: Callable[[Row], str | None]
-    about: str | Callable[[Sequence[Row]], str] = ""
+    value: Callable[[PointRow], str | None]
+    about: str | Callable[[Sequence[PointRow]], str] = ""
 
-    def meaning(self, rows: Sequence[Row]) -> str:
+    def meaning(self, rows: Sequence[PointRow]) -> str:
         """Return what the column means, for these rows."""
         return self.about if isinstance(self.about, str) else self.about(rows)
 
-    def column(self, rows: Sequence[Row]) -> Column:
+    def column(self, rows: Sequence[PointRow]) -> Column:
         """Return the column with the values of these rows."""
         if self.name == "status":
             return Column(self.name, [row.summary["status"] for row in rows], "left", self.importance)
         if self.name == "disturbed":
-            return Column(self.name, [self.value(row) or "" for row in rows], "left", self.importance, style="yellow")
+            return Column(self.name, [self.value(row) or "" for row in rows], "left", self.importance, 12, "yellow")
         values = [self.value(row) or "-" for row in rows]
         if self.name == "peak MiB" and any(len(row.summary["peak_memory_mib"] or ()) > LISTED_RANKS for row in rows):
             values = [extremes(row.summary["peak_memory_mib"], ".1f") for row in rows]
         return Column(self.name, values, importance=self.importance)
 
 
-def results(rows: Sequence[Row]) -> list[Result]:
+def results(rows: Sequence[PointRow]) -> list[Result]:
     """Return the columns in which at least one of the rows has something."""
     return [result for result in _RESULTS if any(result.value(row) is not None for row in rows)]
 
@@ -63,7 +62,7 @@ def extremes(values: Iterable[float] | None, form: str) -> str:
     return low if low == high else f"{low} - {high}"
 
 
-def _number(row: Row, form: Callable[[float], str], *keys: str) -> str | None:
+def _number(row: PointRow, form: Callable[[float], str], *keys: str) -> str | None:
     """Return the number below these keys of the summary, None if it has none; older summaries lack some."""
     value: Any = row.summary
     for key in keys:
@@ -71,33 +70,33 @@ def _number(row: Row, form: Callable[[float], str], *keys: str) -> str | None:
     return None if value is None else form(value)
 
 
-def _time(*keys: str) -> Callable[[Row], str | None]:
+def _time(*keys: str) -> Callable[[PointRow], str | None]:
     return lambda row: _number(row, milliseconds, *keys)
 
 
-def _ratio(*keys: str) -> Callable[[Row], str | None]:
+def _ratio(*keys: str) -> Callable[[PointRow], str | None]:
     return lambda row: _number(row, "{:.2f}".format, *keys)
 
 
-def _fraction(*keys: str) -> Callable[[Row], str | None]:
+def _fraction(*keys: str) -> Callable[[PointRow], str | None]:
     return lambda row: _number(row, "{:.3f}".format, *keys)
 
 
-def _spread(row: Row) -> str | None:
+def _spread(row: PointRow) -> str | None:
     step = row.summary["step_ms"]
     return f"{milliseconds(step['p10'])} - {milliseconds(step['p90'])}" if step else None
 
 
-def _reasons(row: Row) -> str | None:
+def _reasons(row: PointRow) -> str | None:
     return ", ".join(each.text for each in row.disturbed) or None
 
 
-def _peaks(row: Row) -> str | None:
+def _peaks(row: PointRow) -> str | None:
     peaks = row.summary["peak_memory_mib"]
     return " ".join(number(peak, ".1f") for peak in peaks) if peaks else None
 
 
-def _loss(row: Row) -> str | None:
+def _loss(row: PointRow) -> str | None:
     loss = row.summary["loss"]
     if not loss:
         return None
@@ -105,24 +104,24 @@ def _loss(row: Row) -> str | None:
     return f"{first} {arrow()} {last}"
 
 
-def _status(row: Row) -> str | None:
+def _status(row: PointRow) -> str | None:
     return None if row.summary["status"] == "finished" else str(row.summary["status"])
 
 
-def _about_samples(rows: Sequence[Row]) -> str:
+def _about_samples(rows: Sequence[PointRow]) -> str:
     gaps = [gap for row in rows if (gap := row.summary.get("between_steps_ms")) is not None]
     between = f"{extremes(gaps, '.1f')} ms (median) " if gaps else ""
     return f"samples/s: batch_size / step ms, so without the {between}between two steps (to load a batch, write rows)."
 
 
-def _about_formula(rows: Sequence[Row]) -> str:
+def _about_formula(rows: Sequence[PointRow]) -> str:
     emulated = sorted({row.summary["device"] == "emulated" for row in rows})
     times = {False: "equal layers, F = B = W and free hops", True: "an emulated device's nominal times"}
     known = " or for ".join(times[each] for each in emulated)
     return f"formula: the bubble by the schedule's closed form, for {known}."
 
 
-def _about_engines(rows: Sequence[Row]) -> str:
+def _about_engines(rows: Sequence[PointRow]) -> str:
     compared = [row for row in rows if row.summary["engines"]]
     emulated = all(row.summary["device"] == "emulated" for row in compared)
     limit = "simulated with the device's nominal times" if emulated else "one rank's compute alone, times (M+K-1)/M"
@@ -130,7 +129,7 @@ def _about_engines(rows: Sequence[Row]) -> str:
     return " ".join([about, *_about_other_orders(compared)])
 
 
-def _about_other_orders(rows: Sequence[Row]) -> Iterator[str]:
+def _about_other_orders(rows: Sequence[PointRow]) -> Iterator[str]:
     """Yield which order torch ran instead of microp's, and how the limits of the two differ, one sentence per pair."""
     pairs: dict[tuple[str, str], list[float]] = {}
     for row in rows:
@@ -147,7 +146,7 @@ def _about_other_orders(rows: Sequence[Row]) -> Iterator[str]:
 IN_TURN = "Where engines ran in turn, the columns that name none are microp's; where sums did, ddp's."
 
 
-def _about_step(rows: Sequence[Row]) -> str:
+def _about_step(rows: Sequence[PointRow]) -> str:
     turns = any(row.summary["engines"] or row.summary["syncs"] for row in rows)
     return f"{MEANINGS['step ms']} {IN_TURN}" if turns else MEANINGS["step ms"]
 
@@ -159,7 +158,7 @@ MEANINGS = {  # also of a list of recorded runs
 }
 
 
-def _about_peaks(rows: Sequence[Row]) -> str:
+def _about_peaks(rows: Sequence[PointRow]) -> str:
     several = any(row.summary["replicas"] > 1 for row in rows)
     many = any(len(row.summary["peak_memory_mib"] or ()) > LISTED_RANKS for row in rows)
     which = ", the larger of its replicas" if several else ""
@@ -178,18 +177,18 @@ _RESULTS = (
     Result("p10 - p90", 40, _spread, MEANINGS["p10 - p90"]),
     Result("predicted ms", 45, _time("predicted", "step_ms"), "predicted ms: of a step, known before the run."),
     Result("disturbed", 85, _reasons),
-    Result("torch / microp", 79, _ratio("engines", "ratio", "torch/microp"), _TURNS),
+    Result("torch / microp", 80, _ratio("engines", "ratio", "torch/microp"), _TURNS),
     Result("microp ms", 78, _ENGINES("microp", "median"), _about_engines),
     Result("torch ms", 77, _ENGINES("torch", "median"), _about_engines),
     Result("limit ms", 76, _ENGINES("limit", "median"), _about_engines),
     Result("microp / limit", 75, _ratio("engines", "ratio", "microp/limit"), _TURNS),
-    Result("ddp / torch_ddp", 79, _ratio("syncs", "ratio", "ddp/torch_ddp"), _TURNS),
+    Result("ddp / torch_ddp", 80, _ratio("syncs", "ratio", "ddp/torch_ddp"), _TURNS),
     Result("ddp ms", 78, _SYNCS("ddp", "median"), _SUMS),
     Result("torch_ddp ms", 77, _SYNCS("torch_ddp", "median"), _SUMS),
     Result("samples/s", 50, lambda row: _number(row, "{:,.0f}".format, "samples_per_s"), _about_samples),
     Result("bubble", 80, _fraction("bubble", "measured"), MEANINGS["bubble"]),
-    Result("formula", 70, _fraction("bubble", "closed_form"), _about_formula),
-    Result("peak MiB", 60, _peaks, _about_peaks),
+    Result("formula", 60, _fraction("bubble", "closed_form"), _about_formula),
+    Result("peak MiB", 80, _peaks, _about_peaks),
     Result("loss", 30, _loss, "loss: of the first and the last measured step."),
     Result("status", 95, _status),
 )

@@ -12,219 +12,184 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TextIO
+from typing import TYPE_CHECKING
 
 from microp.job import NOT_ASKED
 from microp.settings import RunOptions
 from microp.store import (
     DISTURBANCES,
-    Row,
+    Runs,
     SelectionError,
     column_named,
-    columns_of,
+    find,
     is_missing,
-    list_attempts,
-    list_runs,
+    nothing_found,
+    read_groups,
+    records,
     shown,
+    size_of,
     spelling,
     split_outside_brackets,
-    tell_apart,
+    swept,
     when,
 )
 from microp.terminal import columns, results, run_comparison
-from microp.terminal.columns import Column
+from microp.terminal.columns import Column, number
 from microp.terminal.console import error, out, warn
-from microp.terminal.figure_text import number
-from microp.terminal.question_text import question_column
-from microp.terminal.run_search import Found, find, nothing_found, read_groups
 from microp.terminal.run_table import swept_columns
 from microp.terminal.run_tidy import tidy
-from microp.terminal.swept import swept
+
+if TYPE_CHECKING:  # --help does without pandas
+    import pandas as pd
 
 _FIRST = ("schedule", "chunks", "ranks", "model", "checkpointing", "partition", "engine", "device", "batch_size")
-_KEY, _REST = 90, 30  # importance of keys that tell rows apart, and of the others
 _IN_ID = ("schedule", "chunks", "ranks", "replicas")  # the id of a run tells them
+_KEY, _TOLD = 55, 30  # importance of keys, and of those that the id tells
 ROWS = 20  # of a table, unless -n says otherwise
 NAMED = 5  # failures and unreadable runs that are named below a table
 MEANINGS = {**results.MEANINGS, "peak MiB": "peak MiB: as metered in one further step, of the rank that needs most."}
 
 
 def answer(options: RunOptions) -> int:
-    """List, compare or tidy runs and return the exit code: 0, or 1 if no run meets the filters, or 2 for bad input."""
+    """List, compare or delete runs and return the exit code: 0; 1 if no run meets the filters; 2 for bad input."""
     limit = (0 if options.csv else ROWS) if options.limit is None else options.limit
     try:
-        found = find(options.words, list_attempts if options.all else list_runs)
-        if not found.rows:
-            error(nothing_found(found))
+        runs = find(options.words, options.all)
+        if runs.rows.empty:
+            error(nothing_found(runs))
             return 1
-        if options.delete or options.archive is not None:
-            return tidy(found, options.all, options.archive, options.yes)
-        if found.unreadable and (options.compare or options.csv):
-            count = len(found.unreadable)
-            warn(f"left out, {count} attempt{'' if count == 1 else 's'} cannot be read: {found.unreadable[0]}")
-        if options.compare:
-            groups = read_groups(options.compare, found)
-            if options.csv:
-                run_comparison.write_csv(*groups, limit, sys.stdout)
-            else:
-                run_comparison.show(*groups, limit)
-            return 0
+        if options.delete:
+            return tidy(runs, options.all, options.yes)
+        if runs.unreadable and (options.compare or options.csv):
+            count = len(runs.unreadable)
+            warn(f"left out, {count} attempt{'' if count == 1 else 's'} cannot be read: {runs.unreadable[0]}")
         names = split_outside_brackets(options.columns) if options.columns else []
-        if names == ["help"]:
-            show_columns(found.rows)
+        if options.compare:
+            groups = read_groups(options.compare, runs)
+            if not options.csv:
+                run_comparison.show(*groups, limit)
+                return 0
+            figures = run_comparison.pairing_of(*groups).figures
+            figures = figures[figures["pair"] < limit] if limit else figures
+            write_csv(figures.drop(columns=["pair", "comparison"]), [])
+        elif names == ["help"]:
+            show_columns(runs.rows)
         elif options.csv:
-            write_csv(found.rows[: limit or None], names, sys.stdout)
+            write_csv(runs.rows[: limit or None], names)
         else:
-            show(found, names, limit)
+            show(runs, names, limit)
     except SelectionError as problem:
         error(str(problem))
         return 2
     return 0
 
 
-def write_csv(rows: Sequence[Row], names: Sequence[str], stream: TextIO) -> None:
-    """Write whole rows as CSV: the named columns, or all columns if none is named. Lists are written as JSON."""
-    known = columns_of(rows)
-    chosen = {name: column_named(name, known) for name in names} if names else {name: name for name in known}
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(chosen)
-    for row in rows:
-        writer.writerow(
-            when(row[column]) if name == "when" else _whole(row.get(column)) for name, column in chosen.items()
-        )
+def write_csv(rows: pd.DataFrame, names: Sequence[str]) -> None:
+    """Write whole rows to standard output: the named columns, or all if none is named. Lists are written as JSON."""
+    if names:
+        chosen = [column_named(name, rows) for name in names]
+        rows = rows[chosen].set_axis(list(names), axis="columns")
+        rows = rows.assign(**{name: rows[name].map(when) for name in names if name == "when"})
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(rows.columns)
+    for row in rows.itertuples(index=False, name=None):
+        writer.writerow(json.dumps(v) if isinstance(v, list) else "" if is_missing(v) else v for v in row)
 
 
-def _whole(value: Any) -> Any:
-    return "" if is_missing(value) else json.dumps(value) if isinstance(value, list) else value
-
-
-def show_columns(rows: Sequence[Row]) -> None:
+def show_columns(rows: pd.DataFrame) -> None:
     """Print the name of every column, with its value in the newest run that has one."""
-    known = columns_of(rows)
-    for name in dict.fromkeys(map(spelling, known)):
-        column = column_named(name, known)
-        newest = next((row for row in rows if not is_missing(row.get(column))), {})
+    for name in dict.fromkeys(map(spelling, map(str, rows))):
+        column = column_named(name, rows)
+        newest = next(iter(rows[column].dropna()), None)
         out.print(f"{name:32} {shown(newest, column)}", soft_wrap=True, markup=False)
 
 
-def show(found: Found, names: Sequence[str], limit: int) -> None:
+def show(runs: Runs, names: Sequence[str], limit: int) -> None:
     """Print a table of runs and what is to be said about them.
 
     Args:
-        found: the runs.
+        runs: the runs.
         names: the columns; none: time, name, status, the keys that differ, and the main figures.
         limit: the most rows that are printed; 0 for all.
     """
-    rows = found.rows[: limit or None]
-    if names:
-        chosen, meaning = _chosen(rows, names, columns_of(found.all)), ""
-    else:
-        chosen, meaning = _default(rows)
-    columns.paragraph(out, _heading(found))
+    rows = runs.rows[: limit or None]
+    chosen = [_column(name, rows[column_named(name, runs.all)]) for name in names] or _default(rows)
+    columns.paragraph(out, _heading(runs))
     printed = columns.show(out, chosen, "--csv")
-    if more := len(found.rows) - len(rows):
+    if more := len(runs.rows) - len(rows):
         out.print(f"{more} more: -n 0 shows all", style="dim")
     if not names:
         about = [MEANINGS[name] for name in printed if name in MEANINGS]
-        if any("compare" in (row.get("config.engine.name"), row.get("config.sync.name")) for row in rows):
-            about.append(results.IN_TURN)
-        columns.paragraph(out, " ".join([*about, meaning]).strip())
-        kinds = [kind for kind in DISTURBANCES if any(kind in (row["disturbed"] or "") for row in rows)]
-        if "disturbed" in printed:
-            columns.paragraph(out, "disturbed: " + "; ".join(f"{kind}: {DISTURBANCES[kind]}" for kind in kinds))
-    _show_failed([f"{row['status']}: {row['run_id']}: {row['message']}" for row in rows if row.get("message")])
-    named = found.unreadable[: NAMED if limit else None]
+        turns = rows.get("config.engine.name"), rows.get("config.sync.name")
+        about += [results.IN_TURN] * any(column is not None and "compare" in {*column} for column in turns)
+        reasons = " ".join(filter(None, rows["disturbed"]))
+        kinds = [f"{kind}: {meaning}" for kind, meaning in DISTURBANCES.items() if kind in reasons]
+        columns.paragraph(out, " ".join([*about, *[f"disturbed: {'; '.join(kinds)}"] * bool(kinds)]))
+    failed = rows.dropna(subset="message")
+    for status, run, message in zip(failed["status"][:NAMED], failed["run_id"], failed["message"], strict=False):
+        line = " ".join(f"{status}: {run}: {message}".split())
+        out.print(line if len(line) <= out.width else line[: out.width - 1] + columns.CUT, soft_wrap=True, markup=False)
+    if len(failed):
+        columns.paragraph(out, "whole messages: --columns=run,message --csv")
+    named = runs.unreadable[: NAMED if limit else None]
     for reason in named:
         columns.paragraph(out, f"left out: {reason}", "")
-    if more := len(found.unreadable) - len(named):
+    if more := len(runs.unreadable) - len(named):
         out.print(f"{more} more cannot be read: -n 0 names them", style="dim")
 
 
-def _heading(found: Found) -> str:
-    number = f"{len(found.rows)} of " if found.filters else ""
-    states = Counter(row["status"] for row in found.rows)
-    state = ", ".join(f"{count} {status}" for status, count in states.most_common())
-    asked = " with " + " ".join(each.text for each in found.filters) if found.filters else ""
-    number += "1 run" if len(found.all) == 1 else f"{len(found.all)} runs"
-    return f"{number} in {found.folder}{asked}, newest first: {state}"
+def _heading(runs: Runs) -> str:
+    states = ", ".join(f"{count} {status}" for status, count in runs.rows["status"].value_counts().items())
+    total = "1 run" if len(runs.all) == 1 else f"{len(runs.all)} runs"
+    if runs.filters:
+        total = f"{len(runs.rows)} of {total}"
+    asked = " with " + " ".join(condition.text for condition in runs.filters) if runs.filters else ""
+    return f"{total} in {runs.folder}{asked}, newest first: {states}"
 
 
-def _show_failed(messages: Sequence[str]) -> None:
-    """Print one line for each of the first messages, cut where the terminal ends."""
-    for message in messages[:NAMED]:
-        line = " ".join(message.split())
-        out.print(line if len(line) <= out.width else line[: out.width - 1] + columns.CUT, soft_wrap=True, markup=False)
-    if messages:
-        columns.paragraph(out, "whole messages: --columns=run,message --csv")
+def _column(name: str, values: pd.Series) -> Column:
+    numbers = values.name != "started" and values.dropna().map(lambda value: isinstance(value, int | float)).all()
+    texts = [shown(value, str(values.name)) for value in values]
+    return Column(name, texts, "right" if numbers else "left", 0, None if numbers else 8)
 
 
-def _chosen(rows: Sequence[Row], names: Sequence[str], known: Sequence[str]) -> list[Column]:
-    chosen = [(name, column_named(name, known)) for name in names]
-    return [_column(name, [shown(row, column) for row in rows], rows, column) for name, column in chosen]
+def _default(rows: pd.DataFrame) -> list[Column]:
+    """Return the columns of a listing without chosen ones: when and which, the keys that differ, and main figures."""
+    asked = {column: column.removeprefix("config.") for column in map(str, rows) if column.startswith("config.")}
+    asked = {column: key for column, key in asked.items() if key.partition(".")[0] not in NOT_ASKED}
+    questions = [  # without the keys that an option does not have, which are NaN
+        {key: value for key, value in question.items() if value is None or not is_missing(value)}
+        for question in records(rows[list(asked)].rename(columns=asked))
+    ]
+    keys = swept_columns(swept(questions, _FIRST))
+    figures = rows.reindex(columns=list(_FIGURES)).map(size_of)
+    low, middle, high, bubble, peaks = (figures[name].tolist() for name in _FIGURES)
+    return [
+        Column("when", [when(started) for started in rows["started"]], "left", 50),
+        Column("run", list(rows["run_id"]), "left", 100),
+        *_if_told("attempt", [name.removeprefix("attempt-") for name in rows["attempt"]], "1"),
+        *_if_told("status", list(rows["status"]), "finished"),
+        *(replace(key, importance=_TOLD if key.name in _IN_ID else _KEY) for key in keys),
+        Column("step ms", [_figure(value) for value in middle], importance=92),
+        Column("p10 - p90", [f"{_figure(a)} - {_figure(b)}" for a, b in zip(low, high, strict=True)], importance=40),
+        Column("bubble", [_figure(value, ".3f") for value in bubble], importance=80),
+        *_if_told("disturbed", [text or "" for text in rows["disturbed"]], "", 12),
+        Column("peak MiB", [_figure(value) for value in peaks], importance=80),
+    ]
 
 
-def _column(name: str, values: list[str], rows: Sequence[Row], column: str, importance: int = 0) -> Column:
-    numbers = all(isinstance(row.get(column), int | float) or is_missing(row.get(column)) for row in rows)
-    numbers = numbers and column != "started"
-    return Column(name, values, "right" if numbers else "left", importance, None if numbers else 8)
+_FIGURES = ("step_ms.p10", "step_ms.median", "step_ms.p90", "bubble.measured", "peak_memory_mib")
 
 
-def _default(rows: Sequence[Row]) -> tuple[list[Column], str]:
-    """Return the columns of a listing without chosen ones, and what its column `question` means, if it has one.
-
-    There is a column per key that differs, or one for all of them if they have no room.
-    """
-    keys = swept(list(map(_question, rows)), _FIRST)
-    own, figures = list(_about_runs(rows)), list(_figures(rows))
-    few = tell_apart({key: keys[key] for key in sorted(keys, key=lambda key: (key not in _IN_ID, "." in key))})
-    told = {key: keys[key] for key in few if key not in _IN_ID}  # together with the id they tell the rows apart
-    of_keys = [replace(each, importance=_KEY if each.name in told else _REST) for each in swept_columns(keys)]
-    whole = [*own, *of_keys, *figures]
-    if not told.keys() & columns.fit(whole, out.width).left_out:
-        return whole, ""
-    groups = [key for key in told if any(f"config.{key}.name" in row for row in rows)]
-    column, meaning = question_column(told, groups, _KEY)
-    return [*own, column, *(each for each in of_keys if each.name not in told), *figures], meaning
+def _if_told(name: str, values: Sequence[str], usual: str, shortest: int | None = None) -> Iterator[Column]:
+    """Yield a column in which at least one value is not the usual one."""
+    if set(values) - {usual}:
+        yield Column(name, values, "left", 91, shortest)
 
 
-def _about_runs(rows: Sequence[Row]) -> Iterator[Column]:
-    """Yield the columns of when and how the runs ran; what is left out first has the lowest importance."""
-    yield Column("when", [when(row["started"]) for row in rows], "left", 50)
-    yield Column("run", [row["run_id"] for row in rows], "left", 100)
-    if any(row["attempt"] != "attempt-1" for row in rows):
-        yield Column("attempt", [row["attempt"].removeprefix("attempt-") for row in rows], "right", 95)
-    if any(row["status"] != "finished" for row in rows):
-        yield Column("status", [row["status"] for row in rows], "left", 95)
-
-
-def _figures(rows: Sequence[Row]) -> Iterator[Column]:
-    yield Column("step ms", [_time(row.get("step_ms.median")) for row in rows], importance=92)
-    yield Column("p10 - p90", [_range(row) for row in rows], importance=40)
-    yield Column("bubble", [_fraction(row.get("bubble.measured")) for row in rows], importance=80)
-    if any(row["disturbed"] for row in rows):
-        yield Column("disturbed", [row["disturbed"] or "" for row in rows], "left", 91, 12)
-    peaks = [row.get("peak_memory_mib") for row in rows]
-    yield Column("peak MiB", [number(max(peak), ".1f") if peak else "-" for peak in peaks], importance=60)
-
-
-def _question(row: Row) -> dict[str, Any]:
-    """Return the part of a row's configuration that is asked, and the launch; where and how it ran is left out."""
-    keys = {column.removeprefix("config."): value for column, value in row.items() if column.startswith("config.")}
-    return {key: value for key, value in keys.items() if key.partition(".")[0] not in NOT_ASKED}
-
-
-def _time(value: float | None) -> str:
-    return "-" if value is None or is_missing(value) else number(value, ".1f")
-
-
-def _fraction(value: float | None) -> str:
-    return "-" if value is None or is_missing(value) else format(value, ".3f")
-
-
-def _range(row: Row) -> str:
-    low, high = row.get("step_ms.p10"), row.get("step_ms.p90")
-    return "-" if low is None or high is None else f"{_time(low)} - {_time(high)}"
+def _figure(value: float, form: str = ".1f") -> str:
+    return "-" if math.isnan(value) else format(value, form) if form == ".3f" else number(value, form)

@@ -16,19 +16,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from microp.store import DISTURBANCES
+from microp.store import DISTURBANCES, PointRow, same, swept, verdicts
 from microp.terminal.columns import Column, paragraph, show
 from microp.terminal.console import error, out
 from microp.terminal.results import results
-from microp.terminal.run_rows import Row
-from microp.terminal.swept import same, swept
-from microp.terminal.verdicts import verdicts
 
-SWEPT = 100  # importance of the columns of swept keys: they are left out last
-LONG = 10  # characters to which values of keys may be shortened
+SWEPT = 79  # importance of the columns of swept keys: step ms, bubble, peak and ratios stay longer
+LONG = 8  # characters to which values of keys may be shortened
 
 
-def show_runs(rows: Sequence[Row], whole: str) -> None:
+def show_runs(rows: Sequence[PointRow], whole: str) -> None:
     """Print what was asked, the table, what its columns mean, and the failures.
 
     Args:
@@ -64,7 +61,7 @@ def _side(values: Sequence[str]) -> Literal["left", "right"]:
     return "right"
 
 
-def _heading(rows: Sequence[Row]) -> str:
+def _heading(rows: Sequence[PointRow]) -> str:
     states = [row.summary["status"] for row in rows]
     if len(rows) == 1:
         return f"{states[0]}:"
@@ -72,7 +69,7 @@ def _heading(rows: Sequence[Row]) -> str:
     return f"{counts}, the same in all:"
 
 
-def _explain_disturbances(rows: Sequence[Row]) -> None:
+def _explain_disturbances(rows: Sequence[PointRow]) -> None:
     """Say what the reasons in the column `disturbed` mean and what to do, if a run has one."""
     kinds = {each.kind for row in rows for each in row.disturbed}
     if kinds:

@@ -10,11 +10,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -43,13 +44,21 @@ def run_joined(job: Job, joined: Joined, attempt: Path) -> None:
         WriteError: the rows cannot be written.
     """
     clock = joined.clocks[joined.host]
+    signal.signal(signal.SIGTERM, _fail)
     try:
         run_rank(job, joined.comms, int(os.environ["LOCAL_RANK"]), attempt, clock.offset_ns)
     except WriteError:
         raise
     except Exception as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what follows records this end
         _exchange_errors(joined, attempt)
         raise why_failed(attempt, str(error)) from error
+
+
+def _fail(*_: object) -> NoReturn:
+    """Fail, and so record an end: torchrun sends SIGTERM to a host's ranks when one has ended, and kills after 30 s."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise ConnectionError("torchrun ended the ranks of this host")
 
 
 def _exchange_errors(joined: Joined, attempt: Path) -> None:

@@ -10,24 +10,20 @@
 from __future__ import annotations
 
 import faulthandler
-import gc
 import logging
 import multiprocessing
 import os
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from importlib import import_module
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -36,36 +32,36 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from microp.comms import Comms, Heartbeats, Hosts, Place, StagedComms, init_process_group
+from microp.comms import Comms, Heartbeats, Hosts, Place, StagedComms, init_process_group, process_state
 from microp.device import gpu_of
 from microp.job import Job
-from microp.settings import KIB, TextSettings
+from microp.settings import KIB
 from microp.store import full_disk
 from microp.worker.allocator import keep_freed_memory
-from microp.worker.failure import no_server, what_failed
-from microp.worker.forkserver import no_other_forkserver, start_forkserver
-from microp.worker.forkserver_setup import end_by_interrupt
-from microp.worker.leftovers import named_semaphores
+from microp.worker.failure import what_failed
 from microp.worker.rank import run_rank
-from microp.worker.watch import Watch
 
 Entry = Callable[[Job, Comms, int, Path], Any]
+# Imported once for all ranks, in this order: the optimizer needs the second, most ranks train on the text of the third.
+PRELOAD = ["microp.worker", "torch._dynamo", "microp.worker.library"]
 _TO_BEGIN = 32 * KIB  # the room that a rank needs on the disk: for its log, its first rows and its error
 _LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"  # the name of the network interface of that address
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_POLL_S = 0.25  # between two looks at the ranks' processes
+_LAST_S = 0.2  # several times as long as torch's launcher takes to see that a rank has ended
 
 
 # --- processes -----------------------------------------------------------------------------------
 
 
-def launch_ranks(job: Job, attempt: Path, shutdown_s: int, entry: Entry = run_rank) -> dict[int, Any]:
+def launch_ranks(job: Job, attempt: Path, shutdown_s: float, entry: Entry = run_rank) -> dict[int, Any]:
     """Start one process per rank, and return when all have ended.
 
     Args:
         job: the job to run.
         attempt: the folder into which ranks write; elastic writes their output into `logs/`.
-        shutdown_s: the time that the other ranks have to end after one has failed, in seconds.
+        shutdown_s: the time that the other ranks have to end after one has ended, in seconds.
         entry: the function that each rank runs, (job, comms, local rank, attempt) -> any picklable value.
 
     Returns:
@@ -73,33 +69,33 @@ def launch_ranks(job: Job, attempt: Path, shutdown_s: int, entry: Entry = run_ra
 
     Raises:
         RankError: a rank failed or was killed.
-        WriteError: a rank could not write its rows, or there is no room for what the launcher needs.
+        WriteError: a rank could not write its rows, or there is no room for what it needs.
         KeyboardInterrupt: this process received Ctrl-C or another signal to end.
     """
-    _silence_torch()
+    # 1. prepare what the ranks share: room for their logs, a store to meet, memory for their heartbeats
     if no_room := full_disk(attempt / "logs", nbytes=job.processes * _TO_BEGIN):
         raise no_room
-    start_forkserver(job.processes, isinstance(job.data, TextSettings) and job.data.is_library)
-    store = _open_store()
-    config = _launch_config(job, attempt, store.port)
-    hiding = (
-        *(main_module_hidden(entry), _start_method_hidden(), _signal_handlers_kept()),
-        *(_error_files_in(attempt / "logs"), named_semaphores(), no_other_forkserver()),
-    )
-    with Watch(job, shutdown_s) as watch, ExitStack() as stack:
-        for each in hiding:
-            stack.enter_context(each)
-        try:
-            results: dict[int, Any] = elastic_launch(config, _in_new_process)(
-                job, attempt, entry, watch.heartbeats.path, watch.exits
-            )
-        except SignalException as stop:
-            raise KeyboardInterrupt from stop
-        except ChildFailedError as error:
-            raise what_failed(attempt, error, watch) from None
-        except (EOFError, ConnectionError) as error:
-            raise no_server(attempt) from error
-    return results
+    _silence_torch()
+    multiprocessing.set_forkserver_preload(PRELOAD)
+    store, heartbeats = _open_store(), Heartbeats.shared(job.processes)
+    # 2. start them and wait, with this process as it was before elastic and multiprocessing changed it
+    try:
+        with (
+            main_module_hidden(entry),
+            _start_method_hidden(),
+            _signal_handlers_kept(),
+            _killed_after(shutdown_s, heartbeats),
+        ):
+            launched = elastic_launch(_launch_config(job, attempt, store.port), _in_new_process)
+            results: dict[int, Any] = launched(job, attempt, entry, heartbeats.path)
+        return results
+    # 3. say which rank failed, and why
+    except SignalException as stop:
+        raise KeyboardInterrupt from stop
+    except ChildFailedError as error:
+        raise what_failed(job, attempt, error.failures, heartbeats) from None
+    finally:
+        heartbeats.close()
 
 
 def _silence_torch() -> None:
@@ -107,23 +103,6 @@ def _silence_torch() -> None:
     for name in ("torchelastic-events-null", *logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torchelastic", "torch.multiprocessing")):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-@contextmanager
-def _error_files_in(folder: Path) -> Iterator[None]:
-    """Let torch make its files for a rank's error in a folder of the attempt.
-
-    It makes and removes each of them only for its name, in the temporary folder, where a kill in between left it.
-    """
-    folder.mkdir(exist_ok=True)
-    module = vars(import_module("torch.multiprocessing.spawn"))  # torch.multiprocessing has a function of this name
-    module["tempfile"] = SimpleNamespace(NamedTemporaryFile=partial(tempfile.NamedTemporaryFile, dir=folder))
-    try:
-        yield
-    finally:
-        module["tempfile"] = tempfile
-        for left in folder.glob("pytorch-errorfile-*"):  # of a rank that failed before it could tell microp why
-            left.unlink(missing_ok=True)
 
 
 def _launch_config(job: Job, attempt: Path, port: int) -> LaunchConfig:
@@ -140,6 +119,8 @@ def _launch_config(job: Job, attempt: Path, port: int) -> LaunchConfig:
         max_restarts=0,
         monitor_interval=0.02,
         logs_specs=DefaultLogsSpecs(log_dir=str(attempt / "logs"), redirects=Std.ALL),
+        # What is ignored stays ignored: SIGHUP after nohup, SIGINT in a job that a script started in the background.
+        signals_to_handle=",".join(number.name for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN),
     )
 
 
@@ -205,29 +186,58 @@ def main_module_hidden(entry: Callable[..., Any]) -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats: str | None, _: None) -> Any:
+@contextmanager
+def _killed_after(shutdown_s: float, heartbeats: Heartbeats) -> Iterator[None]:
+    """Kill ranks that have not ended `shutdown_s` after another one, as when they are stopped: torch waits for 30 s."""
+    over = threading.Event()
+
+    def states() -> dict[int, str | None]:
+        pids = [heartbeats.read(rank).pid for rank in range(heartbeats.count)]
+        return {pid: process_state(pid) for pid in pids if pid}
+
+    def watch() -> None:
+        while None not in states().values():
+            if over.wait(_POLL_S):
+                return
+        if not over.wait(shutdown_s):
+            for pid in (pid for pid, state in states().items() if state is not None):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=watch, name="watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats: str | None) -> Any:
     """Connect to the other ranks, run `entry`, wait for the others to have run it, and return its result."""
-    gc.freeze()  # the collector need not scan the objects from before the fork
-    end_by_interrupt()
+    # 1. let this process end with its launcher, and at once: a handler of Python's waits for torch's C++ code
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     faulthandler.register(signal.SIGTERM, chain=True)  # the log of a rank that did not answer says where it was
     end_with_parent()
+    # 2. take the rank's part of the machine
     keep_freed_memory()
     torch.set_num_threads(job.device.threads)
     for library in ("GLOO", "NCCL"):
-        os.environ[f"{library}_SOCKET_IFNAME"] = (
-            LOOPBACK_INTERFACE  # by default they listen where other hosts can connect
-        )
+        os.environ[f"{library}_SOCKET_IFNAME"] = LOOPBACK_INTERFACE  # by default other hosts can connect
     local_rank = int(os.environ["LOCAL_RANK"])
     shared = Heartbeats(job.processes, heartbeats)
     shared.start(int(os.environ["RANK"]))
+    # 3. run; a rank that lost another one ends after it, so that torch's launcher first sees the one that was killed
     try:
         comms = connect(job, local_rank)
         comms.heartbeats = shared
         result = entry(job, comms, local_rank, attempt)
         shared.at(comms.world_rank, Place.ENDED)
         comms.barrier()  # no rank ends while another may use a connection; the system closes them, sooner than gloo
-    except BaseException:  # torch would write it to a file in the temporary folder, and leave that there
+    except BaseException:
         traceback.print_exc()
+        time.sleep(_LAST_S)
         sys.exit(1)
     return result
 
@@ -245,20 +255,19 @@ def connect(job: Job, local_rank: int, hosts: Hosts | None = None, store: Store 
 
 
 def end_with_parent() -> None:
-    """End this process soon after the process that launched it has ended, even if that was killed.
+    """End this process soon after the process that launched it or its own parent has ended, even if that was killed.
 
     A rank of `launch_ranks` is a child of the forkserver, not of the launcher, and keeps the
-    forkserver alive; multiprocessing gives it a pipe that closes with the launcher. A rank of
-    torchrun is torchrun's own child and gets another parent when torchrun has ended.
+    forkserver alive; multiprocessing gives it a pipe that closes with the launcher. When the
+    forkserver ends, torch sends it SIGINT, which may be ignored. A rank of torchrun is torchrun's
+    own child. A process whose parent has ended gets another parent.
     """
     launcher, parent = multiprocessing.parent_process(), os.getppid()
+    wait = launcher.join if launcher else time.sleep
 
     def watch() -> None:
-        if launcher is not None:
-            launcher.join()
-        else:
-            while os.getppid() == parent:
-                time.sleep(0.5)
+        while os.getppid() == parent and (launcher is None or launcher.is_alive()):
+            wait(0.5)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -70,7 +70,7 @@ class Joined:
     def close(self) -> None:
         """Disconnect."""
         if isinstance(self.everyone, GroupComms):
-            self.everyone.group = None
+            self.everyone.drop()
         self.comms.close()
 
 

@@ -5,6 +5,9 @@
     round 0    case 0: warm-up ─► steps    case 1: warm-up ─► steps ...    ─► case0.round0.rank0.npz, ...
     round 1    case 0: warm-up ─► steps    case 1: ...
 
+A slow model is measured with fewer cases: one that would not fit `rounds` times, and those after it, are left out, but
+never one of the first `needed`.
+
 All cases run in one launch, with the trainer, the engine and the transport of a run. A machine's speed drifts within
 a minute; the rounds spread every case over the whole time, so that no case is slower because of when it was run.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +24,10 @@ import torch
 
 from microp.comms import Comms
 from microp.job import Job
-from microp.worker.profile_budget import Budget
 from microp.worker.trainer import Trainer
+
+WARMUP = 2  # steps of a round before those that count
+FEWEST, MOST = 2, 50  # steps of a round that count
 
 
 def record_cases(
@@ -80,7 +85,7 @@ def record_cases(
 
 def _slowest(comms: Comms, *seconds: float) -> list[float]:
     """Return the largest of each of these times over the ranks."""
-    return [float(value) for value in comms.all_reduce(torch.tensor(seconds), "max")]
+    return comms.all_reduce(torch.tensor(seconds, device=comms.device), "max").tolist()
 
 
 def _seconds(step: tuple[np.ndarray, list[int]]) -> float:
@@ -97,3 +102,56 @@ def _step(trainer: Trainer, number: int) -> tuple[np.ndarray, list[int]]:
     ended, began = row["ended_ns"], row["began_ns"]
     reduced = ended - round(row["optimizer_ms"] * 1e6)
     return times, [began, reduced - round(row["exposed_ms"] * 1e6), reduced, ended]
+
+
+class Budget:
+    """Decides how many cases, rounds and steps are run in a given time.
+
+    Args:
+        cases: the number of cases, the most important ones first.
+        needed: how many of them are run in any case.
+        rounds: how often every case should be run.
+        seconds: the time for all.
+
+    It has no clock. Every rank gives it the same times and so comes to the same decisions.
+    """
+
+    def __init__(self, cases: int, needed: int, rounds: int, seconds: float) -> None:
+        self._cases, self._needed, self._rounds, self._seconds = cases, needed, rounds, seconds
+        self._least: list[float] = []  # of each case of round 0, seconds
+        self._left = cases * rounds
+        self._fewest, self._is_first = FEWEST, True
+
+    def turns(self) -> Iterator[tuple[int, int]]:
+        """Yield (round, case) of what is run next; `steps` has to be asked in each of them."""
+        for number in range(self._cases):
+            if number >= self._needed and sum(self._least) / number * (number + 1) * self._rounds > self._seconds:
+                break
+            yield 0, number
+        kept, self._is_first = len(self._least), False
+        rounds = min(self._rounds, max(1, round(self._seconds / max(1e-9, sum(self._least)))))
+        self._left = kept * (rounds - 1)
+        for turn in range(1, rounds):
+            for number in range(kept):
+                yield turn, number
+
+    def warmup(self, first: float) -> int:
+        """Return how many steps more are not counted, after one that took `first` seconds."""
+        if self._needed * (WARMUP + FEWEST) * first > self._seconds:
+            self._fewest = 1
+            return 0
+        return WARMUP - 1
+
+    def steps(self, elapsed: float, before: float, step: float) -> int:
+        """Return how many steps of a case are counted.
+
+        Args:
+            elapsed: seconds since the first case began.
+            before: seconds since this case began, with its warm-up.
+            step: the seconds of a step.
+        """
+        if self._is_first:
+            self._least.append(before + self._fewest * step)
+        self._left -= 1
+        share = (self._seconds - elapsed - self._left * before) / (self._left + 1)  # the others need their warm-up too
+        return int(min(MOST, max(self._fewest, share / max(1e-6, step))))

@@ -18,7 +18,6 @@ import resource
 import time
 import traceback
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -26,17 +25,12 @@ from microp.comms import Comms, Place, last_awaited
 from microp.engine import ActionError, describe_failure
 from microp.job import Job
 from microp.store import RankRecorder, Row, WriteError
+from microp.worker.diverged import DivergedError, remedy
 from microp.worker.snapshot import Snapshots
 from microp.worker.trainer import Trainer
 
 
-class DivergedError(ArithmeticError):
-    """The loss is not finite; the message names it, the step, the rank and the remedy."""
-
-
-def run_rank(
-    job: Job, comms: Comms, local_rank: int, attempt: Path, clock_offset_ns: int = 0, after: Connection | None = None
-) -> None:
+def run_rank(job: Job, comms: Comms, local_rank: int, attempt: Path, clock_offset_ns: int = 0) -> None:
     """Train for the job's steps and write this rank's files into `attempt`.
 
     Args:
@@ -45,26 +39,22 @@ def run_rank(
         local_rank: the rank's index on its host.
         attempt: the folder into which the rank writes.
         clock_offset_ns: what is added to a moment of this host's clock, to have it on the clock of rank 0's host.
-        after: the first step begins when there is something to read from it, which stays there for the launcher.
 
     Raises:
         Exception: any error of a step, after it has been written to `error.rank<r>.json`.
     """
     recorder = RankRecorder(attempt, comms.world_rank, comms.replica, clock_offset_ns)
     at = partial(comms.heartbeats.at, comms.world_rank)
-    gc.collect()
     gc.disable()  # a collection inside a step would count as step time
     try:
         trainer = Trainer(job, comms, local_rank)
         snapshots = Snapshots(job, comms, trainer, attempt)
         phases = list(job.of(comms.replica).phases())
         traced = max(step for step, phase, engine in phases if phase == "measured" and engine == job.engines[0])
-        if after is not None:
-            at(Place.AWAITING)
-            after.poll(None)
         before = _involuntary_switches()
+        diverged: str | None = None  # what this rank says of its loss, once the others have written their rows
         for step, phase, engine in phases:
-            saved = snapshots.before(step)
+            saved = snapshots.before(step, diverged)
             trainer.load(step)
             row = trainer.memory_step(step) if phase == "memory" else trainer.step(step, engine)
             at(Place.RECORDING)
@@ -77,11 +67,11 @@ def run_rank(
                 recorder.reductions(step, trainer.reductions)
             gc.collect(1)
             if row["loss"] is not None and not math.isfinite(row["loss"]):
-                at(Place.BARRIER)
-                comms.barrier()  # before their next barrier the other ranks write their rows of this step
-                raise DivergedError(_divergence(row["loss"], step, phase, job, comms))
+                diverged = _divergence(row["loss"], step, phase, job, comms)
         at(Place.BARRIER)
         comms.barrier()
+        if diverged:
+            raise DivergedError(diverged)
         at(Place.ENDED)
     except KeyboardInterrupt:
         raise
@@ -101,7 +91,7 @@ def _involuntary_switches() -> int:
 def _divergence(loss: float, step: int, phase: str, job: Job, comms: Comms) -> str:
     replica = f" of replica {comms.replica}" if job.replicas > 1 else ""
     where = f"rank {comms.rank}{replica}, {phase} step"
-    return f"loss is {loss} at step {step} ({where}): lower learning_rate={job.learning_rate:g}"
+    return f"loss is {loss} at step {step} ({where}): {remedy(job, step)}"
 
 
 def _error_row(error: BaseException, job: Job, comms: Comms) -> Row:

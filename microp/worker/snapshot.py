@@ -29,7 +29,8 @@ from torch import Tensor, nn
 
 from microp.comms import Comms, Place
 from microp.job import Job
-from microp.store import RecordError, Row, in_words, snapshots, unwritable
+from microp.store import RecordError, StepRow, in_words, snapshots, unwritable
+from microp.worker.diverged import DivergedError, not_finite, remedy
 from microp.worker.trainer import Trainer
 
 
@@ -48,26 +49,54 @@ class Snapshots:
         self._states = 1 + job.optimizer.states  # tensors per weight
         self._settings, self._at = job.snapshot, partial(comms.heartbeats.at, comms.world_rank)
 
-    def before(self, step: int) -> Row:
+    def before(self, step: int, diverged: str | None = None) -> StepRow:
         """Load or save the training before a step, as the job asks.
+
+        Args:
+            step: the step that comes next.
+            diverged: why this rank cannot go on; it still meets the other ranks where they wait for all.
 
         Returns:
             `snapshot_ms`, the time of saving in milliseconds; nothing if nothing was saved.
 
         Raises:
+            DivergedError: the loss or weights are not finite, on some rank; nothing is saved, older snapshots stay.
             WriteError: a snapshot cannot be written; the message names it. Older ones are still there.
             OSError: the ranks write to disks of several hosts.
         """
-        if self._job.resumed and step == self._job.resumed.step:
-            self._load(Path(self._job.resumed.folder))
+        self.resume(step)
         every, began = self._settings.every, perf_counter_ns()
         saves = every is not None and step > self._job.first_step and step % every == 0
         leaves = self._settings.final and step == self._job.training_steps
+        if saves or leaves:
+            self._check_finite(step, diverged)
+        elif diverged:
+            self._at(Place.BARRIER)
+            self._comms.barrier()  # the other ranks load their batch
+            raise DivergedError(diverged)
         if saves:
             self._save(step)
         if leaves:
             self._leave_weights(step)
         return {"snapshot_ms": (perf_counter_ns() - began) / 1e6} if saves or leaves else {}
+
+    def resume(self, step: int) -> None:
+        """Load the training, if this is the step at which the run goes on from a snapshot."""
+        if self._job.resumed and step == self._job.resumed.step:
+            self._load(Path(self._job.resumed.folder))
+
+    def _check_finite(self, step: int, diverged: str | None) -> None:
+        """Raise DivergedError on all ranks if the loss or weights of any rank are not finite."""
+        self._at(Place.SAVING, step)
+        every = self._comms.gather_all((diverged, not_finite(self._trainer.layers)))
+        if said := [loss for loss, _ in every if loss]:
+            raise DivergedError(diverged or said[0])
+        if found := [(*bad, rank) for rank, (_, bad) in enumerate(every) if bad]:
+            layer, name, rank = max(found)
+            raise DivergedError(
+                f"weights are not finite after step {step - 1} ({name} of layer {layer}, on rank {rank}), and are not "
+                f"saved: {remedy(self._job, step - 1)}"
+            )
 
     def _save(self, step: int) -> None:
         folder = snapshots.snapshot_folder(self._attempt, step)
@@ -148,6 +177,8 @@ class Snapshots:
         for index, layer in self._trainer.layers.items():
             weights, states = _read_layer(snapshots.layer_file(folder, index), layer)
             layer.load_state_dict(weights)
+            if bad := not_finite({index: layer}):
+                raise RecordError(f"{bad[1]} of layer {index} is not finite in {folder}: go on from another snapshot")
             for name, parameter in layer.named_parameters():
                 if name in states:
                     state[numbers[parameter]] = states[name]

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from microp.comms import Heartbeats, thread_comms
+from microp.comms import Comms, Heartbeats, thread_comms
 from microp.job import Job
-from microp.settings import exit_raises
 from microp.store import read_errors
 from microp.worker.failure import error_of
 from microp.worker.rank import run_rank
@@ -25,13 +26,19 @@ from microp.worker.rank import run_rank
 _POLL_S = 0.1
 
 
-def run_threads(job: Job, attempt: Path, shutdown_s: float = 30) -> None:
+def run_threads(
+    job: Job, attempt: Path, shutdown_s: float = 30, entry: Callable[[Job, Comms, int, Path], Any] = run_rank
+) -> dict[int, Any]:
     """Run every rank as a thread of this process.
 
     Args:
         job: the job to run.
         attempt: the folder into which ranks write.
         shutdown_s: the time that the other ranks have to end after one has failed, in seconds.
+        entry: the function that each rank runs, as in `launch_ranks`.
+
+    Returns:
+        world rank -> the value that its entry returned.
 
     Raises:
         RankError: a rank failed.
@@ -45,23 +52,24 @@ def run_threads(job: Job, attempt: Path, shutdown_s: float = 30) -> None:
         heartbeats.start(number)
 
     raised: list[tuple[float, BaseException]] = []
+    results: dict[int, Any] = {}
 
     def run(rank: int) -> None:
         try:
-            run_rank(job, everyone[rank], rank, attempt)
+            results[rank] = entry(job, everyone[rank], rank, attempt)
         except BaseException as error:  # also what a layer of the user raises to exit
             raised.append((time.monotonic(), error))
             everyone[rank].abort()
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(job.processes)]
-    with exit_raises():
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive() and not (raised and time.monotonic() - raised[0][0] > shutdown_s):
-                thread.join(_POLL_S)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive() and not (raised and time.monotonic() - raised[0][0] > shutdown_s):
+            thread.join(_POLL_S)
     torch.set_num_threads(threads_before)
     if errors := read_errors(attempt):
         raise error_of(errors[0], attempt / f"error.rank{errors[0]['world_rank']}.json")
     if raised:  # before the rank could write its error
         raise raised[0][1]
+    return results

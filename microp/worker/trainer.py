@@ -18,14 +18,15 @@ from microp.comms import Comms, Place
 from microp.device import ActivationMeter, open_device
 from microp.engine import Boundary, Engine, Limit, Runner, TorchEngine
 from microp.job import Job
-from microp.model import Batch, Stage, build_model
+from microp.model import Batch, Stage, build_model, generator_states
 from microp.replicas import open_sync
 from microp.schedule import Schedule
-from microp.settings import MIB
+from microp.settings import MIB, OwnSettings
 from microp.simulator import kind_of
-from microp.store import Row
+from microp.store import StepRow
 from microp.trace import Actions, StepTrace, time_reducing
 from microp.worker.compiling import compile_stages
+from microp.worker.equal_weights import check_equal_weights
 from microp.worker.loader import BatchLoader
 from microp.worker.optimizer import open_optimizer, set_rate
 from microp.worker.tied_gradients import TiedGradients
@@ -41,7 +42,10 @@ class Trainer:
 
     Raises:
         ConnectionError: another rank was given a different job.
+        ValueError: another rank has made other weights.
     """
+
+    stage_type = Stage
 
     def __init__(self, job: Job, comms: Comms, local_rank: int = 0) -> None:
         self._job = job = job.of(comms.replica)
@@ -61,6 +65,7 @@ class Trainer:
         split = job.schedule.split_stages
         layers = {index: stage.layers for index, stage in self.stages.items()}
         self._at(Place.CONNECTING)
+        check_equal_weights(job, self.layers, comms)
         self.sync = open_sync(job.sync, layers, split, comms, self._device)
         self._tied = TiedGradients(job, self.layers, comms)
         self.engines = {name: self._runner(name) for name in job.engines}
@@ -71,6 +76,9 @@ class Trainer:
         if self._has_first or self._has_last:
             self._loader = BatchLoader(job, comms.replica, self._device.torch_device)
         self._shares = [rows / job.batch_size for rows in job.rows]  # each microbatch's, of the batch
+        # Ranks that are threads share the generators with others; a model that draws seeds them.
+        is_to_draw = not isinstance(job.model, OwnSettings) or job.model.draws or job.backend == "threads"
+        self._generators = None if is_to_draw else generator_states()
         if job.computing.compile:
             self._at(Place.COMPILING, 0)
             self._load_batch(0)
@@ -92,7 +100,10 @@ class Trainer:
         on_device = [layer.to(device.torch_device) for layer in layers]
         split = [microbatch for split_stage, microbatch in job.schedule.split if split_stage == stage]
         policy, chunks = job.checkpointing, job.schedule.chunks
-        return Stage(on_device, loss, policy, chunks, split, device.mark, job.computing, device.torch_device)
+        made = self.stage_type(on_device, loss, policy, chunks, split, device.mark, job.computing, device.torch_device)
+        indices = job.partition.layers_of(stage)
+        made.divide([self._model.sample(index, 2, job.computing).to(device.torch_device) for index in indices], indices)
+        return made
 
     def _runner(self, engine: str) -> Runner:
         """Return the runner that an engine's name stands for; all runners use the same stages."""
@@ -154,7 +165,7 @@ class Trainer:
         for stage in self.stages.values():
             stage.load(Batch(step, inputs, targets, weights, first))
 
-    def step(self, step: int, engine: str | None = None) -> Row:
+    def step(self, step: int, engine: str | None = None) -> StepRow:
         """Run one loaded step and the optimizer, and return the times as a row.
 
         Args:
@@ -165,25 +176,40 @@ class Trainer:
         overruns, work_ns = self._device.overruns, self._device.work_ns
         engine = engine or self._job.engines[0]
         runner = self.engines[engine]
+
+        # 1. run the actions
         began = mark()
         trace = runner.step(step)  # None if the runner used random inputs
         computed = mark()
+
+        # 2. sum the gradients over the replicas, and those of layers that share weights
         self._at(Place.REDUCING)
         self.sync.finish()
         if trace is not None:
             self._at(Place.TYING)
             self._tied.sum()
         reduced = mark()
+
+        # 3. update the weights
         self._at(Place.OPTIMIZING)
         if trace is not None:
             set_rate(self.optimizer, self._job.learning_rate_at(step))
             self.optimizer.step()
             self._device.finish_optimizer(reduced, self.stages)
         ended = mark()
+
+        # 4. wait for the device and for the other ranks
         weighted = [loss for stage in self.stages.values() for loss in stage.weighted_losses()]
         self._settle(trace)
         self._at(Place.BARRIER)
         self._comms.barrier()  # a rank that cleans up would take a core from one that still computes
+        if self._generators is not None and self._generators != generator_states():
+            raise RuntimeError(
+                "a layer or the loss has drawn random numbers, though none did when they were tried: they would depend "
+                "on the order of the actions, so let the layer draw in each forward, or use a generator that it seeds"
+            )
+
+        # 5. read the clocks and the losses into a row
         began, computed, reduced, ended = self._device.read([began, computed, reduced, ended])
         self.reductions = self.sync.reductions()
         moments = self._device.read([mark for stage in self.stages.values() for mark in stage.recomputations])
@@ -192,7 +218,7 @@ class Trainer:
         losses = [loss.item() for loss in weighted]
         if trace is not None and engine == self._job.engines[0]:
             self.trace = trace
-        return {
+        row: StepRow = {
             "step": step,
             "rank": self._comms.rank,
             "replica": self._comms.replica,
@@ -207,11 +233,11 @@ class Trainer:
             "exposed_ms": (reduced - computed) / 1e6,
             "reduced_bytes": self.sync.nbytes,
             "pipeline_ms": (computed - began) / 1e6 * runner.factor,
-            **({} if trace is None else self._times_of(trace.actions).of(trace)),
             "overruns": self._device.overruns - overruns,
             "work_ms": (self._device.work_ns - work_ns) / 1e6,
             "recompute_ms": recompute / 1e6,
         }
+        return row if trace is None else {**row, **self._times_of(trace.actions).of(trace)}
 
     def _settle(self, trace: StepTrace | None) -> None:
         """Wait until the device has done the step; after a time-out the heartbeat says where the device stands."""
@@ -236,9 +262,9 @@ class Trainer:
         for state in self.optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
 
-    def memory_step(self, step: int) -> Row:
+    def memory_step(self, step: int) -> StepRow:
         """Run one loaded step under the memory meters, which are exact but slow; return its row."""
-        row: Row = {}
+        row: StepRow = {}
         stages = list(self.stages.values())
         meter = ActivationMeter(stages)
 
@@ -250,15 +276,15 @@ class Trainer:
 
         percent = self._device.utilisation()
         peak = self._device.peak_memory(self._tensors(), metered, self._comms.is_received)
-        return {
-            **row,
-            "peak_memory_mib": peak.all_bytes / MIB,
-            "peak_allocated_mib": peak.allocated_bytes / MIB,
-            **({} if peak.reserved_bytes is None else {"peak_reserved_mib": peak.reserved_bytes / MIB}),
-            **({} if percent is None else {"smi_percent": percent}),
-            "peak_activation_mib": meter.peak_bytes / MIB,
-            "in_flight_peak": _whole(meter.peak_in_flight / len(stages)),
-        }
+        row["peak_memory_mib"] = peak.all_bytes / MIB
+        row["peak_allocated_mib"] = peak.allocated_bytes / MIB
+        if peak.reserved_bytes is not None:
+            row["peak_reserved_mib"] = peak.reserved_bytes / MIB
+        if percent is not None:
+            row["smi_percent"] = percent
+        row["peak_activation_mib"] = meter.peak_bytes / MIB
+        row["in_flight_peak"] = _whole(meter.peak_in_flight / len(stages))
+        return row
 
 
 def _whole(value: float) -> int | float:
@@ -278,7 +304,7 @@ class ActionTimes:
         for position, action in enumerate(map(actions.at, range(len(actions)))):
             self._marks.setdefault(f"{action.stage}{kind_of(schedule, action)}", []).append(3 * position)
 
-    def of(self, trace: StepTrace) -> Row:
+    def of(self, trace: StepTrace) -> StepRow:
         """Return the total compute and wait times of a step, and mean times by stage and kind of action (`kind_of`).
 
         It uses Python's arithmetic: between two steps a few calls of numpy take longer.

@@ -7,13 +7,12 @@ from itertools import product
 import pytest
 from costs_helper import equal
 
-from analysis import answers
-from analysis import sweep as of_sweep
+from analysis import sweep, words
 from analysis.__main__ import EXPERIMENTS, OVER_ALL_RUNS
-from analysis.answers import sweep, words
+from analysis.command import answer_of
 from microp.schedule.builders import gpipe, naive, one_f_one_b, zb_h1
 from microp.simulator import Costs, simulate
-from microp.store import LAUNCH, Store, interval
+from microp.store import LAUNCH, Store
 from microp.trace import KINDS, makespan
 from tests.boxes import faults
 from tests.made_sweeps import made
@@ -34,7 +33,7 @@ def took(schedule, costs) -> float:
 
 
 def test_without_runs_there_is_no_answer():
-    assert [answers.find(name, Made([])) for name in (*EXPERIMENTS, *OVER_ALL_RUNS)] == [""] * 10
+    assert [answer_of(name, Made([])) for name in (*EXPERIMENTS, *OVER_ALL_RUNS)] == [""] * 10
 
 
 # --- one experiment each --------------------------------------------------------------------------------
@@ -50,7 +49,7 @@ def m_runs(folder, few=STEADY, many=STEADY):
 
 
 def test_m_sensitivity_says_bubble_time_and_memory(tmp_path):
-    said = answers.find("m_sensitivity", m_runs(tmp_path))
+    said = answer_of("m_sensitivity", m_runs(tmp_path))
     assert said == (
         "Real compute, K = 4, batch fixed: from M = 1 to 8 the bubble of gpipe goes from 0.750 [0.750, 0.750] to 0.273 "
         "[0.273, 0.273] (closed form: 0.750 to 0.273); a step with M = 8 is 65.6 % faster than one with M = 1 "
@@ -60,18 +59,8 @@ def test_m_sensitivity_says_bubble_time_and_memory(tmp_path):
     )
 
 
-def test_m_sensitivity_says_the_speed_up_and_how_far_it_is_from_the_closed_form(tmp_path):
-    store, size = m_runs(tmp_path, (1.0,), (1.0,)), {"config.model.name": "mlp", "config.model.layers": 16}
-    alone = run(tmp_path, gpipe(1, 1), equal(1, 160, 320), device="cpu")
-    said = answers.find("m_sensitivity", Made([{**row, **size} for row in (*store.rows.to_dict("records"), alone)]))
-    assert "; its speed-up over one rank goes from 1.00 to 2.91 (closed form: 1.00 to 2.91). Real" in said
-    slow = [{**row, **size} for row in (*m_runs(tmp_path, (1.0,), (2.0,)).rows.to_dict("records"), alone)]
-    said = answers.find("m_sensitivity", Made(slow))
-    assert "goes from 1.00 to 1.45 (closed form: 1.00 to 2.91; measured 50 % below it at M = 8). Real" in said
-
-
 def test_one_launch_has_times_and_no_verdict(tmp_path):
-    said = answers.find("m_sensitivity", m_runs(tmp_path, (1.0,), (1.0,)))
+    said = answer_of("m_sensitivity", m_runs(tmp_path, (1.0,), (1.0,)))
     assert "goes from 0.750 to 0.273 (closed" in said
     assert "a step with M = 8 takes 165 ms, against 480 ms for one with M = 1." in said
     assert said.endswith(ONE)
@@ -80,7 +69,7 @@ def test_one_launch_has_times_and_no_verdict(tmp_path):
 
 
 def test_launches_that_differ_too_much_have_no_winner(tmp_path):
-    said = answers.find("m_sensitivity", m_runs(tmp_path, many=(0.6, 4.0, 1.0)))
+    said = answer_of("m_sensitivity", m_runs(tmp_path, many=(0.6, 4.0, 1.0)))
     assert "too noisy to say" in said
     assert "more launches each (repeat=3" in said
 
@@ -92,10 +81,10 @@ def test_checkpoint_overhead_says_time_and_memory(tmp_path):
         kept = 4.0 if policy == "never" else 2.0
         changes = {"checkpointing": policy, "peak_activation_mib": [kept, kept / 2], "config.checkpointing.segments": 1}
         rows += launches(tmp_path, gpipe(2, 4), costs, **changes)
-    said = answers.find("checkpoint_overhead", Made(rows))
+    said = answer_of("checkpoint_overhead", Made(rows))
     assert said.startswith(
         "With always, a step takes 1.33 times as long as with checkpointing=never, by simulation 1.33, "
-        "and keeps 0.500 of the peak activations. The ranges"
+        "and keeps 0.500 of the peak activations. Of a ratio, the interval over launches is at most "
     )
 
 
@@ -109,7 +98,7 @@ def test_partition_skew_says_throughput_and_position(tmp_path):
         steps[heavy, share] = took(one_f_one_b(4, 8), costs)
         changes = {"config.partition.rank": heavy, "config.partition.share": share, "partition": layers, **nominal}
         rows += launches(tmp_path, one_f_one_b(4, 8), costs, **changes)
-    said = answers.find("partition_skew", Made(rows))
+    said = answer_of("partition_skew", Made(rows))
     ratio, bound = steps[3, 0.25] / steps[3, 0.5], steps[3, 0.25] / (8 * 6 * 3)
     assert (
         f"with 50 % of the layers on rank 3, the throughput of 1f1b is {ratio:.3f} [{ratio:.3f}, {ratio:.3f}] of"
@@ -126,7 +115,7 @@ def test_schedules_says_the_fastest_and_the_smallest(tmp_path):
     rows = launches(tmp_path, zb_h1(2, 4), split)
     for build in (gpipe, one_f_one_b, naive):
         rows += launches(tmp_path, build(2, 4), plain)
-    said = answers.find("schedules", Made(rows))
+    said = answer_of("schedules", Made(rows))
     best, worst = took(zb_h1(2, 4), split), took(naive(2, 4), plain)
     assert f"zb_h1 has the shortest step: {best:.1f} ms [{0.98 * best:.1f}, {1.02 * best:.1f}]" in said
     assert f"naive has the longest, {worst:.0f} ms [" in said
@@ -139,13 +128,11 @@ def test_hop_latency_says_what_each_schedule_pays(tmp_path):
     rows = []
     for build, chunks, latency in product((gpipe, one_f_one_b), (8, 16, 32), (0, 2)):
         rows += launches(tmp_path, build(4, chunks), equal(4, 5, 10, latency=latency), (1.0,))
-    said = answers.find("hop_latency", Made(rows))
+    said = answer_of("hop_latency", Made(rows))
     assert said.startswith(
         "A latency of 2 ms per hop makes the time per microbatch longer by 0.00 ms under gpipe and 3.0"
     )
     assert "the closed form 2c(K-1)/K gives 3.00 ms for 1f1b." in said
-    steps = [took(gpipe(4, 32), equal(4, 5, 10, latency=latency)) for latency in (0, 2)]
-    assert f"grows from {steps[0]:.0f} ms to {steps[1]:.0f} ms under gpipe and from " in said
 
 
 def test_engine_speed_says_ratios(tmp_path):
@@ -154,18 +141,18 @@ def test_engine_speed_says_ratios(tmp_path):
         ratios = {"microp/limit": over, "torch/limit": 1.5 * over, "torch/microp": 1.5}
         changes = {f"engines.ratio.{pair}": ratio for pair, ratio in ratios.items()}
         rows += launches(tmp_path, gpipe(2, chunks), equal(2, 5, 10), **changes)
-    said = answers.find("engine_speed", Made(rows))
+    said = answer_of("engine_speed", Made(rows))
     assert said.startswith(
-        "Emulated, K = 2, shm, 2 configurations: in units of the limit a step takes 1.10 (1.00 to 1.20) with microp "
-        "and 1.65 (1.50 to 1.80) with torch; torch's step is 1.50 times that of microp in the same turn. Figures are "
-        "medians over configurations (schedule and M), with their ranges."
+        "Emulated, K = 2, shm: the step time of microp over the limit 1.10 (1.00 to 1.20) (2 configurations), torch "
+        "over the limit 1.65 (1.50 to 1.80) (2 configurations) and torch over microp 1.50 (2 configurations). Figures "
+        "are medians over configurations (schedule and M), with their ranges."
     )
     rows = [{**row, "device": "cpu", "disturbed": row["chunks"] == 4} for row in rows]
     for row in rows[:3]:
         row |= {"engines.ratio.microp/limit": 0.9, "engines.ratio.torch/limit": float("nan")}
-    said = answers.find("engine_speed", Made(rows))
-    assert "takes 1.05 (0.90 to 1.20) with microp over 2 configurations and 1.80 with torch over 1 conf" in said
-    assert "over 2 configurations (disturbed: 1 of 2)." in said
+    said = answer_of("engine_speed", Made(rows))
+    assert "microp over the limit 1.05 (0.90 to 1.20) (2 configurations), torch over the limit 1.80 (1 conf" in said
+    assert "torch over microp 1.50 (2 configurations) (disturbed: 1 of 2)." in said
     assert "a ratio below 1 means that the schedule fills bubbles with W" in said
 
 
@@ -177,7 +164,7 @@ def test_gradient_sync_says_ways_and_scaling(tmp_path):
     for replicas, rate in ((1, 100.0), (4, 350.0)):
         changes = {"sync": "ddp", "replicas": replicas, "samples_per_s": rate, "disturbed": replicas == 1}
         rows += launches(tmp_path, gpipe(1, 1), equal(1, 5, 10), (1.0,), **changes, **none)
-    assert answers.find("gradient_sync", Made(rows)) == (
+    assert answer_of("gradient_sync", Made(rows)) == (
         "With two replicas of a model of width 64, a step takes 40.0 ms (disturbed) with flat and 30.0 ms with ddp. "
         f"The rows per second of 4 emulated replicas, relative to those of one, are 3.50 (disturbed) at width 64. {ONE}"
     )
@@ -190,7 +177,7 @@ def test_hybrid_says_what_is_exposed(tmp_path):
         changes |= {"reduction.measured_ms": 99.0, "reduction.simulated_ms": 100.0, "config.device.forward_ms": 5.0}
         changes |= {"config.device.backward_ms": 10.0}
         rows += launches(tmp_path, build(2, 4), equal(2, 5, 10), (1.0,), **changes)
-    assert answers.find("hybrid", Made(rows)) == (
+    assert answer_of("hybrid", Made(rows)) == (
         "With M = 4 and a sum of 20 ms per stage, the rank that waits longest for its sums waits 20.0 ms under gpipe "
         "and 10.0 ms under 1f1b. The measured step times differ from the simulated ones by 1.0 % in the median and "
         f"1.0 % at most, over 2 points. {ONE}"
@@ -203,14 +190,11 @@ def test_over_all_runs(tmp_path):
     times |= {"time_ms.compute": [60.0, 80.0], "time_ms.drain": [40.0, 0.0], "time_ms.warmup": [0.0, 20.0]}
     changes = {"question": "one", "config.partition.name": "uniform", **times}
     store = Made(launches(tmp_path, gpipe(2, 4), equal(2, 5, 10), (1.0, 1.1), **changes))
-    said = answers.find("prediction", store)
-    assert said.startswith(
-        "Emulated, 2 runs: the replayed makespan differs from the measured one by 4.5 % in the median"
-    )
-    assert "a launch differs from the other launches of its configuration by 9.5 % in the median" in said
-    assert answers.find("rank_time", store) == (
-        "Emulated, one configuration: ranks compute 70 % of a step; the next largest parts are waiting in the drain "
-        "(20 %) and waiting in the warm-up (10 %)."
+    said = answer_of("prediction", store)
+    assert said.startswith("Replayed from its own actions: emulated, 2 runs: median error 4.5 %")
+    assert answer_of("rank_time", store) == (
+        "Emulated, 1 configuration: ranks compute 70 % of a step; the next largest parts are wait: drain (20 %) "
+        "and wait: warm-up (10 %)."
     )
 
 
@@ -221,7 +205,7 @@ def test_prediction_says_what_was_known_before_the_run(tmp_path):
         schedule, costs = gpipe(2, chunks), equal(2, 40 / chunks, 80 / chunks)
         predicted = {"predicted.step_ms": factor * took(schedule, costs), "replayed.step_ms": 70.0}
         rows += launches(tmp_path, schedule, costs, (1.0,), **{"question": str(chunks), **predicted})
-    said = answers.find("prediction", Made(rows))
+    said = answer_of("prediction", Made(rows))
     assert (
         "Predicted before the run: emulated, 2 configurations: median error 5.0 %, 90 % within 9.0 %, bias +5.0 %, "
         "Kendall's tau 1.00, regret of the plan chosen 0.0 %; median error of the baselines: closed bubble 0.0 %, "
@@ -243,40 +227,34 @@ def own(folder, slower=STEADY, **changes):
 def test_a_sweep_names_the_fastest_point_and_compares_it(tmp_path):
     said = sweep.answer(own(tmp_path), ["chunks"])
     assert said == (
-        "Fastest of 2 points: 8 with 135 ms per step [132, 138], and a bubble of 0.111 [0.111, 0.111]; slowest: 2 with "
-        "180 ms [176, 184]. The two fastest compared: 8 is 25.0 % faster than 2 [25.0 %, 25.0 %], 3 launches each. "
-        "Least memory: 2, where the rank that holds most keeps 2.00 MiB of activations; most: 8 with 8.00 MiB. "
-        "Brackets: ranges over up to 3 launches; behind a verdict, 95 % intervals."
+        "Fastest of 2 points: 8 with 135 ms per step [132, 138], with a bubble of 0.111 [0.111, 0.111]; slowest: 2 "
+        "with 180 ms per step [176, 184]. The two fastest compared: 8 is 25.0 % faster than 2 [25.0 %, 25.0 %], 3 "
+        "launches each. Least memory: 2, where the rank that holds most keeps 2.00 MiB of activations; most: 8 with "
+        "8.00 MiB. Brackets: ranges over up to 3 launches; behind a verdict, 95 % intervals."
     )
-
-
-def test_a_sweep_with_one_launch_says_the_spread_of_its_steps(tmp_path):
-    said = sweep.answer(own(tmp_path, (1.0,)), ["chunks"])
-    assert said.startswith("Fastest of 2 points: 8 with 135 ms per step, 135 to 135 ms for 80 % of its steps, and")
-    assert said.endswith(ONE)
 
 
 def test_disturbed_and_wide_points_are_never_fastest_without_a_word(tmp_path):
     rows = own(tmp_path, (1.0,), disturbed=True)
-    assert sweep.answer(rows, ["chunks"]).startswith("Fastest of 2 points: 8 with 135 ms per step (disturbed), ")
-    assert "Disturbed: 2 of 2 points, so the order of the points is uncertain." in sweep.answer(rows, ["chunks"])
+    said = sweep.answer(rows, ["chunks"])
+    assert said.startswith("Fastest of 2 points (disturbed: 2 of 2): 8 with 135 ms per step (disturbed), ")
+    assert said.endswith(ONE)
     said = sweep.answer(own(tmp_path, (0.9, 1.0, 1.1)), ["chunks"])
-    assert "8 with 135 ms per step [122, 148] (its spread is too wide), and" in said
-    assert "Spread too wide: 2 of 2 points, so the order of the points is uncertain." in said
+    assert "(spread too wide: 2 of 2): 8 with 135 ms per step [122, 148] (its spread is too wide), with" in said
 
 
 def test_batches_of_different_sizes_are_compared_by_the_row(tmp_path):
     rows = own(tmp_path, (1.0,))
     rows.loc[rows["chunks"] == 2, "batch_size"] = 64
     said = sweep.answer(rows, ["chunks"])
-    assert "Fastest of 2 points: 2 with 180 ms per step" in said
-    assert f"which are {180 / 64:.2f} ms per row of the batch; slowest: 8 with {135 / 16:.2f} ms per row" in said
+    assert f"Fastest of 2 points: 2 with {180 / 64:.2f} ms per row of the batch" in said
+    assert f"slowest: 8 with {135 / 16:.2f} ms per row" in said
 
 
 def test_a_single_point_and_a_folder_with_equal_launches(tmp_path):
     rows = own(tmp_path)
     single = sweep.answer(rows[(rows["chunks"] == 8) & (rows[LAUNCH] == 0)], [])
-    assert single.startswith("135 ms per step, 135 to 135 ms for 80 % of its steps, with a bubble of 0.111.")
+    assert single.startswith("135 ms per step, with a bubble of 0.111.")
     assert "two fastest" not in sweep.answer(rows.assign(**{LAUNCH: 0}), ["chunks"])
 
 
@@ -295,15 +273,9 @@ def test_a_number_has_three_digits(value, shown):
 def test_an_experiment_with_runs_has_an_answer_or_says_what_is_missing(name, tmp_path):
     row = run(tmp_path, gpipe(2, 4), equal(2, 5, 10), device="cpu", sync="ddp")
     row |= {"config.sync.all_reduce": "auto", "config.model.name": "mlp", "config.model.layers": 8}
-    said = answers.find(name, Made([row]))
+    said = answer_of(name, Made([row]))
     assert said.startswith("The finished runs do not answer the question yet: it needs ")
     assert said.endswith(f". `python -m microp.run -cn {name}` runs what is missing.")
-
-
-def test_brackets_are_ranges_up_to_five_launches():
-    assert [words.brackets(launches) for launches in (2, 5, 6)] == ["ranges", "ranges", "95 % bootstrap intervals"]
-    assert interval([3.0, 1.0, 2.0, 9.0, 4.0]) == (1.0, 9.0)
-    assert interval([1.0, 2.0, 3.0, 4.0, 5.0, 90.0])[1] < 90
 
 
 def test_a_failed_point_of_a_sweep_is_named(tmp_path):
@@ -313,7 +285,7 @@ def test_a_failed_point_of_a_sweep_is_named(tmp_path):
     store = Store(tmp_path)
     store.__dict__["_read"] = ([{"run_id": "a", "status": "finished"}, {"run_id": "b", "status": "failed"}], [])
     [plan] = store.plans
-    assert of_sweep.without_result(store, plan) == "Without a result: 1 of 2 points, learning_rate=9 (failed)."
+    assert sweep.without_result(store, plan) == "Without a result: 1 of 2 points, learning_rate=9 (failed)."
     assert store.unfinished(plan.points) == []
 
 
@@ -326,11 +298,11 @@ def test_a_sweep_over_engines_says_how_they_compare_in_turn(tmp_path):
         times = {f"engines.pipeline_ms.{name}.median": value for name, value in (("limit", 50.0), ("torch", 76.5))}
         more = {**compared, **times} if engine == "compare" else {}
         rows.append(made(tmp_path, "gpipe", chunks, **{"config.engine.name": engine, LAUNCH: 0}, **more))
-    exhibit = of_sweep.exhibit(Made(rows).runs(), "own", "Own")
+    exhibit = sweep.exhibit(Made(rows).runs(), "own", "Own")
     assert "compare (microp's step)" in exhibit.answer
     assert (
-        "Step times of engines that take turns, as ratios: microp over the limit 1.02, torch over the limit 1.53 and "
-        "torch over microp 1.50, medians over 2 points with their ranges." in exhibit.answer
+        "Step times of engines that take turns, as ratios, medians over points with their ranges: microp over the "
+        "limit 1.02, torch over the limit 1.53 and torch over microp 1.50." in exhibit.answer
     )
     assert exhibit.table["engines.ratio.torch/microp"].dropna().tolist() == [1.5, 1.5]
     assert exhibit.table["engines.pipeline_ms.torch.median"].dropna().tolist() == [76.5, 76.5]

@@ -7,7 +7,8 @@ from itertools import combinations_with_replacement
 import pandas as pd
 import pytest
 
-from analysis import answers, hop_latency, m_sensitivity, partition_skew
+from analysis import hop_latency, m_sensitivity, partition_skew
+from analysis.command import answer_of
 from microp.store import LAUNCH
 from tests.made_cases import CASES
 from tests.made_sweeps import made
@@ -33,9 +34,9 @@ def parts_of(rows: list[dict], keys: list[str], whole: bool):
         seen.add(ids)
 
 
-def answer_of(experiment: str, store: Made, found: list) -> str:
+def said_of(experiment: str, store: Made, found: list) -> str:
     """The answer beside the figures; a sweep of a user's own has it in its exhibit."""
-    return found[0].answer if experiment == "sweep" else answers.find(experiment, store)
+    return found[0].answer if experiment == "sweep" else answer_of(experiment, store)
 
 
 @pytest.mark.parametrize("experiment", CASES)
@@ -46,7 +47,7 @@ def test_every_part_of_a_sweep_is_drawn_or_left_out(experiment, tmp_path, whole)
     every = draw(Made(rows))
     stems = {exhibit.stem for exhibit in every}
     assert stems
-    assert answer_of(experiment, Made(rows), every)
+    assert said_of(experiment, Made(rows), every)
     smallest: list = []
     for name, part in [
         *parts_of(rows, keys, whole),
@@ -57,7 +58,7 @@ def test_every_part_of_a_sweep_is_drawn_or_left_out(experiment, tmp_path, whole)
         except Exception as error:
             raise AssertionError(f"{experiment} with only {name}: {error!r}") from error
         assert {exhibit.stem for exhibit in found} <= stems
-        assert "nan" not in (said := answer_of(experiment, Made(pd.DataFrame(part)), found)), said
+        assert "nan" not in (said := said_of(experiment, Made(pd.DataFrame(part)), found)), said
         assert not any(exhibit.table.empty for exhibit in found), name
         smallest = found if len(part) == 1 else smallest
     saves(smallest, tmp_path / "report")

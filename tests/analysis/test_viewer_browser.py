@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import conftest
 import pandas as pd
 import pytest
-from browser import NO_CHROMIUM, Viewer, chromium
+from browser import Viewer, chromium
 from costs_helper import equal
 from made_up import run
-from matplotlib.figure import Figure
 
 from analysis import __main__ as report
-from analysis.exhibit import Exhibit
 from analysis.page import Report, Section, html
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1
 from microp.trace import COLOURS
@@ -110,24 +105,6 @@ def test_replayed_is_above_measured_on_one_axis(viewer):
         assert viewer.state("pointed") == f"{name} 0B3"
 
 
-def test_a_panel_more_is_data(opened, made, tmp_path):
-    """A `predicted` panel needs no line of the viewer."""
-    text = made.read_text()
-    [whole, data] = re.search(r'id="timelines">(.*?)</script>', text, re.DOTALL).group(0, 1)
-    timelines = json.loads(data)
-    for each in timelines["runs"]:
-        each["panels"].insert(0, {**each["panels"][0], "name": "predicted"})
-    (tmp_path / "three.html").write_text(
-        text.replace(whole, whole.replace(data, json.dumps(timelines).replace("<", "\\u003c")))
-    )
-    viewer = opened(file=tmp_path / "three.html")
-    viewer.show("aaaa")
-    assert len(json.loads(viewer.state("rows"))) == 3
-    viewer.hover(0, "0B3")
-    assert viewer.state("pointed") == "predicted 0B3"
-    assert viewer.tip.locator("th").all_text_contents()[:5] == ["ms", "predicted", "replayed", "measured", "difference"]
-
-
 def test_the_tooltip_is_at_the_pointer_and_has_both_times_and_their_difference(viewer):
     viewer.hover(1, "0B3")
     assert viewer.tip.locator("tr").all_inner_texts() == [
@@ -144,23 +121,6 @@ def test_the_tooltip_is_at_the_pointer_and_has_both_times_and_their_difference(v
     assert box["x"] + box["width"] <= 1280
     viewer.page.mouse.move(5, 5)
     assert viewer.tip.is_hidden()
-
-
-def test_the_second_stage_of_a_rank_has_another_shade_which_the_legend_shows(viewer):
-    key = viewer.page.locator("[data-part=key] > span")
-    assert [text[1:] for text in key.all_text_contents()] == ["forward", "backward"]
-    viewer.show("interleaved")
-    words = [text[1:] for text in key.all_text_contents()]
-    assert words == ["forward", "forward, a rank's second stage", "backward", "backward, a rank's second stage"]
-    chips = [
-        "#{:02x}{:02x}{:02x}".format(*map(int, re.findall(r"\d+", each)))
-        for each in key.locator("i").evaluate_all("chips => chips.map(chip => getComputedStyle(chip).backgroundColor)")
-    ]
-    viewer.canvas.scroll_into_view_if_needed()
-    middles = [viewer.place(1, action) for action in ("0F0", "2F0", "0B0", "2B0")]
-    drawn = viewer.colours([(x, y - 10) for x, y in middles])  # above the name
-    assert drawn == chips == [*COLOURS["F"], *COLOURS["B"]]
-    assert len(set(drawn)) == 4
 
 
 def test_sums_over_the_replicas_are_drawn(viewer):
@@ -242,69 +202,6 @@ def test_a_selection_stays_when_the_view_changes(viewer):
     assert viewer.state("selected") == "1B1"
     viewer.click(1, "1B1")
     assert viewer.state("selected") == ""
-
-
-def test_a_selection_is_marked_in_all_panels_with_what_it_waits_for(viewer):
-    actions = ("0B1", "1B1", "0F1", "1F1", "0B2")  # the action, its two parents, and two others
-
-    def edges() -> list[list[str]]:
-        middles = [viewer.place(panel, action) for panel in (0, 1) for action in actions]
-        drawn = viewer.colours([(x + right, y - 15) for x, y in middles for right in range(-8, 8)])
-        return [drawn[at : at + 16] for at in range(0, len(drawn), 16)]
-
-    viewer.canvas.scroll_into_view_if_needed()
-    before = edges()
-    viewer.click(0, "0B1")
-    viewer.page.mouse.move(5, 5)
-    after = edges()
-    assert [one != other for one, other in zip(before, after, strict=True)] == [True, True, True, False, False] * 2
-    assert [COLOURS["B"][0] in drawn for drawn in after[:2]] == [False, True]  # the parents' outlines are dashed
-
-
-def test_a_bar_that_is_cut_by_the_edge_shows_its_whole_name(viewer):
-    viewer.canvas.scroll_into_view_if_needed()
-    viewer.canvas.focus()
-    for key in ("ArrowRight", "+"):
-        viewer.keyboard.press(key)
-    (x, y), edge = viewer.place(0, "0F3"), viewer.canvas.bounding_box()["x"] + int(viewer.state("left"))
-    viewer.page.mouse.move(x, y)
-    viewer.page.mouse.down()
-    viewer.page.mouse.move(edge, y)  # the bar's middle is at the edge
-    viewer.page.mouse.up()
-    viewer.page.mouse.move(5, 5)
-    columns = [[(edge + right, y + down) for down in range(-8, 8)] for right in range(2, 50)]
-    drawn = viewer.colours([point for column in columns for point in column])
-    assert set(drawn[: 4 * 16]) == {COLOURS["F"][0]}  # at the edge there is no part of a letter
-    assert len(set(drawn)) > 1  # further right there are letters
-
-
-def test_the_drawing_is_as_sharp_as_the_screen(opened):
-    viewer = opened(PHONE)
-    viewer.page.wait_for_function(
-        "document.querySelector('#viewer canvas').width === 2 * document.querySelector('#viewer canvas').clientWidth"
-    )
-
-
-def test_a_name_is_shown_whole_or_not_at_all(opened):
-    """On ranks with two stages every name has its stage, also on bars that are narrow or cut by the edge."""
-    page = opened().page
-    page.evaluate("""() => {
-        const pen = CanvasRenderingContext2D.prototype, draw = pen.fillText;
-        window.written = [];
-        pen.fillText = function (text, ...place) { window.written.push(text); draw.call(this, text, ...place); };
-    }""")
-    written = []
-    for width in (1280, 700, 390):
-        page.set_viewport_size({"width": width, "height": 800})
-        Viewer(page).show("cccc")
-        page.locator("#viewer canvas").focus()
-        for key in ("0", "ArrowRight", "+", "+", "Shift+ArrowRight"):
-            page.keyboard.press(key)
-            page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        written += page.evaluate("window.written.splice(0)")
-    actions = [text for text in written if re.search(r"[FB]\d", text)]
-    assert len(actions) > 50
-    assert all(re.fullmatch(r"[0-3][FB][0-3]", text) for text in actions)
 
 
 # --- finding a run -------------------------------------------------------------------------------------------
@@ -515,29 +412,6 @@ def test_the_whole_page_fits_a_phone(opened, outputs, scheme, capsys):
     assert page.locator("#viewer canvas").is_visible()
 
 
-def test_words_without_spaces_do_not_widen_the_page(opened, tmp_path):
-    long = "data.path=" + "/a/folder/of/texts".replace("/", "-") * 6
-    table = pd.DataFrame({long: [long]})
-    exhibit = Exhibit("sweep", long, long, Figure(figsize=(6.4, 2)), table, pd.DataFrame(), [long], long)
-    exhibit.save(tmp_path)
-    own, stored = (Section(name, long, long, [exhibit], [long]) for name in ("own-sweeps", "hybrid"))
-    traces = tmp_path / "traces"
-    traces.mkdir()
-    traced = run(traces, gpipe(2, 2), equal(2, 4, 8), run_id=long, model=long, **{"env.experiment": long})
-    file = tmp_path / "report.html"
-    file.write_text(html(Report(long, own, [stored], [stored], [long]), tmp_path, pd.DataFrame([traced])))
-    page = opened(PHONE, file).page
-    page.evaluate("document.querySelectorAll('details').forEach(details => { details.open = true; })")
-    page.locator("#viewer-find").click()
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
-    viewer = Viewer(page)
-    page.keyboard.press("Escape")
-    viewer.canvas.scroll_into_view_if_needed()
-    page.touchscreen.tap(*viewer.place(0, "1B1"))
-    assert viewer.tip.is_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
-
-
 def test_dark_and_light_follow_the_system_at_once(viewer):
     page = viewer.page
     page.mouse.move(5, 5)
@@ -557,12 +431,3 @@ def test_dark_and_light_follow_the_system_at_once(viewer):
 
 
 # --- without a browser ---------------------------------------------------------------------------------------
-
-
-def test_the_last_lines_say_that_there_is_no_browser(capsys):
-    skipped = [
-        SimpleNamespace(longrepr=("file", 1, f"Skipped: {reason}")) for reason in (NO_CHROMIUM, NO_CHROMIUM, "else")
-    ]
-    reporter = SimpleNamespace(stats={"skipped": skipped}, write_line=print)
-    conftest.pytest_unconfigure(SimpleNamespace(pluginmanager=SimpleNamespace(get_plugin=lambda name: reporter)))
-    assert capsys.readouterr().out == f"2 tests of the report's page in a browser were skipped: {NO_CHROMIUM}\n"

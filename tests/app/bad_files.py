@@ -30,7 +30,6 @@ def returns_other_ranks(ranks, chunks): return gpipe(ranks + 1, chunks, "fifo")
 def returns_bools(ranks, chunks): return Schedule("x", chunks, ((Action(Op.F, False, True),),) * ranks)
 def exits(ranks, chunks): sys.exit("two\\nlines")
 def exits_silently(ranks, chunks): sys.exit()
-def leaves(ranks, chunks): os._exit(0)
 def presses(ranks, chunks): raise KeyboardInterrupt
 def recurses(ranks, chunks): return recurses(ranks, chunks)
 def interrupts(ranks, chunks): raise MemoryError
@@ -52,12 +51,8 @@ def error(logits, targets): return F.cross_entropy(logits, targets[:, -1])
 class Ends(nn.Linear):
     how = None
     def forward(self, x):
-        if self.how == "leaves": os._exit(0)
-        if self.how == "presses": raise KeyboardInterrupt
+        if self.how == "exits": sys.exit(3)
         return super().forward(x)
-def leaving_loss(logits, targets):
-    if not logits.is_meta: os._exit(0)
-    return error(logits, targets)
 class Scatter(nn.Linear):
     def forward(self, x):
         y = super().forward(x)
@@ -67,7 +62,6 @@ def model(case: str = "good", width: int = 8):
     inside, loss = nn.Linear(8, 8), error
     if case == "raises": 1 / 0
     if case == "exits": sys.exit(3)
-    if case == "leaves": os._exit(0)
     if case == "returns_none": return None
     if case == "returns_list": return [first]
     if case == "empty": return Layers([], error, 2)
@@ -77,7 +71,6 @@ def model(case: str = "good", width: int = 8):
     if case.startswith("layer_"):
         inside = Ends(8, 8)
         inside.how = case.removeprefix("layer_")
-    if case == "loss_leaves": loss = leaving_loss
     if case == "doubles":
         first = nn.Sequential(Bits(torch.float64), nn.Linear(16, 8).double())
         return Layers([first, nn.Linear(8, 256).double()], error, 2)
@@ -106,7 +99,6 @@ OPTIONS = {
         "returns_bools",
         "exits",
         "exits_silently",
-        "leaves",
         "presses",
         "recurses",
         "interrupts",
@@ -134,7 +126,6 @@ OPTIONS = {
     "wrong_type": "name: mine\nbuilder: own.typed\ngroup: many\n",
     "broken": "name: [mine\n",
     "binary": b"\xff\xfe\x00\x01",
-    "recursive": "name: mine\nbuilder: own.good\nloop: &loop [*loop]\n",
     "resolver": "name: mine\nbuilder: own.good\ngroup: ${nowhere:1}\n",
     "python_tag": "name: mine\nbuilder: !!python/object/apply:os.system ['touch executed']\n",
     "list": "- name\n- builder\n",
@@ -160,17 +151,10 @@ OTHERS = {  # options of other groups
 }
 
 RUN = "defaults: [config, _self_]\n"
-# Ten values in `a`, and in each further list ten times as many.
-MANY = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
-    f"{this}: &{this} [{', '.join([f'*{before}'] * 10)}]\n" for before, this in zip("abcdefgh", "bcdefghi", strict=True)
-)
 SWEEPS = {  # configurations for `-cn`
     "broken_own": "ranks: [2\n",
     "tabs_own": f"{RUN}\tranks: 2\n",
-    "empty": "",
     "binary": b"\xff\xfe\x00\x01",
-    "recursive": f"{RUN}loop: &loop [*loop]\n",
-    "aliases_own": f"{RUN}{MANY}",
     "group_own": "defaults: [config, nope: x, _self_]\n",
     "override_own": "defaults: [config, _self_, override nope: x]\n",
     "number_key_own": f"{RUN}1: 2\n",
@@ -204,7 +188,6 @@ SWEEPS = {  # configurations for `-cn`
 }
 
 FILES: dict[str, str | bytes] = {
-    "schedule/aliases.yaml": f"name: aliases\nbuilder: own.good\n{MANY}",
     "own.py": FUNCTIONS,
     "own_models.py": MODELS,
     "own_broken.py": "def good(:\n",
@@ -247,7 +230,6 @@ def make(folder: Path) -> Path:
     (folder / "torn.profile").write_text(text[: text.rindex("    15:")])
     (folder / "lowered.profile").write_text(text.replace("batch_size:", "dtype: bf16\nbatch_size:"))
     os.mkfifo(folder / "pipe")
-    os.mkfifo(folder / "pipe_own.yaml")
     for name, size in {"huge.csv": 10**9, "sparse.bin": 10**13}.items():
         (folder / name).touch()
         os.truncate(folder / name, size)

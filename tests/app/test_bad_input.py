@@ -1,107 +1,67 @@
-"""Wrong commands and files, over every key of every group: each is refused with its message and exit code 2.
+"""Wrong commands and files, one for every rule: each is refused with exit code 2, and what is wrong is named.
 
 `bad_input.txt` is the table. A line without indentation is a command, as after `microp` (`simulate ...` after
-`python -m microp.simulate`); the lines below it are its messages. `…` stands for any text.
+`python -m microp.simulate`); the words below it are in what it prints.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import sys
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import bad_files
 import pytest
-from typed import Terminal
-
-from microp.app import ConfigError, stored_sweeps
-from microp.app.errors import LONGEST
-from microp.app.schema import GROUPS, SCHEMAS, CostsConfig, SimulateConfig
+from typed import nothing_starts, type_in
 
 TABLE = Path(__file__).with_name("bad_input.txt")
 
 
 def read_table() -> dict[str, list[str]]:
-    """Read the table: command -> its messages."""
-    found: dict[str, list[str]] = {}
+    """Read the table: command -> the words that its user reads."""
+    cases: dict[str, list[str]] = {}
     command = ""
     for line in TABLE.read_text().splitlines():
         if line.startswith("  "):
-            found[command].append(line.strip())
+            cases[command] += line.split()
         elif line and not line.startswith("#"):
             command = line
-            assert command not in found, f"twice in the table: {command}"
-            found[command] = []
-    return found
+            assert command not in cases, f"twice in the table: {command}"
+            cases[command] = []
+    return cases
 
 
 CASES = read_table()
 
 
 @pytest.fixture(scope="module")
-def terminal(tmp_path_factory):
-    """A terminal in a folder of files that no command can use."""
-    folder, before = bad_files.make(tmp_path_factory.mktemp("bad")), Path.cwd()
-    sys.path.append(str(folder))
-    os.chdir(folder)
-    opened = Terminal(folder)
-    yield opened
-    opened.close()
+def folder(tmp_path_factory):
+    """A folder of files that no command can use, in which commands are typed; no key for W&B is on this machine."""
+    made, before = bad_files.make(tmp_path_factory.mktemp("bad")), Path.cwd()
+    os.chdir(made)
+    with pytest.MonkeyPatch.context() as patch, nothing_starts():
+        patch.syspath_prepend(made)
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        yield made
     os.chdir(before)
-    sys.path.remove(str(folder))
-    for name in [
-        name for name in sys.modules if name.split(".")[0] in ("own", "own_models", "own_broken", "own_exits")
-    ]:
+    for name in [name for name in sys.modules if name in ("own", "own_models", "own_broken", "own_exits")]:
         del sys.modules[name]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_account(tmp_path_factory):
-    """No key for W&B is found on this machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
-        yield
-
-
-def as_pattern(message: str) -> str:
-    return ".*".join(map(re.escape, message.split("…")))
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "__pycache__")
 
 
 @pytest.mark.parametrize("command", CASES)
-def test_a_wrong_command_is_refused_with_its_message(terminal, command, capsys):
-    code = terminal.type(command)
+def test_a_wrong_command_is_refused_and_what_is_wrong_is_named(folder, command, capsys, monkeypatch):
+    before = files(folder)
+    code = type_in(folder, command, monkeypatch)
     said = capsys.readouterr()
-    assert (code, said.out) == (2, "")
-    lines = [line.removeprefix("error: ") for line in said.err.splitlines() if not line.startswith("  rank ")]
-    assert said.err.count("error: ") == len(lines)
-    assert len(lines) == len(CASES[command])
-    for line, message in zip(lines, CASES[command], strict=True):
-        assert re.fullmatch(as_pattern(message), line), f"{line!r} is not {message!r}"
-        assert line.isprintable()
-        assert len(line) < LONGEST + 10
+    assert (code, said.out) == (2, ""), said
+    assert "Traceback" not in said.err
+    assert [word for word in CASES[command] if word not in said.err] == [], said.err
+    assert files(folder) == before
 
 
-def test_nothing_was_written_or_executed(terminal):
-    assert not {"outputs", "executed"} & {path.name for path in Path.cwd().iterdir()}
-
-
-@pytest.mark.parametrize("name", ["../x", "sub/own", "/etc/own.yaml"])
-def test_the_name_of_a_stored_sweep_is_no_path(name, monkeypatch):
-    """It is a part of the name of the sweep's folder, which lies in the output folder."""
-    monkeypatch.setattr(sys, "argv", ["microp", "-cn", name])
-    with pytest.raises(ConfigError, match=f"^-cn {name.removesuffix('.yaml')} is a path and no name: use -cd .* -cn "):
-        stored_sweeps.register()
-
-
-def test_the_table_has_every_key_and_says_what_to_do():
-    assert len(CASES) >= 300
-    typed = " ".join(CASES)
-    for schema in SCHEMAS.values():
-        for field in fields(schema):
-            assert field.name in typed or is_dataclass(field.type) or field.name in ("costs", "spare_last"), field.name
-    for key in (*GROUPS, *(f"costs.{field.name}" for field in fields(CostsConfig)), *vars(SimulateConfig)):
-        assert key in typed or key.startswith("_") or callable(getattr(SimulateConfig, key, None)), key
-    without_remedy = [text for texts in CASES.values() for text in texts if ": " not in text]
-    assert without_remedy == []
+def test_the_table_can_be_read():
+    assert len(CASES) <= 200

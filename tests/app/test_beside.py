@@ -11,12 +11,13 @@ from user import ROOT, SMALL, microp, read
 BESIDE = '''
 """A launcher that runs all points at the same time, each in a process of its own, as joblib's does."""
 import os
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 
 class Beside(Launcher):
     def setup(self, **setup):
-        self.basic = BasicLauncher()
+        launchers = Plugins.instance().discover(Launcher)
+        self.basic = next(each for each in launchers if each.__name__ == "BasicLauncher")()
         self.basic.setup(**setup)
 
     def launch(self, job_overrides, initial_job_idx):

@@ -6,13 +6,15 @@ import json
 import os
 
 import pytest
+from configs import sweep_of
 from stored import store_run
+from test_prediction import written
 from user import SMALL, microp
 
-from microp.app import CONF, ConfigError, job_of, measure
-from microp.app.config import compose_config, read_config, register_schemas
+from microp.app import ConfigError, job_of, measure
+from microp.app.composing import compose_points, composer
+from microp.app.config import compose_config, read_config, register
 from microp.app.dry_run import show_dry_run
-from microp.app.hydra_internals import compose_points, composer
 from microp.app.pricing_job import make_pricing_job
 from microp.app.sweep import SweepCallback
 from microp.store import hold, write_json
@@ -27,11 +29,11 @@ def dry(tmp_path, monkeypatch, capsys):
     """Shows what a sweep would do: (exit code, rows of the table, everything that was printed)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(console.out, "width", 200)
-    register_schemas()
+    register()
 
     def run(*words: str, resumes: bool = True) -> tuple[int, list[str], str]:
-        with composer(CONF) as hydra, pytest.raises(SystemExit) as left:
-            show_dry_run(SweepCallback(), compose_points(hydra.sweep("config", words)), resumes)
+        with composer(), pytest.raises(SystemExit) as left:
+            show_dry_run(SweepCallback(), compose_points(sweep_of(*words)), resumes)
         printed = capsys.readouterr()
         rows = [line for line in printed.out.splitlines() if line.rstrip().endswith(" -") or "-k2-" in line]
         return left.value.code, rows, printed.out + printed.err
@@ -73,6 +75,11 @@ def test_each_point_has_its_state_its_steps_and_its_predicted_time(dry, tmp_path
     assert (code, rows[0].split()[:2]) == (0, ["to", "run"])
 
 
+def test_a_profile_s_doubt_is_repeated(dry, tmp_path):
+    written(tmp_path / "outputs", *SMALL, load=2.5)
+    assert "was measured beside other work (load average 2.5)" in dry("chunks=2,4", *SMALL, "dry_run=true")[2]
+
+
 def test_what_another_process_runs_is_said(dry, tmp_path):
     with hold(tmp_path / "outputs" / "runs" / job_of("chunks=2", *WORDS).run_id):
         code, rows, text = dry("chunks=2,4", *WORDS)
@@ -102,8 +109,8 @@ def test_points_that_cannot_be_composed_are_shown_with_the_others(dry):
     code, rows, text = dry("schedule=gpipe,gpip", "chunks=2,many", *WORDS)
     assert code == 2
     assert ["invalid" in row for row in rows] == [False, True, True, True]
-    assert "chunks=many is not an integer: use a whole number (" in text
-    assert "schedule=gpip is not an option of schedule" in text
+    assert "chunks: Value 'many' " in text
+    assert "schedule/gpip" in text
 
 
 def test_a_command_shows_it_and_writes_nothing(tmp_path):

@@ -18,7 +18,7 @@ import microp.device
 from microp.app import layer_memory as subject
 from microp.device import probe_layers
 from microp.settings import AS_WRITTEN, NEVER, Computing, GptSettings
-from microp.simulator import compose_memory
+from microp.simulator import stage_bytes
 
 QUESTION = 5.0, True, AS_WRITTEN  # rows, whether the backward is divided, and how layers compute
 
@@ -146,4 +146,4 @@ def test_no_size_is_negative_at_the_rows_asked_for(model, rows):
     """Which small products are held depends on the rows, so that two measurements do not lie on one line."""
     layers = probe_layers(model, rows, True)
     assert min(min(layer.at(rows)) for layer in layers) >= 0
-    assert all(min(compose_memory([layer], rows, NEVER, 3).in_weight) >= 0 for layer in layers)
+    assert all(stage_bytes([layer], rows, NEVER).in_weight >= 0 for layer in layers)

@@ -73,4 +73,4 @@ def test_a_balanced_run_is_the_same_question_as_its_sizes(tmp_path):
     words = ["ranks=2", "model.layers=5", "model.dim=32", "batch_size=8", "steps=1", "warmup_steps=0"]
     done = microp(*words, "partition=balanced", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "partition=balanced [3, 2] counts every layer the same" in " ".join(done.stderr.split())
+    assert "partition=balanced [4, 1] weighs layers by their FLOPs and bytes" in " ".join(done.stderr.split())

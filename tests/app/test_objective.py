@@ -69,7 +69,15 @@ def attempt(tmp_path):
 
     def make(status: str, step_ms: float):
         write_json(tmp_path / "status.json", {"status": status, "started": 1.0, "message": "rank 1 has left"})
-        summary = {"run_id": "a", "schedule": "gpipe", "chunks": 2, "ranks": 2, "replicas": 1, "bubble": {}}
+        summary = {
+            "run_id": "a",
+            "question_id": "q",
+            "schedule": "gpipe",
+            "chunks": 2,
+            "ranks": 2,
+            "replicas": 1,
+            "bubble": {},
+        }
         write_json(
             tmp_path / "summary.json",
             {"schema_version": 2, **summary, "status": status, "step_ms": {"median": step_ms}},

@@ -15,13 +15,14 @@ from microp.app.job_factory import make_job
 from microp.app.planned import Planned, planned
 
 MEDDLER = '''
-"""A launcher that spoils every file of the configuration once the points are planned, and forks for each point.
+"""A launcher that changes every file of the configuration once the points are planned, and forks for each point.
 
 Hydra takes launchers only from `hydra_plugins`; joblib's and submitit's run points in other processes too.
 """
 import os
 from pathlib import Path
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
 import microp.worker
 from microp.worker import RankError
 
@@ -32,24 +33,29 @@ def failing(run):
         return run(job, *arguments)
     return run_or_fail
 
-class Meddler(BasicLauncher):
+class Meddler(Launcher):
+    def setup(self, **setup):
+        launchers = Plugins.instance().discover(Launcher)
+        self.basic = next(each for each in launchers if each.__name__ == "BasicLauncher")()
+        self.basic.setup(**setup)
+
     def launch(self, job_overrides, initial_job_idx):
         Path("my.csv").write_text(Path("other.csv").read_text())
         Path("mine.py").write_text("a syntax error")
-        Path("own.yaml").write_text("defaults: [config, _self_]\\nbatch_size: 4\\nsteps: [")
-        Path("schedule/mine.yaml").unlink()
+        Path("own.yaml").write_text("defaults: [config, _self_]\\nbatch_size: 4\\n")
+        Path("schedule/mine.yaml").write_text("name: mine\\nbuilder: microp.schedule.builders.one_f_one_b\\n")
         if os.environ.get("FORKS") != "1":
             microp.worker.run_threads = failing(microp.worker.run_threads)
-            return super().launch(job_overrides, initial_job_idx)
+            return self.basic.launch(job_overrides, initial_job_idx)
         for number, overrides in enumerate(job_overrides):
             if (child := os.fork()) == 0:
-                [done] = super().launch([overrides], initial_job_idx + number)
+                [done] = self.basic.launch([overrides], initial_job_idx + number)
                 os._exit(0 if done.status.name == "COMPLETED" else 1)
             assert os.waitpid(child, 0)[1] == 0
         return []
 '''
 LAUNCHER = ["hydra.launcher._target_=hydra_plugins.meddler.Meddler"]
-QUIET = ["tracking=disabled", "comms=threads", *SMALL]
+QUIET = ["tracking=disabled", "comms=threads", "parallel=true", *SMALL]
 ORDER = "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
 OTHER = "0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n"
 
@@ -77,7 +83,7 @@ def sweep(folder: Path, *words: str, **environment: str):
 
 
 def test_files_that_change_during_a_sweep_do_not_change_its_points(own):
-    """The points run in processes of their own, with files that could not even be composed any more."""
+    """The points run in processes of their own, with files of which Hydra would compose another point."""
     words = ["schedule=file,mine", "schedule.path=my.csv", "chunks=2", "skip=false,true"]
     done = sweep(own, *words, FORKS="1")
     assert done.returncode == 0, done.stderr

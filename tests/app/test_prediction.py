@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from profiled import profile
 from user import microp, read
 
 from microp.app.config import compose_config, read_config
+from microp.app.config_checks import warnings
 from microp.app.job_factory import make_job
 from microp.app.prediction import lacks_profile, predict, predicted_seconds
 from microp.app.profile_cases import make_plan
@@ -86,7 +88,8 @@ def written(folder, *typed: str, **changed) -> Profile:
 
 def test_without_a_profile_only_the_memory_is_predicted(tmp_path):
     found, seconds = predicted(tmp_path, *MODEL, "schedule=gpipe")
-    assert (found.step_ms, found.bubble, found.source, seconds) == (None, None, "no profile", None)
+    source = "no times are known, layers are weighed by their FLOPs and bytes"
+    assert (found.step_ms, found.bubble, found.source, seconds) == (None, None, source, None)
     fewer, _ = predicted(tmp_path, *MODEL, "schedule=1f1b")
     assert 0 < fewer.peak_memory_mib[1] < found.peak_memory_mib[1]  # the last rank holds one microbatch, not four
     emulated, _ = predicted(tmp_path, *MODEL, "schedule=1f1b", "device=emulated")
@@ -155,3 +158,19 @@ def test_sums_over_replicas_end_an_emulated_step(tmp_path):
     typed = [*MODEL, "device=emulated", "device.forward_ms=5", "device.backward_ms=10", "chunks=2", "replicas=2"]
     assert predicted(tmp_path, *typed)[0].step_ms is None
     assert predicted(tmp_path, *typed, "device.reduce_ms=7")[0].step_ms == 52
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"spread": {"forward": 0.01, "full": None}}, "has fewer than 3 steps behind its times (full): how far"),
+        ({"spread": {"forward": 0.01, "full": 0.5}}, "spread by 50%, and predictions can be as far off"),
+        ({"spread": {"forward": 0.01}, "load": 2.5}, "was measured beside other work (load average 2.5)"),
+        ({"spread": {"forward": 0.01}, "load": 0.1}, None),
+    ],
+)
+def test_a_profile_that_may_be_far_off_is_doubted_where_it_is_used(tmp_path, changed, said):
+    written(tmp_path, *MODEL, **changed)
+    config = read_config(compose_config(*MODEL, f"output_dir={tmp_path}"))
+    found = " ".join(warnings(config, make_job(config)))
+    assert said in found if said else not re.search("far off|load average", found)

@@ -7,10 +7,11 @@ from fractions import Fraction
 from functools import partial
 
 import pytest
-import ranks as rank_code
+import training
 from user import microp
 
 from microp.app import ConfigError, Price, compose_config, make_job, read_config
+from microp.app.prediction import predict
 from microp.app.pricing_job import make_pricing_job
 from microp.device import memory_probe
 from microp.worker import launch_ranks
@@ -255,9 +256,10 @@ def test_a_list_has_a_value_a_stage():
 
 def test_without_costs_an_average_rank_takes_one_for_each():
     assert figures(composed("ranks=4 chunks=8"))["makespan"] == 11 * 3
-    # 16 layers as 12 and 4: the first rank takes 3/2 for each, and the second 1/2
-    skewed = figures(composed("partition=skewed partition.share=0.75 chunks=4"))
-    assert skewed["makespan"] == 3 * (Fraction(3, 2) + Fraction(1, 2)) + 3 * 3 * Fraction(3, 2)
+    # 16 layers as 12 and 4, the last of which computes half as much: 24/31 of the whole are the first rank's
+    for words in ("partition=skewed partition.share=0.75", "partition=sizes partition.sizes=[12,4]"):
+        skewed = figures(composed(f"{words} chunks=4"))["makespan"]
+        assert skewed == pytest.approx(3 * 2 + 3 * 3 * 2 * 24 / 31, rel=1e-9)
     assert figures(composed("ranks=32 chunks=4"))["makespan"] == 35 * 3  # more stages than layers
 
 
@@ -344,7 +346,7 @@ def test_predicted_memory_is_what_a_run_measures(comms, whole, tmp_path):
     cases = MEMORY_OF if whole else MEMORY_OF[::2] if comms == "shm" else MEMORY_OF[1::3]
     configs = [composed(f"{words} ranks=2 comms={comms} device.threads=1") for words in cases]
     jobs = [make_job(config) for config in configs]
-    measured = launch_ranks(jobs[0], tmp_path, 3, partial(rank_code.peak_memory, jobs))
+    measured = launch_ranks(jobs[0], tmp_path, 3, partial(training.peak_memory, jobs))
     for number, (words, config) in enumerate(zip(cases, configs, strict=True)):
         peaks = [measured[rank][number] for rank in range(2)]
         assert figures(config)["peak_memory_mib"] == pytest.approx(peaks, rel=0.02), words
@@ -356,7 +358,7 @@ def test_predicted_memory_of_replicas_has_their_buckets(tmp_path):
     ]
     configs = [composed(each) for each in words]
     jobs = [make_job(config) for config in configs]
-    measured = launch_ranks(jobs[0], tmp_path, 3, partial(rank_code.peak_memory, jobs))
+    measured = launch_ranks(jobs[0], tmp_path, 3, partial(training.peak_memory, jobs))
     for number, config in enumerate(configs):
         assert figures(config)["peak_memory_mib"] == pytest.approx([measured[0][number]], rel=0.02), words[number]
 
@@ -386,3 +388,19 @@ def test_a_model_that_was_not_built_has_no_memory(capsys, monkeypatch):
     assert "the model has more than 10,000 weights: too many to be built and measured here" in " ".join(
         capsys.readouterr().err.split()
     )
+
+
+def test_rows_are_those_of_the_replica_that_has_most(tmp_path):
+    """100 rows on 3 replicas are 34, 33 and 33: a price, a plan and a run take the step of the first one."""
+    words = ["device=emulated", "device.per=[layer,row]", "device.forward_ms=0.1", "device.reduce_ms=0.5"]
+    words += ["batch_size=100", "model.layers=8", "model.dim=64", "replicas=3", "chunks=4"]
+    priced = microp(*words, "ranks=2", "output=json", folder=tmp_path, program="microp.simulate")
+    assert priced.returncode == 0, priced.stderr
+    makespan = json.loads(priced.stdout)["reduction"]["makespan"]
+    only = ["schedule=gpipe", "partition=uniform", "checkpointing=never"]
+    planned = microp(*words, *only, "ranks=6", folder=tmp_path, program="microp.plan")
+    assert planned.returncode == 0, planned.stderr
+    [path] = (tmp_path / "outputs" / "plans").glob("*.json")
+    assert json.loads(path.read_text())["plans"][0]["step"] == pytest.approx(makespan)
+    config = read_config(compose_config(*words, "ranks=2"))
+    assert predict(config, make_job(config)).step_ms == pytest.approx(makespan)

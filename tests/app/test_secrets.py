@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from user import SMALL, microp
 
-from microp.app.config import compose_config, read_config
-from microp.app.environment import ALLOWED
+from microp.app.config import VARIABLES, compose_config, read_config
 from microp.app.errors import ConfigError
 
 SECRETS = {"SLURM_JWT": "canary-slurm", "AWS_SECRET_ACCESS_KEY": "canary-aws", "PLAIN": "canary-plain"}
@@ -53,7 +52,7 @@ def test_the_rest_of_a_command_is_recorded(folder):
 def test_a_configuration_reads_the_environment_by_a_list(monkeypatch):
     monkeypatch.setenv("SCRATCH", "/scratch")
     monkeypatch.setenv("PLAIN", "canary")
-    assert "SCRATCH" in ALLOWED
+    assert "SCRATCH" in VARIABLES
     config = read_config(compose_config("output_dir=${oc.env:SCRATCH}/outputs"))
     assert Path(config.output_dir) == Path("/scratch/outputs")
     with pytest.raises(ConfigError, match=r"\$\{oc.env:PLAIN\} would write an environment variable into the records"):

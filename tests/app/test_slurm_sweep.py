@@ -1,73 +1,72 @@
-"""What a sweep does with Slurm's answers, given by a Slurm of the test's own, which loses and refuses jobs at will."""
+"""What a sweep does with the answers of a made-up Slurm; one job runs as tasks of submitit's LocalExecutor."""
 
 from __future__ import annotations
 
 import re
-import shlex
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from typed import Terminal
+from submitit import LocalExecutor
+from submitit.core.utils import FailedJobError
+from typed import nothing_starts, type_in
 from user import ROOT
 
 from microp.app import config_checks, slurm_sweep
 from microp.app.config import compose_config, read_config
 from microp.app.errors import ConfigError, Stop
 from microp.app.job_factory import make_job
-from microp.app.planned import Planned
-from microp.app.points import run_from_plan
+from microp.app.planned import Planned, planned
+from microp.app.points import run_attempt
 from microp.app.slurm_sweep import SlurmSweep
-from microp.slurm import QueuedJob, RefusedError, UnreachableError
-from microp.store import SweepPlan, read_status
+from microp.store import SweepPlan, hold, read_status
 from microp.terminal import Board
 
-WORDS = ["launch=slurm", "tracking=disabled", "comms=threads", "model.layers=4", "model.dim=32", "batch_size=8"]
+WORDS = ["launch=slurm", "tracking=disabled", "model.layers=4", "model.dim=32", "batch_size=8"]
 WORDS += ["steps=3", "warmup_steps=1"]
+submit_to_slurm = slurm_sweep.executor
 
 
 class FakeSlurm:
-    """Jobs run when they are looked at, one per look, in this process; `ends` tells how those of some runs end."""
+    """Its jobs run when they are looked at, one per look, in this process; `ends` tells how those of some runs end."""
 
     def __init__(self, monkeypatch) -> None:
-        self.patch, self.states, self.commands = monkeypatch, {}, {}
-        self.ends: dict[int, str] = {}  # number of a job -> a state, `lost` or `fails`
+        self.patch, self.states, self.jobs = monkeypatch, {}, {}
+        self.ends: dict[int, str] = {}  # number of a job -> its last state, or `away`
         self.refuses: set[int] = set()  # numbers of submissions
-        self.looks: list[int] = []  # jobs in the queue at each look
-        self.submitted = 0
-        for name in ("submit", "jobs", "cancel", "ended_as"):
-            monkeypatch.setattr(slurm_sweep, name, getattr(self, name))
+        self.most = 0  # jobs in the queue at once
+        self.numbers = count(1)
+        monkeypatch.setattr(slurm_sweep, "executor", lambda folder, point: self)
+        monkeypatch.setattr(slurm_sweep, "subprocess", SimpleNamespace(run=self.squeue, DEVNULL=None))
         monkeypatch.setattr(slurm_sweep.time, "sleep", lambda _: None)
         monkeypatch.setattr(slurm_sweep, "SETTLE_S", 0)
         monkeypatch.setattr(config_checks, "no_slurm", list)
 
-    def submit(self, path: Path) -> str:
-        self.submitted += 1
-        if self.submitted in self.refuses:
-            raise RefusedError("sbatch: error: too many jobs")
-        job = str(len(self.states) + 1)
-        self.states[job] = "PENDING"
-        self.commands[job] = shlex.split(path.read_text().splitlines()[-1])[-2:]
-        return job
+    def submit(self, job):
+        if next(self.numbers) in self.refuses:
+            raise FailedJobError("sbatch: error: too many jobs")
+        name = str(len(self.jobs) + 1)
+        self.jobs[name], self.states[name] = job, "PENDING"
+        self.most = max(self.most, sum(state == "PENDING" for state in self.states.values()))
+        paths = SimpleNamespace(stderr=Path(f"{name}_0_log.err").absolute())
+        return SimpleNamespace(job_id=name, task=lambda _: SimpleNamespace(paths=paths))
 
-    def jobs(self) -> dict[str, QueuedJob]:
-        self.looks.append(sum(state == "PENDING" for state in self.states.values()))
-        if job := next((job for job, state in self.states.items() if state == "PENDING"), None):
-            end = self.ends.get(int(job), "COMPLETED")
+    def squeue(self, *_: object, **__: object):
+        if name := next((name for name, state in self.states.items() if state == "PENDING"), None):
+            end = self.ends.get(int(name), "COMPLETED")
             if end == "away":
-                self.ends.pop(int(job))
-                raise UnreachableError("squeue: error: no contact")
+                del self.ends[int(name)]
+                return SimpleNamespace(returncode=1, stderr="squeue: error: no contact")
             if end == "COMPLETED":
-                self.patch.setenv("SLURM_JOB_ID", job)
-                assert run_from_plan(*self.commands[job]) == 0
-            self.states[job] = end
-        rows = {job: QueuedJob(job, state, "None", "", "") for job, state in self.states.items()}
-        return {job: row for job, row in rows.items() if row.state != "lost"}
-
-    def cancel(self, ids) -> None:
-        self.states |= dict.fromkeys(ids, "CANCELLED")
-
-    def ended_as(self, job: str) -> None:
-        """There is no accounting."""
+                self.patch.setenv("SLURM_JOB_ID", name)
+                point = planned(self.jobs[name].record)
+                run_attempt(point.config, replace(point.job, backend="threads"), point.overrides)
+            self.states[name] = end
+        rows = [f"{name}|{state}|None\n" for name, state in self.states.items() if state != "lost"]
+        return SimpleNamespace(returncode=0, stdout="".join(rows))
 
 
 @pytest.fixture
@@ -85,7 +84,7 @@ def planned_sweep(*words: str, points: int = 3) -> tuple[SlurmSweep, list[Planne
     plan = SweepPlan(Path("outputs/sweeps/mine"))
     plan.folder.mkdir(parents=True)
     plan.write({"again": False, "name": "config"}, [point.record() for point in made])
-    return SlurmSweep(plan), made
+    return SlurmSweep(plan, run_attempt), made
 
 
 def states(sweep: SlurmSweep, points: list[Planned]) -> list[str]:
@@ -95,37 +94,25 @@ def states(sweep: SlurmSweep, points: list[Planned]) -> list[str]:
 def test_all_points_are_submitted_together_and_each_is_one_job(slurm, capsys):
     sweep, points = planned_sweep()
     assert states(sweep, points) == ["finished"] * 3
-    assert slurm.looks[:2] == [0, 3]
-    assert sweep.left() == []
-    assert "submitted to Slurm: 3 jobs, 1 to 3; batch files and logs are in outputs/sweeps/mine/slurm" in "".join(
-        capsys.readouterr().err.splitlines()
-    )
-    again = SlurmSweep(sweep._plan)
-    assert states(again, points) == ["finished"] * 3
-    assert slurm.submitted == 3
+    assert (slurm.most, len(slurm.jobs), sweep.running()) == (3, 3, [])
+    assert "submitted to Slurm: 3 jobs, 1 to 3; its files are in outputs/sweeps/mine/slurm" in capsys.readouterr().err
 
 
 def test_at_most_so_many_jobs_are_in_the_queue(slurm):
     sweep, points = planned_sweep("launch.at_once=2", points=4)
     assert states(sweep, points) == ["finished"] * 4
-    assert max(slurm.looks) == 2
+    assert slurm.most == 2
 
 
-@pytest.mark.parametrize(
-    ("end", "why"),
-    [
-        ("TIMEOUT", "job 2 of Slurm ended (TIMEOUT): its time was over, use a larger launch.minutes"),
-        ("FAILED", "job 2 of Slurm ended (FAILED): it left no result, see its log"),
-        ("lost", "job 2 of Slurm ended (unknown): it left no result, see its log"),
-    ],
-)
-def test_a_job_without_a_result_is_a_failed_point_with_the_reason(slurm, end, why):
+@pytest.mark.parametrize("end", ["TIMEOUT", "FAILED", "lost"])
+def test_a_job_without_a_result_is_a_failed_point_with_the_reason(slurm, end):
     slurm.ends[2] = end
     sweep, points = planned_sweep()
     assert states(sweep, points) == ["finished", "failed", "finished"]
     [attempt] = points[1].run.glob("attempt-*")
-    assert read_status(attempt)["message"] == why
-    assert read_status(attempt)["log"] == f"outputs/sweeps/mine/slurm/{points[1].job.run_id}.log"
+    state = "unknown" if end == "lost" else end
+    assert read_status(attempt)["message"] == f"job 2 of Slurm ended ({state}) without a result: see its log"
+    assert read_status(attempt)["log"] == "2_0_log.err"
 
 
 def test_a_sweep_goes_on_waiting_while_slurm_does_not_answer(slurm, capsys):
@@ -135,26 +122,27 @@ def test_a_sweep_goes_on_waiting_while_slurm_does_not_answer(slurm, capsys):
     assert "Slurm does not answer (squeue: error: no contact)" in capsys.readouterr().err
 
 
+def test_a_point_that_another_process_runs_is_waited_for(slurm, capsys, monkeypatch):
+    sweep, points = planned_sweep(points=1)
+    with ExitStack() as other:
+        other.enter_context(hold(points[0].run))
+        monkeypatch.setattr(slurm_sweep.time, "sleep", lambda _: other.close())
+        assert states(sweep, points) == ["finished"]
+    assert "is being run by process" in capsys.readouterr().err
+
+
 def test_a_job_that_is_refused_while_others_are_in_the_queue_is_submitted_later(slurm, capsys):
     slurm.refuses = {2}
     sweep, points = planned_sweep()
     assert states(sweep, points) == ["finished"] * 3
-    assert slurm.submitted == 4
     assert capsys.readouterr().err.count("too many jobs") == 1
 
 
 def test_the_first_job_that_is_refused_is_bad_input(slurm):
     slurm.refuses = {1}
-    sweep, points = planned_sweep("launch.partition=gpu", "launch.options=['--qos=low']")
-    with pytest.raises(ConfigError) as refused:
+    sweep, points = planned_sweep()
+    with pytest.raises(ConfigError, match=r"Slurm refuses the job of .* \(sbatch: error: too many jobs\)"):
         sweep.attempt_of(points[0], Board())
-    [problem] = refused.value.problems
-    run = points[0].job.run_id
-    assert problem == (
-        f"Slurm refuses the job of {run} with launch.partition=gpu launch.nodes=1 launch.gpus_per_node=0 "
-        f"launch.options=['--qos=low'] (sbatch: error: too many jobs): change these, see "
-        f"outputs/sweeps/mine/slurm/{run}.sh"
-    )
 
 
 def test_a_sweep_stops_if_a_job_is_refused_and_none_is_left(slurm):
@@ -165,45 +153,40 @@ def test_a_sweep_stops_if_a_job_is_refused_and_none_is_left(slurm):
     assert [point.finished() is not None for point in points] == [True, False]
 
 
-def test_the_command_of_the_readme_is_valid(slurm, capsys):
+def test_a_job_is_asked_for_as_launch_says(tmp_path, slurm, monkeypatch):
+    """What sbatch gets; the test's own refuses it, and keeps it."""
+    for name, line in {"sbatch": f"cp $1 {tmp_path}/asked; echo no >&2; exit 1", "srun": ""}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    words = ["nodes=2", "cores_per_rank=3", "gpus_per_node=1", "partition=gpu", "minutes=90", "requeue=false"]
+    words += ["options=['--mem=8G','--exclusive']", "setup=['module load cuda']"]
+    _, [point] = planned_sweep(*(f"launch.{word}" for word in words), points=1)
+    with pytest.raises(FailedJobError):
+        submit_to_slurm(tmp_path / "jobs", point).submit(len)
+    asked = set((tmp_path / "asked").read_text().replace("#SBATCH ", "").splitlines())
+    assert asked >= {"--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=3", "--gpus-per-node=1", "--partition=gpu"}
+    assert asked >= {"--time=90", "--no-requeue", "--mem=8G", "--exclusive", "module load cuda", "--signal=USR2@30"}
+
+
+def test_the_tasks_of_a_job_are_the_ranks_of_its_point(slurm, monkeypatch):
+    """submitit starts a job's tasks on this host, with all that they get from it under Slurm but Slurm itself."""
+    sweep, [point] = planned_sweep(points=1)
+    local = LocalExecutor(sweep._plan.folder / "slurm")
+    local.update_parameters(tasks_per_node=2, timeout_min=2)
+    job = slurm_sweep.PointJob(run_attempt, point.record(), None, False)
+    monkeypatch.undo()
+    local.submit(job).results()
+    attempt = point.finished()
+    assert attempt is not None
+    assert len(list(attempt.glob("steps.rank*.jsonl"))) == 2
+    assert job.checkpoint().function == job
+    assert [read_status(attempt)["status"]] == states(sweep, [point]) == ["finished"]
+    assert slurm.jobs == {}
+
+
+def test_the_command_of_the_readme_is_valid(slurm, tmp_path, monkeypatch):
     lines = re.findall(r"^microp (-m launch=slurm [^#\n]*)", (ROOT / "README.md").read_text(), re.M)
     assert len(lines) == 1
-    terminal = Terminal(ROOT)
-    try:
-        assert terminal.type(lines[0]) == 2  # as no sweep: all else is valid
-    finally:
-        terminal.close()
-    assert {line for line in capsys.readouterr().err.splitlines() if line.startswith("error")} == {
-        "error: launch=slurm is for the points of a sweep: type -m, also for one point"
-    }
-
-
-def test_a_plan_without_the_point_is_refused(slurm, capsys):
-    planned_sweep(points=1)
-    assert run_from_plan("outputs/sweeps/mine", "gpipe-m9-k9-00000000") == 2
-    assert run_from_plan("outputs/sweeps/other", "gpipe-m9-k9-00000000") == 2
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.endswith("points.jsonl has no point gpipe-m9-k9-00000000: give one of its run ids")
-    assert second.startswith("error: outputs/sweeps/other has no plan of a sweep: ")
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "said"),
-    [
-        ("plan.json", "{", "plan.json cannot be read (line 1 is not JSON): run its sweep again"),
-        ("plan.json", "[]", "plan.json cannot be read (it is not a plan): run its sweep again"),
-        ("points.jsonl", "[1]\n", "points.jsonl has no point RUN: give one of its run ids"),
-        (
-            "points.jsonl",
-            '{"run_id": "RUN", "overrides": []}\n',
-            "error: the plan's point RUN is damaged (KeyError('config')): run its sweep again",
-        ),
-    ],
-)
-def test_a_damaged_plan_is_refused(file, text, said, slurm, capsys):
-    sweep, [point] = planned_sweep(points=1)
-    run = point.job.run_id
-    (sweep._plan.folder / file).write_text(text.replace("RUN", run))
-    assert run_from_plan("outputs/sweeps/mine", run) == 2
-    assert capsys.readouterr().err.strip().endswith(said.replace("RUN", run))
-    assert not point.run.exists()
+    with nothing_starts():
+        assert type_in(tmp_path, lines[0], monkeypatch) == 0

@@ -2,107 +2,78 @@
 
 from __future__ import annotations
 
-import random
+from collections.abc import Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
+from configs import sweep_of
 from grids import words_of
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from microp.app import CONF, make_job, read_config
-from microp.app.config import register_schemas
+from microp.app import make_job, read_config
+from microp.app.composing import compose_points, composer
+from microp.app.config import register
 from microp.app.help_page import about_sweep
-from microp.app.hydra_internals import composer, expand
-from microp.app.sweep_parts import PARTS, register_parts
-from microp.app.wandb_grid import grids_over
+from microp.app.places import sweep_names
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
-STORED = sorted(path.stem for path in SWEEPS.glob("*.yaml") if not path.name.endswith(PARTS))
+STORED = sweep_names()
 
 
-@pytest.fixture(scope="module")
-def points(whole):
-    """What a command asks for in one launch, composed once: name -> (overrides, node) of each point not left out.
-
-    A quick sweep is the whole one with other axes: a point of it is the whole one's with the same overrides.
-    Without --whole these are the points of a quick sweep, and of the whole one some in which every value of every axis
-    occurs.
-    """
-    register_schemas()
-    register_parts(SWEEPS)
-    with composer(CONF, SWEEPS) as hydra:
-
-        @cache
-        def sweep(name: str) -> DictConfig:
-            config = hydra.sweep(name, ("repeat=0",))  # launches differ only in their number
-            assert config.hydra.mode is RunMode.MULTIRUN
-            return config
-
-        @cache
-        def all_points(name: str):
-            quick = words_of_points(sweep(f"{name}_quick")) if f"{name}_quick" in STORED else []
-            words = words_of_points(sweep(name))
-            assert set(map(frozenset, quick)) <= set(map(frozenset, words))
-            wanted = words if whole else quick + some(words)
-            with pytest.MonkeyPatch.context() as patch:  # the others are not composed
-                patch.setattr(BasicSweeper, "split_arguments", staticmethod(lambda *_, **__: [wanted]))
-                return {frozenset(overrides): (list(overrides), node) for overrides, node in expand(sweep(name))}
-
-        @cache
-        def asked(name: str):
-            found = all_points(name.removesuffix("_quick"))
-            if name.endswith("_quick"):
-                quick, other = sweep(name), sweep(name.removesuffix("_quick"))
-                assert without_axes(quick) == without_axes(other)
-                found = {words: found[words] for words in map(frozenset, words_of_points(quick))}
-            return [(overrides, node) for overrides, node in found.values() if not node.skip]
-
-        yield asked
+@pytest.fixture(scope="module", autouse=True)
+def _composes():
+    register()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["microp", "-cn", "first"])  # else stored sweeps are not looked for
+        with composer():
+            yield
 
 
-def some(points: list[list[str]]) -> list[list[str]]:
-    """Points in which every value of every axis occurs, in a random order."""
-    left, found = {word for words in points for word in words}, []
-    for words in random.Random(0).sample(points, len(points)):
-        if not left.isdisjoint(words):
-            found.append(words)
-            left.difference_update(words)
-    return found
+@cache
+def stored(name: str) -> DictConfig:
+    """What Hydra composes for `microp -cn NAME`, before its points."""
+    return sweep_of(name=name)
 
 
-def without_axes(config: DictConfig) -> dict:
-    """What a sweep is without the values of its axes, and without what it was composed from."""
-    plain = OmegaConf.to_container(config, resolve=False)
-    own = plain.pop("hydra")
-    return {**plain, "sweeper": {**own["sweeper"], "params": sorted(own["sweeper"]["params"])}}
+@cache
+def axes_of(name: str) -> dict[str, list[str]]:
+    """The axes of a stored sweep in one launch: key -> the words that a point can have."""
+    params = OmegaConf.to_container(stored(name).hydra.sweeper.params)
+    axes = {key: [f"{key}={value}" for value in str(values).split(",")] for key, values in params.items()}
+    return {**axes, "repeat": ["repeat=0"]}  # launches differ only in their number
 
 
-def words_of_points(config: DictConfig) -> list[list[str]]:
-    """The overrides of each point of a sweep."""
-    axes = [f"{key}={values}" for key, values in config.hydra.sweeper.params.items()]
-    [points] = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(axes), max_batch_size=None)
-    return points
+def runs(name: str, words: Sequence[str]) -> set[str]:
+    """The runs of a stored sweep's points, with these words for its axes, that are not left out."""
+    config = stored(name)
+    config.hydra.overrides.task = list(words)
+    composed = compose_points(config)
+    assert not any(point.problems for point in composed)
+    configs = [read_config(point.config) for point in composed if not point.config.skip]
+    assert not any(config.batch_size % config.chunks for config in configs), "uneven microbatches"
+    return {make_job(config).run_id for config in configs}  # a wrong one is refused
 
 
 @pytest.mark.parametrize("name", [name for name in STORED if not name.endswith("_quick")])
-def test_every_point_is_good_and_a_quick_sweep_is_part_of_the_whole(points, name):
+def test_the_points_are_good_and_a_quick_sweep_is_part_of_the_whole(name, whole):
+    """All points of a quick sweep; of the whole one some in which every value of every axis occurs, or all of them."""
     assert (SWEEPS / f"{name}.yaml").read_text().startswith("# "), "what it asks"
-    configs = {frozenset(words): read_config(node) for words, node in points(name)}
-    found = {words: make_job(config).run_id for words, config in configs.items()}  # a wrong one is refused
-    assert not any(config.batch_size % config.chunks for config in configs.values()), "uneven microbatches"
+    axes = axes_of(name)
     if f"{name}_quick" in STORED:
-        quick = {found[frozenset(words)] for words, _ in points(f"{name}_quick")}  # equal points are one run
-        assert quick < set(found.values())
-        assert about_sweep(f"{name}_quick")[1].startswith(f"{len(quick)} points, ")
+        quick = axes_of(f"{name}_quick")
+        assert quick.keys() == axes.keys()
+        assert all(set(words) <= set(axes[key]) for key, words in quick.items())
+        assert about_sweep(f"{name}_quick")[1].startswith(f"{len(runs(f'{name}_quick', ['repeat=0']))} points, ")
+    longest = max(map(len, axes.values()))
+    some = [[words[turn % len(words)] for words in axes.values()] for turn in range(longest)]
+    for words in product(*axes.values()) if whole else some:
+        runs(name, words)
 
 
-@pytest.mark.parametrize("name", STORED)
-def test_the_grids_for_w_and_b_ask_for_the_points_of_the_sweep(points, name):
-    """By their words, of which an agent composes the same points."""
-    asked = [words for words, _ in points(name)]
-    grids = grids_over(name, [tuple(words) for words in asked], (), name)
-    assert sorted(words for grid in grids for words in words_of(grid.to_yaml())) == sorted(asked)
+def test_the_example_for_w_and_b_asks_for_the_points_of_the_sweep_that_it_names():
+    given = words_of((SWEEPS / "wandb" / "first.yaml").read_text())
+    axes = {key: words for key, words in axes_of("first").items() if key != "repeat"}
+    assert sorted(map(sorted, given)) == sorted(map(sorted, product(*axes.values())))
+    assert about_sweep("first")[1].startswith(f"{len(given)} points, ")

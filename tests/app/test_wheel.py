@@ -3,12 +3,14 @@
 ::
 
     checkout ── sdist ── wheel ─► a new environment, which sees this one's packages but not its microp
+    checkout ── editable ───────► likewise; commands start in the folder above a checkout called microp
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import site
 import subprocess
 import sys
@@ -43,13 +45,27 @@ def wheel(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
     """A function that runs a program of an environment into which the wheel was installed, in a folder of its own."""
-    place, folder = tmp_path_factory.mktemp("environment"), tmp_path_factory.mktemp("elsewhere")
+    return environment(tmp_path_factory.mktemp("environment"), tmp_path_factory.mktemp("elsewhere"), wheel)
+
+
+@pytest.fixture(scope="module")
+def above(tmp_path_factory):
+    """The same for a checkout called microp, installed as editable, in the folder above it."""
+    folder = tmp_path_factory.mktemp("above")
+    unneeded = shutil.ignore_patterns(".venv", ".git", ".*_cache", "__pycache__", "outputs")
+    shutil.copytree(ROOT, folder / "microp", symlinks=True, ignore=unneeded)
+    options = ("--no-build-isolation", "--editable")
+    return environment(tmp_path_factory.mktemp("environment"), folder, *options, folder / "microp")
+
+
+def environment(place: Path, folder: Path, *words: object):
+    """Return a function that runs a program, in `folder`, of a new environment into which pip installed these words."""
     venv.create(place, with_pip=False, symlinks=True)
     python = place / "bin" / "python"
-    pip("--python", python, "install", "--no-deps", "--no-index", "--quiet", wheel)
     [packages] = place.glob("lib/python*/site-packages")
     # A .pth file that lies in a folder named here is not read, so that this environment's own microp stays unknown.
     (packages / "borrowed.pth").write_text("\n".join(site.getsitepackages()))
+    pip("--python", python, "install", "--no-deps", "--no-index", "--quiet", *words)
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB", "PYTHON"))}
 
     def run(program: str, *words: str, **environment: str):
@@ -123,3 +139,18 @@ def test_version_and_completion(installed):
     assert install.stdout.rstrip().endswith("hydra_bash_completion microp")
     query = installed("microp", "-sc", "query=bash", COMP_LINE="microp schedule=zb_h")
     assert query.stdout.split() == ["schedule=zb_h1", "schedule=zb_h2"]
+
+
+def test_above_a_checkout_python_finds_the_package_and_nothing_else_of_it(above):
+    """`import microp` found the checkout's folder, an empty namespace package."""
+    assert above("python", "-c", "import microp; print(microp.__file__)").stdout.endswith("microp/__init__.py\n")
+    names = ("analysis", "tests", "conf", "sweeps")
+    code = f"from importlib.util import find_spec; print([name for name in {names} if find_spec(name)])"
+    assert above("python", "-c", code).stdout == "[]\n"
+
+
+def test_above_a_checkout_commands_and_its_interface_work(above):
+    assert above("python", "-c", "import microp; print(round(microp.price('ranks=4').bubble, 3))").stdout == "0.429\n"
+    assert above("microp", "--version").stdout.startswith("microp ")
+    done = above("python", "-m", "microp.run", *SMALL, "steps=2")
+    assert done.returncode == 0, done.stderr

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from microp import check
+from microp import check as command
 from microp.app import self_checks
 from microp.worker import RankError, monolith
 
 
 def test_a_failed_check_is_exit_code_1(monkeypatch, capsys):
     monkeypatch.setattr(self_checks, "CHECKS", {"good": lambda _: (True, "1"), "bad": lambda _: (False, "0.5")})
-    assert check.main([]) == 1
+    assert command.main([]) == 1
     out = capsys.readouterr().out
     assert "pass  good" in out
     assert "FAIL  bad" in out
@@ -23,11 +23,12 @@ def test_a_rank_that_fails_is_a_failed_check(monkeypatch, capsys):
         raise RankError("rank 1 was killed by SIGKILL")
 
     monkeypatch.setattr(self_checks, "CHECKS", {"bad": broken})
-    assert check.main([]) == 1
+    assert command.main([]) == 1
     assert "rank 1 was killed by SIGKILL" in capsys.readouterr().out
 
 
-def test_a_wrong_gradient_fails(monkeypatch, tmp_path):
+@pytest.mark.parametrize("check", [self_checks.check_gradients, self_checks.check_models])
+def test_a_wrong_gradient_fails(check, monkeypatch, tmp_path):
     """One gradient of the monolith is changed by its smallest amount: the check sees it."""
     steps = monolith.steps
 
@@ -37,7 +38,7 @@ def test_a_wrong_gradient_fails(monkeypatch, tmp_path):
             yield step
 
     monkeypatch.setattr(monolith, "steps", wrong)
-    passed, figure = self_checks.check_gradients(tmp_path)
+    passed, figure = check(tmp_path)
     assert not passed
     assert "largest difference" in figure
 

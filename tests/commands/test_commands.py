@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 from user import BIN, ROOT, SMALL, microp, read, start
 
@@ -43,8 +42,6 @@ def test_tab_completion_can_be_installed(tmp_path):
 
 
 def test_check(tmp_path):
-    began = time.monotonic()
     done = microp(folder=tmp_path, program="microp.check")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("pass") == 4
-    assert time.monotonic() - began < 60
+    assert done.stdout.count("pass") == 5

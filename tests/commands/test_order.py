@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+from profiled import profile
 from user import microp
 
-from microp.planner.orders import Problem, judge, pairs
-from microp.schedule import builders, from_text, validate
+from microp.schedule import from_text, validate
+from microp.settings import MlpSettings
 from microp.simulator import Costs, simulate
+from microp.store import write_profile
 from microp.trace import makespan
 
 SMALL = ("ranks=2", "chunks=4", "search.seconds=1", "costs.forward=[1,3]", "costs.backward=2", "costs.weight=1")
@@ -32,11 +36,19 @@ def test_the_found_order_is_written_and_priced_as_it_says(tmp_path):
 
 def test_the_table_names_bounds_the_solver_and_the_command_that_runs_the_order(tmp_path):
     pytest.importorskip("ortools")
-    words = (*SMALL, "search.solver_seconds=20", "search.noise=0.1", "search.file=my.txt")
+    words = (*SMALL, "search.solver_seconds=20", "search.file=my.txt")
     text = microp(*words, folder=tmp_path, program="microp.order").stdout
-    for part in ("zb_h1", "Lower bounds of any order: chain", "noisy", "is the optimum, proven", "order my.txt"):
+    for part in ("zb_h1", "Lower bounds of any order: chain", "is the optimum, proven", "order my.txt"):
         assert part in text
     assert "python -m microp.run schedule=file schedule.path=my.txt ranks=2 chunks=4" in text
+
+
+def test_the_command_of_an_estimated_device_prices_the_order(tmp_path):
+    words = ["device=estimate", "device.tflops=100", "device.gb_per_s=1000"]
+    done = microp(*words, "ranks=2", "chunks=4", "search.seconds=1", folder=tmp_path, program="microp.order")
+    assert "times are estimated, not measured" in done.stderr
+    [command] = [line.split(maxsplit=1)[1] for line in done.stdout.splitlines() if line.startswith("run ")]
+    assert command.startswith(f"python -m microp.simulate {' '.join(words)} ")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +60,6 @@ def test_the_table_names_bounds_the_solver_and_the_command_that_runs_the_order(t
         ("device.memory_gib=0.01", "device.memory_gib=0.01 does not limit an order: use activation_limit"),
         ("replicas=2", "replicas=2 does not change an order, which is of one pipeline: leave it out"),
         ("ranks=16 chunks=256", "too many to search: use at most 10000"),
-        ("search.noise=2", "search.noise=2.0 is above 1: use at most 1"),
         ("-m chunks=4,8", "search.file=order.txt is the file of 2 points: give each its own, as"),
     ],
 )
@@ -59,24 +70,64 @@ def test_what_cannot_be_searched_is_refused(words, message, tmp_path):
     assert done.stderr.count("error: ") == 1
 
 
-def test_with_noise_the_order_that_is_fastest_on_average_is_written(tmp_path):
-    words = ("ranks=4", "chunks=8", "search.seconds=1", "search.noise=0.5", "activation_limit=4", "output=json")
-    done = microp(*words, folder=tmp_path, program="microp.order")
+EMULATED = "device=emulated device.forward_ms=3 device.backward_ms=4"
+PROVEN = [  # words, and the least makespan that there is
+    (
+        "chunks=2 schedule=zb_h1 costs.forward=[5,2] costs.backward=[6,2] costs.weight=[5,8] costs.latency=6 "
+        "checkpointing=except_last costs.recompute=[5,3]",
+        48,
+    ),
+    *(
+        (
+            "chunks=3 schedule=1f1b costs.forward=3 costs.backward=4 costs.weight=2 costs.latency=2 "
+            f"costs.transfer={rule}",
+            best,
+        )
+        for rule, best in (("sender_busy", 38), ("rendezvous", 38), ("serial_link", 34))
+    ),
+    (f"chunks=3 schedule=1f1b {EMULATED} device.weight_ms=2 device.latency_ms=2 device.overhead_ms=1", 40),
+    (f"chunks=3 schedule=zb_h1 {EMULATED} device.weight_ms=4 device.full_ms=5", 31),
+    (f"chunks=2 schedule=gpipe {EMULATED} device.weight_ms=4 device.full_ms=1", 12),  # no W is worth its time
+    (f"chunks=3 schedule=1f1b {EMULATED} checkpointing=except_last device.recompute_ms=2", 28),  # B and W take halves
+]
+
+
+@pytest.mark.parametrize(("words", "best"), PROVEN, ids=range(len(PROVEN)))
+def test_what_is_proven_is_the_price_of_the_same_words(words, best, tmp_path):
+    pytest.importorskip("ortools")
+    given = ("ranks=2", *words.split(), "output=json")
+    searched = (*given, "search.seconds=1", "search.solver_seconds=20")
+    figures = json.loads(microp(*searched, folder=tmp_path, program="microp.order").stdout)
+    assert (figures["makespan"], figures["proven"], figures["solver"]["bound"]) == (best, True, best)
+    assert figures["makespan"] == max(figures["bounds"].values())
+    assert priced(given, tmp_path) == best
+
+
+def priced(given: tuple[str, ...], folder: Path) -> float:
+    """Return the price of the written order with the same words."""
+    words = [word for word in given if not word.startswith("schedule=")]
+    done = microp("schedule=file", "schedule.path=order.txt", *words, folder=folder, program="microp.simulate")
     assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["makespan"]
+
+
+@pytest.mark.parametrize("words", ["partition=balanced model.layers=7", "profile=PROFILE"])
+def test_where_costs_depend_on_the_order_each_is_priced_with_its_own_and_no_bound_is_claimed(words, tmp_path):
+    """The times of a profile depend on what ran before, and a balanced partition on the whole order."""
+    path = write_profile(tmp_path, profile(MlpSettings("mlp", 16, 256, "float32")))
+    words = words.replace("PROFILE", str(path))
+    emulated = "" if "profile" in words else f"{EMULATED} device.per=[layer] device.overhead_ms=1"
+    given = ("ranks=2", "chunks=3", "schedule=zb_h1", "device=emulated", *words.split(), *emulated.split())
+    solver = ["search.solver_seconds=5"] if find_spec("ortools") else []
+    text = microp(*given, "search.seconds=1", *solver, folder=tmp_path, program="microp.order")
+    assert "No lower bound of all orders is known: with " in text.stdout, text.stderr
+    assert "proven" not in text.stdout
+    (tmp_path / "order.txt").unlink()
+    given = (*given, "output=json")
+    done = microp(*given, "search.seconds=1", *solver, folder=tmp_path, program="microp.order")
     figures = json.loads(done.stdout)
-    means = {row["schedule"]: row["noisy"]["mean"] for row in figures["orders"]}
-    assert means[figures["written"]] == min(means.values())
-    written = validate(from_text((tmp_path / "order.txt").read_text()), 4)
-    assert written.name == figures["written"]
-    [expected] = [row["makespan"] for row in figures["orders"] if row["schedule"] == figures["written"]]
-    assert makespan(simulate(written, Costs((1,) * 4, (1,) * 4, (1,) * 4))) == expected
-
-
-def test_noise_of_zero_is_the_makespan_also_of_undivided_backwards():
-    costs = Costs((1, 3), (2, 2), (1, 1), latency=1)
-    problem = Problem((0, 1), 4, costs, pairs(2, None))
-    orders = [builders.one_f_one_b(2, 4), builders.zb_h1(2, 4), builders.gpipe(2, 4, builders.Drain.lifo)]
-    for order, noisy in zip(orders, judge(problem, orders, 0.0, draws=3), strict=True):
-        assert noisy.mean == noisy.p90 == makespan(simulate(order, costs))
-    calm, wild = (judge(problem, orders[:1], noise)[0] for noise in (0.05, 0.5))
-    assert calm.p90 - calm.mean < wild.p90 - wild.mean
+    assert (figures["bounds"], figures["proven"]) == ({}, False)
+    assert figures["makespan"] == min(row["makespan"] for row in figures["orders"]) == priced(given, tmp_path)
+    named = {row["schedule"]: row["makespan"] for row in figures["orders"]}
+    one = json.loads(microp("schedule=1f1b", *given[:2], *given[3:], folder=tmp_path, program="microp.simulate").stdout)
+    assert one["makespan"] == named["1f1b"]

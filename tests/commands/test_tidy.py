@@ -1,9 +1,8 @@
-"""Runs are deleted or archived with all that belongs to them, and nothing else goes."""
+"""Runs are deleted with all that belongs to them, and nothing else goes."""
 
 from __future__ import annotations
 
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -72,22 +71,6 @@ def test_with_all_only_the_attempts_that_are_listed_go(outputs):
     assert tree(outputs) == {"1f1b/attempt-2", "zb_h1/attempt-1", "zb_h1/attempt-2"} | belong(*"def")
 
 
-def test_an_archive_unpacks_to_what_was_there(outputs, capsys):
-    before = {path.relative_to(outputs): path.read_bytes() for path in outputs.rglob("*") if path.is_file()}
-    assert command.main(["chunks>0", "status!=running", "--archive", "old.tar.gz", "--yes"]) == 0
-    assert "old.tar.gz" in capsys.readouterr().out
-    assert tree(outputs) == {"zb_h1/attempt-1", "zb_h1/attempt-2"} | belong(*"ef")
-    with tarfile.open("old.tar.gz") as tar:
-        tar.extractall(outputs, filter="data")
-    locks = {path.relative_to(outputs) for path in outputs.rglob("lock")}
-    after = {path.relative_to(outputs): path.read_bytes() for path in outputs.rglob("*") if path.is_file()}
-    assert {path: after[path] for path in after.keys() - locks} == before
-    assert command.main(["status=failed", "--archive", "old.tar.gz", "--yes"]) == 2
-    assert "old.tar.gz exists: give the archive another name" in capsys.readouterr().err
-    assert list(Path().iterdir()) != []
-    assert {path.name for path in Path().iterdir()} == {"outputs", "old.tar.gz"}  # no draft
-
-
 def test_what_runs_is_kept(outputs, capsys):
     assert command.main(["chunks=4", "--delete", "--yes"]) == 0
     said = capsys.readouterr().err
@@ -142,12 +125,11 @@ def test_an_id_from_a_record_is_no_pattern(outputs):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--delete"], "--delete and --archive need a filter"),
-        (["outputs", "--archive", "a.tar.gz"], "'chunks>0' takes all runs"),
-        (["status=failed", "--delete", "--archive", "a.tar.gz"], "not allowed with argument --delete"),
-        (["status=failed", "--delete", "-n", "3"], "take all runs that meet the filters"),
+        (["--delete"], "--delete needs a filter"),
+        (["outputs", "--delete"], "'chunks>0' takes all runs"),
+        (["status=failed", "--delete", "-n", "3"], "takes all runs that meet the filters"),
         (["status=failed", "--delete", "--csv"], "leave out --compare, --columns, --csv, -n"),
-        (["status=failed", "--yes"], "--yes answers the question of --delete or --archive"),
+        (["status=failed", "--yes"], "--yes answers the question of --delete"),
     ],
 )
 def test_bad_options_are_one_message(words, reason, outputs, capsys):

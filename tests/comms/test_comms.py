@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import messages
 import pytest
-import ranks as rank_code
 import torch
 from conftest import small_job
 from threads import in_threads
@@ -18,9 +18,9 @@ from microp.worker import launch_ranks
 @pytest.mark.parametrize("where", ["shm", "tcp", "gloo", "threads"])
 def test_verbs(where, tmp_path):
     if where == "threads":
-        results = in_threads(3, rank_code.use_verbs)
+        results = in_threads(3, messages.use_verbs)
     else:
-        found = launch_ranks(small_job(schedule=gpipe(3, 1), backend=where), tmp_path, 3, rank_code.verbs)
+        found = launch_ranks(small_job(schedule=gpipe(3, 1), backend=where), tmp_path, 3, messages.verbs)
         results = [found[rank] for rank in range(3)]
     for rank, result in enumerate(results):
         before = (rank - 1) % 3
@@ -45,7 +45,7 @@ def test_unknown_reduction():
 
 
 def test_gloo_sees_a_short_message(tmp_path):
-    results = launch_ranks(small_job(schedule=gpipe(2, 1), backend="gloo"), tmp_path, 3, rank_code.send_short)
+    results = launch_ranks(small_job(schedule=gpipe(2, 1), backend="gloo"), tmp_path, 3, messages.send_short)
     assert results[1] == "rank 0 sent fewer bytes than the 44 of shape [11]"
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import messages
 import pytest
-import ranks as rank_code
 from conftest import small_job
 
 from microp.comms.processes import is_alive
@@ -29,7 +29,7 @@ def run(count: int, entry, folder: Path, **changes):
 @BOTH
 def test_mailboxes_give_what_was_sent(backend, tmp_path):
     """Uneven shapes and another type in one mailbox, which is as large as the largest of them."""
-    seen = run(2, rank_code.use_mailboxes, tmp_path, backend=backend)[1]
+    seen = run(2, messages.use_mailboxes, tmp_path, backend=backend)[1]
     shapes = [(5, 3), (7,), (1, 2, 2), (2, 2)]
     once = [(shape, [10.0 * step + tag]) for step in range(3) for tag, shape in enumerate(shapes)]
     assert seen["values"] == 2 * once
@@ -38,12 +38,12 @@ def test_mailboxes_give_what_was_sent(backend, tmp_path):
 
 @BOTH
 def test_a_matrix_that_lies_column_by_column_arrives_in_order(backend, tmp_path):
-    assert run(2, rank_code.send_transposed, tmp_path, backend=backend)[1] == [[0, 3], [1, 4], [2, 5]]
+    assert run(2, messages.send_transposed, tmp_path, backend=backend)[1] == [[0, 3], [1, 4], [2, 5]]
 
 
 @BOTH
 def test_what_was_not_announced_goes_through_gloo(backend, tmp_path):
-    results = run(2, rank_code.use_a_tag_that_was_not_announced, tmp_path, backend=backend)
+    results = run(2, messages.use_a_tag_that_was_not_announced, tmp_path, backend=backend)
     assert results[1] == {
         "tag 0": (f"microp.comms.{backend}", [0.0, 1.0, 2.0]),
         "tag 8": ("microp.comms.group", [8.0, 9.0, 10.0]),
@@ -54,7 +54,7 @@ def test_what_was_not_announced_goes_through_gloo(backend, tmp_path):
 @BOTH
 def test_a_wait_ends_in_time_and_costs_no_core(backend, tmp_path):
     """Three ranks, which on a small machine are more than its cores."""
-    results = run(3, rank_code.wait_for_nothing, tmp_path, timeout_s=1, backend=backend)
+    results = run(3, messages.wait_for_nothing, tmp_path, timeout_s=1, backend=backend)
     for rank in (1, 2):
         said, took, spent = results[rank]
         assert said == "waited 1 s for rank 0"
@@ -88,7 +88,7 @@ def opened(process: Path) -> Iterator[str]:
 def test_a_killed_rank_is_missed_and_its_segment_goes_with_it(tmp_path):
     names = set(Path("/dev/shm").iterdir())
     with pytest.raises(RankError, match="rank 0 was killed by SIGKILL"):
-        run(3, rank_code.outlive_the_sender, tmp_path)
+        run(3, messages.outlive_the_sender, tmp_path)
     for rank in (1, 2):
         took, said = (tmp_path / f"said{rank}").read_text().split(maxsplit=1)
         assert said.startswith("lost rank 0: its process")
@@ -103,7 +103,7 @@ def test_a_killed_rank_is_missed_and_its_segment_goes_with_it(tmp_path):
 
 def test_a_killed_rank_is_missed_over_tcp(tmp_path):
     with pytest.raises(RankError, match="rank 0 was killed by SIGKILL"):
-        run(3, rank_code.outlive_the_sender, tmp_path, backend="tcp")
+        run(3, messages.outlive_the_sender, tmp_path, backend="tcp")
     for rank in (1, 2):
         took, said = (tmp_path / f"said{rank}").read_text().split(maxsplit=1)
         assert said == "lost rank 0: the connection was closed"

@@ -6,7 +6,7 @@ import time
 from math import inf, nan
 
 import pytest
-import ranks as rank_code
+import training
 from configs import config, problems
 from conftest import CHECKPOINTING, mlp, small_job
 from emulation import opened, settings, shortest, workload
@@ -28,6 +28,7 @@ from microp.worker import monolith, run_threads
         ({"forward_ms": [1, 2, 3]}, Costs((1, 2, 3), (6, 6, 6))),
         ({"weight_ms": 5}, Costs((2, 2, 2), (6, 6, 6), (5, 5, 5))),
         ({"weight_ms": [0, 1, 2]}, Costs((2, 2, 2), (6, 6, 6), (0, 1, 2))),
+        ({"weight_ms": 5, "full_ms": 7}, Costs((2, 2, 2), (7, 7, 7))),
         ({"per": ["layer"]}, Costs((6, 4, 2), (18, 12, 6))),
         ({"per": ["row"]}, Costs((8, 8, 8), (24, 24, 24))),
         ({"per": ["row", "layer"]}, Costs((24, 16, 8), (72, 48, 24))),
@@ -164,13 +165,13 @@ def test_gradients_are_the_monolith_s(build, checkpointing):
         device=settings(**TINY, latency_ms=0.2),
         backend="threads",
     )
-    results = in_threads(2, lambda comms: rank_code.train(job, comms))
+    results = in_threads(2, lambda comms: training.train(job, comms))
     got = {index: gradients for _, layers in results for index, gradients in layers.items()}
-    want = list(monolith.steps(small_job(schedule=gpipe(1, 4)), rank_code.STEPS))
+    want = list(monolith.steps(small_job(schedule=gpipe(1, 4)), training.STEPS))
     losses = next(losses for losses, _ in results if losses)
     assert losses == [step.loss for step in want]
     for index, layer in enumerate(want[-1].gradients):
-        assert rank_code.digest(got[index]) == rank_code.digest(layer)
+        assert training.digest(got[index]) == training.digest(layer)
 
 
 def run(tmp_path, checkpointing="never", **device):

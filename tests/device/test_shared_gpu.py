@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import time
 from time import perf_counter_ns
 from types import SimpleNamespace
@@ -15,8 +17,10 @@ from conftest import small_job
 
 from microp.app import make_job
 from microp.app.partition_factory import memory_cap
+from microp.app.profile_cases import make_plan
+from microp.app.profiles import machine_of
 from microp.device import Cpu, Utilisation, gpu_of
-from microp.settings import GIB, CudaSettings
+from microp.settings import GIB, CudaSettings, processor
 from microp.store import summarise
 from microp.worker import run_threads
 
@@ -27,7 +31,9 @@ SHARED = ("device=cuda", "device.share=true")
 def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=8 * GIB))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(name="a card", total_memory=8 * GIB)
+    )
 
 
 def test_more_ranks_than_gpus_may_share_them(two_gpus):
@@ -78,6 +84,31 @@ def test_nvidia_smi_is_asked_while_the_steps_run(tmp_path, monkeypatch):
     assert busy.end(since) == 85.0
     assert busy.end(since) == 85.0
     assert "--id=GPU-12 --query-gpu=utilization.gpu --format=csv,noheader,nounits" in (tmp_path / "asked").read_text()
+
+
+def test_nvidia_smi_ends_with_what_asks_it(tmp_path, monkeypatch):
+    """A profile opens a device for each of its cases: with one nvidia-smi each, the last cases would share the host."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    busy = Utilisation("GPU-12")
+    process = busy._process
+    del busy
+    gc.collect()
+    assert process.wait(5) == -signal.SIGTERM
+
+
+def test_a_profile_of_a_gpu_uses_a_rank_per_gpu_and_names_the_card(two_gpus, monkeypatch):
+    """Ranks by the number of cores, as on a CPU, would ask for GPUs that are not there."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    for words in (("device=cuda",), SHARED):
+        plan = make_plan(make_job(config(*words)))
+        assert {case.ranks for case in plan.together} == {2}
+        assert not plan.crowded
+        assert not plan.transports  # those of a CPU cannot move a GPU's tensors
+    assert machine_of("cuda", 1).processor == "a card"
+    assert machine_of("cpu", 1).processor == processor()
 
 
 def test_without_nvidia_smi_nothing_is_known(tmp_path, monkeypatch):

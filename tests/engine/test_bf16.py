@@ -7,8 +7,8 @@ from functools import cache, partial
 from itertools import product
 
 import pytest
-import ranks as rank_code
 import torch
+import training
 from conftest import CHECKPOINTING, gpt, mlp, small_job
 from own_model import mixed, settings_of, tied_layers
 from threads import in_threads
@@ -41,8 +41,8 @@ def job_of(name: str, schedule, **changes):
 
 @cache
 def expected(name: str, chunks: int, batch_size: int = 9):
-    done = list(monolith.steps(job_of(name, gpipe(1, chunks), batch_size=batch_size), rank_code.STEPS))
-    return [step.loss for step in done], list(map(rank_code.digest, done[-1].gradients))
+    done = list(monolith.steps(job_of(name, gpipe(1, chunks), batch_size=batch_size), training.STEPS))
+    return [step.loss for step in done], list(map(training.digest, done[-1].gradients))
 
 
 def schedule_of(name: str, ranks: int):
@@ -65,12 +65,12 @@ def test_every_schedule_and_checkpointing_mode_bit_for_bit(name, whole):
         model = MODELS[(turn + turn // 4 + BUILDERS.index(name)) % len(MODELS)]
         cut = skewed if ranks == 3 else uniform
         job = job_of(model, schedule, cut=cut, checkpointing=CHECKPOINTING[mode], backend="threads")
-        results = in_threads(ranks, partial(rank_code.train, job))
+        results = in_threads(ranks, partial(training.train, job))
         losses, want = expected(model, schedule.chunks)
         layers = {index: own for _, part in results for index, own in part.items()}
         case = (name, mode, ranks, model)
         assert results[schedule.placement[schedule.stages - 1]][0] == losses, case
-        assert [rank_code.digest(layers[index]) for index in range(job.model.layers)] == want, case
+        assert [training.digest(layers[index]) for index in range(job.model.layers)] == want, case
 
 
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
@@ -95,7 +95,7 @@ def test_processes_bit_for_bit(backend, tmp_path):
                 ("gpt", interleaved, "segments"),
             )
         ]
-    results = launch_ranks(jobs[0], tmp_path, 3, partial(rank_code.train_all, jobs))
+    results = launch_ranks(jobs[0], tmp_path, 3, partial(training.train_all, jobs))
     for number, job in enumerate(jobs):
         losses, want = expected(job.model.name.removesuffix("_layers"), 4, 8)
         case = (job.model.name, job.engine.name)
@@ -160,3 +160,15 @@ def test_a_layer_that_fails_under_autocast_is_named():
         lowered_types(made(Scatter()), BF16)
     with pytest.raises(ValueError, match=r"a loss that fails with dtype=bf16 for \(output \[2, 4, 8\] bfloat16, targ"):
         lowered_types(made(nn.Linear(8, 8), loss=lambda logits, _: logits @ torch.ones(7)), BF16)
+
+
+@pytest.mark.parametrize(("device", "left"), [("cpu", "bfloat16"), ("cuda", "float32")])
+def test_a_gpu_s_autocast_keeps_other_types_than_a_cpu_s(device, left):
+    """A layer that ends with a LayerNorm would send float32 on a GPU, and the receiver would take bf16."""
+    if device == "cuda" and not torch.backends.cuda.is_built():
+        pytest.skip("this torch has no CUDA")
+    with torch.device("meta"):
+        layers = [nn.Embedding(256, 8), nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), nn.Linear(8, 8)]
+    made = Layers(layers, lambda logits, _: logits.mean(), 4)
+    assert lowered_types(made, BF16, device) == ("int64", "float32", left)
+    assert not torch.is_autocast_enabled(device)

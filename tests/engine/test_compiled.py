@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import cache, partial
 
 import pytest
-import ranks as rank_code
 import torch
+import training
 from configs import config, problems
 from conftest import CHECKPOINTING, gpt, mlp, small_job
 from own_model import mixed, settings_of
@@ -33,7 +33,7 @@ WITHOUT_W = ("naive", "gpipe", "one_f_one_b", "eager_1f1b", "interleaved", "brea
 @cache
 def expected(name: str, chunks: int):
     job = small_job(schedule=gpipe(1, chunks), model=MODELS[name]())
-    *_, last = monolith.steps(job, rank_code.STEPS)
+    *_, last = monolith.steps(job, training.STEPS)
     return last.loss, last.gradients
 
 
@@ -74,7 +74,7 @@ def test_gradients_are_those_of_the_single_process(name, graphs, whole):
             backend="threads",
             computing=COMPILED,
         )
-        results = in_threads(2, partial(rank_code.train, job), timeout_s=60)
+        results = in_threads(2, partial(training.train, job), timeout_s=60)
         loss, want = expected(name, 4)
         layers = {index: own for _, part in results for index, own in part.items()}
         assert results[schedule.placement[schedule.stages - 1]][0][-1] == pytest.approx(loss, rel=1e-5)
@@ -88,7 +88,7 @@ def test_bf16_compiled_is_bf16_as_it_is_written(graphs):
     losses = []
     for how in (computing, replace(computing, compile=False)):
         job = small_job(schedule=gpipe(2, 4), model=model, backend="threads", computing=how)
-        _, (own, _) = in_threads(2, partial(rank_code.train, job), timeout_s=60)
+        _, (own, _) = in_threads(2, partial(training.train, job), timeout_s=60)
         losses.append(own)
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     assert graphs
@@ -118,7 +118,7 @@ def test_all_is_compiled_before_the_first_step(graphs, tmp_path):
     for counts, _ in both:
         assert counts[0] == counts[-1] > 0
     written = in_threads(
-        2, partial(rank_code.peak_memory, [replace(job, computing=AS_WRITTEN)], None, _local_rank=0, _attempt=None)
+        2, partial(training.peak_memory, [replace(job, computing=AS_WRITTEN)], None, _local_rank=0, _attempt=None)
     )
     assert [peak for _, peak in both] == [peak for [peak] in written]
 
@@ -181,8 +181,8 @@ def test_generated_code():
     torch._dynamo.reset()
     model = MlpSettings("mlp", 2, 16, "float32")
     job = small_job(schedule=gpipe(1, 3), model=model, partition=uniform(2, 1), backend="threads", computing=COMPILED)
-    [(losses, layers)] = in_threads(1, partial(rank_code.train, job), timeout_s=300)
-    *_, want = monolith.steps(job, rank_code.STEPS)
+    [(losses, layers)] = in_threads(1, partial(training.train, job), timeout_s=300)
+    *_, want = monolith.steps(job, training.STEPS)
     assert losses[-1] == pytest.approx(want.loss, rel=1e-5)
     for index, gradients in enumerate(want.gradients):
         assert_near(layers[index], gradients)

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
 
 import pytest
-import ranks as rank_code
 import torch
-from conftest import CHECKPOINTING
-from own_model import mixed, normed, own_job, passing, settings_of, tied_layers
+import training
+from conftest import CHECKPOINTING, small_job
+from own_model import (
+    drawing_of_many,
+    mixed,
+    normalised_together,
+    normed,
+    own_job,
+    passing,
+    rooted,
+    settings_of,
+    tied_layers,
+)
 from threads import in_threads
 
+from microp.comms import thread_comms
+from microp.model.randomness import GENERATOR
 from microp.schedule import Partition, builders, skewed, uniform
 from microp.schedule.builders import gpipe, one_f_one_b, zb_h1, zb_v
-from microp.settings import EngineSettings, OwnSettings
-from microp.worker import launch_ranks, monolith
+from microp.settings import EngineSettings, OwnSettings, SnapshotSettings
+from microp.worker import RankError, Trainer, launch_ranks, monolith, run_threads
 
 BUILDERS = [name for name in builders.__all__ if name not in ("Drain", "from_file")]
 
@@ -32,7 +45,7 @@ def expected(dtype: str, chunks: int):
 
 
 def expected_of(model: OwnSettings, chunks: int):
-    done = list(monolith.steps(own_job(model, schedule=gpipe(1, chunks)), rank_code.STEPS))
+    done = list(monolith.steps(own_job(model, schedule=gpipe(1, chunks)), training.STEPS))
     return [step.loss for step in done], done[-1].gradients
 
 
@@ -48,7 +61,7 @@ def schedule_of(name: str, ranks: int):
 
 def run_in_threads(job):
     """The losses, and the gradients of every layer; each rank is a thread."""
-    results = in_threads(job.ranks, lambda comms: rank_code.train(job, comms))
+    results = in_threads(job.ranks, lambda comms: training.train(job, comms))
     losses = results[job.schedule.placement[job.schedule.stages - 1]][0]
     return losses, {index: own for _, layers in results for index, own in layers.items()}
 
@@ -72,7 +85,7 @@ def test_every_schedule_and_checkpointing_mode_bit_for_bit(name, whole):
         losses, layers = run_in_threads(job)
         want_losses, want = expected("float32", schedule.chunks)
         assert losses == want_losses, (mode, ranks)
-        assert [rank_code.digest(layers[i]) for i in range(model.layers)] == list(map(rank_code.digest, want))
+        assert [training.digest(layers[i]) for i in range(model.layers)] == list(map(training.digest, want))
 
 
 @pytest.mark.parametrize("mode", CHECKPOINTING)
@@ -109,18 +122,52 @@ def test_processes_and_torch_s_engine(tmp_path):
         own_job(settings_of(passing), schedule=zb_v(2, 8), partition=Partition((2, 2, 1, 2))),
     ]
     jobs = [replace(job, backend="gloo") for job in jobs]
-    results = launch_ranks(jobs[0], tmp_path, 3, partial(rank_code.train_all, jobs))
+    results = launch_ranks(jobs[0], tmp_path, 3, partial(training.train_all, jobs))
     for number, job in enumerate(jobs):
         losses, want = expected_of(job.model, job.schedule.chunks)
         got = {index: bits for rank in range(2) for index, bits in results[rank][number][1].items()}
-        assert [got[index] for index in range(job.model.layers)] == list(map(rank_code.digest, want)), number
+        assert [got[index] for index in range(job.model.layers)] == list(map(training.digest, want)), number
         assert results[job.schedule.placement[job.schedule.stages - 1]][number][0] == losses
 
 
 def test_declared_buffers_are_those_of_the_single_process():
     """Every schedule forwards microbatches in order, so that running statistics are the same."""
     model = settings_of(normed)
-    done = list(monolith.steps(own_job(model, schedule=gpipe(1, 3)), rank_code.STEPS))
+    done = list(monolith.steps(own_job(model, schedule=gpipe(1, 3)), training.STEPS))
     losses, layers = run_in_threads(own_job(model, schedule=one_f_one_b(2, 3), backend="threads"))
     assert losses == [step.loss for step in done]
-    assert [rank_code.digest(layers[i]) for i in range(5)] == [rank_code.digest(own) for own in done[-1].gradients]
+    assert [training.digest(layers[i]) for i in range(5)] == [training.digest(own) for own in done[-1].gradients]
+
+
+def test_a_draw_that_no_trial_saw_ends_the_step():
+    model = settings_of(drawing_of_many)
+    assert not model.draws
+    job = own_job(model, schedule=gpipe(1, 1))  # 9 rows, in the one thread that has the generators
+    trainer = Trainer(job, thread_comms(1, 20)[0], 0)
+    trainer.load(0)
+    with pytest.raises(RuntimeError, match="drawn random numbers, though none did when they were tried"):
+        trainer.step(0)
+
+
+def test_layers_whose_rows_depend_on_each_other_are_known():
+    model = settings_of(normalised_together)
+    assert model.facts.mixing == (2,)
+    assert settings_of(mixed).facts.mixing == ()
+
+
+def test_a_gradient_that_is_not_finite_is_left_to_the_run_which_names_its_step(tmp_path):
+    job = own_job(settings_of(rooted), snapshot=SnapshotSettings("disk", 1, 1, False, None, False), backend="threads")
+    with pytest.raises(RankError, match=r"weights are not finite after step 0 \(.* look at the model and the data"):
+        run_threads(job, tmp_path, 1)
+
+
+def test_a_layer_is_divided_while_no_other_rank_makes_its_layers():
+    """torch's checkpoint in a layer sets the generator back from which another thread's weights may be drawn."""
+    job = small_job(schedule=zb_h1(1, 2), backend="threads")  # of a model that draws nothing
+    setting_up = threading.Thread(target=Trainer, args=(job, thread_comms(1, 20)[0]))
+    with GENERATOR:
+        setting_up.start()
+        setting_up.join(1)
+        assert setting_up.is_alive()
+    setting_up.join(20)
+    assert not setting_up.is_alive()

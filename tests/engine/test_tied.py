@@ -7,8 +7,8 @@ from functools import cache
 from itertools import cycle
 
 import pytest
-import ranks as rank_code
 import torch
+import training
 from conftest import CHECKPOINTING, gpt, small_job
 from own_model import settings_of, tied_layers
 from test_own_model import run_in_threads, schedule_of
@@ -40,8 +40,8 @@ def model_of(name: str, dtype: str):
 def expected(name: str, dtype: str, chunks: int):
     model = model_of(name, dtype)
     job = small_job(model=model, schedule=gpipe(1, chunks), partition=uniform(7, 1))
-    done = list(monolith.steps(job, rank_code.STEPS))
-    return [step.loss for step in done], list(map(rank_code.digest, done[-1].gradients))
+    done = list(monolith.steps(job, training.STEPS))
+    return [step.loss for step in done], list(map(training.digest, done[-1].gradients))
 
 
 def test_the_copies_of_the_facts():
@@ -72,7 +72,7 @@ def test_every_schedule_bit_for_bit(name):
         losses, layers = run_in_threads(job)
         want_losses, want = expected(model, "float32", schedule.chunks)
         assert losses == want_losses, (model, ranks)
-        assert [rank_code.digest(layers[index]) for index in range(7)] == want, (model, ranks)
+        assert [training.digest(layers[index]) for index in range(7)] == want, (model, ranks)
 
 
 def tied_by_torch(name: str) -> tuple[Model, nn.Module]:

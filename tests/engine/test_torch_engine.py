@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-import ranks as rank_code
 import torch
+import training
 from configs import config, problems
 from conftest import CHECKPOINTING, gpt, mlp, small_job
 from emulation import settings
@@ -27,8 +27,7 @@ from microp.schedule.builders import (
     zb_v,
 )
 from microp.settings import EngineSettings
-from microp.store import read_json, read_rows, read_spans, summarise, write_json
-from microp.store.order_limits import own_limits_ms
+from microp.store import own_limits_ms, read_json, read_rows, read_spans, summarise, write_json
 from microp.worker import launch_ranks
 
 BUILDERS = {
@@ -55,7 +54,7 @@ def test_both_engines_give_the_same_losses_and_gradients(tmp_path):
     jobs = [job_for(build) for build in BUILDERS.values()]
     jobs += [job_for(gpipe, model=gpt(), checkpointing=CHECKPOINTING[name]) for name in ("never", "always", "segments")]
     both = [replace(job, engine=EngineSettings(name, False)) for job in jobs for name in ("microp", "torch")]
-    results = launch_ranks(both[0], tmp_path, 3, partial(rank_code.train_all_tensors, both))
+    results = launch_ranks(both[0], tmp_path, 3, partial(training.train_all_tensors, both))
     for number, job in enumerate(jobs):
         for rank in (0, 1):
             (losses, layers), (theirs, their_layers) = results[rank][2 * number : 2 * number + 2]
@@ -91,7 +90,7 @@ def test_torch_runs_the_order_that_is_priced(tmp_path):
     """The trace has the job's actions in the job's order, also where the ranks do not divide the chunks."""
     jobs = [job_for(build, engine=EngineSettings("torch", False)) for build in BUILDERS.values()]
     jobs.append(job_for(lambda ranks, _: interleaved(ranks, 3), engine=EngineSettings("torch", False), batch_size=9))
-    ran = launch_ranks(jobs[0], tmp_path, 3, partial(rank_code.order_of_a_step, jobs))
+    ran = launch_ranks(jobs[0], tmp_path, 3, partial(training.order_of_a_step, jobs))
     for number, job in enumerate(jobs):
         assert tuple(ran[rank][number] for rank in (0, 1)) == job.schedule.ranks, job.schedule.name
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sysconfig
 from pathlib import Path
 
@@ -110,13 +111,125 @@ def test_tokens_that_will_not_do(tmp_path):
         (tmp_path / "text.npy", 9, "cannot be read ("),
         (tmp_path / "table.npy", 9, "holds int32 [10, 10]: give a file of whole numbers in one dimension"),
         (tmp_path / "floats.npy", 9, "holds float64 [100]: give a file of whole numbers"),
-        (tmp_path / "negative.npy", 9, "has tokens from -1 to 98, but tokens count from 0: give the data.type that"),
+        (tmp_path / "negative.npy", 9, "has tokens from -1 to 98, but tokens count from 0: give other numbers"),
         (files["uint16"], 1000, "has 1000 tokens, but one row needs 1001 (its context and the token after"),
-        (files["int32"], 9, ""),  # read as uint16 every other token is 0, which nothing can tell
     ]
     for path, context, said in wrong:
         found = TokenSettings("tokens", str(path), "uint16").problems(context, 1000)
-        assert [f"data.path={path} {said}" in each for each in found] == [True] * bool(said), path
+        assert [f"data.path={path} {said}" in each for each in found] == [True], path
     [problem] = TokenSettings("tokens", str(files["uint16"]), "uint16").problems(9, 999)
     assert "has tokens from 0 to 999, but the model has 999 different ones, from 0 to 998: use a model with" in problem
     assert "data=text has 256 different tokens" in TextSettings("text", None).problems(9, 100)[0]
+
+
+SOME = np.random.default_rng(0)
+WORDS, MANY = SOME.zipf(1.3, 5000) % 50_000, SOME.zipf(1.1, 5000) % 120_000  # like those of GPT-2 and of Llama 3
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kind", "read_as", "vocabulary", "said"),
+    [
+        (WORDS, "uint16", "uint16", 50_257, None),
+        (np.where(np.arange(5000) % 9, 0, WORDS), "uint16", "uint16", 50_257, None),  # mostly padding
+        (WORDS, "int32", "int32", 50_257, None),
+        (WORDS, "int32", "uint32", 50_257, None),
+        (WORDS, "int64", "int64", 50_257, None),
+        (MANY, "uint32", "uint32", 2**17, None),
+        (WORDS % 256, "uint8", "uint8", 256, None),
+        (WORDS, "int32", "uint16", 50_257, "as every other token, .*: set data.type=uint32"),
+        (WORDS, "uint32", "int16", 50_257, "as every other token, .*: set data.type=uint32"),
+        (WORDS, "int64", "uint16", 50_257, "as every other token, .*: set data.type=int64"),
+        (WORDS, "int64", "int32", 50_257, "as every other token, .*: set data.type=int64"),
+        (WORDS % 256, "uint16", "uint8", 256, "as every other token, .*: set data.type=uint16"),
+        (MANY, "uint32", "uint16", 2**16, "as every other token, .*: set data.type=uint32"),
+        (np.arange(5000) * 24, "uint32", "uint16", 2**16, "as every other token, .*: set data.type=uint32"),
+        (MANY, "uint32", "uint16", 2**17, "as every other token, .*: set data.type=uint32"),
+        (WORDS, "uint16", "uint16", 2**17, "no token above 65535, .*: set data.type=uint32, or use a model with a voc"),
+        (
+            np.arange(5000) * 9,
+            "uint16",
+            "uint8",
+            50_257,
+            "no token above 255, .*: set data.type=uint16, as which they fit",
+        ),
+        (WORDS, "uint16", "uint32", 50_257, "use a model with a vocabulary of .*, or data.type=uint16, as which they"),
+        (WORDS, "uint16", "int16", 50_257, "count from 0: give data.type=uint16, as which they fit, or other numbers"),
+    ],
+)
+def test_a_type_that_is_not_the_file_s(tmp_path, tokens, kind, read_as, vocabulary, said):
+    path = tmp_path / "tokens.bin"
+    tokens.astype(kind).tofile(path)
+    found = TokenSettings("tokens", str(path), read_as).problems(9, vocabulary)
+    assert (re.search(said, found[0]) and len(found) == 1) if said else found == []
+    np.save(tmp_path / "tokens.npy", tokens.astype(kind))  # says its type itself
+    assert TokenSettings("tokens", str(tmp_path / "tokens.npy"), read_as).problems(9, 2**17) == []
+
+
+LLM_C = "a header of 1024 bytes in the form of llm.c"
+
+
+def llm_c(magic: int, version: int, kind: str) -> bytes:
+    header = np.zeros(256, np.int32)
+    header[:3] = magic, version, len(WORDS)
+    return header.tobytes() + WORDS.astype(kind).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (llm_c(20240520, 1, "uint16"), f"{LLM_C} (and modded-nanogpt): set data.skip=1024"),
+        (llm_c(20240801, 7, "uint32"), f"{LLM_C}: set data.skip=1024 data.type=uint32"),
+        (llm_c(20300101, 9, "uint32"), f"{LLM_C}: set data.skip=1024 data.type=uint32"),
+        (b"LITPKDS" + bytes(17) + WORDS.astype("uint16").tobytes(), "in the form of lit-gpt: set data.skip=24"),
+        ("What is this?\r\n\tCafé ".encode() * 300, "holds text and no tokens: use data=text"),
+        (b"\x93NUMPY\x01\x00" + bytes(100), "it is numpy's, whose name has to end in .npy: rename it"),
+        (b"\x1f\x8b" + bytes(100), "it is compressed with gzip: unpack it"),
+    ],
+)
+def test_a_file_that_begins_with_something_else(tmp_path, content, said):
+    (tmp_path / "shard.bin").write_bytes(content)
+    settings = TokenSettings("tokens", str(tmp_path / "shard.bin"), "uint16")
+    [problem] = settings.problems(9, 50_257)
+    assert said in problem
+    keys = dict(word.removeprefix("data.").split("=") for word in problem.partition("set ")[2].split())
+    if "skip" in keys:  # what is advised is what does
+        asked = TokenSettings("tokens", settings.path, keys.get("type", "uint16"), skip=int(keys["skip"]))
+        assert asked.problems(9, 50_257) == []
+        whole = open_data(asked, 20, len(WORDS) - 1, seed=0)(0)
+        assert torch.equal(whole[0], torch.from_numpy(WORDS))
+
+
+def test_a_skip_that_cannot_be(tmp_path):
+    files = write_tokens(tmp_path)
+    for path, skip, said in [
+        (files["npy"], 8, "data.skip=8 is not used by data.path="),
+        (files["uint16"], 7, "has 1993 bytes after data.skip=7, no whole number of data.type=uint16"),
+        (files["uint16"], 5000, "has 0 bytes after data.skip=5000, no whole number"),
+        (files["uint16"], -1, "data.skip=-1 is below 0: use at least 0"),
+    ]:
+        [problem] = TokenSettings("tokens", str(path), "uint16", skip=skip).problems(9, 1000)
+        assert said in problem
+
+
+def test_contents_tell_data_from_others_at_the_same_path(tmp_path):
+    assert [TextSettings("text", None).contents(), SyntheticSettings("synthetic").contents()] == [None, None]
+    folder, file = tmp_path / "folder", tmp_path / "tokens.bin"
+    folder.mkdir()
+    changes = [
+        lambda: [path.write_bytes(b"12345678") for path in (folder / "a", folder / "b", file)],
+        lambda: [path.write_bytes(b"12345679") for path in (folder / "b", file)],  # same size, and made the same time
+        lambda: [path.write_bytes(b"1234567890") for path in (folder / "b", file)],
+        lambda: [os.utime(path, (5, 5)) for path in (folder / "a", folder / "b", file)],  # as if copied
+        lambda: [path.unlink() for path in (folder / "b", file)],
+    ]
+    seen = []
+    for change in changes:
+        change()
+        for path in folder.glob("*") if len(seen) < 6 else ():
+            os.utime(path, (1, 1))
+        found = [TextSettings("text", str(folder)), TokenSettings("tokens", str(file), "uint16")]
+        seen += [each.contents() for each in found]
+        assert [each.contents() for each in found] == seen[-2:]
+    assert len(set(seen)) == len(seen)
+    assert seen[0].startswith("16 bytes in 2 files, written 1970-01-01 00:00:01.000+00:00, checksum ")
+    assert seen[-1] == "nothing that can be read (No such file or directory)"

@@ -100,7 +100,7 @@ def test_b_and_w_are_the_full_backward(name):
     module, shape = MODULES[name]
     whole, split = copy.deepcopy(module).double(), copy.deepcopy(module).double()
     tolerance = 1e-12 if name in REORDERED else 0.0
-    backward = SplitBackward(split)
+    backward = SplitBackward([split])
     for _ in range(2):  # gradients add up
         x = torch.randn(shape, dtype=torch.float64)
         mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
@@ -109,7 +109,7 @@ def test_b_and_w_are_the_full_backward(name):
         assert torch.equal(y, z)
         g = torch.randn_like(y)
         before = [None if p.grad is None else p.grad.clone() for p in split.parameters()]
-        found = deferred.backward(get_gradient_edge(y), g, mine, backward.anchor)
+        found = deferred.backward(get_gradient_edge(y), g, mine, backward)
         assert all(p.grad is b or torch.equal(p.grad, b) for p, b in zip(split.parameters(), before, strict=True))
         z.backward(g)
         torch.testing.assert_close(found, theirs.grad, rtol=0, atol=tolerance)
@@ -120,22 +120,22 @@ def test_b_and_w_are_the_full_backward(name):
 
 def divide(module: nn.Module, x: torch.Tensor) -> Deferred:
     """Forward and B of the module's sum; W is left."""
-    backward = SplitBackward(module)
+    backward = SplitBackward([module])
     deferred = backward.deferred = Deferred()
     loss = module(x).sum()
-    deferred.backward(get_gradient_edge(loss), ONE, x, backward.anchor)
+    deferred.backward(get_gradient_edge(loss), ONE, x, backward)
     return deferred
 
 
 def test_several_microbatches_w_can_be_one_product():
     module = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 3, bias=False)).double()
-    whole, backward, several = copy.deepcopy(module), SplitBackward(module), []
+    whole, backward, several = copy.deepcopy(module), SplitBackward([module]), []
     for rows in (4, 3, 4):
         x = torch.randn(rows, 8, dtype=torch.float64)
         whole(x).square().sum().backward()
         deferred = backward.deferred = Deferred()
         several.append(deferred)
-        deferred.backward(get_gradient_edge(module(x).square().sum()), ONE.double(), x, backward.anchor)
+        deferred.backward(get_gradient_edge(module(x).square().sum()), ONE.double(), x, backward)
     run_together(several)
     for a, b in zip(module.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-12)
@@ -145,7 +145,7 @@ def test_several_microbatches_w_can_be_one_product():
 def test_a_linear_may_be_used_once_in_one_step_and_twice_in_the_next():
     torch.manual_seed(0)
     module = nn.ModuleList([nn.Linear(32, 32), nn.Linear(32, 32)])
-    whole, backward, deferred = copy.deepcopy(module), SplitBackward(module), Deferred()
+    whole, backward, deferred = copy.deepcopy(module), SplitBackward([module]), Deferred()
     for uses in ((0, 1), (0, 0, 1), (1, 0), (0, 1)):
         x = torch.randn(5, 32, requires_grad=True)
         results = []
@@ -156,7 +156,7 @@ def test_a_linear_may_be_used_once_in_one_step_and_twice_in_the_next():
                 y = layers[use](y).relu()
             results.append(y.sum())
         results[0].backward()
-        deferred.backward(get_gradient_edge(results[1]), ONE, x, backward.anchor)
+        deferred.backward(get_gradient_edge(results[1]), ONE, x, backward)
         deferred.run()
         for a, b in zip(module.parameters(), whole.parameters(), strict=True):
             assert torch.equal(a.grad, b.grad)
@@ -164,13 +164,13 @@ def test_a_linear_may_be_used_once_in_one_step_and_twice_in_the_next():
 
 def test_an_input_that_is_written_after_its_forward_is_refused():
     layer = nn.Linear(4, 4)
-    backward = SplitBackward(layer)
+    backward = SplitBackward([layer])
     deferred = backward.deferred = Deferred()
     x = torch.randn(2, 4)
     loss = layer(x).sum()
     x.zero_()
     with pytest.raises(RuntimeError, match="written in place"):
-        deferred.backward(get_gradient_edge(loss), ONE, x, backward.anchor)
+        deferred.backward(get_gradient_edge(loss), ONE, x, backward)
 
 
 def test_an_embedding_has_no_input_gradient():
@@ -195,7 +195,7 @@ def test_hooks_go_on_working():
 
 def test_without_deferred_nothing_is_divided():
     layer = nn.Linear(4, 4)
-    backward = SplitBackward(layer)
+    backward = SplitBackward([layer])
     layer(torch.randn(2, 4)).sum().backward()
     assert layer.weight.grad is not None
     deferred = backward.deferred = Deferred()
@@ -244,7 +244,7 @@ def test_what_is_held_between_b_and_w_is_counted(name):
 def test_what_was_found_for_one_w_is_not_used_for_one_that_differs(change):
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
-    whole, backward, deferred = copy.deepcopy(layers), SplitBackward(layers), Deferred()
+    whole, backward, deferred = copy.deepcopy(layers), SplitBackward([layers]), Deferred()
     for step in range(6):
         differs = step in (3, 4)
         x = torch.randn(300 if differs and change == "rows" else 32, 32)
@@ -258,7 +258,7 @@ def test_what_was_found_for_one_w_is_not_used_for_one_that_differs(change):
             loss = layers(x).sum()
             other = whole(x).sum()
         other.backward()
-        deferred.backward(get_gradient_edge(loss), ONE, x, backward.anchor)
+        deferred.backward(get_gradient_edge(loss), ONE, x, backward)
         deferred.run()
         for a, b in zip(layers.parameters(), whole.parameters(), strict=True):
             assert torch.equal(a.grad, b.grad)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from profiled import case
 
@@ -56,6 +58,12 @@ def test_layers_are_found_in_stages(rows):
             taken = after.added[0] + after.factor[0] * 0.5  # of half a millisecond
             assert taken == pytest.approx(0.5, abs=0.02), (op, what)
     assert max(found.spread.values()) == 0
+
+
+def test_the_spread_of_one_step_is_not_known():
+    once = [replace(each, times=[times[:1] for times in each.times]) for each in cases(4.0)]
+    found = fit_times([sample for each in once for sample in samples_of(each, KINDS)], [], KINDS)
+    assert set(found.spread.values()) == {None}
 
 
 def test_what_ran_before_is_found():

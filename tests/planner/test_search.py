@@ -1,20 +1,21 @@
-"""The search leaves out nothing that is better, and its lower bounds are none too large."""
+"""The search leaves out nothing that is better: no choice, and of few layers no partition."""
 
 from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import combinations, pairwise
 
 import pytest
 
 from microp.planner import (
-    ORDERS,
     Choice,
     LayerPrices,
     NominalPrices,
     Pricer,
     Space,
     Subject,
-    front_of,
     search,
-    shortest,
     what_binds,
 )
 from microp.settings import DeviceSettings, EmulatedSettings
@@ -31,26 +32,41 @@ def some_pricer(prices=None) -> Pricer:
     return Pricer(Subject(8, 4, 32, prices, lambda split: LAYERS, lambda rows: 0))
 
 
-@pytest.mark.parametrize("prices", [NominalPrices(DEVICE), UNEQUAL], ids=["equal", "unequal"])
-def test_the_front_is_that_of_all_choices(prices):
-    pricer = some_pricer(prices)
-    found = search(pricer, SPACE, None)
-    every = [priced for choice in SPACE.choices() if (priced := pricer.price(choice)) is not None]
-    for plan in front_of(every):
-        assert any(mine.step <= plan.step * 1.000001 and mine.peak <= plan.peak * 1.000001 for mine in found.front)
-    assert found.candidates == len(every)
-    assert found.simulated < len(every) / 2
-    assert search(some_pricer(prices), SPACE, None) == found
+def all_sizes(layers: int, stages: int) -> list[tuple[int, ...]]:
+    cuts = combinations(range(1, layers), stages - 1)
+    return [tuple(end - begin for begin, end in pairwise((0, *each, layers))) for each in cuts]
 
 
-@pytest.mark.parametrize("name", ORDERS)
-def test_no_step_is_shorter_than_its_bound(name):
-    pricer = some_pricer(UNEQUAL)
-    for choice in Space((name,), (2, 3, 4, 8), SPACE.checkpointing).choices():
-        schedule = pricer.schedule(choice)
-        if schedule is not None and (priced := pricer.price(choice)) is not None:
-            bound = shortest(pricer.task(choice, schedule), priced.sizes)
-            assert 0.4 * priced.step < bound <= priced.step * 1.000001
+@pytest.mark.parametrize("seed", range(12))
+def test_of_a_small_space_no_plan_and_no_partition_is_better(seed):
+    """Every choice of a random space is simulated with every partition, one by one."""
+    chance = random.Random(seed)
+    ranks, layers = chance.choice([2, 3, 4]), chance.randint(5, 8)
+    times = [LayerTimes(*(chance.choice([1, 2, 4]) for _ in range(5))) for _ in range(layers)]
+    device = replace(DEVICE, latency_ms=chance.choice([0.0, 1.0, 9.0]), reduce_ms=2.0)
+    prices = chance.choice([NominalPrices(device), LayerPrices("made up", times, latency=chance.choice([0, 3]))])
+    pricer = Pricer(Subject(layers, ranks, 16, prices, lambda split: LAYERS[:layers], lambda rows: 0))
+    names = chance.sample(["gpipe", "1f1b", "zb_h1", "zb_v", "interleaved", "zb_interleaved", "breadth_first"], 3)
+    replicas = (1, 2) if isinstance(prices, NominalPrices) else (1,)
+    space = Space(names, (2, 4, 8), ("never", "always"), replicas=replicas)
+    cap = chance.choice([None, 0.9 * max(plan.peak for plan in search(pricer, space, None).front)])
+    found = search(pricer, space, cap)
+    every = []
+    for choice in space.choices():
+        if (schedule := pricer.schedule(choice)) is None:
+            continue
+        task, memory, plan = pricer.task(choice, schedule), pricer.ranks(choice, schedule), pricer.price(choice, cap)
+        if choice.partition == "balanced":
+            fitting = [each for each in all_sizes(layers, schedule.stages) if not cap or max(memory.peaks(each)) <= cap]
+            assert (plan is not None) == bool(fitting)
+            assert plan is None or plan.step == pytest.approx(min(map(task.step, fitting)))
+        every += [plan] if plan is not None and (cap is None or plan.peak <= cap) else []
+    assert found.front[0].step == pytest.approx(min(plan.step for plan in every))
+    for mine in found.front:
+        assert cap is None or mine.peak <= cap
+        better = [plan for plan in every if plan.step < mine.step * 0.999999 and plan.peak <= mine.peak * 1.000001]
+        assert not better
+    assert search(pricer, space, cap) == found
 
 
 def test_every_plan_keeps_to_the_cap_and_what_does_not_fit_is_told():

@@ -9,8 +9,8 @@ from functools import cache, partial
 from itertools import cycle, product
 
 import pytest
-import ranks as rank_code
 import torch
+import training
 from conftest import CHECKPOINTING, gpt, mlp, small_job
 from own_model import mixed, settings_of
 
@@ -74,10 +74,10 @@ def cases(replicas: int, ranks: int, syncs, chunks: int, part: int = 1):
 def single_process(name: str, layers: int, chunks: int, replicas: int):
     model = MODELS[name](layers)
     job = small_job(schedule=schedules.gpipe(1, chunks), model=model, batch_size=ROWS, replicas=replicas)
-    return list(monolith.steps(job, rank_code.STEPS))
+    return list(monolith.steps(job, training.STEPS))
 
 
-def check(job, found: list[rank_code.Left]) -> None:
+def check(job, found: list[training.Left]) -> None:
     case = (job.schedule.name, job.replicas, job.sync, job.checkpointing.name, job.model.name)
     pipelines = [found[first : first + job.ranks] for first in range(0, len(found), job.ranks)]
     bits = [{index: own for left in pipeline for index, own in left.bits.items()} for pipeline in pipelines]
@@ -94,13 +94,13 @@ def check(job, found: list[rank_code.Left]) -> None:
     assert losses == pytest.approx([step.loss for step in want], abs=1e-12), case
 
 
-def in_threads(job, everyone=None) -> list[rank_code.Left]:
+def in_threads(job, everyone=None) -> list[training.Left]:
     everyone = everyone or thread_comms(job.ranks, 10, job.replicas)
     found, failures = {}, []
 
     def live(comms) -> None:
         try:
-            found[comms.world_rank] = rank_code.train_replica(job, comms)
+            found[comms.world_rank] = training.train_replica(job, comms)
         except Exception as error:
             failures.append(error)
             comms.abort()
@@ -139,7 +139,7 @@ def test_processes(ranks, replicas, whole, tmp_path):
     for sync in (SYNCS["ddp ring"], TORCH) if bare else ():
         cut = Partition((4, 1, 1, 2))
         jobs.append(small_job(schedule=bare, model=model, partition=cut, replicas=replicas, sync=sync, batch_size=ROWS))
-    results = launch_ranks(jobs[0], tmp_path, 3, partial(rank_code.train_replicas, jobs))
+    results = launch_ranks(jobs[0], tmp_path, 3, partial(training.train_replicas, jobs))
     assert all(any(job.sync == sync for job in jobs) for sync in (*SYNCS.values(), TORCH))
     assert len({job.schedule.name for job in jobs}) == len({job.schedule.name for job in every()})
     for number, job in enumerate(jobs):

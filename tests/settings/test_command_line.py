@@ -1,14 +1,17 @@
-"""A command whose standard output or standard error cannot be written does its work, and says so at its end."""
+"""How a command ends, and the words of a command that are printed."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-import subprocess
+import shlex
+import signal
 import sys
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from user import SMALL, microp, start
+
+from microp.settings import override
 
 ROOT = Path(__file__).parents[2]
 CODE = """
@@ -23,86 +26,21 @@ def command():
 run_command(command)
 """
 NOTES = ["note 0", "note 1", "note 2"]
-FULL = (
-    "error: standard output (/dev/full) cannot be written (No space left on device): what was printed there is lost, "
-    "what was recorded is kept; send it to a terminal, or to a file that has room"
-)
-READ_ONLY = FULL.replace("/dev/full", "/dev/null").replace("No space left on device", "Bad file descriptor")
 
 
 def command(ends: str) -> list[str]:
     return [sys.executable, "-c", CODE.replace("ENDS", ends)]
 
 
-def begin(folder: Path, ends: str = "pass", **streams) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
-    return subprocess.Popen(command(ends), cwd=folder, env=environment, text=True, **given)
-
-
-@pytest.mark.parametrize(
-    ("ends", "code", "last"),
-    [
-        ("pass", 1, [FULL]),
-        ("return 0", 1, [FULL]),
-        ("return 3", 3, [FULL]),
-        ("sys.exit(2)", 2, [FULL]),
-        ("sys.exit('error: in words')", 1, [FULL, "error: in words"]),
-        ("raise KeyboardInterrupt", 130, [FULL]),
-    ],
-)
-def test_a_full_disk_behind_standard_output_is_told_at_the_end(ends, code, last, tmp_path):
-    with Path("/dev/full").open("w") as full:
-        program = begin(tmp_path, ends, stdout=full)
-    _, err = program.communicate()
-    assert (program.returncode, err.splitlines()) == (code, NOTES + last)
-    assert (tmp_path / "done").exists()
-
-
 @pytest.mark.parametrize(("ends", "code"), [("pass", 0), ("return 3", 3), ("raise KeyboardInterrupt", 130)])
 def test_the_exit_code_of_a_command_that_can_print(ends, code, tmp_path):
-    program = begin(tmp_path, ends)
-    out, err = program.communicate()
-    assert (program.returncode, err.splitlines(), len(out.splitlines())) == (code, NOTES, 3)
+    done = start(command(ends), tmp_path)
+    assert (done.returncode, done.stderr.splitlines(), len(done.stdout.splitlines())) == (code, NOTES, 3)
 
 
-def test_a_file_that_is_open_for_reading_alone(tmp_path):
-    with Path(os.devnull).open() as null:
-        program = begin(tmp_path, stdout=null)
-    _, err = program.communicate()
-    assert (program.returncode, err.splitlines()) == (1, [*NOTES, READ_ONLY])
-
-
-def test_standard_error_that_is_full_shows_in_the_exit_code(tmp_path):
-    with Path("/dev/full").open("w") as full:
-        program = begin(tmp_path, stderr=full)
-        out, _ = program.communicate()
-        assert (program.returncode, len(out.splitlines())) == (1, 3)
-        program = begin(tmp_path, stdout=full, stderr=full)
-    assert program.wait() == 1
-    assert (tmp_path / "done").exists()
-
-
-def test_a_reader_that_has_seen_enough_costs_nothing(tmp_path):
-    there, here = os.pipe()
-    os.close(there)
-    program = begin(tmp_path, stdout=here)
-    os.close(here)
-    _, err = program.communicate()
-    assert (program.returncode, err.splitlines()) == (0, NOTES)
-    assert (tmp_path / "done").exists()
-
-
-def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_all(tmp_path):
-    there, here = os.pipe()
-    fcntl.fcntl(here, fcntl.F_SETPIPE_SZ, 4096)
-    os.set_blocking(here, False)
-    program = begin(tmp_path, stdout=here)
-    os.close(here)
-    with os.fdopen(there) as reading:
-        lines = reading.read().splitlines()
-    _, err = program.communicate()
-    assert (program.returncode, err.splitlines(), len(lines)) == (0, NOTES, 3)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_end_ends_a_command_as_ctrl_c_does(number, tmp_path):
+    assert start(command(f"import os; os.kill(os.getpid(), {int(number)})"), tmp_path).returncode == 130
 
 
 def test_every_command_is_run_so():
@@ -111,3 +49,57 @@ def test_every_command_is_run_so():
     assert len(mains) > 30
     without = [path for path, text in mains.items() if "run_command(" not in text]
     assert without == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            "outputs",
+            "a b",
+            "it's",
+            "a,b",
+            "a=b (1)",
+            "${x}",
+            "back\\",
+            "back\\'s",
+            "\\\\'",
+            "é",
+            "[a]",
+            "{a: b}",
+            '"q"',
+        ),
+        *("~/x", " a", "1.5", True, None, 3),
+    ],
+)
+def test_a_value_comes_back_through_the_shell_and_hydra(value):
+    [word] = shlex.split(shlex.join([override("key", value)]))
+    parsed = OverridesParser.create().parse_override(word)
+    assert not parsed.is_sweep_override()
+    found = parsed.value()
+    assert str(found) == str(value)
+
+
+def test_the_printed_commands_run_as_printed(tmp_path):
+    output = "it's, ours (1)"
+    words = [*SMALL, "chunks=2", "comms=threads", override("output_dir", output)]
+    done = microp("-m", "seed=1,2", *words, folder=tmp_path, WANDB_MODE="offline")
+    assert done.returncode == 0, done.stderr
+    profiled = " ".join(done.stderr.split("\n")).partition("predicted: ")[2].partition(" makes one")[0]
+    command = shlex.split(profiled)
+    assert override("output_dir", output) in command
+    printed = dict(
+        line.split(maxsplit=1) for line in done.stdout.splitlines() if line[:5] in ("look ", "sync ", "draw ")
+    )
+    assert set(printed) == {"look", "sync", "draw"}
+    for what, line in printed.items():
+        seen = start(["sh", "-c", f'for word in {line}; do echo "$word"; done'], tmp_path).stdout.splitlines()
+        folder = tmp_path / seen[-1]
+        assert folder.exists(), (what, line)
+    drawn = start(["sh", "-c", printed["draw"]], tmp_path)
+    assert drawn.returncode == 0, drawn.stderr
+    order = ["ranks=2", "chunks=2", "search.seconds=1", "costs.forward=1", "costs.backward=2"]
+    made = microp(*order, override("search.file", "my order, 1.txt"), folder=tmp_path, program="microp.order")
+    [run] = [line for line in made.stdout.splitlines() if line.startswith("run ")]
+    ran = microp(*shlex.split(run)[4:], "dry_run=true", folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr

@@ -39,6 +39,14 @@ EMULATED = EmulatedSettings("emulated", 1, 5.0, 10.0, None, None, 0.0, None, [])
         (EmulatedSettings("emulated", 1, -5.0, 10.0, None, None, 0.0, None, []).problems(), "device.forward_ms=-5.0"),
         (EmulatedSettings("emulated", 1, [5.0, None], 1, None, None, 0.0, None, []).problems(), "device.forward_ms="),
         (EmulatedSettings("emulated", 1, 5.0, 10.0, None, None, 0.0, None, ["column"]).problems(), "device.per="),
+        (
+            EmulatedSettings("emulated", 1, 0, 0.0, None, None, 0.0, None, []).problems(),
+            "device.forward_ms=0 and device",
+        ),
+        (
+            EmulatedSettings("emulated", 1, [0, 0], 0, 0, 9, 9.0, 9, []).problems(),
+            "device.forward_ms=[0, 0] and device",
+        ),
         (CommsSettings("gloo", 0).problems(DeviceSettings("cpu", 1)), "comms.timeout_s=0"),
         (CommsSettings("nccl", 60).problems(DeviceSettings("cpu", 1)), "comms=nccl"),
         (LaunchSettings("elastic", 0).problems(2), "launch.shutdown_s=0"),

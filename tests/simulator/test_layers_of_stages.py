@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from microp.schedule.builders import gpipe, zb_h1
-from microp.settings import NEVER, Checkpointing
-from microp.simulator import LayerMemory, LayerTimes, Moved, Size, compose_memory, costs_of, extra_memory, weight_bytes
+from microp.settings import NEVER, Checkpointing, Holds
+from microp.simulator import LayerMemory, LayerTimes, Size, costs_of, stage_bytes, weight_bytes
 
 LAYER = LayerMemory(
     weights=100,
@@ -18,44 +18,43 @@ LAYER = LayerMemory(
 
 
 def test_a_tensor_that_two_layers_keep_counts_once():
-    memory = compose_memory([LAYER] * 3, 2, NEVER, 4)
-    assert memory.activation == (2 * (30 + 20 + 20),)
-    assert memory.in_backward == (40 + 2 * 5,)  # the last layer's: after it, more is free than is needed
-    assert memory.segments == ()
-    assert memory.gradients == (300,)
+    memory = stage_bytes([LAYER] * 3, 2, NEVER)
+    assert memory.kept == memory.whole == 2 * (30 + 20 + 20)
+    assert memory.in_backward == 40 + 2 * 5  # the last layer's: after it, more is free than is needed
+    assert (memory.rebuilt, memory.gradients) == (0, 300)
     assert weight_bytes([LAYER] * 5, (2, 3)) == [200, 300]
 
 
 def test_small_gradients_wait_for_the_end_of_a_stage_s_w():
     small = LAYER._replace(in_weight=Size(2, 1), products=Size(5))
     large = LAYER._replace(in_weight=Size(50, 1))
-    assert compose_memory([small] * 3, 2, NEVER, 4).in_weight == (3 * 5 + 2 + 2,)
-    assert compose_memory([small, large], 2, NEVER, 4).in_weight == (5 + 50 + 2,)
+    assert stage_bytes([small] * 3, 2, NEVER).in_weight == 3 * 5 + 2 + 2
+    assert stage_bytes([small, large], 2, NEVER).in_weight == 5 + 50 + 2
 
 
 def test_recomputed_segments_keep_their_inputs():
-    memory = compose_memory([LAYER] * 4, 2, Checkpointing("segments", 2, False), 4)
-    kept, segment = memory.kept(0), 2 * (30 + 20)
-    assert kept == 2 * 2 * 10
-    assert memory.rebuilt(0) + memory.in_backward[0] == segment - 2 * 10 + 40 + 2 * 5
+    memory, segment = stage_bytes([LAYER] * 4, 2, Checkpointing("segments", 2, False)), 2 * (30 + 20)
+    assert memory.kept == 2 * 2 * 10
+    assert memory.rebuilt + memory.in_backward == segment - 2 * 10 + 40 + 2 * 5
 
 
 def test_what_some_backwards_of_a_stage_need_in_addition():
     """Two layers that keep 6 each, of which they share 2; a backward needs 9 more, and the last layer's frees 4."""
     layers = [LayerMemory(5, Size(6), Size(2), Size(2), in_backward=Size(9), in_weight=Size(6), products=Size(1))] * 2
-    assert compose_memory(layers, 1, NEVER, 4).in_backward == (9,)  # then 9 - 4
-    sending = Moved(gradient=3, sent=6)
-    assert extra_memory(layers, 1, NEVER, sending, split=False) == (2, 5 - 4 + 6, 4)  # 9 - 4 + 6, then the weights' 5
-    assert extra_memory(layers, 1, NEVER, Moved(), split=False) == (0, 1, 4)
+    alone = stage_bytes(layers, 1, NEVER)
+    assert alone.in_backward == 9  # then 9 - 4
+    assert (alone.own_send, alone.first_backward, alone.first_weight) == (0, 1, 4)
+    sending = stage_bytes([layers[0], layers[1]._replace(shared=Size(6))], 1, NEVER, 6, Holds(messages=True))
+    assert (sending.own_send, sending.first_backward) == (2, 5 - 4 + 6)  # 9 - 4 + 6, then the weights' 5
 
 
 def test_a_received_gradient_stays_in_its_mailbox_while_other_segments_run():
     layers = [LayerMemory(5, Size(6), Size(2), Size(2), in_backward=Size(9))] * 2
     policy = Checkpointing("segments", 2, False)
-    freed, stays = (compose_memory(layers, 1, policy, 4, Moved(3, each)) for each in (False, True))
+    freed, stays = (stage_bytes(layers, 1, policy, 3, Holds(mailboxes=each)) for each in (False, True))
     rebuilt = 6 - 2  # a segment's activations less its input
-    assert freed.rebuilt(0) + freed.in_backward[0] == rebuilt + 9
-    assert stays.in_backward[0] == freed.in_backward[0] + 3 - 2  # the last segment's input is free
+    assert freed.rebuilt + freed.in_backward == rebuilt + 9
+    assert stays.in_backward == freed.in_backward + 3 - 2  # the last segment's input is free
 
 
 def test_stages_take_the_times_of_their_layers():

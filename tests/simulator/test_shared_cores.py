@@ -12,7 +12,8 @@ from costs_helper import equal
 from random_schedules import random_costs, random_schedule
 
 from microp.schedule.builders import gpipe, one_f_one_b
-from microp.simulator import Asynchronous, equal_shares, simulate, simulate_on_cores
+from microp.simulator import equal_shares, simulate, simulate_on_cores
+from microp.simulator.link_model import Asynchronous
 from microp.trace import makespan
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from conftest import small_job
-from ranks import EXITS, SIGNALS, Fault
+from rank_faults import EXITS, SIGNALS, Fault
 
 from microp.schedule.builders import one_f_one_b
 from microp.store import read_rows

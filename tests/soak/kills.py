@@ -33,7 +33,7 @@ COMMANDS = 3  # as many are typed after the last kill
 def run(machine: Machine, times: int) -> Iterator[Result]:
     """Kill the command itself or one of its processes, in turn by chance, and start it again if it has ended."""
     kills, folder, chance = KILLS * times, new_folder(machine), random.Random(0)
-    before, known = machine.left(alive=False), set(machine.processes())
+    known = set(machine.processes())
     points = 2 * (kills // 8 + 2)  # more than are finished before the last kill
     words = ["-m", *SMALL, *POINT, "warmup_steps=1", "chunks=2,4", f"repeat=range({points // 2})"]
     at_start = Result("kill the command", "its start", "auto")
@@ -60,7 +60,7 @@ def run(machine: Machine, times: int) -> Iterator[Result]:
         if program.poll() is not None:
             program = start(folder, words)
     yield from (at_start, in_run, of_it)
-    end = finish(machine, folder, words, program, known, before, points)
+    end = finish(machine, folder, words, program, known, points)
     if (made := at_start.tried + in_run.tried + of_it.tried) < kills:
         end.reasons[f"all points were finished after {made} kills"] = 1
         end.passed = 0
@@ -78,7 +78,7 @@ def kill_one(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def finish(machine: Machine, folder: Path, words, program, known: Collection[int], before, points: int) -> Result:
+def finish(machine: Machine, folder: Path, words, program, known: Collection[int], points: int) -> Result:
     """Let the command end, type it again as long as points have failed, and see what is left."""
     result, problems = Result(f"{points} points after it", "", "auto"), []
     code = 1
@@ -92,7 +92,7 @@ def finish(machine: Machine, folder: Path, words, program, known: Collection[int
     if code:
         problems.append(f"exit code {code}: {last_line(folder)}")
     problems += unfinished(folder, points) + unreadable(folder) + still_there(machine, known)
-    result.add(problems + machine.left_since(before, alive=False))
+    result.add(problems)
     result.notes = f"{len(list(folder.glob('outputs/runs/*/attempt-*')))} attempts"
     return result
 

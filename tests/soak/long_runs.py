@@ -46,7 +46,7 @@ def run_points(machine: Machine, times: int) -> Iterator[Result]:
     """One sweep with processes and one with threads; early is after a tenth of its points, at least after SETTLED."""
     points = POINTS * times // 2 * 2
     for comms in ("auto", "threads"):
-        folder, before, known = new_folder(machine), machine.left(alive=False), set(machine.processes())
+        folder, known = new_folder(machine), set(machine.processes())
         sweep = ["chunks=2,4", f"repeat=range({points // 2})", f"comms={comms}"]
         began = time.monotonic()
         program = start(folder, ["-m", *SMALL, "steps=2", "warmup_steps=1", *sweep, LOOKS])
@@ -55,7 +55,7 @@ def run_points(machine: Machine, times: int) -> Iterator[Result]:
         problems += grown(looks, max(points // 10, SETTLED)) + unfinished(folder, points)
         if len(looks) != points:
             problems.append(f"{len(looks)} points were looked at")
-        problems += still_there(machine, known) + machine.left_since(before, alive=False)
+        problems += still_there(machine, known)
         result = Result(f"{points} points", "", comms, notes="the time of the sweep")
         result.add(problems, time.monotonic() - began)
         yield result
@@ -95,8 +95,7 @@ def watch(
     machine: Machine, folder: Path, words: Sequence[str], done: Callable[[], int], whole: int
 ) -> tuple[list[str], float]:
     """Run a command; compare what each of its processes holds after a tenth with what it holds at its last look."""
-    before, began = machine.left(alive=False), time.monotonic()
-    known = set(machine.processes())
+    known, began = set(machine.processes()), time.monotonic()
     program = start(folder, words)
     early: dict[int, Usage] = {}
     late: dict[int, Usage] = {}
@@ -115,8 +114,7 @@ def watch(
         problems.append("it ended before anything could be compared")
     for pid, held in late.items():
         problems += held.more_than(early[pid])
-    problems += still_there(machine, known)
-    return problems + machine.left_since(before, alive=False), took
+    return problems + still_there(machine, known), took
 
 
 def last_line(folder: Path) -> str:

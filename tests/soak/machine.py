@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +19,9 @@ from typing import Any, NamedTuple
 from microp.comms.processes import is_alive
 
 MARK = "MICROP_SOAK"
-OF_A_LIVE_PROCESS = ("pymp-",)  # a folder of multiprocessing, which it removes when the process ends
 ENDS_S = 3.0
 POLL_S = 0.05
 MORE_MIB = 8.0  # what the memory of a process may grow between the early and the last look
-OF_A_USER = "torchinductor_"  # torch's cache, one folder per user
-MAKER = re.compile(r"(?:sem\.microp-[0-9]+-|torch_)([0-9]+)[-_]")  # the process that made a name
 
 
 @dataclass
@@ -67,42 +62,22 @@ class Result:
 
 
 class Left(NamedTuple):
-    """What exists at one moment.
+    """What this process holds at one moment."""
 
-    Attributes:
-        shared: the names in /dev/shm.
-        temporary: the names in the folder for temporary files, less those of a live process.
-        descriptors, threads: of this process.
-    """
-
-    shared: frozenset[str]
-    temporary: frozenset[str]
     descriptors: int
     threads: int
 
     def problems(self, before: Left) -> list[str]:
-        """What is there now and was not there before."""
-        new = {"in /dev/shm": self.shared - before.shared, "as temporary file": self.temporary - before.temporary}
-        found = [f"left {where}: {kind}" for where, names in new.items() for kind in sorted(set(map(_kind, names)))]
-        if self.descriptors > before.descriptors:
-            found.append(f"{self.descriptors - before.descriptors} more descriptors in the launcher")
-        if self.threads > before.threads:
-            found.append(f"{self.threads - before.threads} more threads in the launcher")
-        return found
-
-
-def _kind(name: str) -> str:
-    """The part of a temporary file's name that is no random text."""
-    return f"{name.rpartition('-')[0] or name.rpartition('_')[0]}-*" if "-" in name or "_" in name else name
+        """What it holds now and did not hold before."""
+        counts = zip(self._fields, before, self, strict=True)
+        return [f"{now - was} more {name} in the launcher" for name, was, now in counts if now > was]
 
 
 class Machine(NamedTuple):
-    """The mark of this soak test's processes, its folders, and the processes of it that were ever seen."""
+    """The mark of this soak test's processes, and its folder."""
 
     mark: str
     folder: Path
-    temporary: Path
-    seen: set[int]
 
     @classmethod
     def start(cls, folder: Path) -> Machine:
@@ -112,48 +87,22 @@ class Machine(NamedTuple):
         mark = uuid.uuid4().hex
         os.environ |= {MARK: mark, "TMPDIR": str(temporary), "WANDB_MODE": "disabled"}
         tempfile.tempdir = str(temporary)
-        return cls(mark, folder, temporary, {os.getpid()})
+        return cls(mark, folder)
 
-    def left(self, alive: bool = True) -> Left:
-        """What exists now; with `alive` less what a process that goes on may keep."""
-        kept = (OF_A_USER, *(OF_A_LIVE_PROCESS if alive else ()))
-        temporary = {path.name for path in self.temporary.iterdir() if not path.name.startswith(kept)}
-        descriptors = len(list(Path("/proc/self/fd").iterdir()))
-        threads = len(list(Path("/proc/self/task").iterdir()))
-        return Left(self._shared(), frozenset(temporary), descriptors, threads)
+    def left(self) -> Left:
+        return Left(len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir())))
 
-    def left_since(self, before: Left, alive: bool = True) -> list[str]:
-        """What is left that was not there before, after the time that threads and finalizers take to end."""
+    def left_since(self, before: Left) -> list[str]:
+        """What is held that was not held before, after the time that threads and finalizers take to end."""
         problems: list[str] = []
 
         def is_clean() -> bool:
             gc.collect()
-            problems[:] = self.left(alive).problems(before)
+            problems[:] = self.left().problems(before)
             return not problems
 
         wait_until(is_clean, ENDS_S)
         return problems
-
-    def _shared(self) -> frozenset[str]:
-        """The names in /dev/shm that are of this soak test.
-
-        Some tell the process that made them. The others count if no process without the mark maps their memory; a map
-        tells only the inode.
-        """
-        names, others = {}, set()
-        ours = {os.getpid(), *self.processes()}
-        for path in Path("/dev/shm").iterdir():
-            maker = MAKER.match(path.name)
-            if maker is None or int(maker[1]) in self.seen:
-                with suppress(FileNotFoundError):
-                    names[path.name] = path.stat().st_ino
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdigit() and int(folder.name) not in ours:
-                with suppress(OSError):
-                    maps = (folder / "maps").read_text().splitlines()
-                    others |= {int(line.split()[4]) for line in maps if "/dev/shm/" in line}
-        found = {name for name, inode in names.items() if inode not in others}
-        return frozenset(name for name in found if Path("/dev/shm", name).exists())
 
     def processes(self) -> dict[int, str]:
         """The marked processes that run, less this one -> their command lines."""
@@ -170,7 +119,6 @@ class Machine(NamedTuple):
             except OSError:  # it has ended, or is another user's
                 continue
             found[int(folder.name)] = command
-        self.seen.update(found)
         return found
 
     def wait_until_gone(self, pids: Iterable[int], seconds: float) -> tuple[list[int], float]:
@@ -230,14 +178,10 @@ def command_of(pid: int) -> str:
 def grown(looks: Sequence[Mapping[str, Any]], early: int) -> list[str]:
     """What a command held more at its last look than at look number `early`; see `look`."""
     first, last = looks[early], looks[-1]
-    found = [
-        f"{name} grew from {first['names'][name]} to {now}"
-        for name, now in last["names"].items()
-        if now > first["names"][name]
-    ]
-    for name, held in last["usage"].items():
-        if name not in first["usage"]:
-            found.append(f"{name} is new")
+    problems = []
+    for name, held in last.items():
+        if name not in first:
+            problems.append(f"{name} is new")
         else:
-            found += [f"{name}: {each}" for each in Usage(**held).more_than(Usage(**first["usage"][name]))]
-    return found
+            problems += [f"{name}: {text}" for text in Usage(**held).more_than(Usage(**first[name]))]
+    return problems

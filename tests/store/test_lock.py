@@ -1,4 +1,4 @@
-"""Only one process holds the lock of a folder, others learn which one, and no crash leaves it behind."""
+"""Only one process holds the lock of a folder, others learn which one, and a killed process leaves none behind."""
 
 from __future__ import annotations
 
@@ -10,17 +10,29 @@ import subprocess
 import sys
 import threading
 
+import filelock
 import pytest
-from user import ROOT
+from stored import store_run, write_steps
 
-from microp.store import LockedError, hold, lock, owner_of
+from microp.store import (
+    KILLED,
+    LockedError,
+    has_gone,
+    hold,
+    load_runs,
+    load_steps,
+    owner_of,
+    read_status,
+    this_process,
+    write_json,
+)
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from microp.store import hold
+from microp.store import hold, this_process
 with hold(Path(sys.argv[1])):
-    print("held", flush=True)
+    print(this_process(), flush=True)
     time.sleep(600)
 """
 
@@ -31,42 +43,24 @@ def test_a_second_holder_is_told_who_the_first_is(tmp_path):
     assert not run.exists()  # asking writes nothing
     with hold(run) as locked:
         assert locked
-        owner = owner_of(run)
-        assert owner is not None
-        assert (owner.pid, owner.host) == (os.getpid(), socket.gethostname())
+        assert str(owner_of(run)).startswith(f"process {os.getpid()} on {socket.gethostname()} (since ")
         with pytest.raises(LockedError) as error, hold(run):
             pass
         for word in ("gpipe-m4 is being run by process", str(os.getpid()), socket.gethostname(), str(run / "lock")):
             assert word in str(error.value)
+        assert owner_of(run) is not None  # who asked in vain has not wiped it out
     assert owner_of(run) is None
     assert list(run.iterdir()) == []
     with hold(run) as locked:
         assert locked
 
 
-def test_a_killed_process_leaves_no_lock(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        owner = owner_of(tmp_path)
-        assert owner is not None
-        assert owner.pid == process.pid
-        process.send_signal(signal.SIGKILL)
-    assert owner_of(tmp_path) is None
-    assert (tmp_path / "lock").read_text()  # what the file says does not count
-    with hold(tmp_path) as locked:
-        assert locked
-
-
-def test_who_waits_is_told_once_for_whom_and_gets_it_then(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "POLL_S", 0.01)
+def test_who_waits_is_told_once_for_whom_and_gets_it_then(tmp_path):
     told, release, got = [], threading.Event(), threading.Event()
 
     def wait() -> None:
-        def tell(owner) -> None:
-            told.append(owner.pid)
+        def tell(owner: str) -> None:
+            told.append(owner)
             release.set()
 
         with hold(tmp_path, waiting=tell):
@@ -79,29 +73,14 @@ def test_who_waits_is_told_once_for_whom_and_gets_it_then(tmp_path, monkeypatch)
         assert not got.is_set()
     waiter.join(20)
     assert got.is_set()
-    assert told == [os.getpid()]
-
-
-def test_who_gets_the_lock_of_a_deleted_file_locks_the_new_one(tmp_path, monkeypatch):
-    """The first holder ends and deletes the file between the second one's opening and locking."""
-    first, real = hold(tmp_path), lock._try
-    first.__enter__()
-
-    def ended_first(file) -> bool | None:
-        monkeypatch.setattr(lock, "_try", real)
-        first.__exit__(None, None, None)
-        return real(file)
-
-    monkeypatch.setattr(lock, "_try", ended_first)
-    with hold(tmp_path), pytest.raises(LockedError), hold(tmp_path):
-        pass
+    assert [owner.split()[1] for owner in told] == [str(os.getpid())]
 
 
 def test_a_file_system_without_locks_does_not_stop_anyone(tmp_path, monkeypatch):
-    def flock(*_) -> None:
+    def acquire(*_, **__) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(lock.fcntl, "flock", flock)
+    monkeypatch.setattr(filelock.FileLock, "acquire", acquire)
     with hold(tmp_path) as locked:
         assert not locked
     assert owner_of(tmp_path) is None
@@ -111,3 +90,73 @@ def test_a_file_system_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "runs").touch()
     with pytest.raises(OSError, match="runs"), hold(tmp_path / "runs" / "gpipe-m4"):
         pass
+
+
+# --- which process it is, and whether it has gone ------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("held")
+
+
+@pytest.fixture(scope="module")
+def killed(folder):
+    """What a process that was killed with -9 wrote about itself while it ran and held the lock of `folder`."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    owner = eval(process.stdout.readline())
+    assert owner["pid"] == process.pid
+    assert has_gone(owner) is False
+    assert f"process {process.pid} on " in str(owner_of(folder))
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert has_gone(owner) is True  # it has ended, and nobody has waited for it
+    process.wait()
+    return owner
+
+
+def test_a_killed_process_has_gone_and_leaves_no_lock(killed, folder):
+    assert has_gone(killed) is True
+    assert has_gone(this_process()) is False
+    assert owner_of(folder) is None
+    assert (folder / "lock").read_text()  # what the file says does not count
+    with hold(folder) as locked:
+        assert locked
+
+
+@pytest.mark.parametrize(
+    ("change", "gone"),
+    [
+        ({"process_started": 1}, True),  # the pid was given to another process
+        ({"boot": "an earlier one"}, True),
+        ({"host": "another", "boot": "its own"}, None),
+        ({"host": "another", "pid": 10**7}, None),
+        ({"namespace": "pid:[1]"}, None),  # another container of this host
+        ({"pid": 10**7}, True),
+    ],
+)
+def test_what_tells_processes_apart(change, gone):
+    assert has_gone({**this_process(), **change}) is gone
+
+
+def test_a_killed_attempt_is_read_as_killed_and_its_rows_are_kept(killed, tmp_path):
+    run = store_run(tmp_path, "schedule=gpipe", "chunks=4", status="running")
+    attempt = tmp_path / "runs" / run / "attempt-1"
+    write_json(attempt / "status.json", {"status": "running", "started": 1.0, **killed})
+    write_steps(attempt, 2, steps=3)
+    with (attempt / "steps.rank1.jsonl").open("a") as file:
+        file.write('{"step": 3, "pha')  # the kill came in the middle of a row
+    assert read_status(attempt)["status"] == KILLED
+    row = load_runs(tmp_path).iloc[0]
+    assert (row["status"], row["steps"]) == ("killed", 3)
+    assert (
+        row["message"] == f"process {killed['pid']}, which ran it, has gone and recorded no end: run its command again"
+    )
+    assert load_steps(attempt).groupby("rank")["step"].max().tolist() == [2, 2]
+    write_json(attempt / "status.json", {"status": "running", "started": 1.0, **this_process()})
+    assert load_runs(tmp_path)["status"].tolist() == ["running"]
+    write_json(attempt / "status.json", {"status": "running", "started": 1.0, **killed, "host": "elsewhere"})
+    row = load_runs(tmp_path).iloc[0]
+    assert row["status"] == "running"
+    assert row["message"].startswith("it was started on elsewhere: whether it still runs cannot be told")

@@ -12,10 +12,9 @@ from test_wandb_mirror import OFFLINE, inspect
 
 from microp import dashboard
 from microp.app import about_sweep
-from microp.store import RecordError, attempts, mirror, read_json, read_rows, read_summary, write_json
+from microp.store import RecordError, attempts, mirror, read_json, read_rows, read_summary, varied, write_json
 from microp.store.wandb_content import Charts, run_summary
 from microp.store.wandb_dashboard import report, specification, subject_of, workspaces
-from microp.terminal.swept import varied
 
 
 @pytest.fixture(scope="module")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sys
-import tempfile
+import subprocess
+import threading
 import time
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from statistics import median
 
 import pytest
-import user
 from conftest import small_job
+from user import BIN
 
 from microp import tracking
 from microp.app import attempt as app_attempt
@@ -29,11 +29,12 @@ from microp.store import (
     read_spans,
     summarise,
     take_agent,
+    this_process,
     wandb_mirror,
     write_json,
     write_schedule,
 )
-from microp.store.wandb_content import Charts, steps_table
+from microp.store.wandb_content import Charts
 from microp.worker import run_threads
 
 OFFLINE = TrackingSettings("offline", "microp", None, None, ["a-tag"], False, False)
@@ -65,26 +66,10 @@ def attempt(recorded, tmp_path):
 def inspect(folder: Path, name: str) -> list[dict]:
     """The records of one offline run, as W&B's own reader gives them."""
     [file] = folder.glob(f"wandb/offline-run-*-{name}/*.wandb")
-    with tempfile.TemporaryFile("w+") as said:
-        before = os.dup(1)
-        os.dup2(said.fileno(), 1)
-        try:
-            assert _ended(["leet", "inspect", "--json", str(file)]) == 0
-        finally:
-            os.dup2(before, 1)
-            os.close(before)
-        said.seek(0)
-        return [json.loads(line) for line in said if line.startswith("{")]
-
-
-def _ended(words: list[str]) -> object:
-    """Run the command `wandb` in this process, which has imported W&B; its exit code."""
-    from wandb.cli.cli import cli
-
-    try:
-        return cli.main(words)
-    except SystemExit as end:
-        return end.code
+    said = subprocess.run(
+        [BIN / "wandb", "leet", "inspect", "--json", file], capture_output=True, text=True, check=True
+    )
+    return [json.loads(line) for line in said.stdout.splitlines() if line.startswith("{")]
 
 
 def history(records: list[dict]) -> list[dict]:
@@ -272,16 +257,6 @@ def test_the_summary_run_has_steps_tables_and_the_timeline(mirrored, files, reco
     assert spans["data"] == [[*span[:4], *((moment - begin) / 1e6 for moment in span[4:])] for span in found]
 
 
-def test_a_table_is_as_w_and_b_makes_it(recorded):
-    """Also the types of its columns, although W&B sees only one value of each."""
-    import wandb
-
-    columns, lines = steps_table(recorded)
-    assert any(None in line for line in lines)
-    own, theirs = wandb_mirror.table(columns, lines), wandb.Table(columns=columns, data=lines)
-    assert own == theirs
-
-
 def test_steps_are_the_axis_and_the_experiment_is_a_tag(mirrored):
     for name in ("r0", "summary"):
         metrics = [record["metric"] for record in mirrored[name] if "metric" in record]
@@ -298,7 +273,6 @@ def test_only_the_summary_run_is_the_agents(attempt, tmp_path, monkeypatch):
     assert take_agent() == {}  # the next attempt of this process has ids of its own
     env = json.loads((attempt / "env.json").read_text())
     write_json(attempt / "env.json", {**env, "wandb_agent": agent})
-    monkeypatch.setenv("WANDB_RUN_ID", "somebody-elses")  # for one that is mirrored later
     mirror(attempt, OFFLINE, tmp_path)
     assert made(tmp_path) == ["agentrun", "r0-0123abcd", "r1-0123abcd"]
     for name in made(tmp_path):
@@ -329,13 +303,13 @@ def test_what_failed_half_way_is_made_whole_later(attempt, tmp_path, monkeypatch
 
 
 def test_a_run_is_finished_though_w_and_b_fails(tmp_path, monkeypatch, capsys):
-    config = read_config(compose_config(f"output_dir={tmp_path}"))
+    job = small_job()
+    config = replace(read_config(compose_config(f"output_dir={tmp_path}")), model=job.model)
 
     def broken(*_):
         raise KeyError("_timestamp")
 
     monkeypatch.setattr(app_mirrors, "mirror", broken)
-    job = small_job()
     with app_attempt.Attempt(config, job, None) as folder:
         run_threads(job, folder)
     assert folder == tmp_path / "runs" / job.run_id / "attempt-1"
@@ -345,14 +319,73 @@ def test_a_run_is_finished_though_w_and_b_fails(tmp_path, monkeypatch, capsys):
     assert f"python -m microp.tracking {tmp_path}" in said
 
 
-def test_a_home_folder_that_cannot_be_written_changes_nothing(attempt, tmp_path):
-    """W&B and matplotlib would print some thirty lines, and the tables and the timeline would be lost."""
-    (tmp_path / "home").touch()
-    words = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": "", "XDG_DATA_HOME": "", "WANDB_MODE": "offline"}
-    done = user.start([sys.executable, "-m", "microp.tracking", str(tmp_path)], tmp_path, **words)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"1/1 {attempt}: mirrored rank0, rank1, summary\n"
-    assert list((tmp_path / "wandb" / ".data" / "artifacts" / "staging").iterdir())
+@pytest.fixture
+def running(attempt, tmp_path):
+    """An attempt that has written its first rows, and a function that writes one step more, and at last the end."""
+    kept = Path(shutil.copytree(attempt, tmp_path / "kept"))
+    lines = {path: path.read_text().splitlines(keepends=True) for path in attempt.glob("steps.rank*.jsonl")}
+    for path, rows in lines.items():
+        path.write_text(rows.pop(0))
+    (attempt / "summary.json").unlink()
+    status = json.loads((attempt / "status.json").read_text())
+    write_json(attempt / "status.json", {**status, **this_process(), "status": "running"})
+
+    def go_on() -> None:
+        for path, rows in lines.items():
+            if rows:
+                with path.open("a") as file:
+                    file.write(rows[0][:40])  # a reader may come in the middle of a row
+                    file.flush()
+                    file.write(rows.pop(0)[40:])
+        if not any(lines.values()):
+            shutil.copy(kept / "summary.json", attempt / "summary.json")
+            write_json(attempt / "status.json", status)
+
+    return attempt, go_on
+
+
+def test_rows_are_logged_while_they_are_written(running, mirrored, recorded, tmp_path, monkeypatch, capsys):
+    """And the W&B runs of an attempt that was followed are those of one that was mirrored after its end."""
+    attempt, go_on = running
+    looks, look = [], wandb_mirror.WandbRun.log_new_rows
+
+    def looked(self):
+        look(self)
+        looks.append((self.uid, self._run.step))
+        if self.uid.startswith("summary"):
+            go_on()
+
+    monkeypatch.setattr(wandb_mirror, "POLL_S", 0)
+    monkeypatch.setattr(wandb_mirror.WandbRun, "log_new_rows", looked)
+    assert tracking.main([str(attempt), "--follow"]) == 0
+    assert "attempt-1: mirrored rank0, rank1, summary" in capsys.readouterr().out
+    assert list(dict.fromkeys(step for uid, step in looks if uid == "r1-0123abcd")) == [1, 2, 3, 4, 5]
+    count = len(read_rows(recorded, 0))
+    for name, expected in mirrored.items():
+        records = inspect(tmp_path, f"{name}-0123abcd")
+        charts, others = (
+            [{k: v for k, v in item.items() if k != "_runtime"} for item in history(each)[:count]]
+            for each in (records, expected)
+        )
+        assert charts == others
+        assert last_summary(records)["step_ms"] == last_summary(expected)["step_ms"]
+
+
+def test_an_attempt_whose_process_has_gone_is_no_longer_followed(running, tmp_path, monkeypatch):
+    attempt, _ = running
+    monkeypatch.setattr(wandb_mirror, "POLL_S", 0.1)
+    following = threading.Thread(target=tracking.main, args=([str(attempt), "--follow"],))
+    following.start()
+    while not made(tmp_path):
+        time.sleep(0.05)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    status = json.loads((attempt / "status.json").read_text())
+    write_json(attempt / "status.json", {**status, "pid": ended.pid})
+    following.join(60)
+    assert sorted(json.loads((attempt / "tracked.json").read_text())) == ["rank0", "rank1"]
+    [code] = [record["exit"]["exit_code"] for record in inspect(tmp_path, "summary-0123abcd") if "exit" in record]
+    assert code == 1
 
 
 def test_disabled_writes_nothing(attempt, tmp_path):

@@ -54,7 +54,7 @@ def test_a_timeline_can_be_read(name, drawn, whole):
             figure(dict.fromkeys(panels, spans), title, Path("unused"))
             sheet = drawn[-1]
             texts = drawn_texts(sheet)
-            assert faults_of(sheet, texts) == []
+            assert list(faults_of(sheet, texts)) == []
             assert len(sheet.axes) == len(panels)
             for axis in sheet.axes:
                 names_are_in_their_boxes(axis, {id(text) for text in texts}, SCHEDULES[name])

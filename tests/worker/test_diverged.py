@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 from conftest import small_job
 from user import SMALL, microp, read
 
-from microp.schedule.builders import one_f_one_b
+from microp.model import Stage
+from microp.schedule.builders import interleaved, one_f_one_b, zb_h1
+from microp.settings import SnapshotSettings
 from microp.store import read_errors, read_rows, summarise
 from microp.store.recorder import to_json
-from microp.worker import RankError, launch_ranks, run_threads
+from microp.worker import RankError, explained, first_not_finite, launch_ranks, run_threads
 
 
 def constant(name: str) -> float:
@@ -30,19 +33,31 @@ def test_numbers_that_are_not_finite_are_null_in_json():
     assert to_json({"a": [1.5]}) == json.dumps({"a": [1.5]})
 
 
+SAVED_THEN = SnapshotSettings("disk", 2, 1, False, None, False)  # before step 2
+LEFT_THEN = SnapshotSettings("disk", None, 1, False, None, True)  # after the last step
+
+
 @pytest.mark.parametrize(
-    ("start", "changes"), [(run_threads, {"replicas": 2, "backend": "threads"}), (launch_ranks, {})]
+    ("start", "changes"),
+    [
+        (run_threads, {"replicas": 2, "backend": "threads"}),
+        (launch_ranks, {}),
+        (run_threads, {"replicas": 2, "backend": "threads", "snapshot": SAVED_THEN}),
+        (run_threads, {"backend": "threads", "steps": 1, "snapshot": LEFT_THEN}),
+        (launch_ranks, {"snapshot": SAVED_THEN}),
+    ],
 )
 def test_every_rank_keeps_its_row_of_that_step(start, changes, tmp_path):
-    job = small_job(schedule=one_f_one_b(2, 4), steps=40, learning_rate=1e30, **changes)
+    job = small_job(**{"schedule": one_f_one_b(2, 4), "steps": 40, "learning_rate": 1e30, **changes})
     with pytest.raises(RankError, match=r"^loss is nan at step 1 \(rank 1") as refused:
         start(job, tmp_path, 1)
     diverged = [error for error in read_errors(tmp_path) if error["diverged"]]
     assert str(refused.value) == diverged[0]["message"]
-    for error in diverged:
+    for error in [error for error in diverged if error["rank"] == 1]:  # where the loss is
         replica = f" of replica {error['replica']}" if job.replicas > 1 else ""
         where = f"rank 1{replica}, measured step"
         assert error["message"] == f"loss is nan at step 1 ({where}): lower learning_rate=1e+30"
+    assert not [*tmp_path.glob("**/step-*"), *tmp_path.glob("**/weights.pt")]
     for rank in range(job.processes):
         assert [row["step"] for row in read_rows(tmp_path, rank)] == [0, 1]
     for path in tmp_path.glob("*.json*"):
@@ -60,7 +75,9 @@ def test_as_typed(tmp_path):
     assert done.returncode == 3, done.stderr
     assert "Traceback" not in done.stderr
     assert "1 finished, 1 diverged" in done.stdout
-    assert "loss is nan at step 1 (rank 1, measured step): lower learning_rate=1e+06" in done.stderr
+    said = r"loss is nan at step 1 \(rank 1, measured step\); the first that was not finite: "
+    said += r"the output, by \dF\d in step 1 on rank \d: "
+    assert re.search(f"{said}lower learning_rate=1e\\+06", done.stderr), done.stderr
     states = {read(path)["status"] for path in tmp_path.glob("outputs/runs/*/attempt-1/status.json")}
     assert states == {"finished", "diverged"}
     for path in tmp_path.glob("outputs/**/*.json"):
@@ -68,3 +85,65 @@ def test_as_typed(tmp_path):
     listed = microp(folder=tmp_path, program="microp.runs").stdout
     assert "1 finished, 1 diverged" in listed or "1 diverged, 1 finished" in listed
     assert "diverged: gpipe-m4-k2-" in listed
+
+
+# --- the first action after which something is not finite -------------------------------------------
+
+SNAPSHOTS = SnapshotSettings("disk", 2, 1, False, None, False)
+LOWER, LOOK = "lower learning_rate=0.01", "look at the model and the data, for before the first step .*"
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "step", "changes", "said"),
+    [
+        (
+            "backward",
+            3,
+            {},
+            rf"loss is nan at step 4 .*; the first .*: the gradient of the input, by 1B1 in step 3 on rank 1: {LOWER}",
+        ),
+        ("backward", 0, {}, rf"loss is nan at step 1 .*, by 1B1 in step 0 on rank 1: {LOOK}"),
+        ("forward", 0, {}, rf"loss is nan at step 0 .*: the output, by 0F1 in step 0 on rank 0: {LOOK}"),
+        (
+            "weights",
+            3,
+            {"schedule": zb_h1(2, 4)},
+            rf"loss .*: the gradient of 0.weight in layer 5, by 1W1 in step 3 on rank 1: {LOWER}",
+        ),
+        ("backward", 3, {"schedule": interleaved(2, 4)}, r"loss .* of the input, by 3B1 in step 3 on rank 1: .*"),
+        ("backward", 3, {"replicas": 2}, r"loss .* of the input, by 1B1 in step 3 on rank 3: .*"),
+        ("backward", 3, {"snapshot": SNAPSHOTS}, r"weights .* after step 3 .*, by 1B1 in step 3 on rank 1: .*"),
+        (
+            "backward",
+            3,
+            {"snapshot": SNAPSHOTS, "limit": 1e-9},
+            r"weights .* after step 3 \(.*\), and are not saved: .*",
+        ),
+    ],
+)
+def test_it_is_named(spoiled, step, changes, said, tmp_path, monkeypatch):
+    """Of two replicas the second one is spoiled. Steps that took too long are not repeated, but are told."""
+    monkeypatch.setattr(first_not_finite, "LONGEST_S", changes.pop("limit", 60))
+    job = small_job(**{"schedule": one_f_one_b(2, 4), "steps": 7, "backend": "threads", **changes})
+    name = "weight_gradient" if spoiled == "weights" else spoiled
+    original = getattr(Stage, name)
+
+    def spoiling(stage: Stage, microbatch: int, x):
+        result = original(stage, microbatch, x)
+        is_due = (stage.batch.step, microbatch) == (step, 1) and stage.batch.first == 4 * (job.replicas - 1)
+        if not is_due or (spoiled == "backward" and stage.losses == {}) or (spoiled == "forward" and x is not None):
+            return result
+        if spoiled == "weights" and stage.losses:
+            stage.layers[-1][0].weight.grad += math.nan
+        return None if result is None else result * math.nan
+
+    monkeypatch.setattr(Stage, name, spoiling)
+    with pytest.raises(RankError) as refused:
+        run_threads(job, tmp_path, 1)
+    error = explained(refused.value, job, tmp_path, 1, run_threads)
+    assert re.fullmatch(said, str(error)), error
+
+
+def test_an_error_that_is_no_divergence_stays_as_it_is(tmp_path):
+    error = RankError("rank 1 failed")
+    assert explained(error, small_job(), tmp_path, 1, run_threads) is error

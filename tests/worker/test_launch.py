@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
 import pickle
 import platform
@@ -11,59 +10,43 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from importlib import import_module
-from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
 
+import messages
 import pytest
-import ranks as rank_code
-import torch
+import rank_faults
 import user
 from conftest import small_job
 
+from microp.comms.processes import is_alive
 from microp.model import library_text
 from microp.schedule.builders import gpipe, one_f_one_b
-from microp.settings import SyntheticSettings, TextSettings
+from microp.settings import TextSettings
 from microp.store import WriteError, read_json, read_rows
-from microp.worker import RankError, launch, launch_ranks, leftovers, run_threads
-from microp.worker import forkserver as worker_forkserver
-from microp.worker.forkserver import start_forkserver
-
-spawn = import_module("torch.multiprocessing.spawn")  # torch.multiprocessing has a function of this name
+from microp.worker import RankError, launch, launch_ranks, run_threads
 
 TESTS = Path(__file__).parents[1]
-
-
-def alive(pid: int) -> bool:
-    """Running, and not a zombie that nobody has waited for."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_killed_rank_is_named_and_ends_the_others(tmp_path):
     job = small_job(schedule=one_f_one_b(3, 4), steps=50, timeout_s=600)
     began = time.monotonic()
     with pytest.raises(RankError, match="rank 2 was killed by SIGKILL"):
-        launch_ranks(job, tmp_path, 3, rank_code.die)
+        launch_ranks(job, tmp_path, 3, rank_faults.Fault("kill", "forward"))
     assert time.monotonic() - began < job.timeout_s / 2  # the others do not wait for it
     assert [row["step"] for row in read_rows(tmp_path, 0)] == [0, 1]  # no row is lost
 
 
-def test_a_failed_action_names_rank_action_and_step(tmp_path, monkeypatch):
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+def test_a_failed_action_names_rank_action_and_step(tmp_path):
     job = small_job(schedule=gpipe(2, 4), steps=50)
     expected = "rank 1, action 1F1, step 2: the layer is broken"
     with pytest.raises(RankError, match=expected) as raised:
-        launch_ranks(job, tmp_path, 3, rank_code.raise_in_action)
+        launch_ranks(job, tmp_path, 3, rank_faults.Fault("raise", "forward"))
     assert "ValueError: the layer is broken" in raised.value.log.read_text()
-    assert list((tmp_path / "tmp").iterdir()) == []
     error = read_json(tmp_path / "error.rank1.json")
     assert error["message"] == expected
     assert "ValueError: the layer is broken" in error["traceback"]
@@ -71,13 +54,13 @@ def test_a_failed_action_names_rank_action_and_step(tmp_path, monkeypatch):
 
 
 def test_a_rank_that_does_not_answer(tmp_path):
-    results = launch_ranks(small_job(timeout_s=1), tmp_path, 3, rank_code.never_send)
+    results = launch_ranks(small_job(timeout_s=1), tmp_path, 3, rank_faults.never_send)
     said = r"rank 1 waited 1 s for 0F0 from rank 0, which has been in a step for \d\.\d s \(step 0\)"
     assert re.fullmatch(said, results[1])
 
 
 def test_ranks_with_different_jobs_refuse(tmp_path):
-    results = launch_ranks(small_job(), tmp_path, 3, rank_code.different_jobs)
+    results = launch_ranks(small_job(), tmp_path, 3, rank_faults.different_jobs)
     assert all("different configurations" in message for message in results.values())
 
 
@@ -102,16 +85,6 @@ def test_signal_handlers_are_put_back(tmp_path):
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-@pytest.mark.parametrize(
-    "data", [TextSettings("text", None), TextSettings("text", __file__), SyntheticSettings("synthetic")]
-)
-def test_the_server_reads_the_library_only_for_ranks_that_train_on_it(data, monkeypatch, tmp_path):
-    loaded: list[list[str]] = []
-    monkeypatch.setattr(multiprocessing, "set_forkserver_preload", loaded.append)
-    launch_ranks(small_job(data=data), tmp_path, 3)
-    assert ("microp.worker.library" in loaded[0]) == (data == TextSettings("text", None))
-
-
 def test_what_the_server_imports_for_it_reads_the_library():
     library_text.cache_clear()
     importlib.reload(import_module("microp.worker.library"))
@@ -120,69 +93,13 @@ def test_what_the_server_imports_for_it_reads_the_library():
     assert library_text().numpy().tobytes() == text
 
 
-@pytest.fixture
-def server(monkeypatch) -> forkserver.ForkServer:
-    """A server of ranks that has not been started, for `start_forkserver`."""
-    server = forkserver.ForkServer()
-    monkeypatch.setattr(forkserver, "_forkserver", server)
-    monkeypatch.setattr(forkserver, "ensure_running", server.ensure_running)
-    monkeypatch.setattr(multiprocessing, "set_forkserver_preload", server.set_forkserver_preload)
-    return server
-
-
-def interrupt(server: forkserver.ForkServer) -> int:
-    """Send Ctrl-C to a server that has been started, and return its exit code."""
-    os.kill(server._forkserver_pid, signal.SIGINT)
-    _, status = os.waitpid(server._forkserver_pid, 0)
-    os.close(server._forkserver_alive_fd)
-    os.close(server.socket_descriptor)
-    return os.waitstatus_to_exitcode(status)
-
-
-@pytest.mark.parametrize("moment", ["its start", "the import of torch"])
-def test_ctrl_c_ends_a_server_that_is_not_ready_in_silence(moment, server, capfd):
-    start_forkserver(1)
-    if moment == "the import of torch":
-        wait_for(lambda: "libtorch" in Path(f"/proc/{server._forkserver_pid}/maps").read_text(), 60)
-    assert interrupt(server) == -signal.SIGINT
-    assert capfd.readouterr() == ("", "")
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-
-
-@pytest.mark.parametrize("own", [None, "glibc.malloc.hugetlb=0"])
-def test_only_the_server_takes_huge_pages_unless_the_user_says_otherwise(own, server, monkeypatch):
-    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    if own is not None:
-        monkeypatch.setenv("GLIBC_TUNABLES", own)
-    start_forkserver(1)
-    process = Path(f"/proc/{server._forkserver_pid}")
-    wait_for(lambda: "forkserver" in (process / "cmdline").read_text(), 60)  # until then it is a fork of this process
-    variables = (process / "environ").read_text().split("\0")
-    interrupt(server)
-    assert [each for each in variables if "GLIBC" in each] == [f"GLIBC_TUNABLES={own or 'glibc.malloc.hugetlb=1'}"]
-    assert os.environ.get("GLIBC_TUNABLES") == own
-
-
-def test_the_process_that_removes_semaphores_outlives_a_closed_terminal(monkeypatch):
-    """Both signals go to all processes of a terminal."""
-    tracker = resource_tracker.ResourceTracker()
-    for name in ("ensure_running", "register", "unregister", "getfd"):
-        monkeypatch.setattr(resource_tracker, name, getattr(tracker, name))
-    worker_forkserver._check_semaphores(1)
-    for number in (signal.SIGHUP, signal.SIGQUIT):
-        os.kill(tracker._pid, number)
-    os.close(tracker._fd)
-    _, status = os.waitpid(tracker._pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-
-
 SCRIPT = """
 import pickle
 import sys
 from functools import partial
 from pathlib import Path
 
-import ranks
+import rank_faults
 from microp.worker import launch_ranks
 
 
@@ -198,89 +115,32 @@ if __name__ == "__main__":
     job = pickle.loads(Path("job").read_bytes())
     for each in (plain, partial(entry, "partial")):
         print(sorted(launch_ranks(job, Path.cwd(), 3, each).items()), flush=True)
-    launch_ranks(job, Path.cwd(), 3, ranks.sleep_on)
+    launch_ranks(job, Path.cwd(), 3, rank_faults.sleep_on)
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_ranks_end_with_their_parent_and_leave_nothing(how, whole, tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_ranks_end_with_their_parent(how, tmp_path):
     """The entries of the parent's first launches are its own: a function, or a part of one.
 
-    Ranks have the script's module under another name, as of any process. The script that is killed starts in an
-    interpreter of its own, as all do with `--whole`; else the others are forks of the warm process.
+    Ranks have the script's module under another name, as of any process.
     """
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "job").write_bytes(pickle.dumps(small_job()))
-    temporary = tmp_path / ("a-temporary-folder-whose-path-is-longer-than-that-of-a-socket-may-be" * 2)
-    temporary.mkdir()
-    own = {"PYTHONPATH": f"{TESTS}:{TESTS.parent}", "TMPDIR": str(temporary)}
-    with (tmp_path / "said").open("w") as said:
-        if whole or how == signal.SIGKILL:
-            command = [sys.executable, "script.py"]
-            parent = subprocess.Popen(
-                command, cwd=tmp_path, env={**os.environ, **own}, stdout=said, stderr=subprocess.DEVNULL
-            )
-        else:
-            parent = user.begin(folder=tmp_path, program="script", **own)
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
+    with (tmp_path / "said").open("w") as said, (tmp_path / "errors").open("w") as errors:
+        command = [sys.executable, "script.py"]
+        parent = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=said, stderr=errors)
     files = [tmp_path / "pid0", tmp_path / "pid1"]
     wait_for(lambda: all(file.exists() and file.read_text() for file in files), 300)
     pids = [int(file.read_text()) for file in files]
-    assert all(alive(pid) for pid in pids)
-
-    def semaphores() -> list[str]:
-        return [path.name for path in Path("/dev/shm").glob(f"sem.microp-*-{parent.pid}-*")]
-
-    assert len(semaphores()) == 2 * len(pids) + 5
+    assert all(map(is_alive, pids))
     parent.send_signal(how)
-    if isinstance(parent, subprocess.Popen):
-        parent.wait(30)
-        printed = (tmp_path / "said").read_text()
-    else:
-        printed, _ = parent.communicate(30)
-    wait_for(lambda: not any(alive(pid) for pid in pids), 30)
-    wait_for(lambda: not semaphores(), 30)
-    assert [path.name for path in temporary.iterdir() if "torchinductor" not in path.name] == []  # a cache
-    assert printed.splitlines() == [
+    parent.wait(30)
+    wait_for(lambda: not any(map(is_alive, pids)), 30)
+    assert (tmp_path / "said").read_text().splitlines() == [
         str([(rank, (word, rank, "__mp_main__")) for rank in range(2)]) for word in ("plain", "partial")
     ]
-
-
-def test_the_next_launch_removes_what_killed_ones_left(tmp_path, monkeypatch):
-    """It keeps what is of a process that runs, of another container, or of somebody else."""
-    monkeypatch.setattr(leftovers, "SEMAPHORES", tmp_path / "shm")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    mine, namespace = leftovers.own_prefix(), leftovers.own_prefix().split("-")[1]
-    dead, other = f"microp-{namespace}-{ended.pid}-x", f"microp-1{namespace}-{ended.pid}-x"
-    kept = [f"sem.{mine}x", f"sem.{other}", "sem.mp-abcdefgh", f"sem.microp-{namespace}-x"]
-    (tmp_path / "tmp" / dead).mkdir(parents=True)
-    (tmp_path / "tmp" / dead / "listener-1").touch()
-    (tmp_path / "tmp" / mine).mkdir()
-    (tmp_path / "shm").mkdir()
-    for name in (f"sem.{dead}", *kept):
-        (tmp_path / "shm" / name).touch()
-    leftovers.remove_leftovers()
-    assert sorted(path.name for path in (tmp_path / "shm").iterdir()) == sorted(kept)
-    assert [path.name for path in (tmp_path / "tmp").iterdir()] == [mine]
-
-
-def test_torch_s_files_are_not_in_the_temporary_folder(tmp_path, monkeypatch):
-    """A kill while it makes one of them would leave it there."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    start, made = spawn.start_processes, []
-
-    def starting(*given, **named):
-        made.append(spawn.tempfile.NamedTemporaryFile(prefix="pytorch-errorfile-").name)
-        Path(f"{made[0]}-left.pickle").touch()  # as of a rank that failed before it ran any of our code
-        return start(*given, **named)
-
-    monkeypatch.setattr(torch.multiprocessing, "start_processes", starting)
-    monkeypatch.setattr(launch, "start_forkserver", lambda *_: None)  # it runs already, and needs the folder
-    launch_ranks(small_job(steps=1), tmp_path, 3)
-    assert [Path(name).parent for name in made] == [tmp_path / "logs"]
-    assert list((tmp_path / "logs").glob("pytorch-errorfile-*")) == []
-    assert spawn.tempfile is tempfile
 
 
 def test_too_little_room_for_the_ranks_is_named_before_they_start(tmp_path, monkeypatch):
@@ -312,7 +172,7 @@ def test_a_lab_s_entry_is_found(tmp_path):
 @pytest.mark.parametrize("error", [None, RankError])
 def test_the_script_s_module_is_put_back(error):
     main = sys.modules["__main__"]
-    with suppress(RankError), launch.main_module_hidden(rank_code.verbs):
+    with suppress(RankError), launch.main_module_hidden(messages.verbs):
         assert sys.modules["__main__"] is not main
         if error is not None:
             raise error
@@ -330,5 +190,5 @@ in_main.__module__ = "__main__"
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told what to do with freed memory")
 def test_a_rank_takes_memory_from_the_system_once(tmp_path):
-    [faults] = launch_ranks(small_job(schedule=gpipe(1, 1)), tmp_path, 3, rank_code.take_memory_again).values()
+    [faults] = launch_ranks(small_job(schedule=gpipe(1, 1)), tmp_path, 3, rank_faults.take_memory_again).values()
     assert faults < 4096  # fewer than the pages that are freed and taken again ten times

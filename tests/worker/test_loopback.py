@@ -8,7 +8,7 @@ import threading
 from functools import partial
 
 import pytest
-import ranks
+import rank_faults
 from conftest import small_job
 from sockets import is_loopback, listening
 
@@ -41,7 +41,7 @@ def test_a_launch_listens_on_loopback_only_and_unpickles_nothing(backend, tmp_pa
     watching = threading.Thread(target=look)
     watching.start()
     try:
-        found = launch_ranks(job, tmp_path, 3, ranks.listen)
+        found = launch_ranks(job, tmp_path, 3, rank_faults.listen)
     finally:
         over.set()
         watching.join()

@@ -7,8 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+import messages
 import pytest
-import ranks as rank_code
 from conftest import small_job
 from threads import in_threads
 from torch.distributed import HashStore
@@ -97,28 +97,13 @@ def test_a_clock_that_runs_faster_is_followed():
 def test_links_on_a_host_are_mailboxes_and_others_are_sockets(tmp_path):
     """Four processes that are told to be on two hosts: they meet, and every message of the schedule arrives."""
     job = small_job(schedule=one_f_one_b(4, 2), timeout_s=30)
-    found = launch_ranks(job, tmp_path, 3, rank_code.links)
+    found = launch_ranks(job, tmp_path, 3, messages.links)
     assert found == {
         0: {"1": "shm", "2": "tcp", "3": "tcp"},
         1: {"0": "shm", "2": "tcp", "3": "tcp"},
         2: {"0": "tcp", "1": "tcp", "3": "shm"},
         3: {"0": "tcp", "1": "tcp", "2": "shm"},
     }
-
-
-TERMINATED = """
-import sys, time
-from microp.worker import termination
-termination.GRACE_S = float(sys.argv[1])
-with termination.when_terminated(lambda: print("recorded", flush=True)) as claim:
-    print("ready", flush=True)
-    end = time.monotonic() + 20
-    while time.monotonic() < end and sys.argv[2] == "waits":
-        time.sleep(20)
-    time.sleep(1)
-    claim()
-print("ended by itself", flush=True)
-"""
 
 
 def begun(folder: Path, text: str, *arguments: str) -> Command:
@@ -129,16 +114,6 @@ def begun(folder: Path, text: str, *arguments: str) -> Command:
         assert child.poll() is None, child.said()
         time.sleep(0.01)
     return child
-
-
-@pytest.mark.parametrize(
-    ("grace_s", "how", "code", "said"), [(0.1, "waits", 1, "recorded"), (30, "ends", 0, "ended by itself")]
-)
-def test_sigterm_lets_a_rank_record_its_end(grace_s, how, code, said, tmp_path):
-    child = begun(tmp_path, TERMINATED, str(grace_s), how)
-    child.send_signal(signal.SIGTERM)
-    assert child.communicate() == (f"ready\n{said}\n", "")
-    assert child.returncode == code
 
 
 WAITS_FOR_OTHERS = """

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from microp.worker.profile_budget import FEWEST, MOST, WARMUP, Budget
+from microp.worker.profiling import FEWEST, MOST, WARMUP, Budget
 
 SECONDS, CASES, NEEDED, ROUNDS = 45.0, 41, 6, 3
 

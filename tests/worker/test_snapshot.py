@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import multiprocessing
 import os
 import random
@@ -16,14 +17,16 @@ import pytest
 import torch
 from conftest import CHECKPOINTING, gpt, mlp, small_job
 from threads import in_threads
+from torch import nn
 
 from microp.job import Job, Snapshot
+from microp.model import Stage
 from microp.schedule import skewed
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
 from microp.settings import AS_WRITTEN, Computing, EngineSettings, SnapshotSettings
-from microp.store import WriteError, read_json, read_rows, snapshots, write_json
+from microp.store import WriteError, read_errors, read_json, read_rows, snapshots, write_json
 from microp.worker import RankError, Trainer, run_threads
-from microp.worker.forkserver import start_forkserver
+from microp.worker.diverged import not_finite
 
 EVERY_2 = SnapshotSettings("disk", 2, 9, False, None, True)
 STEPS = 6  # one warm-up step and five measured ones; the step for memory comes after them
@@ -304,7 +307,6 @@ def test_a_full_disk_is_named_and_the_older_snapshot_stays(file, tmp_path, monke
 
 def train_on(job: Job, attempt: Path) -> BaseProcess:
     """Start a process that runs a job: a fork of one that has imported torch and never used it, as this one has."""
-    start_forkserver(1)
     process = multiprocessing.get_context("forkserver").Process(target=run_threads, args=(job, attempt))
     process.start()
     return process
@@ -349,3 +351,61 @@ def test_engines_in_turn_go_on(tmp_path):
     again = run(replace(job, resumed=source), tmp_path / "attempt-2")
     assert again == {step: losses[step] for step in again}
     assert_same_bits(weights(tmp_path / "attempt-1"), weights(tmp_path / "attempt-2"))
+
+
+# --- weights that are not finite ------------------------------------------------------------------
+
+
+def spoil_gradient(monkeypatch, step: int) -> None:
+    """Make the gradient that 1B1 of a step passes on NaN; the loss of that step is finite."""
+    backward = Stage.backward
+
+    def spoiled(stage: Stage, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        result = backward(stage, microbatch, gradient)
+        is_it = (stage.batch.step, microbatch) == (step, 1)
+        return result * math.nan if is_it and result is not None else result
+
+    monkeypatch.setattr(Stage, "backward", spoiled)
+
+
+@pytest.mark.parametrize(("step", "said"), [(3, "lower learning_rate=0.01"), (0, "look at the model and the data")])
+def test_weights_that_are_not_finite_are_no_snapshot(step, said, tmp_path, monkeypatch):
+    spoil_gradient(monkeypatch, step)
+    attempt = tmp_path / "run" / "attempt-1"
+    every = SnapshotSettings("disk", 1, 1, True, None, True)
+    with pytest.raises(
+        RankError, match=rf"weights are not finite after step {step} \(.* of layer 2, on rank 0\).*{said}"
+    ):
+        run(job_of("mlp", snapshot=every), attempt)
+    assert all(error["diverged"] for error in read_errors(attempt))
+    assert [folder.name for folder in snapshots.snapshots_of(attempt)] == [f"step-{step}"] * (step > 0)
+    assert list(attempt.glob("weights.pt")) == []
+    assert [row["step"] for row in read_rows(attempt, 1)] == list(range(step + 1))  # no row is lost
+
+
+def test_trained_weights_that_are_not_finite_are_not_left(tmp_path, monkeypatch):
+    spoil_gradient(monkeypatch, STEPS - 1)
+    with pytest.raises(RankError, match=rf"weights are not finite after step {STEPS - 1}"):
+        run(job_of("mlp", snapshot=SnapshotSettings("disk", None, 1, False, None, True)), tmp_path / "attempt-1")
+    assert list((tmp_path / "attempt-1").glob("weights.pt")) == []
+
+
+def test_a_snapshot_of_weights_that_are_not_finite_is_refused(uninterrupted, tmp_path):
+    """An older microp saved them."""
+    folder = tmp_path / "step-4"
+    shutil.copytree(snapshots.snapshot_folder(uninterrupted["mlp"][0], 4), folder)
+    saved = torch.load(folder / "layer-1.pt", weights_only=True)
+    next(iter(saved["weights"].values()))[0] = math.nan
+    torch.save(saved, folder / "layer-1.pt")
+    with pytest.raises(RankError, match=r"of layer 1 is not finite in .*/step-4: go on from another snapshot"):
+        run(job_of("mlp", resumed=Snapshot(str(folder), 4)), tmp_path / "attempt-2")
+
+
+@pytest.mark.parametrize(
+    ("value", "is_trained", "is_bad"), [(-math.inf, False, False), (math.nan, False, True), (math.inf, True, True)]
+)
+def test_an_attention_mask_may_hold_infinities(value, is_trained, is_bad):
+    layer = nn.Linear(2, 2)
+    layer.mask = nn.Parameter(torch.full((2,), value), requires_grad=is_trained)
+    layer.register_buffer("other", torch.full((2,), -math.inf))
+    assert not_finite({4: nn.Linear(2, 2), 3: layer}) == ((3, "mask") if is_bad else None)

@@ -1,23 +1,29 @@
-"""The problem that a search for orders solves, and the fast judge of an order.
+"""The problem that a search for orders solves, and the fast judge of an order: the price of `simulate` in one loop.
 
 ::
 
-    rank 0   F0 F1 F2 . B0 W0 B1 W1 B2 W2       a rank's row is one merge of its lanes
+    rank 0   F0 F1 F2 . B0 W0 B1 W1 D2          a rank's row is one merge of its lanes
              F0 F1 F2                           lane F of stage 0: microbatches come in order
-                        B0    B1    B2          lane B
-                           W0    W1    W2       lane W
+                        B0    B1                lane B
+                           W0    W1             lane W
+                                    D2          lane D: the full backward, in the place of B2 and W2
 
-Microbatches are alike, so that they can be relabelled without loss: the j-th F, B and W of a stage are those of
-microbatch j. What is left to choose is, on each rank, how its lanes are merged. An action is a number here:
-`lane * M + microbatch`, with the lanes F of all stages first, then B, then W.
+Microbatches that take the same times can be relabelled without loss: the j-th F, B and W of a stage are those of
+microbatch j. What is left to choose is, on each rank, how its lanes are merged. Microbatches that are not recomputed
+(`Costs.spared`) are another kind, and keep their order only among themselves. An action is a number here:
+`lane * M + microbatch`, with the lanes F of all stages first, then B, then W, then D.
+
+A link model decides who spends the time of a hop: the sender's rank after the action, the link, or the receiver's rank
+before the action. The overhead is spent after the action, too.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from microp.schedule import Action, Op, Schedule
 from microp.simulator import Costs
@@ -25,6 +31,36 @@ from microp.simulator import Costs
 OPS = tuple(Op)
 Rows = list[list[int]]
 NONE = -1
+
+
+class Link(NamedTuple):
+    """Who spends the time of a hop.
+
+    Attributes:
+        sender: its share in which the sender's rank is busy after the action.
+        way: the share between the sending and the arrival.
+        receiver: the share in which the receiver's rank is busy before its action.
+        queues: whether messages of one direction travel one after the other.
+    """
+
+    sender: int
+    way: int
+    receiver: int
+    queues: bool
+
+
+class Timing(NamedTuple):
+    """How long everything takes.
+
+    Attributes:
+        takes: for each action, how long its rank is busy until its end, with the receipt of its tensor.
+        hops: for each lane of F, B and W, how long the tensor that it takes is on its way.
+        after: for each lane of F, B and W, how long its rank is busy after an action's end. D is like B.
+    """
+
+    takes: list[Any]
+    hops: list[Any]
+    after: list[Any]
 
 
 @dataclass(frozen=True)
@@ -62,7 +98,7 @@ class Problem:
     Attributes:
         placement: for each stage its rank.
         chunks: M, the number of microbatches.
-        costs: per stage and hop; hops are priced as a pure delay while searching.
+        costs: per stage and hop.
         memory: the cap, and what actions hold.
 
     Raises:
@@ -101,7 +137,7 @@ class Problem:
 
     @cached_property
     def lane_rank(self) -> list[int]:
-        """For each lane its rank."""
+        """For each lane of F, B and W its rank."""
         return [*self.placement] * 3
 
     @cached_property
@@ -119,14 +155,73 @@ class Problem:
         return found
 
     @cached_property
-    def times(self) -> list[Any]:
-        """For each action how long it takes; every backward is divided."""
+    def count(self) -> int:
+        """The number of actions if every backward is divided, which is the number of the first D."""
+        return 3 * self.stages * self.chunks
+
+    @cached_property
+    def kinds(self) -> list[bool]:
+        """For each microbatch whether it is spared a recomputation that others have: only those of a kind are alike."""
+        return [any(self.costs.recompute) and each in self.costs.spared for each in range(self.chunks)]
+
+    @cached_property
+    def joins(self) -> list[bool]:
+        """For each stage whether a full backward takes less of its rank's time than B and W, with the overheads."""
+        costs, backwards = self.costs, [Action(Op.B, stage, 0) for stage in range(self.stages)]
         return [
-            self.costs.of(Action(op, stage, microbatch), True)
+            costs.of(b, False) < costs.of(b, True) + costs.of(b._replace(op=Op.W), True) + self.overhead[b.stage]
+            for b in backwards
+        ]
+
+    @cached_property
+    def overhead(self) -> tuple[Any, ...]:
+        """For each stage the engine's own time after an action."""
+        return self.costs.overhead or (0,) * self.stages
+
+    @cached_property
+    def link(self) -> Link:
+        """Who spends the time of a hop, as the costs' link model has it."""
+        transfer = self.costs.transfer
+        (sender, _), (way, _) = transfer.send((0, NONE), (0, NONE), 1)
+        there, _ = transfer.receive((0, NONE), (way, NONE), 1)
+        return Link(sender, way, there - way, queues=transfer.send((0, NONE), (1, NONE), 1)[1][0] > way)
+
+    @cached_property
+    def timing(self) -> Timing:
+        """How long everything takes."""
+        link, hops, costs = self.link, self._hop_times, self.costs
+        actions = [
+            Action(op, stage, microbatch)
             for op in OPS
             for stage in range(self.stages)
             for microbatch in range(self.chunks)
         ]
+        full = [costs.of(action, False) for action in actions if action.op is Op.B]
+        own = [*(costs.of(action, True) for action in actions), *full]
+        return Timing(
+            [time + self.receipts[number // self.chunks] for number, time in enumerate(own)],
+            [link.way * hop for hop in hops],
+            [
+                self.overhead[lane % self.stages] + (0 if taker == NONE else link.sender * hops[taker])
+                for lane, taker in enumerate(self.takers)
+            ],
+        )
+
+    @cached_property
+    def receipts(self) -> list[Any]:
+        """For each lane the part of its actions' time in which the rank only receives."""
+        found = [self.link.receiver * hop for hop in self._hop_times]
+        return [*found, *found[self.stages : 2 * self.stages]]
+
+    @cached_property
+    def links(self) -> list[int]:
+        """For each lane of F, B and W the direction of the link on which its tensor queues, or `NONE`."""
+        found, numbers = [], dict[tuple[int, int], int]()
+        for lane, taker in enumerate(self.takers):
+            ends = self.lane_rank[lane], self.lane_rank[taker]
+            away = self.link.queues and taker != NONE and ends[0] != ends[1]
+            found.append(numbers.setdefault(ends, len(numbers)) if away else NONE)
+        return found
 
     @cached_property
     def sources(self) -> list[int]:
@@ -137,8 +232,8 @@ class Problem:
         return [*forwards, *backwards, *[NONE] * self.stages]
 
     @cached_property
-    def hops(self) -> list[Any]:
-        """For each lane the time of the hop of the tensor that it takes."""
+    def _hop_times(self) -> list[Any]:
+        """For each lane of F, B and W the time of the hop of the tensor that it takes."""
         found = []
         for lane, source in enumerate(self.sources):
             near = source == NONE or self.lane_rank[source] == self.lane_rank[lane]
@@ -153,6 +248,7 @@ class Problem:
             *kept,
             *(after - before for before, after in zip(kept, pending, strict=True)),
             *(-each for each in pending),
+            *(-each for each in kept),
         ]
 
     def schedule(self, rows: Iterable[Sequence[int]], name: str = "found") -> Schedule:
@@ -162,21 +258,55 @@ class Problem:
     def action(self, number: int) -> Action:
         """Return the action that a number stands for."""
         lane, microbatch = divmod(number, self.chunks)
-        return Action(OPS[lane // self.stages], lane % self.stages, microbatch)
+        op = Op.B if number >= self.count else OPS[lane // self.stages]
+        return Action(op, lane % self.stages, microbatch)
+
+    def place(self, number: int) -> int:
+        """Return the number of the action whose place an action takes: of the B for a D, else its own."""
+        return number if number < self.count else number - 2 * self.stages * self.chunks
 
     def rows_of(self, schedule: Schedule) -> Rows:
-        """Return a schedule with every backward divided and microbatches relabelled, so that each lane is in order."""
-        return [self._relabelled(row, schedule) for row in schedule.ranks]
+        """Return a schedule as rows of numbers."""
+        lane_of = {op: at * self.stages for at, op in enumerate(OPS)}
+        return [
+            [
+                (lane_of[op] + stage) * self.chunks
+                + microbatch
+                + (2 * self.stages * self.chunks if op is Op.B and (stage, microbatch) not in schedule.split else 0)
+                for op, stage, microbatch in row
+            ]
+            for row in schedule.ranks
+        ]
 
-    def _relabelled(self, row: Sequence[Action], schedule: Schedule) -> list[int]:
-        seen, found = [0] * (3 * self.stages), []
-        for op, stage, microbatch in row:
-            ops = (op,) if op is not Op.B or (stage, microbatch) in schedule.split else (Op.B, Op.W)
-            for each in ops:
-                lane = OPS.index(each) * self.stages + stage
-                found.append(lane * self.chunks + seen[lane])
-                seen[lane] += 1
+    def normal(self, rows: Rows) -> Rows:
+        """Return an order that takes no longer, in the form that is searched.
+
+        Each lane has the microbatches of a kind in order, and a full backward is divided where that saves time.
+        """
+        return [self._normal(row) for row in rows]
+
+    def _normal(self, row: Sequence[int]) -> list[int]:
+        found: list[int] = []
+        seen: Counter[tuple[bool, int, bool]] = Counter()
+        divided = defaultdict[tuple[int, bool], list[int]](list)  # the microbatches that wait for their W
+        for number in row:
+            lane, microbatch = divmod(number, self.chunks)
+            (op, stage), kind = divmod(lane, self.stages), self.kinds[microbatch]
+            if op == 2:
+                label = divided[stage, kind].pop(0)
+            else:
+                label = self._of_kind[kind][seen[op > 0, stage, kind]]
+                seen[op > 0, stage, kind] += 1
+                if op == 1:
+                    divided[stage, kind].append(label)
+            moved = lane * self.chunks + label
+            is_divided = op == 3 and not self.joins[stage]
+            found += [self.place(moved), self.place(moved) + self.stages * self.chunks] if is_divided else [moved]
         return found
+
+    @cached_property
+    def _of_kind(self) -> dict[bool, list[int]]:
+        return {kind: [m for m, own in enumerate(self.kinds) if own is kind] for kind in (False, True)}
 
     def peak(self, row: Sequence[int]) -> Any:
         """Return the most that a rank holds while it runs a row."""
@@ -191,10 +321,20 @@ class Problem:
         return self.memory.cap is None or self.peak(row) <= self.memory.cap
 
 
-def ends_of(problem: Problem, rows: Sequence[Sequence[int]]) -> list[Any] | None:
-    """Return the end of every action, or None if the rows deadlock; rows may miss their last actions."""
-    chunks, times, sources, hops = problem.chunks, problem.times, problem.sources, problem.hops
-    ends: list[Any] = [None] * len(times)
+def ends_of(problem: Problem, rows: Sequence[Sequence[int]], timing: Timing | None = None) -> list[Any] | None:
+    """Return the end of every action, a D's also as that of its B, or None if the rows deadlock.
+
+    Args:
+        problem: the problem.
+        rows: for each rank its actions.
+        timing: how long everything takes, if not as in the problem.
+    """
+    takes, hops, after = timing or problem.timing
+    chunks, sources, takers, links = problem.chunks, problem.sources, problem.takers, problem.links
+    count, queues, shift = problem.count, problem.link.queues, 2 * problem.stages * problem.chunks
+    ends: list[Any] = [None] * len(takes)
+    sent: list[Any] = [None] * len(takes) if queues else ends  # when the tensor is on its way
+    idle: list[Any] = [0] * (max(links) + 1)
     free: list[Any] = [0] * len(rows)
     reached = [0] * len(rows)
     waiting: dict[int, int] = {}
@@ -204,11 +344,12 @@ def ends_of(problem: Problem, rows: Sequence[Sequence[int]]) -> list[Any] | None
         row, now = rows[rank], free[rank]
         for place in range(reached[rank], len(row)):
             number = row[place]
-            lane = number // chunks
+            own = number if number < count else number - shift
+            lane = own // chunks
             source = sources[lane]
             if source >= 0:
-                sender = number + (source - lane) * chunks
-                there = ends[sender]
+                sender = own + (source - lane) * chunks
+                there = sent[sender]
                 if there is None:
                     waiting[sender] = rank
                     reached[rank], free[rank] = place, now
@@ -216,13 +357,20 @@ def ends_of(problem: Problem, rows: Sequence[Sequence[int]]) -> list[Any] | None
                 there += hops[lane]
                 if there > now:
                     now = there
-            ends[number] = now = now + times[number]
-            if number in waiting:
-                runnable.append(waiting.pop(number))
+            now += takes[number]
+            ends[number] = ends[own] = now
+            if queues:
+                link = links[lane]
+                sent[own] = now if link == NONE else max(now, idle[link])
+                if link != NONE:
+                    idle[link] = sent[own] + hops[takers[lane]]
+            if own in waiting:
+                runnable.append(waiting.pop(own))
+            now += after[lane]
     return None if waiting else ends
 
 
-def makespan_of(problem: Problem, rows: Sequence[Sequence[int]]) -> Any | None:
+def makespan_of(problem: Problem, rows: Sequence[Sequence[int]], timing: Timing | None = None) -> Any | None:
     """Return the time from 0 to the last end, or None if the rows deadlock."""
-    ends = ends_of(problem, rows)
-    return None if ends is None else max(ends)
+    ends = ends_of(problem, rows, timing)
+    return None if ends is None else max(ends[row[-1]] for row in rows)

@@ -1,12 +1,12 @@
-"""Searches for an order: named schedules, priority rules, a beam search and small moves; the best one is kept.
+"""Searches for an order: named schedules, priority rules and small moves; the best one is kept.
 
 ::
 
     named schedules within the cap ─┐
-    priority rules ─────────────────┼─► the best few ── small moves ─► the best ── simulate ─► Found
-    beam search ────────────────────┘
+    priority rules ─────────────────┴─► the best few ── small moves ─► the best ── simulate ─► Found
 
-Every result is priced by `simulate`, which shares no code with the search, and is never worse than a named schedule.
+Every result is priced by `simulate`, which shares no code with the search, and is never worse than a named schedule. It
+is the optimum where a lower bound of that price, our own or the solver's, is as high.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from random import Random
 from time import perf_counter
 from typing import Any
 
-from microp.planner.orders.beam import search_beam
 from microp.planner.orders.bounds import Bounds, lower_bounds
-from microp.planner.orders.improve import improve
+from microp.planner.orders.improve import improve, joined
 from microp.planner.orders.problem import Problem, Rows, makespan_of
 from microp.planner.orders.rules import build, rules
 from microp.planner.orders.solver import Solved, solve
-from microp.schedule import Op, Schedule, builders
+from microp.schedule import Schedule, builders
 from microp.simulator import simulate
 from microp.trace import makespan
 
 STARTS = 6  # rounds of small moves
-WINDOWS = (None, 2, 3, 4, 6)  # of the beam search
 _NAMED: dict[str, list[Any]] = {  # placement -> builders of (ranks, chunks, stages per rank)
     "plain": [
         lambda ranks, chunks, _, each=each: each(ranks, chunks)
@@ -51,9 +49,9 @@ class Found:
 
     Attributes:
         schedule: the best order.
-        makespan: its simulated time, with the problem's costs and link model.
-        method: what found it: `named`, `rules`, `beam`, `moves` or `solver`.
-        bounds: lower bounds of the makespan of any order.
+        makespan: its simulated time.
+        method: what found it: `named`, `rules`, `moves` or `solver`.
+        bounds: lower bounds of the makespan of any order; None if there are none.
         named: the makespans of the named schedules that keep within the cap.
         refused: the peaks of the named schedules that do not.
         seconds: how long the search took.
@@ -62,10 +60,15 @@ class Found:
     schedule: Schedule
     makespan: Any
     method: str
-    bounds: Bounds
+    bounds: Bounds | None
     named: dict[str, Any] = field(default_factory=dict)
     refused: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+
+    @property
+    def proven(self) -> bool:
+        """Whether it is known that no order is faster."""
+        return self.bounds is not None and self.bounds.prove(self.makespan)
 
 
 def search(problem: Problem, seconds: float = 10.0, seed: int = 0, moves: int = 60_000) -> Found:
@@ -88,31 +91,49 @@ def search(problem: Problem, seconds: float = 10.0, seed: int = 0, moves: int = 
             orders.append((time, method, rows))
 
     for schedule in named:
-        add("named", problem.rows_of(schedule))
+        add("named", problem.normal(problem.rows_of(schedule)))
     for rule in rules(problem):
         add("rules", build(problem, rule))
-    orders.sort(key=lambda each: each[0])
-    for window in WINDOWS:
-        if min((each[0] for each in orders), default=None) == bounds.best:
-            break
-        if window is None or window < problem.chunks:
-            width = max(4, min(60, 12_000 // len(problem.times)))
-            add("beam", search_beam(problem, width, began + seconds / 2, window))
-    orders.sort(key=lambda each: each[0])
+    _sort(problem, orders)
     random = Random(seed)
     for turn in range(STARTS):  # from different orders first, from the best of all at the end
-        if orders[0][0] == bounds.best:
+        if bounds.prove(orders[0][0]):
             break
         _, _, rows = orders[min(turn, len(orders) - 1) if turn < STARTS - 2 else 0]
         share = perf_counter() + (until - perf_counter()) / (STARTS - turn)
-        time, better = improve(problem, rows, random, moves // STARTS, share, bounds.best)
+        time, better = improve(problem, rows, random, moves // STARTS, share, bounds)
         if time < orders[0][0]:
             orders.insert(0, (time, "moves", better))
     return _best(problem, named, refused, orders, bounds, perf_counter() - began)
 
 
+def _sort(problem: Problem, orders: list[tuple[Any, str, Rows]]) -> None:
+    """Sort the orders, the fastest first, after adding what is easily made of the fastest ones."""
+    orders.sort(key=lambda each: each[0])
+    for time, _, rows in orders[:STARTS]:
+        others = [*_relabelled(problem, rows), *([joined(problem, rows)] if any(problem.joins) else [])]
+        for other in filter(lambda each: all(map(problem.fits, each)), others):
+            found = makespan_of(problem, other)
+            if found is not None and found < time:
+                orders.append((found, "moves", other))
+    orders.sort(key=lambda each: each[0])
+
+
+def _relabelled(problem: Problem, rows: Rows) -> Iterator[Rows]:
+    """Yield the order with a microbatch that is spared a recomputation in the place of another one that is not."""
+    kinds, chunks = problem.kinds, problem.chunks
+    spared = next((microbatch for microbatch, kind in enumerate(kinds) if kind), None)
+    if spared is None:
+        return
+    for other in (microbatch for microbatch, kind in enumerate(kinds) if not kind):
+        labels = {spared: other, other: spared}
+        yield [[n - n % chunks + labels.get(n % chunks, n % chunks) for n in row] for row in rows]
+
+
 def with_solver(problem: Problem, found: Found, seconds: float, workers: int = 2) -> tuple[Found, Solved]:
     """Return the search's result or the solver's, whichever is faster by simulation, and the solver's answer.
+
+    The result's bounds have the solver's beside our own.
 
     Args:
         problem: the problem.
@@ -123,14 +144,15 @@ def with_solver(problem: Problem, found: Found, seconds: float, workers: int = 2
     Raises:
         ValueError: OR-Tools is not installed.
     """
-    solved = solve(problem, problem.rows_of(found.schedule), seconds, workers, found.bounds.best)
-    if solved.rows is None or not all(map(problem.fits, solved.rows)):
-        return found, solved
-    schedule = joined(problem, problem.schedule(solved.rows))
-    time = _priced(problem, schedule)
-    if time >= found.makespan:
-        return found, solved
-    return replace(found, schedule=schedule, makespan=time, method="solver"), solved
+    bounds = lower_bounds(problem)
+    solved = solve(problem, problem.rows_of(found.schedule), seconds, workers, bounds.best)
+    found, rows = replace(found, bounds=bounds._replace(solver=solved.bound)), solved.rows
+    if rows is not None and all(map(problem.fits, rows)) and makespan_of(problem, rows) is not None:
+        schedule = problem.schedule(joined(problem, rows))
+        solved = replace(solved, makespan=_priced(problem, schedule))
+        if solved.makespan < found.makespan:
+            found = replace(found, schedule=schedule, makespan=solved.makespan, method="solver")
+    return found, replace(solved, proven=found.proven)
 
 
 def _best(
@@ -145,33 +167,16 @@ def _best(
     times = {schedule.name: _priced(problem, schedule) for schedule in named}
     found: list[tuple[Any, str, Schedule]] = [(times[schedule.name], "named", schedule) for schedule in named]
     for _, method, rows in sorted(orders, key=lambda each: each[0])[:STARTS]:
-        schedule = joined(problem, problem.schedule(rows))
+        schedule = problem.schedule(joined(problem, rows))
         found.append((_priced(problem, schedule), method, schedule))
     time, method, schedule = min(found, key=lambda each: each[0])
+    if method == "named" and schedule not in named:  # divided, joined or relabelled
+        method = "moves"
     return Found(schedule, time, method, bounds, times, refused, seconds)
 
 
 def _priced(problem: Problem, schedule: Schedule) -> Any:
     return makespan(simulate(schedule, problem.costs))
-
-
-def joined(problem: Problem, schedule: Schedule) -> Schedule:
-    """Return the order with every B joined to the W right behind it where the step gets no longer.
-
-    A divided backward costs a run more than the simulator knows, so none is divided without need.
-    """
-    best = _priced(problem, schedule)
-    for rank in range(len(schedule.ranks)):
-        row, found = schedule.ranks[rank], []
-        for place, action in enumerate(row):
-            if action.op is not Op.W or place == 0 or row[place - 1] != action._replace(op=Op.B):
-                found.append(action)
-        trial = Schedule(
-            schedule.name, schedule.chunks, (*schedule.ranks[:rank], tuple(found), *schedule.ranks[rank + 1 :])
-        )
-        if (time := _priced(problem, trial)) <= best:
-            schedule, best = trial, time
-    return schedule
 
 
 def named_schedules(problem: Problem) -> tuple[list[Schedule], dict[str, Any]]:

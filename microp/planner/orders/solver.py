@@ -2,14 +2,18 @@
 
 ::
 
-    one interval per action ── no overlap on a rank
+    one interval per action ── no overlap on a rank, with the hop and the overhead that keep it busy
     start(F s,m) >= end(F s-1,m) + hop, and so on      the dependencies
-    start(F s,m+1) >= end(F s,m), and so on            microbatches are alike, so each lane is in order
+    start(F s,m+1) >= end(F s,m), and so on            microbatches of a kind are alike, so each lane has them in order
+    size(B) = full, no W   or   size(B) = b, a W       where a full backward takes less than B and W
     [start F, end B] x (kept - pending) ┐
     [start F, end W] x pending          ┴─ at most the cap at any time: one cumulative per rank
+    one interval per message ── no overlap on a link   if messages queue
 
-Times are whole numbers of `resolution` parts of the mean action; costs that are not whole are rounded, and the
-status is then one of the rounded problem. The solution is priced again with the real costs by the caller.
+Every order is a solution that ends no later than `simulate` says, so the solver's bound is one of that price. Times of
+many digits are rounded down to `RESOLUTION` parts of the mean action, and messages of different lanes may overtake each
+other on a link: then the bound may be below the price of the best order. Only an order whose price reaches the bound is
+the optimum.
 """
 
 from __future__ import annotations
@@ -17,11 +21,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from importlib.util import find_spec
+from math import ceil, floor, gcd, lcm
 from typing import Any
 
-from microp.planner.orders.problem import NONE, Problem, Rows, ends_of
+from microp.planner.orders.problem import NONE, Problem, Rows, Timing, ends_of
 
-RESOLUTION = 100  # parts of the mean action, if costs have to be rounded
+RESOLUTION = 1000  # parts of the mean action, if costs have to be rounded
+DIGITS = 12  # of a float that count: 0.1 is a tenth
 
 
 @dataclass(frozen=True)
@@ -30,25 +36,25 @@ class Solved:
 
     Attributes:
         rows: the best order that it found; None if it found none.
-        proven: whether no order of the (rounded) problem is faster.
-        makespan: of that order, in the costs' unit.
-        bound: the solver's own lower bound, in the costs' unit.
-        rounded: whether the costs had to be rounded: bound and proof are then of the rounded problem.
+        bound: a lower bound of the price of any order, in the costs' unit.
+        rounded: whether the costs had to be rounded down for it.
         seconds: how long the solver ran.
         size: the number of variables and constraints.
+        makespan: the price of its order; None if it has none that ends within the cap.
+        proven: whether the best known order's price is the bound.
     """
 
     rows: Rows | None
-    proven: bool
-    makespan: Any
     bound: Any
     rounded: bool
     seconds: float
     size: tuple[int, int]
+    makespan: Any = None
+    proven: bool = False
 
 
 def solve(problem: Problem, hint: Rows, seconds: float, workers: int = 2, bound: Any = 0) -> Solved:
-    """Return the best order that CP-SAT finds.
+    """Return the best order that CP-SAT finds, not priced.
 
     Args:
         problem: the problem.
@@ -65,98 +71,184 @@ def solve(problem: Problem, hint: Rows, seconds: float, workers: int = 2, bound:
     from ortools.sat.python import cp_model
 
     unit, rounded = _unit(problem)
-
-    def whole(time: Any) -> int:
-        return round(Fraction(time) / unit)
-
-    chunks, stages = problem.chunks, problem.stages
-    times = [whole(time) for time in problem.times]
-    hops = [whole(hop) for hop in problem.hops]
-    starts = _hinted_starts(problem, hint, times, hops)
-    horizon = max(start + time for start, time in zip(starts, times, strict=True))
-    model: Any = cp_model.CpModel()
-    begin = [model.new_int_var(0, horizon - time, "") for time in times]
-    intervals = [model.new_fixed_size_interval_var(*each, "") for each in zip(begin, times, strict=True)]
-    least = 0 if rounded else whole(bound)
-    end = model.new_int_var(least, horizon, "makespan")
-    for number, (start, time) in enumerate(zip(begin, times, strict=True)):
-        lane, microbatch = divmod(number, chunks)
-        source = problem.sources[lane]
-        if source != NONE:
-            sender = source * chunks + microbatch
-            model.add(start >= begin[sender] + times[sender] + hops[lane])
-        if lane >= stages:  # B after F, W after B
-            model.add(start >= begin[number - stages * chunks] + times[number - stages * chunks])
-        if microbatch:
-            model.add(start >= begin[number - 1] + times[number - 1])
-        if microbatch == chunks - 1:
-            model.add(end >= start + time)
-        model.add_hint(start, starts[number])
-    model.add_hint(end, horizon)
-    for lanes in problem.lanes:
-        model.add_no_overlap([intervals[lane * chunks + m] for lane in lanes for m in range(chunks)])
-    if problem.memory.cap is not None:
-        _limit_memory(model, problem, begin, times, horizon)
-    model.minimize(end)
+    model = _Model(problem, Timing(*([floor(_exact(time) / unit) for time in times] for times in problem.timing)))
+    model.minimize(problem.normal(hint), floor(_exact(bound) / unit))
     solver: Any = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = seconds
     solver.parameters.num_workers = workers
-    status = solver.solve(model)
-    size = len(model.proto.variables), len(model.proto.constraints)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Solved(None, False, None, solver.best_objective_bound * float(unit), rounded, solver.wall_time, size)
-    order = [(solver.value(start), number) for number, start in enumerate(begin)]
-    rows = [
-        [n for _, n in sorted(e for e in order if problem.lane_rank[e[1] // chunks] == r)] for r in range(problem.ranks)
-    ]
-    return Solved(
-        rows,
-        status == cp_model.OPTIMAL,
-        _scaled(round(solver.objective_value), unit),
-        _scaled(round(solver.best_objective_bound), unit),
-        rounded,
-        solver.wall_time,
-        size,
-    )
+    status = solver.solve(model.model)
+    size = len(model.model.proto.variables), len(model.model.proto.constraints)
+    known = max(solver.best_objective_bound, model.least)
+    least = _scaled(ceil(known - 1e-6) * unit)  # the objective is a whole number
+    is_solved = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    return Solved(model.rows(solver) if is_solved else None, least, rounded, solver.wall_time, size)
 
 
-def _limit_memory(model: Any, problem: Problem, begin: list[Any], times: list[int], horizon: int) -> None:
-    """Add one cumulative per rank: what is held from F to B and from F to W never exceeds the cap."""
-    memory, chunks, stages = problem.memory, problem.chunks, problem.stages
-    scale = _unit_of([*memory.kept, *memory.pending])
-    for own in problem.held:
-        intervals, demands = [], []
-        for stage in own:
-            pending, rest = (
-                round(Fraction(each) / scale)
-                for each in (memory.pending[stage], memory.kept[stage] - memory.pending[stage])
-            )
-            for microbatch in range(chunks):
-                first, backward, weight = ((op * stages + stage) * chunks + microbatch for op in range(3))
-                for last, demand in ((backward, rest), (weight, pending)):
-                    if demand:
-                        length = model.new_int_var(0, horizon, "")
-                        stop = begin[last] + times[last]
-                        model.add(length == stop - begin[first])
-                        intervals.append(model.new_interval_var(begin[first], length, stop, ""))
-                        demands.append(demand)
-        model.add_cumulative(intervals, demands, int(Fraction(memory.cap or 0) / scale))
+class _Model:
+    """The problem in the solver's terms.
+
+    Args:
+        problem: the problem.
+        timing: its times in whole numbers.
+    """
+
+    def __init__(self, problem: Problem, timing: Timing) -> None:
+        from ortools.sat.python import cp_model
+
+        self.model: Any = cp_model.CpModel()
+        self._problem, self._timing = problem, timing
+        self._pairs = problem.stages * problem.chunks
+        whole = (*timing.takes, *timing.after, *timing.hops)
+        self._latest = sum(whole) + sum(timing.after) * problem.chunks + sum(timing.hops) * problem.chunks
+        self.least = 0
+        self._end = self.model.new_int_var(0, self._latest, "makespan")
+        self._begin = [self.model.new_int_var(0, self._latest, "") for _ in range(problem.count)]
+        self._divided = {  # number of a B -> whether it has a W
+            number: self.model.new_bool_var("")
+            for stage, joins in enumerate(problem.joins)
+            for number in range(self._pairs + stage * problem.chunks, self._pairs + (stage + 1) * problem.chunks)
+            if joins
+        }
+        self._ends = [self._end_of(number) for number in range(problem.count)]
+        for number in range(problem.count):
+            self._constrain(number)
+        for lanes in problem.lanes:
+            numbers = [lane * problem.chunks + m for lane in lanes for m in range(problem.chunks)]
+            self.model.add_no_overlap([self._busy(number) for number in numbers])
+        if problem.link.queues:
+            self._queue()
+        if problem.memory.cap is not None:
+            self._limit_memory()
+
+    def minimize(self, hint: Rows, least: int) -> None:
+        """Ask for the earliest end, from `least` to that of a hinted order, with that order's starts as a hint."""
+        problem, model = self._problem, self.model
+        ends = ends_of(problem, hint, self._timing)
+        assert ends is not None
+        last = max(least, *(ends[row[-1]] for row in hint))
+        self.least = least
+        model.add(self._end >= least)
+        model.add(self._end <= last)
+        model.add_hint(self._end, last)
+        for number in (each for row in hint for each in row):
+            own = problem.place(number)
+            model.add_hint(self._begin[own], ends[number] - self._timing.takes[number])
+            if own in self._divided:
+                model.add_hint(self._divided[own], number == own)
+        model.minimize(self._end)
+
+    def rows(self, solver: Any) -> Rows:
+        """Return the solution's order."""
+        problem, pairs = self._problem, self._pairs
+        whole = {number for number, divided in self._divided.items() if not solver.value(divided)}
+        order = [
+            (solver.value(self._begin[number]), solver.value(self._ends[number]), number)
+            for number in range(problem.count)
+            if number - pairs not in whole
+        ]
+        rows: Rows = [[] for _ in range(problem.ranks)]
+        for _, _, number in sorted(order):
+            rows[problem.lane_rank[number // problem.chunks]].append(number + 2 * pairs * (number in whole))
+        return rows
+
+    def _end_of(self, number: int) -> Any:
+        """Return when an action ends."""
+        if number not in self._divided:
+            return self._begin[number] + self._timing.takes[number]
+        stop = self.model.new_int_var(0, self._latest, "")
+        self.model.add(stop == self._begin[number] + self._takes(number))
+        return stop
+
+    def _takes(self, number: int) -> Any:
+        """Return how long an action takes: of a B that may be a D it depends on that."""
+        takes = self._timing.takes
+        if number not in self._divided:
+            return takes[number]
+        full = takes[number + 2 * self._pairs]
+        return full + (takes[number] - full) * self._divided[number]
+
+    def _busy(self, number: int) -> Any:
+        """Return the interval in which an action keeps its rank busy."""
+        after = self._timing.after[number // self._problem.chunks]
+        times = self._begin[number], self._takes(number) + after, self._ends[number] + after
+        return self.model.new_optional_interval_var(*times, self._is_there(number), "")
+
+    def _is_there(self, number: int) -> Any:
+        return self._divided.get(number - self._pairs, True)
+
+    def _constrain(self, number: int) -> None:
+        """Put an action after those that it needs, and after the one of the microbatch before that is alike."""
+        problem, model, begin = self._problem, self.model, self._begin[number]
+        lane, microbatch = divmod(number, problem.chunks)
+        source = problem.sources[lane]
+        if source != NONE:
+            model.add(begin >= self._ends[source * problem.chunks + microbatch] + self._timing.hops[lane])
+        if lane >= problem.stages:  # B after F, W after B
+            model.add(begin >= self._ends[number - self._pairs])
+        model.add(self._end >= self._ends[number]).only_enforce_if(self._is_there(number))
+        before = self._before(number)
+        if before is not None:
+            is_there = self._is_there(number), self._is_there(before)
+            model.add(begin >= self._ends[before]).only_enforce_if(is_there)
+
+    def _before(self, number: int) -> int | None:
+        """Return the action of the microbatch before, of those of its kind, in the same lane."""
+        first, kinds = number - number % self._problem.chunks, self._problem.kinds
+        alike = (each for each in range(number - 1, first - 1, -1) if kinds[each - first] == kinds[number - first])
+        return next(alike, None)
+
+    def _queue(self) -> None:
+        """Let the messages of each direction of a link travel one after the other."""
+        problem, model = self._problem, self.model
+        travels: dict[int, list[Any]] = {}
+        sent: dict[int, Any] = {}
+        for number in range(2 * self._pairs):
+            lane, microbatch = divmod(number, problem.chunks)
+            if (link := problem.links[lane]) == NONE:
+                continue
+            hop, taker = self._timing.hops[problem.takers[lane]], problem.takers[lane]
+            sent[number] = start = model.new_int_var(0, self._latest, "")
+            model.add(start >= self._ends[number])
+            model.add(self._begin[taker * problem.chunks + microbatch] >= start + hop)
+            if (before := self._before(number)) is not None:
+                model.add(start >= sent[before] + hop)
+            travels.setdefault(link, []).append(model.new_fixed_size_interval_var(start, hop, ""))
+        for intervals in travels.values():
+            model.add_no_overlap(intervals)
+
+    def _limit_memory(self) -> None:
+        """Add one cumulative per rank: what is held from F to B and from F to W never exceeds the cap."""
+        problem, model, memory, pairs = self._problem, self.model, self._problem.memory, self._pairs
+        scale = _unit_of([*memory.kept, *memory.pending])
+        for own in problem.held:
+            intervals, demands = [], []
+            for stage in own:
+                pending, rest = (
+                    round(_exact(each) / scale)
+                    for each in (memory.pending[stage], memory.kept[stage] - memory.pending[stage])
+                )
+                for first in range(stage * problem.chunks, (stage + 1) * problem.chunks):
+                    for last, demand in ((first + pairs, rest), (first + 2 * pairs, pending)):
+                        if demand:
+                            length, stop = (model.new_int_var(0, self._latest, "") for _ in range(2))
+                            there = self._is_there(last)
+                            model.add(stop == self._ends[last]).only_enforce_if(there)
+                            if there is not True:
+                                model.add(stop == self._ends[last - pairs]).only_enforce_if(there.negated())
+                            intervals.append(model.new_interval_var(self._begin[first], length, stop, ""))
+                            demands.append(demand)
+            model.add_cumulative(intervals, demands, floor(_exact(memory.cap) / scale))
 
 
-def _hinted_starts(problem: Problem, rows: Rows, times: list[int], hops: list[int]) -> list[int]:
-    """Return the starts of a hinted order with the solver's whole times."""
-    copy = Problem(problem.placement, problem.chunks, problem.costs, problem.memory)
-    copy.__dict__.update(times=times, hops=hops)
-    ends = ends_of(copy, rows)
-    assert ends is not None
-    return [stop - time for stop, time in zip(ends, times, strict=True)]
+def _exact(value: Any) -> Fraction:
+    """Return a time as a fraction; of a float the digits that were meant."""
+    return Fraction(f"{value:.{DIGITS}g}") if isinstance(value, float) else Fraction(value)
 
 
 def _unit(problem: Problem) -> tuple[Fraction, bool]:
     """Return the unit in which all times are small whole numbers, and whether they have to be rounded for it."""
-    values = [value for value in (*problem.times, *problem.hops) if value]
-    exact = _unit_of(values)
-    mean = Fraction(sum(map(Fraction, problem.times))) / len(problem.times)
+    exact = _unit_of([time for times in problem.timing for time in times])
+    mean = sum(map(_exact, problem.timing.takes), Fraction(0)) / len(problem.timing.takes)
     if mean / exact <= 10 * RESOLUTION:
         return exact, False
     return mean / RESOLUTION, True
@@ -164,15 +256,12 @@ def _unit(problem: Problem) -> tuple[Fraction, bool]:
 
 def _unit_of(values: list[Any]) -> Fraction:
     """Return the greatest common divisor of numbers as they are; 1 if there is none."""
-    from math import gcd, lcm
-
-    parts = [Fraction(value) for value in values if value]
+    parts = [_exact(value) for value in values if value]
     if not parts:
         return Fraction(1)
     below = lcm(*(part.denominator for part in parts))
     return Fraction(gcd(*(int(part * below) for part in parts)), below)
 
 
-def _scaled(value: int, unit: Fraction) -> Any:
-    scaled = value * unit
-    return scaled.numerator if scaled.denominator == 1 else float(scaled)
+def _scaled(value: Fraction) -> Any:
+    return value.numerator if value.denominator == 1 else value

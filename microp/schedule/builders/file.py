@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def from_file(ranks: int, chunks: int, path: str) -> Schedule:
     """
     text = _read(Path(path))
     try:
-        schedule = from_text(text) if text.lstrip().startswith("#") else from_torch_csv(text, "file")
+        schedule = from_text(text) if text.lstrip("\ufeff\"' ").startswith("#") else from_torch_csv(text, "file")
     except ValueError as error:
         raise ValueError(f"path={path}: {error}") from error
     if (len(schedule.ranks), schedule.chunks) != (ranks, chunks):
@@ -45,7 +46,8 @@ def _read(path: Path) -> str:
     try:
         size = path.stat().st_size
         if path.is_file() and size <= LONGEST:  # reading a pipe would wait forever
-            return path.read_text()
+            content = path.read_bytes()
+            return content.decode("utf-16" if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8")
         reason = f"it has {size} bytes, and at most {LONGEST} are read" if path.is_file() else "it is not a file"
     except UnicodeDecodeError:
         reason = "it is not text"

@@ -1,0 +1,133 @@
+"""Figures and comparisons in words, for the answer to the question of an experiment.
+
+::
+
+    the row of a point, from `points` ──► 43.3 ms [42.1, 44.0]      one launch: 43.3 ms
+                                          43.3 ms (disturbed)       something disturbed the timing of a launch
+    the launches of two points ── compare ──► "1f1b is 4.0 % faster than gpipe [2.1 %, 5.9 %], 3 launches each"
+                                              one launch: "1f1b takes 43.3 ms, against 45.1 ms for gpipe"
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from microp.store import LAUNCH, RANGE_UP_TO, compare, launch_times, over_launches
+
+TIME, BUBBLE = "step_ms.median", "bubble.measured"
+KIB_BELOW = 0.1  # MiB
+
+
+def number(value: float, like: float | None = None) -> str:
+    """Return a number with three significant digits and without exponent, or with as many decimals as `like` has."""
+    size = float(f"{abs(value if like is None else like):.3g}")  # 0.9999 has as many decimals as 1
+    decimals = 0 if size == 0 else min(3, max(0, 2 - math.floor(math.log10(size))))
+    return f"{value:,.{decimals}f}"
+
+
+def middle(values: pd.Series[float]) -> str:
+    """Return the median of values and, if there are several, their range in parentheses."""
+    known = values.dropna()
+    low, centre, high = (number(value, known.max()) for value in (known.min(), known.median(), known.max()))
+    return centre if low == high else f"{centre} ({low} to {high})"
+
+
+def mib_text(mib: float) -> str:
+    """Return memory as text with its unit."""
+    return f"{number(1024 * mib)} KiB" if mib < KIB_BELOW else f"{number(mib)} MiB"
+
+
+def listed(texts: Sequence[str]) -> str:
+    """Return texts as a list in words: a, b and c."""
+    return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
+
+
+def points(rows: pd.DataFrame, by: Sequence[str], values: Sequence[str]) -> pd.DataFrame:
+    """Return a table as `over_launches`, with the column `disturbed`: whether the timing of a launch was."""
+    disturbed = rows.groupby(list(by), sort=True, dropna=False)["disturbed"].any()
+    return over_launches(rows, by, values).assign(disturbed=disturbed.to_numpy(dtype=bool))
+
+
+def spread(point: Mapping[str, Any], value: str, unit: str = "", like: float | None = None) -> str:
+    """Return a point's value with its interval over launches in brackets, and what is known against it.
+
+    Args:
+        point: a row of `points`. A single launch has no interval.
+        value: the name of the value.
+        unit: the unit of the value.
+        like: the number whose decimals are shown; by default the value itself.
+    """
+    middle, low, high = (float(point[f"{value}{part}"]) for part in ("", ".low", ".high"))
+    like = middle if like is None else like
+    interval = "" if point["launches"] == 1 else f" [{number(low, like)}, {number(high, like)}]"
+    wide = " (its spread is too wide)" if point[f"{value}.wide"] else ""
+    return f"{number(middle, like)}{unit and f' {unit}'}{interval}{' (disturbed)' if point['disturbed'] else wide}"
+
+
+def doubts(table: pd.DataFrame, value: str) -> str:
+    """Return how many points of a table are disturbed or too wide, in parentheses; nothing if there are none."""
+    wide = table[f"{value}.wide"].astype(bool) & ~table["disturbed"]
+    counts = {"disturbed": int(table["disturbed"].sum()), "spread too wide": int(wide.sum())}
+    told = "; ".join(f"{name}: {count} of {len(table)}" for name, count in counts.items() if count)
+    return f" ({told})" if told else ""
+
+
+def versus(name: str, rows: pd.DataFrame, other: str, others: pd.DataFrame, value: str = TIME) -> str:
+    """Return which of two points takes less time, in words: with one launch only both times, without a verdict.
+
+    Args:
+        name: what the first point is called.
+        rows: its rows, one per launch.
+        other: what the second point is called.
+        others: its rows, one per launch.
+        value: the column of the time in ms.
+    """
+    result = compare(launch_times(rows, value), launch_times(others, value))
+    told = " (disturbed)" if rows["disturbed"].any() or others["disturbed"].any() else ""
+    if min(result.launches) > 1:
+        return f"{result.sentence(name, other)}{told}"
+    first, second = (number(side[value].median()) for side in (rows, others))
+    return f"{name} takes {first} ms, against {second} ms for {other}{told}"
+
+
+def least_memory(table: pd.DataFrame, name: str) -> list[str]:
+    """Return a sentence on the least and the most of the column `activation_mib`; the column `name` names points."""
+    known = table.dropna(subset=["activation_mib"]).sort_values("activation_mib", kind="stable")
+    if len(known) < 2:
+        return []
+    least, most = (known.iloc[place] for place in (0, -1))
+    return [
+        f"least memory: {least[name]}, where the rank that holds most keeps {mib_text(least['activation_mib'])} of "
+        f"activations; most: {most[name]} with {mib_text(most['activation_mib'])}"
+    ]
+
+
+def closing(rows: pd.DataFrame, by: list[str]) -> str:
+    """Return a sentence on what the brackets of an answer are, or that there is no spread.
+
+    Args:
+        rows: the rows of the answer, one per launch.
+        by: the columns that name a point.
+    """
+    most = int(rows.groupby(by, dropna=False)[LAUNCH].nunique().max())
+    if most == 1:
+        return "One launch each, so no spread between launches is known: repeat=0,1,2 gives it"
+    kind = "ranges" if most <= RANGE_UP_TO else "95 % bootstrap intervals"
+    return f"Brackets: {kind} over up to {most} launches; behind a verdict, 95 % intervals"
+
+
+def widest(table: pd.DataFrame, values: Iterable[str]) -> str:
+    """Return a sentence on the widest interval over launches of these values of a table of `points`."""
+    if table["launches"].max() == 1:
+        return "One launch each, so no spread between launches is known: repeat=0,1,2 gives it"
+    width = max((table[f"{value}.high"] - table[f"{value}.low"]).max() for value in values)
+    return f"Of a ratio, the interval over launches is at most {number(width)} wide"
+
+
+def sentences(texts: Iterable[str]) -> str:
+    """Return texts as sentences: each with a capital first letter and a full stop."""
+    return " ".join(f"{text[:1].upper()}{text[1:]}." for text in texts)

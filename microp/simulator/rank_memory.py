@@ -1,0 +1,320 @@
+"""The memory of ranks, from the order alone, quickly enough to weigh many partitions.
+
+::
+
+    rank 0   F0 F1 B0 W0 ...      a moment: what is held after an action, or needed during it, counted per stage
+                   ╰─ 1 kept, 1 pending, gradients, ...
+
+    counts of a rank        by (moment, stage, field of `StageBytes`)  ─┐
+    layers of its stages    bytes by (stage, field)                    ─┴─► peak = max over the moments of their product
+
+A rank runs its row in order, so what it holds at each moment does not depend on any time. Beside activations, the
+transport holds memory: a mailbox keeps its place when a received tensor has left it, a place is taken from when a
+receive is posted, and a tensor that was sent stays until its receiver has used it; see `Holds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import accumulate
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from microp.schedule import Schedule, completed_sends, receives_to_post, take_slots
+from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
+from microp.simulator.lowered import NONE, order_of
+from microp.simulator.memory import LayerMemory, StageBytes, stage_bytes
+from microp.trace import Actions, B, Column, F, W
+
+Floats = NDArray[np.float64]
+FIELDS = StageBytes._fields
+KEPT, WHOLE, PENDING, GRADIENTS, REBUILT, IN_FORWARD, IN_BACKWARD, IN_FULL, IN_WEIGHT = range(9)
+COMING_INPUT, COMING_GRADIENT, SENT_OUTPUT, SENT_GRADIENT, OWN_SEND, FIRST_BACKWARD, FIRST_WEIGHT = range(
+    9, len(FIELDS)
+)
+_IN_A_BACKWARD = [REBUILT, IN_BACKWARD, IN_FULL, IN_WEIGHT, OWN_SEND, FIRST_BACKWARD, FIRST_WEIGHT]
+
+
+class Part(NamedTuple):
+    """A part of a rank's memory at its peak.
+
+    Attributes:
+        name: what holds it.
+        size: in bytes.
+        number: of microbatches, on all stages of the rank; 0 if it is not a number of them.
+    """
+
+    name: str
+    size: float
+    number: int = 0
+
+
+class Ranks:
+    """The memory of a schedule's ranks for any partition of the same layers.
+
+    Args:
+        schedule: a valid order.
+        layers: the memory of each layer.
+        rows: the rows of each microbatch.
+        checkpointing: what is recomputed.
+        batch: the bytes of the text of the batch, which the ranks of the first and of the last stage hold.
+        known: the `counts` of other `Ranks` with the same schedule, rows, recomputed microbatches and transport.
+        states: as in `Workload`, also the next one.
+        holds: see there.
+
+    Attributes:
+        counts: for each rank the counts by (moment, stage of the rank, field of `StageBytes`), each moment once.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        layers: Sequence[LayerMemory],
+        rows: Sequence[int],
+        checkpointing: Checkpointing,
+        batch: float = 0,
+        known: Sequence[Floats] | None = None,
+        states: int = 2,
+        holds: Holds = HOLDS_NOTHING,
+    ) -> None:
+        self._states, self._holds, self._rows = states, holds, sum(rows) / len(rows)
+        self._state = 1 + states + holds.buckets  # tensors per weight
+        self._schedule, self._layers, self._checkpointing = schedule, list(layers), checkpointing
+        if known is None:
+            every = held_counts(schedule, holds, checkpointing.spared(schedule.chunks), rows)
+            known = list(map(_distinct, every))
+        self.counts = known
+        numbers = {layer: number for number, layer in enumerate(dict.fromkeys(self._layers))}
+        self._kinds = [*(numbers[layer] for layer in self._layers), -1]  # no layer follows the last one
+        self._of_kinds: dict[tuple[int, ...], tuple[float, StageBytes]] = {}  # of a stage and of the layer after it
+        ends = {schedule.placement[0], schedule.placement[schedule.stages - 1]}
+        self.batch = [batch if rank in ends else 0 for rank in range(len(schedule.ranks))]
+
+    def peaks(self, sizes: Sequence[int]) -> list[float]:
+        """Return each rank's most bytes: weights, optimizer, buckets, the batch, gradients and activations."""
+        state, table = self._state_and_bytes(sizes)
+        peaks = []
+        for rank, counts in enumerate(self.counts):
+            stages = list(self._schedule.stages_of(rank))
+            held = float((counts * table[stages]).sum(axis=(1, 2)).max())
+            peaks.append(held + sum(state[stage] for stage in stages) + self.batch[rank])
+        return peaks
+
+    def parts(self, sizes: Sequence[int], rank: int) -> list[Part]:
+        """Return what fills a rank's memory at its peak; the parts add up to it."""
+        _, table = self._state_and_bytes(sizes)
+        stages = list(self._schedule.stages_of(rank))
+        held = self.counts[rank] * table[stages]
+        worst = int(held.sum(axis=(1, 2)).argmax())
+        counts, sums = self.counts[rank][worst].sum(axis=0), held[worst].sum(axis=0)
+        ends = list(accumulate(sizes))
+        layers = [layer for stage in stages for layer in self._layers[ends[stage] - sizes[stage] : ends[stage]]]
+        weights = sum(layer.weights for layer in layers)
+        return [
+            Part("weights", weights + sum(layer.frozen.fixed for layer in layers)),
+            Part("gradients", sums[GRADIENTS]),
+            Part("the optimizer's state", self._states * weights),
+            Part("buckets of gradients", self._holds.buckets * weights),
+            Part("activations", sums[KEPT] + sums[WHOLE], round(counts[KEPT] + counts[WHOLE])),
+            Part("kept for W", sums[PENDING], round(counts[PENDING])),
+            Part("in a backward", sums[_IN_A_BACKWARD].sum()),
+            Part("in a forward", sums[IN_FORWARD]),
+            Part("places for received tensors", sums[COMING_INPUT] + sums[COMING_GRADIENT]),
+            Part("sent tensors that are kept", sums[SENT_OUTPUT] + sums[SENT_GRADIENT]),
+            Part("the batch", self.batch[rank]),
+        ]
+
+    def _state_and_bytes(self, sizes: Sequence[int]) -> tuple[list[float], Floats]:
+        """Return each stage's state, and its bytes by (stage, field)."""
+        assert sum(sizes) == len(self._layers)
+        stages = [self._of_stage(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+        return [state for state, _ in stages], np.array([columns for _, columns in stages])
+
+    def _of_stage(self, first: int, end: int) -> tuple[float, StageBytes]:
+        """Return the state of a stage with the layers from `first` to `end` - 1, and its bytes."""
+        kinds = tuple(self._kinds[first : end + 1])  # with the layer that its output enters
+        if kinds not in self._of_kinds:
+            layers, split = self._layers[first:end], bool(self._schedule.split)
+            leaving = self._layers[end].boundary.at(self._rows) if end < len(self._layers) else 0.0
+            memory = stage_bytes(layers, self._rows, self._checkpointing, leaving, self._holds, split)
+            frozen = sum(layer.frozen.fixed for layer in layers)
+            self._of_kinds[kinds] = self._state * memory.gradients + frozen, memory
+        return self._of_kinds[kinds]
+
+
+def held_counts(schedule: Schedule, holds: Holds, spared: Collection[int], rows: Sequence[int]) -> Iterator[Floats]:
+    """Yield for each rank the counts by (moment, stage of the rank, field of `StageBytes`).
+
+    A microbatch counts by its rows, with a mean of 1. The moments are those after each action, and then those during
+    each action.
+
+    Args:
+        schedule: a valid order.
+        holds: what the transport holds.
+        spared: the microbatches that are not recomputed while others are.
+        rows: the rows of each microbatch.
+    """
+    order = order_of(schedule)
+    boxes = _Mailboxes(schedule, order.actions, order.source) if holds.mailboxes else None
+    shares = np.append(np.array(rows, float) * len(rows) / sum(rows), 1.0)  # the last one: gradients of weights
+    is_spared = np.isin(np.arange(schedule.chunks + 1), list(spared))
+    divided = order.actions.is_split()
+    for rank in range(len(schedule.ranks)):
+        events = _Events(schedule, rank, order.actions, divided)
+        if boxes is not None:
+            boxes.add(events)
+        if holds.messages:
+            _add_receives(events, boxes)
+            _add_sends(events)
+        held = np.cumsum(events.summed(events.changes, is_spared, shares), axis=0)
+        during = events.summed(events.needs, is_spared, shares)
+        during[1:] += held[:-1]
+        yield np.concatenate([held, during])
+
+
+def _distinct(counts: Floats) -> Floats:
+    """Return each moment once: a steady phase has few different ones, and the ranks of a long step many moments."""
+    rows = counts.reshape(len(counts), -1)
+    moments = dict.fromkeys(rows.view(f"V{rows.strides[0]}").ravel().tolist())
+    return np.frombuffer(b"".join(moments)).reshape(-1, *counts.shape[1:])
+
+
+class _Events:
+    """The changes of what one rank holds with each action, and what it needs during it, as events.
+
+    An event is the index of the action, the stage's place on the rank, the field, the microbatch, and 1 or -1; here in
+    columns of many events.
+    """
+
+    def __init__(self, schedule: Schedule, rank: int, actions: Actions, divided: Column) -> None:
+        self.schedule, self.rank, self.row = schedule, rank, schedule.ranks[rank]
+        first = int(actions.first[rank])
+        self.part = slice(first, first + len(self.row))
+        self.op, self.stage, self.microbatch = (
+            column[self.part] for column in (actions.op, actions.stage, actions.microbatch)
+        )
+        stages = schedule.stages_of(rank)
+        places = np.zeros(schedule.stages, np.int64)
+        places[list(stages)] = np.arange(len(stages))
+        self._shape = len(self.row), len(stages), len(FIELDS)
+        self.places, self.place, self.turn = places, places[self.stage], np.arange(len(self.row))
+        self.changes: list[tuple[Any, ...]] = []
+        self.needs: list[tuple[Any, ...]] = []
+        self._add_activations(divided[self.part])
+
+    def add(self, events: list[tuple[Any, ...]], at: Column, field: Any, sign: int) -> None:
+        """Add an event of each of the actions at these indices."""
+        events.append((self.turn[at], self.place[at], field, self.microbatch[at], sign))
+
+    def _add_activations(self, divided: Column) -> None:
+        """Add what actions keep, release and need."""
+        schedule, changes, needs = self.schedule, self.changes, self.needs
+        forward, backward, weight = (np.flatnonzero(self.op == op) for op in (F, B, W))
+        self.add(changes, forward, KEPT, 1)
+        self.add(needs, forward, KEPT, 1)
+        self.add(needs, forward, IN_FORWARD, 1)
+        self.add(changes, backward, KEPT, -1)
+        self.add(changes, backward[divided[backward]], PENDING, 1)
+        self.add(needs, backward, REBUILT, 1)
+        extra = np.where(divided[backward] | (not schedule.split), IN_BACKWARD, IN_FULL)
+        self.add(needs, backward, extra, 1)
+        self.add(changes, weight, PENDING, -1)
+        self.add(needs, weight, IN_WEIGHT, 1)
+        # The first W or undivided backward of each stage makes its gradients.
+        makes = np.flatnonzero((self.op == W) | ((self.op == B) & ~divided))
+        self.firsts = makes[np.unique(self.stage[makes], return_index=True)[1]]
+        columns = self.turn[self.firsts], self.place[self.firsts]
+        changes.append((*columns, GRADIENTS, schedule.chunks, 1))
+        fields = np.where(self.op[self.firsts] == W, FIRST_WEIGHT, FIRST_BACKWARD)
+        needs.append((*columns, fields, schedule.chunks, 1))
+
+    def summed(self, events: list[tuple[Any, ...]], is_spared: NDArray[np.bool_], shares: Floats) -> Floats:
+        """Return the sums of events by (action, place, field)."""
+        blocks = [np.stack(np.broadcast_arrays(*columns)) for columns in events]
+        turn, place, field, microbatch, sign = np.concatenate(blocks, axis=1)
+        spared = is_spared[microbatch]
+        field = np.where(spared & (field == KEPT), WHOLE, field)
+        size = sign * shares[microbatch] * ~(spared & ((field == REBUILT) | (field == IN_FORWARD)))
+        cell = (turn * self._shape[1] + place) * self._shape[2] + field
+        summed: Floats = np.bincount(cell, size, minlength=prod(self._shape)).astype(np.float64)
+        return summed.reshape(self._shape)
+
+
+class _Mailboxes:
+    """The mailboxes of all links, as `assign_slots` gives them out.
+
+    Attributes:
+        first: for each action whose input comes from another rank, the action whose input was the first in its mailbox.
+    """
+
+    def __init__(self, schedule: Schedule, actions: Actions, source: Column) -> None:
+        self._actions, ranks = actions, len(schedule.ranks)
+        local = np.arange(len(actions)) - actions.first[actions.rank]  # the index in the rank's row
+        last = np.zeros((schedule.stages, schedule.chunks), np.int64)
+        last[actions.stage, actions.microbatch] = local  # the last action on a (stage, microbatch) is kept
+        self._until, self.first = last[actions.stage, actions.microbatch], np.full(len(actions), NONE)
+        takers = np.flatnonzero(source != NONE)
+        links = actions.rank[source[takers]].astype(np.int64) * ranks + actions.rank[takers]
+        takers = takers[np.argsort(links, kind="stable")]  # by link, in the order in which they are received
+        names, begins = np.unique(np.sort(links), return_index=True)
+        of_link = dict(zip(names.tolist(), np.split(takers, begins[1:]), strict=False))  # one rank has no links
+        for link, received in of_link.items():
+            taken = received[np.argsort(source[received])]  # in the order in which they are sent
+            back = of_link.get(link % ranks * ranks + link // ranks, np.zeros(0, np.int64))
+            # What the sender has received from the receiver tells how far that has certainly come.
+            known = np.append(NONE, np.maximum.accumulate(local[source[back]]))
+            heard = known[np.searchsorted(back, source[taken], side="right")]
+            slots = take_slots(self._until[taken].tolist(), heard.tolist())
+            self.first[taken] = taken[np.unique(slots, return_index=True)[1]][slots]
+
+    def add(self, events: _Events) -> None:
+        """Add the mailboxes that a tensor has left to the events of a rank."""
+        first, until = self.first[events.part], self._until[events.part]
+        takers = np.flatnonzero(first != NONE)
+        at = first[takers] - events.part.start
+        coming = events.place[at], np.where(events.op[at] == F, COMING_INPUT, COMING_GRADIENT), events.microbatch[at]
+        events.changes.append((until[takers], *coming, 1))
+        again = at != takers
+        for each in (events.changes, events.needs):
+            each.append((takers[again], *(column[again] for column in coming), -1))
+
+
+def _add_receives(events: _Events, boxes: _Mailboxes | None) -> None:
+    """Add the places of tensors to come; of mailboxes only for the actions that are the first to use theirs."""
+    turns = {action: turn for turn, action in enumerate(events.row)}
+    places = [
+        (turns[action], turns[events.schedule.consumers[made]])
+        for action, posted in receives_to_post(events.schedule, events.rank).items()
+        for made in posted
+    ]
+    posts, takers = np.array(places, np.int64).reshape(-1, 2).T
+    if boxes is not None:
+        is_first = boxes.first[events.part][takers] == takers + events.part.start
+        posts, takers = posts[is_first], takers[is_first]
+    field = np.where(events.op[takers] == F, COMING_INPUT, COMING_GRADIENT)
+    for each in (events.changes, events.needs):
+        each.append((posts, events.place[takers], field, events.microbatch[takers], 1))
+        events.add(each, takers, field, -1)
+
+
+def _add_sends(events: _Events) -> None:
+    """Add the tensors that were sent, until it is known that their receivers have used them.
+
+    An output that lives on in its own backward is a need of that backward; a first backward's needs contain it.
+    """
+    schedule, completed = events.schedule, completed_sends(events.schedule, events.rank)
+    turns = {action: turn for turn, action in enumerate(events.row)}
+    done = [(turns[action], turns[sent]) for action, every in completed.items() for sent in every]
+    used, sent = np.array(done, np.int64).reshape(-1, 2).T
+    takers = [schedule.consumers.get(action) for action in events.row]
+    away = [taker is not None and schedule.placement[taker.stage] != events.rank for taker in takers]
+    sends = np.flatnonzero(away)
+    fields = np.where(events.op == F, SENT_OUTPUT, SENT_GRADIENT)
+    events.add(events.changes, sends, fields[sends], 1)
+    events.changes.append((used, events.place[sent], fields[sent], events.microbatch[sent], -1))
+    same = (events.op[used] == B) & (events.op[sent] == F) & (events.stage[used] == events.stage[sent])
+    same &= (events.microbatch[used] == events.microbatch[sent]) & ~np.isin(used, events.firsts)
+    events.add(events.needs, used[same], OWN_SEND, 1)

@@ -1,0 +1,89 @@
+"""Rows of a command's table: each point with the attempt that shows it; also written as table.csv.
+
+::
+
+    configuration, overrides  +  outputs/runs/<run>/attempt-<n>  ── read_point ──► PointRow ── write_table ──► table.csv
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from microp.settings import redact_values, redact_words
+from microp.store.disturbance import Disturbance, disturbances
+from microp.store.files import write_text
+from microp.store.records import read_env, read_status, read_summary
+from microp.store.selection import flatten
+from microp.store.swept import differing, text
+
+
+class PointRow(NamedTuple):
+    """A point of a command, and the attempt that shows it.
+
+    Attributes:
+        config: the resolved configuration of the point.
+        overrides: what was typed for it.
+        summary: the numbers of the attempt.
+        folder: the attempt's folder.
+        message: why it failed, if it did.
+        disturbed: why its timing was disturbed.
+        env: the machine, the versions and the data that it ran with.
+    """
+
+    config: dict[str, Any]
+    overrides: list[str]
+    summary: dict[str, Any]
+    folder: Path
+    message: str | None = None
+    disturbed: tuple[Disturbance, ...] = ()
+    env: Mapping[str, Any] = {}
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether more threads than there are cores computed at once, so that its times are those of the cores."""
+        ranks = self.summary["ranks"] * self.summary["replicas"]
+        cores = self.env.get("cores")
+        on_cores = self.summary["device"] == "cpu" and cores is not None
+        return on_cores and ranks * self.config["device"]["threads"] > (cores or 0)
+
+
+def read_point(config: dict[str, Any], overrides: list[str], attempt: Path) -> PointRow:
+    """Return the row of a point from the files of its attempt.
+
+    Raises:
+        RecordError: a file cannot be read.
+    """
+    summary = read_summary(attempt)
+    message, env = read_status(attempt).get("message"), read_env(attempt)
+    return PointRow(config, overrides, summary, attempt, message, tuple(disturbances(summary, env)), env)
+
+
+def write_table(path: Path, points: Mapping[str, tuple[dict[str, Any], list[str]]], rows: Iterable[PointRow]) -> None:
+    """Write a table with one row per point of a sweep: its overrides, every key that differs, and its summary.
+
+    Args:
+        path: the file.
+        points: run id -> configuration and overrides of a point.
+        rows: the points that have a summary; the others are `planned`.
+
+    Raises:
+        WriteError: the file cannot be written.
+    """
+    import pandas as pd  # imported late: --help and a run's start do without it
+
+    found = {row.summary["run_id"]: row for row in rows}
+    keys = differing([config for config, _ in points.values()])
+    table = []
+    for run_id, (config, overrides) in points.items():
+        values = redact_values(flatten(config))
+        typed = shlex.join(redact_words(overrides))
+        asked = {"overrides": typed, **{key: text(values[key]) for key in keys if key in values}}
+        line: dict[str, Any] = {"run_id": run_id, "status": "planned", **asked}
+        if row := found.get(run_id):
+            reasons = "; ".join(each.text for each in row.disturbed)
+            line |= {**row.summary, "folder": str(row.folder), "message": row.message, "disturbed": reasons}
+        table.append(line)
+    write_text(path, pd.json_normalize(table).to_csv(index=False))

@@ -1,0 +1,66 @@
+"""A path says where the data are, and not what they hold: a file that changes is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from user import SMALL, microp
+
+import microp as api
+from microp import worker
+from microp.app import job_of
+from microp.app.resume import about_resumed
+from microp.store import load_runs
+
+WORDS = [*SMALL, "chunks=2", "tracking=disabled", "comms=threads", "data.path=a.txt"]
+
+
+@pytest.fixture
+def text(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "a.txt"
+    path.write_text("once upon a time " * 100)
+    return path
+
+
+def test_between_two_sweeps_and_in_the_table_of_both(text):
+    assert "a.txt" not in microp("-m", "seed=1", *WORDS, folder=text.parent).stderr
+    again = microp("-m", "seed=1,2", *WORDS, folder=text.parent)
+    assert (again.returncode, "a.txt" in again.stderr) == (0, False)
+    text.write_text("once upon a  time " * 100)
+    changed = microp("-m", "seed=1,2,3", *WORDS, folder=text.parent)
+    assert changed.returncode == 0  # the finished points stay finished
+    before, after = " ".join(changed.stderr.split()).split("warning: data.path=a.txt ")[1:]
+    assert before.startswith("holds 1800 bytes, written 20")
+    assert ", but 2 runs read 1700 bytes, written 20" in before
+    assert after.startswith("has changed: 2 runs read 1700 bytes, written 20")
+    assert ", 1 run read 1800 bytes, written 20" in after
+    found = load_runs(text.parent / "outputs")["env.data.start"]
+    assert sorted(each.partition(" ")[0] for each in found) == ["1700", "1700", "1800"]
+
+
+def test_while_a_run_reads_it(text, monkeypatch, capsys):
+    run_threads = worker.run_threads
+
+    def changing(*given):
+        run_threads(*given)
+        text.write_text("something else")
+
+    monkeypatch.setattr(worker, "run_threads", changing)
+    run = api.measure(*WORDS)
+    assert run.summary["status"] == "finished"
+    assert "data.path=a.txt changed while the run read it: it held 1700 bytes, written 20" in capsys.readouterr().err
+    data = json.loads((run.folder / "env.json").read_text())["data"]
+    assert (data["start"][:10], data["end"][:8]) == ("1700 bytes", "14 bytes")
+
+
+def test_since_the_snapshot_from_which_a_run_goes_on(text):
+    folder = api.measure(*WORDS, "snapshot.every=2").folder
+    job = job_of(*WORDS, "steps=5", f"snapshot.path={folder}")
+    assert len(about_resumed([job])) == 1
+    text.write_text("once upon a  time " * 100)
+    _, changed = about_resumed([job])
+    assert changed.startswith("data.path=a.txt holds 1800 bytes")
+    assert "but 1 run read 1700 bytes" in changed

@@ -1,0 +1,166 @@
+"""A sweep as jobs of a real Slurm on this host. Skipped, with the reason, where its programs are not installed."""
+
+from __future__ import annotations
+
+import csv
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, NoSlurmError
+from user import SMALL, begin, read
+from warm import Command
+
+QUIET = ["tracking=disabled", *SMALL]
+POLL = ["launch=slurm", "launch.poll_s=0.5"]
+EMULATED = ["device=emulated", "device.forward_ms=5", "device.backward_ms=10"]
+LATER = "launch.options=['--begin=now+1hour']"
+LONGEST_S = 120
+_started: list[Command] = []
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    try:
+        with Cluster() as cluster:
+            yield cluster
+            for sweep in _started:
+                if sweep.poll() is None:
+                    sweep.send_signal(signal.SIGKILL)
+    except NoSlurmError as reason:
+        pytest.skip(str(reason))
+
+
+def start(slurm: Cluster, folder: Path, *words: str) -> Command:
+    sweep = begin("-m", *POLL, *QUIET, *words, folder=folder, **slurm.environment)
+    _started.append(sweep)
+    return sweep
+
+
+def end(sweep: Command) -> tuple[int, str, str]:
+    """Wait for a sweep: its exit code, and what it printed."""
+    try:
+        out, err = sweep.communicate(timeout=LONGEST_S)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(sweep.said()) from None
+    return sweep.returncode, out, err
+
+
+def until(true: Callable[[], object], sweep: Command) -> None:
+    deadline = time.monotonic() + LONGEST_S
+    while not true():
+        assert sweep.poll() is None, sweep.said()
+        assert time.monotonic() < deadline, sweep.said()
+        time.sleep(0.05)
+
+
+def states(slurm: Cluster, folder: Path) -> dict[str, str]:
+    """The states of the jobs that run in a folder, by the ids of their runs."""
+    lines = slurm.run("squeue", "--states=all", "--noheader", "--format=%j|%T|%Z").splitlines()
+    rows = [line.split("|") for line in lines]
+    return {name: state for name, state, where in rows if where == str(folder)}
+
+
+def job_of(slurm: Cluster, run: str) -> str:
+    return slurm.run("squeue", "--noheader", f"--name={run}", "--format=%i").strip()
+
+
+def test_a_sweep_one_job_of_which_is_preempted_comes_back_whole(slurm, whole, tmp_path):
+    """The job that Slurm ends and starts again goes on from its snapshot; the others are not touched.
+
+    There are two jobs, four with `--whole`.
+    """
+    saves = ["snapshot.every=20", "snapshot.resume=true"]
+    chunks = ["2", "4"] if whole else ["4"]
+    words = ["schedule=gpipe,1f1b", f"chunks={','.join(chunks)}", *EMULATED, "steps=200", *saves]
+    sweep = start(slurm, tmp_path, *words)
+    runs = tmp_path / "outputs" / "runs"
+    until(lambda: list(runs.glob("gpipe-m4-*/attempt-1/snapshots/step-*")), sweep)
+    [run] = [path.name for path in runs.glob("gpipe-m4-*")]
+    job = job_of(slurm, run)
+    slurm.run("scontrol", "requeue", job)
+    until(lambda: states(slurm, tmp_path)[run] == "PENDING", sweep)
+    # Slurm would wait two minutes, and refuses a start in the second in which the job ended.
+    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now+2")
+    code, out, err = end(sweep)
+    assert code == 0, err
+    points = list(product(("gpipe", "1f1b"), chunks))
+    assert f"{len(points)} finished" in out
+    [table] = (tmp_path / "outputs" / "sweeps").glob("*/table.csv")
+    rows = list(csv.DictReader(table.open()))
+    assert [(row["schedule"], row["chunks"], row["status"]) for row in rows] == [
+        (*point, "finished") for point in points
+    ]
+    first, second = (read(runs / run / f"attempt-{number}" / "status.json") for number in (1, 2))
+    assert first["status"] in ("failed", "killed")
+    assert second["status"] == "finished"
+    assert first["slurm_job"] == second["slurm_job"] == job
+    assert second["resumed"]["step"] >= 20
+    jobs = [read(path / "attempt-1" / "status.json")["slurm_job"] for path in runs.iterdir()]
+    assert len(set(jobs)) == len(points)
+    assert {f"{job}_submission.sh" for job in jobs} <= {path.name for path in table.parent.glob("slurm/*.sh")}
+
+
+def test_two_nodes_meet_and_run_one_pipeline(slurm, tmp_path):
+    code, _, err = end(start(slurm, tmp_path, "launch.nodes=2", "chunks=2"))
+    logs = [path.read_text() for path in tmp_path.glob("outputs/sweeps/*/slurm/*.err")]
+    assert code == 0, (err, logs)
+    [attempt] = (tmp_path / "outputs" / "runs").glob("*/attempt-1")
+    assert read(attempt / "summary.json")["ranks"] == 2
+    assert len(list(attempt.glob("steps.rank*.jsonl"))) == 2
+
+
+def test_waiting_ends_when_a_job_is_killed_and_there_is_no_accounting(slurm, tmp_path):
+    sweep = start(slurm, tmp_path, *EMULATED, "steps=5000", "chunks=2")
+    until(lambda: list(tmp_path.glob("outputs/runs/*/attempt-1/steps.rank0.jsonl")), sweep)
+    [run] = states(slurm, tmp_path)
+    job = job_of(slurm, run)
+    slurm.run("scancel", job)
+    code, _, err = end(sweep)
+    assert code == 1
+    attempt = f"outputs/runs/{run}/attempt-1"
+    assert re.search(rf"^error: {attempt}: ", err, re.M)
+    assert re.search(r"^again  python -m microp.run -m launch=slurm ", err, re.M)
+    assert read(tmp_path / attempt / "status.json")["status"] in ("failed", "killed")
+
+
+def test_ctrl_c_cancels_the_jobs(slurm, tmp_path):
+    sweep = start(slurm, tmp_path, "chunks=2,3,4", LATER)
+    until(lambda: len(states(slurm, tmp_path)) == 3, sweep)
+    time.sleep(0.5)
+    sweep.send_signal(signal.SIGINT)
+    code, _, err = end(sweep)
+    assert code == 130
+    [line] = [line for line in err.splitlines() if "cancelled" in line]
+    assert line.startswith("cancelled in Slurm: 3 jobs, ")
+    assert set(states(slurm, tmp_path).values()) == {"CANCELLED"}
+
+
+def test_a_killed_sweep_leaves_its_jobs_and_the_same_command_takes_their_results(slurm, tmp_path):
+    words = ["chunks=2", *EMULATED, "steps=200"]
+    sweep = start(slurm, tmp_path, *words)
+    until(lambda: list(tmp_path.glob("outputs/runs/*/attempt-1/steps.rank0.jsonl")), sweep)
+    [run] = states(slurm, tmp_path)
+    job = job_of(slurm, run)
+    sweep.send_signal(signal.SIGKILL)
+    sweep.communicate()
+    code, _, err = end(start(slurm, tmp_path, *words))
+    assert code == 0, err
+    assert f"{run} is being run by process" in err
+    attempts = tmp_path / "outputs" / "runs" / run
+    assert [path.name for path in attempts.glob("attempt-*")] == ["attempt-1"]
+    assert read(attempts / "attempt-1" / "status.json")["slurm_job"] == job
+
+
+def test_a_job_that_slurm_refuses_is_bad_input(slurm, tmp_path):
+    code, _, err = end(start(slurm, tmp_path, "chunks=2,3", "launch.partition=nope"))
+    assert code == 2
+    [line] = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert "invalid partition specified: nope" in line
+    assert not (tmp_path / "outputs" / "runs").exists()
+    assert states(slurm, tmp_path) == {}

@@ -1,0 +1,174 @@
+"""What happens to ranks in tests of launches: these functions are imported by the rank processes."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from sockets import listening
+
+from microp.comms import Comms, TcpComms
+from microp.job import Job
+from microp.worker import Trainer
+
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "end": signal.SIGTERM, "interrupt": signal.SIGINT}
+EXITS = {"exit": 3, "leave": 0}
+
+
+class Fault(NamedTuple):
+    """What happens to a rank in its third step, and where.
+
+    Attributes:
+        how: `kill`, `stop`, `end`, `interrupt` (by a signal), `hang`, `slow` (runs for a while, then goes on), `raise`,
+            `memory`, or the rank ends itself: `exit` with code 3 and `leave` with code 0 at once, `quit` with code 0 as
+            Python does.
+        where: `forward`, `backward` or `weight_gradient` of a microbatch, `optimizer`, `Trainer`, its constructor, or
+            `torch`, the first forward of torch's runtime.
+        microbatch: the index of that microbatch.
+        rank: the rank; -1 is the last one.
+    """
+
+    how: str
+    where: str
+    microbatch: int = 1
+    rank: int = -1
+
+    def __call__(self, job: Job, comms: Comms, _local_rank: int, attempt: Path) -> None:
+        from microp.engine import torch_engine
+        from microp.model import Stage
+        from microp.worker import run_rank
+
+        (attempt / f"pid{comms.rank}").write_text(str(os.getpid()))
+        if comms.rank == self.rank % job.ranks:
+            holder: type = Stage
+            name = self.where
+            if self.where == "optimizer":
+                holder, name = torch.optim.Adam, "step"
+            elif self.where == "Trainer":
+                holder, name = Trainer, "_build"
+            elif self.where == "torch":
+                holder, name = torch_engine._Layers, "forward"
+            original, calls = getattr(holder, name), [0]
+
+            def faulty(that, *given, **named):
+                calls[0] += 1
+                if self._is_due(that, given, calls[0]):
+                    (attempt / "happened").write_text(str(time.time()))
+                    self._happen()
+                return original(that, *given, **named)
+
+            setattr(holder, name, faulty)
+        run_rank(job, comms, comms.rank, attempt)
+
+    def _is_due(self, that: object, given: Sequence[object], calls: int) -> bool:
+        if self.where == "Trainer":
+            return True
+        if self.where == "optimizer":
+            return calls == 3
+        if self.where == "torch":
+            return that._stage[0].batch.step == 2  # type: ignore[attr-defined]
+        return given[0] == self.microbatch and that.batch.step == 2  # type: ignore[attr-defined]
+
+    def _happen(self) -> None:
+        if self.how == "raise":
+            raise ValueError("the layer is broken")
+        if self.how == "memory":
+            raise MemoryError
+        if self.how == "hang":
+            time.sleep(600)
+        if self.how == "slow":
+            for _ in range(70):
+                time.sleep(0.01)
+            return
+        if self.how == "quit":
+            sys.exit(0)
+        if self.how in EXITS:
+            os._exit(EXITS[self.how])
+        os.kill(os.getpid(), SIGNALS[self.how])
+
+
+class Unreadable:
+    """An entry that no rank can read."""
+
+    def __call__(self, job: Job, comms: Comms, local_rank: int, attempt: Path) -> None:
+        raise AssertionError("it was read")
+
+    def __setstate__(self, state: object) -> None:
+        raise ValueError("the entry cannot be read")
+
+    def __getstate__(self) -> object:
+        return 1
+
+
+def never_send(job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> str:
+    """Rank 1 runs a step, rank 0 does not."""
+    trainer = Trainer(job, comms, 0)
+    trainer.load(0)
+    if comms.rank == 0:
+        time.sleep(1.5)
+        return ""
+    try:
+        trainer.step(0)
+    except RuntimeError as error:
+        return str(error)
+    return "nothing was noticed"
+
+
+def different_jobs(job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> str:
+    """Each rank has another seed."""
+    from dataclasses import replace
+
+    try:
+        Trainer(replace(job, seed=comms.rank), comms, 0)
+    except ConnectionError as error:
+        return str(error)
+    return "nothing was noticed"
+
+
+def sleep_on(_job: Job, comms: Comms, _local_rank: int, attempt: Path) -> None:
+    """Say who I am, then do nothing for a long time."""
+    (attempt / f"pid{comms.rank}").write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def listen(job: Job, comms: Comms, local_rank: int, _attempt: Path) -> list[str]:
+    """Train without unpickling anything from another rank; the addresses on which this process listens meanwhile."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("unpickled what another rank sent")
+
+    listened, begin = [], socket.socket.listen
+
+    def noting(own: socket.socket, count: int) -> None:
+        begin(own, count)
+        listened.extend(listening(os.getpid()))
+
+    torch.distributed.distributed_c10d._tensor_to_object = refuse
+    socket.socket.listen = noting  # type: ignore[method-assign]
+    trainer = Trainer(job, comms, local_rank)
+    for step, (_, _, engine) in enumerate(job.of(comms.replica).phases()):
+        trainer.load(step)
+        trainer.step(step, engine)
+    comms.gather_all({"rank": comms.rank, "text": "é" * 1000 * comms.rank})
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"  # here the host's name may stand for loopback as well
+    assert bool(listened) == (type(comms) is TcpComms and comms.rank == 0)  # while the others connect
+    return [*listened, *listening(os.getpid())]
+
+
+def take_memory_again(_job: Job, _comms: Comms, _local_rank: int, _attempt: Path) -> int:
+    """Return the page faults of 16 MiB of tensors that are freed and taken again ten times."""
+    begin = 0
+    for turn in range(12):
+        if turn == 2:
+            begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        taken = [torch.ones(2**18) for _ in range(16)]
+        del taken
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begin

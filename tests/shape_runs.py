@@ -1,0 +1,276 @@
+"""Runs a shape of `shapes.py`: by microp, each rank a thread, and by plain PyTorch; compares the two.
+
+::
+
+    plain      seeded ─► the function ─► nn.Sequential ── whole batch ── autograd ── SGD ─► losses, weights
+    trained    own_model ─► Job ─► ranks that are threads ─────────────────────────────► losses, weights
+
+As a script, run in this folder, it prints what each shape does wrong, or those that are named, and in which schedules:
+`PYTHONPATH=.:.. python -W ignore shape_runs.py fused_qkv lstm`.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import shapes
+import torch
+from conftest import CHECKPOINTING, small_job
+from torch import Tensor, nn
+
+from microp.app.model_factory import own_model
+from microp.comms import thread_comms
+from microp.job import Job
+from microp.model import open_data
+from microp.model.seeds import derive_seed
+from microp.schedule import Schedule, builders, skewed, uniform
+from microp.schedule.builders import gpipe
+from microp.settings import (
+    AS_WRITTEN,
+    BucketSettings,
+    DeviceSettings,
+    EngineSettings,
+    OwnSettings,
+    SgdSettings,
+    SyncSettings,
+    TextSettings,
+)
+from microp.worker import Trainer
+
+ROWS, CHUNKS, STEPS, RATE, SEED = 9, 4, 3, 0.5, 7  # microbatches of 3, 2, 2 and 2 rows
+SGD = SgdSettings("sgd", 0.0, "constant", 0, 0.0)
+DIVIDED = ("zb_h1", "zb_h2", "zb_interleaved", "zb_v", "v_half", "v_min", "dualpipe_v")
+WHOLE = ("gpipe", "one_f_one_b")
+CUTS = {"uniform": uniform, "skewed": skewed}
+MODES = ("never", "always")
+TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
+FLAT = SyncSettings("flat", "library")
+SYNCS = {"flat": FLAT, "naive": SyncSettings("naive", "library"), "ddp": BucketSettings("ddp", "library", 1e-3, 5e-4)}
+_FOLDER = tempfile.TemporaryDirectory()
+
+
+class Case(NamedTuple):
+    """How a shape is run.
+
+    Attributes:
+        sync: how the gradients of two replicas are summed; an empty text for one replica.
+        batches_weights: whether the W of several microbatches are one product, which is another order of summation.
+    """
+
+    schedule: str
+    cut: str = "uniform"
+    mode: str = "never"
+    dtype: str = "float32"
+    sync: str = ""
+    batches_weights: bool = False
+    ranks: int = 2
+
+    def __str__(self) -> str:
+        replicas = f" sync={self.sync}" if self.sync else ""
+        return f"{self.schedule} {self.ranks} ranks {self.cut} {self.mode} {self.dtype}{replicas}"
+
+
+class Trained(NamedTuple):
+    """Three steps: the losses, and for each layer what its `state_dict` holds after them."""
+
+    losses: list[float]
+    layers: list[dict[str, Tensor]]
+
+
+class RefusedError(Exception):
+    """microp refuses the model, before the first step."""
+
+
+@cache
+def padded_text() -> TextSettings:
+    """A text of letters whose words are padded with zeros, so that rows have different numbers of them."""
+    drawn = random.Random(3)
+    words = (bytes(drawn.choices(range(97, 123), k=drawn.randint(1, 6))) for _ in range(2000))
+    path = Path(_FOLDER.name) / "padded.txt"
+    path.write_bytes(b"".join(word + bytes(drawn.choice((0, 0, 1, 2, 5))) + b" " for word in words))
+    return TextSettings("text", str(path))
+
+
+@cache
+def settings_of(name: str, dtype: str) -> OwnSettings:
+    """What a command makes of the shape. Raises RefusedError."""
+    node = {"name": f"own_{name}", "builder": "shapes.build", "shape": name, "dtype": dtype}
+    made = own_model(node, AS_WRITTEN, DeviceSettings("cpu", 1))
+    if made.refused:
+        raise RefusedError(" ".join(made.refused))
+    return made
+
+
+def job_of(name: str, case: Case) -> Job:
+    """Raises RefusedError."""
+    model = settings_of(name, case.dtype)
+    build: Callable[[int, int], Schedule] = getattr(builders, case.schedule)
+    schedule = build(case.ranks, CHUNKS if case.ranks < 3 else 2 * case.ranks)
+    return small_job(
+        model=model,
+        schedule=schedule,
+        partition=CUTS[case.cut](model.layers, schedule.stages),
+        checkpointing=CHECKPOINTING[case.mode],
+        data=padded_text(),
+        backend="threads",
+        batch_size=ROWS,
+        learning_rate=RATE,
+        optimizer=SGD,
+        seed=SEED,
+        replicas=2 if case.sync else 1,
+        sync=SYNCS.get(case.sync, FLAT),
+        engine=EngineSettings("microp", case.batches_weights),
+    )
+
+
+def trained(job: Job, timeout_s: float = 20) -> Trained:
+    """Train, each rank a thread.
+
+    Raises:
+        RefusedError: a rank refuses the model while it sets itself up.
+        Exception: a step fails.
+    """
+    everyone = thread_comms(job.ranks, timeout_s, job.replicas)
+    losses, layers, failures = [[0.0] * STEPS for _ in range(job.replicas)], {}, []
+
+    def live(number: int) -> None:
+        comms, is_set_up = everyone[number], False
+        try:
+            trainer = Trainer(job, comms, 0)
+            is_set_up = True
+            for step in range(STEPS):
+                trainer.load(step)
+                loss = trainer.step(step)["loss"]
+                if loss is not None:
+                    losses[comms.replica][step] = loss
+            held = {index: dict(layer.state_dict()) for index, layer in trainer.layers.items()}
+            layers.setdefault(comms.replica, {}).update(held)
+        except BaseException as error:
+            refused = not is_set_up and isinstance(error, ValueError)
+            failures.append(RefusedError(str(error)) if refused else error)
+            comms.abort()
+
+    threads = [threading.Thread(target=live, args=(number,), daemon=True) for number in range(job.processes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout_s + 20)
+        assert not thread.is_alive(), "it hangs"
+    if failures:
+        raise next(
+            (f for f in failures if not isinstance(f, ConnectionError | threading.BrokenBarrierError)), failures[0]
+        )
+    for replica in range(1, job.replicas):
+        assert not differences(_in_order(layers[replica]), _in_order(layers[0])), "replicas differ"
+    return Trained([sum(each) for each in zip(*losses, strict=True)], _in_order(layers[0]))
+
+
+def _in_order(layers: dict[int, dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    return [layers[index] for index in sorted(layers)]
+
+
+@cache
+def undivided(name: str, chunks: int, dtype: str, replicas: int) -> Trained:
+    """microp on one rank, with as many microbatches, recomputing nothing."""
+    job = job_of(name, Case("gpipe", dtype=dtype, sync="flat" if replicas > 1 else "", ranks=1))
+    return trained(replace(job, schedule=gpipe(1, chunks)))
+
+
+@cache
+def plain(name: str, dtype: str) -> Trained:
+    """Train by PyTorch alone, the whole batch at once: no stage, no microbatch, no part of microp but seed and data."""
+    seed = derive_seed(SEED, "layers")
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    made = shapes.build(name, dtype)
+    model = nn.Sequential(*made.layers)
+    optimizer = torch.optim.SGD(model.parameters(), RATE)
+    windows, losses = open_data(padded_text(), ROWS, made.context, SEED), []
+    for step in range(STEPS):
+        window = windows(step)
+        loss = made.loss(model(window[:, :-1]), window[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return Trained(losses, [dict(layer.state_dict()) for layer in made.layers])
+
+
+def differences(got: list[dict[str, Tensor]], want: list[dict[str, Tensor]]) -> dict[str, float]:
+    """The tensors that differ in a bit -> by which share of the largest number in them."""
+    found = {}
+    for index, (mine, theirs) in enumerate(zip(got, want, strict=True)):
+        assert mine.keys() == theirs.keys()
+        for key, tensor in theirs.items():
+            if not torch.equal(mine[key], tensor):
+                largest = tensor.abs().max().item() or 1.0
+                share = (mine[key] - tensor).abs().max().item() / largest
+                found[f"layer {index} {key}"] = share if share == share else float("inf")
+    return found
+
+
+def distance(got: Trained, want: Trained) -> tuple[float, str]:
+    """The largest difference as a share, and where it is; 0 for equal bits."""
+    found = differences(got.layers, want.layers)
+    for step, (mine, theirs) in enumerate(zip(got.losses, want.losses, strict=True)):
+        if mine != theirs:
+            found[f"loss of step {step}"] = abs(mine - theirs) / abs(theirs) if mine == mine else float("inf")
+    where = max(found, key=found.__getitem__, default="")
+    return found.get(where, 0.0), where
+
+
+def problem(name: str, case: Case) -> str:
+    """What a shape does wrong in a case, in words; an empty text if it does what is expected of it."""
+    shape = shapes.SHAPES[name]
+    try:
+        job = job_of(name, case)
+        got = trained(job)
+    except RefusedError as refusal:
+        if shape.expect == "equal":
+            return f"refused: {refusal}"
+        return "" if shape.words in str(refusal) else f"refused in other words: {refusal}"
+    except Exception as error:
+        cause = error.__cause__ or error
+        return f"crashes: {type(cause).__name__}: {' '.join(str(cause).split())}"
+    if shape.expect == "refused":
+        far = f", {distance(got, plain(name, case.dtype))[0]:.1g} from PyTorch" if shape.reference == "plain" else ""
+        return f"trains, is to be refused{far}"
+    if (shape.bits and not case.batches_weights) or shape.reference == "undivided":
+        far, where = distance(got, undivided(name, job.schedule.chunks, case.dtype, job.replicas))
+        if far > (0 if shape.bits and not case.batches_weights else TOLERANCE[case.dtype]):
+            return f"differs from one rank by {far:.1g} ({where})"
+    if shape.reference == "plain":
+        far, where = distance(got, plain(name, case.dtype))
+        if far > TOLERANCE[case.dtype]:
+            return f"differs from PyTorch by {far:.1g} ({where})"
+    return ""
+
+
+def main(names: list[str]) -> None:
+    """Print what these shapes do wrong, or all, by the schedules in which they do."""
+    torch.set_num_threads(1)
+    for name in names or list(shapes.SHAPES):
+        found: dict[str, list[str]] = {}
+        shape = shapes.SHAPES[name]
+        for schedule in (*WHOLE, *DIVIDED):
+            for mode in MODES[:1] if shape.changes_buffers else MODES:
+                said = problem(name, Case(schedule, mode=mode))
+                found.setdefault(said, []).append(schedule if mode == "never" else f"{schedule}/{mode}")
+        print(f"\n{name} ({shape.expect})", flush=True)
+        for said, where in found.items():
+            every = "all" if len(found) == 1 else " ".join(where)
+            print(f"    {said or 'as expected'}   [{every}]", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

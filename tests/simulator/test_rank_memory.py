@@ -1,0 +1,226 @@
+"""The memory of ranks from the order alone: the law of memory, a bookkeeper with a dictionary, mailboxes by hand."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from costs_helper import equal
+from random_schedules import random_schedule
+
+from microp.schedule import Op, Schedule, builders, from_text, spread
+from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
+from microp.simulator import LayerMemory, Ranks, Size, StageBytes, simulate
+from microp.simulator.rank_memory import COMING_GRADIENT, COMING_INPUT, SENT_GRADIENT, SENT_OUTPUT, held_counts
+from microp.trace import in_flight_peak
+
+ORDERS = [
+    builders.gpipe(3, 5),
+    builders.one_f_one_b(4, 6),
+    builders.zb_h2(3, 6),
+    builders.interleaved(2, 5),
+    builders.breadth_first(2, 4, 3),
+    builders.zb_v(3, 7),
+    builders.dualpipe_v(2, 6),
+]
+POLICIES = [
+    Checkpointing("never", 0, False),
+    Checkpointing("always", 1, False),
+    Checkpointing("except_last", 1, True),
+    Checkpointing("segments", 2, False),
+]
+A, BOUNDARY = 720, 10
+
+
+def activation_peak(schedule: Schedule, *memory: StageBytes, spared: tuple[int, ...] = ()) -> dict[int, float]:
+    """Rank -> the most bytes of activations and gradients; of one `StageBytes`, every stage has it."""
+    table = np.array(memory if len(memory) > 1 else memory * schedule.stages, float)
+    every = held_counts(schedule, HOLDS_NOTHING, spared, [1] * schedule.chunks)
+    return {
+        rank: float((counts * table[list(schedule.stages_of(rank))]).sum(axis=(1, 2)).max())
+        for rank, counts in enumerate(every)
+    }
+
+
+def recomputed(activation: float, boundary: float, segments: int = 1, **others: float) -> StageBytes:
+    """A stage that keeps the inputs of its segments."""
+    return StageBytes(segments * boundary, activation, rebuilt=activation / segments, **others)
+
+
+def order(chunks: int, *rows: str) -> Schedule:
+    """A schedule from text, where the stage is the rank: `F0 B0`."""
+    lines = (" ".join(f"{rank}{word}" for word in row.split()) for rank, row in enumerate(rows))
+    return from_text("\n".join([f"# microp schedule some chunks={chunks} ranks={len(rows)}", *lines]))
+
+
+@pytest.mark.parametrize("builder", [builders.naive, builders.gpipe, builders.one_f_one_b])
+@pytest.mark.parametrize("segments", [0, 1, 2, 5])
+def test_the_law_of_memory(builder, segments):
+    schedule = builder(4, 6)
+    law = {
+        rank: held * segments * BOUNDARY + A // segments if segments else held * A
+        for rank, held in in_flight_peak(simulate(schedule, equal(4, 1, 2))).items()
+    }
+    assert activation_peak(schedule, recomputed(A, BOUNDARY, segments) if segments else StageBytes(A)) == law
+
+
+def test_except_last_saves_only_where_the_last_comes_back_first():
+    memory = recomputed(A, BOUNDARY)
+    assert activation_peak(order(3, "F0 F1 F2 B0 B1 B2"), memory, spared=(2,)) == {0: 2 * BOUNDARY + A + A}
+    assert activation_peak(order(3, "F0 F1 F2 B2 B1 B0"), memory, spared=(2,)) == {0: 2 * BOUNDARY + A}
+
+
+def test_what_waits_for_w_is_held():
+    memory = StageBytes(A, pending=100)
+    assert activation_peak(order(3, "F0 B0 F1 B1 F2 B2 W0 W1 W2"), memory) == {0: A + 2 * 100}
+    assert activation_peak(order(2, "F0 B0 W0 F1 B1 W1"), memory) == {0: A}
+    assert activation_peak(order(2, "F0 B0 F1 B1"), memory) == {0: A}  # a full backward keeps nothing
+
+
+def test_gradients_stay_once_they_are_made():
+    memory = StageBytes(A, gradients=50, in_backward=7, in_weight=3)
+    assert activation_peak(order(2, "F0 F1 B0 B1"), memory) == {0: 2 * A + 7}  # the first backward finds none
+    assert activation_peak(order(2, "F0 B0 F1 B1"), memory) == {0: A + 50 + 7}
+    assert activation_peak(order(1, "F0 B0 W0"), memory) == {0: A + 7}
+    assert activation_peak(order(2, "F0 B0 W0 F1 B1 W1"), memory) == {0: A + 50 + 7}
+
+
+def test_a_backward_that_is_not_divided_while_others_are():
+    memory = StageBytes(A, in_backward=7, in_full=9)
+    assert activation_peak(order(2, "F0 B0 W0 F1 B1"), memory) == {0: A + 9}
+    assert activation_peak(order(2, "F0 B0 F1 B1"), memory) == {0: A + 7}  # it is the schedule's own kind
+
+
+def test_a_forward_that_keeps_its_input_needs_more_while_it_runs():
+    memory, spared = recomputed(A, BOUNDARY, in_forward=2 * A), (1,)
+    assert activation_peak(order(2, "F0 B0 F1 B1"), memory, spared=spared) == {0: BOUNDARY + 2 * A}
+    assert activation_peak(order(2, "F1 B1 F0 B0"), memory, spared=spared) == {0: BOUNDARY + 2 * A}
+    assert activation_peak(order(2, "F1 F0 B0 B1"), memory, spared=spared) == {0: A + BOUNDARY + 2 * A}
+
+
+def bookkeeper(schedule: Schedule, memory: list[StageBytes], spared: tuple[int, ...]) -> dict[int, float]:
+    """Peaks from what lies on a rank's shelf, by (stage, microbatch, what for)."""
+    peaks = {}
+    split = {(action.stage, action.microbatch) for _, action in schedule if action.op is Op.W}
+    for rank, row in enumerate(schedule.ranks):
+        shelf: dict[tuple[int, int, Op], float] = {}
+        peak = 0.0
+        for op, stage, microbatch in row:
+            own, again, divided = memory[stage], microbatch not in spared, (stage, microbatch) in split
+            if op is Op.F:
+                shelf[stage, microbatch, Op.B] = own.kept if again else own.whole
+                peak = max(peak, sum(shelf.values()) + (own.in_forward if again else 0))
+            if op is Op.B:
+                extra = own.in_backward if divided or not split else own.in_full
+                peak = max(peak, sum(shelf.values()) + extra + (own.rebuilt if again else 0))
+                del shelf[stage, microbatch, Op.B]
+                if divided:
+                    shelf[stage, microbatch, Op.W] = own.pending
+            if op is Op.W:
+                peak = max(peak, sum(shelf.values()) + own.in_weight)
+                del shelf[stage, microbatch, Op.W]
+            if op is Op.W or (op is Op.B and not divided):
+                shelf[stage, 0, Op.F] = own.gradients  # the same ones from then on
+            peak = max(peak, sum(shelf.values()))
+        peaks[rank] = peak
+    return peaks
+
+
+def test_any_schedule_any_footprint():
+    chance = random.Random(7)
+    for _ in range(80):
+        schedule = random_schedule(chance)
+        memory = [StageBytes(*(chance.randint(0, 99) for _ in range(9))) for _ in range(schedule.stages)]
+        spared = tuple({chance.randrange(schedule.chunks) for _ in range(2)})
+        assert activation_peak(schedule, *memory, spared=spared) == pytest.approx(bookkeeper(schedule, memory, spared))
+
+
+# --- mailboxes and sends -------------------------------------------------------------------------
+
+
+def test_a_mailbox_keeps_its_memory_when_its_tensor_has_gone():
+    """GPipe on the first of two ranks: a gradient comes for each microbatch, and none can use another's mailbox."""
+    first, second = held_counts(builders.gpipe(2, 3), Holds(mailboxes=True), (), [1] * 3)
+    after = slice(0, 6)  # each action; the moments during them follow
+    assert first[after, 0, COMING_GRADIENT].tolist() == [0, 0, 0, 1, 2, 3]
+    assert second[after, 0, COMING_INPUT].tolist() == [0, 0, 0, 1, 2, 3]  # its inputs stay until their backward
+    assert first[..., COMING_INPUT].max() == second[..., COMING_GRADIENT].max() == 0
+
+
+def test_a_mailbox_that_is_used_again_is_not_empty():
+    """1F1B: the last rank's inputs alternate between two mailboxes."""
+    _, last = held_counts(builders.one_f_one_b(2, 4), Holds(mailboxes=True), (), [1] * 4)
+    assert last[:8, 0, COMING_INPUT].tolist() == [0, 1, 1, 2, 1, 2, 1, 2]
+
+
+def test_what_is_sent_is_kept_until_its_use_is_known():
+    first, second = held_counts(builders.gpipe(2, 3), Holds(messages=True), (), [1] * 3)
+    assert first[:6, 0, SENT_OUTPUT].tolist() == [1, 2, 3, 0, 0, 0]  # the first gradient says that all were used
+    assert second[:6, 0, SENT_GRADIENT].tolist() == [0, 0, 0, 1, 2, 3]
+
+
+def test_a_tensor_to_come_has_its_place_from_when_its_receive_is_posted():
+    """Two receives are posted ahead; a mailbox keeps its place afterwards, other memory is free again."""
+    first, _ = held_counts(builders.gpipe(2, 4), Holds(messages=True), (), [1] * 4)
+    assert first[:8, 0, COMING_GRADIENT].tolist() == [2, 2, 2, 2, 2, 2, 1, 0]
+    assert first[8:, 0, COMING_GRADIENT].tolist() == [2, 2, 2, 2, 2, 2, 1, 0]  # during each action
+    first, _ = held_counts(builders.gpipe(2, 4), Holds(mailboxes=True, messages=True), (), [1] * 4)
+    assert first[:8, 0, COMING_GRADIENT].tolist() == [2, 2, 2, 2, 3, 4, 4, 4]
+
+
+def test_microbatches_count_by_their_rows():
+    found = next(held_counts(builders.gpipe(1, 4), Holds(mailboxes=True), (), [3, 3, 2, 2]))[:4, 0, 0]
+    assert found.tolist() == pytest.approx([1.2, 2.4, 3.2, 4.0])
+
+
+# --- of layers -----------------------------------------------------------------------------------
+
+
+def some_layers(chance: random.Random, count: int) -> list[LayerMemory]:
+    sizes = [[Size(chance.randint(0, 9), chance.randint(0, 9)) for _ in range(9)] for _ in range(3)]
+    for each in sizes:
+        each[0] = Size(*(larger + 9 for larger in each[0]))  # it holds what is shared
+    kinds = [LayerMemory(chance.randint(1, 99), *each) for each in sizes]
+    return [kinds[0], *(kinds[1] for _ in range(count - 2)), kinds[2]]
+
+
+@pytest.mark.parametrize("holds", [HOLDS_NOTHING, Holds(mailboxes=True), Holds(messages=True), Holds(True, True, True)])
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda each: each.name)
+@pytest.mark.parametrize("schedule", ORDERS, ids=lambda each: each.name)
+def test_parts_add_up_to_the_peaks(schedule, policy, holds):
+    chance = random.Random(schedule.name + policy.name)
+    for _ in range(5):
+        layers = some_layers(chance, schedule.stages + 4)
+        sizes = list(spread(len(layers), schedule.stages))
+        chance.shuffle(sizes)
+        ranks = Ranks(schedule, layers, [7] * schedule.chunks, policy, batch=50, holds=holds)
+        for rank, peak in enumerate(ranks.peaks(sizes)):
+            assert sum(part.size for part in ranks.parts(sizes, rank)) == pytest.approx(peak)
+
+
+def test_the_parts_name_the_microbatches_in_flight():
+    layers = [LayerMemory(1000, Size(0, 100), Size(0, 20), in_backward=Size(0, 30))] * 4
+    parts = Ranks(builders.one_f_one_b(4, 8), layers, [10] * 8, POLICIES[0], holds=Holds(mailboxes=True)).parts(
+        (1,) * 4, 0
+    )
+    found = {part.name: (part.size, part.number) for part in parts if part.size}
+    assert found == {
+        "weights": (1000, 0),
+        "gradients": (1000, 0),
+        "the optimizer's state": (2000, 0),
+        "activations": (4000, 4),
+        "in a backward": (300, 0),
+        "places for received tensors": (200, 0),
+    }
+
+
+def test_the_buckets_of_replicas_are_as_large_as_the_weights():
+    layers = [LayerMemory(1000, Size(0, 100), Size(0, 20), in_backward=Size(0, 30))] * 4
+    alone, several = (
+        Ranks(builders.gpipe(2, 2), layers, [10, 10], POLICIES[0], holds=Holds(buckets=has)) for has in (False, True)
+    )
+    added = [more - less for less, more in zip(alone.peaks((1, 3)), several.peaks((1, 3)), strict=True)]
+    assert added == [1000, 3000]
+    parts = {part.name: part.size for part in several.parts((1, 3), 1)}
+    assert (parts["buckets of gradients"], parts["the optimizer's state"]) == (3000, 6000)
