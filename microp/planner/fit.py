@@ -28,6 +28,7 @@ from microp.settings import MIB
 ROUNDS = 8  # the factors and the times are fitted in turn
 LIKE = {CHECKPOINTED: FORWARD, RECOMPUTED: FULL}  # what these follow counts as for these
 LEAST = 0.5  # of the mean factor: noise divides the time between the factor and what is added
+MOST = 4.0  # times longer or shorter after another op; beyond is noise, which other numbers of rows would inherit
 ALIKE = 1.3  # stages whose times differ by less do not show what is added apart from the factor
 Table = dict[str, tuple[float, ...]]
 
@@ -131,7 +132,7 @@ def _recomputation(
                 _stage_ms({part: values[at] for part, values in table[op].items()}, sample) for op in (FORWARD, FULL)
             )
             if forward > 0:
-                shares[sample.rows].append(max(0.0, (ratios.usual_ms(sample) - full) / forward))
+                shares[sample.rows].append(min(MOST, max(0.0, (ratios.usual_ms(sample) - full) / forward)))
     return _nearest({count: median(values) for count, values in shares.items()}, ratios.rows)
 
 
@@ -223,13 +224,13 @@ def _line(samples: Sequence[Sample], times: Mapping[int, float], ratios: _Ratios
     points = [(usual, ms, actions) for usual, ms, actions in points if usual > 0]
     if not points:
         return 0.0, 1.0
-    only_factor = 0.0, _mean([(ms / usual, actions) for usual, ms, actions in points])
+    only_factor = 0.0, _mean([(min(MOST, max(1 / MOST, ms / usual)), actions) for usual, ms, actions in points])
     if max(points)[0] < ALIKE * min(points)[0]:
         return only_factor
     lines = np.array([[1 / ms, usual / ms] for usual, ms, _ in points])
     weights = np.sqrt([actions for *_, actions in points])
     added, factor = _not_negative(lines * weights[:, None], weights)
-    return (added, factor) if factor > LEAST * only_factor[1] else only_factor
+    return (added, factor) if LEAST * only_factor[1] < factor < MOST else only_factor
 
 
 def _alone(

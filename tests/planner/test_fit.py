@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from profiled import case
+from profiled import case, profile
 
-from microp.planner import between, fit_times, fit_transport, line, samples_of
-from microp.schedule import partition
+from microp.job import Workload
+from microp.planner import Case, between, fit_times, fit_transport, line, samples_of, stage_costs
+from microp.schedule import partition, spread
 from microp.schedule.builders import breadth_first, gpipe, one_f_one_b, zb_h1
-from microp.settings import Checkpointing
+from microp.settings import NEVER, Checkpointing, MlpSettings
 from microp.simulator import LayerTimes
 
 KINDS = (0, 1, 1, 1, 1, 1, 1, 7)
@@ -94,3 +96,33 @@ def test_a_line_is_never_negative():
     assert line([(1, 5), (2, 4), (3, 3)])[1] == 0
     assert line([]) == (0, 0)
     assert line([(2, 7), (2, 9)]) == (8, 0)
+
+
+def disturbed(measured: Case, chance: np.random.Generator) -> Case:
+    """The same case on a busy machine: two steps, times that differ by factors, and some actions that stood still."""
+    times = []
+    for own in measured.times:
+        changed = own[:2].copy()
+        took = (changed[:, :, 2] - changed[:, :, 1]) * np.exp(chance.normal(0, 2, changed.shape[:2]))
+        took += np.where(chance.random(took.shape) < 0.05, 5e8 * chance.random(took.shape), 0)
+        changed[:, :, 2] = changed[:, :, 1] + took.astype(np.int64)
+        times.append(changed)
+    return replace(measured, times=times)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_stage_is_said_to_take_longer_than_the_longest_action_of_a_busy_machine(seed):
+    """Each number of rows is measured with two orders only: what ran before is known at one and not at the next."""
+    chance = np.random.default_rng(seed)
+    quiet = [each for rows, chunks in ((1.0, 8), (4.0, 2)) for each in cases(rows, chunks)]
+    samples = [s for each in (*quiet[:1], *quiet[2:3], *quiet[7:8]) for s in samples_of(disturbed(each, chance), KINDS)]
+    found = fit_times(samples, [], KINDS)
+    layers = {kind: found.layers[kind] for kind in KINDS}
+    made = profile(
+        MlpSettings("mlp", 8, 16, None), rows=found.rows, layers=layers, fixed=found.fixed, after=found.after
+    )
+    longest = max(sample.ms for sample in samples)
+    for chunks in (2, 3, 4, 5, 8):
+        for build in (gpipe, one_f_one_b, zb_h1):
+            costs = stage_costs(made, KINDS, Workload(build(2, chunks), (4, 4), tuple(spread(8, chunks)), NEVER), "shm")
+            assert max(*costs.forward, *costs.backward, *(costs.weight or (0,))) <= longest * 1.001
