@@ -19,6 +19,7 @@ from microp.app.profiles import machine_of
 from microp.planner import TORCH, Profile, Transport
 from microp.settings import Computing
 from microp.store import read_profile, read_rows, write_profile
+from microp.trace.timeline import number
 
 MODEL = ["model.layers=4", "model.dim=16", "batch_size=8"]
 
@@ -70,7 +71,7 @@ def test_a_run_is_predicted_before_its_ranks_start(profiled):
     first_step = read_rows(attempt, 0)[0]["began_ns"] / 1e9 + time.time() - time.monotonic()  # as a file's time
     assert (attempt / "predicted.json").stat().st_mtime < first_step
     assert "predicted ms: of a step, known before the run." in done.stdout
-    assert f"predicted {predicted['step_ms']:.4g}" in done.stdout
+    assert f"predicted {number(predicted['step_ms'])} ms" in done.stdout
 
 
 def predicted(folder, *typed: str):
