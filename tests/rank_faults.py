@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import socket
 import sys
@@ -85,7 +84,7 @@ class Fault(NamedTuple):
         if self.how == "hang":
             time.sleep(600)
         if self.how == "slow":
-            for _ in range(70):
+            for _ in range(150):
                 time.sleep(0.01)
             return
         if self.how == "quit":
@@ -113,7 +112,7 @@ def never_send(job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> str:
     trainer = Trainer(job, comms, 0)
     trainer.load(0)
     if comms.rank == 0:
-        time.sleep(1.5)
+        time.sleep(4)  # longer than rank 1 waits, however late it begins
         return ""
     try:
         trainer.step(0)
@@ -161,14 +160,3 @@ def listen(job: Job, comms: Comms, local_rank: int, _attempt: Path) -> list[str]
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"  # here the host's name may stand for loopback as well
     assert bool(listened) == (type(comms) is TcpComms and comms.rank == 0)  # while the others connect
     return [*listened, *listening(os.getpid())]
-
-
-def take_memory_again(_job: Job, _comms: Comms, _local_rank: int, _attempt: Path) -> int:
-    """Return the page faults of 16 MiB of tensors that are freed and taken again ten times."""
-    begin = 0
-    for turn in range(12):
-        if turn == 2:
-            begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        taken = [torch.ones(2**18) for _ in range(16)]
-        del taken
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begin

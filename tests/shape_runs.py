@@ -4,15 +4,11 @@
 
     plain      seeded ─► the function ─► nn.Sequential ── whole batch ── autograd ── SGD ─► losses, weights
     trained    own_model ─► Job ─► ranks that are threads ─────────────────────────────► losses, weights
-
-As a script, run in this folder, it prints what each shape does wrong, or those that are named, and in which schedules:
-`PYTHONPATH=.:.. python -W ignore shape_runs.py fused_qkv lstm`.
 """
 
 from __future__ import annotations
 
 import random
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -254,23 +250,3 @@ def problem(name: str, case: Case) -> str:
         if far > TOLERANCE[case.dtype]:
             return f"differs from PyTorch by {far:.1g} ({where})"
     return ""
-
-
-def main(names: list[str]) -> None:
-    """Print what these shapes do wrong, or all, by the schedules in which they do."""
-    torch.set_num_threads(1)
-    for name in names or list(shapes.SHAPES):
-        found: dict[str, list[str]] = {}
-        shape = shapes.SHAPES[name]
-        for schedule in (*WHOLE, *DIVIDED):
-            for mode in MODES[:1] if shape.changes_buffers else MODES:
-                said = problem(name, Case(schedule, mode=mode))
-                found.setdefault(said, []).append(schedule if mode == "never" else f"{schedule}/{mode}")
-        print(f"\n{name} ({shape.expect})", flush=True)
-        for said, where in found.items():
-            every = "all" if len(found) == 1 else " ".join(where)
-            print(f"    {said or 'as expected'}   [{every}]", flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -165,19 +165,6 @@ def parameter_list() -> Layers:
 
 
 @shape()
-def parameter_dict() -> Layers:
-    class Reads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weights = nn.ParameterDict({"up": matrix(WIDTH, 24), "down": matrix(24, WIDTH)})
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + F.relu(x @ self.weights["up"]) @ self.weights["down"]
-
-    return around(Reads)
-
-
-@shape()
 def transposed_encoder() -> Layers:
     """An autoencoder whose decoder is the transposed encoder."""
     return around(
@@ -185,15 +172,6 @@ def transposed_encoder() -> Layers:
             lambda own, x: x + F.linear(torch.tanh(own.encode(x)), own.encode.weight.t(), own.shift),
             encode=nn.Linear(WIDTH, 8),
             shift=nn.Parameter(torch.zeros(WIDTH)),
-        )
-    )
-
-
-@shape()
-def transposed_encoder_without_a_weight_of_its_own() -> Layers:
-    return around(
-        lambda: Does(
-            lambda own, x: x + F.linear(torch.tanh(own.encode(x)), own.encode.weight.t()), encode=nn.Linear(WIDTH, 8)
         )
     )
 
@@ -228,20 +206,6 @@ def child_s_weight_in_a_list() -> Layers:
 
 
 @shape()
-def child_s_weight_as_an_attribute() -> Layers:
-    class Reads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inside = linear()
-            self.weight = self.inside.weight
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.tanh(self.inside(x) @ self.weight)
-
-    return around(Reads)
-
-
-@shape()
 def quantised_weight() -> Layers:
     """A straight-through estimator on a child's weight."""
 
@@ -254,20 +218,6 @@ def quantised_weight() -> Layers:
 
 
 @shape()
-def masked_weight() -> Layers:
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = linear()
-            self.register_buffer("mask", torch.ones(WIDTH, WIDTH).tril())
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.tanh(F.linear(x, self.fc.weight * self.mask, self.fc.bias))
-
-    return around(Masked)
-
-
-@shape()
 def functional_call() -> Layers:
     """A child is called with other weights than its own."""
 
@@ -276,16 +226,6 @@ def functional_call() -> Layers:
         return torch.tanh(torch.func.functional_call(own.fc, weights, (x,)))
 
     return around(lambda: Does(scaled, fc=linear(), scale=nn.Parameter(torch.zeros(()))))
-
-
-@shape()
-def functional_call_of_a_child() -> Layers:
-    """As before, by a module without a weight of its own."""
-
-    def halved(own: Does, x: Tensor) -> Tensor:
-        return torch.tanh(torch.func.functional_call(own.fc, {"weight": own.fc.weight / 2}, (x,)))
-
-    return around(lambda: Does(halved, fc=linear()))
 
 
 @shape()
@@ -368,11 +308,6 @@ def two_modules_with_one_weight() -> Layers:
 
 
 @shape()
-def shared_norm() -> Layers:
-    return around(lambda: Does(lambda own, x: own.norm(x + own.fc(own.norm(x))), norm=nn.LayerNorm(WIDTH), fc=linear()))
-
-
-@shape()
 def tied_between_layers() -> Layers:
     """Two layers of one stage or of two share a Linear inside a nested Sequential, and one reads it as a matrix."""
     shared = linear()
@@ -382,24 +317,11 @@ def tied_between_layers() -> Layers:
     return Layers([embedding(), one, other, third, dense(), head()], mean_error, CONTEXT, tied=True)
 
 
-@shape()
-def tied_head() -> Layers:
-    """The embedding's vectors are the classes of a cosine head, which reads them as a child's."""
-    table = embedding()
-    last = Does(lambda own, x: F.linear(F.normalize(x, dim=-1), own.classes.weight), classes=table)
-    return Layers([table, dense(), dense(), dense(), last], mean_error, CONTEXT, tied=True)
-
-
 # --- parametrizations -----------------------------------------------------------------------------------------------
 
 
 def tanh_of(module: nn.Module) -> nn.Module:
     return nn.Sequential(module, nn.Tanh())
-
-
-@shape()
-def weight_norm() -> Layers:
-    return around(lambda: tanh_of(parametrizations.weight_norm(linear())))
 
 
 @shape()
@@ -411,11 +333,6 @@ def old_weight_norm() -> Layers:
 @shape(reference="undivided", changes_buffers=True)
 def spectral_norm() -> Layers:
     return around(lambda: tanh_of(parametrizations.spectral_norm(linear())), changes_buffers=True)
-
-
-@shape("refused", words="changes_buffers=True")
-def undeclared_spectral_norm() -> Layers:
-    return around(lambda: tanh_of(parametrizations.spectral_norm(linear())))
 
 
 class Symmetric(nn.Module):
@@ -485,17 +402,6 @@ def lstm_cell() -> Layers:
     return around(lambda: Does(unroll, cell=nn.LSTMCell(WIDTH, WIDTH)))
 
 
-@shape()
-def gru() -> Layers:
-    return around(
-        lambda: Does(
-            lambda own, x: own.norm(x + own.rnn(x)[0]),
-            rnn=nn.GRU(WIDTH, WIDTH // 2, batch_first=True, bidirectional=True),
-            norm=nn.LayerNorm(WIDTH),
-        )
-    )
-
-
 @shape(reference="undivided", changes_buffers=True)
 def batch_norm() -> Layers:
     return around(lambda: nn.Sequential(linear(), nn.BatchNorm1d(CONTEXT), nn.Tanh()), changes_buffers=True)
@@ -509,11 +415,6 @@ def undeclared_batch_norm() -> Layers:
 @shape()
 def batch_norm_in_eval() -> Layers:
     return around(lambda: nn.Sequential(linear(), nn.BatchNorm1d(CONTEXT).eval(), nn.Tanh()))
-
-
-@shape()
-def group_norm() -> Layers:
-    return around(lambda: nn.Sequential(linear(), nn.GroupNorm(2, CONTEXT), nn.Tanh()))
 
 
 @shape(bits=False)
@@ -558,11 +459,6 @@ def attention_by_heads() -> Layers:
 
 
 @shape()
-def encoder_layer() -> Layers:
-    return around(lambda: nn.TransformerEncoderLayer(WIDTH, 2, 24, dropout=0.0, batch_first=True))
-
-
-@shape()
 def encoder_layer_norm_first() -> Layers:
     return around(
         lambda: nn.TransformerEncoderLayer(WIDTH, 2, 24, dropout=0.0, batch_first=True, norm_first=True, bias=False)
@@ -582,15 +478,6 @@ def convolution() -> Layers:
         lambda: Does(
             lambda own, x: torch.tanh(own.conv(F.pad(x.transpose(1, 2), (2, 0)))).transpose(1, 2).contiguous(),
             conv=nn.Conv1d(WIDTH, WIDTH, 3),
-        )
-    )
-
-
-@shape()
-def scalar_gate() -> Layers:
-    return around(
-        lambda: Does(
-            lambda own, x: x + own.alpha * torch.tanh(own.fc(x)), alpha=nn.Parameter(torch.ones(())), fc=linear()
         )
     )
 
@@ -621,23 +508,10 @@ def frozen(module: nn.Module) -> nn.Module:
 
 
 @shape()
-def low_rank_with_trained_bias() -> Layers:
-    made = low_rank_on_frozen()
-    for place in (1, 3):
-        made.layers[place].base.bias.requires_grad_(True)
-    return made
-
-
-@shape()
 def frozen_first_layers() -> Layers:
     return Layers(
         [frozen(embedding()), frozen(dense()), frozen(dense()), dense(), dense(), head()], mean_error, CONTEXT
     )
-
-
-@shape()
-def frozen_embedding() -> Layers:
-    return Layers([frozen(embedding()), dense(), dense(), dense(), head()], mean_error, CONTEXT)
 
 
 @shape()
@@ -661,12 +535,6 @@ def frozen_head() -> Layers:
 
 
 @shape()
-def frozen_all_but_the_head() -> Layers:
-    inside = [frozen(dense()) for _ in range(4)]
-    return Layers([frozen(embedding()), *inside, head()], mean_error, CONTEXT)
-
-
-@shape()
 def frozen_bias() -> Layers:
     def layer() -> nn.Module:
         made = dense()
@@ -684,11 +552,6 @@ def frozen_weight_trained_bias() -> Layers:
         return made
 
     return around(layer)
-
-
-@shape()
-def frozen_norm() -> Layers:
-    return around(lambda: nn.Sequential(linear(), frozen(nn.LayerNorm(WIDTH)), nn.Tanh()))
 
 
 @shape()
@@ -732,29 +595,9 @@ def by_mask(own: Experts, tokens: Tensor, shares: Tensor) -> Tensor:
     return total
 
 
-def by_weight(own: Experts, tokens: Tensor, shares: Tensor) -> Tensor:
-    return sum(expert(tokens) * shares[:, number, None] for number, expert in enumerate(own.experts))
-
-
 @shape()
 def experts_by_mask() -> Layers:
     return around(lambda: Experts(by_mask))
-
-
-@shape()
-def experts_by_weight() -> Layers:
-    return around(lambda: Experts(by_weight))
-
-
-@shape()
-def expert_by_the_first_token() -> Layers:
-    """One weight or the other, by the numbers of the microbatch's rows; the experts are matrices in a list."""
-
-    def choose(own: Does, x: Tensor) -> Tensor:
-        rows = [torch.tanh(row @ own.experts[int(row[0, 0] > 0)]) for row in x]
-        return torch.stack(rows)
-
-    return around(lambda: Does(choose, experts=nn.ParameterList([matrix(), matrix()])))
 
 
 @shape()
@@ -774,22 +617,6 @@ def mask_of_ones() -> Layers:
             return x + self.out(scores.softmax(-1) @ v)
 
     return around(Attention)
-
-
-@shape()
-def table_from_numpy() -> Layers:
-    """Positions as a plain attribute, made by numpy."""
-
-    class Positions(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            angles = np.outer(np.arange(CONTEXT), 1 / 10 ** (np.arange(WIDTH) / WIDTH))
-            self.table, self.fc = torch.from_numpy(np.sin(angles)), linear()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.tanh(self.fc(x + self.table.to(x.dtype)))
-
-    return around(Positions)
 
 
 TABLE = torch.linspace(-1, 1, CONTEXT * WIDTH).view(CONTEXT, WIDTH)
@@ -814,17 +641,6 @@ def table_as_an_attribute() -> Layers:
     return around(Positions)
 
 
-@shape()
-def fourier_mixing() -> Layers:
-    return around(
-        lambda: Does(
-            lambda own, x: own.norm(own.fc(x) + torch.fft.fft(torch.fft.fft(x, dim=-1), dim=1).real),
-            fc=linear(),
-            norm=nn.LayerNorm(WIDTH),
-        )
-    )
-
-
 @shape("either")
 def cuts_the_gradient() -> Layers:
     """What comes in is only an index: the layers before it get no gradient."""
@@ -844,16 +660,6 @@ def quantiser() -> nn.Module:
     made = Does(quantise, fc=linear())
     made.register_buffer("codes", torch.randn(8, WIDTH))
     return made
-
-
-@shape(reference="undivided", changes_buffers=True)
-def quantiser_with_a_running_mean() -> Layers:
-    return around(quantiser, changes_buffers=True)
-
-
-@shape("refused", words="changes_buffers=True")
-def undeclared_quantiser() -> Layers:
-    return around(quantiser)
 
 
 @shape("refused")
@@ -936,18 +742,6 @@ def gradient_in_the_forward() -> Layers:
 
 
 @shape("either")
-def energy_read_as_a_matrix() -> Layers:
-    def descend(own: Does, x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            at = x if x.requires_grad else x.detach().requires_grad_()
-            energy = torch.tanh(F.linear(at, own.fc.weight)).square().sum()
-            [slope] = torch.autograd.grad(energy, at, create_graph=True)
-        return x - 0.1 * slope
-
-    return around(lambda: Does(descend, fc=linear()))
-
-
-@shape("either")
 def sparse_embedding() -> Layers:
     return Layers([nn.Embedding(256, WIDTH, sparse=True), dense(), dense(), dense(), head()], mean_error, CONTEXT)
 
@@ -1009,12 +803,6 @@ def linear_with_another_forward() -> Layers:
 # --- checkpoints and compiled code inside a layer ---------------------------------------------------------------------
 
 
-@shape()
-def checkpoint_inside() -> Layers:
-    inner = lambda: nn.Sequential(linear(), nn.Tanh(), linear())  # noqa: E731
-    return around(lambda: Does(lambda own, x: x + checkpoint(own.inner, x, use_reentrant=False), inner=inner()))
-
-
 @shape("either")
 def reentrant_checkpoint_inside() -> Layers:
     inner = lambda: nn.Sequential(linear(), nn.Tanh(), linear())  # noqa: E731
@@ -1058,13 +846,6 @@ def compiled_inside() -> Layers:
             return self.fc(self.inner(x))
 
     return Layers([embedding(), dense(), Block(), dense(), head()], mean_error, CONTEXT)
-
-
-@shape(is_slow=True)
-def compiled_function() -> Layers:
-    """A compiled function is given a child's weight."""
-    product = torch.compile(lambda x, weight: torch.tanh(x @ weight.t()), backend="aot_eager", dynamic=False)
-    return around(lambda: Does(lambda own, x: product(x, own.fc.weight) + 0.5, fc=linear()))
 
 
 # --- hooks ----------------------------------------------------------------------------------------------------------
@@ -1124,11 +905,6 @@ def hook_on_an_output() -> Layers:
 
 
 @shape()
-def hook_on_an_output_of_a_matrix() -> Layers:
-    return around(lambda: Does(lambda own, x: torch.tanh(scaled_gradient(x @ own.fc.weight, 0.5)), fc=linear()))
-
-
-@shape()
 def hook_on_a_weight() -> Layers:
     """A sparse weight: its gradient is masked."""
 
@@ -1156,19 +932,6 @@ def hook_after_a_gradient() -> Layers:
         weight.grad = weight.grad.tril()
 
     return hooked(lambda fc: fc.weight.register_post_accumulate_grad_hook(mask))
-
-
-@shape()
-def hook_after_a_gradient_read_by_its_parent() -> Layers:
-    def mask(weight: Tensor) -> None:
-        weight.grad = weight.grad.tril()
-
-    def layer() -> nn.Module:
-        made = Does(lambda own, x: torch.tanh(F.linear(x, own.fc.weight)), fc=linear())
-        made.fc.weight.register_post_accumulate_grad_hook(mask)
-        return made
-
-    return around(layer)
 
 
 # --- random numbers -------------------------------------------------------------------------------------------------
@@ -1203,11 +966,6 @@ def numpy_random() -> Layers:
 
 
 @shape(reference="undivided")
-def numpy_random_number() -> Layers:
-    return drawing(lambda x: float(np.random.uniform(0.5, 1.5)))
-
-
-@shape(reference="undivided")
 def torch_random_number() -> Layers:
     """It is read as a number of Python."""
     return drawing(lambda x: 1 + torch.rand(()).item())
@@ -1225,12 +983,6 @@ def own_generator() -> Layers:
 def own_python_generator() -> Layers:
     own = random.Random(0)
     return drawing(lambda x: 1 + own.random())
-
-
-@shape("refused", words="random")
-def own_numpy_generator() -> Layers:
-    own = np.random.default_rng(0)
-    return drawing(lambda x: 1 + float(own.random()))
 
 
 @shape("refused", words="random")
@@ -1276,21 +1028,6 @@ def reads_another_layer_in_a_list() -> Layers:
 
 
 @shape("refused", words="layer 1")
-def reads_its_neighbour_by_a_closure() -> Layers:
-    """On one stage it would even be right."""
-    neighbour = dense()
-    reader = Does(lambda own, x: torch.tanh(own.fc(x) @ neighbour[0].weight), fc=linear())
-    return Layers([embedding(), neighbour, reader, dense(), dense(), head()], mean_error, CONTEXT)
-
-
-@shape("refused", words="layer 1")
-def calls_another_layer() -> Layers:
-    shared = dense()
-    caller = Does(lambda own, x: own.fc(shared(x)), fc=linear())
-    return Layers([embedding(), shared, dense(), caller, dense(), head()], mean_error, CONTEXT)
-
-
-@shape("refused", words="layer 1")
 def reads_what_another_layer_kept() -> Layers:
     """A connection over layers by an attribute, as in a U-Net."""
 
@@ -1321,11 +1058,6 @@ def reads_a_frozen_layer() -> Layers:
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
-
-
-@shape()
-def loss_of_all_tokens() -> Layers:
-    return with_loss(mean_error)
 
 
 @shape()
@@ -1367,15 +1099,6 @@ def masked_mean_of_each_row() -> Layers:
     return with_loss(loss)
 
 
-@shape()
-def focal_loss() -> Layers:
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        each = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-        return ((1 - (-each).exp()) ** 2 * each).mean()
-
-    return with_loss(loss)
-
-
 @shape("either")
 def ignore_index_of_no_token() -> Layers:
     """The data have no such token."""
@@ -1396,32 +1119,8 @@ def a_small_part_that_is_no_mean() -> Layers:
 
 
 @shape("refused", words=NOT_ROWS)
-def hardest_tokens() -> Layers:
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        each = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none").flatten()
-        return each.topk(len(each) // 2).values.mean()
-
-    return with_loss(loss)
-
-
-@shape("refused", words=NOT_ROWS)
-def ignore_index() -> Layers:
-    return with_loss(lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=0))
-
-
-@shape("refused", words=NOT_ROWS)
 def ignore_index_of_another_token() -> Layers:
     return with_loss(lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=32))
-
-
-@shape("refused", words=NOT_ROWS)
-def masked_mean() -> Layers:
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        mask = targets != 0
-        each = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-        return (each * mask).sum() / mask.sum().clamp(min=1)
-
-    return with_loss(loss)
 
 
 @shape("refused", words=NOT_ROWS)
@@ -1431,16 +1130,6 @@ def mean_of_chosen_tokens() -> Layers:
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
         mask = targets > 96
         return F.cross_entropy(logits[mask], targets[mask])
-
-    return with_loss(loss)
-
-
-@shape("refused", words=NOT_ROWS)
-def class_weights() -> Layers:
-    weights = torch.linspace(0.1, 2, 256)
-
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), weight=weights.to(logits))
 
     return with_loss(loss)
 
@@ -1458,11 +1147,6 @@ def class_weight_of_one_token() -> Layers:
 
 
 @shape("refused", words=NOT_ROWS)
-def sum_of_all_tokens() -> Layers:
-    return with_loss(lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum"))
-
-
-@shape("refused", words=NOT_ROWS)
 def sum_over_a_batch_of_known_size() -> Layers:
     return with_loss(lambda logits, targets: mean_error(logits, targets) * len(targets) / 9)
 
@@ -1476,11 +1160,6 @@ def rows_against_each_other() -> Layers:
         return F.cross_entropy(one @ other.t(), torch.arange(len(one), device=one.device))
 
     return with_loss(loss)
-
-
-@shape("refused", words=NOT_ROWS)
-def loss_under_a_root() -> Layers:
-    return with_loss(lambda logits, targets: mean_error(logits, targets).sqrt() + logits.std(0, correction=0).mean())
 
 
 @shape("refused", words="layer 0")
@@ -1503,27 +1182,6 @@ def penalty_on_the_head() -> Layers:
     return Layers([embedding(), dense(), dense(), dense(), last], loss, CONTEXT)
 
 
-@shape("refused", words="layer")
-def penalty_on_all_layers() -> Layers:
-    layers = [embedding(), dense(), dense(), dense(), head()]
-
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        decay = sum(p.pow(2).mean() for layer in layers for p in layer.parameters())
-        return mean_error(logits, targets) + 0.1 * decay
-
-    return Layers(layers, loss, CONTEXT)
-
-
-@shape("refused", words="weight")
-def head_in_the_loss() -> Layers:
-    last = head()
-    return Layers(
-        [embedding(), dense(), dense(), dense(), linear()],
-        lambda hidden, targets: mean_error(last(hidden), targets),
-        CONTEXT,
-    )
-
-
 @shape("refused", words="weight")
 def head_of_the_loss_s_object() -> Layers:
     """The loss is a method of an object that has weights."""
@@ -1536,21 +1194,6 @@ def head_of_the_loss_s_object() -> Layers:
             return mean_error(self.last(hidden), targets)
 
     return Layers([embedding(), dense(), dense(), dense(), linear()], Adaptive().loss, CONTEXT)
-
-
-@shape("refused", words="weight")
-def loss_with_weights() -> Layers:
-    """The loss is a module."""
-
-    class Loss(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.last = head()
-
-        def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
-            return mean_error(self.last(hidden), targets)
-
-    return Layers([embedding(), dense(), dense(), dense(), linear()], Loss(), CONTEXT)
 
 
 @shape("refused", words="weight")
@@ -1569,19 +1212,6 @@ def frozen_head_in_the_loss() -> Layers:
         return mean_error(logits, targets) + 0.1 * F.linear(logits, teacher.weight.to(logits.dtype)).square().mean()
 
     return with_loss(loss)
-
-
-@shape("either", words="layer 4")
-def tied_head_in_the_loss() -> Layers:
-    """The loss multiplies by the last layer's own weight once more."""
-    last = linear()
-    classes = nn.Linear(WIDTH, 256)
-    final = nn.Sequential(last, classes)
-
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        return mean_error(logits + logits @ classes.weight @ classes.weight.t() / 256, targets)
-
-    return Layers([embedding(), dense(), dense(), dense(), final], loss, CONTEXT)
 
 
 @shape("refused", words="layer")
@@ -1604,22 +1234,6 @@ def loss_of_what_a_layer_kept() -> Layers:
 @shape("either", words="random", reference="undivided")
 def loss_that_draws() -> Layers:
     return with_loss(lambda logits, targets: mean_error(F.dropout(logits, 0.2), targets))
-
-
-@shape("either", words="random", reference="undivided")
-def loss_that_draws_by_python() -> Layers:
-    return with_loss(lambda logits, targets: mean_error(logits, targets) * (0.5 + random.random()))
-
-
-@shape("either", words="random")
-def loss_with_an_own_generator() -> Layers:
-    """Sampled softmax with a generator of its own."""
-
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        noise = torch.rand(logits.shape[-1], generator=GENERATOR).to(logits.dtype)
-        return mean_error(logits * noise, targets)
-
-    return with_loss(loss)
 
 
 # --- what passes by the tensor between the layers ---------------------------------------------------------------------
@@ -1646,11 +1260,6 @@ def beside(first: Callable[[Tensor, Tensor], dict], last: Callable[[dict, Tensor
 @shape("refused", words="what another layer keeps")
 def mask_in_a_context() -> Layers:
     return beside(lambda x, _: {"mask": x == 32}, lambda kept, y: y.masked_fill(kept["mask"][..., None], 0.0))
-
-
-@shape("refused", words="what another layer keeps")
-def detached_skip() -> Layers:
-    return beside(lambda _, y: {"skip": y.detach()}, lambda kept, y: y + kept["skip"])
 
 
 @shape("refused", words="a loss that depends on what a layer keeps")
@@ -1718,15 +1327,6 @@ def momentum_encoder() -> Layers:
         return torch.tanh(layer.query(x)) + layer.key(x).detach()
 
     return around(lambda: Does(forward, query=linear(), key=linear().requires_grad_(False)))
-
-
-@shape("refused", words="writes into its weight")
-def clamped_weight() -> Layers:
-    def forward(layer: Does, x: Tensor) -> Tensor:
-        layer.fc.weight.data.clamp_(-0.1, 0.1)
-        return torch.tanh(layer.fc(x))
-
-    return around(lambda: Does(forward, fc=linear()))
 
 
 class Clip(torch.autograd.Function):

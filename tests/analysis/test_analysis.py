@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 from costs_helper import equal
-from user import environment_of
 
 from analysis import timeline
 from microp.schedule.builders import one_f_one_b
@@ -30,18 +25,3 @@ def test_a_folder_without_a_trace(tmp_path, capsys):
         timeline.main([str(tmp_path)])
     assert stop.value.code == 2
     assert "holds no attempt with a trace" in capsys.readouterr().err
-
-
-def test_a_reader_that_has_seen_enough_ends_it_silently(outputs, tmp_path):
-    """As `python -m analysis.timeline outputs/runs | head -1` does."""
-    there, here = os.pipe()
-    os.close(there)
-    done = subprocess.run(
-        [sys.executable, "-m", "analysis.timeline", str(outputs / "runs"), "--report", str(tmp_path)],
-        env=environment_of(tmp_path, {}),
-        stdout=here,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    os.close(here)
-    assert (done.returncode, done.stderr) == (0, "")

@@ -7,27 +7,13 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from analysis import looks, rank_time, sweep
 from microp.store import LAUNCH
-from tests.boxes import faults, unreadable
+from tests.boxes import unreadable
 from tests.made_cases import CASES
 from tests.made_sweeps import made, schedule_runs
 from tests.made_up import Made
-
-
-def test_what_cannot_be_read_is_found():
-    figure = Figure(figsize=(6, 3))
-    assert faults(figure) == []
-    figure.text(0.5, 0.5, "a text")
-    figure.text(0.51, 0.51, "another", fontsize=5)
-    figure.text(0.99, 0.2, "outside")
-    assert faults(figure) == [
-        "text 'outside' is cut",
-        "text 'a text' lies on text 'another'",
-        "text of 5 points is 4.0 pixels high on a phone",
-    ]
 
 
 @pytest.mark.parametrize("experiment", CASES)

@@ -19,11 +19,11 @@ from recorded import write_plan
 from user import microp, start
 
 from analysis import __main__ as report
-from analysis import m_sensitivity, prediction, rank_time, sweep, timeline, varied
+from analysis import m_sensitivity, prediction, rank_time, sweep, timeline
 from analysis.command import main
 from analysis.exhibit import provenance
 from analysis.overview import _disturbed
-from analysis.page import escaped, fenced
+from analysis.page import escaped
 from microp.schedule.builders import gpipe
 from microp.store import LAUNCH, Store, write_json
 
@@ -245,10 +245,6 @@ def test_names_that_users_made_are_escaped(odd):
     assert "<script>" not in re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
-def test_a_fence_is_longer_than_the_backticks_in_it():
-    assert fenced(["echo ````"]) == "`````\necho ````\n`````"
-
-
 @pytest.mark.parametrize(("text", "shown"), [("m_sensitivity, M", "m_sensitivity, M"), ("_a_ [b]", r"\_a\_ \[b\]")])
 def test_only_what_markdown_would_take_for_markup_is_escaped(text, shown):
     assert escaped(text) == shown
@@ -320,11 +316,6 @@ def test_a_sweep_is_drawn_over_what_varies(outputs, tmp_path, capsys):
     capsys.readouterr()
 
 
-def test_keys_that_follow_from_others_are_no_axes(outputs):
-    """schedule.builder and schedule.drain follow from schedule.name; repeat counts launches."""
-    assert varied.varying(Store(outputs).runs()) == ["chunks", "schedule.name"]
-
-
 def test_a_folder_of_runs_is_a_sweep_too(outputs, tmp_path, capsys):
     assert sweep.main([str(outputs / "runs"), "--report", str(tmp_path)]) == 0
     assert (pd.read_csv(tmp_path / "sweep-runs.csv")["launches"] == 2).all()
@@ -338,13 +329,6 @@ def test_a_folder_that_does_not_exist_is_said(program, tmp_path, capsys, monkeyp
         main(m_sensitivity.NAME, m_sensitivity.exhibits) if program is m_sensitivity else program.main()
     assert stop.value.code == 2
     assert f"error: there is no folder {tmp_path / 'none'}: give " in capsys.readouterr().err
-
-
-def test_without_runs_a_sweep_is_refused(tmp_path, capsys):
-    with pytest.raises(SystemExit) as stop:
-        sweep.main([str(tmp_path)])
-    assert stop.value.code == 2
-    assert "holds no finished run" in capsys.readouterr().err
 
 
 def test_one_launch_of_each_question_is_shown(outputs, made):

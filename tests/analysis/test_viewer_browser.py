@@ -15,7 +15,6 @@ from made_up import run
 from analysis import __main__ as report
 from analysis.page import Report, Section, html
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1
-from microp.trace import COLOURS
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 DESKTOP = {"viewport": {"width": 1280, "height": 600}}
@@ -231,33 +230,6 @@ def test_runs_are_found_by_typing_any_part_of_their_names(viewer):
         viewer.keyboard.press("Escape")
 
 
-def test_the_list_of_runs_follows_the_keys_and_the_pointer(viewer):
-    name = viewer.find.input_value()
-    assert viewer.find.get_attribute("aria-expanded") == "false"
-    viewer.find.focus()
-    viewer.keyboard.press("ArrowDown")
-    assert viewer.find.get_attribute("aria-expanded") == "true"
-    marked = viewer.page.locator("#viewer [aria-selected=true]")
-    assert marked.evaluate("item => item.firstChild.textContent") == name
-    assert viewer.find.get_attribute("aria-activedescendant") == marked.get_attribute("id")
-    viewer.keyboard.press("ArrowDown")
-    other = marked.evaluate("item => item.firstChild.textContent")
-    assert other != name
-    viewer.keyboard.press("Escape")
-    assert viewer.options.count() == 0
-    assert (viewer.find.input_value(), viewer.state("run")) == (name, "gpipe-m4-k2-aaaa")
-    for key in ("ArrowUp", "ArrowDown", "Enter"):
-        viewer.keyboard.press(key)
-    assert viewer.find.input_value() == other
-    viewer.find.fill("interleaved")
-    viewer.options.first.click()
-    assert viewer.state("run") == "interleaved-m4-k2-cccc"
-    viewer.find.fill("zb")
-    viewer.keyboard.press("Tab")
-    assert viewer.options.count() == 0
-    assert viewer.find.input_value().startswith("interleaved, M=4, K=2, ")
-
-
 def test_names_that_users_chose_are_text(viewer):
     viewer.show("ffff")
     assert NASTY in viewer.find.input_value()
@@ -323,42 +295,7 @@ def test_arrows_go_from_action_to_action_and_enter_selects(viewer):
     assert viewer.state("selected") == ""
 
 
-def test_keys_change_the_view_and_the_action_stays_in_it(viewer):
-    viewer.canvas.focus()
-    whole = viewer.range
-    for key in ("ArrowRight", "+", "+", "+"):
-        viewer.keyboard.press(key)
-    near = viewer.range
-    assert near[1] - near[0] == pytest.approx(0.6**3 * (whole[1] - whole[0]))
-    viewer.keyboard.press("End")
-    assert viewer.state("pointed") == "replayed 0B3"
-    assert viewer.range[0] <= 52_000
-    assert viewer.range[1] >= 60_000
-    before = viewer.range
-    viewer.keyboard.press("Shift+ArrowLeft")
-    assert viewer.range[0] < before[0]
-    viewer.keyboard.press("Shift+ArrowRight")
-    assert viewer.range == pytest.approx(before)
-    viewer.keyboard.press("-")
-    assert viewer.range[1] - viewer.range[0] > near[1] - near[0]
-    viewer.keyboard.press("0")
-    assert viewer.range == whole
-
-
 # --- large, small, dark --------------------------------------------------------------------------------------
-
-
-def test_sixteen_ranks_and_a_hundred_microbatches(viewer):
-    viewer.page.set_viewport_size({"width": 1280, "height": 900})
-    viewer.show("k=16")
-    assert [len(rows) for rows in json.loads(viewer.state("rows"))] == [16, 16]
-    viewer.canvas.focus()
-    for key in ("ArrowRight", "ArrowDown", "End", "+", "+", "+"):
-        viewer.keyboard.press(key)
-    assert viewer.state("pointed") == "replayed 1B99"
-    viewer.keyboard.press("0")
-    viewer.hover(1, "15B99")
-    assert viewer.state("pointed") == "measured 15B99"
 
 
 def test_a_phone_scrolls_pans_pinches_and_taps(opened):
@@ -410,24 +347,6 @@ def test_the_whole_page_fits_a_phone(opened, outputs, scheme, capsys):
         details.evaluate("summary => { summary.parentElement.open = true; }")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert page.locator("#viewer canvas").is_visible()
-
-
-def test_dark_and_light_follow_the_system_at_once(viewer):
-    page = viewer.page
-    page.mouse.move(5, 5)
-    viewer.canvas.scroll_into_view_if_needed()
-    x, y = viewer.place(0, "1F0")
-    seen: dict[str, tuple[str, str]] = {}
-    for scheme in ("light", "dark", "light"):
-        page.emulate_media(color_scheme=scheme)
-        idle, action = viewer.colours([(x - 60, y - 10), (x, y - 10)])
-        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        seen.setdefault(scheme, (idle, paper))
-        assert seen[scheme] == (idle, paper)
-        assert action == COLOURS["F"][0]
-    assert int(seen["light"][0][1:3], 16) > 200
-    assert int(seen["dark"][0][1:3], 16) < 60
-    assert seen["dark"][1] != seen["light"][1]
 
 
 # --- without a browser ---------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ WORDS = st.lists(
 QUICK = 20_000  # ranks times chunks that are simulated
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.sampled_from(OPTIONS), WORDS)
 def test_a_random_configuration_is_refused_or_made_into_a_job(options, words):
     program, *options = options.split() if options.startswith("simulate") else ["config", *options.split()]

@@ -11,11 +11,10 @@ from stored import store_run
 from test_prediction import written
 from user import SMALL, microp
 
-from microp.app import ConfigError, job_of, measure
+from microp.app import job_of
 from microp.app.composing import compose_points, composer
-from microp.app.config import compose_config, read_config, register
+from microp.app.config import register
 from microp.app.dry_run import show_dry_run
-from microp.app.pricing_job import make_pricing_job
 from microp.app.sweep import SweepCallback
 from microp.store import hold, write_json
 from microp.terminal import console
@@ -88,12 +87,6 @@ def test_what_another_process_runs_is_said(dry, tmp_path):
     assert "1 to run: 5 steps" in text
 
 
-def test_without_a_prediction_there_is_none(dry):
-    _, rows, text = dry("chunks=2,4", "tracking=disabled", *SMALL)
-    assert [row.split()[-2] for row in rows] == ["-", "-"]
-    assert "2 to run: 10 steps. Nothing was started." in text
-
-
 def test_equal_and_left_out_points_and_unused_keys_are_told(dry):
     code, rows, text = dry("learning_rate=1e-3,0.001", "chunks=2,4", "skip=true,false", *WORDS)
     assert code == 0
@@ -123,13 +116,6 @@ def test_a_command_shows_it_and_writes_nothing(tmp_path):
     assert refused.returncode == 2
     assert "error: dry_run=true,false: dry_run is for all points of a sweep: give one value" in refused.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_price_and_python_refuse_it():
-    with pytest.raises(ConfigError, match="dry_run=true is for a run, and a price runs nothing: leave it out"):
-        make_pricing_job(read_config(compose_config("dry_run=true", name="simulate")))
-    with pytest.raises(ConfigError, match="dry_run=true is for the command line"):
-        measure("dry_run=true")
 
 
 @pytest.mark.parametrize("key", ["dry_run", "fail_fast"])

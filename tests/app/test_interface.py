@@ -202,13 +202,6 @@ def test_a_price_is_drawn(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"timeline.svg", "timeline.png"}
 
 
-def test_a_price_of_a_wrong_configuration_is_refused():
-    with pytest.raises(microp.ConfigError) as refused:
-        microp.price("chunks=0", "output=xml")
-    said = ["chunks=0 is below 1: use at least 1", "output=xml is not one of text, json: use one of these"]
-    assert refused.value.problems == said
-
-
 def test_a_folder_of_one_s_own_options(tmp_path, monkeypatch):
     """As after `-cd`; the functions are found in the current folder, as they are by a command."""
     monkeypatch.chdir(tmp_path)

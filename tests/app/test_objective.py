@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 
-import pytest
 from user import ROOT, SMALL, microp, read
-
-from microp.app import RunError, points
-from microp.store import write_json
 
 CHOOSER = '''
 """A sweeper that chooses each point after the one before it; Hydra takes sweepers only from `hydra_plugins`."""
@@ -61,43 +56,3 @@ def test_a_sweeper_that_chooses_its_points_gets_their_step_times(tmp_path):
     assert len(table) == 3
     assert "planned" not in "".join(table)
     assert "finished" in done.stdout
-
-
-@pytest.fixture
-def attempt(tmp_path):
-    """Makes an attempt that ended in some way."""
-
-    def make(status: str, step_ms: float):
-        write_json(tmp_path / "status.json", {"status": status, "started": 1.0, "message": "rank 1 has left"})
-        summary = {
-            "run_id": "a",
-            "question_id": "q",
-            "schedule": "gpipe",
-            "chunks": 2,
-            "ranks": 2,
-            "replicas": 1,
-            "bubble": {},
-        }
-        write_json(
-            tmp_path / "summary.json",
-            {"schema_version": 2, **summary, "status": status, "step_ms": {"median": step_ms}},
-        )
-        return tmp_path
-
-    return make
-
-
-def test_the_objective_is_the_median_step_time(attempt):
-    assert points._objective(attempt("finished", 12.5)) == 12.5
-
-
-def test_a_failed_point_has_none_and_fails_the_trial_of_a_sweeper_that_chooses(attempt, monkeypatch):
-    folder = attempt("failed", 12.5)
-    assert math.isnan(points._objective(folder))  # Hydra's own sweeper runs the other points
-    monkeypatch.setattr(points, "chooses_points", lambda: True)
-    with pytest.raises(RunError, match="rank 1 has left"):
-        points._objective(folder)
-
-
-def test_a_rank_on_another_host_has_no_objective(tmp_path):
-    assert math.isnan(points._objective(tmp_path))

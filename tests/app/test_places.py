@@ -17,10 +17,6 @@ STATED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["versio
 ANSWER = "from microp import run\ntry: run.main()\nexcept SystemExit as end: import sys; print(end.code, *sys.modules)"
 
 
-def test_a_checkout_s_files_are_beside_the_package():
-    assert (places.CONF, places.SWEEPS, places.CHECKOUT) == (ROOT / "conf", ROOT / "sweeps", ROOT)
-
-
 def test_analysis_is_found_where_one_stands_in_the_checkout(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", ["/usr/lib/nothing"])
     monkeypatch.chdir(ROOT)
@@ -68,29 +64,3 @@ def test_a_sweep_of_one_s_own_may_stand_on_a_stored_one(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "steps: 77\n" in done.stdout
     assert "name: emulated\n" in done.stdout
-
-
-def test_a_wrong_name_is_bad_input_and_the_nearest_is_named(tmp_path):
-    done = microp("-cn", "frist", folder=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.endswith("(did you mean first?)\n")
-
-
-def test_the_current_folder_is_searched_last(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", ["/usr/lib/nothing"])
-    for _ in range(2):
-        places.see_current_folder()
-        assert sys.path == ["/usr/lib/nothing", str(tmp_path)]
-    monkeypatch.setattr(sys, "path", [""])
-    places.see_current_folder()
-    assert sys.path == [""]
-
-
-def test_help_names_the_stored_sweeps(tmp_path):
-    done = microp("--help", folder=tmp_path)
-    lines = done.stdout.splitlines()
-    assert all(
-        any(line.split()[:1] == [name] for line in lines) for name in places.sweep_names() if "_quick" not in name
-    )
-    assert "  microp -m schedule=gpipe,1f1b chunks=4,8,16 " in done.stdout

@@ -9,8 +9,6 @@ import re
 import shlex
 import signal
 import sys
-import time
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -75,17 +73,6 @@ def test_a_folder_that_has_been_removed_is_told(tmp_path):
         1,
         "error: the current folder has been removed: change to another one\n",
     )
-
-
-@pytest.mark.parametrize("words", [[], ["-m", "again=true"]], ids=["run", "sweep"])
-def test_a_clock_that_is_set_back_hides_no_attempt(words, typed, monkeypatch):
-    assert typed(*words, *THREADS)[0] == 0
-    began, calls = time.time(), count()
-    monkeypatch.setattr(time, "time", lambda: began - 3600 * next(calls))
-    code, out, errors = typed(*words, *THREADS)
-    assert (code, errors) == (0, [])
-    assert out.startswith("finished: ")
-    assert sorted(path.name for path in Path("outputs/runs").glob("*/attempt-*")) == ["attempt-1", "attempt-2"]
 
 
 def test_an_error_outside_of_the_ranks_costs_one_point(typed, monkeypatch):
@@ -165,42 +152,6 @@ def test_rows_that_find_no_room_are_blamed_on_the_disk(typed, monkeypatch):
     assert not list(attempt.glob(".*"))
 
 
-def test_a_snapshot_that_finds_no_room_stops_the_sweep(typed, monkeypatch):
-    """The first point finishes, the second one meets a full disk, the third one is not tried."""
-    fsync, is_full = os.fsync, []
-
-    def failing(descriptor):
-        if is_full:
-            raise NO_SPACE
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", failing)
-    run_threads = worker.run_threads
-
-    def filling(*given):
-        run_threads(*given)
-        is_full.append(True)
-
-    monkeypatch.setattr(worker, "run_threads", filling)
-    code, out, errors = typed("-m", "seed=1,2,3", *THREADS, "snapshot.every=2")
-    assert code == 1
-    assert "1 finished, 1 failed" in out
-    assert re.match(
-        r"error: the sweep stops: rank \d, saving the training, step 2: no room in .*/step-2 \(", errors[-1]
-    )
-    is_full.clear()
-    monkeypatch.setattr(worker, "run_threads", run_threads)
-    assert typed("-m", "seed=1,2,3", *THREADS, "snapshot.every=2")[0] == 0
-
-
-def test_a_sweep_of_one_point_without_a_snapshot_starts_at_its_beginning(typed):
-    words = [*THREADS, "snapshot.every=2", "snapshot.resume=true"]
-    assert typed("-m", *words)[0] == 0
-    code, out, [error] = typed(*words)
-    assert (code, out) == (2, "")
-    assert error.startswith("error: snapshot.resume=true, but outputs/runs/gpipe-m2-k2-")
-
-
 def test_a_finished_point_runs_again_for_the_weights_that_it_did_not_leave(typed):
     words = ["-m", "seed=1,2", *THREADS]
     assert typed(*words)[0] == 0
@@ -210,8 +161,7 @@ def test_a_finished_point_runs_again_for_the_weights_that_it_did_not_leave(typed
     assert "2 to run" in out
     assert typed(*words, "snapshot.final=true")[0] == 0
     assert len(list(Path("outputs").glob("runs/*/attempt-2/weights.pt"))) == 2
-    for more in ([], ["snapshot.final=true"], ["snapshot.every=1"]):
-        assert typed(*words, *more)[2] == ["2 of 2 points are finished already; again=true runs them again"]
+    assert typed(*words, "snapshot.every=1")[2] == ["2 of 2 points are finished already; again=true runs them again"]
 
 
 @pytest.mark.parametrize(
@@ -254,12 +204,10 @@ def helper(): return {}["inner"]
 """
 
 
-@pytest.mark.parametrize("builder", ["chained.schedule", "importing.schedule"])
-def test_the_traceback_of_what_a_user_wrote_is_shown_if_asked_for(tmp_path, builder):
+def test_the_traceback_of_what_a_user_wrote_is_shown_if_asked_for(tmp_path):
     (tmp_path / "chained.py").write_text(CHAINED)
-    (tmp_path / "importing.py").write_text("import chained\nchained.helper()\n")
     (tmp_path / "schedule").mkdir()
-    (tmp_path / "schedule" / "mine.yaml").write_text(f"name: mine\nbuilder: {builder}\n")
+    (tmp_path / "schedule" / "mine.yaml").write_text("name: mine\nbuilder: chained.schedule\n")
     words = ("-cd", ".", "schedule=mine")
     short = microp(*words, folder=tmp_path)
     assert (short.returncode, short.stderr.count("\n")) == (2, 1)
@@ -276,99 +224,50 @@ def test_the_traceback_of_what_a_user_wrote_is_shown_if_asked_for(tmp_path, buil
 # --- disks of the test's own, real ranks ---------------------------------------------------------
 
 
-def run_among(mounts: Mounts, number: int, *words: str, folder: Path, **how: str) -> None:
-    """Run a command among these mounts, and write down how it ended and what it said."""
-    done = microp(*words, folder=folder, inside=mounts.pid, **how)
-    for kind, text in (("code", str(done.returncode)), ("out", done.stdout), ("err", done.stderr)):
-        (folder / f"{kind}{number}").write_text(text)
-
-
-@pytest.fixture(scope="module")
-def disk(tmp_path_factory):
-    """What a sweep left on a disk that was too small, that was made larger, and that then became read-only."""
-    folder = tmp_path_factory.mktemp("disk")
+def test_a_full_disk_stops_the_sweep_and_the_same_command_goes_on_when_there_is_room(tmp_path):
+    """The disk is too small, then it is made larger, and then it becomes read-only."""
     for name in ("full", "tmp"):
-        (folder / name).mkdir()
+        (tmp_path / name).mkdir()
     words = [word for word in FEW if not word.startswith("steps=")]
-    with Mounts(folder) as mounts:
+    with Mounts(tmp_path) as mounts:
 
-        def run(number: int, *more: str) -> None:
-            run_among(mounts, number, *more, *words, folder=folder, TMPDIR=str(folder / "tmp"))
+        def run(*more: str) -> tuple[int, str, list[str]]:
+            done = microp(
+                *more, *words, "output_dir=full", folder=tmp_path, inside=mounts.pid, TMPDIR=str(tmp_path / "tmp")
+            )
+            said = re.sub(r"^no profile of .*?\bmakes\s+one\n", "", done.stderr, flags=re.DOTALL | re.MULTILINE)
+            return done.returncode, done.stdout, said.splitlines()
 
         mounts.run("mount -t tmpfs -o size=300k none full; mount -t tmpfs none /dev/shm")
-        run(1, "-m", "steps=3,500,4", "output_dir=full")
+        first = run("-m", "steps=3,500,4")
         mounts.run("cp -r full kept; mount -o remount,size=50m full")
-        run(2, "-m", "steps=3,500,4", "output_dir=full")
+        again = run("-m", "steps=3,500,4")
         mounts.run("cp $(ls -d full/sweeps/* | tail -1)/table.csv .; ls -A /dev/shm > shm; mount -o remount,ro full")
-        run(3, "output_dir=full")
-    return folder
+        refused = run()
 
-
-def test_a_disk_that_is_full_of_wandb_s_files_costs_the_mirror_alone(tmp_path):
-    """W&B itself prints hundreds of lines, and no error tells that a file was cut."""
-    (tmp_path / "full").mkdir()
-    with Mounts(tmp_path) as mounts:
-        mounts.run("mount -t tmpfs -o size=60k none full")
-        words = [*SMALL, "chunks=2", "comms=threads", "tracking=offline", "tracking.dir=full"]
-        run_among(mounts, 1, *words, folder=tmp_path)
-        mounts.run("mount -o remount,size=50m full")
-        run_among(mounts, 2, folder=tmp_path, program="microp.tracking")
-        mounts.run("find full -name '*.wandb' > mirrored")
-    code, out, errors = said(tmp_path, 1)
-    wrapped = errors[next(number for number, line in enumerate(errors) if line.startswith("warning: ")) :]
-    assert (code, out[:8]) == (0, "finished")
-    assert re.fullmatch(
-        r"warning: W&B failed for \S+/attempt-1 \(.*No space left on device\), which is finished and recorded\. "
-        r"To mirror it later: python -m microp.tracking outputs",
-        " ".join(wrapped),
-    )
-    code, out, errors = said(tmp_path, 2)
-    assert (code, errors) == (0, [])
-    assert re.fullmatch(r"1/1 outputs/runs/\S+/attempt-1: mirrored (rank0, )?(rank1, )?summary\n", out)
-    assert len((tmp_path / "mirrored").read_text().splitlines()) == 3
-
-
-def said(disk: Path, number: int) -> tuple[int, str, list[str]]:
-    code, out, errors = ((disk / f"{kind}{number}").read_text() for kind in ("code", "out", "err"))
-    without_note = re.sub(r"^no profile of .*?\bmakes\s+one\n", "", errors, flags=re.DOTALL | re.MULTILINE)
-    return int(code), out, without_note.splitlines()
-
-
-def test_a_full_disk_stops_the_sweep_and_keeps_what_was_written(disk):
-    code, out, errors = said(disk, 1)
+    code, out, errors = first
     assert code == 1
     assert out.startswith("finished: ")
     assert errors[-1].startswith("error: the sweep stops: ")
-    assert f"no room in {disk / 'full'} for full/runs/gpipe-m2-k2-" in errors[-1]
+    assert f"no room in {tmp_path / 'full'} for full/runs/gpipe-m2-k2-" in errors[-1]
     assert " B free): free some, or choose another output_dir; the same command then goes on" in errors[-1]
     assert not [line for line in errors if "Traceback" in line or "torch" in line]
     assert [line[:4] for line in errors if line[1:2] == "/"] == ["1/3 ", "2/3 "]  # the third has no room either
-    kept = [json.loads(path.read_text()) for path in (disk / "kept" / "runs").glob("*/*/status.json")]
-    assert sorted(each["status"] for each in kept) == [
-        "finished",
-        "running",
-    ]  # later read as killed
-    rows = [path.read_text() for path in (disk / "kept" / "runs").glob("*/*/steps.rank*.jsonl")]
+    kept = [json.loads(path.read_text()) for path in (tmp_path / "kept" / "runs").glob("*/*/status.json")]
+    assert sorted(each["status"] for each in kept) == ["finished", "running"]  # later read as killed
+    rows = [path.read_text() for path in (tmp_path / "kept" / "runs").glob("*/*/steps.rank*.jsonl")]
     assert len(rows) == 4
     assert all(json.loads(line) for text in rows for line in text.splitlines(keepends=True) if line.endswith("\n"))
     assert sum(text.count("\n") for text in rows) > 100
-    assert not list((disk / "kept").rglob(".*"))  # no drafts
+    assert not list((tmp_path / "kept").rglob(".*"))  # no drafts
 
-
-def test_the_same_command_goes_on_when_there_is_room(disk):
-    code, out, errors = said(disk, 2)
+    code, out, errors = again
     assert (code, errors[0]) == (0, "1 of 3 points are finished already; again=true runs them again")
     assert out.startswith("3 finished")
-    assert [row["status"] for row in csv.DictReader((disk / "table.csv").open())] == ["finished"] * 3
+    assert [row["status"] for row in csv.DictReader((tmp_path / "table.csv").open())] == ["finished"] * 3
 
-
-def test_a_read_only_disk_is_refused_before_anything_starts(disk):
-    code, out, errors = said(disk, 3)
-    assert (code, out) == (2, "")
-    assert errors == ["error: output_dir=full cannot be written (Read-only file system): choose another folder"]
-
-
-def test_nothing_is_left_in_the_temporary_folders(disk):
-    left = {path.name.partition("_")[0] for path in (disk / "tmp").iterdir()}
-    assert left <= {"torchinductor"}  # torch's cache, one per user
-    assert (disk / "shm").read_text() == ""
+    said = "error: output_dir=full cannot be written (Read-only file system): choose another folder"
+    assert refused == (2, "", [said])
+    torch_s = ("torchinductor", "pytorch-errorfile")  # its cache, one per user; a rank may have had time to write why
+    assert [path for path in (tmp_path / "tmp").iterdir() if not path.name.startswith(torch_s)] == []
+    assert (tmp_path / "shm").read_text() == ""

@@ -103,21 +103,13 @@ def interrupted(folder: Path, words: list[str], moment) -> subprocess.CompletedP
 
 
 def within_the_second(runs: Path) -> bool:
-    rows = runs.glob("gpipe-m3-*/*/steps.rank0.jsonl")
-    return sum(path.stat().st_size for path in rows) > 2000
+    return any(path.stat().st_size for path in runs.glob("gpipe-m3-*/*/steps.rank0.jsonl"))
 
 
-def between_two(runs: Path) -> bool:
-    """The first has ended, the second has not begun its steps."""
-    ended = [path for path in runs.glob("gpipe-m2-*/*/status.json") if read(path)["status"] == "finished"]
-    return bool(ended)
-
-
-@pytest.mark.parametrize(("moment", "comms"), [(within_the_second, "shm"), (between_two, "threads")])
-def test_ctrl_c_and_typed_again(moment, comms, tmp_path):
-    """The points are long enough to be hit and short enough to be made."""
-    words = [*WORDS, "steps=300", f"comms={comms}"]
-    stopped = interrupted(tmp_path, words, moment)
+def test_ctrl_c_and_typed_again(tmp_path):
+    """Emulated steps last long enough to be hit, however busy the machine is."""
+    words = [*WORDS, "steps=20", "device=emulated", "device.forward_ms=10", "device.backward_ms=10"]
+    stopped = interrupted(tmp_path, words, within_the_second)
     assert stopped.returncode == 130
     assert "Traceback" not in stopped.stderr
     assert statuses(tmp_path)[0] == "finished"

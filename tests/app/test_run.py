@@ -129,13 +129,6 @@ def test_the_same_question_has_the_same_folder(one_run):
     assert not (attempt.parent / "attempt-2" / "tracked.json").exists()
 
 
-def test_a_wrong_word_in_w_and_b_s_environment_is_one_message(tmp_path):
-    done = microp(*SMALL, folder=tmp_path, WANDB_MODE="sometimes")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "tracking.mode=sometimes is not one of offline, online, disabled" in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_run_can_be_followed_and_w_and_b_s_environment_counts(tmp_path):
     environment = {"WANDB_MODE": "offline", "WANDB_DIR": "elsewhere", "WANDB_PROJECT": "theirs"}
     done = microp(*SMALL, "chunks=2", "tracking.follow=true", folder=tmp_path, **environment)
@@ -227,13 +220,6 @@ def test_bad_input_is_one_message_and_exit_code_2(words, tmp_path):
     assert list(tmp_path.iterdir()) == []  # nothing was started, nothing written
 
 
-def test_a_traceback_of_bad_input_is_only_for_those_who_ask(tmp_path):
-    done = microp("foo=1", folder=tmp_path, HYDRA_FULL_ERROR="1")
-    assert done.returncode == 2
-    assert "Traceback" in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: Could not override 'foo'")
-
-
 def test_a_function_in_the_current_folder_is_found_by_the_installed_program(tmp_path):
     """Its runs have the option's name, though the function says `gpipe`, and no closed form."""
     code = (
@@ -269,15 +255,6 @@ def test_all_problems_are_told_at_once(tmp_path):
     assert done.returncode == 2
     for word in ("model.dim=100", "chunks=999", "partition.share=2", "schedule.drain", "steps=0"):
         assert f"error: {word}" in done.stderr
-
-
-def test_no_gpu(tmp_path):
-    import torch
-
-    if not torch.cuda.is_available():
-        done = microp("device=cuda", folder=tmp_path)
-        assert done.returncode == 2
-        assert "torch sees no GPU" in done.stderr
 
 
 def test_joining_torchrun(tmp_path):

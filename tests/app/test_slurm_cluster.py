@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 import signal
 import subprocess
 import time
@@ -115,20 +114,6 @@ def test_two_nodes_meet_and_run_one_pipeline(slurm, tmp_path):
     assert len(list(attempt.glob("steps.rank*.jsonl"))) == 2
 
 
-def test_waiting_ends_when_a_job_is_killed_and_there_is_no_accounting(slurm, tmp_path):
-    sweep = start(slurm, tmp_path, *EMULATED, "steps=5000", "chunks=2")
-    until(lambda: list(tmp_path.glob("outputs/runs/*/attempt-1/steps.rank0.jsonl")), sweep)
-    [run] = states(slurm, tmp_path)
-    job = job_of(slurm, run)
-    slurm.run("scancel", job)
-    code, _, err = end(sweep)
-    assert code == 1
-    attempt = f"outputs/runs/{run}/attempt-1"
-    assert re.search(rf"^error: {attempt}: ", err, re.M)
-    assert re.search(r"^again  python -m microp.run -m launch=slurm ", err, re.M)
-    assert read(tmp_path / attempt / "status.json")["status"] in ("failed", "killed")
-
-
 def test_ctrl_c_cancels_the_jobs(slurm, tmp_path):
     sweep = start(slurm, tmp_path, "chunks=2,3,4", LATER)
     until(lambda: len(states(slurm, tmp_path)) == 3, sweep)
@@ -139,22 +124,6 @@ def test_ctrl_c_cancels_the_jobs(slurm, tmp_path):
     [line] = [line for line in err.splitlines() if "cancelled" in line]
     assert line.startswith("cancelled in Slurm: 3 jobs, ")
     assert set(states(slurm, tmp_path).values()) == {"CANCELLED"}
-
-
-def test_a_killed_sweep_leaves_its_jobs_and_the_same_command_takes_their_results(slurm, tmp_path):
-    words = ["chunks=2", *EMULATED, "steps=200"]
-    sweep = start(slurm, tmp_path, *words)
-    until(lambda: list(tmp_path.glob("outputs/runs/*/attempt-1/steps.rank0.jsonl")), sweep)
-    [run] = states(slurm, tmp_path)
-    job = job_of(slurm, run)
-    sweep.send_signal(signal.SIGKILL)
-    sweep.communicate()
-    code, _, err = end(start(slurm, tmp_path, *words))
-    assert code == 0, err
-    assert f"{run} is being run by process" in err
-    attempts = tmp_path / "outputs" / "runs" / run
-    assert [path.name for path in attempts.glob("attempt-*")] == ["attempt-1"]
-    assert read(attempts / "attempt-1" / "status.json")["slurm_job"] == job
 
 
 def test_a_job_that_slurm_refuses_is_bad_input(slurm, tmp_path):

@@ -17,7 +17,7 @@ from user import ROOT
 
 from microp.app import config_checks, slurm_sweep
 from microp.app.config import compose_config, read_config
-from microp.app.errors import ConfigError, Stop
+from microp.app.errors import ConfigError
 from microp.app.job_factory import make_job
 from microp.app.planned import Planned, planned
 from microp.app.points import run_attempt
@@ -143,14 +143,6 @@ def test_the_first_job_that_is_refused_is_bad_input(slurm):
     sweep, points = planned_sweep()
     with pytest.raises(ConfigError, match=r"Slurm refuses the job of .* \(sbatch: error: too many jobs\)"):
         sweep.attempt_of(points[0], Board())
-
-
-def test_a_sweep_stops_if_a_job_is_refused_and_none_is_left(slurm):
-    slurm.refuses = {2}
-    sweep, points = planned_sweep("launch.at_once=1", points=2)
-    with pytest.raises(Stop, match="Slurm refuses the job"):
-        states(sweep, points)
-    assert [point.finished() is not None for point in points] == [True, False]
 
 
 def test_a_job_is_asked_for_as_launch_says(tmp_path, slurm, monkeypatch):

@@ -127,26 +127,6 @@ def test_a_damaged_layer_is_refused(how, attempt):
         assert "\n" not in problem
 
 
-OTHER_LAYERS = {
-    "swapped": "layer-2.pt: it was saved as layer-1.pt",
-    "float64": "layer-2.pt: it is not the file that was saved",
-}
-
-
-@pytest.mark.parametrize("how", OTHER_LAYERS)
-def test_a_layer_s_file_that_is_another_one_is_refused_before_any_rank_starts(how, attempt):
-    folder = attempt / "snapshots" / "step-4"
-    if how == "swapped":
-        shutil.copy(folder / "layer-1.pt", folder / "layer-2.pt")
-    else:
-        saved = torch.load(folder / "layer-2.pt", weights_only=True)
-        saved["weights"] = {name: tensor.double() for name, tensor in saved["weights"].items()}
-        torch.save(saved, folder / "layer-2.pt")
-    [problem] = problems(*WORDS, "comms=threads", f"snapshot.path={attempt}", f"output_dir={attempt.parents[2]}")
-    said = f"{folder} is not a whole snapshot ({OTHER_LAYERS[how]}): remove the snapshot, or go on from another one"
-    assert problem == f"snapshot.path: {said}"
-
-
 FORMS = ["missing", "empty", "cut", "[]", "{}", '{"format": 1, "step": -5, "training": {}}', '{"format": 1, "step": 4}']
 
 
@@ -173,20 +153,6 @@ def test_a_removed_damaged_one_leaves_the_one_before_it(attempt):
     resumed = make_job(point).resumed
     assert resumed is not None
     assert resumed.step == 2
-
-
-def test_a_finished_run_has_nothing_to_resume(saved):
-    output = f"output_dir={saved.parents[2]}"
-    [problem] = problems(*WORDS, "comms=threads", "snapshot.resume=true", output)
-    assert "has no snapshot of an attempt that did not finish" in problem
-
-
-def test_bad_input_starts_nothing(tmp_path):
-    done = user.microp(*SMALL, "snapshot.resume=true", folder=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: snapshot.resume=true, but outputs/runs/gpipe-m4-k2-")
-    assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "outputs").exists()
 
 
 def test_asking_for_snapshots_is_the_same_question():

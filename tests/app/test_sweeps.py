@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from itertools import product
+from math import prod
 from pathlib import Path
 
 import pytest
+import yaml
 from configs import sweep_of
-from grids import words_of
 from omegaconf import DictConfig, OmegaConf
 
 from microp.app import make_job, read_config
@@ -56,24 +57,36 @@ def runs(name: str, words: Sequence[str]) -> set[str]:
     return {make_job(config).run_id for config in configs}  # a wrong one is refused
 
 
+def some_of(axes: dict[str, list[str]]) -> list[list[str]]:
+    """Words for points in which every value of every axis occurs."""
+    longest = max(map(len, axes.values()))
+    return [[words[turn % len(words)] for words in axes.values()] for turn in range(longest)]
+
+
 @pytest.mark.parametrize("name", [name for name in STORED if not name.endswith("_quick")])
 def test_the_points_are_good_and_a_quick_sweep_is_part_of_the_whole(name, whole):
-    """All points of a quick sweep; of the whole one some in which every value of every axis occurs, or all of them."""
+    """Of some points in which every value of every axis occurs; all points of a quick sweep that leaves some out."""
     assert (SWEEPS / f"{name}.yaml").read_text().startswith("# "), "what it asks"
     axes = axes_of(name)
     if f"{name}_quick" in STORED:
         quick = axes_of(f"{name}_quick")
         assert quick.keys() == axes.keys()
         assert all(set(words) <= set(axes[key]) for key, words in quick.items())
-        assert about_sweep(f"{name}_quick")[1].startswith(f"{len(runs(f'{name}_quick', ['repeat=0']))} points, ")
-    longest = max(map(len, axes.values()))
-    some = [[words[turn % len(words)] for words in axes.values()] for turn in range(longest)]
-    for words in product(*axes.values()) if whole else some:
+        points = int(about_sweep(f"{name}_quick")[1].partition(" points, ")[0])
+        if whole or points != prod(map(len, quick.values())):
+            assert len(runs(f"{name}_quick", ["repeat=0"])) == points
+    for words in product(*axes.values()) if whole else some_of(axes):
         runs(name, words)
 
 
 def test_the_example_for_w_and_b_asks_for_the_points_of_the_sweep_that_it_names():
-    given = words_of((SWEEPS / "wandb" / "first.yaml").read_text())
+    """The words that W&B's agent gives each run of the grid are those of a point."""
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command_args  # takes 2 s, and few tests need it
+
+    parameters = yaml.safe_load((SWEEPS / "wandb" / "first.yaml").read_text())["parameters"]
+    chosen = product(*(parameter["values"] for parameter in parameters.values()))
+    named = [{key: {"value": value} for key, value in zip(parameters, values, strict=True)} for values in chosen]
+    given = [create_sweep_command_args({"args": point})["args_no_hyphens"] for point in named]
     axes = {key: words for key, words in axes_of("first").items() if key != "repeat"}
     assert sorted(map(sorted, given)) == sorted(map(sorted, product(*axes.values())))
     assert about_sweep("first")[1].startswith(f"{len(given)} points, ")

@@ -63,7 +63,7 @@ def test_a_sweep_runs_a_point_itself_if_the_run_that_it_waits_for_is_removed(tmp
 def test_a_sweep_goes_on_without_the_runs_that_are_removed_and_names_them(tmp_path):
     """One that has finished, one that runs, and one of which a file is missing when the table is made."""
     runs = tmp_path / "outputs" / "runs"
-    words = [*SMALL[:-2], "steps=300", "tracking=disabled", "comms=threads"]
+    words = [*WORDS, "steps=30", "device=emulated", "device.forward_ms=5", "device.backward_ms=5"]
     ids = [job_of(f"chunks={chunks}", *words).run_id for chunks in (2, 3, 4, 5)]
     sweep = begin("-m", "chunks=2,3,4,5", *words, folder=tmp_path)
 

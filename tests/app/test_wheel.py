@@ -3,12 +3,11 @@
 ::
 
     checkout ── sdist ── wheel ─► a new environment, which sees this one's packages but not its microp
-    checkout ── editable ───────► likewise; commands start in the folder above a checkout called microp
+    checkout ── editable ───────► likewise, in the folder above a checkout called microp
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import site
@@ -40,22 +39,6 @@ def wheel(tmp_path_factory) -> Path:
     pip(*BUILD, "--wheel-dir", folder, ROOT)
     [file] = folder.glob("*.whl")
     return file
-
-
-@pytest.fixture(scope="module")
-def installed(wheel, tmp_path_factory):
-    """A function that runs a program of an environment into which the wheel was installed, in a folder of its own."""
-    return environment(tmp_path_factory.mktemp("environment"), tmp_path_factory.mktemp("elsewhere"), wheel)
-
-
-@pytest.fixture(scope="module")
-def above(tmp_path_factory):
-    """The same for a checkout called microp, installed as editable, in the folder above it."""
-    folder = tmp_path_factory.mktemp("above")
-    unneeded = shutil.ignore_patterns(".venv", ".git", ".*_cache", "__pycache__", "outputs")
-    shutil.copytree(ROOT, folder / "microp", symlinks=True, ignore=unneeded)
-    options = ("--no-build-isolation", "--editable")
-    return environment(tmp_path_factory.mktemp("environment"), folder, *options, folder / "microp")
 
 
 def environment(place: Path, folder: Path, *words: object):
@@ -102,55 +85,34 @@ def test_the_wheel_of_the_sdist_is_the_same(wheel, tmp_path):
     assert (tmp_path / wheel.name).read_bytes() == wheel.read_bytes()
 
 
-def test_a_sweep(installed):
-    done = installed("microp", "-m", "schedule=gpipe,1f1b", *SMALL, "chunks=2")
+def test_installed_it_runs_a_stored_sweep_by_its_name_with_its_own_files(wheel, tmp_path):
+    run = environment(tmp_path / "environment", tmp_path, wheel)
+    words = ["chunks=2", "comms=threads", "tracking=disabled"]
+    done = run("microp", "-cn", "first", *SMALL, *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("2 finished, the same in all: ")
-    assert "wandb leet" in done.stdout
     assert "analysis" not in done.stdout, "a hint at what is not installed"
-
-
-def test_a_price(installed):
-    done = installed("python", "-m", "microp.simulate", "schedule=1f1b", "output=json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["in_flight_peak"] == [2, 1]
-
-
-def test_a_stored_sweep_by_name(installed):
-    done = installed("microp", "-cn", "hop_latency_quick", "--cfg", "job")
-    assert done.returncode == 0, done.stderr
-    assert "name: emulated\n" in done.stdout
-
-
-def test_the_installed_files_are_those_that_are_used(installed):
+    query = run("microp", "-sc", "query=bash", COMP_LINE="microp schedule=zb_h")
+    assert query.stdout.split() == ["schedule=zb_h1", "schedule=zb_h2"]
     code = "from microp.app import places; print(places.CONF, places.SWEEPS, places.CHECKOUT)"
-    conf, sweeps, checkout = installed("python", "-c", code).stdout.split()
+    conf, sweeps, checkout = run("python", "-c", code).stdout.split()
     assert conf.endswith("site-packages/microp/conf")
     assert sweeps.endswith("site-packages/microp/sweeps")
     assert checkout == "None"
     assert not conf.startswith(tuple(site.getsitepackages()))
 
 
-def test_version_and_completion(installed):
-    told = installed("microp", "--version")
-    assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout.startswith("microp ")
-    install = installed("microp", "-sc", "install=bash")
-    assert install.stdout.rstrip().endswith("hydra_bash_completion microp")
-    query = installed("microp", "-sc", "query=bash", COMP_LINE="microp schedule=zb_h")
-    assert query.stdout.split() == ["schedule=zb_h1", "schedule=zb_h2"]
-
-
-def test_above_a_checkout_python_finds_the_package_and_nothing_else_of_it(above):
+def test_above_a_checkout_python_finds_the_package_and_nothing_else_of_it(tmp_path):
     """`import microp` found the checkout's folder, an empty namespace package."""
-    assert above("python", "-c", "import microp; print(microp.__file__)").stdout.endswith("microp/__init__.py\n")
+    unneeded = shutil.ignore_patterns(".venv", ".git", ".*_cache", "__pycache__", "outputs")
+    shutil.copytree(ROOT, tmp_path / "microp", symlinks=True, ignore=unneeded)
+    options = ("--no-build-isolation", "--editable", tmp_path / "microp")
+    run = environment(tmp_path / "environment", tmp_path, *options)
     names = ("analysis", "tests", "conf", "sweeps")
-    code = f"from importlib.util import find_spec; print([name for name in {names} if find_spec(name)])"
-    assert above("python", "-c", code).stdout == "[]\n"
-
-
-def test_above_a_checkout_commands_and_its_interface_work(above):
-    assert above("python", "-c", "import microp; print(round(microp.price('ranks=4').bubble, 3))").stdout == "0.429\n"
-    assert above("microp", "--version").stdout.startswith("microp ")
-    done = above("python", "-m", "microp.run", *SMALL, "steps=2")
-    assert done.returncode == 0, done.stderr
+    code = f"""
+from importlib.util import find_spec
+import microp
+print([name for name in {names} if find_spec(name)], round(microp.price('ranks=32', 'chunks=4').bubble, 3))
+"""
+    assert run("python", "-c", code).stdout == "[] 0.886\n"
+    assert run("microp", "--version").stdout.startswith("microp ")

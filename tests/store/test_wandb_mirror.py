@@ -34,7 +34,6 @@ from microp.store import (
     write_json,
     write_schedule,
 )
-from microp.store.wandb_content import Charts
 from microp.worker import run_threads
 
 OFFLINE = TrackingSettings("offline", "microp", None, None, ["a-tag"], False, False)
@@ -162,17 +161,6 @@ def test_the_time_of_a_chart_is_the_time_of_its_step(mirrored, recorded, name):
     assert started < stamps[0] < stamps[-1] < time.time()
 
 
-def test_a_rank_that_went_further_than_one_that_failed_keeps_its_own_times(attempt, tmp_path):
-    path = attempt / "steps.rank1.jsonl"
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
-    status = json.loads((attempt / "status.json").read_text())
-    write_json(attempt / "status.json", {**status, "status": "failed"})
-    mirror(attempt, OFFLINE, tmp_path)
-    items = [item for item in history(inspect(tmp_path, "r0-0123abcd")) if "own_step_ms" in item]
-    assert [item["own_step_ms"] for item in items] == [row["step_ms"] for row in read_rows(attempt, 0)[1:4]]
-    assert ["step_ms" in item for item in items] == [True, False, False]
-
-
 def test_an_attempt_that_failed_before_its_first_row_is_mirrored(attempt, tmp_path, capsys):
     (attempt / "steps.rank0.jsonl").write_text("")
     for path in (attempt / "steps.rank1.jsonl", *attempt.glob("spans.rank*.jsonl")):
@@ -185,18 +173,6 @@ def test_an_attempt_that_failed_before_its_first_row_is_mirrored(attempt, tmp_pa
     assert made(tmp_path) == ["r0-0123abcd", "summary-0123abcd"]
     summary = last_summary(inspect(tmp_path, "summary-0123abcd"))
     assert (summary["status"], summary["steps"]) == ("failed", 0)
-
-
-def test_rows_of_an_older_run_get_their_time_from_the_attempt_s_end(recorded, attempt):
-    status = json.loads((attempt / "status.json").read_text())
-    write_json(attempt / "status.json", {**status, "ended": 5000.0})
-    for path in attempt.glob("steps.rank*.jsonl"):
-        rows = [{k: v for k, v in json.loads(line).items() if k != "ended"} for line in path.read_text().splitlines()]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    charts, rows = Charts(attempt), [read_rows(attempt, rank) for rank in range(2)]
-    assert max(charts.time(own[-1]) for own in rows) == pytest.approx(5000)
-    lasted = rows[0][-1]["ended_ns"] - rows[0][0]["ended_ns"]
-    assert charts.time(rows[0][-1]) - charts.time(rows[0][0]) == pytest.approx(lasted / 1e9)
 
 
 def test_the_configuration_says_what_was_asked_and_on_what_machine(mirrored, recorded):
@@ -386,11 +362,6 @@ def test_an_attempt_whose_process_has_gone_is_no_longer_followed(running, tmp_pa
     assert sorted(json.loads((attempt / "tracked.json").read_text())) == ["rank0", "rank1"]
     [code] = [record["exit"]["exit_code"] for record in inspect(tmp_path, "summary-0123abcd") if "exit" in record]
     assert code == 1
-
-
-def test_disabled_writes_nothing(attempt, tmp_path):
-    mirror(attempt, TrackingSettings("disabled", "microp", None, None, [], False, False), tmp_path)
-    assert not (tmp_path / "wandb").exists()
 
 
 def test_online_needs_a_key(monkeypatch, tmp_path):

@@ -15,7 +15,7 @@ from microp.schedule.builders import gpipe, interleaved, naive, one_f_one_b
 from microp.settings import EmulatedSettings
 from microp.simulator import Costs, simulate
 from microp.store import read_rows, summarise
-from microp.trace import KINDS, MOMENTS, Span, Spans, StepClock, account, makespan
+from microp.trace import KINDS, Span, StepClock, account, makespan
 from microp.worker import run_threads
 
 
@@ -202,43 +202,6 @@ def test_one_rank_s_account_is_the_same_without_the_others():
 
 
 # --- the work that it takes -----------------------------------------------------------------------
-
-
-class CountedSpan(Span):
-    """A span that counts what is read off any of them."""
-
-    reads = 0
-
-    def __getattribute__(self, name):
-        CountedSpan.reads += 1
-        return super().__getattribute__(name)
-
-
-class CountedSpans(Spans):
-    """Spans that count how often one is handed out."""
-
-    handed_out = 0
-
-    def __iter__(self):
-        for span in super().__iter__():
-            self.handed_out += 1
-            yield CountedSpan(*span)
-
-
-@pytest.mark.parametrize(("ranks", "chunks"), [(2, 4), (2, 64), (16, 64)])
-def test_the_work_is_linear_in_the_number_of_spans(monkeypatch, ranks, chunks):
-    """Each span is handed out once, its source is looked up once, and no span is read again for each other one."""
-    schedule = one_f_one_b(ranks, chunks)
-    simulated = simulate(schedule, equal(ranks, 1, 2, 1))
-    spans = CountedSpans(simulated, *(getattr(simulated, moment) for moment in MOMENTS))
-    clocks = ended_at_once(schedule, list(simulated))
-    looked_up, source = [], Schedule.source
-    monkeypatch.setattr(Schedule, "source", lambda self, action: looked_up.append(action) or source(self, action))
-    monkeypatch.setattr(CountedSpan, "reads", 0)
-    account(schedule, spans, clocks)
-    assert len(looked_up) == len(set(looked_up)) == len(simulated) == 2 * ranks * chunks
-    assert spans.handed_out == len(simulated)
-    assert CountedSpan.reads <= 30 * len(simulated)
 
 
 # --- a real run ----------------------------------------------------------------------------------

@@ -2,55 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import pickle
-import platform
 import re
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
-import messages
 import pytest
 import rank_faults
-import user
 from conftest import small_job
 
 from microp.comms.processes import is_alive
-from microp.model import library_text
-from microp.schedule.builders import gpipe, one_f_one_b
-from microp.settings import TextSettings
-from microp.store import WriteError, read_json, read_rows
-from microp.worker import RankError, launch, launch_ranks, run_threads
+from microp.store import WriteError
+from microp.worker import RankError, launch_ranks, run_threads
 
 TESTS = Path(__file__).parents[1]
-
-
-def test_a_killed_rank_is_named_and_ends_the_others(tmp_path):
-    job = small_job(schedule=one_f_one_b(3, 4), steps=50, timeout_s=600)
-    began = time.monotonic()
-    with pytest.raises(RankError, match="rank 2 was killed by SIGKILL"):
-        launch_ranks(job, tmp_path, 3, rank_faults.Fault("kill", "forward"))
-    assert time.monotonic() - began < job.timeout_s / 2  # the others do not wait for it
-    assert [row["step"] for row in read_rows(tmp_path, 0)] == [0, 1]  # no row is lost
-
-
-def test_a_failed_action_names_rank_action_and_step(tmp_path):
-    job = small_job(schedule=gpipe(2, 4), steps=50)
-    expected = "rank 1, action 1F1, step 2: the layer is broken"
-    with pytest.raises(RankError, match=expected) as raised:
-        launch_ranks(job, tmp_path, 3, rank_faults.Fault("raise", "forward"))
-    assert "ValueError: the layer is broken" in raised.value.log.read_text()
-    error = read_json(tmp_path / "error.rank1.json")
-    assert error["message"] == expected
-    assert "ValueError: the layer is broken" in error["traceback"]
-    assert [row["step"] for row in read_rows(tmp_path, 1)] == [0, 1]
 
 
 def test_a_rank_that_does_not_answer(tmp_path):
@@ -85,14 +55,6 @@ def test_signal_handlers_are_put_back(tmp_path):
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-def test_what_the_server_imports_for_it_reads_the_library():
-    library_text.cache_clear()
-    importlib.reload(import_module("microp.worker.library"))
-    assert library_text.cache_info().currsize == 1
-    text = b"".join(path.read_bytes() for path in TextSettings("text", None).files())
-    assert library_text().numpy().tobytes() == text
-
-
 SCRIPT = """
 import pickle
 import sys
@@ -119,8 +81,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_ranks_end_with_their_parent(how, tmp_path):
+def test_ranks_end_with_their_parent(tmp_path):
     """The entries of the parent's first launches are its own: a function, or a part of one.
 
     Ranks have the script's module under another name, as of any process.
@@ -135,7 +96,7 @@ def test_ranks_end_with_their_parent(how, tmp_path):
     wait_for(lambda: all(file.exists() and file.read_text() for file in files), 300)
     pids = [int(file.read_text()) for file in files]
     assert all(map(is_alive, pids))
-    parent.send_signal(how)
+    parent.kill()
     parent.wait(30)
     wait_for(lambda: not any(map(is_alive, pids)), 30)
     assert (tmp_path / "said").read_text().splitlines() == [
@@ -158,37 +119,3 @@ def wait_for(condition, seconds):
     while not condition():
         assert time.monotonic() < end, "it did not come about in time"
         time.sleep(0.05)
-
-
-# --- the script that launches --------------------------------------------------------------------
-
-
-def test_a_lab_s_entry_is_found(tmp_path):
-    done = user.microp(folder=tmp_path, program="microp.labs.ddp")
-    assert done.returncode == 0, done.stderr
-    assert "sums started before the backward ended" in done.stdout
-
-
-@pytest.mark.parametrize("error", [None, RankError])
-def test_the_script_s_module_is_put_back(error):
-    main = sys.modules["__main__"]
-    with suppress(RankError), launch.main_module_hidden(messages.verbs):
-        assert sys.modules["__main__"] is not main
-        if error is not None:
-            raise error
-    assert sys.modules["__main__"] is main
-    with launch.main_module_hidden(in_main):
-        assert sys.modules["__main__"] is main
-
-
-def in_main(*_: object) -> None:
-    """As if it were the script's."""
-
-
-in_main.__module__ = "__main__"
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told what to do with freed memory")
-def test_a_rank_takes_memory_from_the_system_once(tmp_path):
-    [faults] = launch_ranks(small_job(schedule=gpipe(1, 1)), tmp_path, 3, rank_faults.take_memory_again).values()
-    assert faults < 4096  # fewer than the pages that are freed and taken again ten times

@@ -19,17 +19,9 @@ from microp.comms import Hosts, interface_of, own_address
 from microp.schedule.builders import one_f_one_b
 from microp.worker import HostsError, clocks, launch_ranks, meeting
 
-TWO = Hosts(("h0", "h1"), (0, 0, 1, 1))
-
 
 def card(name: str, **facts):
     return {"host": {"host": name, "boot": "b", "namespace": "n"}, "address": "10.0.0.1", "facts": facts}
-
-
-def test_ranks_with_the_same_system_share_a_host():
-    assert meeting._hosts_of([card("h0"), card("h0"), card("h1"), card("h1")]) == TWO
-    assert TWO.ranks(1) == [2, 3]
-    assert [TWO.rank_text(2), Hosts(("h0",), (0, 0)).rank_text(1)] == ["rank 2 on h1", "rank 1"]
 
 
 def test_hosts_that_differ_are_told():
@@ -133,17 +125,6 @@ def test_ctrl_c_ends_a_rank_that_waits_for_others_at_once(tmp_path):
     child.send_signal(signal.SIGINT)
     child.communicate(30)
     assert child.returncode == -signal.SIGINT
-
-
-def test_ctrl_c_is_what_it_was_after_the_ranks_have_met(monkeypatch):
-    monkeypatch.setattr(meeting, "_join", lambda *_: signal.getsignal(signal.SIGINT))
-    monkeypatch.setattr(meeting, "end_with_parent", lambda: None)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        assert meeting.join(None, {}) is signal.SIG_DFL
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_a_name_that_is_loopback_here_is_not_listened_on(monkeypatch):

@@ -16,17 +16,14 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import CHECKPOINTING, gpt, mlp, small_job
-from threads import in_threads
-from torch import nn
 
 from microp.job import Job, Snapshot
 from microp.model import Stage
 from microp.schedule import skewed
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
 from microp.settings import AS_WRITTEN, Computing, EngineSettings, SnapshotSettings
-from microp.store import WriteError, read_errors, read_json, read_rows, snapshots, write_json
-from microp.worker import RankError, Trainer, run_threads
-from microp.worker.diverged import not_finite
+from microp.store import WriteError, read_errors, read_json, read_rows, snapshots
+from microp.worker import RankError, run_threads
 
 EVERY_2 = SnapshotSettings("disk", 2, 9, False, None, True)
 STEPS = 6  # one warm-up step and five measured ones; the step for memory comes after them
@@ -146,34 +143,6 @@ def test_bf16_and_tied_weights_go_on_bit_for_bit_from_two_ranks_to_four(tmp_path
     assert exact[6] != losses[6]
 
 
-def test_a_snapshot_within_the_warm_up(uninterrupted, tmp_path):
-    attempt, losses = uninterrupted["gpt"]
-    job = job_of("gpt", resumed=Snapshot(str(snapshots.snapshot_folder(attempt, 2)), 2), warmup_steps=4, steps=2)
-    assert run(job, tmp_path / "attempt-2") == losses
-    assert [row["step"] for row in read_rows(tmp_path / "attempt-2", 0)] == list(range(STEPS + 1))
-
-
-def test_more_steps_than_the_run_that_saved(uninterrupted, tmp_path):
-    attempt, losses = uninterrupted["mlp"]
-    longer = job_of("mlp", steps=STEPS + 2, resumed=Snapshot(str(snapshots.snapshot_folder(attempt, STEPS)), STEPS))
-    got = run(longer, tmp_path / "attempt-2")
-    assert list(got) == [0, 6, 7, 8, 9]
-    assert got[6] == losses[6]
-
-
-def test_a_step_draws_nothing_from_torch_s_own_generator():
-    """It has no state to save: random numbers follow from seed, step, layer and microbatch."""
-
-    def step(comms):
-        trainer = Trainer(job_of("gpt", schedule=gpipe(1, 4)), comms)
-        before = torch.get_rng_state()
-        trainer.load(0)
-        trainer.step(0)
-        return torch.equal(before, torch.get_rng_state())
-
-    assert in_threads(1, step) == [True]
-
-
 # --- what is written, and what stays -------------------------------------------------------------
 
 
@@ -205,46 +174,6 @@ def test_loading_executes_nothing(uninterrupted, tmp_path):
     with pytest.raises(RankError, match=r"step 4: .*/layer-1.pt is not of this layer \(it holds more than tensors"):
         run_threads(job_of("mlp", resumed=Snapshot(str(folder), 4)), tmp_path / "attempt-2")
     assert not (tmp_path / "executed").exists()
-
-
-def other_weights(saved: dict) -> None:
-    saved["weights"] = {name: tensor.double() for name, tensor in saved["weights"].items()}
-
-
-def other_state(saved: dict) -> None:
-    saved["optimizer"] = {
-        name: {**state, "exp_avg": state["exp_avg"][:1]} for name, state in saved["optimizer"].items()
-    }
-
-
-def no_weights(saved: dict) -> None:
-    del saved["weights"]
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (other_weights, r"\S+ is float64 \[.*\] and not float32 \["),
-        (other_state, r"exp_avg of \S+ is float32 \[1.*\] and not float32 \[32"),
-        (no_weights, "KeyError: 'weights'"),
-    ],
-)
-def test_a_file_of_another_layer_is_named(change, said, uninterrupted, tmp_path):
-    """Snapshots of an older microp have no checksums that tell it before the ranks start."""
-    folder = tmp_path / "step-4"
-    shutil.copytree(snapshots.snapshot_folder(uninterrupted["mlp"][0], 4), folder)
-    saved = torch.load(folder / "layer-1.pt", weights_only=True)
-    change(saved)
-    torch.save(saved, folder / "layer-1.pt")
-    manifest = read_json(folder / "snapshot.json")
-    job = job_of("mlp", resumed=Snapshot(str(folder), 4))
-    assert "step-4 is not a whole snapshot (layer-1.pt: it is not" in snapshots.snapshot_problem(job.resumed, job)
-    del manifest["files"]
-    write_json(folder / "snapshot.json", manifest)
-    assert snapshots.snapshot_problem(job.resumed, job) is None
-    (tmp_path / "attempt-2").mkdir()
-    with pytest.raises(RankError, match=rf"loading the snapshot, step 4: .*/layer-1.pt is not of this layer \({said}"):
-        run_threads(job, tmp_path / "attempt-2")
 
 
 @pytest.mark.parametrize(("keep", "stay"), [(1, ["step-6"]), (2, ["step-5", "step-6"])])
@@ -388,24 +317,3 @@ def test_trained_weights_that_are_not_finite_are_not_left(tmp_path, monkeypatch)
     with pytest.raises(RankError, match=rf"weights are not finite after step {STEPS - 1}"):
         run(job_of("mlp", snapshot=SnapshotSettings("disk", None, 1, False, None, True)), tmp_path / "attempt-1")
     assert list((tmp_path / "attempt-1").glob("weights.pt")) == []
-
-
-def test_a_snapshot_of_weights_that_are_not_finite_is_refused(uninterrupted, tmp_path):
-    """An older microp saved them."""
-    folder = tmp_path / "step-4"
-    shutil.copytree(snapshots.snapshot_folder(uninterrupted["mlp"][0], 4), folder)
-    saved = torch.load(folder / "layer-1.pt", weights_only=True)
-    next(iter(saved["weights"].values()))[0] = math.nan
-    torch.save(saved, folder / "layer-1.pt")
-    with pytest.raises(RankError, match=r"of layer 1 is not finite in .*/step-4: go on from another snapshot"):
-        run(job_of("mlp", resumed=Snapshot(str(folder), 4)), tmp_path / "attempt-2")
-
-
-@pytest.mark.parametrize(
-    ("value", "is_trained", "is_bad"), [(-math.inf, False, False), (math.nan, False, True), (math.inf, True, True)]
-)
-def test_an_attention_mask_may_hold_infinities(value, is_trained, is_bad):
-    layer = nn.Linear(2, 2)
-    layer.mask = nn.Parameter(torch.full((2,), value), requires_grad=is_trained)
-    layer.register_buffer("other", torch.full((2,), -math.inf))
-    assert not_finite({4: nn.Linear(2, 2), 3: layer}) == ((3, "mask") if is_bad else None)
