@@ -9,9 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from analysis import (
-    engine_speed,
-)
+from analysis import engine_speed
 from microp.schedule import Schedule, builders
 from microp.simulator import Costs, closed_forms
 from microp.store import LAUNCH

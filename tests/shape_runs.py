@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 import tempfile
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -21,10 +20,11 @@ import numpy as np
 import shapes
 import torch
 from conftest import CHECKPOINTING, small_job
+from threads import in_threads
 from torch import Tensor, nn
 
 from microp.app.model_factory import own_model
-from microp.comms import thread_comms
+from microp.comms import Comms, thread_comms
 from microp.job import Job
 from microp.model import open_data
 from microp.model.seeds import derive_seed
@@ -128,46 +128,30 @@ def job_of(name: str, case: Case) -> Job:
     )
 
 
-def trained(job: Job, timeout_s: float = 20) -> Trained:
+def trained(job: Job) -> Trained:
     """Train, each rank a thread.
 
     Raises:
         RefusedError: a rank refuses the model while it sets itself up.
         Exception: a step fails.
     """
-    everyone = thread_comms(job.ranks, timeout_s, job.replicas)
-    losses, layers, failures = [[0.0] * STEPS for _ in range(job.replicas)], {}, []
 
-    def live(number: int) -> None:
-        comms, is_set_up = everyone[number], False
+    def live(comms: Comms) -> tuple[list[float], dict[int, dict[str, Tensor]]]:
         try:
             trainer = Trainer(job, comms, 0)
-            is_set_up = True
-            for step in range(STEPS):
-                trainer.load(step)
-                loss = trainer.step(step)["loss"]
-                if loss is not None:
-                    losses[comms.replica][step] = loss
-            held = {index: dict(layer.state_dict()) for index, layer in trainer.layers.items()}
-            layers.setdefault(comms.replica, {}).update(held)
-        except BaseException as error:
-            refused = not is_set_up and isinstance(error, ValueError)
-            failures.append(RefusedError(str(error)) if refused else error)
-            comms.abort()
+        except ValueError as refusal:
+            raise RefusedError(str(refusal)) from refusal
+        losses = []
+        for step in range(STEPS):
+            trainer.load(step)
+            losses.append(trainer.step(step)["loss"] or 0.0)
+        return losses, {index: dict(layer.state_dict()) for index, layer in trainer.layers.items()}
 
-    threads = [threading.Thread(target=live, args=(number,), daemon=True) for number in range(job.processes)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout_s + 20)
-        assert not thread.is_alive(), "it hangs"
-    if failures:
-        raise next(
-            (f for f in failures if not isinstance(f, ConnectionError | threading.BrokenBarrierError)), failures[0]
-        )
-    for replica in range(1, job.replicas):
-        assert not differences(_in_order(layers[replica]), _in_order(layers[0])), "replicas differ"
-    return Trained([sum(each) for each in zip(*losses, strict=True)], _in_order(layers[0]))
+    found = in_threads(thread_comms(job.ranks, 20, job.replicas), live)
+    pipelines = [found[first : first + job.ranks] for first in range(0, len(found), job.ranks)]
+    layers = [_in_order({index: own for _, part in each for index, own in part.items()}) for each in pipelines]
+    assert not any(differences(each, layers[0]) for each in layers[1:]), "replicas differ"
+    return Trained([sum(each) for each in zip(*(losses for losses, _ in found), strict=True)], layers[0])
 
 
 def _in_order(layers: dict[int, dict[str, Tensor]]) -> list[dict[str, Tensor]]:

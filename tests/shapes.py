@@ -177,35 +177,6 @@ def transposed_encoder() -> Layers:
 
 
 @shape()
-def cosine_head() -> Layers:
-    class Cosine(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.classes = nn.Linear(WIDTH, 256, bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return 8 * F.linear(F.normalize(x, dim=-1), F.normalize(self.classes.weight, dim=-1))
-
-    return Layers([embedding(), dense(), dense(), dense(), Cosine()], mean_error, CONTEXT)
-
-
-@shape()
-def child_s_weight_in_a_list() -> Layers:
-    """An attribute that is no parameter holds a child's weight."""
-
-    class Reads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inside = linear()
-            self.kept = [self.inside.weight, self.inside.bias]
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.tanh(F.linear(x, *self.kept))
-
-    return around(Reads)
-
-
-@shape()
 def quantised_weight() -> Layers:
     """A straight-through estimator on a child's weight."""
 
@@ -388,20 +359,6 @@ def lstm_that_is_not_contiguous() -> Layers:
     return around(lambda: Does(lambda own, x: own.rnn(x)[0], rnn=nn.LSTM(WIDTH, WIDTH, batch_first=True)))
 
 
-@shape()
-def lstm_cell() -> Layers:
-    """A cell that is called once for each token."""
-
-    def unroll(own: Does, x: Tensor) -> Tensor:
-        state, made = None, []
-        for token in x.unbind(1):
-            state = own.cell(token, state)
-            made.append(state[0])
-        return torch.stack(made, 1)
-
-    return around(lambda: Does(unroll, cell=nn.LSTMCell(WIDTH, WIDTH)))
-
-
 @shape(reference="undivided", changes_buffers=True)
 def batch_norm() -> Layers:
     return around(lambda: nn.Sequential(linear(), nn.BatchNorm1d(CONTEXT), nn.Tanh()), changes_buffers=True)
@@ -443,19 +400,6 @@ def in_place_on_a_part() -> Layers:
         return torch.tanh(y)
 
     return around(lambda: Does(halved, fc=linear()))
-
-
-@shape()
-def attention_by_heads() -> Layers:
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.attention(x, x, x, need_weights=False)[0]
-
-    return around(Attention)
 
 
 @shape()
@@ -600,25 +544,6 @@ def experts_by_mask() -> Layers:
     return around(lambda: Experts(by_mask))
 
 
-@shape()
-def mask_of_ones() -> Layers:
-    """A causal mask that is made in the forward, on the default device."""
-
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.into, self.out = nn.Linear(WIDTH, 3 * WIDTH), linear()
-
-        def forward(self, x: Tensor) -> Tensor:
-            q, k, v = self.into(x).chunk(3, -1)
-            length = x.shape[1]
-            mask = torch.ones(length, length).tril() == 0
-            scores = (q @ k.transpose(1, 2) / math.sqrt(WIDTH)).masked_fill(mask, float("-inf"))
-            return x + self.out(scores.softmax(-1) @ v)
-
-    return around(Attention)
-
-
 TABLE = torch.linspace(-1, 1, CONTEXT * WIDTH).view(CONTEXT, WIDTH)
 
 
@@ -646,20 +571,6 @@ def cuts_the_gradient() -> Layers:
     """What comes in is only an index: the layers before it get no gradient."""
     last = Does(lambda own, x: own.fc(own.codes(x.argmax(-1))), codes=nn.Embedding(WIDTH, WIDTH), fc=linear())
     return Layers([embedding(), dense(), last, dense(), dense(), head()], mean_error, CONTEXT)
-
-
-def quantise(own: nn.Module, x: Tensor) -> Tensor:
-    """A straight-through choice of the nearest code; the codes follow what comes in."""
-    chosen = torch.cdist(x.detach(), own.codes).argmin(-1)
-    with torch.no_grad():
-        own.codes.mul_(0.99).add_(x.detach().mean((0, 1)), alpha=0.01)
-    return torch.tanh(own.fc(x + (own.codes[chosen] - x).detach()))
-
-
-def quantiser() -> nn.Module:
-    made = Does(quantise, fc=linear())
-    made.register_buffer("codes", torch.randn(8, WIDTH))
-    return made
 
 
 @shape("refused")
@@ -695,17 +606,6 @@ def cache_that_is_made_in_the_first_forward() -> Layers:
     return around(layer)
 
 
-@shape()
-def saved_in_another_form() -> Layers:
-    """What autograd keeps goes through hooks, as to keep it on the CPU."""
-
-    def layer(own: Does, x: Tensor) -> Tensor:
-        with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept.clone(), lambda kept: kept):
-            return torch.tanh(own.fc(x)) @ own.fc.weight
-
-    return around(lambda: Does(layer, fc=linear()))
-
-
 class Reversed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -726,19 +626,6 @@ def scripted_child() -> Layers:
     return around(
         lambda: Does(lambda own, x: torch.tanh(own.fc(x)), fc=torch.jit.trace(linear(), torch.zeros(1, WIDTH)))
     )
-
-
-@shape("either")
-def gradient_in_the_forward() -> Layers:
-    """A step down an energy, whose gradient is computed in the forward and is differentiated again."""
-
-    def descend(own: Does, x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            at = x if x.requires_grad else x.detach().requires_grad_()
-            [slope] = torch.autograd.grad(own.energy(at).square().sum(), at, create_graph=True)
-        return x - 0.1 * slope
-
-    return around(lambda: Does(descend, energy=nn.Sequential(linear(), nn.Tanh())))
 
 
 @shape("either")
@@ -990,19 +877,6 @@ def system_random() -> Layers:
     return drawing(lambda x: 1 + os.urandom(1)[0] / 256)
 
 
-@shape("either", reference="undivided")
-def noise_in_the_backward() -> Layers:
-    """A hook that adds noise to a gradient."""
-
-    def noisy(own: Does, x: Tensor) -> Tensor:
-        y = torch.tanh(own.fc(x))
-        if y.requires_grad:
-            y.register_hook(lambda g: g * torch.rand_like(g))
-        return y
-
-    return around(lambda: Does(noisy, fc=linear()))
-
-
 @shape()
 def own_generator_that_begins_anew() -> Layers:
     """A generator that is seeded in each forward draws the same numbers each time."""
@@ -1077,17 +951,6 @@ def loss_with_a_constant_of_the_output() -> Layers:
 
 
 @shape()
-def masked_sum_over_all_tokens() -> Layers:
-    """Padding counts nothing, but the sum is divided by all tokens."""
-
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        each = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-        return (each * (targets != 0)).mean()
-
-    return with_loss(loss)
-
-
-@shape()
 def masked_mean_of_each_row() -> Layers:
     """Padding counts nothing, and every row counts the same."""
 
@@ -1121,17 +984,6 @@ def a_small_part_that_is_no_mean() -> Layers:
 @shape("refused", words=NOT_ROWS)
 def ignore_index_of_another_token() -> Layers:
     return with_loss(lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=32))
-
-
-@shape("refused", words=NOT_ROWS)
-def mean_of_chosen_tokens() -> Layers:
-    """Only some tokens are learnt: `logits[mask]`."""
-
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        mask = targets > 96
-        return F.cross_entropy(logits[mask], targets[mask])
-
-    return with_loss(loss)
 
 
 @shape("refused", words=NOT_ROWS)
@@ -1203,17 +1055,6 @@ def temperature_in_the_loss() -> Layers:
     return with_loss(lambda logits, targets: mean_error(logits * scale, targets) + 0.1 * scale.square())
 
 
-@shape("either", words="weight")
-def frozen_head_in_the_loss() -> Layers:
-    """Distillation from a matrix that nobody trains."""
-    teacher = nn.Linear(256, 256).requires_grad_(False)
-
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        return mean_error(logits, targets) + 0.1 * F.linear(logits, teacher.weight.to(logits.dtype)).square().mean()
-
-    return with_loss(loss)
-
-
 @shape("refused", words="layer")
 def loss_of_what_a_layer_kept() -> Layers:
     """The balance of a mixture of experts, kept by a layer and added by the loss."""
@@ -1260,19 +1101,6 @@ def beside(first: Callable[[Tensor, Tensor], dict], last: Callable[[dict, Tensor
 @shape("refused", words="what another layer keeps")
 def mask_in_a_context() -> Layers:
     return beside(lambda x, _: {"mask": x == 32}, lambda kept, y: y.masked_fill(kept["mask"][..., None], 0.0))
-
-
-@shape("refused", words="a loss that depends on what a layer keeps")
-def loss_mask_in_a_context() -> Layers:
-    made = beside(lambda x, _: {"mask": x != 32}, lambda _, y: y)
-    kept: dict[str, Tensor] = {}
-    made.layers[0].register_forward_hook(lambda _, given, __: kept.update(mask=given[0] != 32))
-
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        errors = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-        return (errors * kept["mask"]).mean() if kept["mask"].shape == errors.shape else errors.mean()
-
-    return Layers(made.layers, loss, CONTEXT)
 
 
 @shape("refused", words="reads the memory of")

@@ -9,8 +9,6 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 
 FLOORS = [
@@ -128,12 +126,8 @@ ALONE = [  # what is imported before, and the modules of microp that are importe
 ]
 
 
-@pytest.fixture(scope="module")
-def loaded():
-    """The modules that are loaded after each of those in ALONE was imported in a process of its own.
-
-    They are forks of one interpreter, which imports the packages before them in turn.
-    """
+def test_what_each_package_loads_when_it_is_imported_alone():
+    """Each module in ALONE is imported in a fork of one interpreter, which imports the packages before them in turn."""
     code = (
         "import os, sys\n"
         f"for first, modules in {ALONE}:\n"
@@ -147,30 +141,16 @@ def loaded():
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     lines = [line.split() for line in done.stdout.splitlines()]
-    return {module: set(all_of_them) for module, *all_of_them in lines}
-
-
-@pytest.mark.parametrize("package", sorted(WITHOUT_TORCH))
-def test_these_packages_do_without_torch(package, loaded):
-    assert not loaded[package] & {"torch", "pandas", "wandb", "matplotlib", "hydra"}
-
-
-def test_every_package_can_be_imported_alone(loaded):
+    loaded = {module: set(all_of_them) for module, *all_of_them in lines}
     assert loaded.keys() == {"run"} | COMPOSES | WITHOUT_TORCH | WITH_TORCH
-
-
-def test_a_rank_imports_neither_hydra_nor_pandas_nor_wandb(loaded):
-    assert not loaded["worker"] & {"hydra", "omegaconf", "pandas", "wandb", "matplotlib", "PIL", "rich"}
-
-
-def test_the_main_module_is_light(loaded):
-    """Every rank imports it by name."""
-    assert not loaded["run"] & {"hydra", "torch", "pandas", "numpy"}
-
-
-def test_composing_a_configuration_takes_no_torch(loaded):
-    for module in COMPOSES:
-        assert not loaded[module] & {"torch", "wandb", "matplotlib"}
+    not_wanted = {
+        **{key: {"torch", "pandas", "wandb", "matplotlib", "hydra"} for key in WITHOUT_TORCH},
+        **{key: {"torch", "wandb", "matplotlib"} for key in COMPOSES},
+        "worker": {"hydra", "omegaconf", "pandas", "wandb", "matplotlib", "PIL", "rich"},  # every rank imports it
+        "run": {"hydra", "torch", "pandas", "numpy"},  # likewise, by name
+    }
+    for module, names in not_wanted.items():
+        assert not loaded[module] & names, module
 
 
 def test_analysis_needs_no_torch():

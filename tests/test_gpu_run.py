@@ -12,7 +12,7 @@ from tests import gpu_run
 from tests.gpu_run import Card, Figure
 
 SMALL_CARD = {"large": (*gpu_run.SMALL, "model.dim=32"), "schedules": ("zb_v",), "models": ("mlp",)}
-ELSEWHERE = ("compile", "profile")  # commands with tests of their own, of half a minute each
+ELSEWHERE = ("compile", "profile", "4 ranks share a card")  # with tests of their own, or as for two ranks
 
 
 @pytest.mark.parametrize("gpus", [1, 2])

@@ -4,31 +4,41 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 import training
 from conftest import mlp, small_job
 
-from microp.comms import ThreadComms, thread_comms
+from microp.comms import Comms, ThreadComms, thread_comms
 from microp.schedule import Schedule
 from microp.schedule.builders import gpipe
 from microp.worker import monolith
 
 
-def in_threads(count, work, timeout_s=20.0):
-    """Run `work(comms)` on every rank; the results in rank order."""
-    everyone = thread_comms(count, timeout_s)
-    results = [None] * count
+def in_threads(ranks: int | Sequence[Comms], work: Callable[[Any], Any], timeout_s: float = 20.0) -> list[Any]:
+    """Run `work(comms)` on every rank; the results in rank order. Raises the failure of one that the others follow."""
+    everyone = thread_comms(ranks, timeout_s) if isinstance(ranks, int) else ranks
+    results, failures = [None] * len(everyone), []
 
-    def run(rank):
-        results[rank] = work(everyone[rank])
+    def run(number: int) -> None:
+        try:
+            results[number] = work(everyone[number])
+        except BaseException as error:
+            failures.append(error)
+            everyone[number].abort()
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(everyone))]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout_s + 10)
+        thread.join(timeout_s + 20)
+        assert not thread.is_alive(), "it hangs"
+    if failures:
+        followed = ConnectionError, threading.BrokenBarrierError
+        raise next((failure for failure in failures if not isinstance(failure, followed)), failures[0])
     return results
 
 
@@ -56,26 +66,9 @@ def tagless(world_size: int, timeout_s: float) -> list[Tagless]:
 
 def run(schedule: Schedule, transport=thread_comms) -> dict[int, list[torch.Tensor]]:
     """The gradients of every layer after two steps, each rank a thread."""
-    everyone = transport(len(schedule.ranks), 5)
     job = small_job(schedule=schedule, model=mlp("float64"))
-    got, failures = {}, []
-
-    def live(rank: int) -> None:
-        try:
-            got.update(training.train(job, everyone[rank])[1])
-        except Exception as error:
-            failures.append(error)
-            everyone[rank].abort()
-
-    threads = [threading.Thread(target=live, args=(rank,), daemon=True) for rank in range(len(everyone))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive(), "it hangs"
-    if failures:
-        raise failures[0]
-    return got
+    results = in_threads(transport(len(schedule.ranks), 20), lambda comms: training.train(job, comms))
+    return {index: gradients for _, layers in results for index, gradients in layers.items()}
 
 
 @cache
@@ -88,3 +81,9 @@ def differs(schedule: Schedule, got: dict[int, list[torch.Tensor]]) -> float:
     """How far the gradients are from the monolith's; 1e-12 covers another order of summation."""
     pairs = zip(expected(schedule.chunks), (got[layer] for layer in sorted(got)), strict=True)
     return max((a - b).abs().max().item() for one, other in pairs for a, b in zip(one, other, strict=True))
+
+
+def are_equal(some: dict[int, list[torch.Tensor]], others: dict[int, list[torch.Tensor]]) -> bool:
+    return some.keys() == others.keys() and all(
+        torch.equal(a, b) for layer in some for a, b in zip(some[layer], others[layer], strict=True)
+    )

@@ -7,6 +7,8 @@ import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from warm import Command, Warm
@@ -45,6 +47,14 @@ def environment_of(folder: Path, changes: dict[str, str]) -> dict[str, str]:
     """The environment of a user without W&B, unless the changes ask for it."""
     mine = {"PYTHONPATH": str(ROOT), "COLUMNS": "160", "HOME": str(folder), "WANDB_MODE": "disabled"}
     return {**{key: value for key, value in os.environ.items() if not key.startswith("WANDB")}, **mine, **changes}
+
+
+def until(condition: Callable[[], object], said: Callable[[], str] = str, seconds: float = 120) -> None:
+    """Wait until a condition holds; `said` tells why it does not. A busy machine may take long."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, said()
+        time.sleep(0.01)
 
 
 def read(path: Path):

@@ -9,9 +9,11 @@ import pandas as pd
 import pytest
 
 from analysis import engine_speed, m_sensitivity, prediction, rank_time
+from analysis.forecasts import errors, forecasts, kendall, regrets, summary
 from analysis.timeline import time_table
 from microp.schedule.builders import gpipe
 from microp.store import LAUNCH, Store, write_schedule
+from tests.made_sweeps import made
 from tests.made_up import Made, by_stem
 
 # --- what the figures say --------------------------------------------------------------------------------
@@ -174,3 +176,132 @@ def test_the_table_of_times_adds_up_each_rank():
     lines = time_table({"compute": [1.0, 2.0], "warmup": [0.5, 0.25]}).splitlines()
     assert lines[0].split() == ["ms", "compute", "warmup", "sum"]
     assert [line.split()[2:] for line in lines[1:3]] == [["1.00", "0.50", "1.50"], ["2.00", "0.25", "2.25"]]
+
+
+# --- bars that lie side by side differ in nothing but what their names say ------------------------
+
+
+def drawn(rows: list[dict]) -> tuple[dict[str, list[str]], rank_time.Exhibit]:
+    """The names of the bars in each panel, by the panel's title on one line."""
+    for number, row in enumerate(rows):
+        row.update({"question": str(number), LAUNCH: 0})
+    [exhibit] = rank_time.exhibits(Made(rows))
+    panels = {
+        axis.get_title(loc="left").replace("\n", " "): [label.get_text() for label in axis.get_yticklabels()]
+        for axis in exhibit.figure.axes
+    }
+    return {title: [name.rpartition(",")[0] for name in names] for title, names in panels.items()}, exhibit
+
+
+def test_latencies_have_a_panel_each_although_they_follow_from_the_schedule(tmp_path):
+    rows = [made(tmp_path, name, 8, 4, latency=latency) for name, latency in (("gpipe", 0), ("1f1b", 2))]
+    panels, exhibit = drawn(rows)
+    assert panels == {
+        "emulated, mlp, K = 4, M = 8, device.latency_ms=0": ["gpipe"],
+        "emulated, mlp, K = 4, M = 8, device.latency_ms=2": ["1f1b"],
+    }
+    assert exhibit.table.groupby("device.latency_ms")["schedule"].unique().map(list).to_dict() == {
+        0: ["gpipe"],
+        2: ["1f1b"],
+    }
+
+
+def test_every_key_in_which_runs_differ_is_named(tmp_path):
+    path = "/home/somebody/a/folder/{}/of/texts/that/is/deep/and/has/a/name/that/is/long.txt"
+    others = {"config.engine.name": ["microp", "torch"], "config.learning_rate": [0.1, 0.2]}
+    others |= {"config.model.dim": [64, 128], "config.data.path": [path.format(1), path.format(2)]}
+    usual = {key: values[0] for key, values in others.items()}
+    rows = [made(tmp_path, "gpipe", 8, **usual), made(tmp_path, "1f1b", 8, **usual)]
+    rows += [made(tmp_path, "gpipe", 8, **{**usual, key: values[1]}) for key, values in others.items()]
+    panels, exhibit = drawn(rows)
+    assert sorted(panels.values()) == [["gpipe"]] * 4 + [["gpipe", "1f1b"]]
+    for told in ("engine=torch", "data.path=…2/of", "learning_rate=0.2", "model.dim=128"):
+        assert sum(told in title.replace(" ", "") for title in panels) == 1
+    assert {"engine.name", "learning_rate", "model.dim", "data.path"} <= set(exhibit.table)
+
+
+def test_a_schedules_own_keys_are_in_the_names_of_its_bars(tmp_path):
+    rows = [made(tmp_path, "mine", 8, **{"config.schedule.group": group}) for group in (2, 4)]
+    panels, _ = drawn([*rows, made(tmp_path, "gpipe", 8)])
+    assert panels == {"emulated, mlp, K = 2, M = 8": ["gpipe", "mine, group=2", "mine, group=4"]}
+
+
+def test_what_has_no_room_is_named(tmp_path):
+    panels, exhibit = drawn([made(tmp_path, "gpipe", chunks) for chunks in range(1, 10)])
+    assert len(panels) == rank_time.PANELS
+    assert "Not drawn, but in the table: 3 further configurations (emulated, mlp, K = 2, M = " in exhibit.caption
+    assert exhibit.table["chunks"].nunique() == 9
+
+
+def test_the_table_of_replays_names_what_runs_differ_in(tmp_path):
+    rows = [made(tmp_path, "gpipe", 8, latency=latency) for latency in (0, 2)]
+    [exhibit] = prediction.exhibits(Made([{**row, "question": str(n)} for n, row in enumerate(rows)]))
+    assert sorted(exhibit.table["device.latency_ms"]) == [0, 2]
+
+
+# --- errors of what was known before a run, and what the choice by it cost ------------------------
+
+
+def runs(*rows: tuple[str, int, float, float], launches: int = 1, **changes) -> pd.DataFrame:
+    """Runs by schedule, microbatches, predicted and measured ms; each further launch takes 2 % longer."""
+    return pd.DataFrame(
+        [
+            {
+                "question": f"{schedule}-{chunks}",
+                "schedule": schedule,
+                "chunks": chunks,
+                "ranks": 2,
+                "replicas": 1,
+                "partition": [8, 8],
+                "checkpointing": "never",
+                "model": "mlp",
+                "device": "cpu",
+                "batch_size": 256,
+                "config.model.dim": 64,
+                "predicted.step_ms": predicted,
+                "replayed.step_ms": measured,
+                "step_ms.median": measured * (1 + 0.02 * launch),
+                **changes,
+            }
+            for schedule, chunks, predicted, measured in rows
+            for launch in range(launches)
+        ]
+    )
+
+
+def test_errors_are_relative_and_of_the_median_launch():
+    table = forecasts(runs(("gpipe", 4, 110, 100), ("1f1b", 4, 90, 100), launches=3))
+    assert table["measured"].tolist() == [102, 102]
+    assert table["noise"].tolist() == pytest.approx([0.02 / 1.02] * 2)
+    found = errors(table, "predicted")
+    assert found["max"] == pytest.approx(1 - 90 / 102)
+    assert found["bias"] == pytest.approx((110 / 102 + 90 / 102) / 2 - 1)
+
+
+def test_the_plan_chosen_and_the_order_of_plans():
+    table = forecasts(runs(("gpipe", 4, 50, 100), ("1f1b", 4, 60, 90), ("zb_h1", 4, 70, 120), ("naive", 4, 65, 121)))
+    assert list(regrets(table, "predicted").values()) == pytest.approx([100 / 90 - 1])
+    # apart: 5 of 6 pairs, since 120 and 121 are alike; in the wrong order is one, of gpipe and 1f1b
+    assert kendall(table, "predicted") == pytest.approx((4 - 1) / 5)
+    assert kendall(table, "replayed") == 1
+
+
+def test_baselines_know_the_other_configurations_only():
+    table = forecasts(runs(("gpipe", 1, 1, 400), ("gpipe", 3, 1, 300), ("gpipe", 7, 1, 100))).set_index("chunks")
+    assert table["mean"].tolist() == [200, 250, 350]
+    assert table["FLOPs"].tolist() == pytest.approx([200, 250, 350])  # all have the same work
+    unit = (300 * 3 / 4 + 100 * 7 / 8) / 2
+    assert table.loc[1, "closed bubble"] == pytest.approx(unit * 2)
+    assert set(summary(table.reset_index())["forecast"]) == {"replayed", "predicted", "closed bubble", "FLOPs", "mean"}
+
+
+def test_what_was_not_predicted_is_left_out():
+    assert forecasts(pd.DataFrame({"run_id": ["a"]})).empty
+    assert forecasts(runs(("gpipe", 4, 1, 2), replicas=2)).empty
+    assert forecasts(runs(("gpipe", 4, None, 2))).empty
+
+
+def test_a_run_without_an_end_changes_nothing():
+    finished = runs(("gpipe", 4, 110, 100), ("1f1b", 4, 90, 100))
+    killed = pd.DataFrame([{"question": "gpipe-8", "schedule": "gpipe", "model": "mlp", "device": "cpu"}])
+    assert forecasts(pd.concat([finished, killed])).equals(forecasts(finished))

@@ -49,59 +49,44 @@ def own_copy(name: str, **params: str) -> str:
     return text
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A user's own folder, in which three sweeps of the schedule were run and the report was made."""
-    place = add_schedule(tmp_path_factory.mktemp("own"))
+FIGURES = (
+    *(f"m-sensitivity-{what}" for what in ("speed-up", "bubble", "depth", "memory")),
+    *(f"partition-skew-{what}" for what in ("utilisation", "throughput", "position")),
+    *(f"schedules-{what}" for what in ("compared", "pareto")),
+    *("replayed-measured", "rank-time"),
+)
+
+
+def test_every_experiment_shows_it_with_the_theory_of_its_own_order(tmp_path):
+    """GPipe over groups of two: four groups of F F B B on 4 ranks, each 5 slots of F and of B long."""
+    folder = add_schedule(tmp_path)
     for name, (params, words) in SWEEPS.items():
-        (place / f"{name}.yaml").write_text(own_copy(name, **params))
-        done = microp("-cd", ".", "-cn", name, *QUICK, *words, folder=place)
+        (folder / f"{name}.yaml").write_text(own_copy(name, **params))
+        done = microp("-cd", ".", "-cn", name, *QUICK, *words, folder=folder)
         assert done.returncode == 0, done.stdout + done.stderr
-    done = microp(folder=place, program="analysis")
+    done = microp(folder=folder, program="analysis")
     assert done.returncode == 0, done.stderr
     assert "left out" not in done.stderr
-    return place
-
-
-@pytest.mark.parametrize(
-    "stem",
-    [
-        *(f"m-sensitivity-{what}" for what in ("speed-up", "bubble", "depth", "memory")),
-        *(f"partition-skew-{what}" for what in ("utilisation", "throughput", "position")),
-        *(f"schedules-{what}" for what in ("compared", "pareto")),
-        *("replayed-measured", "rank-time"),
-    ],
-)
-def test_every_figure_of_the_experiments_shows_it(folder, stem):
     report = folder / "outputs" / "report"
-    assert (report / f"{stem}.svg").stat().st_size
-    assert NAME in set(pd.read_csv(report / f"{stem}.csv")["schedule"])
-
-
-def test_its_theory_is_simulated_with_its_own_order(folder):
-    """GPipe over groups of two: four groups of F F B B on 4 ranks, each 5 slots of F and of B long."""
-    table = pd.read_csv(folder / "outputs" / "report" / "schedules-compared.csv")
+    for stem in FIGURES:
+        assert (report / f"{stem}.svg").stat().st_size
+        assert NAME in set(pd.read_csv(report / f"{stem}.csv")["schedule"]), stem
+    table = pd.read_csv(report / "schedules-compared.csv")
     [row] = table[(table["schedule"] == NAME) & (table["chunks"] == 8)].to_dict("records")
     layers = 2  # of a rank
     assert row["step_ms.formula"] == pytest.approx(4 * 5 * layers * (0.5 + 1))
-    skewed = pd.read_csv(folder / "outputs" / "report" / "partition-skew-throughput.csv")
-    assert skewed["formula"].notna().all()
+    assert pd.read_csv(report / "partition-skew-throughput.csv")["formula"].notna().all()
 
-
-def test_it_is_drawn_as_a_timeline_and_as_a_sweep(folder):
     [run, *_] = sorted((folder / "outputs" / "runs").glob("mine-m8-k4-*"))
-    done = microp(str(run), folder=folder, program="analysis.timeline")
-    assert done.returncode == 0, done.stderr
-    swept = microp("outputs/sweeps", folder=folder, program="analysis.sweep")
-    assert swept.returncode == 0, swept.stderr
+    for program, what in (("analysis.timeline", str(run)), ("analysis.sweep", "outputs/sweeps")):
+        drawn = microp(what, folder=folder, program=program)
+        assert drawn.returncode == 0, drawn.stderr
 
-
-def test_a_report_of_its_runs_alone_is_made(folder, tmp_path):
-    """No run has a closed form of the bubble then."""
+    alone = folder / "alone" / "outputs"  # no run there has a closed form of the bubble
     for kind, name in (("runs", "mine-*"), ("sweeps", "*partition_skew")):
         for path in (folder / "outputs" / kind).glob(name):
-            shutil.copytree(path, tmp_path / "outputs" / kind / path.name)
-    assert finished_runs(tmp_path / "outputs")["bubble.closed_form"].dtype == float
-    done = microp("outputs", folder=tmp_path, program="analysis")
+            shutil.copytree(path, alone / kind / path.name)
+    assert finished_runs(alone)["bubble.closed_form"].dtype == float
+    done = microp(str(alone), folder=folder, program="analysis.partition_skew")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "outputs" / "report" / "partition-skew-utilisation.svg").exists()
+    assert (alone / "report" / "partition-skew-utilisation.svg").exists()

@@ -15,16 +15,18 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from costs_helper import equal
 from recorded import write_plan
 from user import microp, start
 
 from analysis import __main__ as report
-from analysis import m_sensitivity, prediction, rank_time, sweep, timeline
+from analysis import m_sensitivity, orders, prediction, rank_time, sweep, timeline
 from analysis.command import main
 from analysis.exhibit import provenance
 from analysis.overview import _disturbed
 from analysis.page import escaped
-from microp.schedule.builders import gpipe
+from microp.schedule.builders import gpipe, one_f_one_b
+from microp.simulator import replay, schedule_of, simulate
 from microp.store import LAUNCH, Store, write_json
 
 
@@ -344,3 +346,37 @@ def test_one_launch_of_each_question_is_shown(outputs, made):
         assert [panel["name"] for panel in run["panels"]] == ["replayed", "measured"]
         assert len(run["actions"]) == 4 * actions
         assert all(len(panel["times"]) == 3 * actions for panel in run["panels"])
+
+
+# --- figures are made from what runs left on disk -------------------------------------------------
+
+
+def test_the_replay_is_of_what_was_run():
+    """With spans that obey the model exactly, replayed and measured are one."""
+    schedule = one_f_one_b(4, 6)
+    spans = simulate(schedule, equal(4, 10, 20, latency=1))
+    shuffled = sorted(spans, key=lambda span: (span.microbatch, span.rank))
+    found = schedule_of(shuffled, "1f1b")
+    assert found == schedule
+    assert sorted(replay(found, shuffled)) == sorted(spans)
+
+
+def test_a_folder_without_a_trace(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        timeline.main([str(tmp_path)])
+    assert stop.value.code == 2
+    assert "holds no attempt with a trace" in capsys.readouterr().err
+
+
+# --- `python -m analysis.orders`: one row per case, with the searched order between the bound and the best named one --
+
+
+def test_the_table_has_bounds_named_and_searched_orders(tmp_path, capsys):
+    assert orders.main(["--seconds", "1", "--solver", "0", "--cases", "2", "--report", str(tmp_path)]) == 0
+    table = pd.read_csv(tmp_path / "orders.csv")
+    assert list(zip(table["K"], table["M"], table["cap"], strict=True)) == [(2, 8, 2), (4, 8, 3)]
+    assert (table["bound"] <= table["found"]).all()
+    assert (table["found"] <= table["named"]).all()
+    assert "solver" not in table
+    assert (tmp_path / "orders.svg").exists()
+    assert "orders.csv" in capsys.readouterr().out

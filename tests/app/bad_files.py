@@ -60,13 +60,7 @@ def model(case: str = "good", width: int = 8):
 # The option `schedule=<name>` of each function above, and further ones that are wrong themselves.
 OPTIONS = {
     name: f"name: mine\nbuilder: own.{name}\n"
-    for name in (
-        "raises",
-        "returns_text",
-        "returns_no_rows",
-        "returns_other_ranks",
-        "exits",
-    )
+    for name in ("raises", "returns_text", "returns_no_rows", "returns_other_ranks", "exits")
 } | {
     "no_builder": "name: mine\n",
     "slash": "name: a/b\nbuilder: own.good\n",

@@ -60,7 +60,7 @@ def test_only_a_failure_for_lack_of_memory_gets_advice(monkeypatch):
 
 def test_a_rank_that_runs_out_of_memory_gets_the_advice(tmp_path):
     """Its address space is limited, so that the logits of the batch do not fit."""
-    words = "batch_size=600000 chunks=1 model.dim=8 model.layers=2 steps=1 warmup_steps=0 data=synthetic"
+    words = "batch_size=600000 chunks=1 model.dim=8 model.layers=2 steps=1 warmup_steps=0 data=synthetic comms=threads"
     command = f"ulimit -v 2200000; exec {sys.executable} -m microp.run {words}"
     own = environment_of(tmp_path, {})
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=own, capture_output=True, text=True, timeout=120)

@@ -69,10 +69,7 @@ def test_an_output_folder_that_cannot_be_made_is_refused(what, words, typed, tmp
 def test_a_folder_that_has_been_removed_is_told(tmp_path):
     command = f"mkdir x; cd x; rmdir ../x; exec {shlex.join([sys.executable, '-m', 'microp.run', *FEW])}"
     done = start(["sh", "-c", command], tmp_path)
-    assert (done.returncode, done.stderr) == (
-        1,
-        "error: the current folder has been removed: change to another one\n",
-    )
+    assert (done.returncode, done.stderr) == (1, "error: the current folder has been removed: change to another one\n")
 
 
 def test_an_error_outside_of_the_ranks_costs_one_point(typed, monkeypatch):

@@ -56,15 +56,12 @@ def attempt(saved, tmp_path):
 
 WRONG = {
     "snapshot.every=0": "snapshot.every=0 is below 1: use at least 1, or null for no snapshots",
-    "snapshot.every=-3": "snapshot.every=-3 is below 1: use at least 1, or null for no snapshots",
     "snapshot.every=2 snapshot.keep=0": "snapshot.keep=0 is below 1",
     "snapshot.every=often": "snapshot.every",
     "snapshot.keep=3": "snapshot.keep=3 is not used by snapshot.every=null: use snapshot.every=10",
     "snapshot.resume=true snapshot.path=x": "snapshot.resume=true and snapshot.path=x name two snapshots",
     "snapshot.resume=true": "snapshot.resume=true, but ",
     "snapshot.path=/no/such": "snapshot.path: /no/such is not a folder: give the folder of a snapshot",
-    "snapshot.path=/tmp": "snapshot.path: /tmp has no snapshot: give the folder of a snapshot",
-    "snapshot.path=/dev/null": "snapshot.path: /dev/null is not a folder",
     "snapshot=none": "In 'base': Could not find 'snapshot/none'",
 }
 
@@ -78,10 +75,8 @@ def test_a_wrong_value_is_one_line(words, tmp_path):
 
 OTHERS = {
     "model.dim=64": "it has model.dim=32, this run has model.dim=64: give the same values",
-    "model.layers=8": "model.layers=4",
     "model=gpt": "model.name=mlp",
     f"data.path={__file__}": f"this run has data.path={__file__}: give the same values",
-    "batch_size=16": "batch_size=8",
     "seed=1": "seed=0",
     "learning_rate=0.1": "learning_rate=0.001",
     "dtype=bf16": "it has dtype=None, this run has dtype=bf16: give the same values",

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from types import SimpleNamespace
 
-from user import BIN, ROOT, SMALL, microp, read, start
+import pytest
+from user import SMALL, microp, read
+
+from microp import check as command
+from microp import null_stages
+from microp.app import overheads, self_checks
+from microp.worker import monolith
 
 
 def test_replicas_leave_rows_of_their_own(tmp_path):
@@ -25,23 +34,124 @@ def test_replicas_leave_rows_of_their_own(tmp_path):
     assert "reduction" in drawn.stdout
 
 
-def test_help_names_the_groups(tmp_path):
-    done = microp("--help", folder=tmp_path)
-    assert done.returncode == 0
-    for option in (ROOT / "conf").glob("*/*.yaml"):
-        assert f"    {option.stem} " in done.stdout
-    assert "One forward, one backward" in done.stdout
-    assert "chunks=4 " in done.stdout
-    assert "schema" not in done.stdout
-
-
-def test_tab_completion_can_be_installed(tmp_path):
-    done = start([BIN / "microp", "-sc", "install=bash"], tmp_path)
-    assert done.returncode == 0
-    assert "complete " in done.stdout
-
-
 def test_check(tmp_path):
     done = microp(folder=tmp_path, program="microp.check")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("pass") == 5
+
+
+# --- every command that a command prints is accepted as it is printed -----------------------------
+
+
+TINY = ["model.layers=4", "model.dim=32", "batch_size=8"]
+TIMES = ["device=emulated", "device.per=[layer,row]", "device.forward_ms=0.1", "device.weight_ms=0.1"]
+KNOBS = ["device.latency_ms=1", "device.recompute_ms=0.1", "device.reduce_ms=1", "device.full_ms=0.3", "sync=flat"]
+PRINTED = {  # a command -> its words
+    "plan": [*TINY, *TIMES, *KNOBS, "ranks=2", "chunks=2,4", "replicas=1,2", "checkpointing=never,always"],
+    "plan ": ["model=gpt", "model.vocabulary=300", "model.dim=32", "model.layers=2", "ranks=2", "chunks=2"],
+    "order": [*TINY, *TIMES, "ranks=2", "chunks=3", "schedule=zb_h1", "device.full_ms=0.3", "search.seconds=0.1"],
+    "order ": [
+        "ranks=18",
+        "chunks=40",
+        "batch_size=32",
+        "schedule=zb_h1",
+        "costs.backward=3",
+        "costs.forward=3",
+        "search.seconds=0.1",
+    ],
+    "simulate": [*TINY, "partition=balanced"],
+    "run": [*TINY, "steps=1", "warmup_steps=0", "partition=balanced", "model.layers=5"],
+}
+
+
+def commands(text: str) -> list[list[str]]:
+    """Return the commands in a text, each as its words; a remedy may stand inside a sentence."""
+    found = re.findall(r"(?:^|\s)((?:python -m )?microp(?:\.\w+)? [^:]*?)(?= makes one| measures|\n|$)", text, re.M)
+    return [shlex.split(each.removeprefix("python -m ")) for each in found]
+
+
+@pytest.mark.parametrize("command", PRINTED)
+def test_a_printed_command_is_not_refused(command, tmp_path):
+    done = microp(*PRINTED[command], folder=tmp_path, program=f"microp.{command.strip()}")
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stderr.split())
+    found = commands(done.stdout) + commands(text)
+    assert found or command == "simulate"
+    for program, *words in found:
+        module = {"microp": "microp.run"}.get(program, program)
+        only_checked = ["dry_run=true"] if module == "microp.run" else ["--cfg", "job"]
+        again = microp(*words, *only_checked, folder=tmp_path, program=module)
+        assert again.returncode == 0, (words, again.stderr)
+
+
+# --- the safety checks can fail, and say so with exit code 1. (That they pass: test_run.) ---------
+
+
+def test_a_failed_check_is_exit_code_1(monkeypatch, capsys):
+    monkeypatch.setattr(self_checks, "CHECKS", {"good": lambda _: (True, "1"), "bad": lambda _: (False, "0.5")})
+    assert command.main([]) == 1
+    out = capsys.readouterr().out
+    assert "pass  good" in out
+    assert "FAIL  bad" in out
+    assert "0.5" in out
+
+
+def test_a_wrong_gradient_fails(monkeypatch, tmp_path):
+    """One gradient of the monolith is changed by its smallest amount: the check sees it."""
+    steps = monolith.steps
+
+    def wrong(plan, count):
+        for step in steps(plan, count):
+            step.gradients[0][0].view(-1)[0] += 1e-6
+            yield step
+
+    monkeypatch.setattr(monolith, "steps", wrong)
+    passed, figure = self_checks.check_gradients(tmp_path)
+    assert not passed
+    assert "largest difference" in figure
+
+
+@pytest.mark.parametrize("peaks", [(1.0, 2.0), (1.0, 1.0)])
+def test_memory_that_does_not_fall_fails(monkeypatch, tmp_path, peaks):
+    rows = iter([[{"peak_memory_mib": peak}] for peak in (peaks[0], peaks[0], peaks[1], peaks[1])])
+    monkeypatch.setattr(self_checks, "launch_ranks", lambda *_: {})
+    monkeypatch.setattr(self_checks, "read_rows", lambda *_: next(rows))
+    passed, _ = self_checks.check_memory(tmp_path)
+    assert not passed
+
+
+# --- the harness's own cost is measured by a command ----------------------------------------------
+
+
+def test_every_transport_and_torch_get_a_line(tmp_path, monkeypatch, capsys):
+    def run(command, **_):
+        """Start a sweep, of ranks that are threads, or torchrun from the warm process."""
+        _, option, program, *words = command
+        assert option == "-m"
+        threads = ["comms=threads"] if program == "microp.run" else []
+        return microp(*words, *threads, folder=tmp_path, program=program)
+
+    monkeypatch.setattr(overheads, "subprocess", SimpleNamespace(run=run))
+    assert null_stages.main(["--steps", "3", "--points", "3"]) == 0
+    said = capsys.readouterr().out
+    for name in ("shm", "tcp", "gloo", r"torch \(gloo\)"):
+        [(action, there_and_back)] = re.findall(rf"^{name}\s+([\d.]+) µs\s+(\d+) µs$", said, re.MULTILINE)
+        assert float(action) > 0
+        assert float(there_and_back) > 0
+    assert len(re.findall(r"start and end of a point, [28] ranks, .*: \d+\.\d\d s", said)) == 3
+
+
+def test_nothing_to_measure_is_refused(tmp_path):
+    done = microp("--rows=0", folder=tmp_path, program="microp.null_stages")
+    assert done.returncode == 2
+    assert "--rows=0 is below 1" in done.stderr
+    done = microp("--busy", "1", "--ranks", "1", folder=tmp_path, program="microp.null_stages")
+    assert (done.returncode, "--ranks=1 is below 2" in done.stderr) == (2, True)
+
+
+def test_transports_are_compared_beside_others(tmp_path):
+    words = ["--busy", "0", "1", "--launches", "1", "--ranks", "2"]
+    done = microp(*words, folder=tmp_path, program="microp.null_stages")
+    assert done.returncode == 0, done.stderr
+    rows = re.findall(r"^ +2 +(1|16) +([01]) +1 +\d+ \(\d+\) +\d+ \(\d+\) +[\d.]+ \[", done.stdout, re.MULTILINE)
+    assert rows == [("1", "0"), ("1", "1"), ("16", "0"), ("16", "1")]

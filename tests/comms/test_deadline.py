@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from itertools import pairwise
+from threading import Condition
 from time import perf_counter_ns
 
 import pytest
 import torch
 from emulation import opened, shortest, workload
 
-from microp.comms import DelayedComms, Pacer, thread_comms
+from microp.comms import Countdown, DelayedComms, Pacer, patience, thread_comms
+from microp.comms import countdown as countdown_module
 from microp.comms import deadline as deadline_module
+from microp.comms.patience import LONG_NS, SHORT_NS, Patience
 from microp.device import emulated
 from microp.schedule import Action, Op
 
@@ -128,3 +133,99 @@ def test_the_time_of_sending_counts():
     threading.Timer(0.03, send).start()
     second.recv_tensor([1], 0)
     assert time.perf_counter() - sent[0] >= HOP_MS / 1e3
+
+
+# --- the rest of a time-out, which counts only time in which this process ran ---------------------
+
+
+@pytest.mark.parametrize(("moments", "left"), [([0.2, 0.4, 0.6], 1.4), ([0.2, 900, 900.1], 1.45), ([9, 90, 900], 1.25)])
+def test_a_tick_counts_little_however_long_it_took(moments, left, monkeypatch):
+    times = iter([0.0, *moments])
+    monkeypatch.setattr(countdown_module.time, "monotonic", lambda: next(times))
+    countdown = Countdown(2)
+    assert [countdown.tick() for _ in moments][-1] == pytest.approx(left)
+    assert not countdown.is_over
+
+
+def test_a_wait_ends_when_time_is_up():
+    changed, began = Condition(), time.monotonic()
+    with changed:
+        assert Countdown(0.4).wait_for(changed, lambda: True)
+        assert not Countdown(0.4).wait_for(changed, lambda: False)
+    assert 0.4 <= time.monotonic() - began < 20
+
+
+# --- how long a wait spins: long where cores are free, shortly where others want them, never without a core per rank --
+
+
+MS = 1_000_000
+
+
+@pytest.fixture
+def look(tmp_path, monkeypatch):
+    """Look after `passed` ms in which the thread had no core for `delayed` ms; the file and the clock are made up."""
+    file, now, total = tmp_path / "schedstat", [1], [7]
+    file.write_text("1 7 1\n")
+    monkeypatch.setattr(patience, "perf_counter_ns", lambda: now[0])
+    made = Patience(1, file)
+    assert made.spin_ns == SHORT_NS  # nothing is known yet
+
+    def look(passed: float, delayed: float, has_waited: bool = True) -> int:
+        now[0] += round(passed * MS)
+        total[0] += round(delayed * MS)
+        file.write_text(f"1 {total[0]} 1\n")
+        made.has_waited = has_waited
+        made.look()
+        return made.spin_ns
+
+    return look
+
+
+def test_a_core_that_others_want_is_soon_given_up(look):
+    assert look(100, 0.1) == LONG_NS
+    assert [look(100, 20), look(100, 20)][-1] == SHORT_NS
+
+
+def test_a_core_that_is_taken_now_and_then_is_kept(look):
+    """10 ms of 330 ms, as by the system: it delays one step of 33."""
+    found = {look(10 + delay, delay) for _ in range(20) for delay in [10] + 32 * [0.05]}
+    assert found == {LONG_NS}
+
+
+@pytest.mark.parametrize("step", [1, 10, 100])
+def test_a_core_shared_with_another_process_is_given_up(look, step):
+    """The other has turns of 4 ms as often as the rank, however short its steps are."""
+    found, left = [], 4
+    for _ in range(2000 // step):
+        turns, left = divmod(left - step, 4) if left < step else (0, left - step)
+        found.append(look(step + 4 * -turns, 4 * -turns))
+    assert set(found[len(found) // 2 :]) == {SHORT_NS}
+
+
+def test_steps_without_waits_do_not_count(look):
+    """Those of another engine, whose threads delay the rank."""
+    assert {look(*step) for _ in range(50) for step in ((10, 0.1, True), (30, 15, False))} == {LONG_NS}
+
+
+def test_after_a_crowd_has_gone_waits_spin_again(look):
+    assert look(500, 400) == SHORT_NS
+    found = [look(100, 0) for _ in range(20)]
+    assert found[0] == SHORT_NS
+    assert found[-1] == LONG_NS
+    assert sum(before != after for before, after in pairwise(found)) == 1  # it does not go to and fro
+
+
+def test_without_a_core_for_each_rank_no_wait_spins():
+    assert Patience(len(os.sched_getaffinity(0)) + 1).spin_ns == 0
+
+
+def test_a_system_that_counts_no_delays_spins_shortly(tmp_path):
+    made = Patience(1, tmp_path / "none")
+    made.look()
+    assert made.spin_ns == SHORT_NS
+
+
+def test_this_system_counts_delays():
+    made = Patience(1)
+    made.look()
+    assert made.spin_ns in (SHORT_NS, LONG_NS)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from unittest.mock import patch
 
 import pytest
 import torch
 from conftest import mlp, small_job
 from gpu import Gpu, HostComms, World
+from threads import are_equal, in_threads
 from threads import run as run_on_cpu
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -30,43 +30,24 @@ class Staged(StagedComms):
 def train(schedule, **changes) -> dict[int, list[torch.Tensor]]:
     """The gradients of every layer after two steps of ranks that stage their messages."""
     job = small_job(schedule=schedule, model=mlp("float64"), **changes)
-    gradients, errors = {}, []
 
     def open_cuda(_settings, _workload, comms, _local_rank):
         device = Cuda(0, 5, comms._gpu)
         device.torch_device = CPU
         return device
 
-    def live(inner) -> None:
+    def live(inner) -> dict[int, list[torch.Tensor]]:
         gpu = Gpu(World())
-        try:
-            trainer = Trainer(job, Staged(HostComms(inner, gpu), CPU, gpu))
-            for step in range(2):
-                trainer.load(step)
-                with gpu:
-                    trainer.step(step)
-            gradients.update({index: monolith.gradients_of(layer) for index, layer in trainer.layers.items()})
-        except Exception as error:
-            errors.append(error)
-            inner.abort()
+        trainer = Trainer(job, Staged(HostComms(inner, gpu), CPU, gpu))
+        for step in range(2):
+            trainer.load(step)
+            with gpu:
+                trainer.step(step)
+        return {index: monolith.gradients_of(layer) for index, layer in trainer.layers.items()}
 
-    everyone = thread_comms(len(schedule.ranks), 5, job.replicas)
-    threads = [threading.Thread(target=live, args=(each,), daemon=True) for each in everyone]
     with patch.object(trainer_module, "open_device", open_cuda):
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
-            assert not thread.is_alive(), "it hangs"
-    if errors:
-        raise errors[0]
-    return gradients
-
-
-def are_equal(some, others) -> bool:
-    return some.keys() == others.keys() and all(
-        torch.equal(a, b) for layer in some for a, b in zip(some[layer], others[layer], strict=True)
-    )
+        found = in_threads(thread_comms(len(schedule.ranks), 5, job.replicas), live)
+    return {index: gradients for rank in found for index, gradients in rank.items()}
 
 
 @pytest.mark.parametrize("schedule", [gpipe(2, 4), one_f_one_b(3, 5), zb_v(2, 3)], ids=lambda each: each.name)
@@ -109,10 +90,4 @@ def test_every_verb_goes_through_the_host():
             found = [tensor.sum().item() for tensor in (total, later, came)]
         return [*found, comms.all_gather(comms.rank)]
 
-    found, everyone = {}, thread_comms(2, 5)
-    threads = [threading.Thread(target=lambda each=each: found.update({each.rank: work(each)})) for each in everyone]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert found == {0: [9.0, 18.0, 3.0, [0, 1]], 1: [9.0, 18.0, 21.0, [0, 1]]}
+    assert in_threads(2, work) == [[9.0, 18.0, 3.0, [0, 1]], [9.0, 18.0, 21.0, [0, 1]]]

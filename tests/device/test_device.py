@@ -96,11 +96,7 @@ def test_activation_meter_by_hand():
 @pytest.mark.parametrize("chunks", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize(
     ("build", "peak"),
-    [
-        (naive, lambda r, k, m: 1),
-        (gpipe, lambda r, k, m: m),
-        (one_f_one_b, lambda r, k, m: min(k - r, m)),
-    ],
+    [(naive, lambda r, k, m: 1), (gpipe, lambda r, k, m: m), (one_f_one_b, lambda r, k, m: min(k - r, m))],
 )
 def test_in_flight_is_counted_in_the_run(build, peak, chunks, tmp_path):
     ranks = 4

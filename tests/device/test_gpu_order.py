@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import CHECKPOINTING, mlp, small_job
 from gpu import Gpu, Group, NotReadyError, Stream, Work, World
+from threads import are_equal
 from threads import run as run_on_cpu
 
 from microp.comms import Heartbeats, NcclComms, thread_comms
@@ -101,12 +102,6 @@ def finished(ranks: list[Rank]) -> list[Rank]:
 
 def gradients_of(ranks: list[Rank]) -> dict[int, list[torch.Tensor]]:
     return {index: tensors for rank in ranks for index, tensors in rank.gradients.items()}
-
-
-def are_equal(some, others) -> bool:
-    return some.keys() == others.keys() and all(
-        torch.equal(a, b) for layer in some for a, b in zip(some[layer], others[layer], strict=True)
-    )
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import time
 from time import perf_counter_ns
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -14,6 +13,7 @@ import pytest
 import torch
 from configs import config, problems, warnings
 from conftest import small_job
+from user import until
 
 from microp.app import make_job
 from microp.app.partition_factory import memory_cap
@@ -77,10 +77,10 @@ def test_nvidia_smi_is_asked_while_the_steps_run(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "go")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     busy = Utilisation("GPU-12")
-    wait_for(lambda: len(busy._answers) == 1)
+    until(lambda: len(busy._answers) == 1)
     since = perf_counter_ns()
     (tmp_path / "go").write_text("\n")
-    wait_for(lambda: len(busy._answers) == 3)
+    until(lambda: len(busy._answers) == 3)
     assert busy.end(since) == 85.0
     assert busy.end(since) == 85.0
     assert "--id=GPU-12 --query-gpu=utilization.gpu --format=csv,noheader,nounits" in (tmp_path / "asked").read_text()
@@ -96,7 +96,7 @@ def test_nvidia_smi_ends_with_what_asks_it(tmp_path, monkeypatch):
     process = busy._process
     del busy
     gc.collect()
-    assert process.wait(5) == -signal.SIGTERM
+    assert process.wait(60) == -signal.SIGTERM
 
 
 def test_a_profile_of_a_gpu_uses_a_rank_per_gpu_and_names_the_card(two_gpus, monkeypatch):
@@ -114,13 +114,6 @@ def test_a_profile_of_a_gpu_uses_a_rank_per_gpu_and_names_the_card(two_gpus, mon
 def test_without_nvidia_smi_nothing_is_known(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert Utilisation("GPU-12").end(0) is None
-
-
-def wait_for(condition) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_the_driver_s_count_stands_beside_that_of_the_actions(tmp_path):

@@ -3,81 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, partial
-from itertools import product
+from functools import partial
 
 import pytest
 import torch
 import training
-from conftest import CHECKPOINTING, gpt, mlp, small_job
-from own_model import mixed, settings_of, tied_layers
+from conftest import CHECKPOINTING
+from test_every_schedule import BF16, expected, job_of, model_of
 from threads import in_threads
 from torch import nn
 
 from microp.model import Layers, build_model, lowered_types, open_autocast
-from microp.schedule import builders, skewed, uniform
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
-from microp.settings import AS_WRITTEN, Computing, EngineSettings
+from microp.settings import AS_WRITTEN, EngineSettings
 from microp.worker import Trainer, launch_ranks, monolith
 
-BF16 = Computing("bf16")
-BUILDERS = [name for name in builders.__all__ if name not in ("Drain", "from_file")]
 MODELS = ("mlp", "gpt", "mixed", "tied")
-
-
-@cache
-def model_of(name: str):
-    """A model of at least 7 layers; layers of `mixed` send float32 and bf16, `tied` sums weights across stages."""
-    if name in ("mlp", "gpt"):
-        return replace(mlp() if name == "mlp" else gpt(), layers=7)
-    return settings_of(mixed, BF16, dropout=0.1) if name == "mixed" else settings_of(tied_layers, BF16)
-
-
-def job_of(name: str, schedule, **changes):
-    model = model_of(name)
-    cut = changes.pop("cut", uniform)(model.layers, schedule.stages)
-    return small_job(**{"schedule": schedule, "model": model, "partition": cut, "computing": BF16, **changes})
-
-
-@cache
-def expected(name: str, chunks: int, batch_size: int = 9):
-    done = list(monolith.steps(job_of(name, gpipe(1, chunks), batch_size=batch_size), training.STEPS))
-    return [step.loss for step in done], list(map(training.digest, done[-1].gradients))
-
-
-def schedule_of(name: str, ranks: int):
-    """A schedule of this builder with a number of microbatches that it is defined for."""
-    for chunks in (3, 4, 6, 8):
-        try:
-            return getattr(builders, name)(ranks, chunks)
-        except ValueError:
-            continue
-    raise AssertionError(name)
-
-
-@pytest.mark.parametrize("name", BUILDERS)
-def test_every_schedule_and_checkpointing_mode_bit_for_bit(name, whole):
-    """On two and on three ranks, on both with `--whole`; the models take turns."""
-    for turn, (mode, ranks) in enumerate(product(CHECKPOINTING, (2, 3))):
-        if not whole and (turn + turn // 2 + BUILDERS.index(name)) % 2:
-            continue
-        schedule = schedule_of(name, ranks)
-        model = MODELS[(turn + turn // 4 + BUILDERS.index(name)) % len(MODELS)]
-        cut = skewed if ranks == 3 else uniform
-        job = job_of(model, schedule, cut=cut, checkpointing=CHECKPOINTING[mode], backend="threads")
-        results = in_threads(ranks, partial(training.train, job))
-        losses, want = expected(model, schedule.chunks)
-        layers = {index: own for _, part in results for index, own in part.items()}
-        case = (name, mode, ranks, model)
-        assert results[schedule.placement[schedule.stages - 1]][0] == losses, case
-        assert [training.digest(layers[index]) for index in range(job.model.layers)] == want, case
 
 
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
 def test_processes_bit_for_bit(backend, tmp_path):
     """Tensors of two bytes per number in mailboxes and on sockets; torch's own runtime needs sockets."""
     jobs = [
-        job_of(name, build(2, 4), checkpointing=CHECKPOINTING[mode], batch_size=8, backend=backend)
+        job_of(f"{name}, bf16", build(2, 4), checkpointing=CHECKPOINTING[mode], batch_size=8, backend=backend)
         for name, build, mode in (
             ("mlp", one_f_one_b, "segments"),
             ("mixed", zb_h1, "except_last"),
@@ -88,7 +36,14 @@ def test_processes_bit_for_bit(backend, tmp_path):
     if backend == "gloo":
         by_torch = EngineSettings("torch", False)
         jobs += [
-            job_of(name, build(2, 4), checkpointing=CHECKPOINTING[mode], batch_size=8, backend=backend, engine=by_torch)
+            job_of(
+                f"{name}, bf16",
+                build(2, 4),
+                checkpointing=CHECKPOINTING[mode],
+                batch_size=8,
+                backend=backend,
+                engine=by_torch,
+            )
             for name, build, mode in (
                 ("mlp", gpipe, "never"),
                 ("mixed", one_f_one_b, "always"),
@@ -97,7 +52,7 @@ def test_processes_bit_for_bit(backend, tmp_path):
         ]
     results = launch_ranks(jobs[0], tmp_path, 3, partial(training.train_all, jobs))
     for number, job in enumerate(jobs):
-        losses, want = expected(job.model.name.removesuffix("_layers"), 4, 8)
+        losses, want = expected(f"{job.model.name.removesuffix('_layers')}, bf16", 4, 8)
         case = (job.model.name, job.engine.name)
         assert results[job.schedule.placement[job.schedule.stages - 1]][number][0] == losses, case
         got = {index: bits for rank in range(2) for index, bits in results[rank][number][1].items()}
@@ -106,13 +61,13 @@ def test_processes_bit_for_bit(backend, tmp_path):
 
 def test_products_are_in_bf16_and_weights_gradients_and_optimizer_in_float32():
     for name in ("mlp", "gpt"):
-        losses, _ = expected(name, 3)
-        [exact] = monolith.steps(replace(job_of(name, gpipe(1, 3)), computing=AS_WRITTEN), 1)
+        losses, _ = expected(f"{name}, bf16", 3)
+        [exact] = monolith.steps(replace(job_of(f"{name}, bf16", gpipe(1, 3)), computing=AS_WRITTEN), 1)
         assert losses[0] != exact.loss
         assert losses[0] == pytest.approx(exact.loss, rel=0.02)
 
     def trained(comms):
-        trainer = Trainer(job_of("mlp", gpipe(1, 3), backend="threads"), comms)
+        trainer = Trainer(job_of("mlp, bf16", gpipe(1, 3), backend="threads"), comms)
         trainer.load(0)
         trainer.step(0)
         return trainer
@@ -128,7 +83,7 @@ def test_products_are_in_bf16_and_weights_gradients_and_optimizer_in_float32():
 @pytest.mark.parametrize("computing", [BF16, AS_WRITTEN])
 def test_the_types_between_layers_are_known_before_the_run(name, computing):
     """Here those that the layers really make."""
-    settings = model_of(name)
+    settings = model_of(f"{name}, bf16")
     model = build_model(settings)
     x = torch.randint(0, 256, (3, settings.row_bytes))
     with open_autocast(computing, "cpu"):

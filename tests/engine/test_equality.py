@@ -144,10 +144,7 @@ def test_every_schedule(ranks, whole, tmp_path):
         assert results[last][number][0] == losses, case
 
 
-OTHER_SUMS = {
-    "last in, first out": (gpipe(3, 5, Drain.lifo), False),
-    "W batched": (zb_h1(3, 5), True),
-}
+OTHER_SUMS = {"last in, first out": (gpipe(3, 5, Drain.lifo), False), "W batched": (zb_h1(3, 5), True)}
 
 
 def job_of_other_sums(model: str, checkpointing: str, sums: str) -> Job:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from functools import cache, partial
-from itertools import product
 
 import pytest
 import torch
@@ -22,16 +21,14 @@ from own_model import (
     settings_of,
     tied_layers,
 )
-from threads import in_threads
+from test_every_schedule import run_in_threads
 
 from microp.comms import thread_comms
 from microp.model.randomness import GENERATOR
-from microp.schedule import Partition, builders, skewed, uniform
+from microp.schedule import Partition
 from microp.schedule.builders import gpipe, one_f_one_b, zb_h1, zb_v
 from microp.settings import EngineSettings, OwnSettings, SnapshotSettings
 from microp.worker import RankError, Trainer, launch_ranks, monolith, run_threads
-
-BUILDERS = [name for name in builders.__all__ if name not in ("Drain", "from_file")]
 
 
 @cache
@@ -39,53 +36,9 @@ def model_of(dtype: str, dropout: float = 0.1):
     return settings_of(mixed, dtype=dtype, dropout=dropout)
 
 
-@cache
-def expected(dtype: str, chunks: int):
-    return expected_of(model_of(dtype), chunks)
-
-
 def expected_of(model: OwnSettings, chunks: int):
     done = list(monolith.steps(own_job(model, schedule=gpipe(1, chunks)), training.STEPS))
     return [step.loss for step in done], done[-1].gradients
-
-
-def schedule_of(name: str, ranks: int):
-    """A schedule of this builder with a number of microbatches that it is defined for."""
-    for chunks in (4, 6, 8, 9):
-        try:
-            return getattr(builders, name)(ranks, chunks)
-        except ValueError:
-            continue
-    raise AssertionError(name)
-
-
-def run_in_threads(job):
-    """The losses, and the gradients of every layer; each rank is a thread."""
-    results = in_threads(job.ranks, lambda comms: training.train(job, comms))
-    losses = results[job.schedule.placement[job.schedule.stages - 1]][0]
-    return losses, {index: own for _, layers in results for index, own in layers.items()}
-
-
-@pytest.mark.parametrize("name", BUILDERS)
-def test_every_schedule_and_checkpointing_mode_bit_for_bit(name, whole):
-    """Without `--whole` every other mode is on two ranks, the others on three, and for the next schedule conversely."""
-    for turn, (mode, ranks) in enumerate(product(CHECKPOINTING, (2, 3))):
-        if not whole and (turn + turn // 2 + BUILDERS.index(name)) % 2:
-            continue
-        schedule = schedule_of(name, ranks)
-        cut = skewed if ranks == 3 else uniform
-        model = model_of("float32")
-        job = own_job(
-            model,
-            schedule=schedule,
-            partition=cut(model.layers, schedule.stages),
-            checkpointing=CHECKPOINTING[mode],
-            backend="threads",
-        )
-        losses, layers = run_in_threads(job)
-        want_losses, want = expected("float32", schedule.chunks)
-        assert losses == want_losses, (mode, ranks)
-        assert [training.digest(layers[i]) for i in range(model.layers)] == list(map(training.digest, want))
 
 
 @pytest.mark.parametrize("mode", CHECKPOINTING)
@@ -99,7 +52,7 @@ def test_other_sums_to_1e_12(mode):
         engine=EngineSettings("microp", True),
     )
     losses, layers = run_in_threads(job)
-    want_losses, want = expected("float64", 4)
+    want_losses, want = expected_of(model_of("float64"), 4)
     assert losses == pytest.approx(want_losses, abs=1e-12)
     for index, gradients in enumerate(want):
         for mine, theirs in zip(layers[index], gradients, strict=True):

@@ -8,7 +8,6 @@ from functools import partial
 import pytest
 import torch
 import training
-from configs import config, problems
 from conftest import CHECKPOINTING, gpt, mlp, small_job
 from emulation import settings
 
@@ -131,32 +130,3 @@ def test_two_different_orders_have_a_limit_each():
         device=settings(forward_ms=5.0, backward_ms=10.0, latency_ms=1.0),
     )
     assert own_limits_ms(emulated, [1.0]) == {"microp": 154.0, "torch": 162.0}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ("schedule=zb_h1", "engine=torch has no schedule 'zb_h1': use one of gpipe, 1f1b"),
-        ("ranks=1", "engine=torch needs a pipeline: use ranks=2 or more"),
-        ("chunks=3", "engine=torch needs equal microbatches: 256 rows in chunks=3 are not"),
-        (
-            "schedule=1f1b ranks=4 chunks=2",
-            "engine=torch needs at least one microbatch per stage for 1f1b",
-        ),
-        (
-            "schedule=breadth_first",
-            "engine=torch runs the backwards of breadth_first last in, first out: set sched",
-        ),
-        ("schedule=gpipe schedule.drain=lifo", "engine=torch runs the backwards of gpipe first in, first out: set sch"),
-        (
-            "schedule=interleaved ranks=4 chunks=11 batch_size=220",
-            "engine=torch needs chunks in equal rounds for interleaved, a multiple of chunks // ranks: chunks=11 in 2 "
-            "rounds is not, use chunks=10 or 12",
-        ),
-        ("checkpointing=except_last", "engine=torch treats all microbatches alike: checkpointing=except_last does not"),
-        ("comms=threads", "engine=torch needs ranks that are processes: use comms=auto"),
-    ],
-)
-def test_what_torch_cannot_run_is_refused(overrides, message):
-    found = problems(config("engine=torch", *overrides.split()))
-    assert any(problem.startswith(message) for problem in found)

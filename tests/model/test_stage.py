@@ -60,8 +60,7 @@ def test_what_a_stage_only_passes_on_has_memory_of_its_own(name, module, split):
 
 
 @pytest.mark.parametrize(
-    ("name", "kept"),
-    [("never", [1, 1, 1]), ("except_last", [1, 1, 1]), ("always", [1, 1, 1]), ("segments", [2, 2, 2])],
+    ("name", "kept"), [("never", [1, 1, 1]), ("except_last", [1, 1, 1]), ("always", [1, 1, 1]), ("segments", [2, 2, 2])]
 )
 def test_what_is_kept(name, kept):
     stage = make(CHECKPOINTING[name])

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from profiled import MACHINE, profile
 
+from microp.app import compose_config, read_config
+from microp.app.partition_factory import choose_partition
 from microp.job import Workload
-from microp.planner import forecast, read_plain, stage_costs
+from microp.model import build_model
+from microp.model.work import layer_work
+from microp.planner import EstimatedPrices, forecast, numbers_of_rows, read_plain, row_factors, stage_costs
 from microp.planner.profile import interpolate
+from microp.schedule import builders, spread
 from microp.schedule.builders import gpipe, one_f_one_b
-from microp.settings import NEVER, Checkpointing, MlpSettings
+from microp.settings import NEVER, Checkpointing, DeviceSettings, EstimateSettings, GptSettings, MlpSettings
 from microp.store import ProfileError, find_profile, read_profile, write_profile
 
 MODEL = MlpSettings("mlp", 8, 64, "float32")
@@ -92,3 +98,87 @@ def test_a_profile_of_before_has_one_factor_for_all_that_is_not_usual():
     costs = stage_costs(old, MODEL.kinds, workload(one_f_one_b(2, 4), 20), "shm")
     assert costs.forward[1] == pytest.approx(9 * 1.2)
     assert costs.backward == pytest.approx((5 * 6, 3 * 6))
+
+
+# --- a time between two measured numbers of rows is not on the line between them ------------------
+
+
+@pytest.mark.parametrize("batch", [1, 7, 48, 240])
+def test_every_microbatch_of_a_batch_is_among_them(batch):
+    found = numbers_of_rows(batch)
+    assert found == sorted(set(found))
+    assert set(found) == {rows for chunks in range(1, batch + 1) for rows in spread(batch, chunks)}
+
+
+def test_the_factor_is_what_a_line_misses():
+    rows, ms = [8, 10, 11, 16, 20, 32], [1.0, 1.25, 1.5, 2.0, 2.75, 4.0]
+    found = row_factors(rows, {"forward": ms}, [8.0, 16.0, 32.0, 64.0])["forward"]
+    assert found == pytest.approx((1, 1, 1.5 / 1.375, 1, 2.75 / 2.5, 1))
+
+
+def test_below_the_first_place_the_line_goes_on():
+    found = row_factors([2, 8, 16], {"full": [1.0, 2.0, 3.0]}, [8.0, 16.0])["full"]
+    assert found == pytest.approx((1 / 1.25, 1, 1))
+
+
+def test_one_place_gives_no_line():
+    assert row_factors([2, 8], {"full": [1.0, 2.0]}, [8.0, 16.0]) == {}
+
+
+def test_a_profile_uses_the_factors_between_its_rows():
+    """Its forward takes 1 + 0.1 per row at 8 and 64 rows; what is recomputed takes as much."""
+    factors = {"forward": (1.0, 1.1, 1.2, 1.0)}
+    given = profile(MODEL, after={}, fine_rows=(8.0, 20.0, 30.0, 64.0), row_factors=factors)
+    given = read_plain(given.plain(), "file")
+    for rows, factor in ((8, 1.0), (20, 1.1), (25, 1.15), (30, 1.2), (64, 1.0), (70, 1.0), (4, 1.0)):
+        times = given.layer_times(1, rows, {})
+        assert times.forward == times.recompute == pytest.approx((1 + 0.1 * rows) * factor)
+        assert times.full == pytest.approx(2 * (1 + 0.1 * rows))
+
+
+def test_factors_without_their_rows_are_refused():
+    plain = profile(MODEL, fine_rows=(8.0, 64.0), row_factors={"forward": (1.0, 1.0)}).plain()
+    with pytest.raises(ValueError, match="one value for each of fine_rows"):
+        read_plain({**plain, "fine_rows": [8.0]}, "file")
+
+
+# --- layers without measured times are weighed by what they compute and read; a device that is not here is estimated --
+
+
+GPT = GptSettings("gpt", 4, 32, "float32", 4, 16, 0.0, 1000)
+MLP = MlpSettings("mlp", 4, 512, "float32")
+ROWS = 8
+
+
+@pytest.mark.parametrize("model", [GPT, MLP], ids=lambda model: model.name)
+def test_the_work_of_built_in_layers_is_what_torch_counts(model):
+    """The numbers of the models that are built in are formulas, those of a user's own are counted."""
+    layers = [layer.to("meta") for layer in build_model(model).build(range(model.layers), 0)]
+    inputs = [torch.zeros(2, model.row_bytes, dtype=torch.int64, device="meta")]
+    for layer in layers[:-1]:
+        inputs.append(layer(inputs[-1]))
+    for index, (flops, weights) in enumerate(layer_work(layers, inputs)):
+        mine = model.work(index)
+        assert mine[0] == pytest.approx(flops, rel=0.01)
+        assert index == 0 or mine[1] == pytest.approx(weights, rel=0.01)  # the first layer looks up its embedding
+
+
+def test_a_head_of_many_words_counts_as_what_it_computes():
+    words = ["model=gpt", "model.vocabulary=50000", "model.dim=128", "batch_size=32", "ranks=4", "chunks=8"]
+    config = read_config(compose_config(*words, "schedule=1f1b", "partition=balanced", "output_dir=nowhere"))
+    chosen = choose_partition(config, builders.one_f_one_b(4, 8))
+    assert chosen.partition.sizes[-1] == 1
+    assert "weighs layers by their FLOPs and bytes" in chosen.notes[0]
+
+
+def test_a_forward_takes_its_operations_or_its_bytes():
+    workload = Workload(builders.gpipe(4, 1), (1, 1, 1, 1), (ROWS,), NEVER)
+    fast = EstimatedPrices(EstimateSettings("estimate", 1, 1.0, 1e6), MLP).costs(workload)
+    assert fast.forward[1] == pytest.approx(2 * 512 * 512 * ROWS / 1e12 * 1e3)
+    slow = EstimatedPrices(EstimateSettings("estimate", 1, 1e6, 1.0), MLP).costs(workload)
+    assert slow.forward[1] == pytest.approx(4 * (513 * 512 + 2 * 512 * ROWS) / 1e9 * 1e3)
+    far = EstimateSettings("estimate", 1, 1.0, 1.0, link_gb_per_s=0.5, latency_ms=2.0)
+    assert EstimatedPrices(far, MLP).costs(workload).hop(1) == pytest.approx(2 + 4 * 512 * ROWS / 0.5e9 * 1e3)
+    units = EstimatedPrices(DeviceSettings("cpu", 1), MLP)
+    assert not units.is_known
+    assert sum(units.costs(workload).forward) == pytest.approx(4 * ROWS)

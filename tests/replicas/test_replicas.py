@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from dataclasses import replace
 from functools import cache, partial
 from itertools import cycle, product
@@ -13,6 +12,7 @@ import torch
 import training
 from conftest import CHECKPOINTING, gpt, mlp, small_job
 from own_model import mixed, settings_of
+from threads import in_threads
 
 from microp.comms import ThreadComms, thread_comms
 from microp.comms.base import Summed
@@ -94,26 +94,10 @@ def check(job, found: list[training.Left]) -> None:
     assert losses == pytest.approx([step.loss for step in want], abs=1e-12), case
 
 
-def in_threads(job, everyone=None) -> list[training.Left]:
-    everyone = everyone or thread_comms(job.ranks, 10, job.replicas)
-    found, failures = {}, []
-
-    def live(comms) -> None:
-        try:
-            found[comms.world_rank] = training.train_replica(job, comms)
-        except Exception as error:
-            failures.append(error)
-            comms.abort()
-
-    threads = [threading.Thread(target=live, args=(comms,), daemon=True) for comms in everyone]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive(), "it hangs"
-    if failures:
-        raise failures[0]
-    return [found[number] for number in range(job.processes)]
+def train(job, everyone=None) -> list[training.Left]:
+    """What the ranks have, each of them a thread."""
+    everyone = everyone or thread_comms(job.ranks, 20, job.replicas)
+    return in_threads(everyone, lambda comms: training.train_replica(job, comms))
 
 
 @pytest.mark.parametrize("sync", SYNCS)
@@ -126,7 +110,7 @@ def test_threads(ranks, replicas, sync, whole):
     jobs = [job for job in part if job.sync == SYNCS[sync]]
     assert len(jobs) > 2
     for job in jobs:
-        check(job, in_threads(job))
+        check(job, train(job))
 
 
 @pytest.mark.parametrize(("ranks", "replicas"), [(1, 2), (2, 2), (2, 3)])
@@ -159,4 +143,4 @@ def test_a_sum_that_does_nothing_is_seen():
     for comms in everyone:
         comms.replica_group = Deaf(comms.replica_group._hub, comms.replica_group.rank, 10)
     with pytest.raises(AssertionError):
-        check(job, in_threads(job, everyone))
+        check(job, train(job, everyone))

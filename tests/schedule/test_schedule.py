@@ -7,8 +7,10 @@ from itertools import product
 import pytest
 from drawn import read
 
-from microp.schedule import Action, Op, from_text, to_text, validate
+from microp.schedule import Action, Op, Partition, from_text, of_sizes, skewed, spread, to_text, uniform, validate
+from microp.schedule import builders as schedules
 from microp.schedule.builders import Drain, gpipe, naive, one_f_one_b
+from microp.schedule.format_rows import format_rows
 
 GRID = list(product((naive, gpipe, one_f_one_b), range(1, 7), range(1, 13)))
 
@@ -77,3 +79,92 @@ def test_bad_text_is_named_by_line_and_column(text, message):
 def test_a_schedule_has_ranks_and_chunks(numbers):
     with pytest.raises(ValueError, match="both must be at least 1"):
         gpipe(*numbers)
+
+
+# --- no layer is dropped, and sizes are what was asked for ----------------------------------------
+
+
+@pytest.mark.parametrize(("layers", "stages"), [(n, k) for n, k in product(range(1, 20), range(1, 9)) if k <= n])
+def test_every_layer_is_on_one_stage(layers, stages):
+    for partition in (uniform(layers, stages), *(skewed(layers, stages, 0.8, rank) for rank in range(stages))):
+        held = [layer for stage in range(stages) for layer in partition.layers_of(stage)]
+        assert held == list(range(layers))
+        assert partition.layers == layers
+        assert min(partition.sizes) >= 1
+
+
+def test_uniform_spreads_the_remainder():
+    assert uniform(16, 3).sizes == (6, 5, 5)
+    assert spread(3, 5) == (1, 1, 1, 0, 0)
+    assert max(uniform(17, 5).sizes) - min(uniform(17, 5).sizes) == 1
+
+
+def test_skewed():
+    assert skewed(16, 2).sizes == (13, 3)
+    assert skewed(10, 4, 0.4, 2).sizes == (2, 2, 4, 2)
+    assert skewed(16, 3, 0.8, 2).sizes == (2, 1, 13)
+    assert skewed(8, 4, 0.8).sizes == (5, 1, 1, 1)  # every other rank keeps a layer
+    assert skewed(4, 1).sizes == (4,)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: uniform(3, 4), "4 stages are more than 3 layers: use at most 3"),
+        (lambda: skewed(8, 2, 1.0), "share=1.0 is not between 0 and 1"),
+        (lambda: skewed(8, 2, 0.0), "share=0.0 is not between 0 and 1"),
+        (lambda: skewed(8, 2, 0.5, 2), "rank=2 is not one of the 2 ranks: use 0 to 1"),
+        (lambda: of_sizes(8, 2, [3, 4]), r"sizes=\[3, 4\] add up to 7: they must add up to 8 layers"),
+        (lambda: of_sizes(8, 2, [8]), r"sizes=\[8\] has length 1 for 2 stages: give one size per stage"),
+        (lambda: of_sizes(8, 2, [8, 0]), "every stage needs at least 1 layer"),
+        (lambda: Partition(()), "every stage needs at least 1 layer"),
+    ],
+)
+def test_refusals(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# --- some of a schedule's rows as text ------------------------------------------------------------
+
+
+def draw(schedule, *marked, width=100):
+    return format_rows(schedule, set(map(Action.parse, marked)), width).splitlines()
+
+
+def test_a_small_schedule_is_drawn_whole():
+    assert draw(read("0F0 0B0 0F1 0B1", "1F0 1F1 1B0", chunks=2), "1F1", "0B1") == [
+        "rank 0  0F0  0B0  0F1 [0B1]",
+        "rank 1  1F0 [1F1] 1B0",
+    ]
+
+
+def test_of_a_large_one_what_is_near():
+    assert draw(schedules.gpipe(9, 6), "4F5", width=52) == [
+        "rank 3  …  3F2  3F3  3F4  3F5  3B0  3B1  3B2  …",
+        "rank 4  …  4F2  4F3  4F4 [4F5] 4B0  4B1  4B2  …",
+        "rank 5  …  5F2  5F3  5F4  5F5  5B0  5B1  5B2  …",
+    ]
+    assert draw(schedules.gpipe(2, 40), "0F0", "0B39", width=50) == [
+        "rank 0 [0F0]  0F1   0F2   …  0B37  0B38 [0B39]",
+        "rank 1  1F0   1F1   1F2   …  1B37  1B38  1B39",
+    ]
+
+
+def test_a_mark_is_made_wherever_the_action_stands():
+    assert draw(read("0F0 0B0 0F0"), "0F0") == ["rank 0 [0F0] 0B0 [0F0]"]
+
+
+def test_nothing_to_mark():
+    assert draw(read("0F0 0B0"), "3F0") == []
+
+
+@pytest.mark.parametrize("width", [30, 60, 100])
+def test_lines_fit_whatever_is_marked(width):
+    schedule = schedules.zb_v(64, 70)
+    for every in (1, 7, 400):
+        marked = {action for number, (_, action) in enumerate(schedule) if number % every == 0}
+        lines = format_rows(schedule, marked, width).splitlines()
+        assert 0 < len(lines) <= 8
+        assert max(map(len, lines)) <= width
+        assert any("[" in line for line in lines)

@@ -4,23 +4,37 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 from math import nan
+from random import Random
 
+import numpy as np
 import pytest
 from costs_helper import equal
+from random_schedules import random_costs, random_schedule
 
-from microp.schedule import Action
-from microp.schedule.builders import naive
-from microp.simulator import Costs, for_stages, simulate
-from microp.simulator.costs import ratio
-
-EXAMPLE = Costs(
-    forward=(1, 2),
-    backward=(10, 20),
-    weight=(100, 200),
-    recompute=(1000, 2000),
-    spared=(3,),
+from microp.schedule import Action, Op
+from microp.schedule.builders import gpipe, naive, one_f_one_b, zb_h1
+from microp.settings import NEVER, Checkpointing, Holds
+from microp.simulator import (
+    LINK_MODELS,
+    Costs,
+    LayerMemory,
+    LayerTimes,
+    Size,
+    costs_of,
+    equal_shares,
+    for_stages,
+    simulate,
+    simulate_on_cores,
+    stage_bytes,
+    weight_bytes,
 )
+from microp.simulator.costs import ratio
+from microp.simulator.link_model import Asynchronous, Rendezvous, SenderBusy, SerialLink
+from microp.trace import makespan
+
+EXAMPLE = Costs(forward=(1, 2), backward=(10, 20), weight=(100, 200), recompute=(1000, 2000), spared=(3,))
 
 
 def test_what_an_action_takes():
@@ -100,3 +114,169 @@ def test_refusals_name_the_key(given, message):
 def test_lists_of_different_lengths():
     with pytest.raises(ValueError, match=r"costs.weight has 3 values for 2 stages"):
         Costs((1, 1), (2, 2), (1, 1, 1))
+
+
+# --- stages from layers: memory and times ---------------------------------------------------------
+
+
+LAYER = LayerMemory(
+    weights=100,
+    activation=Size(per_row=30),  # its input, something inside, its output
+    boundary=Size(per_row=10),
+    shared=Size(per_row=10),
+    in_backward=Size(40, 5),
+)
+
+
+def test_a_tensor_that_two_layers_keep_counts_once():
+    memory = stage_bytes([LAYER] * 3, 2, NEVER)
+    assert memory.kept == memory.whole == 2 * (30 + 20 + 20)
+    assert memory.in_backward == 40 + 2 * 5  # the last layer's: after it, more is free than is needed
+    assert (memory.rebuilt, memory.gradients) == (0, 300)
+    assert weight_bytes([LAYER] * 5, (2, 3)) == [200, 300]
+
+
+def test_small_gradients_wait_for_the_end_of_a_stage_s_w():
+    small = LAYER._replace(in_weight=Size(2, 1), products=Size(5))
+    large = LAYER._replace(in_weight=Size(50, 1))
+    assert stage_bytes([small] * 3, 2, NEVER).in_weight == 3 * 5 + 2 + 2
+    assert stage_bytes([small, large], 2, NEVER).in_weight == 5 + 50 + 2
+
+
+def test_recomputed_segments_keep_their_inputs():
+    memory, segment = stage_bytes([LAYER] * 4, 2, Checkpointing("segments", 2, False)), 2 * (30 + 20)
+    assert memory.kept == 2 * 2 * 10
+    assert memory.rebuilt + memory.in_backward == segment - 2 * 10 + 40 + 2 * 5
+
+
+def test_what_some_backwards_of_a_stage_need_in_addition():
+    """Two layers that keep 6 each, of which they share 2; a backward needs 9 more, and the last layer's frees 4."""
+    layers = [LayerMemory(5, Size(6), Size(2), Size(2), in_backward=Size(9), in_weight=Size(6), products=Size(1))] * 2
+    alone = stage_bytes(layers, 1, NEVER)
+    assert alone.in_backward == 9  # then 9 - 4
+    assert (alone.own_send, alone.first_backward, alone.first_weight) == (0, 1, 4)
+    sending = stage_bytes([layers[0], layers[1]._replace(shared=Size(6))], 1, NEVER, 6, Holds(messages=True))
+    assert (sending.own_send, sending.first_backward) == (2, 5 - 4 + 6)  # 9 - 4 + 6, then the weights' 5
+
+
+def test_a_received_gradient_stays_in_its_mailbox_while_other_segments_run():
+    layers = [LayerMemory(5, Size(6), Size(2), Size(2), in_backward=Size(9))] * 2
+    policy = Checkpointing("segments", 2, False)
+    freed, stays = (stage_bytes(layers, 1, policy, 3, Holds(mailboxes=each)) for each in (False, True))
+    rebuilt = 6 - 2  # a segment's activations less its input
+    assert freed.rebuilt + freed.in_backward == rebuilt + 9
+    assert stays.in_backward == freed.in_backward + 3 - 2  # the last segment's input is free
+
+
+def test_stages_take_the_times_of_their_layers():
+    layers = [LayerTimes(2, 3, 1, 3.5, 2)] * 3 + [LayerTimes(5, 5, 5, 9, 5)]
+    fixed = LayerTimes(0.5, 0, 0, 0.5, 0)
+    costs = costs_of(layers, (3, 1), gpipe(2, 4), NEVER, fixed=fixed, latency=0.25)
+    assert (costs.forward, costs.backward, costs.weight, costs.recompute) == ((6.5, 5.5), (11, 9.5), (), ())
+    costs = costs_of(layers, (3, 1), zb_h1(2, 4), Checkpointing("except_last", 1, True))
+    assert (costs.backward, costs.weight, costs.full) == ((9, 5), (3, 5), (10.5, 9))
+    assert (costs.recompute, costs.spared) == ((6, 5), (3,))
+    with pytest.raises(ValueError, match=r"partition \[2, 1\] does not cut 4 layers into the schedule's 2 stages"):
+        costs_of(layers, (2, 1), gpipe(2, 4), NEVER)
+
+
+# --- the four rules, drawn: tensors from rank 0 to rank 1, an F a digit long for each unit of time ---
+
+
+def drawn(spans, ranks: int) -> tuple[str, ...]:
+    rows = [["."] * makespan(spans) for _ in range(ranks)]
+    for span in spans:
+        rows[span.rank][span.start : span.end] = str(span.microbatch) * (span.end - span.start)
+    return tuple("".join(row).rstrip(".") for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("transfer", "forward", "hop", "rows"),
+    [
+        (Asynchronous(), 1, 2, ("0123", "...0123")),
+        (SenderBusy(), 1, 2, ("0..1..2..3", "...0..1..2..3")),
+        (SerialLink(), 1, 2, ("0123", "...0.1.2.3")),
+        (Rendezvous(), 1, 2, ("0123", "...0..1..2..3")),
+        (Asynchronous(), 2, 1, ("00112233", "...00112233")),
+        (SenderBusy(), 2, 1, ("00.11.22.33", "...00.11.22.33")),
+        (SerialLink(), 2, 1, ("00112233", "...00112233")),
+        (Rendezvous(), 2, 1, ("00112233", "...00.11.22.33")),
+    ],
+)
+def test_hops_longer_and_shorter_than_a_forward(transfer, forward, hop, rows):
+    costs = Costs((forward, forward), (1, 1), latency=hop, transfer=transfer)
+    assert drawn([span for span in simulate(gpipe(2, 4), costs) if span.op is Op.F], 2) == rows
+
+
+@pytest.mark.parametrize("transfer", LINK_MODELS.values(), ids=LINK_MODELS)
+def test_one_tensor_under_way_at_a_time_costs_the_same_by_every_rule(transfer):
+    costs = Costs((1, 1, 1), (2, 2, 2), latency=5, transfer=transfer)
+    assert makespan(simulate(naive(3, 4), costs)) == 4 * (3 * (1 + 2) + 4 * 5)
+
+
+@pytest.mark.parametrize("transfer", LINK_MODELS.values(), ids=LINK_MODELS)
+def test_without_hops_the_rules_are_one(transfer):
+    spans = simulate(gpipe(3, 4), Costs((1, 2, 3), (3, 2, 4), transfer=transfer))
+    assert spans.end.tolist() == simulate(gpipe(3, 4), Costs((1, 2, 3), (3, 2, 4))).end.tolist()
+
+
+def test_the_two_directions_of_a_link_do_not_queue():
+    """The activation of F1 is under way from 4 to 7, the gradient of B0 from 6 to 9."""
+    costs = Costs((1, 1), (1, 1), latency=3, transfer=SerialLink())
+    starts = {str(span.action): span.start for span in simulate(one_f_one_b(2, 3), costs)}
+    assert (starts["1F0"], starts["1B0"], starts["1F1"], starts["0B0"]) == (4, 5, 7, 9)
+
+
+def test_rules_are_values():
+    assert Costs((1,), (1,)) == Costs((1,), (1,), transfer=Asynchronous()) != Costs((1,), (1,), transfer=SerialLink())
+    assert {name: type(rule).__name__ for name, rule in LINK_MODELS.items()} == {
+        "asynchronous": "Asynchronous",
+        "sender_busy": "SenderBusy",
+        "serial_link": "SerialLink",
+        "rendezvous": "Rendezvous",
+    }
+
+
+# --- ranks that share cores: no work is lost, and a core each is the plain simulation -------------
+
+
+def test_a_core_each_is_the_plain_simulation():
+    random = Random(5)
+    for _ in range(60):
+        schedule = random_schedule(random)
+        overhead = tuple(random.randint(0, 3) for _ in range(schedule.stages))
+        costs = replace(random_costs(random, schedule), transfer=Asynchronous(), overhead=overhead)
+        plain, shared = simulate(schedule, costs), simulate_on_cores(schedule, costs, equal_shares(99))
+        assert np.allclose(plain.start.astype(float), shared.start)
+        assert np.allclose(plain.end.astype(float), shared.end)
+        assert np.allclose(plain.wait_start.astype(float), shared.wait_start)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3])
+def test_no_work_is_lost(cores):
+    schedule = one_f_one_b(4, 6)
+    costs = equal(4, 1, 2)
+    spans = simulate_on_cores(schedule, costs, equal_shares(cores))
+    work, time = 4 * 6 * 3, makespan(spans)
+    assert work / cores <= time + 1e-9
+    if cores == 1:
+        assert time == pytest.approx(work)  # something always runs
+    assert time < makespan(simulate(schedule, costs)) * 4 / cores + 1e-9
+
+
+def test_a_rank_alone_can_be_faster():
+    speed = lambda computing: 2.0 if computing == 1 else 1.0  # noqa: E731
+    spans = simulate_on_cores(gpipe(2, 2), equal(2, 2, 2), speed)
+    assert makespan(spans) == pytest.approx(1 + 2 + 1 + 1 + 2 + 1)  # F0 alone, F1 with F0, F1 alone, and back
+
+
+def test_the_engine_s_own_time_is_no_compute():
+    schedule = gpipe(2, 3)
+    costs = replace(equal(2, 4, 8, latency=1), overhead=(1, 2))
+    spans = simulate(schedule, costs)
+    rank0 = [span for span in spans if span.rank == 0]
+    assert [span.wait_start - before.end for before, span in pairwise(rank0)] == [1] * 5
+    assert {span.end - span.start for span in spans} == {4, 8}
+    assert (
+        makespan(spans) == makespan(simulate(schedule, equal(2, 4, 8, latency=1))) + 5 * 2
+    )  # rank 1 is busy from F0 to B2

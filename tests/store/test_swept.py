@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
+from stored import NOON, store_run
 
 from microp.app.config import compose_config, plain, read_config
-from microp.store import differing, flatten, same, swept
+from microp.store import (
+    SelectionError,
+    column_named,
+    differing,
+    flatten,
+    list_runs,
+    read_filters,
+    same,
+    select,
+    spelling,
+    swept,
+)
 
 
 def configs(*points: str):
@@ -68,3 +82,129 @@ def test_what_is_the_same_is_what_was_typed_and_what_matters():
     )
     assert " ".join(same(points, typed, 50)) == "schedule=1f1b ranks=2 model=mlp device=cpu seed=3"
     assert same(points, typed, 1) == ["schedule=1f1b", "ranks=2", "seed=3"]  # the shape, and what was typed
+
+
+# --- which runs a filter lets pass, what a name of a column means, and what is refused ------------
+
+
+RUNS = {  # the name of a run in these tests: its configuration
+    "gpipe 4": ("schedule=gpipe", "chunks=4"),
+    "gpipe 8": ("schedule=gpipe", "chunks=8", "model.dim=64"),
+    "1f1b 4": ("schedule=1f1b", "chunks=4"),
+    "1f1b 16": ("schedule=1f1b", "chunks=16"),
+    "sizes": ("schedule=1f1b", "partition=sizes", "partition.sizes=[4,12]"),
+    "failed": ("schedule=zb_h1", "chunks=12", "engine.batch_weights=true"),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The rows of the runs above, one started each minute, and their names by id."""
+    outputs = tmp_path_factory.mktemp("runs")
+    status, env = {"failed": "failed"}, {"1f1b 16": {"processor": "AMD EPYC"}}
+    found = {
+        store_run(
+            outputs,
+            *overrides,
+            minute=minute,
+            step_ms=50.0 + minute,
+            status=status.get(name, "finished"),
+            env=env.get(name),
+        ): name
+        for minute, (name, overrides) in enumerate(RUNS.items())
+    }
+    rows, unreadable = list_runs(outputs)
+    assert not unreadable
+    return rows, found
+
+
+def passing(runs, *filters: str) -> set[str]:
+    rows, names = runs
+    return {names[run] for run in select(rows, [each for text in filters for each in read_filters(text)])["run_id"]}
+
+
+def test_the_newest_comes_first(runs):
+    rows, names = runs
+    assert [names[run] for run in rows["run_id"]] == list(RUNS)[::-1]
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        (["schedule=gpipe"], {"gpipe 4", "gpipe 8"}),
+        (["schedule==gpipe"], {"gpipe 4", "gpipe 8"}),
+        (["schedule!=gpipe"], {"1f1b 4", "1f1b 16", "sizes", "failed"}),
+        (["schedule=gpipe,zb_h1"], {"gpipe 4", "gpipe 8", "failed"}),
+        (["schedule!=gpipe,1f1b"], {"failed"}),
+        (["chunks>4"], {"gpipe 8", "1f1b 16", "failed"}),
+        (["chunks >= 12"], {"1f1b 16", "failed"}),
+        (["chunks<8", "schedule=1f1b"], {"1f1b 4", "sizes"}),
+        (["chunks<=8 schedule=1f1b,gpipe model.dim=64"], {"gpipe 8"}),
+        (["chunks>4,schedule=1f1b,gpipe"], {"gpipe 8", "1f1b 16"}),
+        (["chunks=8,16"], {"gpipe 8", "1f1b 16"}),
+        (["chunks=8.0"], {"gpipe 8"}),
+        (["config.model.dim=64"], {"gpipe 8"}),
+        (["status=failed"], {"failed"}),
+        (["step_ms>53"], {"sizes"}),
+        (["step_ms.median<51"], {"gpipe 4"}),
+        (["partition.sizes=[4,12]"], {"sizes"}),
+        (["partition.sizes=null", "schedule=1f1b"], {"1f1b 4", "1f1b 16"}),
+        (["partition=sizes"], {"sizes"}),
+        (["engine.batch_weights=True"], {"failed"}),
+        (["processor=AMD EPYC chunks=16"], {"1f1b 16"}),
+        (["partition.sizes!=null"], {"sizes"}),
+        (["peak_memory_mib>40"], {"1f1b 16"}),  # the largest of [46, 20]; the failed run has none
+        (["commit=c0ffee"], set(RUNS)),
+        (["schedule>4"], set()),
+        (["chunks=abc"], set()),
+    ],
+)
+def test_a_filter(runs, filters, expected):
+    assert passing(runs, *filters) == expected
+
+
+def test_filters_of_the_time(runs):
+    third = datetime.fromtimestamp(NOON + 120)
+    assert passing(runs, f"when>={third:%Y-%m-%d %H:%M}", "status=finished") == {"1f1b 4", "1f1b 16", "sizes"}
+    assert passing(runs, f"when<{third:%Y-%m-%dT%H:%M}") == {"gpipe 4", "gpipe 8"}
+    assert passing(runs, f"when={third:%Y-%m-%d}") == set(RUNS)
+    assert passing(runs, f"when={third:%Y-%m-%d %H:%M}") == {"1f1b 4"}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("chunk>4", "chunk is no column of these runs: did you mean chunks? (--columns=help lists all)"),
+        ("modeldim=4", "modeldim is no column of these runs: did you mean model.dim"),
+        ("zzz=4", "zzz is no column of these runs: write for example schedule, model.dim, step_ms or status"),
+        ("chunks>abc", "chunks>abc: abc is not a number: write for example chunks>4"),
+        ("chunks=", "chunks= has no value after =: write for example chunks=4, or chunks=null"),
+        ("when>yesterday", "when>yesterday is no time: write for example when=2026-11-22 or"),
+        (
+            "chunks",
+            "or in quotes 'key>number'. Without quotes the shell takes > or < and what follows for a redirection",
+        ),
+        ("/no/folder", "/no/folder is neither a folder nor a filter: write key=value"),
+        (">4", ">4 is neither a folder nor a filter"),
+    ],
+)
+def test_bad_filters_are_refused_with_the_remedy(runs, text, reason):
+    with pytest.raises(SelectionError) as refused:
+        passing(runs, text)
+    assert reason in str(refused.value)
+
+
+def test_every_spelling_that_is_offered_names_a_column(runs):
+    """A summary's `schedule` and the configuration's `schedule.name` are both called schedule: the latter is meant."""
+    columns = list(runs[0])
+    assert all(column_named(spelling(column), columns) for column in columns)
+    assert column_named("schedule", columns) == "config.schedule.name"
+    assert column_named("model.dim", columns) == "config.model.dim"
+    assert column_named("bubble", columns) == "bubble.measured"
+
+
+def test_a_disturbed_timing_is_a_column(tmp_path):
+    store_run(tmp_path, "chunks=2")
+    store_run(tmp_path, "chunks=4", step_ms=100, spread=(0.8, 3.0))
+    rows = list_runs(tmp_path)[0]
+    assert dict(zip(rows["chunks"], rows["disturbed"], strict=True)) == {2: None, 4: "spread 220 %"}

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from rich.cells import cell_len
 from rich.console import Console
 from user import SMALL, microp
 
@@ -88,40 +87,6 @@ def test_every_column_that_is_shown_is_defined_and_no_other(lines):
     assert "for equal layers, F = B = W and free hops or for an emulated device's nominal times." in emulated
     old = {key: value for key, value in FOUND.items() if key != "between_steps_ms"}
     assert "step ms, so without the between two steps" in " ".join(lines([row("")._replace(summary=old)]))
-
-
-KEYS = ["model.dim", "learning_rate", "data.path", "partition.sizes"]
-PATHS = [f"/home/somebody/data/corpora/{name}/train/part-0001.txt" for name in ("books", "code")]
-SIZES = ["[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,2]", "[2,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]"]
-MANY = [
-    row(
-        f"ranks=16 model.layers=17 schedule={schedule} model.dim={dim} learning_rate={rate} data.path={path} "
-        f"partition=sizes partition.sizes={sizes} repeat={dim % 3} checkpointing={policy}",
-        step_ms={"median": 928.8, "p10": 446.8, "p90": 4635.0, "n": 20},
-        peak_memory_mib=[100.0 + rank for rank in range(16)],
-        engines=ENGINES,
-        env={"cores": 2, "load": {"start": 19.1}},
-    )
-    for schedule, dim, rate, path, sizes, policy in (
-        ("gpipe", 64, 1e-3, PATHS[0], SIZES[0], "never"),
-        ("zb_interleaved", 1024, 0.02, PATHS[1], SIZES[1], "except_last"),
-    )
-]
-
-
-@pytest.mark.parametrize("width", [80, 120, 200])
-def test_many_keys_long_paths_and_sixteen_ranks_fit(lines, width):
-    """One line for each point; step ms, bubble and peak stay, and what has no room is named."""
-    text = lines(MANY, width)
-    assert all(cell_len(line) <= width for line in text)
-    [at] = [number for number, line in enumerate(text) if line.startswith("gpipe ")]
-    assert text[at + 1].startswith("zb_interleaved ")
-    assert all(figure in text[at] for figure in ("928.8", "0.211", "100.0 - 115.0", "spread 451"))
-    left_out = " ".join(text).partition("left out, no room: ")[2].partition(" (whole in")[0].split(", ")
-    assert "loss" in left_out
-    assert not {"step ms", "bubble", "peak MiB", "disturbed", "schedule"} & set(left_out)
-    assert ("data.path" in left_out) == (width == 80)
-    assert "disturbed: 2 of 2 runs; run again with again=true on an idle machine." in " ".join(text)
 
 
 def test_disturbed_runs_say_why_in_their_row(lines):

@@ -101,10 +101,6 @@ def test_perfetto_names_its_rows(tmp_path):
     path = perfetto({"measured": spans}, schedule, tmp_path / "trace.json", MILLISECONDS)
     events = json.loads(path.read_text())["traceEvents"]
     names = [(e["name"], e.get("tid"), e["args"]["name"]) for e in events if e["ph"] == "M"]
-    assert names == [
-        ("process_name", None, "measured, ms"),
-        ("thread_name", 0, "rank 0"),
-        ("thread_name", 1, "rank 1"),
-    ]
+    assert names == [("process_name", None, "measured, ms"), ("thread_name", 0, "rank 0"), ("thread_name", 1, "rank 1")]
     since_the_first_start = [e["ts"] for e in events if e["ph"] == "X" and e["tid"] == 1]
     assert since_the_first_start == [1000, 2000, 3000, 5000]

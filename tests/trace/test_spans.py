@@ -29,17 +29,10 @@ from microp.trace import (
     zero_bubble_rate,
 )
 
-GPIPE = read_spans(
-    "F0 F1 F2  .  . B0 B1 B2",
-    " . F0 F1 F2 B0 B1 B2  .",
-)
-PARALLELOGRAM = read_spans(
-    "F0 F1 F2 B0 W0 B1 W1 B2 W2",
-    " . F0 B0 F1 B1 F2 B2 W0 W1 W2",
-)
+GPIPE = read_spans("F0 F1 F2  .  . B0 B1 B2", " . F0 F1 F2 B0 B1 B2  .")
+PARALLELOGRAM = read_spans("F0 F1 F2 B0 W0 B1 W1 B2 W2", " . F0 B0 F1 B1 F2 B2 W0 W1 W2")
 SKEWED = read_spans(  # rank 1 starts late and is idle inside
-    "F0 B0  .  .  .",
-    " .  . F0  . B0",
+    "F0 B0  .  .  .", " .  . F0  . B0"
 )
 
 

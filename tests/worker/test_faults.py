@@ -21,11 +21,7 @@ from microp.settings import EngineSettings
 from microp.store import read_rows
 from microp.worker import RankError, launch_ranks, run_threads
 
-PLACES = {
-    "forward": "1F1",
-    "backward": "1B1",
-    "optimizer": "the optimizer",
-}
+PLACES = {"forward": "1F1", "backward": "1B1", "optimizer": "the optimizer"}
 SHUTDOWN_S = 1
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from costs_helper import equal
 from hosts import CLOCK_S, NAMES, two_hosts
-from user import SMALL, microp, read
+from user import SMALL, microp, read, until
 from warm import Command
 
 from microp.schedule import Op, builders
@@ -158,12 +158,9 @@ def test_a_cut_link_ends_both_hosts(tmp_path):
     assert not read_rows(attempt, 0)
 
 
+def wait_for(condition, commands) -> None:
+    until(condition, lambda: "".join(command.said() for command in commands))
+
+
 def ended(folder: Path) -> bool:
     return any("ended" in read(path) for path in folder.glob("outputs/runs/*/*/status.json"))
-
-
-def wait_for(condition, commands) -> None:
-    end = time.monotonic() + 90
-    while not condition():
-        assert time.monotonic() < end, "".join(command.said() for command in commands)
-        time.sleep(0.05)

@@ -6,19 +6,26 @@ import os
 import pickle
 import re
 import signal
+import socket
 import subprocess
 import sys
-import time
+import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import own_model
 import pytest
 import rank_faults
 from conftest import small_job
+from sockets import is_loopback, listening
+from user import until
 
 from microp.comms.processes import is_alive
+from microp.schedule.builders import gpipe
+from microp.settings import BucketSettings, EngineSettings
 from microp.store import WriteError
-from microp.worker import RankError, launch_ranks, run_threads
+from microp.worker import RankError, launch, launch_ranks, run_threads
 
 TESTS = Path(__file__).parents[1]
 
@@ -93,12 +100,12 @@ def test_ranks_end_with_their_parent(tmp_path):
         command = [sys.executable, "script.py"]
         parent = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=said, stderr=errors)
     files = [tmp_path / "pid0", tmp_path / "pid1"]
-    wait_for(lambda: all(file.exists() and file.read_text() for file in files), 300)
+    until(lambda: all(file.exists() and file.read_text() for file in files), seconds=300)
     pids = [int(file.read_text()) for file in files]
     assert all(map(is_alive, pids))
     parent.kill()
-    parent.wait(30)
-    wait_for(lambda: not any(map(is_alive, pids)), 30)
+    parent.wait(120)
+    until(lambda: not any(map(is_alive, pids)))
     assert (tmp_path / "said").read_text().splitlines() == [
         str([(rank, (word, rank, "__mp_main__")) for rank in range(2)]) for word in ("plain", "partial")
     ]
@@ -114,8 +121,80 @@ def test_too_little_room_for_the_ranks_is_named_before_they_start(tmp_path, monk
     assert list(tmp_path.iterdir()) == []
 
 
-def wait_for(condition, seconds):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about in time"
-        time.sleep(0.05)
+# --- a launch on one host cannot be reached from another one, and its ranks unpickle nothing that comes from a rank ---
+
+
+LAUNCHES = {
+    "gloo": partial(small_job, engine=EngineSettings("compare", False)),
+    "tcp": small_job,
+    "shm": partial(small_job, schedule=gpipe(1, 2), replicas=2, sync=BucketSettings("compare", "library", 25.0, 1.0)),
+}
+
+
+def test_addresses_are_read():
+    with socket.create_server(("0.0.0.0", 0)), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        assert {"0.0.0.0", "::1"} <= set(listening(os.getpid()))
+    assert [is_loopback(each) for each in ("127.0.0.1", "::1", "0.0.0.0", "::")] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("backend", LAUNCHES)
+def test_a_launch_listens_on_loopback_only_and_unpickles_nothing(backend, tmp_path):
+    job = LAUNCHES[backend](backend=backend, batch_size=8, steps=2)
+    launchers, over = [], threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.05):
+            launchers.extend(listening(os.getpid()))
+
+    watching = threading.Thread(target=look)
+    watching.start()
+    try:
+        found = launch_ranks(job, tmp_path, 3, rank_faults.listen)
+    finally:
+        over.set()
+        watching.join()
+    assert all(found.values()), "gloo listens in every rank"
+    addresses = [each for addresses in found.values() for each in addresses]
+    assert launchers, "the store listens in the launcher"
+    assert [each for each in (*launchers, *addresses) if not is_loopback(each)] == []
+
+
+def test_a_port_can_be_used_again(monkeypatch):
+    """The system gives the ports of closed stores out again."""
+    opened = launch._open_store()
+    port = opened.port
+    del opened
+    create = socket.create_server
+    monkeypatch.setattr(socket, "create_server", lambda _: create(("127.0.0.1", port)))
+    again = launch._open_store()
+    assert again.port == port
+
+
+# --- ranks that hold the same weights begin with the same numbers, or the run is refused ----------
+
+
+@pytest.mark.parametrize(
+    ("keys", "ranks", "replicas", "said"),
+    [
+        ({}, 1, 2, "replica 1 (rank 1) began with another bias of layer 1 than replica 0"),
+        ({}, 2, 3, "replica 1 (rank 2) began with another bias of layer 1 than replica 0"),
+        ({"buffer": True}, 1, 2, "replica 1 (rank 1) began with another table of layer 1 than replica 0"),
+        ({"tied": True}, 3, 1, "rank 2 began with another weight of layer 2 than the weight of layer 0"),
+        ({"tied": True}, 1, 1, None),
+        ({}, 3, 1, None),
+    ],
+)
+def test_a_model_function_that_is_not_deterministic_is_refused_where_it_matters(keys, ranks, replicas, said, tmp_path):
+    settings = own_model.settings_of(own_model.unseeded, **keys)
+    job = own_model.own_job(settings, schedule=gpipe(ranks, 3), replicas=replicas, backend="threads")
+    if said is None:
+        run_threads(job, tmp_path)
+        return
+    with pytest.raises(RankError, match=f"{re.escape(said)}.*torch's generator, which is seeded"):
+        run_threads(job, tmp_path)
+
+
+@pytest.mark.parametrize("function", [own_model.by_numpy, own_model.tied_layers, own_model.normed])
+def test_a_deterministic_one_is_not(function, tmp_path):
+    job = own_model.own_job(own_model.settings_of(function), replicas=2, backend="threads", batch_size=18)
+    run_threads(job, tmp_path)

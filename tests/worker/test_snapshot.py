@@ -131,6 +131,8 @@ def test_replicas_go_on_bit_for_bit_and_one_replica_takes_over(tmp_path):
 def test_bf16_and_tied_weights_go_on_bit_for_bit_from_two_ranks_to_four(tmp_path):
     two = job_of("gpt", model=replace(gpt(), tied=True), computing=Computing("bf16"))
     losses = run(two, tmp_path / "attempt-1")
+    left = weights(tmp_path / "attempt-1")
+    assert torch.equal(left["0.0.byte"], left["4.2.weight"])  # every copy is there
     source = Snapshot(str(snapshots.snapshot_folder(tmp_path / "attempt-1", 4)), 4)
     four = {"schedule": zb_h1(4, 4), "partition": skewed(5, 4), "checkpointing": CHECKPOINTING["segments"]}
     for number, changes in enumerate(({}, four), 2):
