@@ -33,6 +33,7 @@ test: lint
 
 soak: $(READY)
 	$(BIN)/python -m tests.soak
+	$(BIN)/python -m pytest --whole -n 3 --dist worksteal
 
 gpu: $(READY)
 	$(BIN)/python -m tests.gpu_run

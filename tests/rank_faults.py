@@ -84,8 +84,11 @@ class Fault(NamedTuple):
         if self.how == "hang":
             time.sleep(600)
         if self.how == "slow":
-            for _ in range(150):
+            left = 3.0  # seconds of its own: what it was stopped for counts little
+            while left > 0:
+                began = time.monotonic()
                 time.sleep(0.01)
+                left -= min(time.monotonic() - began, 0.05)
             return
         if self.how == "quit":
             sys.exit(0)
@@ -112,7 +115,7 @@ def never_send(job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> str:
     trainer = Trainer(job, comms, 0)
     trainer.load(0)
     if comms.rank == 0:
-        time.sleep(4)  # longer than rank 1 waits, however late it begins
+        time.sleep(8)  # longer than rank 1 waits, however late it begins
         return ""
     try:
         trainer.step(0)

@@ -37,7 +37,7 @@ def torchrun(ranks: int, *arguments: str, folder: Path, program: str = "microp.r
     return microp(*words, folder=folder, program="torch.distributed.run", **environment)
 
 
-def start(command, folder: Path, timeout: float = 120, **environment: str):
+def start(command, folder: Path, timeout: float = 300, **environment: str):
     """Run a command in an interpreter of its own."""
     own = environment_of(folder, environment)
     return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, timeout=timeout)

@@ -165,7 +165,7 @@ def test_the_tasks_of_a_job_are_the_ranks_of_its_point(slurm, monkeypatch):
     """submitit starts a job's tasks on this host, with all that they get from it under Slurm but Slurm itself."""
     sweep, [point] = planned_sweep(points=1)
     local = LocalExecutor(sweep._plan.folder / "slurm")
-    local.update_parameters(tasks_per_node=2, timeout_min=2)
+    local.update_parameters(tasks_per_node=2, timeout_min=10)
     job = slurm_sweep.PointJob(run_attempt, point.record(), None, False)
     monkeypatch.undo()
     local.submit(job).results()

@@ -229,7 +229,7 @@ with torch.no_grad():
     window = open_data(job.data, job.batch_size, job.model.row_bytes, job.seed)(2)  # the batch of the step for memory
     inputs = Bits(torch.float32)(window[:, :-1])
     torch.save({"inputs": inputs, "targets": window[:, -1]}, path.parent / "inputs.pt")
-    done = subprocess.run([sys.executable, "-c", code], cwd=path.parent, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=path.parent, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     [memory] = [row["loss"] for row in read_rows(run.folder, 1) if row["phase"] == "memory"]
     assert float(done.stdout) == pytest.approx(memory, rel=1e-6)

@@ -58,7 +58,7 @@ def environment(place: Path, folder: Path, *words: object):
             env={**kept, "COLUMNS": "160", "HOME": str(folder), **environment},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
 
     return run

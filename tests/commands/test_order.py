@@ -90,7 +90,7 @@ PROVEN = [  # words, and the least makespan that there is
 def test_what_is_proven_is_the_price_of_the_same_words(words, best, tmp_path):
     pytest.importorskip("ortools")
     given = ("ranks=2", *words.split(), "output=json")
-    searched = (*given, "search.seconds=1", "search.solver_seconds=20")
+    searched = (*given, "search.seconds=1", "search.solver_seconds=100")
     figures = json.loads(microp(*searched, folder=tmp_path, program="microp.order").stdout)
     assert (figures["makespan"], figures["proven"], figures["solver"]["bound"]) == (best, True, best)
     assert figures["makespan"] == max(figures["bounds"].values())

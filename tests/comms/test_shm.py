@@ -54,11 +54,11 @@ def test_what_was_not_announced_goes_through_gloo(backend, tmp_path):
 @BOTH
 def test_a_wait_ends_in_time_and_costs_no_core(backend, tmp_path):
     """Three ranks, which on a small machine are more than its cores."""
-    results = run(3, messages.wait_for_nothing, tmp_path, timeout_s=1, backend=backend)
+    results = run(3, messages.wait_for_nothing, tmp_path, timeout_s=3, backend=backend)
     for rank in (1, 2):
         said, took, spent = results[rank]
-        assert said == "waited 1 s for rank 0"
-        assert 1 <= took < 20
+        assert said == "waited 3 s for rank 0"
+        assert 3 <= took < 20
         assert spent < 0.3
 
 

@@ -73,7 +73,7 @@ def test_found_orders_are_valid_within_the_cap_and_never_worse_than_named_ones()
     random = Random(2)
     for _ in range(12):
         problem = random_problem(random)
-        found = search(problem, seconds=2, moves=300)
+        found = search(problem, seconds=60, moves=300)
         validate(found.schedule, problem.memory.cap)
         assert tuple(found.schedule.placement.values()) == problem.placement
         assert found.makespan == makespan(simulate(found.schedule, problem.costs))
@@ -90,7 +90,7 @@ def test_bounds_and_search_against_every_order_there_is():
         problem = Problem((0, 1), 2, costs, pairs(2, random.choice((None, 1, 2))))
         best = brute_force(problem)
         assert lower_bounds(problem).best <= best
-        assert search(problem, seconds=5, moves=300).makespan == best
+        assert search(problem, seconds=60, moves=300).makespan == best
 
 
 def test_what_is_kept_from_b_to_w_counts_less():
@@ -117,11 +117,11 @@ def test_fractions_and_floats_are_searched_too():
     third = Fraction(1, 3)
     exact = Problem((0, 1), 3, Costs((third,) * 2, (2 * third,) * 2, (third,) * 2), pairs(2, 2))
     assert (
-        search(exact, 2, moves=100).makespan * 3
-        == search(Problem((0, 1), 3, Costs((1, 1), (2, 2), (1, 1)), pairs(2, 2)), 2, moves=100).makespan
+        search(exact, 60, moves=100).makespan * 3
+        == search(Problem((0, 1), 3, Costs((1, 1), (2, 2), (1, 1)), pairs(2, 2)), 60, moves=100).makespan
     )
     rough = Problem((0, 1), 3, Costs((0.1,) * 2, (0.2,) * 2, (0.1,) * 2), pairs(2, 2))
-    assert search(rough, 2, moves=100).makespan >= lower_bounds(rough).best - 1e-9
+    assert search(rough, 60, moves=100).makespan >= lower_bounds(rough).best - 1e-9
 
 
 def test_the_solver_proves_what_the_search_found():
@@ -129,8 +129,8 @@ def test_the_solver_proves_what_the_search_found():
     random = Random(4)
     for _ in range(6):
         problem = random_problem(random, most=3)
-        found = search(problem, 2, moves=2000)
-        better, solved = with_solver(problem, found, seconds=20)
+        found = search(problem, 60, moves=2000)
+        better, solved = with_solver(problem, found, seconds=60)
         assert solved.makespan == better.makespan <= found.makespan
         assert not solved.rounded
         if solved.proven:
@@ -142,8 +142,8 @@ def test_costs_of_many_digits_are_rounded_for_the_solver_only():
     pytest.importorskip("ortools")
     costs = Costs((1.00001, 2.7182818), (1.5, 3.1415927), (0.7071, 1.0))
     problem = Problem((0, 1), 3, costs, pairs(2, 2))
-    found = search(problem, 2, moves=100)
-    better, solved = with_solver(problem, found, seconds=10)
+    found = search(problem, 60, moves=100)
+    better, solved = with_solver(problem, found, seconds=60)
     assert solved.rounded
     assert better.makespan == makespan(simulate(better.schedule, costs)) <= found.makespan
     assert solved.makespan == pytest.approx(better.makespan, rel=0.02)

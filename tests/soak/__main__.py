@@ -8,7 +8,6 @@
     points    one sweep                                                  100 points
     kills     one sweep whose processes are killed at random moments     200 kills
     hosts     one of two hosts is cut off in three ways                  20 times each
-    grids     the test suite's grids with all combinations               once
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 FOLDER = Path(tempfile.mkdtemp(prefix="soak-"))
 atexit.register(shutil.rmtree, FOLDER, True)  # registered first, so that it runs after what multiprocessing registers
 
-from tests.soak import faults, grids, hosts, kills, long_runs  # noqa: E402 (the tests' helpers must be found first)
+from tests.soak import faults, hosts, kills, long_runs  # noqa: E402 (the tests' helpers must be found first)
 from tests.soak.machine import Machine, Result  # noqa: E402
 
 PARTS: dict[str, Callable[[Machine, int], Iterator[Result]]] = {
@@ -36,7 +35,6 @@ PARTS: dict[str, Callable[[Machine, int], Iterator[Result]]] = {
     "points": long_runs.run_points,
     "kills": kills.run,
     "hosts": hosts.run,
-    "grids": grids.run,
 }
 HEAD = f"{'fault or run':<30}{'moment':<14}{'transport':<11}{'passed':>12}{'slowest end':>13}"
 

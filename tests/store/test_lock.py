@@ -69,9 +69,9 @@ def test_who_waits_is_told_once_for_whom_and_gets_it_then(tmp_path):
     with hold(tmp_path):
         waiter = threading.Thread(target=wait)
         waiter.start()
-        assert release.wait(20)
+        assert release.wait(120)
         assert not got.is_set()
-    waiter.join(20)
+    waiter.join(120)
     assert got.is_set()
     assert [owner.split()[1] for owner in told] == [str(os.getpid())]
 

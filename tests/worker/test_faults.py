@@ -80,7 +80,7 @@ def test_a_rank_that_hangs_is_named_by_those_that_wait(where, backend, whole, tm
     for own in ("shm", "gloo") if whole else (backend,):
         attempt = tmp_path / own
         attempt.mkdir()
-        error, took = fail(Fault("hang", where), attempt, backend=own, timeout_s=4)
+        error, took = fail(Fault("hang", where), attempt, backend=own, timeout_s=6)
         message = str(error)
         assert message.startswith("rank 0")
         assert f"rank 1, which has been in {PLACES[where]} for " in message
@@ -90,7 +90,7 @@ def test_a_rank_that_hangs_is_named_by_those_that_wait(where, backend, whole, tm
 
 
 def test_a_rank_that_is_stopped_is_named_and_killed(tmp_path):
-    error, took = fail(Fault("stop", "backward"), tmp_path, timeout_s=4)
+    error, took = fail(Fault("stop", "backward"), tmp_path, timeout_s=6)
     assert "rank 1, which has been in 1B1 for " in str(error)
     assert took < 25  # torch itself waits for 30 s
 
@@ -101,8 +101,8 @@ def test_a_fault_of_the_constructor(tmp_path):
 
 
 def test_a_constructor_that_hangs_is_named(tmp_path):
-    error, _ = fail(Fault("hang", "Trainer"), tmp_path, timeout_s=4)
-    said = "rank 0 waited 4 s at the connection to the other ranks for rank 1, which has been in its set-up for "
+    error, _ = fail(Fault("hang", "Trainer"), tmp_path, timeout_s=6)
+    said = "rank 0 waited 6 s at the connection to the other ranks for rank 1, which has been in its set-up for "
     assert str(error).startswith(said)
 
 
@@ -112,14 +112,14 @@ def test_a_constructor_that_hangs_is_named(tmp_path):
         ("raise", r"rank 1, action 1F0, step 2: the layer is broken"),
         (  # of gloo's transfers one may be told of the time-out, and another only that the connection was closed
             "hang",
-            r"rank 0 waited 4 s at torch's runtime for rank 1, which has been in 1F0 for \d+\.\d s \(step 2\)|"
+            r"rank 0 waited 6 s at torch's runtime for rank 1, which has been in 1F0 for \d+\.\d s \(step 2\)|"
             "rank 1 was lost in 1F0, step 2, and wrote no error",
         ),
     ],
 )
 def test_torchs_runtime_names_them_as_well(how, said, tmp_path):
     torch = EngineSettings("torch", False)
-    error, _ = fail(Fault(how, "torch"), tmp_path, backend="gloo", engine=torch, batch_size=8, timeout_s=4)
+    error, _ = fail(Fault(how, "torch"), tmp_path, backend="gloo", engine=torch, batch_size=8, timeout_s=6)
     assert re.fullmatch(said, str(error))
 
 
@@ -127,14 +127,13 @@ def test_torchs_runtime_names_them_as_well(how, said, tmp_path):
     ("backend", "where", "changes"),
     [
         ("shm", "forward", {}),
-        ("tcp", "backward", {}),
         ("gloo", "optimizer", {}),  # the others are at a barrier
         ("gloo", "torch", {"engine": EngineSettings("torch", False), "batch_size": 8}),
     ],
 )
 def test_time_in_which_all_ranks_are_stopped_does_not_count(backend, where, changes, tmp_path):
     """After Ctrl-Z and `fg` the slow rank needs some of the time-out that the others have not used."""
-    job = small_job(schedule=one_f_one_b(2, 4), steps=4, backend=backend, timeout_s=2.5, **changes)
+    job = small_job(schedule=one_f_one_b(2, 4), steps=4, backend=backend, timeout_s=4, **changes)
 
     def stop_a_while() -> None:
         while not (tmp_path / "happened").exists():
@@ -173,13 +172,13 @@ def test_a_thread_that_hangs_does_not_keep_the_command(tmp_path, monkeypatch):
         return forward(stage, microbatch, x)
 
     monkeypatch.setattr(Stage, "forward", hanging)
-    said = "rank 0 waited 1 s for 1B0 from rank 1, which has been in 1F1 for "
+    said = "rank 0 waited 3 s for 1B0 from rank 1, which has been in 1F1 for "
     before = threading.active_count()
     with pytest.raises(RankError, match=said):
-        run_threads(small_job(timeout_s=1, backend="threads"), tmp_path, 1)
+        run_threads(small_job(timeout_s=3, backend="threads"), tmp_path, 1)
     assert threading.active_count() == before + 1
     released.set()
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while threading.active_count() > before and time.monotonic() < end:
         time.sleep(0.01)
     assert threading.active_count() == before

@@ -21,7 +21,7 @@ from microp.store import check_attempt, clocks_text, read_rows, read_schedule, r
 from microp.trace import makespan
 
 WORDS = [*SMALL, "schedule=1f1b", "ranks=4", "chunks=4", "tracking=disabled"]
-TIMEOUT_S = 10  # a busy machine may take seconds to bring all ranks to their meeting
+TIMEOUT_S = 15  # a busy machine may take seconds to bring all ranks to their meeting
 TUN = Path("/dev/net/tun")
 DELAY_MS = 5.0 if TUN.exists() else 0.0  # of the link
 
@@ -151,7 +151,7 @@ def test_a_cut_link_ends_both_hosts(tmp_path):
         status = read_status(attempt)
         assert status["status"] == "failed"
         assert re.search(rf"rank \d on {host.name}.* rank [{peers}] on {other}", status["message"])
-        assert status["ended"] - cut_at < TIMEOUT_S + 30
+        assert status["ended"] - cut_at < TIMEOUT_S + 90
         assert f"the rows of ranks 2, 3 stay on h1 in {second.folder}" in status["message"]
         assert status["message"] in own
     assert read_rows(attempt, 2)

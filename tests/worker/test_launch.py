@@ -31,8 +31,8 @@ TESTS = Path(__file__).parents[1]
 
 
 def test_a_rank_that_does_not_answer(tmp_path):
-    results = launch_ranks(small_job(timeout_s=1), tmp_path, 3, rank_faults.never_send)
-    said = r"rank 1 waited 1 s for 0F0 from rank 0, which has been in a step for \d\.\d s \(step 0\)"
+    results = launch_ranks(small_job(timeout_s=4), tmp_path, 3, rank_faults.never_send)
+    said = r"rank 1 waited 4 s for 0F0 from rank 0, which has been in a step for \d\.\d s \(step 0\)"
     assert re.fullmatch(said, results[1])
 
 
