@@ -102,38 +102,29 @@ def _words_of_torchrun(ranks: int) -> list[str]:
 
 
 @contextmanager
-def two_hosts(folder: Path, delay_ms: float = 0) -> Iterator[tuple[Host, Host]]:
-    """Make two hosts whose folders are in `folder`; skip the test where that is not possible.
-
-    Args:
-        folder: an empty folder.
-        delay_ms: the time that a packet takes from one to the other; not all systems can delay one.
-    """
+def two_hosts(folder: Path) -> Iterator[tuple[Host, Host]]:
+    """Make two hosts whose folders are in `folder`, which is empty; skip the test where that is not possible."""
     if why := why_not():
         pytest.skip(why)
     hosts = [_host(folder, number) for number in range(len(NAMES))]
-    relay, idle = None, []
+    idle: list[subprocess.Popen[str]] = []
     try:
         for host in hosts:
             _ip("netns", "add", host.namespace)
-        relay = _connect(*hosts, delay_ms)
+        first, second = hosts
+        ends = ["netns", first.namespace, "type", "veth", "peer", "name", second.link, "netns", second.namespace]
+        _ip("link", "add", first.link, *ends)
         for host in hosts:
             inside = ["-n", host.namespace]
             _ip(*inside, "link", "set", "lo", "up")
             _ip(*inside, "address", "add", f"{host.address}/24", "dev", host.link)
             _ip(*inside, "link", "set", host.link, "up")
             idle.append(host.start("sh", "-c", "echo ready; exec sleep infinity"))
-        first, second = (
-            host._replace(process=_child(process, host)) for host, process in zip(hosts, idle, strict=True)
-        )
-        yield first, second
+        yield tuple(host._replace(process=_child(process, host)) for host, process in zip(hosts, idle, strict=True))
     finally:
         for process in idle:
             process.kill()
             process.wait()
-        if relay is not None:
-            relay.kill()
-            relay.communicate()
         for host in hosts:
             subprocess.run(["ip", "netns", "delete", host.namespace], capture_output=True)
 
@@ -145,22 +136,6 @@ def _child(process: subprocess.Popen[str], host: Host) -> int:
         time.sleep(0.01)
     [child] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return int(child)
-
-
-def _connect(first: Host, second: Host, delay_ms: float) -> subprocess.Popen[str] | None:
-    """Make the link; return the process that carries its packets, if they are delayed."""
-    if not delay_ms:
-        ends = ["netns", first.namespace, "type", "veth", "peer", "name", second.link, "netns", second.namespace]
-        _ip("link", "add", first.link, *ends)
-        return None
-    ends = [first.namespace, first.link, second.namespace, second.link]
-    relay = [sys.executable, str(Path(__file__).with_name("relay.py")), *ends, str(delay_ms)]
-    process = subprocess.Popen(relay, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    if process.stdout.readline() != "ready\n":
-        process.kill()
-        pytest.skip("packets cannot be delayed: /dev/net/tun cannot be used")
-    return process
 
 
 def _host(folder: Path, number: int) -> Host:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Self
 
 import pytest
-from user import start
 
 WAYS = (["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"])
 
@@ -60,8 +59,3 @@ def _way_or_skip() -> list[str]:
     if way is None:
         pytest.skip("neither root nor a user namespace, so no full or read-only disk can be mounted")
     return way
-
-
-def run_script(script: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a shell script that may mount, in a folder; the test is skipped where that is not allowed."""
-    return start([*_way_or_skip(), "sh", "-e", "-c", script], folder, timeout=600, **environment)

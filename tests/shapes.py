@@ -374,23 +374,6 @@ def batch_norm_in_eval() -> Layers:
     return around(lambda: nn.Sequential(linear(), nn.BatchNorm1d(CONTEXT).eval(), nn.Tanh()))
 
 
-@shape(bits=False)
-def rms_norm_swiglu() -> Layers:
-    """SwiGLU whose two halves are one product."""
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.RMSNorm(WIDTH)
-            self.into, self.out = nn.Linear(WIDTH, 48, bias=False), nn.Linear(24, WIDTH, bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            gate, up = self.into(self.norm(x)).chunk(2, -1)
-            return x + self.out(F.silu(gate) * up)
-
-    return around(Block)
-
-
 @shape()
 def in_place_on_a_part() -> Layers:
     def halved(own: Does, x: Tensor) -> Tensor:
@@ -413,16 +396,6 @@ def encoder_layer_norm_first() -> Layers:
 def einsum_of_a_parameter() -> Layers:
     return around(
         lambda: Does(lambda own, x: torch.tanh(torch.einsum("btd,hde->bte", x, own.w)), w=matrix(2, WIDTH, WIDTH))
-    )
-
-
-@shape()
-def convolution() -> Layers:
-    return around(
-        lambda: Does(
-            lambda own, x: torch.tanh(own.conv(F.pad(x.transpose(1, 2), (2, 0)))).transpose(1, 2).contiguous(),
-            conv=nn.Conv1d(WIDTH, WIDTH, 3),
-        )
     )
 
 
@@ -566,13 +539,6 @@ def table_as_an_attribute() -> Layers:
     return around(Positions)
 
 
-@shape("either")
-def cuts_the_gradient() -> Layers:
-    """What comes in is only an index: the layers before it get no gradient."""
-    last = Does(lambda own, x: own.fc(own.codes(x.argmax(-1))), codes=nn.Embedding(WIDTH, WIDTH), fc=linear())
-    return Layers([embedding(), dense(), last, dense(), dense(), head()], mean_error, CONTEXT)
-
-
 @shape("refused")
 def running_mean_as_an_attribute() -> Layers:
     """What a forward changes is a plain attribute."""
@@ -621,18 +587,6 @@ def gradient_reversal() -> Layers:
     return around(lambda: Does(lambda own, x: torch.tanh(own.fc(Reversed.apply(x))), fc=linear()))
 
 
-@shape("either")
-def scripted_child() -> Layers:
-    return around(
-        lambda: Does(lambda own, x: torch.tanh(own.fc(x)), fc=torch.jit.trace(linear(), torch.zeros(1, WIDTH)))
-    )
-
-
-@shape("either")
-def sparse_embedding() -> Layers:
-    return Layers([nn.Embedding(256, WIDTH, sparse=True), dense(), dense(), dense(), head()], mean_error, CONTEXT)
-
-
 @shape("refused", words="weight")
 def embedding_of_bounded_norm() -> Layers:
     """A forward writes into the weight: the vectors of its own tokens, so that replicas would differ."""
@@ -644,11 +598,6 @@ def gradients_by_frequency() -> Layers:
     """The gradient depends on how often a token is in the microbatch."""
     first = nn.Embedding(256, WIDTH, scale_grad_by_freq=True)
     return Layers([first, dense(), dense(), dense(), head()], mean_error, CONTEXT)
-
-
-@shape()
-def padding_in_the_embedding() -> Layers:
-    return Layers([nn.Embedding(256, WIDTH, padding_idx=0), dense(), dense(), dense(), head()], mean_error, CONTEXT)
 
 
 @shape()
@@ -914,13 +863,6 @@ def reads_what_another_layer_kept() -> Layers:
     return Layers([embedding(), keeper, dense(), dense(), reader, head()], mean_error, CONTEXT)
 
 
-@shape("either", words="weight")
-def reads_a_weight_of_nobody() -> Layers:
-    """Plain PyTorch does not train it either."""
-    stray = matrix()
-    return around(lambda: Does(lambda own, x: torch.tanh(own.fc(x) @ stray), fc=linear()))
-
-
 @shape("either")
 def reads_a_frozen_layer() -> Layers:
     """What nobody trains may be read from anywhere."""
@@ -945,12 +887,6 @@ def label_smoothing() -> Layers:
 
 
 @shape()
-def loss_with_a_constant_of_the_output() -> Layers:
-    """A penalty on the logits, z-loss."""
-    return with_loss(lambda logits, targets: mean_error(logits, targets) + 1e-2 * logits.logsumexp(-1).square().mean())
-
-
-@shape()
 def masked_mean_of_each_row() -> Layers:
     """Padding counts nothing, and every row counts the same."""
 
@@ -960,12 +896,6 @@ def masked_mean_of_each_row() -> Layers:
         return ((each * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
 
     return with_loss(loss)
-
-
-@shape("either")
-def ignore_index_of_no_token() -> Layers:
-    """The data have no such token."""
-    return with_loss(lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=255))
 
 
 NOT_ROWS = "mean over the rows"

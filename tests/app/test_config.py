@@ -104,10 +104,6 @@ import sys
 from microp.schedule import Schedule
 from microp.schedule.builders import gpipe
 def bare(ranks, chunks, group=2): return gpipe(ranks, chunks, "fifo")
-def divides(ranks, chunks): return 1 / 0
-def exits(ranks, chunks): sys.exit("two\\nlines")
-def exits_silently(ranks, chunks): raise SystemExit
-def exits_with_0(ranks, chunks): raise SystemExit(0)
 def chained(ranks, chunks):
     try: {}["inner"]
     except KeyError as error: raise RuntimeError("it fails") from error
@@ -115,8 +111,6 @@ def handled(ranks, chunks):
     try: {}["inner"]
     except KeyError: raise RuntimeError("it fails")
 def nothing(ranks, chunks): pass
-def number(ranks, chunks): return 3
-def odd(ranks, chunks, group: "NoSuchType" = 2): pass
 def own_class(ranks, chunks, group: Schedule = None): pass
 """
 
@@ -142,10 +136,6 @@ def test_a_parameter_without_annotation_takes_any_value(own):
 @pytest.mark.parametrize(
     ("function", "keys", "line"),
     [
-        ("divides", {}, " failed for ranks=2, chunks=4: ZeroDivisionError: division by zero"),
-        ("exits", {}, " failed for ranks=2, chunks=4: SystemExit: two lines"),
-        ("exits_silently", {}, " failed for ranks=2, chunks=4: SystemExit"),
-        ("exits_with_0", {}, " failed for ranks=2, chunks=4: SystemExit"),  # what W&B makes of the one above
         ("chained", {}, " failed for ranks=2, chunks=4: RuntimeError: it fails, from KeyError: 'inner'"),
         ("handled", {}, " failed for ranks=2, chunks=4: RuntimeError: it fails, from KeyError: 'inner'"),
         (
@@ -155,8 +145,6 @@ def test_a_parameter_without_annotation_takes_any_value(own):
             "'own_builders.missing'; 'own_builders' is not a package)",
         ),
         ("nothing", {}, " returned None, not a Schedule: return one"),
-        ("number", {}, " returned a value of type int, not a Schedule: return one"),
-        ("odd", {"group": 1}, " has a signature that cannot be read: NameError: name 'NoSuchType' is not defined"),
     ],
 )
 def test_a_builder_that_fails_is_one_line(own, function, keys, line):
@@ -199,13 +187,11 @@ def test_torchrun_must_start_as_many(composed, monkeypatch):
             "RANK=0",
             "but WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, which torchrun sets too, are missing or",
         ),  # as Kubernetes may set it
-        ("RANK=1 WORLD_SIZE=2", "but LOCAL_RANK, LOCAL_WORLD_SIZE, which"),
         (
             "RANK=0 WORLD_SIZE=two LOCAL_RANK=0 LOCAL_WORLD_SIZE=2",
             "but WORLD_SIZE, which torchrun sets too, is missing",
         ),
         ("RANK= WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2", "RANK= is in the environment, but RANK, which"),
-        ("WORLD_SIZE=3 LOCAL_RANK=1", None),
     ],
 )
 def test_an_environment_that_has_a_part_of_torchrun_s(composed, monkeypatch, environment, said):

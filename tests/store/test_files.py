@@ -3,54 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import pytest
-from namespace import run_script
 
 from microp.store import WriteError, in_a_line, in_words, unwritable, write_text
 
 ALLOCATING = (
     "[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: not enough memory: you tried to allocate {} bytes."
 )
-
-ON_A_FULL_DISK = """
-import os, sys
-from pathlib import Path
-from microp.store import RankRecorder, WriteError, read_rows, write_text
-
-disk = Path("disk")
-write_text(disk / "old", "as it was")
-recorder = RankRecorder(disk, 0)
-rows = 0
-try:
-    while True:
-        recorder.step({"step": rows, "filling": "x" * 1000})
-        rows += 1
-except WriteError as error:
-    print(error)
-print([row["step"] for row in read_rows(disk, 0)] == list(range(rows)), rows > 10)
-try:
-    write_text(disk / "old", "y" * 100_000)
-except WriteError as error:
-    print(error)
-print((disk / "old").read_text())
-print(sorted(os.listdir(disk)))
-"""
-
-
-def test_a_full_disk_keeps_whole_rows_and_no_drafts(tmp_path):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "code.py").write_text(ON_A_FULL_DISK)
-    done = run_script(f"mount -t tmpfs -o size=120k none disk; {sys.executable} code.py", tmp_path)
-    assert done.returncode == 0, done.stderr
-    full, whole, draft, old, left = done.stdout.splitlines()
-    disk = (tmp_path / "disk").resolve()
-    assert full.startswith(f"no room in {disk} for disk/steps.rank0.jsonl (1.03 KiB needed, 0 B free): free some, ")
-    assert whole == "True True"
-    assert draft.startswith(f"no room in {disk} for disk/old (97.7 KiB needed, ")
-    assert old == "as it was"
-    assert left == "['old', 'steps.rank0.jsonl']"
 
 
 def test_a_reason_other_than_room_is_told_with_the_remedy(tmp_path):

@@ -11,7 +11,7 @@ from conftest import small_job
 from user import SMALL, microp, read
 
 from microp.model import Stage
-from microp.schedule.builders import interleaved, one_f_one_b, zb_h1
+from microp.schedule.builders import one_f_one_b, zb_h1
 from microp.settings import SnapshotSettings
 from microp.store import read_errors, read_rows, summarise
 from microp.store.recorder import to_json
@@ -40,7 +40,6 @@ LEFT_THEN = SnapshotSettings("disk", None, 1, False, None, True)  # after the la
 @pytest.mark.parametrize(
     ("start", "changes"),
     [
-        (run_threads, {"replicas": 2, "backend": "threads"}),
         (launch_ranks, {}),
         (run_threads, {"replicas": 2, "backend": "threads", "snapshot": SAVED_THEN}),
         (run_threads, {"backend": "threads", "steps": 1, "snapshot": LEFT_THEN}),
@@ -110,7 +109,6 @@ LOWER, LOOK = "lower learning_rate=0.01", "look at the model and the data, for b
             {"schedule": zb_h1(2, 4)},
             rf"loss .*: the gradient of 0.weight in layer 5, by 1W1 in step 3 on rank 1: {LOWER}",
         ),
-        ("backward", 3, {"schedule": interleaved(2, 4)}, r"loss .* of the input, by 3B1 in step 3 on rank 1: .*"),
         ("backward", 3, {"replicas": 2}, r"loss .* of the input, by 1B1 in step 3 on rank 3: .*"),
         ("backward", 3, {"snapshot": SNAPSHOTS}, r"weights .* after step 3 .*, by 1B1 in step 3 on rank 1: .*"),
         (
