@@ -49,7 +49,7 @@ def environment_of(folder: Path, changes: dict[str, str]) -> dict[str, str]:
     return {**{key: value for key, value in os.environ.items() if not key.startswith("WANDB")}, **mine, **changes}
 
 
-def until(condition: Callable[[], object], said: Callable[[], str] = str, seconds: float = 120) -> None:
+def until(condition: Callable[[], object], said: Callable[[], str] = str, seconds: float = 280) -> None:
     """Wait until a condition holds; `said` tells why it does not. A busy machine may take long."""
     end = time.monotonic() + seconds
     while not condition():

@@ -96,16 +96,6 @@ def test_the_memory_law_is_gpipes(outputs):
     assert table["activation_mib"].tolist() == table["formula"].tolist() == table["chunks"].tolist()
 
 
-def test_the_order_of_the_rows_does_not_matter(outputs, tmp_path):
-    rows = made_up(outputs, 1.2).rows
-    for name, ordered in {"a": rows, "b": rows.sample(frac=1, random_state=1)}.items():
-        for exhibit in m_sensitivity.exhibits(Made(ordered)):
-            exhibit.save(tmp_path / name)
-    files = sorted(path.name for path in (tmp_path / "a").iterdir() if path.suffix != ".png")
-    assert len(files) == 6
-    assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in files)
-
-
 @pytest.mark.parametrize(("slowest", "hollow"), [(1.05, []), (1.2, [8])])
 def test_a_point_that_is_too_wide_is_drawn_hollow(outputs, slowest, hollow):
     exhibit = by_stem(m_sensitivity.exhibits(made_up(outputs, slowest)))["m-sensitivity-depth"]

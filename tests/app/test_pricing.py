@@ -250,20 +250,6 @@ def test_recomputation_takes_time(words, makespan):
     assert figures(composed(f"ranks=1 chunks=9 costs.forward=2 costs.backward=3 {words}"))["makespan"] == makespan
 
 
-def test_bandwidth_and_boundary():
-    plain = "ranks=3 chunks=2 costs.forward=1 costs.backward=2"
-    assert figures(composed(f"{plain} costs.boundary=6 costs.bandwidth=inf"))["makespan"] == 4 * 3
-    found = figures(composed(f"{plain} costs.boundary=6 costs.bandwidth=4 costs.latency=0.5"))
-    assert found["makespan"] == 4 * 3 + 2 * 2 * 2
-    assert found["closed_form"] == {"makespan": None, "largest_span": None, "in_flight_peak": [2, 2, 2]}
-
-
-def test_whole_numbers_stay_exact():
-    huge = 10**15 - 1
-    found = figures(composed(f"costs.forward={huge} costs.backward={huge}.0 chunks=3"))
-    assert found["makespan"] == 4 * 2 * huge
-
-
 # --- memory --------------------------------------------------------------------------------------
 
 

@@ -275,11 +275,3 @@ def test_bad_options_are_refused(words, capsys):
     with pytest.raises(SystemExit, match="2"):
         command.main(words)
     assert "error: " in capsys.readouterr().err
-
-
-def test_help_and_version(folder):
-    done = microp("--help", folder=folder, program="microp.runs")
-    assert done.returncode == 0
-    assert "Without quotes" in done.stdout
-    assert "chunks>4 would write a file named 4" in done.stdout
-    assert microp("--version", folder=folder, program="microp.runs").stdout.startswith("microp ")

@@ -13,6 +13,7 @@ from conftest import CHECKPOINTING, small_job
 from own_model import (
     drawing_of_many,
     mixed,
+    narrowing,
     normalised_together,
     normed,
     own_job,
@@ -24,6 +25,7 @@ from own_model import (
 from test_every_schedule import run_in_threads
 
 from microp.comms import thread_comms
+from microp.engine import ActionError
 from microp.model.randomness import GENERATOR
 from microp.schedule import Partition
 from microp.schedule.builders import gpipe, one_f_one_b, zb_h1, zb_v
@@ -100,6 +102,12 @@ def test_a_draw_that_no_trial_saw_ends_the_step():
     trainer.load(0)
     with pytest.raises(RuntimeError, match="drawn random numbers, though none did when they were tried"):
         trainer.step(0)
+
+
+def test_a_tensor_of_another_shape_than_in_the_trials_does_not_leave():
+    job = own_job(settings_of(narrowing), schedule=gpipe(2, 1), backend="threads")
+    with pytest.raises(ActionError, match=r"rank 0, action 0F0, step 0: made torch.float32 \[9, 4\], 1F0 takes"):
+        run_in_threads(job)
 
 
 def test_layers_whose_rows_depend_on_each_other_are_known():

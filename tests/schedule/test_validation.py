@@ -20,7 +20,6 @@ from mutants import mutants
 from threads import differs, run, tagless
 
 from microp.comms import thread_comms
-from microp.engine import engine
 from microp.schedule import Action, Op, Schedule, receives_to_post, validate
 from microp.schedule.builders import gpipe, naive, one_f_one_b, zb_v
 
@@ -233,28 +232,6 @@ def test_every_builder_runs_over_links_without_tags(builder):
         schedule = build(builder, ranks, chunks)
         if ranks * per_rank <= 6 and schedule.stages <= 6:
             assert differs(schedule, run(schedule, tagless)) <= 1e-12
-
-
-@pytest.mark.parametrize("builder", EVERY)
-def test_receives_posted_at_their_use_need_links_in_order(builder, monkeypatch):
-    """Without the engine's plan only schedules run that use the tensors of each link in the order of their sends."""
-
-    def at_use(schedule, rank):
-        sources = {action: schedule.source(action) for action in schedule.ranks[rank]}
-        return {a: (s,) if s and schedule.placement[s.stage] != rank else () for a, s in sources.items()}
-
-    monkeypatch.setattr(engine, "receives_to_post", at_use)
-    schedule = build(builder, 3, 6)
-    if schedule.stages > 6:
-        pytest.skip("the model has 6 layers")
-    if not out_of_order(schedule):
-        assert differs(schedule, run(schedule, tagless)) <= 1e-12
-        return
-    try:
-        got = run(schedule, tagless)
-    except engine.ActionError:  # microbatches of other rows
-        return
-    assert differs(schedule, got) > 1e-6
 
 
 def test_the_comparison_can_fail():

@@ -14,11 +14,11 @@ from drawn import read
 from random_schedules import random_costs, random_schedule
 
 from microp.schedule import Action, Op, Schedule
-from microp.schedule.builders import gpipe, naive, one_f_one_b
-from microp.simulator import LINK_MODELS, Costs, closed_forms, critical_path, for_stages, simulate, simulation
+from microp.schedule.builders import gpipe, one_f_one_b
+from microp.simulator import LINK_MODELS, Costs, critical_path, for_stages, simulate, simulation
 from microp.simulator.link_model import Asynchronous, Rendezvous, SenderBusy, SerialLink
 from microp.simulator.lowered import NONE, parent_positions
-from microp.trace import Actions, Span, busy, in_flight_peak, makespan, zero_bubble_rate
+from microp.trace import Actions, Span, busy, makespan
 
 RULES = pytest.mark.parametrize("transfer", LINK_MODELS.values(), ids=LINK_MODELS)
 
@@ -129,17 +129,6 @@ def test_positions_of_parents_are_the_rule():
             assert parents == list(schedule.parents(action))
 
 
-@pytest.mark.parametrize("builder", [naive, gpipe, one_f_one_b])
-def test_closed_forms(builder):
-    random = Random(4)
-    for _ in range(60):
-        ranks, chunks = random.randint(1, 6), random.randint(1, 14)
-        unit = random.choice((1, Fraction(1, 3)))
-        costs = equal(ranks, *(random.randint(least, 12) * unit for least in (1, 1, 0)))
-        schedule = builder(ranks, chunks)
-        assert makespan(simulate(schedule, costs)) == closed_forms.makespan(schedule, costs)
-
-
 @pytest.mark.parametrize("builder", [gpipe, one_f_one_b])
 def test_recomputation_is_a_part_of_the_backward(builder):
     random = Random(5)
@@ -161,27 +150,6 @@ def test_full_backwards_have_their_own_time():
 def test_except_last_recomputes_all_but_one():
     costs = for_stages(2, forward=3, backward=6, recompute=3, spared=(4,))
     assert busy(simulate(gpipe(2, 5), costs)) == dict.fromkeys((0, 1), 5 * 9 + 4 * 3)
-
-
-def test_the_published_bubble_of_1f1b():
-    """Zero Bubble (arXiv 2401.10241), Table 9: K=8, M=24."""
-    times = for_stages(8, forward=18.522, backward=18.086, weight=9.337, latency=0.601)
-    assert round(zero_bubble_rate(simulate(one_f_one_b(8, 24), times)), 4) == 0.2431
-
-
-@pytest.mark.parametrize(
-    ("builder", "peak"),
-    [
-        (naive, lambda _after, _chunks: 1),
-        (gpipe, lambda _after, chunks: chunks),
-        (one_f_one_b, lambda after, chunks: min(after + 1, chunks)),
-    ],
-)
-def test_in_flight_peaks(builder, peak):
-    for ranks in range(1, 6):
-        for chunks in range(1, 9):
-            peaks = in_flight_peak(simulate(builder(ranks, chunks), equal(ranks, 1, 2, 1)))
-            assert peaks == {rank: peak(ranks - 1 - rank, chunks) for rank in range(ranks)}
 
 
 @RULES
