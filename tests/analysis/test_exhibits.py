@@ -168,7 +168,7 @@ def test_the_table_of_times_adds_up_each_rank():
     assert [line.split()[2:] for line in lines[1:3]] == [["1.00", "0.50", "1.50"], ["2.00", "0.25", "2.25"]]
 
 
-# --- bars that lie side by side differ in nothing but what their names say ------------------------
+# --- bars that lie side by side -------------------------------------------------------------------
 
 
 def drawn(rows: list[dict]) -> tuple[dict[str, list[str]], rank_time.Exhibit]:
@@ -229,7 +229,7 @@ def test_the_table_of_replays_names_what_runs_differ_in(tmp_path):
     assert sorted(exhibit.table["device.latency_ms"]) == [0, 2]
 
 
-# --- errors of what was known before a run, and what the choice by it cost ------------------------
+# --- forecasts ------------------------------------------------------------------------------------
 
 
 def runs(*rows: tuple[str, int, float, float], launches: int = 1, **changes) -> pd.DataFrame:

@@ -203,7 +203,7 @@ def test_the_slopes_differ_by_the_formula(tmp_path):
     assert added.set_index(["schedule", "latency_ms"]).loc[("1f1b", 2.0), "formula"] == 3
 
 
-# --- the figures of the sums over replicas say what is true of runs that obey the model exactly ---
+# --- gradient_sync and hybrid ---------------------------------------------------------------------
 
 
 ALPHA, BETA = 0.2, 2048.0  # ms, MiB/s

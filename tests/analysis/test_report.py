@@ -348,7 +348,7 @@ def test_one_launch_of_each_question_is_shown(outputs, made):
         assert all(len(panel["times"]) == 3 * actions for panel in run["panels"])
 
 
-# --- figures are made from what runs left on disk -------------------------------------------------
+# --- a timeline -----------------------------------------------------------------------------------
 
 
 def test_the_replay_is_of_what_was_run():

@@ -68,7 +68,7 @@ def test_since_the_snapshot_from_which_a_run_goes_on(text):
     assert "but 1 run read 1700 bytes" in changed
 
 
-# --- no secret of the command and nothing of the environment reaches a file, but for the names on a list ---
+# --- no secret reaches a file ---------------------------------------------------------------------
 
 
 SECRETS = {"SLURM_JWT": "canary-slurm", "AWS_SECRET_ACCESS_KEY": "canary-aws", "PLAIN": "canary-plain"}

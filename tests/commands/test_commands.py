@@ -1,4 +1,4 @@
-"""More of what a user types: replicas, help, completion, the self-check."""
+"""More of what a user types: replicas, the commands that are printed, the self-check, the harness's own cost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_check(tmp_path):
     assert done.stdout.count("pass") == 5
 
 
-# --- every command that a command prints is accepted as it is printed -----------------------------
+# --- printed commands -----------------------------------------------------------------------------
 
 
 TINY = ["model.layers=4", "model.dim=32", "batch_size=8"]
@@ -84,7 +84,7 @@ def test_a_printed_command_is_not_refused(command, tmp_path):
         assert again.returncode == 0, (words, again.stderr)
 
 
-# --- the safety checks can fail, and say so with exit code 1. (That they pass: test_run.) ---------
+# --- the safety checks can fail -------------------------------------------------------------------
 
 
 def test_a_failed_check_is_exit_code_1(monkeypatch, capsys):

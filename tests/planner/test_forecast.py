@@ -142,7 +142,7 @@ def test_factors_without_their_rows_are_refused():
         read_plain({**plain, "fine_rows": [8.0]}, "file")
 
 
-# --- layers without measured times are weighed by what they compute and read; a device that is not here is estimated --
+# --- layers without measured times, and a device that is not here ---------------------------------
 
 
 GPT = GptSettings("gpt", 4, 32, "float32", 4, 16, 0.0, 1000)

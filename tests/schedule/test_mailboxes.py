@@ -136,7 +136,7 @@ def test_the_oracle_sees_one_mailbox_too_few():
     )
 
 
-# --- receives are posted early and in the sender's order; a send is over when its tensor has certainly been used ---
+# --- receives ahead, and sends that are over ------------------------------------------------------
 
 
 GRID = list(product((naive, gpipe, one_f_one_b), range(1, 6), range(1, 9)))

@@ -174,7 +174,7 @@ def test_the_values_of_a_configuration():
     }
 
 
-# --- w&B's server, names and folders are checked before a run, and not by W&B after it ------------
+# --- W&B's server, names and folders --------------------------------------------------------------
 
 
 ONLINE = TrackingSettings("online", "microp", None, None, [], True, False)

@@ -189,7 +189,7 @@ def test_of_very_many_steps_pieces_are_read_and_no_file_is_held_in_memory(tmp_pa
     assert len({row["engine"] for row in some[0][:-1]}) == 2
 
 
-# --- what a sweep has planned is found again by its overrides, also by other processes, also after a kill ---
+# --- what a sweep has planned ---------------------------------------------------------------------
 
 
 HEAD = {"schema_version": 2, "name": "config", "again": False}

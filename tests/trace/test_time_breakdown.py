@@ -201,9 +201,6 @@ def test_one_rank_s_account_is_the_same_without_the_others():
         assert account(schedule, spans, {rank: clock}, wall) == {rank: accounts[rank]}
 
 
-# --- the work that it takes -----------------------------------------------------------------------
-
-
 # --- a real run ----------------------------------------------------------------------------------
 
 

@@ -121,7 +121,7 @@ def test_too_little_room_for_the_ranks_is_named_before_they_start(tmp_path, monk
     assert list(tmp_path.iterdir()) == []
 
 
-# --- a launch on one host cannot be reached from another one, and its ranks unpickle nothing that comes from a rank ---
+# --- a launch on one host listens on loopback only ------------------------------------------------
 
 
 LAUNCHES = {
@@ -170,7 +170,7 @@ def test_a_port_can_be_used_again(monkeypatch):
     assert again.port == port
 
 
-# --- ranks that hold the same weights begin with the same numbers, or the run is refused ----------
+# --- ranks that hold the same weights -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

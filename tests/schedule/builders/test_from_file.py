@@ -79,7 +79,7 @@ def test_a_row_in_one_quoted_cell_and_a_mistake_in_one(tmp_path: Path) -> None:
         schedules.from_file(2, 3, str(path))
 
 
-# --- the V-shaped schedules that are made from a building block, and the memory they keep within ---
+# --- the V-shaped schedules -----------------------------------------------------------------------
 
 
 LIMIT = {"v_half": lambda ranks: 2 * (ranks // 2 + 1), "v_min": lambda ranks: 2 * (-(-(ranks - 1) // 3) + 1)}
