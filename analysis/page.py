@@ -52,21 +52,13 @@ class Section(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What the page shows, in its order.
+    """What the page shows, in its order."""
 
-    Attributes:
-        overview: what there is, in a few sentences.
-        own: the user's own sweeps.
-        experiments: the sections of the stored sweeps.
-        over_all: the sections that use all runs.
-        without_result: the runs that did not finish or cannot be read, one sentence each.
-    """
-
-    overview: str
-    own: Section
-    experiments: Sequence[Section]
-    over_all: Sequence[Section]
-    without_result: Sequence[str]
+    overview: str  # what there is, in a few sentences
+    own: Section  # the user's own sweeps
+    experiments: Sequence[Section]  # the sections of the stored sweeps
+    over_all: Sequence[Section]  # the sections that use all runs
+    without_result: Sequence[str]  # the runs that did not finish or cannot be read, one sentence each
 
     @property
     def sections(self) -> list[Section]:

@@ -29,15 +29,10 @@ OVER_NOMINAL = 1.02  # of an emulated device's step
 
 
 class Disturbance(NamedTuple):
-    """One reason not to trust a run's times.
+    """One reason not to trust a run's times."""
 
-    Attributes:
-        kind: `spread`, `load`, `shared`, `parallel`, `overruns` or `nominal`; a key of `DISTURBANCES`.
-        text: the reason in a word and a number, for a table.
-    """
-
-    kind: str
-    text: str
+    kind: str  # `spread`, `load`, `shared`, `parallel`, `overruns` or `nominal`; a key of `DISTURBANCES`
+    text: str  # the reason in a word and a number, for a table
 
 
 DISTURBANCES = {

@@ -32,19 +32,12 @@ _WORDS = {"fraction": {"faster": "smaller", "slower": "larger"}}  # of a bubble,
 
 
 class Figure(NamedTuple):
-    """A number of a run that is compared.
+    """A number of a run that is compared."""
 
-    Attributes:
-        name: what it is called.
-        column: where it is; of a list with a number per rank the largest counts.
-        kind: `time` (less is better), `rate` (more is better), `fraction` (a bubble), or `exact`, which is no timing.
-        form: how it is printed.
-    """
-
-    name: str
-    column: str
-    kind: str
-    form: str
+    name: str  # what it is called
+    column: str  # where it is; of a list with a number per rank the largest counts
+    kind: str  # `time` (less is better), `rate` (more is better), `fraction` (a bubble), or `exact`, which is no timing
+    form: str  # how it is printed
 
 
 FIGURES = {

@@ -149,19 +149,12 @@ def when(started: float, form: str = "%Y-%m-%d %H:%M") -> str:
 
 
 class Filter(NamedTuple):
-    """A condition on one column.
+    """A condition on one column."""
 
-    Attributes:
-        text: as it was typed.
-        name: the column, as it was typed.
-        sign: `=`, `!=`, `>`, `>=`, `<` or `<=`.
-        wanted: the values to compare with: one, or several for `=` and `!=`.
-    """
-
-    text: str
-    name: str
-    sign: str
-    wanted: tuple[str, ...]
+    text: str  # as it was typed
+    name: str  # the column, as it was typed
+    sign: str  # `=`, `!=`, `>`, `>=`, `<` or `<=`
+    wanted: tuple[str, ...]  # the values to compare with: one, or several for `=` and `!=`
 
 
 def read_filters(text: str) -> list[Filter]:
@@ -248,21 +241,13 @@ def _number_text(text: str) -> str:
 
 
 class Runs(NamedTuple):
-    """The runs of a folder that meet the filters.
+    """The runs of a folder that meet the filters."""
 
-    Attributes:
-        folder: where they were looked for.
-        filters: what they meet.
-        all: all runs there, newest first.
-        rows: those that meet the filters.
-        unreadable: why runs cannot be read, one sentence each.
-    """
-
-    folder: Path
-    filters: list[Filter]
-    all: pd.DataFrame
-    rows: pd.DataFrame
-    unreadable: list[str]
+    folder: Path  # where they were looked for
+    filters: list[Filter]  # what they meet
+    all: pd.DataFrame  # all runs there, newest first
+    rows: pd.DataFrame  # those that meet the filters
+    unreadable: list[str]  # why runs cannot be read, one sentence each
 
 
 def find(words: Sequence[str], every: bool = False) -> Runs:

@@ -21,15 +21,10 @@ from microp.store.wandb_files import wandb_files
 
 
 class Belongings(NamedTuple):
-    """An attempt and what belongs to it.
+    """An attempt and what belongs to it."""
 
-    Attributes:
-        attempt: its folder.
-        wandb: the folders of its W&B runs.
-    """
-
-    attempt: Path
-    wandb: list[Path]
+    attempt: Path  # its folder
+    wandb: list[Path]  # the folders of its W&B runs
 
     @property
     def size(self) -> int:

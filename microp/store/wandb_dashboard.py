@@ -58,29 +58,17 @@ _SHOWS = {  # section -> what its panels show, for the report
 
 @dataclass(frozen=True)
 class Subject:
-    """What a dashboard is about.
+    """What a dashboard is about."""
 
-    Attributes:
-        name: the experiment, or `all runs`.
-        question: what the experiment asks, for the report; empty if that is unknown.
-        entity: the W&B team or user.
-        project: the W&B project.
-        tag: the tag of its W&B runs; None for all runs.
-        numbers: the keys of the configuration with different numbers, such as `chunks`.
-        words: the keys of the configuration with different words, such as `schedule.name`.
-        figures: the names in the summaries of the summary runs.
-        colours: the colour of each W&B run by its id.
-    """
-
-    name: str
-    question: str
-    entity: str
-    project: str
-    tag: str | None
-    numbers: tuple[str, ...]
-    words: tuple[str, ...]
-    figures: frozenset[str]
-    colours: Mapping[str, str]
+    name: str  # the experiment, or `all runs`
+    question: str  # what the experiment asks, for the report; empty if that is unknown
+    entity: str  # the W&B team or user
+    project: str  # the W&B project
+    tag: str | None  # the tag of its W&B runs; None for all runs
+    numbers: tuple[str, ...]  # the keys of the configuration with different numbers, such as `chunks`
+    words: tuple[str, ...]  # the keys of the configuration with different words, such as `schedule.name`
+    figures: frozenset[str]  # the names in the summaries of the summary runs
+    colours: Mapping[str, str]  # the colour of each W&B run by its id
 
 
 def subject_of(

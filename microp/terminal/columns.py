@@ -30,23 +30,14 @@ _MOST_DIGITS = 6  # after the point
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table.
+    """One column of a table."""
 
-    Attributes:
-        name: the heading; it may take several lines.
-        values: one text per row.
-        justify: the side on which the values are aligned.
-        importance: columns of the lowest importance are left out first; of equal ones, the right one.
-        shortest: the characters to which a longer value may be cut; None: never.
-        style: how `rich` prints the values.
-    """
-
-    name: str
-    values: Sequence[str]
-    justify: Literal["left", "right"] = "right"
-    importance: int = 0
-    shortest: int | None = None
-    style: str = ""
+    name: str  # the heading; it may take several lines
+    values: Sequence[str]  # one text per row
+    justify: Literal["left", "right"] = "right"  # the side on which the values are aligned
+    importance: int = 0  # columns of the lowest importance are left out first; of equal ones, the right one
+    shortest: int | None = None  # the characters to which a longer value may be cut; None: never
+    style: str = ""  # how `rich` prints the values
 
     @property
     def width(self) -> int:

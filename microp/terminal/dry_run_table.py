@@ -28,21 +28,13 @@ ABOUT_TIME = (
 
 
 class DryPoint(NamedTuple):
-    """A point that would be run.
+    """A point that would be run."""
 
-    Attributes:
-        overrides: what was typed for it.
-        state: `done`, `to run`, `invalid`, or which other process runs it.
-        run_id: the name of its run; None if it is invalid.
-        steps: the number of steps to run.
-        seconds: the time that it is predicted to take; None if nothing is known.
-    """
-
-    overrides: list[str]
-    state: str
-    run_id: str | None = None
-    steps: int = 0
-    seconds: float | None = None
+    overrides: list[str]  # what was typed for it
+    state: str  # `done`, `to run`, `invalid`, or which other process runs it
+    run_id: str | None = None  # the name of its run; None if it is invalid
+    steps: int = 0  # the number of steps to run
+    seconds: float | None = None  # the time that it is predicted to take; None if nothing is known
 
 
 def show_dry_points(points: Sequence[DryPoint]) -> None:

@@ -22,17 +22,11 @@ TURNS = 50
 
 
 class Reading(NamedTuple):
-    """What is added to a moment of a host's clock, to have it on the clock of rank 0's host.
+    """What is added to a moment of a host's clock, to have it on the clock of rank 0's host."""
 
-    Attributes:
-        at_ns: when it was read, on the host's own clock.
-        offset_ns: what is added.
-        residual_ns: by how much the offset may be wrong at most.
-    """
-
-    at_ns: int
-    offset_ns: int
-    residual_ns: int
+    at_ns: int  # when it was read, on the host's own clock
+    offset_ns: int  # what is added
+    residual_ns: int  # by how much the offset may be wrong at most
 
 
 def read_clocks(everyone: Comms, hosts: Hosts) -> list[Reading]:

@@ -38,17 +38,11 @@ Start = Callable[[Job, Path, float, Callable[[Job, Comms, int, Path], Any]], dic
 
 
 class Found(NamedTuple):
-    """What was not finite.
+    """What was not finite."""
 
-    Attributes:
-        when: when it was seen, in nanoseconds of `perf_counter_ns`, which all ranks of a host share.
-        step: the step's index.
-        what: it and its action, as words.
-    """
-
-    when: int
-    step: int
-    what: str
+    when: int  # when it was seen, in nanoseconds of `perf_counter_ns`, which all ranks of a host share
+    step: int  # the step's index
+    what: str  # it and its action, as words
 
 
 class DivergedRunError(RankError):

@@ -41,21 +41,13 @@ class HostsError(RuntimeError):
 
 @dataclass
 class Joined:
-    """A launch of several processes, as one of its ranks sees it.
+    """A launch of several processes, as one of its ranks sees it."""
 
-    Attributes:
-        comms: the transport between the ranks of this rank's pipeline.
-        everyone: the transport between all ranks of all pipelines, not for the timed path.
-        hosts: the hosts of all ranks.
-        clocks: the reading of each host's clock before the steps.
-        store: the store of the launch.
-    """
-
-    comms: Comms
-    everyone: Comms
-    hosts: Hosts
-    clocks: list[Reading]
-    store: Store
+    comms: Comms  # the transport between the ranks of this rank's pipeline
+    everyone: Comms  # the transport between all ranks of all pipelines, not for the timed path
+    hosts: Hosts  # the hosts of all ranks
+    clocks: list[Reading]  # the reading of each host's clock before the steps
+    store: Store  # the store of the launch
 
     @property
     def host(self) -> int:

@@ -23,17 +23,11 @@ from microp.job import Job
 
 
 class _Copy(NamedTuple):
-    """One layer's copy of a tied weight.
+    """One layer's copy of a tied weight."""
 
-    Attributes:
-        rank: the rank of the layer.
-        tag: the tag of the messages with its gradient.
-        weight: the copy itself; None on other ranks.
-    """
-
-    rank: int
-    tag: int
-    weight: nn.Parameter | None
+    rank: int  # the rank of the layer
+    tag: int  # the tag of the messages with its gradient
+    weight: nn.Parameter | None  # the copy itself; None on other ranks
 
 
 class TiedGradients:
