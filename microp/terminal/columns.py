@@ -90,6 +90,11 @@ def paragraph(console: Console, text: str, style: str = "dim") -> None:
         console.print("\n".join(lines), style=style, soft_wrap=True, markup=False)
 
 
+def counted(size: int, what: str) -> str:
+    """Return a number with its noun, as `1 run` and `2 launches`."""
+    return f"{size} {what}{'' if size == 1 else 'es' if what.endswith('ch') else 's'}"
+
+
 def number(value: float, form: str) -> str:
     """Return a number in a form such as `.1f`, with more digits if it is so small that fewer than two would be left."""
     fixed = re.fullmatch(r",?\.(\d+)f", form)

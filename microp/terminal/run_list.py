@@ -1,4 +1,4 @@
-"""Prints recorded runs as a table, newest first, or as CSV.
+"""Prints recorded runs as a table, newest first, or as CSV; deletes them after a question.
 
 ::
 
@@ -16,20 +16,26 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from microp.job import NOT_ASKED
-from microp.settings import RunOptions
+from microp.settings import RunOptions, size_text
 from microp.store import (
     DISTURBANCES,
+    Belongings,
     Runs,
     SelectionError,
+    attempts,
+    belongings,
     column_named,
     find,
     is_missing,
+    is_running,
     nothing_found,
     read_groups,
     records,
+    remove,
     shown,
     size_of,
     spelling,
@@ -38,10 +44,9 @@ from microp.store import (
     when,
 )
 from microp.terminal import columns, results, run_comparison
-from microp.terminal.columns import Column, number
-from microp.terminal.console import error, out, warn
+from microp.terminal.columns import Column, counted, number
+from microp.terminal.console import error, note, out, warn
 from microp.terminal.run_table import swept_columns
-from microp.terminal.run_tidy import tidy
 
 if TYPE_CHECKING:  # --help does without pandas
     import pandas as pd
@@ -63,10 +68,10 @@ def answer(options: RunOptions) -> int:
             error(nothing_found(runs))
             return 1
         if options.delete:
-            return tidy(runs, options.all, options.yes)
+            return delete(runs, options.all, options.yes)
         if runs.unreadable and (options.compare or options.csv):
             count = len(runs.unreadable)
-            warn(f"left out, {count} attempt{'' if count == 1 else 's'} cannot be read: {runs.unreadable[0]}")
+            warn(f"left out, {counted(count, 'attempt')} cannot be read: {runs.unreadable[0]}")
         names = split_outside_brackets(options.columns) if options.columns else []
         if options.compare:
             groups = read_groups(options.compare, runs)
@@ -109,16 +114,17 @@ def show_columns(rows: pd.DataFrame) -> None:
 
 
 def show(runs: Runs, names: Sequence[str], limit: int) -> None:
-    """Print a table of runs and what is to be said about them.
+    """Print a table of at most `limit` runs (0: all) and what is to be said about them.
 
-    Args:
-        runs: the runs.
-        names: the columns; none: time, name, status, the keys that differ, and the main figures.
-        limit: the most rows that are printed; 0 for all.
+    Without `names` its columns are time, name, status, the keys that differ, and the main figures.
     """
     rows = runs.rows[: limit or None]
     chosen = [_column(name, rows[column_named(name, runs.all)]) for name in names] or _default(rows)
-    columns.paragraph(out, _heading(runs))
+    states = ", ".join(f"{count} {status}" for status, count in runs.rows["status"].value_counts().items())
+    of_all = f"{len(runs.rows)} of " if runs.filters else ""
+    asked = " with " + " ".join(condition.text for condition in runs.filters) if runs.filters else ""
+    total = counted(len(runs.all), "run")
+    columns.paragraph(out, f"{of_all}{total} in {runs.folder}{asked}, newest first: {states}")
     printed = columns.show(out, chosen, "--csv")
     if more := len(runs.rows) - len(rows):
         out.print(f"{more} more: -n 0 shows all", style="dim")
@@ -140,15 +146,6 @@ def show(runs: Runs, names: Sequence[str], limit: int) -> None:
         columns.paragraph(out, f"left out: {reason}", "")
     if more := len(runs.unreadable) - len(named):
         out.print(f"{more} more cannot be read: -n 0 names them", style="dim")
-
-
-def _heading(runs: Runs) -> str:
-    states = ", ".join(f"{count} {status}" for status, count in runs.rows["status"].value_counts().items())
-    total = "1 run" if len(runs.all) == 1 else f"{len(runs.all)} runs"
-    if runs.filters:
-        total = f"{len(runs.rows)} of {total}"
-    asked = " with " + " ".join(condition.text for condition in runs.filters) if runs.filters else ""
-    return f"{total} in {runs.folder}{asked}, newest first: {states}"
 
 
 def _column(name: str, values: pd.Series) -> Column:
@@ -193,3 +190,53 @@ def _if_told(name: str, values: Sequence[str], usual: str, shortest: int | None 
 
 def _figure(value: float, form: str = ".1f") -> str:
     return "-" if math.isnan(value) else format(value, form) if form == ".3f" else number(value, form)
+
+
+# --- deleting -----------------------------------------------------------------------------------
+
+
+def delete(runs: Runs, single: bool, yes: bool) -> int:
+    """Delete runs and return the exit code: 0; 1 if not everything was deleted; 2 if there is nobody to ask.
+
+    A row of `runs` stands for all attempts of its run, or if `single` for its attempt alone. With `yes`, do not ask.
+    """
+    doomed: dict[str, list[Belongings]] = {}
+    for folder in map(Path, runs.rows["folder"]):
+        siblings = [folder] if single else attempts(folder.parent)
+        running = [attempt for attempt in siblings if is_running(attempt)]
+        for attempt in running:
+            note(f"kept, because it runs or may run: {attempt}")
+        if not running:
+            doomed.setdefault(folder.parent.name, []).extend(map(belongings, siblings))
+    if not doomed:
+        error("nothing to delete: all of these runs run")
+        return 1
+    flat = [attempt for run in doomed.values() for attempt in run]
+    wandb = [sum(len(attempt.wandb) for attempt in run) for run in doomed.values()]
+    sizes = [sum(attempt.size for attempt in run) for run in doomed.values()]
+    numbers = [", ".join(attempt.attempt.name.removeprefix("attempt-") for attempt in run) for run in doomed.values()]
+    table = [
+        Column("run", list(doomed), "left", 100),
+        Column("attempts", numbers),
+        Column("W&B runs", list(map(str, wandb))),
+        Column("size", list(map(size_text, sizes))),
+    ]
+    columns.show(out, table, "the run's folder")
+    total = [counted(len(flat), "attempt"), counted(sum(wandb), "W&B run"), size_text(sum(sizes))]
+    summary = f"{counted(len(doomed), 'run')} ({', '.join(total)})"
+    if not yes:
+        if not sys.stdin.isatty():
+            error(f"nothing was deleted, because nobody can be asked here: add --yes to delete {summary}")
+            return 2
+        if input(f"delete {summary}? [y/N] ").strip().lower() not in ("y", "yes"):
+            note("nothing was deleted")
+            return 1
+    try:
+        left = [attempt.attempt for attempt in flat if not remove(attempt)]
+    except OSError as problem:
+        error(f"{problem}: what comes after it was not deleted")
+        return 1
+    for attempt in left:
+        note(f"kept, because it has been started or deleted meanwhile: {attempt}")
+    note(f"deleted {counted(len(flat) - len(left), 'attempt')}; a sweep that planned them runs them again")
+    return 1 if left else 0
