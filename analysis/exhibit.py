@@ -114,10 +114,9 @@ def machines(runs: pd.DataFrame) -> str:
 
 
 def launch_spread(runs: pd.DataFrame) -> tuple[float, float] | None:
-    """Return the spread of launches: the difference of the largest and smallest step time, over their median.
+    """Return the median and the maximum over questions of the launches' spread; None if none has two launches.
 
-    Returns:
-        the median and the maximum over all questions; None if no question has two launches.
+    The spread is the difference of the largest and the smallest step time, over their median.
     """
     grouped = runs.groupby("question")["step_ms.median"]
     several = grouped.size() > 1

@@ -52,7 +52,6 @@ from microp.store.records import (
     read_reductions,
     read_rows,
     read_schedule,
-    read_some_rows,
     read_spans,
     read_status,
     read_summary,

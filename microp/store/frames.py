@@ -53,9 +53,6 @@ def load_runs(folder: Path | str) -> pd.DataFrame:
     Nested keys are joined by dots, as `step_ms.median` and `config.model.dim`. Runs that cannot be read
     are left out with a warning; `frame.attrs["unreadable"]` lists why, one sentence each.
 
-    Args:
-        folder: an outputs folder, a runs folder or a run.
-
     Raises:
         NotADirectoryError: there is no such folder.
     """
@@ -104,10 +101,7 @@ def load_steps(attempt: Path) -> pd.DataFrame:
 def spans_frame(spans: Spans, per_unit: float = 1, suffix: str = "") -> pd.DataFrame:
     """Return one row per span: rank, op, stage, microbatch, and its moments counted from the first start.
 
-    Args:
-        spans: measured or simulated.
-        per_unit: the length of a unit in the time of the spans, e.g. 1e6 for milliseconds from nanoseconds.
-        suffix: what the unit adds to the names of the moments, e.g. `_ms`.
+    `per_unit` and `suffix` turn moments into another unit: 1e6 and `_ms` make milliseconds of nanoseconds.
     """
     import pandas as pd
 
@@ -176,25 +170,17 @@ def _row(attempt: Path) -> dict[str, Any]:
         "env": env,
     }
     if summary is None:  # killed, or still running
-        return {"run_id": attempt.parent.name, "question": None, **origin, "steps": _steps(attempt)}
+        files = row_files(attempt, "steps")  # of the measured steps, count those that every rank has recorded so far
+        steps = min((sum(row["phase"] == "measured" for row in json_lines(path)) for path in files), default=0)
+        return {"run_id": attempt.parent.name, "question": None, **origin, "steps": steps}
     return {**summary, "question": summary["question_id"], **origin}
-
-
-def _steps(attempt: Path) -> int:
-    """Return how many measured steps every rank has recorded so far."""
-    files = row_files(attempt, "steps")
-    return min((sum(row["phase"] == "measured" for row in json_lines(path)) for path in files), default=0)
 
 
 # --- sweeps --------------------------------------------------------------------------------------
 
 
 class Store:
-    """A reader of an outputs folder, which reads each file once.
-
-    Args:
-        outputs: the folder; it may be absent.
-    """
+    """A reader of an outputs folder, which may be absent; it reads each file once."""
 
     def __init__(self, outputs: Path) -> None:
         self.outputs = outputs

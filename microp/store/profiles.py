@@ -76,16 +76,7 @@ def find_profile(
     optimizer: OptimizerSettings = ADAM,
     computing: Computing = AS_WRITTEN,
 ) -> Profile | None:
-    """Return the profile of a model on this kind of machine, of the nearest batch size; files that are none are left.
-
-    Args:
-        folder: where profiles are kept.
-        machine: the kind of machine.
-        model: the model's settings.
-        batch_size: the rows of a batch; of several profiles the one made with the nearest is returned.
-        optimizer: the optimizer, of which the profile has the time of a step.
-        computing: how the layers compute.
-    """
+    """Return the profile of a model on this kind of machine made with the nearest batch size; None if none was."""
     found = []
     for path in sorted(folder.glob(f"{model.name}-*.yaml")):
         try:

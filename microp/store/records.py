@@ -35,7 +35,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
@@ -43,7 +42,7 @@ import yaml
 
 from microp.schedule import Op, Schedule, from_text
 from microp.store.lock import has_gone
-from microp.trace import Reduction, Span, Spans, as_spans
+from microp.trace import MOMENTS, Reduction, Span, Spans, as_spans
 
 Row = dict[str, Any]
 T = TypeVar("T")
@@ -51,8 +50,6 @@ SCHEMA_VERSION = 2
 _CONFIG = ("ranks", "chunks", "repeat", "schedule", "model", "device", "tracking")  # what readers need
 _ENV = ("cores", "commit", "processor")
 _SUMMARY = ("run_id", "question_id", "status", "schedule", "chunks", "ranks", "replicas", "step_ms", "bubble")
-MOST_ROWS = 2**15  # of all ranks, of those that `read_some_rows` reads
-PIECE = 64  # consecutive rows of a rank
 ROWS = ("steps", "spans", "reductions")  # the kinds of files with rows, one file per rank
 AGAIN = "run its command again"
 RUNNING, KILLED, DIVERGED = "running", "killed", "diverged"
@@ -92,13 +89,16 @@ class StepRow(TypedDict, total=False):
     work_ms: float  # the real work in actions of an emulated device
     involuntary_switches: int  # how often the system took the core away, since the row before
     snapshot_ms: float  # to save a snapshot before the step
-    # only in the memory step
+    # only in the memory step: `PEAKS`, and what nvidia-smi told
     peak_memory_mib: float
     peak_allocated_mib: float
     peak_reserved_mib: float
     smi_percent: float
     peak_activation_mib: float
     in_flight_peak: float
+
+
+PEAKS = ("peak_memory_mib", "peak_allocated_mib", "peak_reserved_mib", "peak_activation_mib", "in_flight_peak")
 
 
 class RecordError(ValueError):
@@ -140,7 +140,8 @@ def check_attempt(attempt: Path) -> Records:
     records = Records(status, read_config(attempt), read_env(attempt), summary)
     read_errors(attempt)
     ranks, replicas = records.config["ranks"], records.config.get("replicas", 1)
-    read_some_rows(attempt, ranks * replicas)
+    for rank in range(ranks * replicas):
+        read_rows(attempt, rank)
     for replica in range(replicas):
         read_spans(attempt, replica)
         read_reductions(attempt, replica)
@@ -148,7 +149,7 @@ def check_attempt(attempt: Path) -> Records:
         order = read_schedule(attempt)
     if finished:
         steps = [attempt / f"steps.rank{rank}.jsonl" for rank in range(ranks * replicas)]
-        longest = max(1, *map(count_lines, steps))
+        longest = max(1, *map(_count_lines, steps))
         for rank, path in enumerate(steps):
             _check_length(path, longest)
             if summary and summary.get("time_ms"):  # every rank has left its trace
@@ -157,8 +158,12 @@ def check_attempt(attempt: Path) -> Records:
 
 
 def _check_length(path: Path, rows: int) -> None:
-    if (found := count_lines(path)) != rows:
+    if (found := _count_lines(path)) != rows:
         raise unreadable(path, f"it has {found} rows, and {rows} were written" if path.exists() else "it is missing")
+
+
+def _count_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def read_json(path: Path, remedy: str = AGAIN) -> Any:
@@ -230,33 +235,6 @@ def read_rows(attempt: Path, rank: int) -> list[Row]:
     return list(json_lines(path)) if path.exists() else []
 
 
-def read_some_rows(attempt: Path, ranks: int) -> list[list[Row]]:
-    """Return the rows of each rank, of a run of very many steps those of evenly spread pieces of it and of its end.
-
-    A median over some thousand steps is that over a million, whose rows would need gigabytes. All ranks have the rows
-    of the same steps, and a piece is long enough for engines that run steps in turn. Raises as `read_rows`.
-    """
-    paths = [attempt / f"steps.rank{rank}.jsonl" for rank in range(ranks)]
-    lines = max((count_lines(path) for path in paths), default=0)
-    every = -(-lines * ranks // MOST_ROWS)  # of so many pieces one is read
-    if every < 2:
-        return [read_rows(attempt, rank) for rank in range(ranks)]
-
-    def is_read(line: int) -> bool:
-        return line // PIECE % every == 0 or line >= lines - PIECE
-
-    return [list(json_lines(path, is_read)) if path.exists() else [] for path in paths]
-
-
-def count_lines(path: Path) -> int:
-    """Return the number of lines of a file, 0 if it is not there or cannot be read; it is not held in memory."""
-    try:
-        with path.open("rb") as file:
-            return sum(block.count(b"\n") for block in iter(partial(file.read, 2**20), b""))
-    except OSError:
-        return 0
-
-
 def row_files(attempt: Path, kind: str) -> list[Path]:
     """Return the files with rows of a kind (one of ROWS), in the order of the ranks that wrote them."""
     return sorted(attempt.glob(f"{kind}.rank*.jsonl"), key=rank_of)
@@ -274,10 +252,8 @@ def read_spans(attempt: Path, replica: int = 0) -> Spans:
 
 
 def _span(row: Row) -> Span:
-    rank, stage, microbatch = _numbers(row, "rank", "stage", "microbatch")
-    return Span(
-        rank, Op(row["op"]), stage, microbatch, *_numbers(row, "wait_start_ns", "ready_ns", "start_ns", "end_ns")
-    )
+    moments = (row[f"{moment}_ns"] for moment in MOMENTS)
+    return Span(row["rank"], Op(row["op"]), row["stage"], row["microbatch"], *moments)
 
 
 def read_reductions(attempt: Path, replica: int = 0) -> list[Reduction]:
@@ -286,14 +262,7 @@ def read_reductions(attempt: Path, replica: int = 0) -> list[Reduction]:
 
 
 def _reduction(row: Row) -> Reduction:
-    return Reduction(*_numbers(row, "rank", "stage", "start_ns", "end_ns"))
-
-
-def _numbers(row: Row, *keys: str) -> list[Any]:
-    values = [row[key] for key in keys]
-    if not all(isinstance(value, int | float) for value in values):
-        raise TypeError(f"{keys} are not all numbers")
-    return values
+    return Reduction(row["rank"], row["stage"], row["start_ns"], row["end_ns"])
 
 
 def read_schedule(attempt: Path) -> Schedule:
@@ -342,12 +311,8 @@ def _trace(attempt: Path, kind: str, replica: int, parse: Callable[[Row], T]) ->
                     raise unreadable(path, f"a row is not one of {kind}: {error!r}") from error
 
 
-def json_lines(path: Path, wanted: Callable[[int], bool] = lambda _: True) -> Iterator[Row]:
+def json_lines(path: Path) -> Iterator[Row]:
     """Yield the rows of a file, without a last line that was cut short, after checking the version of the first row.
-
-    Args:
-        path: the file.
-        wanted: whether a line is read, by its number from 0; the first line always is.
 
     Raises:
         RecordError: a newer microp wrote the file, or a whole line is no row.
@@ -355,8 +320,6 @@ def json_lines(path: Path, wanted: Callable[[int], bool] = lambda _: True) -> It
     try:
         with path.open() as lines:
             for number, line in enumerate(lines):
-                if number and not wanted(number):
-                    continue
                 try:
                     row = json.loads(line)
                 except json.JSONDecodeError:

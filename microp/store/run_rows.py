@@ -54,10 +54,7 @@ def read_point(config: dict[str, Any], overrides: list[str], attempt: Path) -> P
 def write_table(path: Path, points: Mapping[str, tuple[dict[str, Any], list[str]]], rows: Iterable[PointRow]) -> None:
     """Write a table with one row per point of a sweep: its overrides, every key that differs, and its summary.
 
-    Args:
-        path: the file.
-        points: run id -> configuration and overrides of a point.
-        rows: the points that have a summary; the others are `planned`.
+    `points` maps run ids to configuration and overrides. Points without one of `rows` have no summary: `planned`.
 
     Raises:
         WriteError: the file cannot be written.

@@ -325,4 +325,5 @@ def _asked(word: str, runs: Runs) -> pd.DataFrame:
         raise SelectionError(
             f"{word} is no run in {runs.folder}, no folder and no filter: write an id from the list, or key=value"
         )
-    return runs.rows.loc[runs.rows["run_id"] == meant[0]]
+    found: pd.DataFrame = runs.rows[runs.rows["run_id"] == meant[0]]
+    return found

@@ -56,11 +56,8 @@ def interval(values: Sequence[float], draws: int = DRAWS, seed: int = 0) -> tupl
 def over_launches(rows: pd.DataFrame, by: Sequence[str], values: Sequence[str], floor: float = 0.0) -> pd.DataFrame:
     """Return medians and intervals over launches, with one row per combination of `by`, sorted.
 
-    Args:
-        rows: one row per launch.
-        by: the columns that name a point.
-        values: columns of numbers; launches without a number are left out.
-        floor: a width up to which an interval is never too wide (`WIDE_FRACTION` for fractions).
+    `rows` has one row per launch; of the columns `values`, launches without a number are left out. An interval up to
+    `floor` wide is never too wide (`WIDE_FRACTION` for fractions).
 
     Returns:
         the columns `by`; `launches`; and for each value its median under its own name, with
@@ -110,11 +107,7 @@ def step_spread(low: Any, middle: Any, high: Any) -> Any:
 def paired(rows: pd.DataFrame, baseline: pd.DataFrame, on: Sequence[str], value: str) -> pd.DataFrame:
     """Return `rows` with a column `ratio`: their `value` over the baseline's value in the same launch.
 
-    Args:
-        rows: one row per launch.
-        baseline: one row per launch, at most one for each launch and combination of `on`.
-        on: the columns in which both must agree, besides the launch.
-        value: the column to compare.
+    Both have one row per launch and must agree in the columns `on`.
 
     Returns:
         the rows whose launch the baseline also has; one is `disturbed` if it or its baseline was.

@@ -29,9 +29,7 @@ class TracedStep(NamedTuple):
 def read_traced_step(attempt: Path, summary: Mapping[str, Any]) -> TracedStep | None:
     """Return the traced step of an attempt, None if it has an empty trace.
 
-    Args:
-        attempt: the attempt's folder.
-        summary: the attempt's summary. Its `time_ms` is None if a rank failed before it had written its trace.
+    The summary's `time_ms` is None if a rank failed before it had written its trace.
 
     Raises:
         RecordError: a file cannot be read.

@@ -54,10 +54,7 @@ class Column:
 def show(console: Console, columns: Sequence[Column], whole: str) -> list[str]:
     """Print a table that fits the console, and below it what was left out; return the names of the printed columns.
 
-    Args:
-        console: where to print.
-        columns: all with equally many values.
-        whole: where everything can be found, for example the path of a CSV file.
+    `whole` says where everything can be found, for example the path of a CSV file.
     """
 
     def room(widths: Sequence[int]) -> int:

@@ -46,13 +46,10 @@ def show_dry_points(points: Sequence[DryPoint]) -> None:
     same = [f"{key}={typed[0][key]}" for key in keys if key not in differing and key != "dry_run"]
     paragraph(out, f"{heading}: {' '.join(same)}" if same else heading.removesuffix(", the same in all"), style="")
     if points:
-        show(out, [*_asked(typed, differing), *_results(points)], "a wider terminal")
+        asked = swept_columns({key: [words.get(key, "-") for words in typed] for key in differing})
+        show(out, [*asked, *_results(points)], "a wider terminal")
         paragraph(out, ABOUT_TIME)
     paragraph(out, _total(points), style="")
-
-
-def _asked(typed: Sequence[dict[str, str]], keys: Sequence[str]) -> list[Column]:
-    return swept_columns({key: [words.get(key, "-") for words in typed] for key in keys})
 
 
 def _results(points: Sequence[DryPoint]) -> list[Column]:

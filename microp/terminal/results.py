@@ -16,16 +16,12 @@ LISTED_RANKS = 2  # with more ranks, the column of peaks has the smallest and th
 class Result(NamedTuple):
     """A column of what was found.
 
-    Attributes:
-        name: the heading.
-        importance: columns of the lowest importance are left out first.
-        value: what a row has in the column; None if it has nothing.
-        about: what the column means, for the rows that are shown; empty if its name or another column says it.
+    `about` says what it means, for the rows that are shown; it is empty if its name or another column says it.
     """
 
-    name: str
-    importance: int
-    value: Callable[[PointRow], str | None]
+    name: str  # the heading
+    importance: int  # columns of the lowest importance are left out first
+    value: Callable[[PointRow], str | None]  # what a row has in the column
     about: str | Callable[[Sequence[PointRow]], str] = ""
 
     def meaning(self, rows: Sequence[PointRow]) -> str:
@@ -85,10 +81,6 @@ def _fraction(*keys: str) -> Callable[[PointRow], str | None]:
 def _spread(row: PointRow) -> str | None:
     step = row.summary["step_ms"]
     return f"{milliseconds(step['p10'])} - {milliseconds(step['p90'])}" if step else None
-
-
-def _reasons(row: PointRow) -> str | None:
-    return ", ".join(each.text for each in row.disturbed) or None
 
 
 def _peaks(row: PointRow) -> str | None:
@@ -176,7 +168,7 @@ _RESULTS = (
     Result("step ms", 90, _time("step_ms", "median"), _about_step),
     Result("p10 - p90", 40, _spread, MEANINGS["p10 - p90"]),
     Result("predicted ms", 45, _time("predicted", "step_ms"), "predicted ms: of a step, known before the run."),
-    Result("disturbed", 85, _reasons),
+    Result("disturbed", 85, lambda row: ", ".join(each.text for each in row.disturbed) or None),
     Result("torch / microp", 80, _ratio("engines", "ratio", "torch/microp"), _TURNS),
     Result("microp ms", 78, _ENGINES("microp", "median"), _about_engines),
     Result("torch ms", 77, _ENGINES("torch", "median"), _about_engines),

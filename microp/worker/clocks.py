@@ -30,12 +30,7 @@ class Reading(NamedTuple):
 
 
 def read_clocks(everyone: Comms, hosts: Hosts) -> list[Reading]:
-    """Return the reading of every host; all ranks call this at the same time.
-
-    Args:
-        everyone: the transport between all ranks of all pipelines.
-        hosts: their hosts.
-    """
+    """Return the reading of every host; all ranks of all pipelines call this at the same time."""
     own = Reading(perf_counter_ns(), 0, 0)
     for first in (hosts.ranks(host)[0] for host in range(1, len(hosts.names))):
         if everyone.rank == 0:
@@ -67,11 +62,6 @@ def _ask(everyone: Comms) -> Reading:
 
 
 def drift_ns(before: Reading, after: Reading, moment_ns: int) -> int:
-    """Return what the offset at a moment is more than that of the reading before the steps.
-
-    Args:
-        before, after: the two readings.
-        moment_ns: the moment, on the clock to which `before` converts.
-    """
+    """Return what the offset at a moment, on the clock to which `before` converts, is more than that of `before`."""
     since = moment_ns - before.offset_ns - before.at_ns
     return (after.offset_ns - before.offset_ns) * since // max(1, after.at_ns - before.at_ns)

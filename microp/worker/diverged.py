@@ -19,9 +19,6 @@ def not_finite(layers: Mapping[int, nn.Module]) -> tuple[int, str] | None:
 
     A backward passes on what is not finite from layer to layer, to the first one: it came in at the last of them or
     behind it. What is not trained may hold infinities, as an attention mask does, but not NaN.
-
-    Args:
-        layers: layers by their index in the model.
     """
     for index, layer in sorted(layers.items(), reverse=True):
         for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):

@@ -24,8 +24,7 @@ _BEGINS = "Traceback (most recent call last):"
 class RankError(RuntimeError):
     """A rank failed; the message names the rank, and the action and the step if they are known.
 
-    Attributes:
-        log: the file with what the rank printed, or wrote about its error.
+    `log` is the file with what the rank printed, or wrote about its error.
     """
 
     def __init__(self, message: str = "", log: Path | None = None) -> None:
@@ -38,11 +37,7 @@ def what_failed(
 ) -> RankError | WriteError:
     """Return the failure as the guilty rank told it, or as the launcher saw it.
 
-    Args:
-        job: the job of the ranks.
-        attempt: the folder of their errors and logs.
-        failures: rank -> how it ended, of the first rank that torch's launcher saw end.
-        heartbeats: where the ranks were.
+    `attempt` has the errors and logs of the ranks, `failures` how the first rank ended that torch's launcher saw end.
     """
     errors = read_errors(attempt)
     told = [error["world_rank"] for error in errors]

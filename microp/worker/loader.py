@@ -15,12 +15,7 @@ from microp.model import open_data
 
 
 class BatchLoader:
-    """Loads the rows of one replica.
-
-    Args:
-        job: the replica's job (`Job.of`).
-        replica: its index.
-        device: where the tensors are.
+    """Loads the rows of one replica, by its job (`Job.of`) and index.
 
     Attributes:
         inputs: (rows, context) int64 per microbatch, of the step that was loaded last.

@@ -35,11 +35,6 @@ from microp.worker.tied_gradients import TiedGradients
 class Trainer:
     """One rank's stages, their optimizer and the engines that run them.
 
-    Args:
-        job: the job, which must be the same on every rank.
-        comms: this rank's transport.
-        local_rank: the rank's index on its host.
-
     Raises:
         ConnectionError: another rank was given a different job.
         ValueError: another rank has made other weights.
@@ -292,11 +287,9 @@ def _whole(value: float) -> int | float:
 
 
 class ActionTimes:
-    """Computes the times of a rank's actions in a row, with what does not change from step to step worked out once.
+    """Computes the times of a rank's actions, in the order in which they run, for its row of a step.
 
-    Args:
-        schedule: the schedule that is run.
-        actions: the rank's actions, in the order in which they are run.
+    What does not change from step to step is worked out once.
     """
 
     def __init__(self, schedule: Schedule, actions: Actions) -> None:

@@ -127,26 +127,6 @@ def test_a_damaged_layer_is_refused(how, attempt):
         assert "\n" not in problem
 
 
-OTHER_LAYERS = {
-    "swapped": "layer-2.pt: it was saved as layer-1.pt",
-    "float64": "layer-2.pt: it is not the file that was saved",
-}
-
-
-@pytest.mark.parametrize("how", OTHER_LAYERS)
-def test_a_layer_s_file_that_is_another_one_is_refused_before_any_rank_starts(how, attempt):
-    folder = attempt / "snapshots" / "step-4"
-    if how == "swapped":
-        shutil.copy(folder / "layer-1.pt", folder / "layer-2.pt")
-    else:
-        saved = torch.load(folder / "layer-2.pt", weights_only=True)
-        saved["weights"] = {name: tensor.double() for name, tensor in saved["weights"].items()}
-        torch.save(saved, folder / "layer-2.pt")
-    [problem] = problems(*WORDS, "comms=threads", f"snapshot.path={attempt}", f"output_dir={attempt.parents[2]}")
-    said = f"{folder} is not a whole snapshot ({OTHER_LAYERS[how]}): remove the snapshot, or go on from another one"
-    assert problem == f"snapshot.path: {said}"
-
-
 FORMS = ["missing", "empty", "cut", "[]", "{}", '{"format": 1, "step": -5, "training": {}}', '{"format": 1, "step": 4}']
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from functools import partial
 from random import Random
 from struct import pack
@@ -196,36 +194,6 @@ def test_strangers_who_come_before_a_rank_are_turned_away(strangers, leave):
 def test_the_first_connection_of_a_rank_counts():
     with listen() as listener, come(listener, HELLO.pack(TOKEN, 1)) as rank_1, come(listener, HELLO.pack(TOKEN, 1)):
         assert answers_rank_1(listener, rank_1)
-
-
-def test_of_too_many_strangers_the_oldest_goes(strangers, monkeypatch):
-    monkeypatch.setattr(connecting_module, "_MOST_UNKNOWN", 3)
-    with listen() as listener:
-        strangers += [come(listener) for _ in range(20)]
-        with come(listener, HELLO.pack(TOKEN, 1)) as rank_1:
-            assert answers_rank_1(listener, rank_1)
-
-
-@contextmanager
-def descriptors(more: int) -> Iterator[None]:
-    """This process may have at most `more` further descriptors."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    os.close(lowest := os.dup(0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + more, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_strangers_cannot_take_all_descriptors(strangers):
-    with listen() as listener:
-        strangers += [come(listener) for _ in range(20)]
-        with come(listener, HELLO.pack(TOKEN, 1)) as rank_1:
-            with descriptors(2):
-                assert answers_rank_1(listener, rank_1)
-            with come(listener), descriptors(0), pytest.raises(OSError, match="Too many open files"):
-                answer(listener, 10)
 
 
 class BusyListener(socket.socket):

@@ -15,7 +15,7 @@ from conftest import CHECKPOINTING, gpt, mlp, small_job
 from own_model import mixed, settings_of
 
 from microp.comms import ThreadComms, thread_comms
-from microp.comms.base import Summed
+from microp.comms.base import Done
 from microp.schedule import Partition, skewed, uniform
 from microp.schedule import builders as schedules
 from microp.settings import BucketSettings, SyncSettings
@@ -150,7 +150,7 @@ class Deaf(ThreadComms):
     """A rank whose sums over the replicas do nothing."""
 
     def iall_reduce(self, tensor):
-        return Summed(tensor, 1)
+        return Done(tensor, 1)
 
 
 def test_a_sum_that_does_nothing_is_seen():

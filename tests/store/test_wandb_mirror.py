@@ -34,7 +34,6 @@ from microp.store import (
     write_json,
     write_schedule,
 )
-from microp.store.wandb_content import Charts
 from microp.worker import run_threads
 
 OFFLINE = TrackingSettings("offline", "microp", None, None, ["a-tag"], False, False)
@@ -185,18 +184,6 @@ def test_an_attempt_that_failed_before_its_first_row_is_mirrored(attempt, tmp_pa
     assert made(tmp_path) == ["r0-0123abcd", "summary-0123abcd"]
     summary = last_summary(inspect(tmp_path, "summary-0123abcd"))
     assert (summary["status"], summary["steps"]) == ("failed", 0)
-
-
-def test_rows_of_an_older_run_get_their_time_from_the_attempt_s_end(recorded, attempt):
-    status = json.loads((attempt / "status.json").read_text())
-    write_json(attempt / "status.json", {**status, "ended": 5000.0})
-    for path in attempt.glob("steps.rank*.jsonl"):
-        rows = [{k: v for k, v in json.loads(line).items() if k != "ended"} for line in path.read_text().splitlines()]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    charts, rows = Charts(attempt), [read_rows(attempt, rank) for rank in range(2)]
-    assert max(charts.time(own[-1]) for own in rows) == pytest.approx(5000)
-    lasted = rows[0][-1]["ended_ns"] - rows[0][0]["ended_ns"]
-    assert charts.time(rows[0][-1]) - charts.time(rows[0][0]) == pytest.approx(lasted / 1e9)
 
 
 def test_the_configuration_says_what_was_asked_and_on_what_machine(mirrored, recorded):
