@@ -150,9 +150,4 @@ def _panel(schedule: Schedule, kind: str, spans: Sequence[Span], found: Sequence
         times += (start, end - start, start - free[rank])
         free[rank] = end
     sums = ((s.rank, s.stage, micros(s.start), micros(s.end) - micros(s.start)) for s in found)
-    return {
-        "name": kind,
-        "length": micros(ends_at(spans, found)),
-        "times": times,
-        "sums": list(chain(*sums)),
-    }
+    return {"name": kind, "length": micros(ends_at(spans, found)), "times": times, "sums": list(chain(*sums))}

@@ -20,24 +20,14 @@ run counts, so that rows of an older sweep are not mixed in.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from microp.job import LATER
 from microp.store.disturbance import disturbances
-from microp.store.records import (
-    RecordError,
-    attempts,
-    check_attempt,
-    json_lines,
-    number_of,
-    rank_of,
-    read_rows,
-    read_status,
-    row_files,
-)
+from microp.store.records import RecordError, attempts, check_attempt, json_lines, rank_of, read_rows, row_files
 from microp.store.sweep_plan import Plan, Point, command, read_plans
 from microp.trace import MOMENTS, Span, Spans
 
@@ -127,24 +117,19 @@ def read_runs(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     return rows, unreadable
 
 
-def _read_run(found: Iterable[Path]) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the row of the newest finished attempt that can be read, else of the newest, and why others cannot."""
-    known, unknown, reasons = [], [], []
-    for attempt in found:
-        try:
-            status = read_status(attempt)
-            known.append((status["status"] == "finished", float(status["started"]), attempt))
-        except RecordError as error:
-            unknown.append((number_of(attempt), str(error)))
-    for finished, _, attempt in sorted(known, reverse=True):
+def _read_run(found: Sequence[Path]) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return the row of the newest finished attempt that can be read, else of the newest, and why newer ones cannot."""
+    newest, reasons = None, []
+    for attempt in reversed(found):
         try:
             row = _row(attempt)
         except RecordError as error:
             reasons.append(str(error))
-        else:
-            newer = [reason for number, reason in unknown if not finished or number > number_of(attempt)]
-            return row, [*newer, *reasons]
-    return None, [*(reason for _, reason in unknown), *reasons]
+            continue
+        if row["status"] == "finished":
+            return row, reasons
+        newest = newest or row
+    return newest, reasons
 
 
 def read_attempts(folders: Iterable[Path]) -> tuple[list[dict[str, Any]], list[str]]:

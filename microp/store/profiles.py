@@ -16,7 +16,6 @@ from microp.store.files import write_text
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 PREDICTED = ("step_ms", "bubble", "peak_memory_mib")
-LARGEST = 5_000_000  # bytes; a longer file is no profile
 
 
 class ProfileError(ValueError):
@@ -58,8 +57,6 @@ def read_profile(path: Path) -> Profile:
 @lru_cache(maxsize=64)
 def _read(path: Path, _changed: int) -> Profile:
     try:
-        if path.stat().st_size > LARGEST:
-            raise ProfileError(f"profile={path} is too large to be a profile: give a file of python -m microp.profile")
         return read_plain(yaml.load(path.read_text(), _Loader), str(path))
     except ProfileError:
         raise

@@ -61,14 +61,22 @@ def list_runs(folder: Path, every: bool = False) -> tuple[pd.DataFrame, list[str
     A run's row is that of its newest finished attempt, or else of its newest attempt. The column `disturbed` says why
     not to trust its times. `folder` is an outputs folder, a runs folder, a run or an attempt.
     """
+    rows, unreadable = _nested_rows(folder, every)
+    return _frame_of(rows), unreadable
+
+
+def _nested_rows(folder: Path, every: bool) -> tuple[list[Row], list[str]]:
+    rows, unreadable = read_attempts(attempts(folder)) if every else read_runs(folder)
+    return sorted(rows, key=lambda row: float(row["started"]), reverse=True), unreadable
+
+
+def _frame_of(rows: Iterable[Row]) -> pd.DataFrame:
     import pandas as pd
 
-    rows, unreadable = read_attempts(attempts(folder)) if every else read_runs(folder)
-    flat = []
-    for row in sorted(rows, key=lambda row: float(row["started"]), reverse=True):
-        reasons = disturbances(row, row["env"]) if "step_ms" in row else []
-        flat.append(flatten(row) | {"disturbed": ", ".join(reason.text for reason in reasons) or None})
-    return pd.DataFrame(flat, dtype=object), unreadable
+    reasons = [disturbances(row, row["env"]) if "step_ms" in row else [] for row in rows]
+    texts = [", ".join(reason.text for reason in own) or None for own in reasons]
+    flat = [flatten(row) | {"disturbed": text} for row, text in zip(rows, texts, strict=True)]
+    return pd.DataFrame(flat, dtype=object)
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> Row:
@@ -230,6 +238,7 @@ class Runs(NamedTuple):
     all: pd.DataFrame  # all runs there, newest first
     rows: pd.DataFrame  # those that meet the filters
     unreadable: list[str]  # why runs cannot be read, one sentence each
+    nested: dict[str, Row]  # of each folder of an attempt its row as it was recorded
 
 
 def find(words: Sequence[str], every: bool = False) -> Runs:
@@ -247,12 +256,14 @@ def find(words: Sequence[str], every: bool = False) -> Runs:
     folder = folders[0] if folders else Path("outputs")
     if not folder.is_dir():
         raise SelectionError("there is no folder outputs here: give the folder with your runs as the first word")
-    frame, unreadable = list_runs(folder, every)
+    found, unreadable = _nested_rows(folder, every)
+    frame = _frame_of(found)
     if frame.empty and unreadable:
         raise SelectionError(f"{folder} holds no run that can be read: {'; '.join(unreadable[:FEW])}")
     if frame.empty:
         raise SelectionError(f"{folder} holds no runs: make one with python -m microp.run")
-    return Runs(folder, filters, frame, select(frame, filters), unreadable)
+    nested = {row["folder"]: row for row in found}
+    return Runs(folder, filters, frame, select(frame, filters), unreadable, nested)
 
 
 def nothing_found(runs: Runs) -> str:

@@ -28,8 +28,7 @@ from microp.model import Stage
 from microp.schedule import Action, Op
 from microp.settings import SyncSettings
 from microp.store import read_errors, read_rows, snapshots
-from microp.worker.diverged import remedy
-from microp.worker.failure import RankError
+from microp.worker.failure import RankError, remedy
 from microp.worker.snapshot import Snapshots
 from microp.worker.trainer import Trainer
 

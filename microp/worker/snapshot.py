@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from microp.comms import Comms, Place
 from microp.job import Job
 from microp.store import RecordError, StepRow, in_words, snapshots, unwritable
-from microp.worker.diverged import DivergedError, not_finite, remedy
+from microp.worker.failure import DivergedError, not_finite, remedy
 from microp.worker.trainer import Trainer
 
 

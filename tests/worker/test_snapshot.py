@@ -26,7 +26,7 @@ from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_
 from microp.settings import AS_WRITTEN, Computing, EngineSettings, SnapshotSettings
 from microp.store import WriteError, read_errors, read_json, read_rows, snapshots
 from microp.worker import RankError, Trainer, run_threads
-from microp.worker.diverged import not_finite
+from microp.worker.failure import not_finite
 
 EVERY_2 = SnapshotSettings("disk", 2, 9, False, None, True)
 STEPS = 6  # one warm-up step and five measured ones; the step for memory comes after them
