@@ -84,12 +84,10 @@ def _policy(policy: str, table: pd.DataFrame) -> str:
 
 
 def compare(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that recompute, each compared with the run of the same launch that keeps everything.
+    """Return the runs that recompute, each beside the run of the same launch that keeps everything.
 
-    Returns:
-        their rows with four more columns: `ratio`, the ratio of step times; `simulated`, the ratio
-        simulated with the run's own F, B and R; `R alone`, the ratio simulated with its R, but
-        `never`'s F and B; and `kept`, the ratio of peak activations on the worst rank.
+    Four columns are added: `ratio`, of step times; `simulated`, the same with the run's own F, B and R; `R alone`,
+    simulated with its R, but `never`'s F and B; and `kept`, the ratio of peak activations on the worst rank.
     """
     runs = runs.assign(worst_mib=worst_rank_mib(runs))
     plain = runs[runs["checkpointing"] == "never"]
@@ -103,16 +101,10 @@ def compare(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def simulated_ratios(plain: dict[str, Any], row: dict[str, Any]) -> tuple[float, float]:
-    """Return the simulated ratios of step times, with recomputation over without.
+    """Return the simulated ratios of step times, of `row`, which recomputes, over `plain`, which does not.
 
-    Args:
-        plain: the run that keeps everything.
-        row: the run that recomputes.
-
-    Returns:
-        the ratio with F, B and R of `row`, and the ratio with F and B of `plain` and R of `row`.
-        Both are NaN without traces. The F and B of `row` are shorter: its forward keeps nothing,
-        and its backward finds the rebuilt activations in the cache.
+    The first has F, B and R of `row`, the second F and B of `plain` and R of `row`; both are NaN without traces. The F
+    and B of `row` are shorter: its forward keeps nothing, and its backward finds the rebuilt activations in the cache.
     """
     folder = Path(plain["folder"])
     spans, steps = read_spans(folder), measured_steps(folder, plain["ranks"])

@@ -30,11 +30,8 @@ Exhibits = Callable[[Store], list[Exhibit]]
 def main(name: str, exhibits: Exhibits, made_by: str | None = None, arguments: list[str] | None = None) -> int:
     """Write the exhibits of one section of the report and return the exit code, 2 if there is nothing to draw.
 
-    Args:
-        name: name of the module, and of the experiment whose sweep it draws.
-        exhibits: the module's function of that name.
-        made_by: the command that makes the runs, if they are not those of a sweep called `name`.
-        arguments: the arguments of the command line.
+    `name` is the module's, and that of the experiment whose sweep it draws; `made_by` is the command that makes the
+    runs, if they are not those of such a sweep.
     """
     about = "Write the figures and tables of this section into OUTPUTS/report."
     parser = command_parser(f"analysis.{name}", about)

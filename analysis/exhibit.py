@@ -27,27 +27,16 @@ INTERVALS = f"Markers: medians over launches; bars: {BARS}."
 
 @dataclass(frozen=True)
 class Exhibit:
-    """One figure of the report.
+    """One figure of the report."""
 
-    Attributes:
-        stem: the name of its files, without ending.
-        title: a few words, for the heading.
-        caption: a description of the figure and its result; `full_caption` adds the provenance.
-        figure: the figure, made with `plot` and in its style.
-        table: the numbers that the figure shows.
-        runs: the rows of the store that were used.
-        missing: the commands of the points that have not been run.
-        answer: what the runs say, if the figure is the only one of its sweep; see `answer_of`.
-    """
-
-    stem: str
-    title: str
-    caption: str
-    figure: Figure
-    table: pd.DataFrame
-    runs: pd.DataFrame
-    missing: Sequence[str] = ()
-    answer: str = ""
+    stem: str  # the name of its files, without ending
+    title: str  # a few words, for the heading
+    caption: str  # a description of the figure and its result; `full_caption` adds the provenance
+    figure: Figure  # the figure, made with `plot` and in its style
+    table: pd.DataFrame  # the numbers that the figure shows
+    runs: pd.DataFrame  # the rows of the store that were used
+    missing: Sequence[str] = ()  # the commands of the points that have not been run
+    answer: str = ""  # what the runs say, if the figure is the only one of its sweep; see `answer_of`
 
     @property
     def origin(self) -> str:
@@ -125,10 +114,9 @@ def machines(runs: pd.DataFrame) -> str:
 
 
 def launch_spread(runs: pd.DataFrame) -> tuple[float, float] | None:
-    """Return the spread of launches: the difference of the largest and smallest step time, over their median.
+    """Return the median and the maximum over questions of the launches' spread; None if none has two launches.
 
-    Returns:
-        the median and the maximum over all questions; None if no question has two launches.
+    The spread is the difference of the largest and the smallest step time, over their median.
     """
     grouped = runs.groupby("question")["step_ms.median"]
     several = grouped.size() > 1

@@ -55,12 +55,7 @@ def wrapped(text: str, inches: float, lines: int = 3) -> str:
 
 
 def apart(places: Sequence[float], widths: Sequence[float]) -> list[int]:
-    """Return the indices of the texts to show: from the first on, each that is clear of the one before it.
-
-    Args:
-        places: the centres of the texts, ascending.
-        widths: the widths of the texts.
-    """
+    """Return which texts, with these ascending centres and widths, to show: each that is clear of the one before it."""
     shown: list[int] = []
     for index, (place, wide) in enumerate(zip(places, widths, strict=True)):
         if not shown or place - wide / 2 >= places[shown[-1]] + widths[shown[-1]] / 2 + GAP:

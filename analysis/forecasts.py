@@ -42,12 +42,10 @@ LEAST_NOISE = 0.02  # two configurations that differ by less are alike, if there
 
 
 def forecasts(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per configuration of one replica: its measured step time and all forecasts of it.
+    """Return one row per configuration of one replica: its measured step time and all forecasts of it, in ms.
 
-    Returns:
-        `group` (configurations of one model on one device), `kind`, `schedule`, `chunks`, `partition`,
-        `checkpointing`, `launches`, `measured` (ms, the median over the launches), `noise` (half of the
-        launches' range, over the median; NaN for one launch), and a column in ms per forecast.
+    `measured` is the median over the launches, `noise` half of their range over it (NaN for one launch); a `group` has
+    the configurations of one model on one device.
     """
     if not {*TIMES} <= {*runs.columns}:
         return pd.DataFrame()

@@ -13,8 +13,6 @@ torch's own also run in turn within one launch, which is the more precise compar
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 
@@ -145,7 +143,8 @@ def buckets(runs: pd.DataFrame) -> Exhibit | None:
     figure, axes = plot.panels(len(sizes))
     for axis, dim in zip(axes, sizes, strict=True):
         plot.lines(axis, table[table[DIM] == dim], BUCKET, "step_ms.median", "sync", looks.looks(WAYS))
-        plot.titled(axis, f"width {dim}, {_model_mib(runs, dim):.1f} MiB", "bucket, MiB", "step time, ms")
+        mib = runs[runs[DIM] == dim]["reduction.reduced_bytes"].max() / MIB
+        plot.titled(axis, f"width {dim}, {mib:.1f} MiB", "bucket, MiB", "step time, ms")
         scales.powers(axis, table[BUCKET])
     plot.legend(figure)
     text = (
@@ -154,10 +153,6 @@ def buckets(runs: pd.DataFrame) -> Exhibit | None:
         f"free for the sums, there is little overlap. {INTERVALS}"
     )
     return Exhibit("gradient-sync-buckets", "Bucket size", text, figure, table, runs)
-
-
-def _model_mib(runs: pd.DataFrame, dim: Any) -> float:
-    return float(runs[runs[DIM] == dim]["reduction.reduced_bytes"].max()) / MIB
 
 
 def ring(runs: pd.DataFrame) -> Exhibit | None:

@@ -25,15 +25,15 @@ from matplotlib.ticker import MaxNLocator
 from analysis import looks, nominal, plot, scales
 from analysis.command import main
 from analysis.exhibit import FIT, INTERVALS, Exhibit, drawn, kind_of, not_fitted
-from analysis.monolith import monoliths, speed_ups
 from analysis.words import closing, mib_text, number, points, sentences, spread, versus
 from microp.settings import run_command
 from microp.simulator import closed_forms
-from microp.store import LAUNCH, WIDE_FRACTION, Store, least_squares, over_launches, records, worst_rank_mib
+from microp.store import LAUNCH, WIDE_FRACTION, Store, least_squares, over_launches, paired, records, worst_rank_mib
 
 NAME = "m_sensitivity"
 NEEDS = "a pipelined schedule with at least two values of M"
 POINT = ["schedule", "chunks"]
+SAME = ["device", "config.model.name", "config.model.layers", "config.model.dim", "work"]  # of pipeline and monolith
 BUBBLES = {  # the closed forms of the bubble with equal layers, F = B = W and free hops
     "gpipe": "(K-1)/(M+K-1)",
     "1f1b": "(K-1)/(M+K-1)",
@@ -156,6 +156,21 @@ def speed_up(found: Sequence[Part], runs: pd.DataFrame) -> Exhibit | None:
     )
     used = pd.concat([monoliths(runs), *(part.rows for part in compared)])
     return Exhibit("m-sensitivity-speed-up", "Speed-up against M", text, figure, pd.concat(tables), used)
+
+
+def monoliths(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs of unpartitioned models, each once; `runs` have the work of a step in the column `work`."""
+    alone = runs[(runs["ranks"] == 1) & (runs["chunks"] == 1)]
+    return alone if alone.empty else alone.drop_duplicates([*SAME, LAUNCH])
+
+
+def speed_ups(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return those rows whose monolith is among `runs`, with the column `speed_up`, paired by launch."""
+    alone = monoliths(runs)
+    if alone.empty:
+        return rows.head(0).assign(speed_up=0.0)
+    compared = paired(rows, alone, SAME, "step_ms.median")
+    return compared.assign(speed_up=1 / compared["ratio"])
 
 
 def bubble(found: Sequence[Part]) -> Exhibit | None:

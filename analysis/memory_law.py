@@ -47,14 +47,10 @@ def inputs_mib(row: dict[str, Any], rank: int) -> float:
 
 
 def peak_of(actions: Sequence[Action], whole: float, inputs: float, segment: float, spared: Sequence[int]) -> float:
-    """Return the peak memory of a rank over its actions, found by walking along its row.
+    """Return the peak memory of a rank over its row of actions, found by walking along it.
 
-    Args:
-        actions: the row of the rank.
-        whole: the memory of a microbatch that is not recomputed.
-        inputs: the memory of a microbatch that is recomputed.
-        segment: the largest memory that the B of a recomputed microbatch rebuilds.
-        spared: the microbatches that are not recomputed.
+    A microbatch takes `whole`, or if it is recomputed (all but those `spared`) its `inputs`, and in its B the `segment`
+    that is rebuilt.
     """
     held = peak = 0.0
     for op, _, microbatch in actions:
@@ -69,17 +65,11 @@ def peak_of(actions: Sequence[Action], whole: float, inputs: float, segment: flo
 
 
 def laws(runs: pd.DataFrame, point: Sequence[str]) -> pd.DataFrame:
-    """Return a table of measured peaks and of those by the law, with one row per point and rank.
+    """Return a table of measured peaks and of those by the law, with one row per `point` and rank.
 
-    Args:
-        runs: one row per launch; launches agree in bytes, so that one per point is used.
-        point: the columns that name a point; among them model, schedule, checkpointing and chunks.
-
-    Returns:
-        the columns `point`, `rank` and `in_flight`; in MiB `activation_mib` (measured), `law`, and
-        `counted` (the law with the largest segment); and the relative errors `law error` and
-        `counted error`. A model without a 1F1B run that keeps everything, which gives a, has no rows, nor has one of
-        the user's own.
+    Launches agree in bytes, so that one per point is used. In MiB there are `activation_mib` (measured), `law`, and
+    `counted` (the law with the largest segment), with the relative errors `law error` and `counted error`. A model
+    without a 1F1B run that keeps everything, which gives a, has no rows, nor has one of the user's own.
     """
     rows = records(runs.dropna(subset=["peak_activation_mib"]).drop_duplicates(point).sort_values(list(point)))
     orders = {_order_of(row): spans for row in rows if (spans := read_spans(Path(row["folder"])))}

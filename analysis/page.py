@@ -32,41 +32,24 @@ MARKDOWN = re.compile(r"[\\`*\[\]<>|&~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")  # 
 
 
 class Section(NamedTuple):
-    """One experiment of the report, or all sweeps of the user's own.
+    """One experiment of the report, or all sweeps of the user's own."""
 
-    Attributes:
-        name: the name of its module.
-        title: its heading.
-        answer: what the runs say on the experiment's question; empty if they are too few.
-        exhibits: its figures, the best one first; none if there is nothing to draw.
-        missing: the commands of the points that have not been run, or the sweep's own if it was never started.
-        started: whether the sweep was started.
-    """
-
-    name: str
-    title: str
-    answer: str
-    exhibits: Sequence[Exhibit]
-    missing: Sequence[str]
-    started: bool = True
+    name: str  # that of its module
+    title: str  # its heading
+    answer: str  # what the runs say on the experiment's question; empty if they are too few
+    exhibits: Sequence[Exhibit]  # its figures, the best one first; none if there is nothing to draw
+    missing: Sequence[str]  # the commands of the points that have not been run, or of a sweep that was never started
+    started: bool = True  # whether the sweep was started
 
 
 class Report(NamedTuple):
-    """What the page shows, in its order.
+    """What the page shows, in its order."""
 
-    Attributes:
-        overview: what there is, in a few sentences.
-        own: the user's own sweeps.
-        experiments: the sections of the stored sweeps.
-        over_all: the sections that use all runs.
-        without_result: the runs that did not finish or cannot be read, one sentence each.
-    """
-
-    overview: str
-    own: Section
-    experiments: Sequence[Section]
-    over_all: Sequence[Section]
-    without_result: Sequence[str]
+    overview: str  # what there is, in a few sentences
+    own: Section  # the user's own sweeps
+    experiments: Sequence[Section]  # the sections of the stored sweeps
+    over_all: Sequence[Section]  # the sections that use all runs
+    without_result: Sequence[str]  # the runs that did not finish or cannot be read, one sentence each
 
     @property
     def sections(self) -> list[Section]:

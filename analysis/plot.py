@@ -25,7 +25,6 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from analysis import fitting
@@ -75,9 +74,7 @@ CHUNKS = "microbatches M"
 def sheet(rows: int = 1, columns: int = 1, height: float = HEIGHT, **layout: Any) -> tuple[Figure, Any]:
     """Return a figure as wide as all figures and the array of its axes, of shape (rows, columns).
 
-    Args:
-        height: of one panel, in inches.
-        layout: further arguments of `Figure.subplots`, such as `sharey=True`.
+    `height` is that of one panel, in inches; `layout` goes to `Figure.subplots`.
     """
     figure = Figure(figsize=(WIDTH, height * rows), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **layout)
@@ -101,8 +98,7 @@ def room(axis: Axes) -> float:
 def titled(axis: Axes, title: str = "", x: str = "", y: str = "", own: bool = False) -> None:
     """Set the title of a panel and the names of its axes, with units, broken into lines where they are too long.
 
-    Args:
-        own: whether the vertical axis is the panel's own. If not, it is named in the first panel of a row only.
+    A vertical axis that is not the panel's `own` is named in the first panel of a row only.
     """
     place = axis.get_subplotspec()
     if place is None:
@@ -124,10 +120,9 @@ def heighten(where: Axes | Figure, inches: float) -> None:
 
 
 def points(axis: Axes, table: pd.DataFrame, x: str, y: str, look: Look, label: str) -> None:
-    """Draw a line through the medians `y` over `x`, with their intervals; too wide ones get hollow markers.
+    """Draw a line through the medians `y` over `x` of a table of `over_launches`, with their intervals.
 
-    Args:
-        table: a table from `statistics.over_launches`.
+    Those that are too wide get hollow markers.
     """
     at, middle, low, high = (table[name].to_numpy(dtype=float) for name in (x, y, f"{y}.low", f"{y}.high"))
     order = np.argsort(at, kind="stable")
@@ -176,13 +171,10 @@ def lines(
     formula: str | None = None,
     label: str = "{}",
 ) -> None:
-    """Draw one line per value of `by`, with what was computed for it behind it, dotted in the same colour.
+    """Draw one line per value of `by` in `named`, with what was computed for it behind it, dotted in the same colour.
 
-    Args:
-        table: a table from `statistics.over_launches`, which has `y`.
-        named: the values of `by` to draw, with their looks.
-        formula: the column of what was computed, if there is one.
-        label: the name of a line in the legend, with {} for the value of `by`.
+    The table is one of `over_launches`, and has the column `formula` of what was computed, if there is one. `label` is
+    the name of a line in the legend, with {} for the value of `by`.
     """
     needed = dict.fromkeys([by, x, y, f"{y}.low", f"{y}.high", f"{y}.wide", *filter(None, [formula])])
     table = table[list(needed)].sort_values(x)
@@ -196,9 +188,7 @@ def lines(
 def for_each_chunks(table: pd.DataFrame, x: str, y: str, formula: str, names: tuple[str, str], origin: str) -> Figure:
     """Return a figure with one panel per M and, in each, one line per schedule with what was computed for it.
 
-    Args:
-        names: of the two axes, with units.
-        origin: what the column `formula` is, for the legend.
+    `names` are those of the two axes, with units; `origin` says what the column `formula` is.
     """
     chunks = sorted(table["chunks"].unique())
     figure, axes = panels(len(chunks))
@@ -269,7 +259,8 @@ def legend(figure: Figure, extra: Iterable[Artist] = ()) -> None:
             found.setdefault(name, handle)
     _legend(figure, "upper", [(name, found[name]) for name in in_order(found)])
     keys = [*extra]
-    if any(_is_hollow(line) for axis in figure.axes for line in axis.get_lines()):
+    shown = [line for axis in figure.axes for line in axis.get_lines() if np.size(line.get_xdata())]
+    if any(line.get_markerfacecolor() == "white" for line in shown):
         keys.append(TOO_WIDE)
     _legend(figure, "lower", [(str(key.get_label()), key) for key in keys])
 
@@ -292,7 +283,3 @@ def _fitting(widths: list[float]) -> int:
         if sum(max(part) + HANDLE for part in np.array_split(widths, columns)) <= WIDTH:
             return columns
     return 1
-
-
-def _is_hollow(line: Line2D) -> bool:
-    return line.get_markerfacecolor() == "white" and np.size(line.get_xdata()) > 0

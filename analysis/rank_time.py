@@ -45,23 +45,16 @@ LINE = 0.17  # inches
 ROOM = plot.WIDTH - 2 * scales.ROW - 0.3  # of a title, which begins where the bars do
 NAMED = 6  # of the configurations that are not drawn
 # compute is dark and waits are light; hatching separates neighbours that are alike without colour
-LOOKS: dict[str, tuple[str, str]] = {
-    "compute": ("#0072b2", ""),
-    "recompute": ("#56b4e9", "///"),
-    "optimizer": ("#d55e00", "\\\\\\"),
-    "host": ("#303030", ""),
-    "transfer": ("#cc79a7", "xxx"),
-    "warmup": ("#c0c0c0", ""),
-    "steady": ("#9c9c9c", "..."),
-    "drain": ("#c0c0c0", "////"),
-    "reduction": ("#009e73", "++"),
-}
-NAMES = {
-    "transfer": "wait: transfer",
-    "warmup": "wait: warm-up",
-    "steady": "wait: steady phase",
-    "drain": "wait: drain",
-    "reduction": "wait: sum over replicas",
+LOOKS: dict[str, tuple[str, str, str]] = {  # colour, hatching, name
+    "compute": ("#0072b2", "", "compute"),
+    "recompute": ("#56b4e9", "///", "recompute"),
+    "optimizer": ("#d55e00", "\\\\\\", "optimizer"),
+    "host": ("#303030", "", "host"),
+    "transfer": ("#cc79a7", "xxx", "wait: transfer"),
+    "warmup": ("#c0c0c0", "", "wait: warm-up"),
+    "steady": ("#9c9c9c", "...", "wait: steady phase"),
+    "drain": ("#c0c0c0", "////", "wait: drain"),
+    "reduction": ("#009e73", "++", "wait: sum over replicas"),
 }
 assert set(LOOKS) == set(KINDS), "each kind of time has a look"
 
@@ -93,7 +86,7 @@ def exhibits(store: Store) -> list[Exhibit]:
         axis.set_title(wrapped)
     most = pd.DataFrame([shares.max(axis=1) for _, own in panels for row in records(own) for shares in [_shares(row)]])
     shown = [kind for kind in LOOKS if most[kind].max() >= SEEN]
-    plot.legend(figure, [Patch(**_look(kind), label=NAMES.get(kind, kind)) for kind in shown])
+    plot.legend(figure, [Patch(**_look(kind), label=LOOKS[kind][2]) for kind in shown])
     text = (
         "Share of a traced step's wall time by kind, one bar per rank with rank 0 at the top; the time of the whole "
         "step is beside the name. A panel is one configuration: its bars differ only in what their names say. "
@@ -119,7 +112,7 @@ def _largest(kind: str, runs: pd.DataFrame) -> str:
     low, middle, high = (percent(shares["compute"].quantile(q), 0) for q in (0, 0.5, 1))
     reach = f" in the median ({low} to {high})" if len(shares) > 1 else ""
     rest = shares.drop(columns="compute").median().sort_values(ascending=False, kind="stable")
-    first, second = (f"{NAMES.get(str(name), name)} ({percent(share, 0)})" for name, share in rest.head(2).items())
+    first, second = (f"{LOOKS[str(name)][2]} ({percent(share, 0)})" for name, share in rest.head(2).items())
     return (
         f"{kind}, {counted(len(shares), 'configuration')}: ranks compute {middle} of a step{reach}; the next largest "
         f"parts are {first} and {second}"
@@ -237,7 +230,7 @@ def _shares(row: Any) -> pd.DataFrame:
 
 
 def _look(kind: str) -> dict[str, Any]:
-    colour, hatch = LOOKS[kind]
+    colour, hatch, _ = LOOKS[kind]
     return {"facecolor": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0}
 
 

@@ -110,9 +110,7 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = 
 def answer(rows: pd.DataFrame, keys: Sequence[str]) -> str:
     """Return which point of a sweep is fastest and by how much, how engines compare, and which needs least memory.
 
-    Args:
-        rows: one row per run, with the column `activation_mib`.
-        keys: the columns that name a point, in words that a reader understands.
+    `rows` has one row per run and the column `activation_mib`; `keys` name a point, in words that a reader understands.
     """
     names = [", ".join(str(row[key]) for key in keys) for row in records(rows)]
     rows = rows.assign(point=names, **{"ms per row": rows[TIME] / rows["batch_size"]})

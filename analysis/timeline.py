@@ -97,11 +97,9 @@ def _summary(attempt: Path) -> dict[str, Any]:
 
 
 def time_table(time_ms: dict[str, list[float]], columns: int = 100) -> str:
-    """Return a text table of the step's time in ms: a line per rank, and a column per kind.
+    """Return a text table of the step's time in ms, kind -> its time on each rank: a line per rank, a column per kind.
 
-    Args:
-        time_ms: kind -> its time on each rank.
-        columns: the width; the kinds that have no room stand below, with the ranks again.
+    The kinds that have no room in this many columns stand below, with the ranks again.
     """
     total = [sum(own) for own in zip(*time_ms.values(), strict=True)]
     cells = [

@@ -54,16 +54,16 @@ def parts(runs: pd.DataFrame) -> dict[str, Any]:
 
 
 def timelines(runs: pd.DataFrame) -> tuple[dict[str, Any], int]:
-    """Return the timelines of one launch per question, preferably short ones, up to MOST_SPANS spans in all.
+    """Return the timelines of one launch per question, preferably short ones, and how many questions were left out.
 
-    Returns:
-        the data of the viewer, and the number of questions that were left out.
+    They have up to MOST_SPANS spans in all.
     """
     first = runs.sort_values(["question", "config.repeat"]).drop_duplicates("question").reset_index(drop=True)
     names = _names(first)
     shown: list[tuple[Any, dict[str, Any]]] = []
     room, left_out = MOST_SPANS, 0
-    for number, row in sorted(enumerate(records(first)), key=lambda each: (_actions(each[1]), each[1]["run_id"])):
+    numbered = enumerate(records(first))
+    for number, row in sorted(numbered, key=lambda each: (each[1]["ranks"] * each[1]["chunks"], each[1]["run_id"])):
         if room < 0:
             left_out += 1
             continue
@@ -78,10 +78,6 @@ def timelines(runs: pd.DataFrame) -> tuple[dict[str, Any], int]:
         shown.append((place, _timeline(row, names[number], step)))
     ordered = [timeline for _, timeline in sorted(shown, key=lambda each: each[0])]
     return {"palette": PALETTE, "reduction": REDUCTION, "runs": ordered}, left_out
-
-
-def _actions(row: dict[str, Any]) -> int:
-    return int(row["ranks"]) * int(row["chunks"])
 
 
 def _names(runs: pd.DataFrame) -> list[str]:
@@ -154,9 +150,4 @@ def _panel(schedule: Schedule, kind: str, spans: Sequence[Span], found: Sequence
         times += (start, end - start, start - free[rank])
         free[rank] = end
     sums = ((s.rank, s.stage, micros(s.start), micros(s.end) - micros(s.start)) for s in found)
-    return {
-        "name": kind,
-        "length": micros(ends_at(spans, found)),
-        "times": times,
-        "sums": list(chain(*sums)),
-    }
+    return {"name": kind, "length": micros(ends_at(spans, found)), "times": times, "sums": list(chain(*sums))}

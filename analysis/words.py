@@ -53,13 +53,9 @@ def points(rows: pd.DataFrame, by: Sequence[str], values: Sequence[str]) -> pd.D
 
 
 def spread(point: Mapping[str, Any], value: str, unit: str = "", like: float | None = None) -> str:
-    """Return a point's value with its interval over launches in brackets, and what is known against it.
+    """Return the value of a row of `points` with its interval over launches in brackets, and what is known against it.
 
-    Args:
-        point: a row of `points`. A single launch has no interval.
-        value: the name of the value.
-        unit: the unit of the value.
-        like: the number whose decimals are shown; by default the value itself.
+    The number has the decimals of `like`, by default of the value itself. A single launch has no interval.
     """
     middle, low, high = (float(point[f"{value}{part}"]) for part in ("", ".low", ".high"))
     like = middle if like is None else like
@@ -79,12 +75,7 @@ def doubts(table: pd.DataFrame, value: str) -> str:
 def versus(name: str, rows: pd.DataFrame, other: str, others: pd.DataFrame, value: str = TIME) -> str:
     """Return which of two points takes less time, in words: with one launch only both times, without a verdict.
 
-    Args:
-        name: what the first point is called.
-        rows: its rows, one per launch.
-        other: what the second point is called.
-        others: its rows, one per launch.
-        value: the column of the time in ms.
+    `rows` and `others` have one row per launch; `value` is the column of the time in ms.
     """
     result = compare(launch_times(rows, value), launch_times(others, value))
     told = " (disturbed)" if rows["disturbed"].any() or others["disturbed"].any() else ""
@@ -107,12 +98,7 @@ def least_memory(table: pd.DataFrame, name: str) -> list[str]:
 
 
 def closing(rows: pd.DataFrame, by: list[str]) -> str:
-    """Return a sentence on what the brackets of an answer are, or that there is no spread.
-
-    Args:
-        rows: the rows of the answer, one per launch.
-        by: the columns that name a point.
-    """
+    """Return a sentence on what the brackets of an answer, whose points `by` names, are, or that there is no spread."""
     most = int(rows.groupby(by, dropna=False)[LAUNCH].nunique().max())
     if most == 1:
         return "One launch each, so no spread between launches is known: repeat=0,1,2 gives it"

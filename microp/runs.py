@@ -11,7 +11,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     answer_version()
     options = read_run_options(str(__doc__).partition(": ")[2], arguments)
-    from microp.terminal import run_list
+    from microp.terminal import run_list  # after --help, which does without pandas
 
     return run_list.answer(options)
 

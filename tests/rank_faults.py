@@ -124,17 +124,6 @@ def never_send(job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> str:
     return "nothing was noticed"
 
 
-def different_jobs(job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> str:
-    """Each rank has another seed."""
-    from dataclasses import replace
-
-    try:
-        Trainer(replace(job, seed=comms.rank), comms, 0)
-    except ConnectionError as error:
-        return str(error)
-    return "nothing was noticed"
-
-
 def sleep_on(_job: Job, comms: Comms, _local_rank: int, attempt: Path) -> None:
     """Say who I am, then do nothing for a long time."""
     (attempt / f"pid{comms.rank}").write_text(str(os.getpid()))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import cached_property, partial
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol
@@ -39,12 +38,11 @@ class Sum(Pending, Protocol):
         """The `perf_counter_ns` at which the sum ended, valid after `wait()`; 0 if only the device knows it."""
 
 
-@dataclass(frozen=True)
-class Summed:
-    """A sum over ranks that has completed."""
+class Done(NamedTuple):
+    """A transfer or a sum over ranks that has completed."""
 
     tensor: Tensor
-    ended_ns: int
+    ended_ns: int = 0
 
     def wait(self) -> Tensor:
         return self.tensor
@@ -111,19 +109,14 @@ class PostedReceive:
 class Message(NamedTuple):
     """A tensor that is sent in every step.
 
-    Attributes:
-        src, dest: the sending and the receiving rank.
-        tag: a number that is unique among the step's tensors on this link.
-        nbytes: the size in bytes.
-        slot: the index of the mailbox that it uses. If two messages share a mailbox, the schedule
-            guarantees that the first has been used before the second is sent.
+    If two messages share a mailbox, the schedule guarantees that the first has been used before the second is sent.
     """
 
-    src: int
-    dest: int
-    tag: int
+    src: int  # the sending rank
+    dest: int  # the receiving rank
+    tag: int  # unique among the step's tensors on this link
     nbytes: int
-    slot: int
+    slot: int  # the index of the mailbox that it uses
 
 
 class Comms(ABC):
@@ -135,22 +128,16 @@ class Comms(ABC):
                        ┊         ┊         ┊           the ranks of a column hold the same stages
         replica 1    rank 0 ── rank 1 ── rank 2
 
-    Attributes:
-        rank: the index of this rank, from 0.
-        world_size: the number of ranks of the pipeline.
-        device: the device on which received tensors are created.
-        timeout_s: the longest wait, in seconds.
-        replica_group: the transport between the ranks of this rank's column; its ranks are the
-            replicas. None if there is one pipeline.
-        stamps: whether messages of a step carry the time at which they were sent (`sent_ns` of an inbox).
+    `replica_group` is the transport between the ranks of this rank's column; its ranks are the replicas. It is None if
+    there is one pipeline.
     """
 
-    rank: int
-    world_size: int
-    device: torch.device
-    timeout_s: float
+    rank: int  # from 0
+    world_size: int  # the number of ranks of the pipeline
+    device: torch.device  # on which received tensors are created
+    timeout_s: float  # the longest wait, in seconds
     replica_group: Comms | None = None
-    stamps = False
+    stamps = False  # whether messages of a step carry the time at which they were sent (`sent_ns` of an inbox)
 
     @property
     def replica(self) -> int:
@@ -231,7 +218,7 @@ class Comms(ABC):
 
         All ranks must start their sums in the same order.
         """
-        return Summed(self.all_reduce(tensor), ended_now(tensor))
+        return Done(self.all_reduce(tensor), ended_now(tensor))
 
     def all_reduce_mean(self, tensor: Tensor) -> Tensor:
         """Replace `tensor` by its mean over all ranks; return it."""
@@ -259,11 +246,7 @@ class Comms(ABC):
 
 
 class OverComms(Comms):
-    """A transport over another one, which does what is the same for both.
-
-    Args:
-        inner: the other one.
-    """
+    """A transport over another one, which does what is the same for both."""
 
     def __init__(self, inner: Comms) -> None:
         self.rank, self.world_size = inner.rank, inner.world_size

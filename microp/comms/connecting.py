@@ -1,17 +1,16 @@
 """The TCP connections of a rank are made: the ranks of a launch find each other, and others are turned away.
 
 Of two ranks the higher one connects. The lower one listens only meanwhile, and takes only those who send the token that
-it has given to the ranks of the launch. Whatever others send, and however many come, costs at most the time limit.
+it has given to the ranks of the launch. Whatever others send costs at most the time limit.
 """
 
 from __future__ import annotations
 
-import errno
 import select
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from hmac import compare_digest
 from secrets import token_bytes
 from struct import Struct
@@ -21,8 +20,6 @@ from microp.comms.connection import Connection
 
 _TOKEN = 16  # bytes
 _HELLO = Struct(f"<{_TOKEN}sq")  # the token of the rank that listens, and the rank that connects
-_MOST_UNKNOWN = 64  # connections that have not said yet who they are
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # a connection that is closed makes room
 BUFFER = 1 << 20  # bytes that are asked for in each direction; the system may give less
 
 
@@ -36,13 +33,8 @@ def open_connections(
 ) -> dict[int, Connection]:
     """Return rank -> the connection to it, for each of `peers`; all ranks call this together.
 
-    Args:
-        rank: this rank.
-        peers: the ranks to which it has no connection yet, and which have this rank among theirs.
-        names: how messages name each rank.
-        address: the address at which the others reach this rank.
-        all_gather: returns the value of every rank.
-        timeout_s: the longest wait for another rank, in seconds.
+    The peers have no connection with this rank yet, and have it among theirs. They reach it at `address`, and messages
+    call them by their `names`; `timeout_s` is the longest wait for one of them.
 
     Raises:
         TimeoutError, ConnectionError: another rank did not connect.
@@ -93,21 +85,21 @@ def _answer(
 
     Raises:
         TimeoutError: an awaited rank has not connected in time, whoever else has.
-        OSError: this process may have no further file descriptor.
     """
     found: dict[int, socket.socket] = {}
-    said: dict[socket.socket, bytes] = {}  # what each of those that nobody knows yet has said, the oldest first
+    said: dict[socket.socket, bytes] = {}  # what each of those that nobody knows yet has said
     give_up = time.monotonic() + timeout_s
     listener.setblocking(False)
     try:
         while missing := awaited.keys() - found.keys():
             left = give_up - time.monotonic()
-            ready = _ready([*said, listener], left) if left > 0 else []
+            ready = select.select([*said, listener], [], [], left)[0] if left > 0 else []
             if not ready:
                 raise TimeoutError(f"waited {timeout_s:g} s for {awaited[min(missing)]}")
             for each in ready:
-                if each is listener:  # the last, so that no other one of them has been closed
-                    _accept(listener, said)
+                if each is listener:
+                    with suppress(BlockingIOError, ConnectionError):  # it has gone again
+                        said[listener.accept()[0]] = b""
                     continue
                 said[each] += (came := _received(each, _HELLO.size - len(said[each])))
                 if came and len(said[each]) < _HELLO.size:
@@ -122,41 +114,6 @@ def _answer(
         for each in said:
             each.close()
     return found
-
-
-def _ready(sockets: Sequence[socket.socket], seconds: float) -> list[socket.socket]:
-    """Return those of the sockets, in their order, that have something to read, after at most this time."""
-    poller, by_number = select.poll(), {each.fileno(): each for each in sockets}
-    for number in by_number:
-        poller.register(number, select.POLLIN)
-    numbers = {number for number, _ in poller.poll(seconds * 1e3)}
-    return [each for number, each in by_number.items() if number in numbers]
-
-
-def _accept(listener: socket.socket, unknown: dict[socket.socket, bytes]) -> None:
-    """Add the next connection to those that nobody knows yet; where there is no room for it, close the oldest.
-
-    Raises:
-        OSError: this process may have no further file descriptor, and none is unknown.
-    """
-    try:
-        came, _ = listener.accept()
-    except OSError as error:
-        if error.errno not in _NO_ROOM:
-            return  # it has gone again
-        if not unknown:
-            raise
-        _close_oldest(unknown)  # the next call finds it still waiting
-        return
-    unknown[came] = b""
-    if len(unknown) > _MOST_UNKNOWN:
-        _close_oldest(unknown)
-
-
-def _close_oldest(unknown: dict[socket.socket, bytes]) -> None:
-    oldest = next(iter(unknown))
-    del unknown[oldest]
-    oldest.close()
 
 
 def _received(stream: socket.socket, count: int) -> bytes:

@@ -20,30 +20,22 @@ _HEADER = Struct("<qq")  # the tag, and the number of bytes of the data
 
 
 class Mailbox:
-    """The place of a received message.
-
-    Attributes:
-        came: the number of bytes that have come; None before that.
-    """
+    """The place of a received message."""
 
     __slots__ = ("came", "place")
 
     def __init__(self, place: memoryview) -> None:
         self.place = place
-        self.came: int | None = None
+        self.came: int | None = None  # the number of bytes that have come
 
 
 class Unsent:
-    """A message of which the system has not taken all.
-
-    Attributes:
-        rest: what it has not taken.
-    """
+    """A message of which the system has not taken all."""
 
     __slots__ = ("_owner", "rest")
 
     def __init__(self, rest: list[memoryview], owner: object) -> None:
-        self.rest = rest
+        self.rest = rest  # what it has not taken
         self._owner = owner  # of the memory
 
 

@@ -18,11 +18,7 @@ TICK_S = 0.25
 
 
 class Countdown:
-    """The rest of a time-out.
-
-    Args:
-        seconds: the time-out.
-    """
+    """The rest of a time-out."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -24,10 +24,7 @@ from microp.comms.deadline import Pacer
 class DelayedComms(OverComms):
     """A transport whose tensors arrive no earlier than `latency_ns` after they were sent.
 
-    Args:
-        inner: the transport that moves the tensors; it must stamp its messages (`Comms.stamps`).
-        latency_ns: the latency of every tensor, in nanoseconds.
-        pacer: the rank's clock, which waits for the arrival.
+    The `inner` transport must stamp its messages (`Comms.stamps`); `pacer`, the rank's clock, waits for the arrival.
     """
 
     def __init__(self, inner: Comms, latency_ns: int, pacer: Pacer) -> None:

@@ -26,11 +26,7 @@ from microp.comms.base import Comms, Inbox, Message, Outbox, Sum, ended_now
 def direct_sums(comms: Comms, sizes: Sequence[tuple[int, torch.dtype]]) -> list[Callable[[Tensor], Sum]]:
     """Return, for each tensor that is summed in a step, a function that starts its sum.
 
-    All ranks must pass the same sizes in the same order.
-
-    Args:
-        comms: the transport between the ranks.
-        sizes: for each tensor its number of elements and its type.
+    All ranks must pass the same sizes (number of elements, type) in the same order.
     """
     ends = [(src, dest) for src in range(comms.world_size) for dest in range(comms.world_size) if src != dest]
     messages = []

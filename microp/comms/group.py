@@ -163,9 +163,7 @@ class GroupComms(Comms):
 class Watchdog:
     """Ends waits over gloo after a time-out, which is counted in time in which this process ran.
 
-    Args:
-        group: the process group of the waits, or of some of them: others are over the group of all processes.
-        timeout_s: the longest wait, in seconds.
+    Waits are over `group` or over the group of all processes.
     """
 
     def __init__(self, group: Any, timeout_s: float) -> None:

@@ -27,59 +27,46 @@ WORDS = 8  # 64-bit words per line: a cache line, so that ranks do not slow each
 
 
 class Place(IntEnum):
-    """What a rank does outside of its actions."""
+    """What a rank does outside of its actions, with the words for it."""
 
-    STARTING = -1
-    LOADING = -2
-    BARRIER = -3
-    REDUCING = -4
-    OPTIMIZING = -5
-    RECORDING = -6
-    STEPPING = -7
-    ENDED = -8
-    CONNECTING = -9
-    SENDING = -10
-    RUNTIME = -11
-    SAVING = -12
-    TYING = -13
-    RESUMING = -14
-    COMPILING = -15
+    STARTING = -1, "its set-up"
+    LOADING = -2, "loading its batch"
+    BARRIER = -3, "a barrier"
+    REDUCING = -4, "the sum over the replicas"
+    OPTIMIZING = -5, "the optimizer"
+    RECORDING = -6, "writing its rows"
+    STEPPING = -7, "a step"
+    ENDED = -8, "its end"
+    CONNECTING = -9, "the connection to the other ranks"
+    SENDING = -10, "its last sends"
+    RUNTIME = -11, "torch's runtime"
+    SAVING = -12, "saving the training"
+    TYING = -13, "the sum of tied weights' gradients"
+    RESUMING = -14, "loading the snapshot"
+    COMPILING = -15, "compiling its layers"
+
+    words: str
+
+    def __new__(cls, value: int, words: str) -> Place:
+        place = int.__new__(cls, value)
+        place._value_, place.words = value, words
+        return place
 
 
-WHERE = {
-    Place.STARTING: "its set-up",
-    Place.LOADING: "loading its batch",
-    Place.BARRIER: "a barrier",
-    Place.REDUCING: "the sum over the replicas",
-    Place.OPTIMIZING: "the optimizer",
-    Place.RECORDING: "writing its rows",
-    Place.STEPPING: "a step",
-    Place.ENDED: "its end",
-    Place.CONNECTING: "the connection to the other ranks",
-    Place.SENDING: "its last sends",
-    Place.RUNTIME: "torch's runtime",
-    Place.SAVING: "saving the training",
-    Place.TYING: "the sum of tied weights' gradients",
-    Place.RESUMING: "loading the snapshot",
-    Place.COMPILING: "compiling its layers",
-}
+_PLACES = {int(place): place for place in Place}
 _MEETINGS = (Place.BARRIER, Place.REDUCING, Place.CONNECTING, Place.RUNTIME)  # left when the others have come
 
 
 class Beat(NamedTuple):
     """One rank's line.
 
-    Attributes:
-        pid: its process; 0 if it has not started.
-        step: the step's index.
-        place: twice the index of its action, plus 1 if it runs it; or a `Place`.
-        since: when it began to run the action or came to the place, in nanoseconds of `perf_counter_ns`;
-            while it waits for an input, that of the action before.
+    `since` is when it began to run the action or came to the place, in nanoseconds of `perf_counter_ns`; while it waits
+    for an input, that of the action before.
     """
 
-    pid: int
-    step: int
-    place: int
+    pid: int  # its process; 0 if it has not started
+    step: int  # the step's index
+    place: int  # twice the index of its action, plus 1 if it runs it; or a `Place`
     since: int
 
     def action(self, schedule: Schedule, rank: int) -> Action | None:
@@ -94,7 +81,7 @@ class Beat(NamedTuple):
     def where(self, schedule: Schedule, rank: int) -> str:
         """Return the action or the place as words: `1B4`, `the optimizer`."""
         action = self.action(schedule, rank)
-        return str(action) if action else WHERE[Place(self.place)]
+        return str(action) if action else _PLACES[self.place].words
 
 
 class Heartbeats:
@@ -168,11 +155,6 @@ def trail(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) -> str:
     ::
 
         which waits for 0F3 from rank 0, which has been in 0F3 for 12.3 s
-
-    Args:
-        heartbeats: those of the launch.
-        schedule: the order that all pipelines run.
-        world_rank: the first rank of the trail.
 
     Returns:
         relative clauses that follow the rank's name; empty if nothing is known of it.

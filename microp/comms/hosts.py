@@ -22,15 +22,10 @@ _IPV6 = Path("/proc/net/if_inet6")
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts of one launch.
+    """The hosts of one launch."""
 
-    Attributes:
-        names: the name of each host, in the order of their first ranks.
-        of: rank (counted over all pipelines) -> the index of its host.
-    """
-
-    names: tuple[str, ...]
-    of: tuple[int, ...]
+    names: tuple[str, ...]  # the name of each host, in the order of their first ranks
+    of: tuple[int, ...]  # rank (counted over all pipelines) -> the index of its host
 
     @property
     def are_several(self) -> bool:

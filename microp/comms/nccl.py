@@ -31,11 +31,7 @@ GRACE_S = 10.0  # after a time-out until torch ends the process itself, so that 
 
 
 class NcclComms(GroupComms):
-    """A `GroupComms` over NCCL. `wait()` of a transfer lets the current stream wait, and returns at once.
-
-    Args:
-        device: as in `GroupComms`, also the next three.
-    """
+    """A `GroupComms` over NCCL. `wait()` of a transfer lets the current stream wait, and returns at once."""
 
     outbox, inbox = Comms.outbox, Comms.inbox  # the GPU's allocator reuses memory in the order of its stream
     waiting = Comms.waiting  # torch has a watchdog for NCCL, which goes by the clock

@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from microp.comms.base import Inbox, Message, Outbox, Pending
+from microp.comms.base import Done, Inbox, Message, Outbox, Pending
 from microp.comms.countdown import TICK_S, Countdown
 from microp.comms.hosts import Hosts
 from microp.comms.processes import is_alive
@@ -65,12 +65,7 @@ class _Box(NamedTuple):
 
 
 class ShmComms(TcpComms):
-    """A `TcpComms` that sends the messages of a step through shared memory, between ranks of one host.
-
-    Args:
-        device: as in `GroupComms`, also the next two.
-        hosts: the host of every rank of all pipelines.
-    """
+    """A `TcpComms` that sends the messages of a step through shared memory, between ranks of one host."""
 
     def __init__(self, device: torch.device, timeout_s: float, group: Any, hosts: Hosts) -> None:
         super().__init__(device, timeout_s, group, hosts)
@@ -165,7 +160,7 @@ class ShmComms(TcpComms):
         if (self.rank, dest, tag) not in self._boxes:
             return super().isend_tensor(tensor, dest, tag)
         self.outbox(tensor.shape, dest, tag, tensor.dtype).send(tensor, perf_counter_ns())
-        return _Copied(tensor)
+        return Done(tensor)
 
     def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
         if (src, self.rank, tag) not in self._boxes:
@@ -222,15 +217,6 @@ class ShmComms(TcpComms):
             if not is_alive(self._pids[src]):
                 raise ConnectionError(f"lost rank {src}: its process {self._pids[src]} has ended")
         raise TimeoutError(f"waited {self.timeout_s:g} s for rank {src}")
-
-
-class _Copied(NamedTuple):
-    """A send that has completed: the tensor has been copied."""
-
-    tensor: Tensor
-
-    def wait(self) -> Tensor:
-        return self.tensor
 
 
 class _Sender:

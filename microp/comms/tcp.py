@@ -39,12 +39,7 @@ _MEETING = header(-1, 0)  # the barrier's message; tags of actions are not negat
 
 
 class TcpComms(GroupComms):
-    """A `GroupComms` that sends the messages of a step, and those of the barrier, through its own TCP connections.
-
-    Args:
-        device: as in `GroupComms`, also the next two.
-        hosts: the host of every rank of all pipelines.
-    """
+    """A `GroupComms` that sends the messages of a step, and those of the barrier, through its own TCP connections."""
 
     def __init__(self, device: torch.device, timeout_s: float, group: Any, hosts: Hosts) -> None:
         super().__init__(device, timeout_s, group, hosts)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from microp.comms.base import Comms, Outbox, Pending, Sum, check_reduction
+from microp.comms.base import Comms, Done, Outbox, Pending, Sum, check_reduction
 from microp.comms.countdown import Countdown
 
 
@@ -51,13 +51,7 @@ class _Hub:
 
 
 def thread_comms(world_size: int, timeout_s: float = 30, replicas: int = 1) -> list[ThreadComms]:
-    """Return the transports of `replicas` pipelines of `world_size` threads each, in the order of `world_rank`.
-
-    Args:
-        world_size: the number of ranks of a pipeline.
-        timeout_s: the longest wait for another rank, in seconds.
-        replicas: the number of pipelines.
-    """
+    """Return the transports of `replicas` pipelines of `world_size` threads each, in the order of `world_rank`."""
     rows = [_Hub(world_size) for _ in range(replicas)]
     everyone = [ThreadComms(row, rank, timeout_s) for row in rows for rank in range(world_size)]
     if replicas > 1:
@@ -86,7 +80,7 @@ class ThreadComms(Comms):
         with self._hub.changed:
             self._hub.boxes[self.rank, dest, tag].append((copy, leaves_ns or perf_counter_ns()))
             self._hub.changed.notify_all()
-        return _Sent(copy)
+        return Done(copy)
 
     def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
         return _Receiver(self._hub, (src, self.rank, tag), tuple(shape), dtype, self.timeout_s)
@@ -139,14 +133,6 @@ class _Later:
     def wait(self) -> Tensor:
         self.comms.all_reduce(self.tensor)
         self.ended_ns = perf_counter_ns()
-        return self.tensor
-
-
-@dataclass(frozen=True)
-class _Sent:
-    tensor: Tensor
-
-    def wait(self) -> Tensor:
         return self.tensor
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from microp.job.torch_support import nearest_in_torch, torch_problems
-from microp.schedule import Partition, Schedule, spread, to_text
+from microp.schedule import Partition, Schedule, spread
 from microp.settings import (
     ADAM,
     AS_WRITTEN,
@@ -188,11 +187,3 @@ class Job:
         ]
         every = enumerate([*steps, ("memory", self.engines[0])])
         return ((index, *step) for index, step in every if step[0] == "warmup" or index >= self.first_step)
-
-    def fingerprint(self) -> int:
-        """Return a number that is equal on two ranks only if they were given the same job."""
-        parts = (self.run_id, to_text(self.schedule), self.partition, self.model, self.checkpointing, self.data)
-        numbers = (self.batch_size, self.steps, self.warmup_steps, self.learning_rate, self.seed, self.replicas)
-        saves = (self.snapshot.every, self.snapshot.final, self.first_step)
-        everything = repr((parts, numbers, saves, self.sync, self.optimizer, self.computing))
-        return int.from_bytes(hashlib.blake2b(everything.encode(), digest_size=6).digest())

@@ -12,15 +12,7 @@ pandas and wandb are imported only where they are used, because a rank needs nei
 from microp.store.comparison import Comparison, compare, launch_times
 from microp.store.disturbance import DISTURBANCES, Disturbance, disturbances, load_average
 from microp.store.files import AGAIN, WriteError, full_disk, in_a_line, in_words, unwritable, write_text
-from microp.store.frames import (
-    Store,
-    finished_runs,
-    load_runs,
-    load_steps,
-    records,
-    spans_frame,
-    worst_rank_mib,
-)
+from microp.store.frames import Store, finished_runs, load_runs, load_steps, records, spans_frame, worst_rank_mib
 from microp.store.lock import LockedError, has_gone, hold, owner_of, this_process
 from microp.store.profiles import ProfileError, find_profile, read_profile, write_profile
 from microp.store.question_pairs import FIGURES, Pairing, pair_questions

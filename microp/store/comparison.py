@@ -39,26 +39,18 @@ MOST = 100  # launches of each side; a comparison that would need more is not wo
 class Comparison(NamedTuple):
     """What two groups of launches say about a time, where less is better.
 
-    Attributes:
-        ratio: the time over the other's time, as a geometric mean.
-        low: the lower end of the 95 % interval of the ratio; 0 if a side has a single launch.
-        high: its upper end; infinity if a side has a single launch.
-        launches: the number of launches that were compared, of each side.
-        paired: whether they were compared pair by pair.
-        verdict: `faster` or `slower` than the other if the interval excludes 1, else `too noisy to say`.
-        more: how many more launches of each side would settle a difference of the size seen, if it stays that
-            size; 0 if it is settled, None if more than `MOST` of each side would be needed.
-        next_repeat: the `repeat` from which on launches are missing.
+    `more` says how many more launches of each side would settle a difference of the size seen, if it stays that size;
+    0 if it is settled, None if more than `MOST` of each side would be needed.
     """
 
-    ratio: float
-    low: float
-    high: float
-    launches: tuple[int, int]
-    paired: bool
-    verdict: Verdict
+    ratio: float  # the time over the other's time, as a geometric mean
+    low: float  # the lower end of the 95 % interval of the ratio; 0 if a side has a single launch
+    high: float  # its upper end; infinity if a side has a single launch
+    launches: tuple[int, int]  # the number of launches that were compared, of each side
+    paired: bool  # whether they were compared pair by pair
+    verdict: Verdict  # `faster` or `slower` than the other if the interval excludes 1, else `too noisy to say`
     more: int | None
-    next_repeat: int
+    next_repeat: int  # the `repeat` from which on launches are missing
 
     @property
     def ruled_out(self) -> float:
@@ -68,11 +60,8 @@ class Comparison(NamedTuple):
     def sentence(self, name: str, other: str) -> str:
         """Return the verdict in words, with its interval and launches, and what would settle it if it is open.
 
-        Differences are relative to the other's time: 4 % faster means 4 % less time.
-
-        Args:
-            name: what the first group is called, e.g. `1f1b`.
-            other: what the second group is called.
+        The words call the groups `name` and `other`. Differences are relative to the other's time: 4 % faster means
+        4 % less time.
         """
         a, b = self.launches
         launches = f"{a} launch{'' if a == 1 else 'es'} each" if a == b else f"{a} and {b} launches"
@@ -111,11 +100,7 @@ def compare(times: Mapping[int, float], others: Mapping[int, float]) -> Comparis
 
     Launches with the same key ran under the same conditions: the same `repeat`, or two engines in turn in one
     launch. They are compared pair by pair if most launches of the smaller group have such a partner; launches
-    without one are then left out.
-
-    Args:
-        times: one time per launch, by its `repeat`; see `launch_times`.
-        others: the times that they are compared with.
+    without one are then left out. `times` and `others` have one time per launch, by its `repeat`; see `launch_times`.
 
     Raises:
         ValueError: a group is empty, or a time is not a number greater than 0.
@@ -145,10 +130,6 @@ def compare(times: Mapping[int, float], others: Mapping[int, float]) -> Comparis
 
 def launch_times(rows: pd.DataFrame, value: str = "step_ms.median") -> dict[int, float]:
     """Return the time of each launch of one question, by its `repeat`; launches without a time are left out.
-
-    Args:
-        rows: one row per launch, as `load_runs` gives them.
-        value: the column with the time.
 
     Raises:
         ValueError: two rows are of the same launch, so they are of several questions.
@@ -180,14 +161,11 @@ def _half_width(variances: Sequence[float], counts: Sequence[int]) -> float:
 
 @cache
 def student_factor(freedom: float) -> float:
-    """Return t such that Student's distribution has 95 % of its mass between -t and t.
+    """Return t such that Student's distribution of v >= 1 degrees of `freedom` has 95 % of its mass between -t and t.
 
     With t = sqrt(v) tan(a) that mass is 2 G((v+1)/2) / (sqrt(pi) G(v/2)) times the integral of cos(x)^(v-1) from
     0 to a (Abramowitz and Stegun, 26.7.1 with this substitution). Gauss's rule integrates it. Newton's method solves
     for a, from 0 and never beyond the solution, because the integrand falls.
-
-    Args:
-        freedom: the degrees of freedom v, at least 1.
     """
     nodes, weights = _gauss()
     scale = 2 * math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)

@@ -29,15 +29,10 @@ OVER_NOMINAL = 1.02  # of an emulated device's step
 
 
 class Disturbance(NamedTuple):
-    """One reason not to trust a run's times.
+    """One reason not to trust a run's times."""
 
-    Attributes:
-        kind: `spread`, `load`, `shared`, `parallel`, `overruns` or `nominal`; a key of `DISTURBANCES`.
-        text: the reason in a word and a number, for a table.
-    """
-
-    kind: str
-    text: str
+    kind: str  # `spread`, `load`, `shared`, `parallel`, `overruns` or `nominal`; a key of `DISTURBANCES`
+    text: str  # the reason in a word and a number, for a table
 
 
 DISTURBANCES = {
@@ -53,12 +48,7 @@ DISTURBANCES = {
 
 
 def disturbances(summary: Mapping[str, Any], env: Mapping[str, Any]) -> list[Disturbance]:
-    """Return why the timing of a finished run was disturbed; an empty list if nothing is known to have disturbed it.
-
-    Args:
-        summary: the content of the run's `summary.json`.
-        env: the content of its `env.json`; one without a load average has none.
-    """
+    """Return why the timing of a run was disturbed, by its `summary.json` and `env.json`; nothing if none is known."""
     found: list[Disturbance] = []
     if summary["status"] != "finished":  # its times are none to rely on anyway, and its status says so
         return found

@@ -40,13 +40,9 @@ class WriteError(OSError):
 
 
 def unwritable(path: Path, error: OSError, nbytes: int = 0, instead: str = OTHER_FOLDER) -> WriteError:
-    """Return the error that tells why a file cannot be written.
+    """Return the error that tells why a file of `nbytes` cannot be written.
 
-    Args:
-        path: the file.
-        error: what the system said.
-        nbytes: the size of what was to be written.
-        instead: the remedy if neither room nor permission can be had.
+    `instead` is the remedy if neither room nor permission can be had.
     """
     return WriteError(_why(path, error, nbytes, instead), error.errno in _FULL)
 
@@ -123,10 +119,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 class Lines:
-    """A file to which lines are appended; each is passed to the operating system at once.
-
-    Args:
-        path: the file, which is emptied.
+    """A file, made empty, to which lines are appended; each is passed to the operating system at once.
 
     Raises:
         WriteError: the file cannot be made.

@@ -20,24 +20,14 @@ run counts, so that rows of an older sweep are not mixed in.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from microp.job import LATER
 from microp.store.disturbance import disturbances
-from microp.store.records import (
-    RecordError,
-    attempts,
-    check_attempt,
-    json_lines,
-    number_of,
-    rank_of,
-    read_rows,
-    read_status,
-    row_files,
-)
+from microp.store.records import RecordError, attempts, check_attempt, json_lines, rank_of, read_rows, row_files
 from microp.store.sweep_plan import Plan, Point, command, read_plans
 from microp.trace import MOMENTS, Span, Spans
 
@@ -52,9 +42,6 @@ def load_runs(folder: Path | str) -> pd.DataFrame:
 
     Nested keys are joined by dots, as `step_ms.median` and `config.model.dim`. Runs that cannot be read
     are left out with a warning; `frame.attrs["unreadable"]` lists why, one sentence each.
-
-    Args:
-        folder: an outputs folder, a runs folder or a run.
 
     Raises:
         NotADirectoryError: there is no such folder.
@@ -104,10 +91,7 @@ def load_steps(attempt: Path) -> pd.DataFrame:
 def spans_frame(spans: Spans, per_unit: float = 1, suffix: str = "") -> pd.DataFrame:
     """Return one row per span: rank, op, stage, microbatch, and its moments counted from the first start.
 
-    Args:
-        spans: measured or simulated.
-        per_unit: the length of a unit in the time of the spans, e.g. 1e6 for milliseconds from nanoseconds.
-        suffix: what the unit adds to the names of the moments, e.g. `_ms`.
+    `per_unit` and `suffix` turn moments into another unit: 1e6 and `_ms` make milliseconds of nanoseconds.
     """
     import pandas as pd
 
@@ -133,24 +117,19 @@ def read_runs(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     return rows, unreadable
 
 
-def _read_run(found: Iterable[Path]) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the row of the newest finished attempt that can be read, else of the newest, and why others cannot."""
-    known, unknown, reasons = [], [], []
-    for attempt in found:
-        try:
-            status = read_status(attempt)
-            known.append((status["status"] == "finished", float(status["started"]), attempt))
-        except RecordError as error:
-            unknown.append((number_of(attempt), str(error)))
-    for finished, _, attempt in sorted(known, reverse=True):
+def _read_run(found: Sequence[Path]) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return the row of the newest finished attempt that can be read, else of the newest, and why newer ones cannot."""
+    newest, reasons = None, []
+    for attempt in reversed(found):
         try:
             row = _row(attempt)
         except RecordError as error:
             reasons.append(str(error))
-        else:
-            newer = [reason for number, reason in unknown if not finished or number > number_of(attempt)]
-            return row, [*newer, *reasons]
-    return None, [*(reason for _, reason in unknown), *reasons]
+            continue
+        if row["status"] == "finished":
+            return row, reasons
+        newest = newest or row
+    return newest, reasons
 
 
 def read_attempts(folders: Iterable[Path]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -176,25 +155,17 @@ def _row(attempt: Path) -> dict[str, Any]:
         "env": env,
     }
     if summary is None:  # killed, or still running
-        return {"run_id": attempt.parent.name, "question": None, **origin, "steps": _steps(attempt)}
+        files = row_files(attempt, "steps")  # of the measured steps, count those that every rank has recorded so far
+        steps = min((sum(row["phase"] == "measured" for row in json_lines(path)) for path in files), default=0)
+        return {"run_id": attempt.parent.name, "question": None, **origin, "steps": steps}
     return {**summary, "question": summary["question_id"], **origin}
-
-
-def _steps(attempt: Path) -> int:
-    """Return how many measured steps every rank has recorded so far."""
-    files = row_files(attempt, "steps")
-    return min((sum(row["phase"] == "measured" for row in json_lines(path)) for path in files), default=0)
 
 
 # --- sweeps --------------------------------------------------------------------------------------
 
 
 class Store:
-    """A reader of an outputs folder, which reads each file once.
-
-    Args:
-        outputs: the folder; it may be absent.
-    """
+    """A reader of an outputs folder, which may be absent; it reads each file once."""
 
     def __init__(self, outputs: Path) -> None:
         self.outputs = outputs

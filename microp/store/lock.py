@@ -109,16 +109,12 @@ def _named(owner: Mapping[str, Any]) -> str:
 
 
 def this_process() -> dict[str, Any]:
-    """Return what identifies this process on this and on other hosts; null for what the system does not tell."""
+    """Return what identifies this process on this and on other hosts; None for what the system does not tell."""
     return {"pid": os.getpid(), **this_host(), "process_started": _started(os.getpid())}
 
 
 def has_gone(owner: Mapping[str, Any]) -> bool | None:
-    """Return whether a process has ended; None if that cannot be known here.
-
-    Args:
-        owner: what `this_process` returned in that process.
-    """
+    """Return whether the process has ended in which `this_process` returned this; None if that cannot be known here."""
     here = this_host()
     if "host" not in owner or owner["host"] != here["host"]:
         return None

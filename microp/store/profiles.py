@@ -16,7 +16,6 @@ from microp.store.files import write_text
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 PREDICTED = ("step_ms", "bubble", "peak_memory_mib")
-LARGEST = 5_000_000  # bytes; a longer file is no profile
 
 
 class ProfileError(ValueError):
@@ -58,8 +57,6 @@ def read_profile(path: Path) -> Profile:
 @lru_cache(maxsize=64)
 def _read(path: Path, _changed: int) -> Profile:
     try:
-        if path.stat().st_size > LARGEST:
-            raise ProfileError(f"profile={path} is too large to be a profile: give a file of python -m microp.profile")
         return read_plain(yaml.load(path.read_text(), _Loader), str(path))
     except ProfileError:
         raise
@@ -76,16 +73,7 @@ def find_profile(
     optimizer: OptimizerSettings = ADAM,
     computing: Computing = AS_WRITTEN,
 ) -> Profile | None:
-    """Return the profile of a model on this kind of machine, of the nearest batch size; files that are none are left.
-
-    Args:
-        folder: where profiles are kept.
-        machine: the kind of machine.
-        model: the model's settings.
-        batch_size: the rows of a batch; of several profiles the one made with the nearest is returned.
-        optimizer: the optimizer, of which the profile has the time of a step.
-        computing: how the layers compute.
-    """
+    """Return the profile of a model on this kind of machine made with the nearest batch size; None if none was."""
     found = []
     for path in sorted(folder.glob(f"{model.name}-*.yaml")):
         try:

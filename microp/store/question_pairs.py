@@ -32,19 +32,12 @@ _WORDS = {"fraction": {"faster": "smaller", "slower": "larger"}}  # of a bubble,
 
 
 class Figure(NamedTuple):
-    """A number of a run that is compared.
+    """A number of a run that is compared."""
 
-    Attributes:
-        name: what it is called.
-        column: where it is; of a list with a number per rank the largest counts.
-        kind: `time` (less is better), `rate` (more is better), `fraction` (a bubble), or `exact`, which is no timing.
-        form: how it is printed.
-    """
-
-    name: str
-    column: str
-    kind: str
-    form: str
+    name: str  # what it is called
+    column: str  # where it is; of a list with a number per rank the largest counts
+    kind: str  # `time` (less is better), `rate` (more is better), `fraction` (a bubble), or `exact`, which is no timing
+    form: str  # how it is printed
 
 
 FIGURES = {
@@ -64,21 +57,16 @@ FIGURES = {
 class Pairing(NamedTuple):
     """How the questions of two groups pair up.
 
-    Attributes:
-        compared: the columns in which no question of one group agrees with one of the other.
-        same: the columns that have one value in all runs.
-        keys: the names of keys that together tell the pairs apart.
-        figures: one row per pair and figure: its keys; `figure`; the median, `_least`, `_largest` and `_launches` of
-            `a` and `b`; `ratio` (A over B) with its 95 % interval from `low` to `high`; `verdict`; how many `more`
-            launches of each side would settle it; and the `comparison`, None for what is no timing.
-        alone: the numbers of questions of A and of B that have no partner.
+    `figures` has one row per pair and figure: its keys; `figure`; the median, `_least`, `_largest` and `_launches` of
+    `a` and `b`; `ratio` (A over B) with its 95 % interval from `low` to `high`; `verdict`; how many `more` launches of
+    each side would settle it; and the `comparison`, None for what is no timing.
     """
 
-    compared: list[str]
-    same: list[str]
-    keys: list[str]
+    compared: list[str]  # the columns in which no question of one group agrees with one of the other
+    same: list[str]  # the columns that have one value in all runs
+    keys: list[str]  # the names of keys that together tell the pairs apart
     figures: pd.DataFrame
-    alone: tuple[int, int]
+    alone: tuple[int, int]  # the numbers of questions of A and of B that have no partner
 
 
 def pair_questions(a: pd.DataFrame, b: pd.DataFrame) -> Pairing:
@@ -163,23 +151,19 @@ def compare_figure(figure: Figure, a: pd.DataFrame, b: pd.DataFrame) -> dict[str
         known = numbers.values()
         line |= {side: median(known), f"{side}_least": min(known), f"{side}_largest": max(known)}
         line[f"{side}_launches"] = len(known)
-    ratio = line["a"] / line["b"] if line["b"] else None
-    line |= {"ratio": ratio, "low": None, "high": None, "verdict": "less", "more": None, "comparison": None}
     both = [*sides["a"].values(), *sides["b"].values()]
-    if figure.kind != "exact" and min(both) > 0:
-        compared = compare(sides["a"], sides["b"])
-        if figure.kind == "rate":  # its inverse is a time
-            compared = compare(sides["b"], sides["a"])
-            line["ratio"] = 1 / compared.ratio
-            interval = 1 / compared.high, 1 / compared.low if compared.low else 0
-        else:
-            line["ratio"], interval = compared.ratio, (compared.low, compared.high)
-        if compared.low:  # several launches
-            line["low"], line["high"] = interval
+    if figure.kind == "exact" or min(both) <= 0:
+        ratio, verdict = line["a"] / line["b"] if line["b"] else None, "less" if line["a"] < line["b"] else "more"
+        line |= {"ratio": ratio, "low": None, "high": None, "verdict": verdict, "more": None, "comparison": None}
+    else:
+        is_rate = figure.kind == "rate"  # its inverse is a time
+        compared = compare(sides["b"], sides["a"]) if is_rate else compare(sides["a"], sides["b"])
+        ends = (compared.low, compared.high) if compared.low else (None, None)  # none of a single launch
+        if is_rate and compared.low:
+            ends = 1 / compared.high, 1 / compared.low
+        line |= {"ratio": 1 / compared.ratio if is_rate else compared.ratio, "low": ends[0], "high": ends[1]}
         verdict = _WORDS.get(figure.kind, {}).get(compared.verdict, compared.verdict)
         line |= {"verdict": verdict, "more": compared.more, "comparison": compared}
-    elif line["a"] >= line["b"]:
-        line["verdict"] = "more"
     if min(both) == max(both):
         line["verdict"] = "equal"
     return line

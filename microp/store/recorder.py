@@ -15,16 +15,10 @@ from microp.trace import MOMENTS, Reduction, Span
 
 
 class RankRecorder:
-    """Writes one rank's files of one attempt.
+    """Writes the files of one rank, counted over all replicas, of one attempt.
 
-    Args:
-        attempt: the attempt's folder.
-        rank: the number of the rank among the ranks of all replicas.
-        replica: the replica it belongs to.
-        clock_offset_ns: what is added to every moment that is written (a key that ends in `_ns`).
-
-    Raises:
-        WriteError: a file cannot be written; also raised by the methods.
+    `clock_offset_ns` is added to every moment that is written (a key that ends in `_ns`). All methods raise WriteError
+    if a file cannot be written.
     """
 
     def __init__(self, attempt: Path, rank: int, replica: int = 0, clock_offset_ns: int = 0) -> None:
@@ -38,17 +32,20 @@ class RankRecorder:
 
     def spans(self, step: int, spans: Iterable[Span]) -> None:
         """Write the trace of one step."""
-        own = {"step": step, "replica": self._replica}
         names = {moment: f"{moment}_ns" for moment in MOMENTS}
-        rows = ({**own, **{names.get(key, key): value for key, value in span._asdict().items()}} for span in spans)
-        _write_lines(self._attempt / f"spans.rank{self._rank}.jsonl", map(self._shifted, rows))
+        rows = [{names.get(key, key): value for key, value in span._asdict().items()} for span in spans]
+        self._write("spans", step, rows)
 
     def reductions(self, step: int, found: Iterable[Reduction]) -> None:
         """Write one step's sums over the replicas; write no file if there are none."""
-        own = {"step": step, "replica": self._replica}
-        rows = [{**own, "rank": r.rank, "stage": r.stage, "start_ns": r.start, "end_ns": r.end} for r in found]
+        rows = [{"rank": r.rank, "stage": r.stage, "start_ns": r.start, "end_ns": r.end} for r in found]
         if rows:
-            _write_lines(self._attempt / f"reductions.rank{self._rank}.jsonl", map(self._shifted, rows))
+            self._write("reductions", step, rows)
+
+    def _write(self, kind: str, step: int, rows: Iterable[Row]) -> None:
+        own = {"step": step, "replica": self._replica}
+        lines = (_line(self._shifted({**own, **row})) for row in rows)
+        write_text(self._attempt / f"{kind}.rank{self._rank}.jsonl", "".join(lines))
 
     def error(self, row: Row) -> None:
         """Write the error of this rank."""
@@ -72,10 +69,6 @@ def shift_moments(attempt: Path, rank: int, convert: Callable[[int], int]) -> No
     for kind in ROWS:
         if (path := attempt / f"{kind}.rank{rank}.jsonl").exists():
             write_text(path, "".join(to_json(with_moments(row, convert)) + "\n" for row in json_lines(path)))
-
-
-def _write_lines(path: Path, rows: Iterable[Row]) -> None:
-    write_text(path, "".join(map(_line, rows)))
 
 
 def _line(row: Row) -> str:
@@ -109,12 +102,7 @@ def write_schedule(attempt: Path, schedule: Schedule) -> None:
 
 
 def room_needed(attempt: Path, steps: int) -> int:
-    """Return how many bytes the rows of the steps that an attempt has not reached take, if all rows are alike.
-
-    Args:
-        attempt: the attempt's folder.
-        steps: the number of steps of the whole run.
-    """
+    """Return how many bytes the rows of a run's `steps` take that an attempt has not written, if all are alike."""
     needed = 0.0
     for path in attempt.glob("steps.rank*.jsonl"):
         if rows := path.read_bytes().count(b"\n"):
@@ -128,12 +116,9 @@ def last_attempt(run: Path) -> int:
 
 
 def new_attempt(runs: Path, run_id: str, number: int = 1) -> Path:
-    """Make and return the next `attempt-<n>` folder of a run, whose number is above those of all others.
+    """Make and return the next `attempt-<n>` folder of a run below `runs`.
 
-    Args:
-        runs: the folder of all runs.
-        run_id: the run.
-        number: the least number that it may have.
+    Its number is above those of all others, and at least `number`.
 
     Raises:
         WriteError: the folder cannot be made, for example because a part of its path is a file or a broken link.
@@ -145,11 +130,9 @@ def new_attempt(runs: Path, run_id: str, number: int = 1) -> Path:
         try:
             run.mkdir(parents=True, exist_ok=True)
             attempt.mkdir()
-        except FileExistsError as error:
-            if not run.is_dir():
-                raise unwritable(Path(error.filename), error) from error
-            number += 1
         except OSError as error:
-            raise unwritable(Path(error.filename), error) from error
+            if not (isinstance(error, FileExistsError) and run.is_dir()):
+                raise unwritable(Path(error.filename), error) from error
+            number += 1  # another process has just made it
         else:
             return attempt

@@ -92,13 +92,16 @@ class StepRow(TypedDict, total=False):
     work_ms: float  # the real work in actions of an emulated device
     involuntary_switches: int  # how often the system took the core away, since the row before
     snapshot_ms: float  # to save a snapshot before the step
-    # only in the memory step
+    # only in the memory step: `PEAKS`, and what nvidia-smi told
     peak_memory_mib: float
     peak_allocated_mib: float
     peak_reserved_mib: float
     smi_percent: float
     peak_activation_mib: float
     in_flight_peak: float
+
+
+PEAKS = ("peak_memory_mib", "peak_allocated_mib", "peak_reserved_mib", "peak_activation_mib", "in_flight_peak")
 
 
 class RecordError(ValueError):

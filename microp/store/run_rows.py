@@ -21,25 +21,15 @@ from microp.store.swept import differing, text
 
 
 class PointRow(NamedTuple):
-    """A point of a command, and the attempt that shows it.
+    """A point of a command, and the attempt that shows it."""
 
-    Attributes:
-        config: the resolved configuration of the point.
-        overrides: what was typed for it.
-        summary: the numbers of the attempt.
-        folder: the attempt's folder.
-        message: why it failed, if it did.
-        disturbed: why its timing was disturbed.
-        env: the machine, the versions and the data that it ran with.
-    """
-
-    config: dict[str, Any]
-    overrides: list[str]
-    summary: dict[str, Any]
-    folder: Path
-    message: str | None = None
-    disturbed: tuple[Disturbance, ...] = ()
-    env: Mapping[str, Any] = {}
+    config: dict[str, Any]  # the resolved configuration of the point
+    overrides: list[str]  # what was typed for it
+    summary: dict[str, Any]  # the numbers of the attempt
+    folder: Path  # the attempt's folder
+    message: str | None = None  # why it failed, if it did
+    disturbed: tuple[Disturbance, ...] = ()  # why its timing was disturbed
+    env: Mapping[str, Any] = {}  # the machine, the versions and the data that it ran with
 
     @property
     def is_crowded(self) -> bool:
@@ -64,10 +54,7 @@ def read_point(config: dict[str, Any], overrides: list[str], attempt: Path) -> P
 def write_table(path: Path, points: Mapping[str, tuple[dict[str, Any], list[str]]], rows: Iterable[PointRow]) -> None:
     """Write a table with one row per point of a sweep: its overrides, every key that differs, and its summary.
 
-    Args:
-        path: the file.
-        points: run id -> configuration and overrides of a point.
-        rows: the points that have a summary; the others are `planned`.
+    `points` maps run ids to configuration and overrides. Points without one of `rows` have no summary: `planned`.
 
     Raises:
         WriteError: the file cannot be written.

@@ -21,9 +21,10 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import datetime
 from difflib import get_close_matches
-from operator import ge, gt, le, lt
+from functools import reduce
+from operator import and_, ge, gt, le, lt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from microp.store.disturbance import disturbances
 from microp.store.frames import read_attempts, read_runs
@@ -32,6 +33,7 @@ from microp.store.records import Row, attempts
 if TYPE_CHECKING:  # ranks do not import pandas
     import pandas as pd
 
+T = TypeVar("T")
 SHORT = {
     "run": "run_id",
     "when": "started",
@@ -54,26 +56,27 @@ class SelectionError(ValueError):
 
 
 def list_runs(folder: Path, every: bool = False) -> tuple[pd.DataFrame, list[str]]:
-    """Return a frame with one row per run below `folder`, newest first, and why others cannot be read.
+    """Return a frame with one row per run (or `every` attempt) below `folder`, newest first, and why others are not.
 
     A run's row is that of its newest finished attempt, or else of its newest attempt. The column `disturbed` says why
-    not to trust its times.
-
-    Args:
-        folder: an outputs folder, a runs folder, a run or an attempt.
-        every: one row per attempt instead.
+    not to trust its times. `folder` is an outputs folder, a runs folder, a run or an attempt.
     """
+    rows, unreadable = _nested_rows(folder, every)
+    return _frame_of(rows), unreadable
+
+
+def _nested_rows(folder: Path, every: bool) -> tuple[list[Row], list[str]]:
+    rows, unreadable = read_attempts(attempts(folder)) if every else read_runs(folder)
+    return sorted(rows, key=lambda row: float(row["started"]), reverse=True), unreadable
+
+
+def _frame_of(rows: Iterable[Row]) -> pd.DataFrame:
     import pandas as pd
 
-    rows, unreadable = read_attempts(attempts(folder)) if every else read_runs(folder)
-    flat = [flatten(row) | {"disturbed": _disturbed(row)} for row in rows]
-    flat.sort(key=lambda row: float(row["started"]), reverse=True)
-    return pd.DataFrame(flat, dtype=object), unreadable
-
-
-def _disturbed(row: Row) -> str | None:
-    reasons = disturbances(row, row["env"]) if "step_ms" in row else []
-    return ", ".join(reason.text for reason in reasons) or None
+    reasons = [disturbances(row, row["env"]) if "step_ms" in row else [] for row in rows]
+    texts = [", ".join(reason.text for reason in own) or None for own in reasons]
+    flat = [flatten(row) | {"disturbed": text} for row, text in zip(rows, texts, strict=True)]
+    return pd.DataFrame(flat, dtype=object)
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> Row:
@@ -149,19 +152,12 @@ def when(started: float, form: str = "%Y-%m-%d %H:%M") -> str:
 
 
 class Filter(NamedTuple):
-    """A condition on one column.
+    """A condition on one column."""
 
-    Attributes:
-        text: as it was typed.
-        name: the column, as it was typed.
-        sign: `=`, `!=`, `>`, `>=`, `<` or `<=`.
-        wanted: the values to compare with: one, or several for `=` and `!=`.
-    """
-
-    text: str
-    name: str
-    sign: str
-    wanted: tuple[str, ...]
+    text: str  # as it was typed
+    name: str  # the column, as it was typed
+    sign: str  # `=`, `!=`, `>`, `>=`, `<` or `<=`
+    wanted: tuple[str, ...]  # the values to compare with: one, or several for `=` and `!=`
 
 
 def read_filters(text: str) -> list[Filter]:
@@ -172,21 +168,19 @@ def read_filters(text: str) -> list[Filter]:
     Raises:
         SelectionError: a part of the text is no filter.
     """
-    return [_read_filter(part) for part in _BETWEEN.split(text)]
-
-
-def _read_filter(text: str) -> Filter:
-    match = _FILTER.fullmatch(text)
-    if not match:
-        raise SelectionError(
-            f"{text} is neither a folder nor a filter: write key=value, or in quotes 'key>number'. Without quotes the "
-            "shell takes > or < and what follows for a redirection, and > writes a file of that name"
-        )
-    name, sign, rest = match[1], match[2].replace("==", "="), match[3].strip()
-    wanted = (rest,) if sign in ORDERS else tuple(split_outside_brackets(rest))
-    if not all(wanted):
-        raise SelectionError(f"{text} has no value after {sign}: write for example {name}{sign}4, or {name}=null")
-    return Filter(text, name, sign, wanted)
+    filters = []
+    for part in _BETWEEN.split(text):
+        if not (match := _FILTER.fullmatch(part)):
+            raise SelectionError(
+                f"{part} is neither a folder nor a filter: write key=value, or in quotes 'key>number'. Without quotes "
+                "the shell takes > or < and what follows for a redirection, and > writes a file of that name"
+            )
+        name, sign, rest = match[1], match[2].replace("==", "="), match[3].strip()
+        wanted = (rest,) if sign in ORDERS else tuple(split_outside_brackets(rest))
+        if not all(wanted):
+            raise SelectionError(f"{part} has no value after {sign}: write for example {name}{sign}4, or {name}=null")
+        filters.append(Filter(part, name, sign, wanted))
+    return filters
 
 
 def split_outside_brackets(text: str) -> list[str]:
@@ -200,77 +194,57 @@ def select(frame: pd.DataFrame, filters: Sequence[Filter]) -> pd.DataFrame:
     Raises:
         SelectionError: a filter names no column, or what it compares with is no number or no time.
     """
-    meets = [_meets(frame[column_named(condition.name, frame)], condition) for condition in filters]
-    for passing in meets:
-        frame = frame[passing.loc[frame.index]]
-    return frame
+    passing = [_meets(frame[column_named(condition.name, frame)], condition) for condition in filters]
+    return frame[reduce(and_, passing)] if passing else frame
 
 
 def _meets(values: pd.Series, condition: Filter) -> pd.Series:
     """Return for each value of a column whether it meets the condition."""
     text, name, sign, wanted = condition
-    bound: float | str
+    passing: pd.Series
     if values.name == "started":  # times are compared as texts: a day is the beginning of all times of it
-        wanted = tuple(value.replace("T", " ") for value in wanted)
-        if not all(map(_is_time, wanted)):
+        times = tuple(value.replace("T", " ") for value in wanted)
+        if None in [_read(datetime.fromisoformat, time) for time in times]:
             raise SelectionError(f"{text} is no time: write for example {name}=2026-11-22 or '{name}>2026-11-22 05:10'")
-        comparable, bound = values.map(lambda started: when(started, "%Y-%m-%d %H:%M:%S")), wanted[0]
-        if sign not in ORDERS:
-            return comparable.str.startswith(wanted) == (sign == "=")
+        texts = values.map(lambda started: when(started, "%Y-%m-%d %H:%M:%S"))
+        passing = ORDERS[sign](texts, times[0]) if sign in ORDERS else texts.str.startswith(times) == (sign == "=")
     elif sign in ORDERS:
-        if not (number := _number_text(wanted[0])):
+        if (bound := _read(float, wanted[0])) is None:
             raise SelectionError(f"{text}: {wanted[0]} is not a number: write for example {name}>4")
-        comparable, bound = values.map(size_of), float(number)
+        passing = ORDERS[sign](values.map(size_of), bound)
     else:
-        texts = [value.replace(" ", "").lower() for value in wanted]
-        texts += [MISSING for value in texts if value in ("null", "none")] + [*filter(None, map(_number_text, texts))]
-        return values.map(lambda value: text_of(value).replace(" ", "").lower()).isin(texts) == (sign == "=")
-    passing: pd.Series = ORDERS[sign](comparable, bound)
+        accepted = [value.replace(" ", "").lower() for value in wanted]
+        accepted += [MISSING for value in accepted if value in ("null", "none")]
+        accepted += [text_of(number) for value in accepted if (number := _read(float, value)) is not None]
+        passing = values.map(lambda value: text_of(value).replace(" ", "").lower()).isin(accepted) == (sign == "=")
     return passing
 
 
-def _is_time(text: str) -> bool:
+def _read(parse: Callable[[str], T], text: str) -> T | None:
     try:
-        return bool(datetime.fromisoformat(text))
+        return parse(text)
     except ValueError:
-        return False
-
-
-def _number_text(text: str) -> str:
-    """Return a number as `text_of` writes it; nothing for what is no number."""
-    try:
-        return text_of(float(text))
-    except ValueError:
-        return ""
+        return None
 
 
 # --- what a command line asks for --------------------------------------------------------------------------
 
 
 class Runs(NamedTuple):
-    """The runs of a folder that meet the filters.
+    """The runs of a folder that meet the filters."""
 
-    Attributes:
-        folder: where they were looked for.
-        filters: what they meet.
-        all: all runs there, newest first.
-        rows: those that meet the filters.
-        unreadable: why runs cannot be read, one sentence each.
-    """
-
-    folder: Path
-    filters: list[Filter]
-    all: pd.DataFrame
-    rows: pd.DataFrame
-    unreadable: list[str]
+    folder: Path  # where they were looked for
+    filters: list[Filter]  # what they meet
+    all: pd.DataFrame  # all runs there, newest first
+    rows: pd.DataFrame  # those that meet the filters
+    unreadable: list[str]  # why runs cannot be read, one sentence each
+    nested: dict[str, Row]  # of each folder of an attempt its row as it was recorded
 
 
 def find(words: Sequence[str], every: bool = False) -> Runs:
-    """Return the runs that the words of a command line ask for.
+    """Return the runs, or `every` attempt, that the words of a command line ask for.
 
-    Args:
-        words: filters, and at most one folder (else: outputs).
-        every: each attempt is a row, not only the newest finished one of each run.
+    The words are filters, and at most one folder (else: outputs).
 
     Raises:
         SelectionError: a word is neither a folder nor a filter, the filter names no column, or there are no runs.
@@ -282,12 +256,14 @@ def find(words: Sequence[str], every: bool = False) -> Runs:
     folder = folders[0] if folders else Path("outputs")
     if not folder.is_dir():
         raise SelectionError("there is no folder outputs here: give the folder with your runs as the first word")
-    frame, unreadable = list_runs(folder, every)
+    found, unreadable = _nested_rows(folder, every)
+    frame = _frame_of(found)
     if frame.empty and unreadable:
         raise SelectionError(f"{folder} holds no run that can be read: {'; '.join(unreadable[:FEW])}")
     if frame.empty:
         raise SelectionError(f"{folder} holds no runs: make one with python -m microp.run")
-    return Runs(folder, filters, frame, select(frame, filters), unreadable)
+    nested = {row["folder"]: row for row in found}
+    return Runs(folder, filters, frame, select(frame, filters), unreadable, nested)
 
 
 def nothing_found(runs: Runs) -> str:
@@ -321,13 +297,9 @@ class Group(NamedTuple):
 
 
 def read_groups(words: Sequence[str], runs: Runs) -> tuple[Group, Group]:
-    """Return the two groups of runs that two words ask for.
+    """Return the two groups of runs that two words ask for; the filters of `runs` count for both.
 
     A word is a run id or the start or the end of one, a folder, or filters joined by commas or blanks.
-
-    Args:
-        words: one for A and one for B.
-        runs: the runs that are looked through; their filters count for both groups.
 
     Raises:
         SelectionError: a word asks for no run or for several ids, no run of a group finished, or the groups overlap.
@@ -364,4 +336,5 @@ def _asked(word: str, runs: Runs) -> pd.DataFrame:
         raise SelectionError(
             f"{word} is no run in {runs.folder}, no folder and no filter: write an id from the list, or key=value"
         )
-    return select(runs.rows, [Filter(word, "run", "=", (meant[0],))])
+    found: pd.DataFrame = runs.rows[runs.rows["run_id"] == meant[0]]
+    return found

@@ -5,7 +5,7 @@
     outputs/runs/<run>/attempt-<n>/
         snapshots/step-15/           the training after 15 steps
             layer-0.pt ...           a layer's weights and their optimizer's state
-            snapshot.json            what is trained, how far, and a checksum of each layer's file
+            snapshot.json            what is trained, and how far
         snapshots/.step-20.draft/    one that is being written
         weights.pt                   the trained weights, if they were asked for
 
@@ -17,12 +17,11 @@ position in the data nor the state of a random generator has to be saved.
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 import zipfile
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -69,20 +68,9 @@ def _number(folder: Path) -> int:
 
 
 def write_manifest(folder: Path, job: Job, step: int) -> None:
-    """Write what is trained and how far, and which layer is in which file: the last file of a snapshot."""
-    files = {path.name: _checksum(path) for path in _layer_files(folder, job)}
+    """Write what is trained and how far: the last file of a snapshot."""
     about = {"format": FORMAT, "run_id": job.run_id, "step": step, "saved": time.time()}
-    write_json(folder / MANIFEST, {**about, "training": _training(job), "files": files})
-
-
-def _layer_files(folder: Path, job: Job) -> list[Path]:
-    return [layer_file(folder, layer) for layer in range(job.model.layers)]
-
-
-def _checksum(path: Path) -> int:
-    """Return a checksum of a layer's file, made of the checksums that its own directory lists for its parts."""
-    with zipfile.ZipFile(path) as parts:
-        return zlib.crc32(json.dumps([(part.filename, part.file_size, part.CRC) for part in parts.infolist()]).encode())
+    write_json(folder / MANIFEST, {**about, "training": _training(job)})
 
 
 def _training(job: Job) -> dict[str, Any]:
@@ -113,16 +101,10 @@ def unfinished_snapshot(run: Path, steps: int) -> Snapshot | None:
 def _unfinished(run: Path) -> Iterator[Path]:
     """Yield the attempts of a run that were made after its last finished one, the newest first."""
     for attempt in reversed(_by_number(run.glob("attempt-*"))):
-        if _is_finished(attempt):
-            return
+        with suppress(RecordError):
+            if read_status(attempt)["status"] == "finished":
+                return
         yield attempt
-
-
-def _is_finished(attempt: Path) -> bool:
-    try:
-        return bool(read_status(attempt)["status"] == "finished")
-    except RecordError:
-        return False
 
 
 def find_snapshot(path: Path) -> Snapshot:
@@ -163,7 +145,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         )
     if type(version) is not int or type(step) is not int or step < 0:
         raise _damaged(folder, MANIFEST, "its format or its step is not a number from 0 up")
-    if not isinstance(manifest.get("training"), dict) or not isinstance(manifest.get("files", {}), dict):
+    if not isinstance(manifest.get("training"), dict):
         raise _damaged(folder, MANIFEST, "it does not say what was trained")
     return manifest
 
@@ -188,43 +170,30 @@ def snapshot_problem(snapshot: Snapshot, job: Job) -> str | None:
                 f"{folder} has {snapshot.step} steps, which are all {job.training_steps} of this run "
                 f"(warmup_steps={job.warmup_steps}, steps={job.steps}): give more steps"
             )
-        for path in _layer_files(folder, job):
-            _check(path, manifest.get("files", {}))
+        for layer in range(job.model.layers):
+            _check(layer_file(folder, layer))
     except RecordError as error:
         return str(error)
     return None
 
 
-def _check(path: Path, saved: Mapping[str, Any]) -> None:
-    """Raise RecordError unless every byte of a layer's file has the checksum of the file that was saved.
-
-    Args:
-        path: the file.
-        saved: the checksum of each file by its name; empty in snapshots of an older microp.
-    """
+def _check(path: Path) -> None:
+    """Raise RecordError unless every byte of a layer's file is as it was written: torch's files have checksums."""
     try:
         with zipfile.ZipFile(path) as parts:
             bad = parts.testzip()
-        now = _checksum(path)
     except OSError as error:
         raise _damaged(path.parent, path.name, error.strerror or str(error)) from error
     except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
         raise _damaged(path.parent, path.name, "it is cut, or no file of a snapshot") from error
     if bad is not None:
         raise _damaged(path.parent, path.name, f"wrong checksum of {bad}")
-    if saved and saved.get(path.name) != now:
-        of = next((name for name, checksum in saved.items() if checksum == now), None)
-        raise _damaged(path.parent, path.name, f"it was saved as {of}" if of else "it is not the file that was saved")
 
 
 def remove_older(attempt: Path, keep: int, resumed: Snapshot | None) -> None:
-    """Remove all but the newest snapshots of an attempt.
+    """Remove all but the newest `keep` snapshots of the attempt that runs.
 
-    Args:
-        attempt: the attempt that runs.
-        keep: the number of snapshots that stay.
-        resumed: the snapshot of the same run from which the attempt goes on. Those of earlier attempts up to it are
-            older ones too.
+    Those of earlier attempts up to the snapshot of the same run from which this one has `resumed` are older ones too.
     """
     older: list[Path] = []
     for earlier in _unfinished(attempt.parent) if resumed else ():

@@ -56,11 +56,8 @@ def interval(values: Sequence[float], draws: int = DRAWS, seed: int = 0) -> tupl
 def over_launches(rows: pd.DataFrame, by: Sequence[str], values: Sequence[str], floor: float = 0.0) -> pd.DataFrame:
     """Return medians and intervals over launches, with one row per combination of `by`, sorted.
 
-    Args:
-        rows: one row per launch.
-        by: the columns that name a point.
-        values: columns of numbers; launches without a number are left out.
-        floor: a width up to which an interval is never too wide (`WIDE_FRACTION` for fractions).
+    `rows` has one row per launch; of the columns `values`, launches without a number are left out. An interval up to
+    `floor` wide is never too wide (`WIDE_FRACTION` for fractions).
 
     Returns:
         the columns `by`; `launches`; and for each value its median under its own name, with
@@ -68,20 +65,15 @@ def over_launches(rows: pd.DataFrame, by: Sequence[str], values: Sequence[str], 
     """
     import pandas as pd
 
-    grouped = rows.groupby(list(by), sort=True, dropna=False)
-    sizes = grouped.size()
-    names = sizes.index.tolist() if len(by) > 1 else [(name,) for name in sizes.index]
-    numbers = {value: rows[value].astype(float).to_numpy() for value in values}
-    known = {*_STEPS} <= {*rows.columns}
-    spread = step_spread(*(rows[column].astype(float) for column in _STEPS)).to_numpy() if known else None
-    order, ends = np.argsort(grouped.ngroup().to_numpy(), kind="stable"), np.cumsum(sizes.to_numpy())
     lines = []
-    for name, launches, end in zip(names, sizes.tolist(), ends.tolist(), strict=True):
-        own = order[end - launches : end]
-        unsteady = spread is not None and _median(spread[own]) > WIDE_STEPS
-        line = {**dict(zip(by, name, strict=True)), "launches": launches}
-        for value, column in numbers.items():
-            line |= _point(value, column[own], floor, unsteady)
+    steps = _STEPS if {*_STEPS} <= {*rows.columns} else ()
+    needed = rows[list(dict.fromkeys([*by, *values, *steps]))]
+    for name, own in needed.groupby(list(by), sort=True, dropna=False):
+        spread = step_spread(*(own[column].to_numpy(dtype=float) for column in steps)) if steps else np.zeros(0)
+        unsteady = _median(spread) > WIDE_STEPS  # False if it is not known
+        line = {**dict(zip(by, name, strict=True)), "launches": len(own)}
+        for value in values:
+            line |= _point(value, own[value].to_numpy(dtype=float), floor, unsteady)
         lines.append(line)
     columns = [*by, "launches", *(f"{value}{part}" for value in values for part in ("", ".low", ".high", ".wide"))]
     return pd.DataFrame(lines, columns=columns)
@@ -110,11 +102,7 @@ def step_spread(low: Any, middle: Any, high: Any) -> Any:
 def paired(rows: pd.DataFrame, baseline: pd.DataFrame, on: Sequence[str], value: str) -> pd.DataFrame:
     """Return `rows` with a column `ratio`: their `value` over the baseline's value in the same launch.
 
-    Args:
-        rows: one row per launch.
-        baseline: one row per launch, at most one for each launch and combination of `on`.
-        on: the columns in which both must agree, besides the launch.
-        value: the column to compare.
+    Both have one row per launch and must agree in the columns `on`.
 
     Returns:
         the rows whose launch the baseline also has; one is `disturbed` if it or its baseline was.

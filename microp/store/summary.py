@@ -36,7 +36,7 @@ from microp.settings import EmulatedSettings
 from microp.simulator import Costs, Simulated, closed_forms, nominal_costs, nominal_optimizer, replay_steps, simulate
 from microp.store import snapshots
 from microp.store.profiles import read_predicted
-from microp.store.records import SCHEMA_VERSION, Row, read_json, read_reductions, read_rows, read_spans
+from microp.store.records import PEAKS, SCHEMA_VERSION, Row, read_json, read_reductions, read_rows, read_spans
 from microp.trace import (
     KINDS,
     StepClock,
@@ -55,13 +55,7 @@ HOSTS = "hosts.json"
 
 
 def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
-    """Return the content of `summary.json`; numbers that need a step that was not reached are None.
-
-    Args:
-        job: the job that was run.
-        attempt: the folder with the ranks' files.
-        status: `finished`, `failed`, `interrupted` or `diverged`.
-    """
+    """Return the content of an attempt's `summary.json`; numbers that need a step that was not reached are None."""
     rows = [read_rows(attempt, number) for number in range(job.processes)]
     steps = _complete_steps(rows, "measured", job.engines[0])
     if compared := _syncs(job, steps):
@@ -69,7 +63,7 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
     memory = _complete_steps(rows, "memory", job.engines[0])
     losses = _losses(job, steps)
     step_ms = [max(row["step_ms"] for row in step) for step in steps]
-    replayed = Replay(job, steps, _pairs(job, steps), attempt)
+    replayed = Replay(job, steps, attempt)
     return {
         "schema_version": SCHEMA_VERSION,
         "run_id": job.run_id,
@@ -96,7 +90,7 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
         "resumed": snapshots.about(job.resumed, attempt) if job.resumed else None,
         "step_ms": _spread(step_ms),
         "between_steps_ms": _between_steps(rows, job.engines[0]),
-        "involuntary_switches": _switches(steps),
+        "involuntary_switches": mean(row["involuntary_switches"] for step in steps for row in step) if steps else None,
         "samples_per_s": job.batch_size / median(step_ms) * 1e3 if steps else None,
         "bubble": {
             "measured": median(mean(map(_bubble, _by_replica(job, step))) for step in steps) if steps else None,
@@ -105,11 +99,7 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
         "predicted": read_predicted(attempt),
         "replayed": replayed.numbers(),
         "reduction": _reduction(job, steps, replayed),
-        "peak_memory_mib": _per_rank(job, memory, "peak_memory_mib"),
-        "peak_allocated_mib": _per_rank(job, memory, "peak_allocated_mib"),
-        "peak_reserved_mib": _per_rank(job, memory, "peak_reserved_mib"),
-        "peak_activation_mib": _per_rank(job, memory, "peak_activation_mib"),
-        "in_flight_peak": _per_rank(job, memory, "in_flight_peak"),
+        **{peak: _per_rank(job, memory, peak) for peak in PEAKS},
         "utilisation": _utilisation(job, steps, memory),
         "time_ms": _time(job, steps, attempt),
         "actions": len(steps) * job.replicas * sum(map(len, job.schedule.ranks)),
@@ -156,11 +146,6 @@ def _between_steps(rows: list[list[Row]], engine: str) -> float | None:
         if step[0]["phase"] == "measured" and step[0]["engine"] == engine
     ]
     return median(gaps) if gaps else None
-
-
-def _switches(steps: list[list[Row]]) -> float | None:
-    """Return how often the system took the core from a rank, per rank and measured step."""
-    return mean(row["involuntary_switches"] for step in steps for row in step) if steps else None
 
 
 def _losses(job: Job, steps: list[list[Row]]) -> list[float | None]:
@@ -210,11 +195,6 @@ def _per_rank(job: Job, steps: list[list[Row]], key: str) -> list[float] | None:
 def _by_replica(job: Job, step: list[Row]) -> list[list[Row]]:
     """Return a step's rows, one list per pipeline."""
     return [step[first : first + job.ranks] for first in range(0, len(step), job.ranks)]
-
-
-def _pairs(job: Job, steps: list[list[Row]]) -> list[list[Row]]:
-    """Return one list of rows per step and pipeline."""
-    return [own for step in steps for own in _by_replica(job, step)]
 
 
 def _spread(values: list[float]) -> dict[str, float | int] | None:
@@ -309,26 +289,16 @@ def _syncs(job: Job, steps: list[list[Row]]) -> dict[str, Any] | None:
 
 
 class Replay:
-    """The run's schedule, simulated with its own times.
+    """The run's schedule, simulated with the times of its measured steps and of the attempt's spans."""
 
-    Args:
-        job: the job that was run.
-        steps: the rows of each measured step.
-        pairs: the same, one list of rows per step and pipeline.
-        attempt: the folder with the spans.
-
-    Attributes:
-        spans: of the first replica, in milliseconds; None if no step was traced.
-        sum_ms: the time of each stage's sum over the replicas; empty if there is one replica.
-    """
-
-    def __init__(self, job: Job, steps: list[list[Row]], pairs: list[list[Row]], attempt: Path) -> None:
+    def __init__(self, job: Job, steps: list[list[Row]], attempt: Path) -> None:
         self._job, self._steps = job, steps
-        self.spans: Simulated | None = None
-        self.sum_ms: Sequence[float] = ()
+        self.spans: Simulated | None = None  # of the first replica, in milliseconds; None if no step was traced
+        self.sum_ms: Sequence[float] = ()  # each stage's sum over the replicas; empty if there is one replica
         traced = read_spans(attempt)
         if not steps or not len(traced):
             return
+        pairs = [own for step in steps for own in _by_replica(job, step)]
         self.spans = replay_steps(job.schedule, pairs, traced)
         self.sum_ms = [ns / 1e6 for ns in after_last_gradient(job.schedule, traced, read_reductions(attempt))]
 
@@ -343,22 +313,13 @@ class Replay:
             optimizer_ms = float(median(max(row["optimizer_ms"] for row in step) for step in self._steps))
             return float(ends_at(spans, reductions(self._job.schedule, spans, self.sum_ms))) + optimizer_ms
         ends: dict[int, float] = spans.per_rank(spans.end, np.maximum)
-        found = [
-            float(ends[rank]) + self._before(rank) + float(median(_after(step[rank]) for step in self._steps))
-            for rank in range(self._job.ranks)
-        ]
-        return max(map(float, found))
+        return max(ends[rank] + self._outside_ms(rank) for rank in range(self._job.ranks))
 
-    def _before(self, rank: int) -> float:
-        """Return the median time from a rank's begin of a step to the step's first action."""
-        starts = (min(row["first_start_ns"] for row in step) - step[rank]["began_ns"] for step in self._steps)
-        first: float = median(starts)
-        return first / 1e6
-
-
-def _after(row: Row) -> float:
-    """Return the time from a rank's last action to the end of its step."""
-    return float(row["ended_ns"] - row["last_end_ns"]) / 1e6
+    def _outside_ms(self, rank: int) -> float:
+        """Return a rank's median time before the first action of a step and after its own last one."""
+        before = median(min(row["first_start_ns"] for row in step) - step[rank]["began_ns"] for step in self._steps)
+        after = median(step[rank]["ended_ns"] - step[rank]["last_end_ns"] for step in self._steps)
+        return float(before + after) / 1e6
 
 
 # --- engines and hosts -----------------------------------------------------------------------------
@@ -368,13 +329,9 @@ def own_limits_ms(job: Job, limit_ms: list[float]) -> dict[str, float] | None:
     """Return engine -> the limit of the order that it ran, in ms; None if both ran the same order.
 
     The bubbles of two orders differ on paper before anything runs. With real compute an order's limit is the busiest
-    rank's compute in a step, which is the measured limit over its factor (M+K-1)/M, times makespan over busiest rank
-    of the order, simulated with the costs of the closed forms: equal layers, F = B = W and free hops. On an emulated
-    device it is the order's simulated makespan.
-
-    Args:
-        job: a job with `engine=compare`.
-        limit_ms: the limit in each measured step.
+    rank's compute in a step, which is the measured limit `limit_ms` over its factor (M+K-1)/M, times makespan over
+    busiest rank of the order, simulated with the costs of the closed forms: equal layers, F = B = W and free hops. On
+    an emulated device it is the order's simulated makespan.
     """
     orders = {"microp": job.schedule, "torch": job.torch_schedule}
     if "torch" not in job.engines or not limit_ms or job.schedule.ranks == job.torch_schedule.ranks:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache, cached_property
 from itertools import count
@@ -33,18 +33,13 @@ from microp.store.records import RecordError, Row, check_version, read_json
 
 
 class SweepPlan:
-    """The plan of one sweep.
-
-    Args:
-        folder: the sweep's folder.
-    """
+    """The plan of one sweep, by its folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._points = folder / "points.jsonl"
-        self._starts: dict[tuple[str, ...], int] = {}  # overrides -> where its line starts
+        self._known: dict[tuple[str, ...], Row] = {}  # those that have been read, by their overrides
         self._secret: dict[tuple[str, ...], Row] = {}  # points that are not whole on disk
-        self._read_to = 0
 
     @property
     def head(self) -> dict[str, Any]:
@@ -84,19 +79,19 @@ class SweepPlan:
     def find(self, overrides: Sequence[str]) -> Row | None:
         """Return the point with these overrides; None if the plan has none."""
         asked = tuple(overrides)
-        if asked in self._secret:
-            return self._secret[asked]
-        if asked not in self._starts and self._points.exists():
-            for start, end, point in self._lines(self._read_to):
-                self._starts.setdefault(tuple(point["overrides"]), start)
-                self._read_to = end
-        if asked not in self._starts:
-            return None
-        return next(point for _, _, point in self._lines(self._starts[asked]))
+        if asked not in self._known:  # a sweeper may have added it meanwhile, in any process
+            self._known = {tuple(point["overrides"]): point for point in reversed(self.points())} | self._secret
+        return self._known.get(asked)
 
     def points(self) -> list[Row]:
-        """Return all points, in their order."""
-        return [point for _, _, point in self._lines(0)]
+        """Return all points, in their order; a line that a kill cut short is left out."""
+        points = []
+        for line in self._points.read_bytes().splitlines() if self._points.exists() else ():
+            with suppress(ValueError):
+                point = json.loads(line)
+                if isinstance(point, dict) and isinstance(point.get("overrides"), list):
+                    points.append(point)
+        return points
 
     def _line(self, point: Row) -> str:
         """Return the line of a point; a point with secrets is written without them, and kept whole in this process."""
@@ -106,19 +101,6 @@ class SweepPlan:
         if written != point:
             self._secret[tuple(point["overrides"])] = point
         return json.dumps(written) + "\n"
-
-    def _lines(self, start: int) -> Iterator[tuple[int, int, Row]]:
-        """Yield where each line starts and ends and what it holds; a line that holds no point is left out."""
-        with self._points.open("rb") as file:
-            file.seek(start)
-            for line in file:
-                end = start + len(line)
-                if line.endswith(b"\n"):
-                    with suppress(ValueError):
-                        point = json.loads(line)
-                        if isinstance(point, dict) and isinstance(point.get("overrides"), list):
-                            yield start, end, point
-                start = end
 
 
 def plan_in(folder: Path) -> SweepPlan:

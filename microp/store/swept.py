@@ -44,9 +44,7 @@ def varied(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 def swept(configs: Sequence[Mapping[str, Any]], typed: Sequence[str] = ()) -> dict[str, list[str]]:
     """Return the columns that tell the points apart: heading -> one text per point.
 
-    Args:
-        configs: the resolved configuration of each point.
-        typed: the overrides of a point; their order is that of the columns.
+    They have the order of the overrides of a point, `typed`.
     """
     flats = [flatten(config) for config in configs]
     found = {heading(key): [text(each.get(key, MISSING)) for each in flats] for key in varied(configs)}
@@ -58,13 +56,8 @@ def swept(configs: Sequence[Mapping[str, Any]], typed: Sequence[str] = ()) -> di
 def same(
     configs: Sequence[Mapping[str, Any]], typed: Sequence[str], width: int, matters: Sequence[str] = MATTERS
 ) -> list[str]:
-    """Return what all points have in common, as `key=value`: what was typed, and as much of what matters as has room.
-
-    Args:
-        configs: the resolved configuration of each point.
-        typed: the overrides of a point.
-        width: the number of characters that there is room for.
-        matters: the keys and groups that are told even if they were not typed.
+    """Return what all points have in common, as `key=value`: what was `typed`, and of what `matters` even if it was not
+    as much as has room in `width` characters.
     """
     differ = {heading(key) for key in differing(configs)}
     values = {heading(key): text(value) for key, value in flatten(configs[0]).items()}

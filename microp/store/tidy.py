@@ -21,15 +21,10 @@ from microp.store.wandb_files import wandb_files
 
 
 class Belongings(NamedTuple):
-    """An attempt and what belongs to it.
+    """An attempt and what belongs to it."""
 
-    Attributes:
-        attempt: its folder.
-        wandb: the folders of its W&B runs.
-    """
-
-    attempt: Path
-    wandb: list[Path]
+    attempt: Path  # its folder
+    wandb: list[Path]  # the folders of its W&B runs
 
     @property
     def size(self) -> int:
@@ -77,14 +72,9 @@ def _delete(doomed: Belongings) -> None:
     for folder in doomed.wandb:
         if folder.is_dir():
             shutil.rmtree(folder)
-            _drop_dangling_links(folder.parent)
+            for path in folder.parent.iterdir():  # links to deleted folders, such as `latest-run`
+                if path.is_symlink() and not path.exists():
+                    path.unlink()
     hidden = attempt.with_name(f".{attempt.name}.deleted")  # half of an attempt is never read
     attempt.rename(hidden)
     shutil.rmtree(hidden)
-
-
-def _drop_dangling_links(wandb: Path) -> None:
-    """Remove the links to deleted folders, such as `latest-run`."""
-    for path in wandb.iterdir():
-        if path.is_symlink() and not path.exists():
-            path.unlink()

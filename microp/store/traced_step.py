@@ -19,25 +19,17 @@ from microp.trace import Reduction, Span
 
 
 class TracedStep(NamedTuple):
-    """The last measured step of a run, of its first replica.
+    """The last measured step of a run, of its first replica."""
 
-    Attributes:
-        schedule: the order that was run.
-        panels: `replayed`, if every rank left its trace, and `measured`: spans in nanoseconds.
-        sums: the same names -> the reductions over the replicas.
-    """
-
-    schedule: Schedule
-    panels: dict[str, Sequence[Span]]
-    sums: dict[str, Sequence[Reduction]]
+    schedule: Schedule  # the order that was run
+    panels: dict[str, Sequence[Span]]  # `replayed`, if every rank left its trace, and `measured`: spans in nanoseconds
+    sums: dict[str, Sequence[Reduction]]  # the same names -> the reductions over the replicas
 
 
 def read_traced_step(attempt: Path, summary: Mapping[str, Any]) -> TracedStep | None:
     """Return the traced step of an attempt, None if it has an empty trace.
 
-    Args:
-        attempt: the attempt's folder.
-        summary: the attempt's summary. Its `time_ms` is None if a rank failed before it had written its trace.
+    The summary's `time_ms` is None if a rank failed before it had written its trace.
 
     Raises:
         RecordError: a file cannot be read.

@@ -28,8 +28,7 @@ def changed_while(path: str | None, env: Env) -> str | None:
 def changed_since(runs: Iterable[tuple[str | None, Env, str | None]]) -> list[str]:
     """Return which paths hold something else now than attempts read there, one sentence per path.
 
-    Args:
-        runs: of each attempt `data.path`, its environment, and what the path holds now.
+    `runs` has of each attempt `data.path`, its environment, and what the path holds now.
     """
     found: dict[str, Counter[str]] = {}
     for path, env, now in runs:
@@ -39,11 +38,7 @@ def changed_since(runs: Iterable[tuple[str | None, Env, str | None]]) -> list[st
 
 
 def changed_between(runs: Iterable[tuple[str | None, Env]]) -> list[str]:
-    """Return which paths held something else for some of these runs than for others, one sentence per path.
-
-    Args:
-        runs: of each run `data.path` and its environment.
-    """
+    """Return which paths held something else for some of these runs than for others, one sentence per path."""
     found: dict[str, Counter[str]] = {}
     for path, env in runs:
         if text := _read(env):

@@ -34,7 +34,9 @@ def verdicts(rows: Sequence[PointRow]) -> list[str]:
     keys.pop(LAUNCH, None)
     points: dict[str, list[PointRow]] = {}
     for row, *values in zip(rows, *keys.values(), strict=True):
-        points.setdefault(" ".join(_names(row, dict(zip(keys, values, strict=True)))), []).append(row)
+        texts = zip(keys, values, strict=True)  # the option of a group, `key=value` of another key
+        names = [value if isinstance(row.config.get(key), Mapping) else f"{key}={value}" for key, value in texts]
+        points.setdefault(" ".join(names), []).append(row)
     found = [each for name, own in points.items() for each in _in_turn(name, own)]
     if not found and len(keys) == 1:
         (base, first), *others = points.items()
@@ -62,11 +64,6 @@ def _sentences(pairs: Sequence[_Pair]) -> list[str]:
     if (more := len(found) - LINES) > 0:
         found[LINES:] = [f"{more} more comparisons: python -m microp.runs"]
     return [*found, BRACKETS] if any("[" in each for each in found) else found
-
-
-def _names(row: PointRow, values: Mapping[str, str]) -> Iterator[str]:
-    """Yield what a point is called: the option of a group, `key=value` of another key."""
-    return (value if isinstance(row.config.get(key), Mapping) else f"{key}={value}" for key, value in values.items())
 
 
 def _times(rows: Sequence[PointRow]) -> dict[int, float]:

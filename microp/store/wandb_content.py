@@ -23,28 +23,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from microp.store.records import Row, read_config, read_env, read_rows, read_status
+from microp.store.records import PEAKS, Row, rank_of, read_config, read_env, read_rows, read_status, row_files
+from microp.store.selection import flatten
 
 _ALWAYS = ("pipeline_ms", "optimizer_ms", "compute_ms", "wait_ms", "action_ms")
 _SUMS = ("all_reduce_ms", "exposed_ms", "reduced_bytes")  # of the sums over replicas
 _NO_MEDIAN = ("step", "_timestamp", "loss")
-PEAKS = (
-    "peak_memory_mib",
-    "peak_allocated_mib",
-    "peak_reserved_mib",
-    "peak_activation_mib",
-    "in_flight_peak",
-)  # only in the row of the memory step
 
 
 class Charts:
     """Turns the rows of an attempt into what is logged at each step; each row is read once for all W&B runs.
 
-    Args:
-        attempt: the attempt's folder.
-
-    Attributes:
-        rows: the rows that have been read, a list for each rank of all pipelines.
+    `rows` holds what has been read, a list for each rank of all pipelines.
     """
 
     def __init__(self, attempt: Path) -> None:
@@ -58,7 +48,7 @@ class Charts:
         self._keys = [*_ALWAYS, *(_SUMS if config.get("replicas", 1) > 1 else ())]
         self._keys += ["overruns"] if config["device"]["name"] == "emulated" else []
         self._keys += ["recompute_ms"] if config["checkpointing"]["name"] != "never" else []
-        self._attempt, self._offset = attempt, 0.0
+        self._attempt = attempt
 
     def read_new_rows(self) -> None:
         """Read the rows that have been written since the last call."""
@@ -70,11 +60,7 @@ class Charts:
         return zip(*(rows[first:] for rows in self.rows), strict=False)
 
     def run_config(self, rank: int | None) -> dict[str, Any]:
-        """Return the configuration of a W&B run: the attempt's, its machine and versions, when it started.
-
-        Args:
-            rank: the number of the rank in the files' names; None for the summary run.
-        """
+        """Return the configuration of the W&B run of a rank (None: the summary run), with its machine and versions."""
         attempt = self._attempt
         env = {key: value for key, value in read_env(attempt).items() if key != "wandb_agent"}
         started = datetime.fromtimestamp(read_status(attempt)["started"], UTC).isoformat(timespec="milliseconds")
@@ -87,14 +73,9 @@ class Charts:
         return {**found, **who, "stages": stages}
 
     def of_rank(self, row: Row, step: Sequence[Row]) -> dict[str, Any]:
-        """Return what is logged for one row of a rank.
-
-        Args:
-            row: the rank's own row.
-            step: the rows of all ranks in that step; empty if another rank did not end it.
-        """
+        """Return what is logged for a rank's row of a step, whose rows of all ranks are empty if one did not end it."""
         prefix = self._prefix(row)
-        found = {"step": row["step"], "_timestamp": self.time(row), f"{prefix}own_step_ms": row["step_ms"]}
+        found = {"step": row["step"], "_timestamp": row["ended"], f"{prefix}own_step_ms": row["step_ms"]}
         if step:
             found[f"{prefix}step_ms"] = _slowest(step)
         if not prefix:
@@ -103,23 +84,10 @@ class Charts:
 
     def of_all(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Return what is logged for one step of all ranks: the slowest rank's time and the batch's loss."""
-        found = {"step": rows[0]["step"], "_timestamp": max(map(self.time, rows))}
+        found = {"step": rows[0]["step"], "_timestamp": max(row["ended"] for row in rows)}
         found[f"{self._prefix(rows[0])}step_ms"] = _slowest(rows)
         losses = [row["loss"] for row in rows if row["loss"] is not None]
         return found | ({"loss": sum(losses)} if losses else {})
-
-    def time(self, row: Row) -> float:
-        """Return when a step ended, in seconds since 1970.
-
-        Rows of older runs lack it: their clocks are then set so that the last step ends when the attempt ended.
-        """
-        if "ended" in row:
-            return float(row["ended"])
-        if not self._offset:
-            last = max(rows[-1]["ended_ns"] for rows in rows_of(self._attempt) if rows)
-            status = read_status(self._attempt)
-            self._offset = status.get("ended", status["started"]) - last / 1e9
-        return self._offset + float(row["ended_ns"]) / 1e9
 
     def _prefix(self, row: Row) -> str:
         """Return the first part of the names of steps that are not measured steps of the run's own engine."""
@@ -133,7 +101,7 @@ class Charts:
         """Return the summary of a rank: medians of what `of_rank` returned for each of its rows, and its peaks."""
         rows, columns = self.rows[rank], defaultdict[str, list[float]](list)
         for charted in logged:
-            for key, value in _flat(charted):
+            for key, value in flatten(charted).items():
                 columns[key].append(value)
         found: dict[str, Any] = {key: median(values) for key, values in columns.items() if key not in _NO_MEDIAN}
         losses = [row["loss"] for row in rows if row["phase"] == "measured" and row["loss"] is not None]
@@ -168,28 +136,18 @@ def _scalars(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def steps_table(attempt: Path) -> tuple[list[str], list[list[Any]]]:
     """Return the columns and the lines of a table with the rows of all ranks."""
-    rows = [row for own in rows_of(attempt) for row in own]
+    rows = [row for rank in ranks_of(attempt) for row in read_rows(attempt, rank)]
     columns = list(dict.fromkeys(key for row in rows for key in row if key != "action_ms"))
     return columns, [[row.get(key) for key in columns] for row in rows]
 
 
-def rows_of(attempt: Path) -> list[list[Row]]:
-    """Return the rows of each rank that wrote any."""
-    return [read_rows(attempt, rank) for rank in ranks_of(attempt)]
-
-
 def ranks_of(attempt: Path) -> list[int]:
     """Return the numbers of the ranks that have written rows so far."""
-    names = (path.name for path in attempt.glob("steps.rank*.jsonl"))
-    return sorted(int(name.removeprefix("steps.rank").removesuffix(".jsonl")) for name in names)
+    return [rank_of(path) for path in row_files(attempt, "steps")]
 
 
 class NewRows:
-    """Reads the rows that a file gets; a line that is still being written waits for its end.
-
-    Args:
-        path: the file, which may not exist yet.
-    """
+    """Reads the rows that a file gets, which may not exist yet; a line that is being written waits for its end."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._read = path, 0
@@ -213,14 +171,6 @@ class NewRows:
 def _slowest(step: Sequence[Row]) -> float:
     """Return the time of a step of all ranks, as `summary.json` counts it."""
     return float(max(row["step_ms"] for row in step))
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:

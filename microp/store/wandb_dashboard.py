@@ -12,24 +12,17 @@ A panel is made only for names that the recorded runs have. The W&B runs of a sc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from microp.job import NOT_ASKED
 from microp.settings import out_of_reach
-from microp.store.records import (
-    RecordError,
-    attempts,
-    check_attempt,
-    read_config,
-    read_env,
-    read_json,
-    read_status,
-    read_summary,
-)
+from microp.store.records import RecordError, attempts, check_attempt, read_config, read_env, read_status, read_summary
+from microp.store.selection import flatten
 from microp.store.wandb_content import run_summary
+from microp.store.wandb_files import completed
 
 _FIGURES = {  # what an experiment is about, in the order of the panels; those that its runs have are shown
     "step_ms": "step time, ms (median)",
@@ -44,7 +37,6 @@ _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#
 _HOW = ("repeat", "steps", "warmup_steps")  # of a run's length, no question
 _AXES = 4  # swept numbers that get panels
 
-
 _ASKED, _AGAINST_TITLE = "What was asked", "Replayed against measured, memory against time"
 _TIMELINES, _RANKS = "Timelines", "Ranks, step by step"
 _SHOWS = {  # section -> what its panels show, for the report
@@ -58,29 +50,17 @@ _SHOWS = {  # section -> what its panels show, for the report
 
 @dataclass(frozen=True)
 class Subject:
-    """What a dashboard is about.
+    """What a dashboard is about."""
 
-    Attributes:
-        name: the experiment, or `all runs`.
-        question: what the experiment asks, for the report; empty if that is unknown.
-        entity: the W&B team or user.
-        project: the W&B project.
-        tag: the tag of its W&B runs; None for all runs.
-        numbers: the keys of the configuration with different numbers, such as `chunks`.
-        words: the keys of the configuration with different words, such as `schedule.name`.
-        figures: the names in the summaries of the summary runs.
-        colours: the colour of each W&B run by its id.
-    """
-
-    name: str
-    question: str
-    entity: str
-    project: str
-    tag: str | None
-    numbers: tuple[str, ...]
-    words: tuple[str, ...]
-    figures: frozenset[str]
-    colours: Mapping[str, str]
+    name: str  # the experiment, or `all runs`
+    question: str  # what the experiment asks, for the report; empty if that is unknown
+    entity: str  # the W&B team or user
+    project: str  # the W&B project
+    tag: str | None  # the tag of its W&B runs; None for all runs
+    numbers: tuple[str, ...]  # the keys of the configuration with different numbers, such as `chunks`
+    words: tuple[str, ...]  # the keys of the configuration with different words, such as `schedule.name`
+    figures: frozenset[str]  # the names in the summaries of the summary runs
+    colours: Mapping[str, str]  # the colour of each W&B run by its id
 
 
 def subject_of(
@@ -91,15 +71,10 @@ def subject_of(
     project: str | None,
     varied: Callable[[Sequence[dict[str, Any]]], list[str]],
 ) -> Subject:
-    """Read what the finished runs of an experiment varied, and which figures they have.
+    """Read what the finished runs of an experiment (None: all) varied, and which figures they have.
 
-    Args:
-        outputs: a folder with recorded runs.
-        experiment: its name; None for all runs.
-        question: what the experiment asks; empty if that is unknown.
-        entity: the W&B team or user; None for that of the runs.
-        project: the W&B project; None for that of the runs.
-        varied: finds the keys that tell configurations apart, as the table of a sweep does.
+    Entity and project are those of the runs if they are None; `question` may be empty; `varied` finds the keys that
+    tell configurations apart, as the table of a sweep does.
 
     Raises:
         RecordError: there are no such runs.
@@ -111,7 +86,7 @@ def subject_of(
             known |= {mine} if mine else set()
             if read_status(attempt)["status"] == "finished" and experiment in (None, mine):
                 check_attempt(attempt)
-                found.append((attempt, read_config(attempt), dict(_flat(run_summary(read_summary(attempt))))))
+                found.append((attempt, read_config(attempt), flatten(run_summary(read_summary(attempt)))))
         except RecordError:  # `python -m analysis` names the runs that cannot be read
             continue
     if not found:
@@ -120,7 +95,7 @@ def subject_of(
     configs = [{key: value for key, value in config.items() if key not in NOT_ASKED} for _, config, _ in found]
     values: dict[str, list[Any]] = {}
     for config in configs:
-        for key, value in _flat(config):
+        for key, value in flatten(config).items():
             values.setdefault(key, []).append(value)
     keys = [key for key in varied(configs) if key not in _HOW]
     keys.sort(key=lambda key: -len(set(map(str, values[key]))))  # the axes of a sweep before what its parts change
@@ -130,7 +105,7 @@ def subject_of(
     colours = {
         uid: _COLOURS[schedules.index(config["schedule"]["name"]) % len(_COLOURS)]
         for attempt, config, _ in found
-        for uid in _ids(attempt)
+        for uid in completed(attempt).values()
     }
     return Subject(
         experiment or "all runs",
@@ -167,10 +142,8 @@ def workspaces(subject: Subject) -> list[Any]:
 def report(subject: Subject, **project: str) -> Any:
     """Return the W&B report of an experiment.
 
-    Args:
-        subject: the experiment.
-        project: `entity` and `project` of its sets of runs, for which W&B's library asks the server; without them they
-            are those of the report.
+    `project` is `entity` and `project` of its sets of runs, for which W&B's library asks the server; without them they
+    are those of the report.
     """
     import wandb_workspaces.reports.v2 as wr
 
@@ -251,17 +224,3 @@ def _rank_panels() -> dict[str, list[Any]]:
 
     plots = [wr.LinePlot(title=name, x="step", y=[name], groupby=wr.Config("rank")) for name in _OF_RANKS]
     return {_RANKS: plots}
-
-
-def _ids(attempt: Path) -> list[str]:
-    """Return the ids of an attempt's W&B runs that are complete."""
-    path = attempt / "tracked.json"
-    return list(read_json(path).values()) if path.exists() else []
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value

@@ -22,24 +22,16 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from microp.settings import TrackingSettings
 from microp.simulator import replay, schedule_of
 from microp.store.recorder import write_json
-from microp.store.records import (
-    RUNNING,
-    check_attempt,
-    read_env,
-    read_spans,
-    read_status,
-    read_summary,
-)
+from microp.store.records import RUNNING, check_attempt, read_env, read_spans, read_status, read_summary
 from microp.store.wandb_content import Charts, run_summary, steps_table
 from microp.store.wandb_files import SUMMARY, completed, discard, wandb_names, wandb_uid
-from microp.trace import MOMENTS, Spans, picture
+from microp.trace import MOMENTS, picture
 
 SPAN = ("rank", "op", "stage", "microbatch", *(f"{moment}_ms" for moment in MOMENTS))
 POLL_S = 2.0  # between two looks at the rows; seldom, because the ranks need the cores
@@ -103,18 +95,7 @@ _PLAIN: dict[str, Any] = {
 
 
 class WandbRun:
-    """One W&B run of an attempt, to which rows are logged as they come.
-
-    Args:
-        attempt: the attempt's folder.
-        charts: of that attempt.
-        settings: the mode, project, entity, tags and system metrics.
-        folder: W&B's files are written to `folder/wandb`.
-        name: `rank<r>` or `summary`.
-
-    Attributes:
-        uid: the W&B run's id.
-    """
+    """One W&B run of an attempt, `rank<r>` or `summary`, to which rows are logged as they come; `uid` is its id."""
 
     def __init__(self, attempt: Path, charts: Charts, settings: TrackingSettings, folder: Path, name: str) -> None:
         online = settings.mode == "online"
@@ -196,7 +177,9 @@ class WandbRun:
             found["steps"] = wandb.Table(list(columns), list(lines))
         with tempfile.NamedTemporaryFile(suffix=".png") as file:
             if spans := read_spans(self._attempt):
-                found["spans"] = wandb.Table(list(SPAN), list(_milliseconds(spans)))
+                begin = min(spans.start)
+                lines = [[*span[:4], *((moment - begin) / 1e6 for moment in span[4:])] for span in spans]
+                found["spans"] = wandb.Table(list(SPAN), list(lines))
                 # a failed attempt may have the trace of only some ranks, which cannot be replayed
                 order = schedule_of(spans, summary["schedule"]) if summary["time_ms"] else None
                 picture({**({"replayed": replay(order, spans)} if order else {}), "measured": spans}, Path(file.name))
@@ -204,10 +187,3 @@ class WandbRun:
             if found:
                 at = {"_timestamp": self._logged[-1]["_timestamp"]} if self._logged else {}
                 self._run.log(found | at)
-
-
-def _milliseconds(spans: Spans) -> Iterator[list[Any]]:
-    """Yield the lines of the table of spans: moments in milliseconds from the first start."""
-    begin = min(span.start for span in spans)
-    for span in spans:
-        yield [*span[:4], *((moment - begin) / 1e6 for moment in span[4:])]

@@ -31,18 +31,7 @@ _MODULES = {
     "show_runs": "run_table",
     "warn": "console",
 }
-__all__ = [
-    "TO_RUN",
-    "Board",
-    "DryPoint",
-    "err",
-    "error",
-    "note",
-    "out",
-    "show_dry_points",
-    "show_runs",
-    "warn",
-]
+__all__ = ["TO_RUN", "Board", "DryPoint", "err", "error", "note", "out", "show_dry_points", "show_runs", "warn"]
 
 
 def __getattr__(name: str) -> Any:

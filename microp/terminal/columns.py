@@ -30,23 +30,14 @@ _MOST_DIGITS = 6  # after the point
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table.
+    """One column of a table."""
 
-    Attributes:
-        name: the heading; it may take several lines.
-        values: one text per row.
-        justify: the side on which the values are aligned.
-        importance: columns of the lowest importance are left out first; of equal ones, the right one.
-        shortest: the characters to which a longer value may be cut; None: never.
-        style: how `rich` prints the values.
-    """
-
-    name: str
-    values: Sequence[str]
-    justify: Literal["left", "right"] = "right"
-    importance: int = 0
-    shortest: int | None = None
-    style: str = ""
+    name: str  # the heading; it may take several lines
+    values: Sequence[str]  # one text per row
+    justify: Literal["left", "right"] = "right"  # the side on which the values are aligned
+    importance: int = 0  # columns of the lowest importance are left out first; of equal ones, the right one
+    shortest: int | None = None  # the characters to which a longer value may be cut; None: never
+    style: str = ""  # how `rich` prints the values
 
     @property
     def width(self) -> int:
@@ -63,10 +54,7 @@ class Column:
 def show(console: Console, columns: Sequence[Column], whole: str) -> list[str]:
     """Print a table that fits the console, and below it what was left out; return the names of the printed columns.
 
-    Args:
-        console: where to print.
-        columns: all with equally many values.
-        whole: where everything can be found, for example the path of a CSV file.
+    `whole` says where everything can be found, for example the path of a CSV file.
     """
 
     def room(widths: Sequence[int]) -> int:
@@ -97,6 +85,11 @@ def paragraph(console: Console, text: str, style: str = "dim") -> None:
     for line in text.splitlines():
         lines = textwrap.wrap(line, console.width, break_long_words=False, break_on_hyphens=False)
         console.print("\n".join(lines), style=style, soft_wrap=True, markup=False)
+
+
+def counted(size: int, what: str) -> str:
+    """Return a number with its noun, as `1 run` and `2 launches`."""
+    return f"{size} {what}{'' if size == 1 else 'es' if what.endswith('ch') else 's'}"
 
 
 def number(value: float, form: str) -> str:

@@ -28,21 +28,13 @@ ABOUT_TIME = (
 
 
 class DryPoint(NamedTuple):
-    """A point that would be run.
+    """A point that would be run."""
 
-    Attributes:
-        overrides: what was typed for it.
-        state: `done`, `to run`, `invalid`, or which other process runs it.
-        run_id: the name of its run; None if it is invalid.
-        steps: the number of steps to run.
-        seconds: the time that it is predicted to take; None if nothing is known.
-    """
-
-    overrides: list[str]
-    state: str
-    run_id: str | None = None
-    steps: int = 0
-    seconds: float | None = None
+    overrides: list[str]  # what was typed for it
+    state: str  # `done`, `to run`, `invalid`, or which other process runs it
+    run_id: str | None = None  # the name of its run; None if it is invalid
+    steps: int = 0  # the number of steps to run
+    seconds: float | None = None  # the time that it is predicted to take; None if nothing is known
 
 
 def show_dry_points(points: Sequence[DryPoint]) -> None:
@@ -54,13 +46,10 @@ def show_dry_points(points: Sequence[DryPoint]) -> None:
     same = [f"{key}={typed[0][key]}" for key in keys if key not in differing and key != "dry_run"]
     paragraph(out, f"{heading}: {' '.join(same)}" if same else heading.removesuffix(", the same in all"), style="")
     if points:
-        show(out, [*_asked(typed, differing), *_results(points)], "a wider terminal")
+        asked = swept_columns({key: [words.get(key, "-") for words in typed] for key in differing})
+        show(out, [*asked, *_results(points)], "a wider terminal")
         paragraph(out, ABOUT_TIME)
     paragraph(out, _total(points), style="")
-
-
-def _asked(typed: Sequence[dict[str, str]], keys: Sequence[str]) -> list[Column]:
-    return swept_columns({key: [words.get(key, "-") for words in typed] for key in keys})
 
 
 def _results(points: Sequence[DryPoint]) -> list[Column]:

@@ -28,17 +28,11 @@ _ABOUT = {
 
 
 class Priced(NamedTuple):
-    """A point of a command, and its price.
+    """A point of a command, and its price."""
 
-    Attributes:
-        config: the resolved configuration.
-        overrides: what was typed for it.
-        figures: the numbers of the price.
-    """
-
-    config: dict[str, Any]
-    overrides: list[str]
-    figures: dict[str, Any]
+    config: dict[str, Any]  # the resolved configuration
+    overrides: list[str]  # what was typed for it
+    figures: dict[str, Any]  # the numbers of the price
 
 
 def show(points: Sequence[Priced]) -> None:

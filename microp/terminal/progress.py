@@ -32,9 +32,7 @@ POLL_S = 0.25  # between two looks at a rank's rows; long, because the ranks nee
 class TimeLeft:
     """The times of points that run one after the other.
 
-    Args:
-        steps: the number of steps of each point.
-        seconds: the predicted time of each point's steps, None for one that is not known; may be shorter.
+    Of each point it has the number of steps and their predicted time, None if it is not known.
     """
 
     def __init__(self, steps: Sequence[int], seconds: Sequence[float | None] = ()) -> None:
@@ -57,12 +55,7 @@ class TimeLeft:
         self._ended += 1
 
     def seconds(self, elapsed: float = 0.0, done: int = 0) -> float | None:
-        """Return the seconds that are left; None if nothing is known.
-
-        Args:
-            elapsed: the seconds that the running point has taken until now.
-            done: the steps that it has made.
-        """
+        """Return the seconds that are left, if the running point has made `done` steps; None if nothing is known."""
         found = 0.0
         for number, (steps, predicted) in enumerate(self._points[self._ended :]):
             point = self._point(steps, predicted, elapsed, done)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from microp.store import PointRow
@@ -16,16 +15,12 @@ LISTED_RANKS = 2  # with more ranks, the column of peaks has the smallest and th
 class Result(NamedTuple):
     """A column of what was found.
 
-    Attributes:
-        name: the heading.
-        importance: columns of the lowest importance are left out first.
-        value: what a row has in the column; None if it has nothing.
-        about: what the column means, for the rows that are shown; empty if its name or another column says it.
+    `about` says what it means, for the rows that are shown; it is empty if its name or another column says it.
     """
 
-    name: str
-    importance: int
-    value: Callable[[PointRow], str | None]
+    name: str  # the heading
+    importance: int  # columns of the lowest importance are left out first
+    value: Callable[[PointRow], str | None]  # what a row has in the column
     about: str | Callable[[Sequence[PointRow]], str] = ""
 
     def meaning(self, rows: Sequence[PointRow]) -> str:
@@ -62,33 +57,21 @@ def extremes(values: Iterable[float] | None, form: str) -> str:
     return low if low == high else f"{low} - {high}"
 
 
-def _number(row: PointRow, form: Callable[[float], str], *keys: str) -> str | None:
-    """Return the number below these keys of the summary, None if it has none; older summaries lack some."""
-    value: Any = row.summary
-    for key in keys:
-        value = (value or {}).get(key)
-    return None if value is None else form(value)
+def _figure(form: Callable[[float], str], keys: str) -> Callable[[PointRow], str | None]:
+    """Return the function that writes the number below these keys of a summary; of older ones, some lack it."""
 
+    def value(row: PointRow) -> str | None:
+        found: Any = row.summary
+        for key in keys.split("."):
+            found = (found or {}).get(key)
+        return None if found is None else form(found)
 
-def _time(*keys: str) -> Callable[[PointRow], str | None]:
-    return lambda row: _number(row, milliseconds, *keys)
-
-
-def _ratio(*keys: str) -> Callable[[PointRow], str | None]:
-    return lambda row: _number(row, "{:.2f}".format, *keys)
-
-
-def _fraction(*keys: str) -> Callable[[PointRow], str | None]:
-    return lambda row: _number(row, "{:.3f}".format, *keys)
+    return value
 
 
 def _spread(row: PointRow) -> str | None:
     step = row.summary["step_ms"]
     return f"{milliseconds(step['p10'])} - {milliseconds(step['p90'])}" if step else None
-
-
-def _reasons(row: PointRow) -> str | None:
-    return ", ".join(each.text for each in row.disturbed) or None
 
 
 def _peaks(row: PointRow) -> str | None:
@@ -143,19 +126,10 @@ def _about_other_orders(rows: Sequence[PointRow]) -> Iterator[str]:
         yield f"torch has no {own} and ran {other}{apart}."
 
 
-IN_TURN = "Where engines ran in turn, the columns that name none are microp's; where sums did, ddp's."
-
-
 def _about_step(rows: Sequence[PointRow]) -> str:
-    turns = any(row.summary["engines"] or row.summary["syncs"] for row in rows)
-    return f"{MEANINGS['step ms']} {IN_TURN}" if turns else MEANINGS["step ms"]
-
-
-MEANINGS = {  # also of a list of recorded runs
-    "step ms": "step ms: pipeline and optimizer of a step, median of the measured steps.",
-    "p10 - p90": "p10 - p90: of the measured steps.",
-    "bubble": "bubble: idle / total time of all ranks, median of the measured steps.",
-}
+    about = "step ms: pipeline and optimizer of a step, median of the measured steps."
+    in_turn = "Where engines ran in turn, the columns that name none are microp's; where sums did, ddp's."
+    return f"{about} {in_turn}" if any(row.summary["engines"] or row.summary["syncs"] for row in rows) else about
 
 
 def _about_peaks(rows: Sequence[PointRow]) -> str:
@@ -170,24 +144,27 @@ _TURNS = (
     "Ratios of engines, or of sums, are medians over steps that ran in turn; "
     "the verdict is their geometric mean over launches."
 )
+_BUBBLE = "bubble: idle / total time of all ranks, median of the measured steps."
 _SUMS = "ddp, torch_ddp ms: of a step, medians."
-_ENGINES, _SYNCS = partial(_time, "engines", "pipeline_ms"), partial(_time, "syncs", "step_ms")
+_RATIO, _FRACTION = "{:.2f}".format, "{:.3f}".format
 _RESULTS = (
-    Result("step ms", 90, _time("step_ms", "median"), _about_step),
-    Result("p10 - p90", 40, _spread, MEANINGS["p10 - p90"]),
-    Result("predicted ms", 45, _time("predicted", "step_ms"), "predicted ms: of a step, known before the run."),
-    Result("disturbed", 85, _reasons),
-    Result("torch / microp", 80, _ratio("engines", "ratio", "torch/microp"), _TURNS),
-    Result("microp ms", 78, _ENGINES("microp", "median"), _about_engines),
-    Result("torch ms", 77, _ENGINES("torch", "median"), _about_engines),
-    Result("limit ms", 76, _ENGINES("limit", "median"), _about_engines),
-    Result("microp / limit", 75, _ratio("engines", "ratio", "microp/limit"), _TURNS),
-    Result("ddp / torch_ddp", 80, _ratio("syncs", "ratio", "ddp/torch_ddp"), _TURNS),
-    Result("ddp ms", 78, _SYNCS("ddp", "median"), _SUMS),
-    Result("torch_ddp ms", 77, _SYNCS("torch_ddp", "median"), _SUMS),
-    Result("samples/s", 50, lambda row: _number(row, "{:,.0f}".format, "samples_per_s"), _about_samples),
-    Result("bubble", 80, _fraction("bubble", "measured"), MEANINGS["bubble"]),
-    Result("formula", 60, _fraction("bubble", "closed_form"), _about_formula),
+    Result("step ms", 90, _figure(milliseconds, "step_ms.median"), _about_step),
+    Result("p10 - p90", 40, _spread, "p10 - p90: of the measured steps."),
+    Result(
+        "predicted ms", 45, _figure(milliseconds, "predicted.step_ms"), "predicted ms: of a step, known before the run."
+    ),
+    Result("disturbed", 85, lambda row: ", ".join(each.text for each in row.disturbed) or None),
+    Result("torch / microp", 80, _figure(_RATIO, "engines.ratio.torch/microp"), _TURNS),
+    Result("microp ms", 78, _figure(milliseconds, "engines.pipeline_ms.microp.median"), _about_engines),
+    Result("torch ms", 77, _figure(milliseconds, "engines.pipeline_ms.torch.median"), _about_engines),
+    Result("limit ms", 76, _figure(milliseconds, "engines.pipeline_ms.limit.median"), _about_engines),
+    Result("microp / limit", 75, _figure(_RATIO, "engines.ratio.microp/limit"), _TURNS),
+    Result("ddp / torch_ddp", 80, _figure(_RATIO, "syncs.ratio.ddp/torch_ddp"), _TURNS),
+    Result("ddp ms", 78, _figure(milliseconds, "syncs.step_ms.ddp.median"), _SUMS),
+    Result("torch_ddp ms", 77, _figure(milliseconds, "syncs.step_ms.torch_ddp.median"), _SUMS),
+    Result("samples/s", 50, _figure("{:,.0f}".format, "samples_per_s"), _about_samples),
+    Result("bubble", 80, _figure(_FRACTION, "bubble.measured"), _BUBBLE),
+    Result("formula", 60, _figure(_FRACTION, "bubble.closed_form"), _about_formula),
     Result("peak MiB", 80, _peaks, _about_peaks),
     Result("loss", 30, _loss, "loss: of the first and the last measured step."),
     Result("status", 95, _status),

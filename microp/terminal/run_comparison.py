@@ -36,7 +36,7 @@ from microp.store import (
     text_of,
 )
 from microp.terminal import columns
-from microp.terminal.columns import Column, number
+from microp.terminal.columns import Column, counted, number
 from microp.terminal.console import out, warn
 
 if TYPE_CHECKING:  # --help does without pandas
@@ -98,11 +98,11 @@ def show(a: Group, b: Group, limit: int) -> None:
 def _show_groups(pairing: Pairing, a: Group, b: Group) -> None:
     """Print what was asked, what is the same, what differs, and why a difference may come from something else."""
     for side, group, alone in zip("AB", (a, b), pairing.alone, strict=True):
-        rest = f", {_count(alone, 'question')} without a partner" if alone else ""
-        columns.paragraph(out, f"{side}: {_count(len(group.rows), 'launch')}{rest} ({group.word})", "")
+        rest = f", {counted(alone, 'question')} without a partner" if alone else ""
+        columns.paragraph(out, f"{side}: {counted(len(group.rows), 'launch')}{rest} ({group.word})", "")
     same = {spelling(column): text_of(a.rows[column].iloc[0]) for column in pairing.same}
     named = [f"{key}={same[key]}" for key in _MAIN if key in same]
-    columns.paragraph(out, f"same: {' '.join(named)}, {_count(len(same) - len(named), 'other key')}", "")
+    columns.paragraph(out, f"same: {' '.join(named)}, {counted(len(same) - len(named), 'other key')}", "")
     known = [column for column in map(str, a.rows) if column.startswith(tuple(f"env.{key}" for key in _ENVIRONMENT))]
     environment = [c for c in known if c in b.rows and {*a.rows[c].map(text_of)} != {*b.rows[c].map(text_of)}]
     if differ := [*pairing.compared, *environment]:
@@ -113,13 +113,13 @@ def _show_groups(pairing: Pairing, a: Group, b: Group) -> None:
     out.print()
     for name, group in zip("AB", (a, b), strict=True):
         if group.unfinished:
-            warn(f"{name}: {_count(group.unfinished, 'run')} that did not finish left out")
+            warn(f"{name}: {counted(group.unfinished, 'run')} that did not finish left out")
         if disturbed := [text for text in group.rows["disturbed"] if text]:
             some = "; ".join(disturbed[:3]) + ("; ..." if len(disturbed) > 3 else "")
             warn(
-                f"{name}: the timing of {len(disturbed)} of {_count(len(group.rows), 'launch')} was disturbed ({some})"
+                f"{name}: the timing of {len(disturbed)} of {counted(len(group.rows), 'launch')} was disturbed ({some})"
             )
-        for text in changed_between(map(_data, records(group.rows))):
+        for text in changed_between(_data(row) for row in records(group.rows)):
             warn(f"{name}: {text}")
     if environment:
         warn(f"A and B ran on different {', '.join(map(spelling, environment))}: a difference may come from that")
@@ -132,12 +132,8 @@ def _several(rows: pd.DataFrame, column: str, most: int = 4) -> str:
 
 def _data(row: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
     """Return the path of a run's data, and what is known of them."""
-    known = {key.removeprefix("env.data."): value for key, value in row.items() if key.startswith("env.data.")}
-    return row.get("config.data.path"), {"data": {key: value for key, value in known.items() if not is_missing(value)}}
-
-
-def _count(size: int, what: str) -> str:
-    return f"{size} {what}{'' if size == 1 else 'es' if what.endswith('ch') else 's'}"
+    known = {key: row.get(f"env.data.{key}") for key in ("start", "end")}
+    return row.get("config.data.path"), {"data": {key: text for key, text in known.items() if not is_missing(text)}}
 
 
 def _sides(figures: pd.DataFrame) -> Iterator[Column]:
@@ -174,18 +170,15 @@ def _more(line: dict[str, Any]) -> str:
 
 def _show_overall(figures: pd.DataFrame, pairs: int) -> None:
     """Print one line per figure over all pairs of questions: the mean and the range of the ratios, and the verdicts."""
-    lines = records(figures)
-    names = list(dict.fromkeys(line["figure"] for line in lines))
-    ratios = {name: [line["ratio"] for line in lines if line["figure"] == name and line["ratio"]] for name in names}
-    verdicts = [Counter(line["verdict"] for line in lines if line["figure"] == name) for name in names]
+    groups = [
+        (str(name), [ratio for ratio in own["ratio"] if ratio], sorted(Counter(own["verdict"]).items()))
+        for name, own in figures.groupby("figure", sort=False)
+    ]
+    extents = [f"{min(ratios):.3f} - {max(ratios):.3f}" if ratios else "-" for _, ratios, _ in groups]
     table = [
-        Column(f"over {pairs} pairs", names, "left", 9),
-        Column("mean A/B", [f"{geometric_mean(own):.3f}" if own else "-" for own in ratios.values()], "right", 8),
-        Column("least - largest", [f"{min(own):.3f} - {max(own):.3f}" if own else "-" for own in ratios.values()]),
-        Column(
-            "verdicts",
-            [", ".join(f"{n} {verdict}" for verdict, n in sorted(counts.items())) for counts in verdicts],
-            "left",
-        ),
+        Column(f"over {pairs} pairs", [name for name, _, _ in groups], "left", 9),
+        Column("mean A/B", [f"{geometric_mean(ratios):.3f}" if ratios else "-" for _, ratios, _ in groups], "right", 8),
+        Column("least - largest", extents),
+        Column("verdicts", [", ".join(f"{n} {verdict}" for verdict, n in counts) for _, _, counts in groups], "left"),
     ]
     columns.show(out, table, "--csv")

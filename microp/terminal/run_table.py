@@ -28,11 +28,11 @@ LONG = 8  # characters to which values of keys may be shortened
 def show_runs(rows: Sequence[PointRow], whole: str) -> None:
     """Print what was asked, the table, what its columns mean, and the failures.
 
-    Args:
-        rows: the points that have a summary, at least one.
-        whole: the file that has every column of the table.
+    `rows` are the points that have a summary, at least one; the file `whole` has every column.
     """
-    heading = _heading(rows)
+    states = [row.summary["status"] for row in rows]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states), key="finished".__ne__))
+    heading = f"{states[0]}:" if len(rows) == 1 else f"{counts}, the same in all:"
     configs, typed = [row.config for row in rows], rows[0].overrides
     paragraph(out, " ".join([heading, *same(configs, typed, out.width - len(heading) - 1)]), style="")
     found = results(rows)
@@ -59,14 +59,6 @@ def _side(values: Sequence[str]) -> Literal["left", "right"]:
     except ValueError:
         return "left"
     return "right"
-
-
-def _heading(rows: Sequence[PointRow]) -> str:
-    states = [row.summary["status"] for row in rows]
-    if len(rows) == 1:
-        return f"{states[0]}:"
-    counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states), key="finished".__ne__))
-    return f"{counts}, the same in all:"
 
 
 def _explain_disturbances(rows: Sequence[PointRow]) -> None:

@@ -17,22 +17,3 @@ from microp.worker.rank import run_rank
 from microp.worker.row_times import record_rows
 from microp.worker.threads import run_threads
 from microp.worker.trainer import Trainer
-
-__all__ = [
-    "DivergedRunError",
-    "HostsError",
-    "Joined",
-    "RankError",
-    "Start",
-    "Trainer",
-    "explained",
-    "gather_rows",
-    "join",
-    "launch_ranks",
-    "monolith",
-    "record_cases",
-    "record_rows",
-    "run_joined",
-    "run_rank",
-    "run_threads",
-]

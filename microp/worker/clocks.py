@@ -22,26 +22,15 @@ TURNS = 50
 
 
 class Reading(NamedTuple):
-    """What is added to a moment of a host's clock, to have it on the clock of rank 0's host.
+    """What is added to a moment of a host's clock, to have it on the clock of rank 0's host."""
 
-    Attributes:
-        at_ns: when it was read, on the host's own clock.
-        offset_ns: what is added.
-        residual_ns: by how much the offset may be wrong at most.
-    """
-
-    at_ns: int
-    offset_ns: int
-    residual_ns: int
+    at_ns: int  # when it was read, on the host's own clock
+    offset_ns: int  # what is added
+    residual_ns: int  # by how much the offset may be wrong at most
 
 
 def read_clocks(everyone: Comms, hosts: Hosts) -> list[Reading]:
-    """Return the reading of every host; all ranks call this at the same time.
-
-    Args:
-        everyone: the transport between all ranks of all pipelines.
-        hosts: their hosts.
-    """
+    """Return the reading of every host; all ranks of all pipelines call this at the same time."""
     own = Reading(perf_counter_ns(), 0, 0)
     for first in (hosts.ranks(host)[0] for host in range(1, len(hosts.names))):
         if everyone.rank == 0:
@@ -73,11 +62,6 @@ def _ask(everyone: Comms) -> Reading:
 
 
 def drift_ns(before: Reading, after: Reading, moment_ns: int) -> int:
-    """Return what the offset at a moment is more than that of the reading before the steps.
-
-    Args:
-        before, after: the two readings.
-        moment_ns: the moment, on the clock to which `before` converts.
-    """
+    """Return what the offset at a moment, on the clock to which `before` converts, is more than that of `before`."""
     since = moment_ns - before.offset_ns - before.at_ns
     return (after.offset_ns - before.offset_ns) * since // max(1, after.at_ns - before.at_ns)

@@ -29,14 +29,8 @@ def compile_stages(
 ) -> None:
     """Run each microbatch's F and B of a rank's stages, which hold a batch, and return when all ranks have done so.
 
-    The gradients that they leave are to be discarded.
-
-    Args:
-        stages: the rank's stages, by index.
-        last: the index of the model's last stage.
-        boundary: the shapes and the types of the tensors between stages.
-        rows: the number of rows of each microbatch.
-        comms: the rank's transport.
+    The gradients that they leave are to be discarded. `last` is the index of the model's last stage, `rows` has the
+    number of rows of each microbatch.
     """
     shape, dtype, device = boundary
 

@@ -24,12 +24,7 @@ from microp.job import Job
 
 
 def check_equal_weights(job: Job, layers: Mapping[int, nn.Module], comms: Comms) -> None:
-    """Compare the weights and the buffers of this rank's layers with the other ranks'.
-
-    Args:
-        job: the job of all ranks.
-        layers: this rank's layers by their index.
-        comms: this rank's transport.
+    """Compare the weights and the buffers of this rank's layers, by their index, with the other ranks'.
 
     Raises:
         ValueError: replicas, or the copies of a tied weight, differ; all ranks raise the same.

@@ -1,4 +1,4 @@
-"""Tells why a launch failed: which rank is guilty, and where to read more.
+"""Tells why a launch failed: which rank is guilty, and where to read more; and that a training can no longer be saved.
 
 ::
 
@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from microp.comms import Heartbeats, last_awaited
@@ -24,8 +26,7 @@ _BEGINS = "Traceback (most recent call last):"
 class RankError(RuntimeError):
     """A rank failed; the message names the rank, and the action and the step if they are known.
 
-    Attributes:
-        log: the file with what the rank printed, or wrote about its error.
+    `log` is the file with what the rank printed, or wrote about its error.
     """
 
     def __init__(self, message: str = "", log: Path | None = None) -> None:
@@ -33,16 +34,16 @@ class RankError(RuntimeError):
         self.log = log
 
 
+class DivergedError(ArithmeticError):
+    """The loss or the weights are not finite; the message names the step, the rank and the remedy."""
+
+
 def what_failed(
     job: Job, attempt: Path, failures: Mapping[int, ProcessFailure], heartbeats: Heartbeats
 ) -> RankError | WriteError:
     """Return the failure as the guilty rank told it, or as the launcher saw it.
 
-    Args:
-        job: the job of the ranks.
-        attempt: the folder of their errors and logs.
-        failures: rank -> how it ended, of the first rank that torch's launcher saw end.
-        heartbeats: where the ranks were.
+    `attempt` has the errors and logs of the ranks, `failures` how the first rank ended that torch's launcher saw end.
     """
     errors = read_errors(attempt)
     told = [error["world_rank"] for error in errors]
@@ -82,3 +83,27 @@ def error_of(row: Row, log: Path) -> RankError | WriteError:
 def log_of(attempt: Path, rank: int) -> Path:
     """Return the file of what a rank printed, or the folder of the logs if it had not begun."""
     return next((attempt / "logs").glob(f"*/attempt_0/{rank}/stderr.log"), attempt / "logs")
+
+
+# --- numbers that are not finite ------------------------------------------------------------------
+
+
+def not_finite(layers: Mapping[int, nn.Module]) -> tuple[int, str] | None:
+    """Return the last of these layers with a weight that is not finite, and the weight's name; None if all are.
+
+    A backward passes on what is not finite from layer to layer, to the first one: it came in at the last of them or
+    behind it. What is not trained may hold infinities, as an attention mask does, but not NaN.
+    """
+    for index, layer in sorted(layers.items(), reverse=True):
+        for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
+            bad = ~torch.isfinite(tensor) if tensor.requires_grad else torch.isnan(tensor)
+            if bad.any():
+                return index, name
+    return None
+
+
+def remedy(job: Job, step: int) -> str:
+    """Return what to do if a step is the first in which something was not finite."""
+    if step == 0:  # nothing has been learned yet
+        return "look at the model and the data, for before the first step no learning rate has been used"
+    return f"lower learning_rate={job.learning_rate:g}"

@@ -28,8 +28,7 @@ from microp.model import Stage
 from microp.schedule import Action, Op
 from microp.settings import SyncSettings
 from microp.store import read_errors, read_rows, snapshots
-from microp.worker.diverged import remedy
-from microp.worker.failure import RankError
+from microp.worker.failure import RankError, remedy
 from microp.worker.snapshot import Snapshots
 from microp.worker.trainer import Trainer
 
@@ -38,17 +37,11 @@ Start = Callable[[Job, Path, float, Callable[[Job, Comms, int, Path], Any]], dic
 
 
 class Found(NamedTuple):
-    """What was not finite.
+    """What was not finite."""
 
-    Attributes:
-        when: when it was seen, in nanoseconds of `perf_counter_ns`, which all ranks of a host share.
-        step: the step's index.
-        what: it and its action, as words.
-    """
-
-    when: int
-    step: int
-    what: str
+    when: int  # when it was seen, in nanoseconds of `perf_counter_ns`, which all ranks of a host share
+    step: int  # the step's index
+    what: str  # it and its action, as words
 
 
 class DivergedRunError(RankError):
@@ -58,12 +51,8 @@ class DivergedRunError(RankError):
 def explained(error: RankError, job: Job, attempt: Path, shutdown_s: float, start: Start) -> RankError:
     """Return the error of a run that has diverged with the first action after which something was not finite.
 
-    Args:
-        error: how the ranks ended; it is returned as it is if they have not diverged, or if nothing is found.
-        job: what they ran.
-        attempt: their folder.
-        shutdown_s: as in `launch_ranks`.
-        start: `launch_ranks` or `run_threads`.
+    The error is returned as it is if the ranks have not diverged, or if nothing is found. `start` is `launch_ranks` or
+    `run_threads`.
     """
     diverged = [str(row["message"]) for row in read_errors(attempt) if row["diverged"]]
     again = _repeatable(job, attempt) if diverged else None
@@ -119,15 +108,10 @@ def look(job: Job, comms: Comms, local_rank: int, attempt: Path, last: int) -> F
 
 
 class _LookingStage(Stage):
-    """A stage that looks at what each of its actions gives, until something is not finite.
+    """A stage that looks at what each of its actions gives, until something is not finite."""
 
-    Attributes:
-        found: when that was seen, by which action, and what it was; None so far.
-        first_layer: the index of its first layer in the model.
-    """
-
-    found: tuple[int, Op, int, str] | None = None
-    first_layer = 0
+    found: tuple[int, Op, int, str] | None = None  # when that was seen, by which action, and what it was
+    first_layer = 0  # its index in the model
 
     def forward(self, microbatch: int, x: Tensor | None) -> Tensor:
         result = super().forward(microbatch, x)

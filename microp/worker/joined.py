@@ -32,12 +32,7 @@ _ERRORS_S, _POLL_S = 2.0, 0.1  # in which ranks of other hosts tell their errors
 
 
 def run_joined(job: Job, joined: Joined, attempt: Path) -> None:
-    """Run one rank.
-
-    Args:
-        job: the job to run.
-        joined: the launch.
-        attempt: the folder on this host into which its ranks write.
+    """Run one rank, which writes into a folder of this host.
 
     Raises:
         RankError: this rank failed, or another one of its host, which is then named.
@@ -97,10 +92,8 @@ def why_failed(attempt: Path, otherwise: str) -> RankError | WriteError:
 def gather_rows(joined: Joined, attempt: Path, shares: bool) -> None:
     """Bring the rows of the ranks of other hosts into the folder of rank 0, with times on the clock of its host.
 
-    Args:
-        joined: the launch, whose ranks have ended their last step.
-        attempt: the folder on this host.
-        shares: whether that is the folder of rank 0, on a file system that the hosts share.
+    All ranks have ended their last step. `shares` says whether `attempt`, the folder on this host, is that of rank 0,
+    on a file system that the hosts share.
 
     Raises:
         RankError: another host cannot be reached any more; the rows are where they were.

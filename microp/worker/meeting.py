@@ -27,9 +27,8 @@ from torch.distributed import Store, rendezvous  # type: ignore[attr-defined]
 from microp.comms import Comms, GroupComms, Heartbeats, Hosts, interface_of, own_address
 from microp.job import Job
 from microp.settings import this_host
-from microp.worker.allocator import keep_freed_memory
 from microp.worker.clocks import Reading, read_clocks
-from microp.worker.launch import LOOPBACK_INTERFACE, connect, end_with_parent
+from microp.worker.launch import LOOPBACK_INTERFACE, connect, end_with_parent, keep_freed_memory
 
 _MEETING_S = 60.0  # at least: hosts do not start at the same time
 _MOST_SHOWN = 5  # differences between hosts that a message names
@@ -41,21 +40,13 @@ class HostsError(RuntimeError):
 
 @dataclass
 class Joined:
-    """A launch of several processes, as one of its ranks sees it.
+    """A launch of several processes, as one of its ranks sees it."""
 
-    Attributes:
-        comms: the transport between the ranks of this rank's pipeline.
-        everyone: the transport between all ranks of all pipelines, not for the timed path.
-        hosts: the hosts of all ranks.
-        clocks: the reading of each host's clock before the steps.
-        store: the store of the launch.
-    """
-
-    comms: Comms
-    everyone: Comms
-    hosts: Hosts
-    clocks: list[Reading]
-    store: Store
+    comms: Comms  # the transport between the ranks of this rank's pipeline
+    everyone: Comms  # the transport between all ranks of all pipelines, not for the timed path
+    hosts: Hosts  # the hosts of all ranks
+    clocks: list[Reading]  # the reading of each host's clock before the steps
+    store: Store  # the store of the launch
 
     @property
     def host(self) -> int:
@@ -77,9 +68,7 @@ class Joined:
 def join(job: Job, facts: Mapping[str, Any]) -> Joined:
     """Join the launch that the environment names: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
 
-    Args:
-        job: the job to run.
-        facts: what has to be equal on all hosts, which JSON can write: name -> value.
+    `facts` have to be equal on all hosts: name -> a value that JSON can write.
 
     Raises:
         HostsError: the facts differ, or the ranks do not meet.
@@ -167,7 +156,8 @@ def _check_equal(cards: list[Any], hosts: Hosts) -> None:
     for name in dict.fromkeys(name for card in cards for name in card["facts"]):
         values: dict[str, list[str]] = {}
         for rank, card in enumerate(cards):
-            holders = values.setdefault(_as_typed(card["facts"].get(name)), [])
+            value = card["facts"].get(name)
+            holders = values.setdefault(value if isinstance(value, str) else json.dumps(value), [])
             if (host := hosts.names[hosts.of[rank]]) not in holders:
                 holders.append(host)
         if len(values) > 1:
@@ -178,10 +168,6 @@ def _check_equal(cards: list[Any], hosts: Hosts) -> None:
             f"the hosts differ: {'; '.join(found[:_MOST_SHOWN])}{rest}: use the same installation, files and "
             "command on every host"
         )
-
-
-def _as_typed(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _choose_interface(cards: list[Any], hosts: Hosts, rank: int) -> None:

@@ -107,13 +107,8 @@ def _step(trainer: Trainer, number: int) -> tuple[np.ndarray, list[int]]:
 class Budget:
     """Decides how many cases, rounds and steps are run in a given time.
 
-    Args:
-        cases: the number of cases, the most important ones first.
-        needed: how many of them are run in any case.
-        rounds: how often every case should be run.
-        seconds: the time for all.
-
-    It has no clock. Every rank gives it the same times and so comes to the same decisions.
+    The most important cases come first, and those `needed` are run in any case. A budget has no clock: every rank gives
+    it the same times and so comes to the same decisions.
     """
 
     def __init__(self, cases: int, needed: int, rounds: int, seconds: float) -> None:
@@ -145,10 +140,7 @@ class Budget:
     def steps(self, elapsed: float, before: float, step: float) -> int:
         """Return how many steps of a case are counted.
 
-        Args:
-            elapsed: seconds since the first case began.
-            before: seconds since this case began, with its warm-up.
-            step: the seconds of a step.
+        Seconds have `elapsed` since the first case began; `before`, since this one did, were its warm-up's.
         """
         if self._is_first:
             self._least.append(before + self._fewest * step)

@@ -25,7 +25,7 @@ from microp.comms import Comms, Place, last_awaited
 from microp.engine import ActionError, describe_failure
 from microp.job import Job
 from microp.store import RankRecorder, Row, WriteError
-from microp.worker.diverged import DivergedError, remedy
+from microp.worker.failure import DivergedError, remedy
 from microp.worker.snapshot import Snapshots
 from microp.worker.trainer import Trainer
 
@@ -33,12 +33,8 @@ from microp.worker.trainer import Trainer
 def run_rank(job: Job, comms: Comms, local_rank: int, attempt: Path, clock_offset_ns: int = 0) -> None:
     """Train for the job's steps and write this rank's files into `attempt`.
 
-    Args:
-        job: the job of all ranks.
-        comms: this rank's transport.
-        local_rank: the rank's index on its host.
-        attempt: the folder into which the rank writes.
-        clock_offset_ns: what is added to a moment of this host's clock, to have it on the clock of rank 0's host.
+    `local_rank` is its index on its host. `clock_offset_ns` is added to a moment of this host's clock, to have it on
+    the clock of rank 0's host.
 
     Raises:
         Exception: any error of a step, after it has been written to `error.rank<r>.json`.
@@ -67,7 +63,9 @@ def run_rank(job: Job, comms: Comms, local_rank: int, attempt: Path, clock_offse
                 recorder.reductions(step, trainer.reductions)
             gc.collect(1)
             if row["loss"] is not None and not math.isfinite(row["loss"]):
-                diverged = _divergence(row["loss"], step, phase, job, comms)
+                replica = f" of replica {comms.replica}" if job.replicas > 1 else ""
+                where = f"rank {comms.rank}{replica}, {phase} step"
+                diverged = f"loss is {row['loss']} at step {step} ({where}): {remedy(job, step)}"
         at(Place.BARRIER)
         comms.barrier()
         if diverged:
@@ -86,12 +84,6 @@ def run_rank(job: Job, comms: Comms, local_rank: int, attempt: Path, clock_offse
 def _involuntary_switches() -> int:
     """Return how often the system has given this process's core to another one before its turn was over."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-
-
-def _divergence(loss: float, step: int, phase: str, job: Job, comms: Comms) -> str:
-    replica = f" of replica {comms.replica}" if job.replicas > 1 else ""
-    where = f"rank {comms.rank}{replica}, {phase} step"
-    return f"loss is {loss} at step {step} ({where}): {remedy(job, step)}"
 
 
 def _error_row(error: BaseException, job: Job, comms: Comms) -> Row:

@@ -30,19 +30,12 @@ from torch import Tensor, nn
 from microp.comms import Comms, Place
 from microp.job import Job
 from microp.store import RecordError, StepRow, in_words, snapshots, unwritable
-from microp.worker.diverged import DivergedError, not_finite, remedy
+from microp.worker.failure import DivergedError, not_finite, remedy
 from microp.worker.trainer import Trainer
 
 
 class Snapshots:
-    """The snapshots of one attempt, as one rank writes and loads them.
-
-    Args:
-        job: the job of all ranks.
-        comms: this rank's transport.
-        trainer: this rank's layers and optimizer.
-        attempt: the folder of the attempt.
-    """
+    """The snapshots of one attempt, as one rank writes and loads them."""
 
     def __init__(self, job: Job, comms: Comms, trainer: Trainer, attempt: Path) -> None:
         self._job, self._comms, self._trainer, self._attempt = job, comms, trainer, attempt
@@ -52,9 +45,7 @@ class Snapshots:
     def before(self, step: int, diverged: str | None = None) -> StepRow:
         """Load or save the training before a step, as the job asks.
 
-        Args:
-            step: the step that comes next.
-            diverged: why this rank cannot go on; it still meets the other ranks where they wait for all.
+        A rank that cannot go on says why, as `diverged`, and still meets the other ranks where they wait for all.
 
         Returns:
             `snapshot_ms`, the time of saving in milliseconds; nothing if nothing was saved.
@@ -120,7 +111,9 @@ class Snapshots:
         if self._comms.world_rank == 0:
             with _naming(path, self._size(1)):
                 self._check_all_there(parts)
-                _write(snapshots.draft_of(path), dict(self._whole_model(parts)))
+                layers = [snapshots.layer_file(parts, index) for index in range(self._job.model.layers)]
+                saved = [(index, _read(file)["weights"].items()) for index, file in enumerate(layers)]
+                _write(snapshots.draft_of(path), {f"{i}.{name}": tensor for i, own in saved for name, tensor in own})
                 _to_disk(snapshots.draft_of(path))
                 snapshots.draft_of(path).replace(path)
                 _to_disk(path.parent)
@@ -162,12 +155,6 @@ class Snapshots:
             if not snapshots.layer_file(folder, index).exists():
                 raise OSError(f"layer {index} was written on another host's disk: give an output_dir that all share")
 
-    def _whole_model(self, parts: Path) -> Iterator[tuple[str, Tensor]]:
-        """Yield the names and the weights of the undivided model, a Sequential of all layers."""
-        for index in range(self._job.model.layers):
-            for name, tensor in _read(snapshots.layer_file(parts, index))["weights"].items():
-                yield f"{index}.{name}", tensor
-
     def _load(self, folder: Path) -> None:
         self._at(Place.RESUMING, self._job.first_step)
         optimizer = self._trainer.optimizer
@@ -175,7 +162,7 @@ class Snapshots:
         numbers = {parameter: number for number, parameter in enumerate(parameters)}
         state: dict[int, Any] = {}
         for index, layer in self._trainer.layers.items():
-            weights, states = _read_layer(snapshots.layer_file(folder, index), layer)
+            weights, states = _read_layer(snapshots.layer_file(folder, index))
             layer.load_state_dict(weights)
             if bad := not_finite({index: layer}):
                 raise RecordError(f"{bad[1]} of layer {index} is not finite in {folder}: go on from another snapshot")
@@ -194,41 +181,19 @@ def _read(path: Path) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _read_layer(path: Path, layer: nn.Module) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+def _read_layer(path: Path) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
     """Return what a snapshot holds of a layer: its weights, and the optimizer's state of its parameters.
 
     Raises:
-        RecordError: the file cannot be read, or holds the tensors of another layer.
+        RecordError: the file cannot be read.
     """
     try:
         saved = _read(path)
-        weights, states = saved["weights"], saved["optimizer"]
-        problem = _misfit(layer, weights, states)
-    except pickle.UnpicklingError:
-        problem = "it holds more than tensors, and only tensors are loaded"
+        return saved["weights"], saved["optimizer"]
     except Exception as error:  # the file may hold anything
-        problem = in_words(error)
-    if problem:
-        raise RecordError(f"{path} is not of this layer ({problem}): go on from another snapshot")
-    return weights, states
-
-
-def _misfit(layer: nn.Module, weights: dict[str, Tensor], states: dict[str, dict[str, Tensor]]) -> str | None:
-    """Return which of these tensors is not one of a layer, or of its optimizer's state; None if all are."""
-    wanted, parameters = layer.state_dict(), dict(layer.named_parameters())
-    for name in {**wanted, **weights}:
-        if (found := _form(weights.get(name))) != (right := _form(wanted.get(name))):
-            return f"{name} is {found} and not {right}"
-    for name, state in states.items():
-        for key, tensor in state.items():
-            if tensor.dim() and (found := _form(tensor)) != (right := _form(parameters[name])):  # else it counts steps
-                return f"{key} of {name} is {found} and not {right}"
-    return None
-
-
-def _form(tensor: Tensor | None) -> str:
-    """Return the type and the shape of a tensor as text: `float32 [64, 32]`."""
-    return "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.")
+        more = "it holds more than tensors, and only tensors are loaded"
+        problem = more if isinstance(error, pickle.UnpicklingError) else in_words(error)
+        raise RecordError(f"{path} is not of this layer ({problem}): go on from another snapshot") from error
 
 
 def _write(path: Path, value: Any) -> None:
@@ -237,9 +202,6 @@ def _write(path: Path, value: Any) -> None:
     torch.save(value, made)
     with path.open("wb") as file:
         file.write(made.getbuffer())
-        file.flush()
-        if hasattr(os, "posix_fadvise"):  # the disk begins with this file while others are made
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _to_disk(path: Path) -> None:

@@ -29,16 +29,7 @@ _POLL_S = 0.1
 def run_threads(
     job: Job, attempt: Path, shutdown_s: float = 30, entry: Callable[[Job, Comms, int, Path], Any] = run_rank
 ) -> dict[int, Any]:
-    """Run every rank as a thread of this process.
-
-    Args:
-        job: the job to run.
-        attempt: the folder into which ranks write.
-        shutdown_s: the time that the other ranks have to end after one has failed, in seconds.
-        entry: the function that each rank runs, as in `launch_ranks`.
-
-    Returns:
-        world rank -> the value that its entry returned.
+    """Run every rank as a thread of this process; arguments and result are those of `launch_ranks`.
 
     Raises:
         RankError: a rank failed.

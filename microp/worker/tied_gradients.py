@@ -12,38 +12,27 @@ order of the layers: they stay equal bit for bit, and the sum does not depend on
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from microp.comms import Comms
 from microp.job import Job
 
 
 class _Copy(NamedTuple):
-    """One layer's copy of a tied weight.
+    """One layer's copy of a tied weight."""
 
-    Attributes:
-        rank: the rank of the layer.
-        tag: the tag of the messages with its gradient.
-        weight: the copy itself; None on other ranks.
-    """
-
-    rank: int
-    tag: int
-    weight: nn.Parameter | None
+    rank: int  # the rank of the layer
+    tag: int  # the tag of the messages with its gradient
+    weight: nn.Parameter | None  # the copy itself; None on other ranks
 
 
 class TiedGradients:
-    """The sums of one rank's tied weights, which need no message if all copies of a weight are on one rank.
-
-    Args:
-        job: the job of all ranks.
-        layers: this rank's layers by their index.
-        comms: the transport between the ranks of the pipeline.
-    """
+    """The sums of the tied weights of one rank's layers; copies on one rank need no message."""
 
     def __init__(self, job: Job, layers: Mapping[int, nn.Module], comms: Comms) -> None:
         self._comms = comms
@@ -76,16 +65,9 @@ class TiedGradients:
                 leaving += [self._comms.isend_tensor(gradients[tag], rank, tag) for rank in others]
             else:
                 coming[tag] = self._comms.irecv_tensor(example.shape, ranks[tag], tag, example.dtype)
-        total = _added_up([gradients[c.tag] if c.tag in own else coming[c.tag].wait() for c in copies])
+        first, *others_gradients = [gradients[c.tag] if c.tag in own else coming[c.tag].wait() for c in copies]
+        total = functools.reduce(torch.add, others_gradients, first)
         for sent in leaving:
             sent.wait()
         for tag, weight in own.items():
             weight.grad = gradients[tag].copy_(total)
-
-
-def _added_up(gradients: list[Tensor]) -> Tensor:
-    first, second, *others = gradients
-    total = first + second
-    for each in others:
-        total += each
-    return total

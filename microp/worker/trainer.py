@@ -18,7 +18,7 @@ from microp.comms import Comms, Place
 from microp.device import ActivationMeter, open_device
 from microp.engine import Boundary, Engine, Limit, Runner, TorchEngine
 from microp.job import Job
-from microp.model import Batch, Stage, build_model, generator_states
+from microp.model import Batch, Stage, build_model, generator_states, open_data
 from microp.replicas import open_sync
 from microp.schedule import Schedule
 from microp.settings import MIB, OwnSettings
@@ -27,7 +27,6 @@ from microp.store import StepRow
 from microp.trace import Actions, StepTrace, time_reducing
 from microp.worker.compiling import compile_stages
 from microp.worker.equal_weights import check_equal_weights
-from microp.worker.loader import BatchLoader
 from microp.worker.optimizer import open_optimizer, set_rate
 from microp.worker.tied_gradients import TiedGradients
 
@@ -35,13 +34,7 @@ from microp.worker.tied_gradients import TiedGradients
 class Trainer:
     """One rank's stages, their optimizer and the engines that run them.
 
-    Args:
-        job: the job, which must be the same on every rank.
-        comms: this rank's transport.
-        local_rank: the rank's index on its host.
-
     Raises:
-        ConnectionError: another rank was given a different job.
         ValueError: another rank has made other weights.
     """
 
@@ -53,9 +46,6 @@ class Trainer:
         self._at = partial(comms.heartbeats.at, comms.world_rank)
         self._device = open_device(job.device, job.workload, comms, local_rank)
         self._model = build_model(job.model)
-        self._at(Place.CONNECTING)
-        self._check_fingerprint()
-        self._at(Place.STARTING)
         held = {stage: job.partition.layers_of(stage) for stage in job.schedule.stages_of(comms.rank)}
         indices = [index for own in held.values() for index in own]
         made = dict(zip(indices, self._model.build(indices, job.seed), strict=True))
@@ -83,16 +73,6 @@ class Trainer:
             self._at(Place.COMPILING, 0)
             self._load_batch(0)
             compile_stages(self.stages, job.schedule.stages - 1, self._boundary(), job.rows, comms)
-
-    def _check_fingerprint(self) -> None:
-        mine = self._job.fingerprint()
-        seen = torch.tensor([mine, -mine], device=self._device.torch_device)
-        self._comms.all_reduce(seen, "max")
-        if self._comms.replica_group:
-            self._comms.replica_group.all_reduce(seen, "max")
-        highest, negated_lowest = seen.tolist()
-        if highest != -negated_lowest:
-            raise ConnectionError("the ranks were given different configurations: use the same command on every host")
 
     def _build(self, stage: int, layers: Sequence[nn.Module]) -> Stage:
         job, device = self._job, self._device
@@ -291,12 +271,31 @@ def _whole(value: float) -> int | float:
     return int(value) if value.is_integer() else value
 
 
-class ActionTimes:
-    """Computes the times of a rank's actions in a row, with what does not change from step to step worked out once.
+class BatchLoader:
+    """Loads the rows of one replica, by its job (`Job.of`) and index.
 
-    Args:
-        schedule: the schedule that is run.
-        actions: the rank's actions, in the order in which they are run.
+    Attributes:
+        inputs: (rows, context) int64 per microbatch, of the step that was loaded last.
+        targets: the same, one token later.
+    """
+
+    def __init__(self, job: Job, replica: int, device: torch.device) -> None:
+        self._windows = open_data(job.data, job.batch_size, job.model.row_bytes, job.seed)
+        before, count = sum(job.shares[:replica]), job.shares[replica]
+        self._rows = slice(before, before + count)
+        self._window = torch.empty(count, job.model.row_bytes + 1, dtype=torch.int64, device=device)
+        self.inputs = self._window[:, :-1].split(job.rows)
+        self.targets = self._window[:, 1:].split(job.rows)
+
+    def load(self, step: int) -> None:
+        """Load the batch of a step in place of the last one."""
+        self._window.copy_(self._windows(step)[self._rows])
+
+
+class ActionTimes:
+    """Computes the times of a rank's actions, in the order in which they run, for its row of a step.
+
+    What does not change from step to step is worked out once.
     """
 
     def __init__(self, schedule: Schedule, actions: Actions) -> None:

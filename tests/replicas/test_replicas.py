@@ -15,7 +15,7 @@ from own_model import mixed, settings_of
 from threads import in_threads
 
 from microp.comms import ThreadComms, thread_comms
-from microp.comms.base import Summed
+from microp.comms.base import Done
 from microp.schedule import Partition, skewed, uniform
 from microp.schedule import builders as schedules
 from microp.settings import BucketSettings, SyncSettings
@@ -134,7 +134,7 @@ class Deaf(ThreadComms):
     """A rank whose sums over the replicas do nothing."""
 
     def iall_reduce(self, tensor):
-        return Summed(tensor, 1)
+        return Done(tensor, 1)
 
 
 def test_a_sum_that_does_nothing_is_seen():

@@ -36,11 +36,6 @@ def test_a_rank_that_does_not_answer(tmp_path):
     assert re.fullmatch(said, results[1])
 
 
-def test_ranks_with_different_jobs_refuse(tmp_path):
-    results = launch_ranks(small_job(), tmp_path, 3, rank_faults.different_jobs)
-    assert all("different configurations" in message for message in results.values())
-
-
 def test_a_failed_thread_is_named(tmp_path, monkeypatch):
     from microp.model import Stage
 
