@@ -12,7 +12,7 @@ takes layers from one stage to another one. Several of the best partitions are m
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, combinations, islice, pairwise, zip_longest
 from math import comb
@@ -24,8 +24,8 @@ from microp import trace
 from microp.job import Workload
 from microp.planner.cuts import Floats, cut
 from microp.planner.prices import Prices
-from microp.schedule import Partition, Schedule, uniform
-from microp.settings import GIB, HOLDS_NOTHING, NEVER, Checkpointing, Holds
+from microp.schedule import Partition, uniform
+from microp.settings import GIB
 from microp.simulator import PER_STAGE, Costs, LayerMemory, Ranks, simulate, step_times
 
 MOST = 5_000  # partitions that are simulated at once
@@ -44,45 +44,35 @@ class Task:
     """What a partition is chosen for.
 
     Attributes:
-        schedule: the order.
-        rows: the rows of each microbatch.
+        base: what is run; the layers of its stages are not known yet.
         prices: the times of actions for any partition.
-        checkpointing: what is recomputed.
         memory: the memory of each layer; None if no rank's memory is limited.
         cap: the bytes of memory that each rank has.
         batch: the bytes of the batch's text on the first and on the last rank.
-        states: the tensors of a weight's size that the optimizer keeps for each weight.
-        holds: as in `Workload`.
     """
 
-    schedule: Schedule
-    rows: tuple[int, ...]
+    base: Workload
     prices: Prices
-    checkpointing: Checkpointing = field(default_factory=lambda: NEVER)
     memory: Sequence[LayerMemory] | None = None
     cap: float | None = None
     batch: float = 0
-    states: int = 2
-    holds: Holds = HOLDS_NOTHING
 
     def workload(self, sizes: Sequence[int]) -> Workload:
         """Return the workload with these numbers of layers."""
-        return Workload(self.schedule, tuple(sizes), self.rows, self.checkpointing, self.states, self.holds)
+        return self.base._replace(layers=tuple(sizes))
 
     def step(self, sizes: Sequence[int]) -> float:
         """Return the simulated time of a step, in the unit of the prices, with the sums over replicas."""
-        costs = self.prices.costs(self.workload(sizes))
-        spans = simulate(self.schedule, costs)
-        sums = trace.reductions(self.schedule, spans, costs.reduction) if costs.reduction else []
+        costs, schedule = self.prices.costs(self.workload(sizes)), self.base.schedule
+        spans = simulate(schedule, costs)
+        sums = trace.reductions(schedule, spans, costs.reduction) if costs.reduction else []
         return float(trace.ends_at(spans, sums) if sums else trace.makespan(spans))
 
     def ranks(self) -> Ranks | None:
         """Return the memory of the ranks, or None if it is not limited."""
         if self.memory is None or self.cap is None:
             return None
-        return Ranks(
-            self.schedule, self.memory, self.rows, self.checkpointing, self.batch, None, self.states, self.holds
-        )
+        return Ranks(self.base, self.memory, self.batch)
 
     def partition(self, layers: int, refine: bool) -> Partition:
         """Return the partition of `layers` that makes the step as short as possible, see `microp.schedule.balanced`.
@@ -91,7 +81,7 @@ class Task:
             NoRoomError: no partition fits into the ranks' memory.
             ValueError: there are too many layers.
         """
-        even = uniform(layers, self.schedule.stages).sizes
+        even = uniform(layers, self.base.schedule.stages).sizes
         sizes: Sizes | None = cut(self.prices.loads(self.workload(even)))
         assert sizes is not None
         ranks, cap = self.ranks(), self.cap or 0
@@ -127,7 +117,7 @@ class Steps:
         times = np.array(self._rows)[np.array(places)[index.reshape(codes.shape)]]
         costs = self._costs(partitions[0])
         columns: dict[str, Any] = dict(zip(_names(costs), map(tuple, times.transpose(2, 1, 0).copy()), strict=True))
-        return step_times(self._task.schedule, replace(costs, boundary=(), **columns))
+        return step_times(self._task.base.schedule, replace(costs, boundary=(), **columns))
 
     def _place(self, sizes: Sizes, stage: int) -> int:
         """Return the place of the row of one stage of a partition."""
@@ -164,7 +154,7 @@ def refined(task: Task, begin: Sequence[Sizes], ranks: Ranks | None) -> Sizes | 
         ranks: their memory, of which equally fast partitions should take little; None: it does not count.
     """
     cap, layers, stages = task.cap, sum(begin[0]), len(begin[0])
-    most = min(MOST, max(1, EFFORT // sum(map(len, task.schedule.ranks))))
+    most = min(MOST, max(1, EFFORT // sum(map(len, task.base.schedule.ranks))))
     steps, times = Steps(task, layers), dict[Sizes, float]()
 
     @cache

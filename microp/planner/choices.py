@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from microp.job import Workload
 from microp.planner.balance import Task, refined
 from microp.planner.cuts import cut
 from microp.planner.prices import Prices
@@ -170,28 +171,28 @@ class Pricer:
 
     def task(self, choice: Choice, schedule: Schedule) -> Task:
         """Return what the partition of a choice is for."""
-        rows = spread(spread(self.subject.batch_size, choice.replicas)[0], choice.chunks)
-        return Task(schedule, rows, self.subject.prices, policy(choice.checkpointing))
+        return Task(self._workload(choice, schedule), self.subject.prices)
+
+    def _share(self, choice: Choice) -> int:
+        """Return the rows of the first replica, which has most."""
+        return spread(self.subject.batch_size, choice.replicas)[0]
+
+    def _workload(self, choice: Choice, schedule: Schedule) -> Workload:
+        """Return what one replica runs, for any partition."""
+        rows, holds = spread(self._share(choice), choice.chunks), self.subject.holds
+        holds = holds._replace(buckets=holds.buckets and choice.replicas > 1)
+        return Workload(schedule, (), rows, policy(choice.checkpointing), self.subject.states, holds)
 
     def ranks(self, choice: Choice, schedule: Schedule) -> Ranks | None:
         """Return the memory of the ranks of a choice, or None if memory does not count."""
         if self.subject.memory is None:
             return None
-        share, checkpointing = spread(self.subject.batch_size, choice.replicas)[0], policy(choice.checkpointing)
-        spared, rows = checkpointing.spared(choice.chunks), spread(share, choice.chunks)
-        uneven = rows if rows[0] > rows[-1] else ()
+        workload = self._workload(choice, schedule)
+        uneven = workload.rows if len(set(workload.rows)) > 1 else ()
         order = choice.schedule, len(schedule.ranks), choice.chunks, choice.stages_per_rank
-        key = order, spared, uneven
-        ranks = Ranks(
-            schedule,
-            self.subject.memory(bool(schedule.split)),
-            rows,
-            checkpointing,
-            self.subject.batch_bytes(share),
-            self._counts.get(key),
-            self.subject.states,
-            self.subject.holds._replace(buckets=self.subject.holds.buckets and choice.replicas > 1),
-        )
+        key = order, workload.checkpointing.spared(choice.chunks), uneven
+        memory, batch = self.subject.memory(bool(schedule.split)), self.subject.batch_bytes(self._share(choice))
+        ranks = Ranks(workload, memory, batch, self._counts.get(key))
         self._counts[key] = ranks.counts
         return ranks
 
@@ -204,12 +205,12 @@ class Pricer:
             cap: the bytes of each rank, which a balanced partition keeps to.
         """
         if choice.partition == "given":
-            return self._given if len(self._given) == task.schedule.stages else None
-        even = uniform(self.subject.layers, task.schedule.stages).sizes
+            return self._given if len(self._given) == task.base.schedule.stages else None
+        even = uniform(self.subject.layers, task.base.schedule.stages).sizes
         if choice.partition == "uniform":
             return even
         begin = [even, cut(task.prices.loads(task.workload(even)))]
-        return refined(replace(task, cap=cap), begin, self.ranks(choice, task.schedule))
+        return refined(replace(task, cap=cap), begin, self.ranks(choice, task.base.schedule))
 
     def price(self, choice: Choice, cap: float | None = None) -> Priced | None:
         """Return what a choice costs by its simulated actions, or None if it does not exist; arguments as `sizes`."""
@@ -234,6 +235,6 @@ class Pricer:
         schedule = self.schedule(plan.choice)
         assert schedule is not None, "it was priced"
         workload = self.task(plan.choice, schedule).workload(plan.sizes)
-        share = spread(self.subject.batch_size, plan.choice.replicas)[0]
-        step = self.subject.prices.forecast(workload, self.subject.batch_bytes(share), plan.choice.replicas).step_ms
+        batch = self.subject.batch_bytes(self._share(plan.choice))
+        step = self.subject.prices.forecast(workload, batch, plan.choice.replicas).step_ms
         return plan if step is None else plan._replace(step=step)

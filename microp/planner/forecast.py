@@ -192,9 +192,7 @@ def peak_memory_mib(workload: Workload, layers: Sequence[LayerMemory], batch: fl
         layers: the memory of every layer.
         batch: the bytes of the batch on the ranks of the first and of the last stage.
     """
-    schedule, _, rows, checkpointing, states, holds = workload
-    ranks = Ranks(schedule, layers, rows, checkpointing, batch, None, states, holds)
-    return [peak / MIB for peak in ranks.peaks(workload.layers)]
+    return [peak / MIB for peak in Ranks(workload, layers, batch).peaks(workload.layers)]
 
 
 def _shares_after(workload: Workload) -> list[dict[str, dict[str, float]]]:

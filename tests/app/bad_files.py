@@ -224,11 +224,11 @@ def make(folder: Path) -> Path:
     found.rename(folder / "narrow.profile")
     text = (folder / "narrow.profile").read_text()
     (folder / "cut.profile").write_text(text.partition("transports:")[0])
-    (folder / "old.profile").write_text(text.replace("format: 4", "format: 0"))
+    (folder / "old.profile").write_text(text.replace("format: 5", "format: 0"))
     (folder / "short.profile").write_text(text.replace("rows: [8.0, 64.0]", "rows: [8.0]"))
     (folder / "negative.profile").write_text(re.sub(r"forward: \[[\d.]+", "forward: [-5.0", text, count=1))
     (folder / "torn.profile").write_text(text[: text.rindex("    15:")])
-    (folder / "lowered.profile").write_text(text.replace("batch_size:", "dtype: bf16\nbatch_size:"))
+    (folder / "lowered.profile").write_text(text.replace("dtype: null", "dtype: bf16"))
     os.mkfifo(folder / "pipe")
     for name, size in {"huge.csv": 10**9, "sparse.bin": 10**13}.items():
         (folder / name).touch()

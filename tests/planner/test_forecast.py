@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from profiled import MACHINE, profile
 
 from microp.job import Workload
-from microp.planner import forecast, read_plain, stage_costs
+from microp.planner import forecast, stage_costs
 from microp.planner.profile import interpolate
 from microp.schedule.builders import gpipe, one_f_one_b
 from microp.settings import NEVER, Checkpointing, MlpSettings
@@ -59,9 +61,7 @@ def test_a_profile_is_read_as_it_was_written(tmp_path):
     written = profile(MODEL)
     path = write_profile(tmp_path, written)
     read = read_profile(path)
-    assert read.plain() == written.plain()
-    assert read.layers == written.layers
-    assert read.memory == written.memory
+    assert read == replace(written, path=str(path))
 
 
 def test_a_profile_is_found_for_its_machine_and_model(tmp_path):
@@ -83,12 +83,3 @@ def test_between_and_beyond_the_measured_rows():
     assert interpolate((8, 16, 64), (1, 3, 9), 4) == 0
     assert interpolate((8, 16, 64), (1, 3, 9), 128) == 17
     assert interpolate((8,), (5,), 99) == 5
-
-
-def test_a_profile_of_before_has_one_factor_for_all_that_is_not_usual():
-    plain = {**profile(MODEL, after={}).plain(), "format": 3}
-    del plain["after"]
-    old = read_plain({**plain, "alternating_factor": {"forward": [1.2, 1.2], "full": [1.0, 1.0]}}, "old.yaml")
-    costs = stage_costs(old, MODEL.kinds, workload(one_f_one_b(2, 4), 20), "shm")
-    assert costs.forward[1] == pytest.approx(9 * 1.2)
-    assert costs.backward == pytest.approx((5 * 6, 3 * 6))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from profiled import profile
 
-from microp.planner import numbers_of_rows, read_plain, row_factors
+from microp.planner import numbers_of_rows, read_plain, row_factors, to_plain
 from microp.schedule import spread
 from microp.settings import MlpSettings
 
@@ -38,7 +38,7 @@ def test_a_profile_uses_the_factors_between_its_rows():
     """Its forward takes 1 + 0.1 per row at 8 and 64 rows; what is recomputed takes as much."""
     factors = {"forward": (1.0, 1.1, 1.2, 1.0)}
     given = profile(MODEL, after={}, fine_rows=(8.0, 20.0, 30.0, 64.0), row_factors=factors)
-    given = read_plain(given.plain(), "file")
+    given = read_plain(to_plain(given), "file")
     for rows, factor in ((8, 1.0), (20, 1.1), (25, 1.15), (30, 1.2), (64, 1.0), (70, 1.0), (4, 1.0)):
         times = given.layer_times(1, rows, {})
         assert times.forward == times.recompute == pytest.approx((1 + 0.1 * rows) * factor)
@@ -46,6 +46,6 @@ def test_a_profile_uses_the_factors_between_its_rows():
 
 
 def test_factors_without_their_rows_are_refused():
-    plain = profile(MODEL, fine_rows=(8.0, 64.0), row_factors={"forward": (1.0, 1.0)}).plain()
+    plain = to_plain(profile(MODEL, fine_rows=(8.0, 64.0), row_factors={"forward": (1.0, 1.0)}))
     with pytest.raises(ValueError, match="one value for each of fine_rows"):
         read_plain({**plain, "fine_rows": [8.0]}, "file")
