@@ -29,9 +29,6 @@ def open_device(settings: DeviceSettings, workload: Workload, comms: Comms, loca
     """Return the device of one rank, opened.
 
     Args:
-        settings: the kind of device and its options.
-        workload: the schedule and the sizes of what is run on it.
-        comms: the rank's transport.
         local_rank: the rank's index on its host.
     """
     torch.set_num_threads(settings.threads)

@@ -61,8 +61,6 @@ class Device(ABC):
         """Return the two functions that the engine calls for `action` on this device, one after the other.
 
         Args:
-            action: an action of the schedule.
-            run: runs the action.
             give: passes on its output; None if no action uses the output.
         """
         del action
@@ -90,7 +88,6 @@ class Device(ABC):
         """Return the time that a rank's actions spend on recomputation, in nanoseconds.
 
         Args:
-            row: the rank's actions.
             measured: the measured time of recomputation, in nanoseconds.
         """
         del row
@@ -128,6 +125,5 @@ class Device(ABC):
 
         Args:
             alive: the tensors that exist before the step.
-            step: runs the step.
             is_received: see `MemoryMeter`.
         """

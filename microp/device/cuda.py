@@ -33,7 +33,6 @@ class Cuda(Device):
     """One GPU.
 
     Args:
-        index: the GPU's index on this host.
         timeout_s: the longest time from the end of the enqueuing of a step to that of the step itself, in seconds.
         gpu: what has the GPU's events and its allocator's counts, by the names of `torch.cuda`.
         busy: what asks `nvidia-smi`; None if nothing does.

@@ -38,8 +38,6 @@ class Emulated(Cpu):
     """A CPU whose actions last their nominal times.
 
     Args:
-        settings: the nominal times.
-        workload: the schedule and the sizes of what is run.
         stamps: whether the transport stamps its messages, so that they can be written before the deadline.
     """
 

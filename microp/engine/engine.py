@@ -115,12 +115,6 @@ class Engine:
     """Runs one rank's row of a schedule.
 
     Args:
-        schedule: a valid schedule.
-        stages: the stages this rank holds, by index.
-        comms: this rank's transport.
-        device: this rank's device.
-        boundary: the shape and the type of the tensors between stages.
-        rows: the number of rows of each microbatch.
         batch_weights: see `EngineSettings`.
         last: (stage, its last action that adds to its gradients) -> what is run in place of that action.
     """
@@ -208,9 +202,6 @@ class Engine:
         """Run this rank's actions once; return their trace.
 
         The stages must hold the step's batch, and every rank must have ended the previous step.
-
-        Args:
-            number: the step's index, for error messages.
 
         Raises:
             ActionError: an action failed, or a peer did not answer in time.

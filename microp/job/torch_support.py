@@ -31,13 +31,7 @@ _NEAREST: dict[str, Callable[[int, int, int], Schedule]] = {  # not in torch -> 
 
 
 def torch_problems(schedule: Schedule, checkpointing: Checkpointing, rows: Sequence[int]) -> list[str]:
-    """List the reasons why torch cannot run this, one sentence each.
-
-    Args:
-        schedule: the schedule to run.
-        checkpointing: what is recomputed.
-        rows: the number of rows of each microbatch.
-    """
+    """List the reasons why torch cannot run this, one sentence each."""
     found = []
     if schedule.name in _OTHER_DRAIN:
         known = schedule.name.removesuffix("_lifo")

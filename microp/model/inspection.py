@@ -183,14 +183,7 @@ def _tied(made: Layers) -> tuple[TiedWeight, ...]:
 
 
 class _Trial:
-    """One forward of all layers, each checked.
-
-    Attributes:
-        tokens: the input.
-        outputs: the output of each layer.
-        random: the layers that draw random numbers.
-        is_real: whether the layers have numbers.
-    """
+    """One forward of all layers, each checked."""
 
     def __init__(self, layers: Sequence[nn.Module], made: Layers, rows: int) -> None:
         self._layers, self._made = layers, made

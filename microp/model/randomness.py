@@ -70,7 +70,6 @@ class Reseeded:
 
     Args:
         layer: the layer; the names of its weights stay as they are.
-        seed: the layer's seed.
     """
 
     def __init__(self, layer: nn.Module, seed: int) -> None:

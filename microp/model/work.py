@@ -16,7 +16,6 @@ def layer_work(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> tuple[L
     Nothing is returned if torch's counter cannot run a layer, for example one that computes gradients in its forward.
 
     Args:
-        layers: the layers.
         inputs: what enters each of them; the first size is the rows.
     """
     try:

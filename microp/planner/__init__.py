@@ -11,7 +11,7 @@
 
 from microp.planner.advice import advice, fill_text
 from microp.planner.balance import NoRoomError, Task
-from microp.planner.choices import LOOPED, ORDERS, POLICIES, Choice, Priced, Pricer, Subject
+from microp.planner.choices import ORDERS, POLICIES, Choice, Priced, Pricer, Subject
 from microp.planner.corrections import crowded_factors, numbers_of_rows, row_factors
 from microp.planner.cuts import Loads, cut
 from microp.planner.fit import fit_times, fit_transport, line

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from microp.planner.choices import LOOPED, ORDERS, V_SHAPED, Choice, Priced, Pricer
+from microp.planner.choices import ORDERS, Choice, Priced, Pricer
+from microp.schedule.builders import LOOPED, V_SHAPED
 from microp.settings import size_text
 from microp.simulator import Part
 

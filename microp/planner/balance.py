@@ -149,7 +149,6 @@ def refined(task: Task, begin: Sequence[Sizes], ranks: Ranks | None) -> Sizes | 
     shortest that moves of layers lead to: the `WIDTH` best partitions are kept, and all moves of these are tried.
 
     Args:
-        task: what the partition is for; within its `cap`.
         begin: the partitions from which the search begins, of which the first one wins ties.
         ranks: their memory, of which equally fast partitions should take little; None: it does not count.
     """

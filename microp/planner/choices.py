@@ -10,7 +10,7 @@ Schedules and the counts of what their ranks hold are computed once for all choi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -22,24 +22,8 @@ from microp.schedule import Schedule, builders, spread, uniform
 from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
 from microp.simulator import LayerMemory, Ranks
 
-ORDERS: Mapping[str, Callable[..., Schedule]] = {  # an option of group schedule -> its builder
-    "gpipe": builders.gpipe,
-    "1f1b": builders.one_f_one_b,
-    "eager_1f1b": builders.eager_1f1b,
-    "interleaved": builders.interleaved,
-    "breadth_first": builders.breadth_first,
-    "zb_h1": builders.zb_h1,
-    "zb_h2": builders.zb_h2,
-    "zb_interleaved": builders.zb_interleaved,
-    "zb_v": builders.zb_v,
-    "v_half": builders.v_half,
-    "v_min": builders.v_min,
-    "dualpipe_v": builders.dualpipe_v,
-}
-LOOPED = ("interleaved", "breadth_first", "zb_interleaved")  # with a number of stages per rank to choose
-V_SHAPED = ("zb_v", "v_half", "v_min", "dualpipe_v")  # with two stages per rank
+ORDERS = {name: build for name, build in builders.ORDERS.items() if name != "naive"}
 POLICIES = ("never", "except_last", "always")  # and segments=n
-PARTITIONS = ("uniform", "balanced")
 
 
 class Choice(NamedTuple):
@@ -77,7 +61,6 @@ class Priced(NamedTuple):
     """A choice, and what it costs.
 
     Attributes:
-        choice: the choice.
         sizes: the number of layers of each stage.
         step: the time of a step, in the unit of the prices: of its simulated actions, or after `forecast` of all.
         peaks: the bytes of each rank at its peak; empty if nothing is known about memory.
@@ -200,8 +183,6 @@ class Pricer:
         """Return the layers of each stage, or None if there is no such partition.
 
         Args:
-            choice: the choice.
-            task: what its partition is for.
             cap: the bytes of each rank, which a balanced partition keeps to.
         """
         if choice.partition == "given":

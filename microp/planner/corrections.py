@@ -58,14 +58,7 @@ def row_factors(
 
 
 def crowded_factors(profile: Profile, kinds: Sequence[int], cases: Sequence[Case], backend: str) -> tuple[float, ...]:
-    """Return the factor at each of the profile's numbers of rows, 1 if there are no cases.
-
-    Args:
-        profile: all other times of the model.
-        kinds: the kind of each of its layers.
-        cases: with more ranks than cores.
-        backend: the transport that they used.
-    """
+    """Return the factor at each of the profile's numbers of rows, 1 if there are no cases."""
     found = defaultdict[float, list[float]](list)
     for case in cases:
         found[case.rows].append(_factor(profile, kinds, case, backend))

@@ -161,9 +161,6 @@ def _solve(
     """Return the time of a layer of each kind, and under -1 the fixed part; not negative.
 
     Args:
-        samples: of one op and one number of rows.
-        kinds: the kinds of layers.
-        ratios: what the samples differ in apart from their layers.
         known: the fixed part if it is known: only stages with neither the first nor the last layer show it.
     """
     lines, goal = [], []

@@ -52,9 +52,7 @@ def stage_costs(profile: Profile, kinds: Sequence[int], workload: Workload, back
     """Return the costs of a workload's stages, in milliseconds, while all ranks compute.
 
     Args:
-        profile: of the model.
         kinds: the kind of each of its layers.
-        workload: the schedule, the layers of each stage, and the rows.
         backend: the transport; the profile's first one if it does not have it.
         replicas: over which the stages' gradients are summed.
     """
@@ -124,10 +122,8 @@ def forecast(
     """Return the prediction of a run on a machine of the profile's kind.
 
     Args:
-        profile: of the model.
         kinds: the kind of each of its layers.
         workload: what one replica runs.
-        backend: the transport.
         batch: the bytes of the text of the batch on the ranks of the first and of the last stage.
         replicas: how many run it.
         device: an emulated device if every rank has a device like that of the profile; None: ranks share the cores.
@@ -153,9 +149,6 @@ def whole_step_ms(
     """Return the time of a step with its optimizer and what the engine does before and after its actions.
 
     Args:
-        profile: of the model.
-        workload: what is run.
-        layers: the memory of every layer.
         ends: rank -> the end of its actions, and of its sums over the replicas.
     """
     return sum(profile.edges) + last_optimizer(workload.schedule, ends, optimizer_times(profile, workload, layers))
@@ -188,8 +181,6 @@ def peak_memory_mib(workload: Workload, layers: Sequence[LayerMemory], batch: fl
     """Return each rank's peak: weights, the optimizer's state, the batch, gradients, activations and mailboxes.
 
     Args:
-        workload: what is run.
-        layers: the memory of every layer.
         batch: the bytes of the batch on the ranks of the first and of the last stage.
     """
     return [peak / MIB for peak in Ranks(workload, layers, batch).peaks(workload.layers)]

@@ -85,11 +85,8 @@ class NominalPrices(Prices):
     """An emulated device's nominal times; on any other device each of F, B and W takes one unit per layer and row.
 
     Args:
-        device: has the times.
         profile: of the model on this machine, which takes its own time for the optimizer and between two actions; None
             if there is none, and these times are left out.
-        kinds: the kind of each layer of the model.
-        backend: the transport.
     """
 
     def __init__(
@@ -143,10 +140,8 @@ class LayerPrices(Prices):
     """Times of each layer, added up over a stage.
 
     Args:
-        source: where the times come from.
         layers: the times of each layer for a microbatch, in order.
         fixed: the part of an action's time that does not depend on its layers.
-        device: whose ranks may have different speeds.
         hops: `latency`, `boundary` (the bytes between any two layers), `bandwidth`, as for `costs_of`.
     """
 
@@ -205,10 +200,6 @@ class EstimatedPrices(Prices):
 
     On a device of which nothing is known the mean layer takes one unit per row, and an operation takes as long as a
     tenth of a byte: then only the ratios count.
-
-    Args:
-        device: with or without a speed.
-        model: whose layers' work is known.
     """
 
     def __init__(self, device: DeviceSettings, model: ModelSettings) -> None:
@@ -264,10 +255,7 @@ class ProfilePrices(Prices):
     """The times of a profile, with the ranks' speeds; but for a forecast every rank has a core of its own.
 
     Args:
-        profile: of the model.
-        kinds: the kind of each of its layers.
         device: an emulated one if every rank has a device like that of the profile; else the ranks share its cores.
-        backend: the transport.
     """
 
     is_known = True

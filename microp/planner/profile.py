@@ -153,8 +153,6 @@ class Profile:
         """Return the times of one layer.
 
         Args:
-            kind: its kind.
-            rows: the rows of a microbatch.
             shares: name of `TIMES` -> what ran before -> the share of the actions that follow it.
             keeps: whether a forward keeps its activations.
         """

@@ -28,10 +28,6 @@ OpenSums = Callable[[Sequence[tuple[int, torch.dtype]]], Iterable[Start]]
 class GradientSync:
     """Makes the gradients of one rank equal on all replicas. This base class serves one replica and sums nothing.
 
-    Args:
-        stages: this rank's stages, by index.
-        name: the name of the option `sync`.
-
     Attributes:
         nbytes: the number of bytes that a step sums over the replicas.
         loss_scale: the factor by which losses are multiplied, to undo a division by the number of replicas.
@@ -75,13 +71,9 @@ class BucketSync(GradientSync):
     """Sums over the replicas bucket by bucket.
 
     Args:
-        stages: this rank's stages, by index.
-        name: the name of the option `sync`.
         cut: cuts a stage's parameters into buckets.
         early: the stages whose buckets are summed when they are full, and not when the stage is done.
         open_sums: the sizes of the buckets, in the order of stages and buckets -> the functions that start their sums.
-        rank: the rank's index, for the records.
-        device: the rank's device.
     """
 
     def __init__(
@@ -151,8 +143,6 @@ class TorchDdp(GradientSync):
     It also waits for the sums there, so that their time is part of that action.
 
     Args:
-        stages: this rank's stages, by index.
-        comms: the transport between the replicas.
         bucket_mb: the size at which a bucket is full, in MiB.
 
     Raises:

@@ -21,11 +21,7 @@ def open_sync(
     """Return the gradient synchronization of one rank.
 
     Args:
-        settings: the way to sum.
-        stages: this rank's stages, by index.
         split: the stages whose backward is divided into B and W.
-        comms: this rank's transport.
-        device: this rank's device.
     """
     if comms.replica_group is None:
         return GradientSync(stages)

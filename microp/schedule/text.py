@@ -108,7 +108,6 @@ def from_torch_csv(text: str, name: str) -> Schedule:
     `(0F3;7B0)OVERLAP_F_B` is read as one action after the other.
 
     Args:
-        text: the file's content.
         name: the schedule's name. The CSV has neither a name nor `chunks`, which is read as the
             highest microbatch plus one.
 

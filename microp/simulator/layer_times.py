@@ -56,9 +56,7 @@ def costs_of(
 
     Args:
         layers: the times of every layer of the model, in order.
-        sizes: the number of layers of each stage.
         schedule: the order; a stage without divided backwards takes `full` for its B.
-        checkpointing: what is recomputed.
         fixed: the part of an action's time that does not depend on its layers; one for all stages, or one for each.
         latency: the part of a hop that does not depend on the tensor's size, as in `Costs`.
         boundary: the bytes of the tensor that enters each stage.

@@ -144,12 +144,6 @@ def held_counts(schedule: Schedule, holds: Holds, spared: Collection[int], rows:
 
     A microbatch counts by its rows, with a mean of 1. The moments are those after each action, and then those during
     each action.
-
-    Args:
-        schedule: a valid order.
-        holds: what the transport holds.
-        spared: the microbatches that are not recomputed while others are.
-        rows: the rows of each microbatch.
     """
     order = order_of(schedule)
     boxes = _Mailboxes(schedule, order.actions, order.source) if holds.mailboxes else None

@@ -21,7 +21,7 @@ import numpy as np
 
 from microp.schedule import Schedule
 from microp.simulator.costs import Costs
-from microp.simulator.lowered import NONE, lower
+from microp.simulator.lowered import NONE, lower, refuse
 from microp.simulator.simulation import Simulated
 
 SMALL = 1e-9  # of the longest time; two moments that are closer are one
@@ -36,7 +36,6 @@ def simulate_on_cores(schedule: Schedule, costs: Costs, speed: Callable[[int], f
     """Return the spans of one step as `simulate`, of ranks whose speed depends on how many compute at once.
 
     Args:
-        schedule: the order.
         costs: the times at speed 1; hops are asynchronous.
         speed: the number of ranks that compute -> the speed of each, above 0; see `equal_shares`.
 
@@ -79,7 +78,7 @@ def simulate_on_cores(schedule: Schedule, costs: Costs, speed: Callable[[int], f
         needed = [arrivals[source[at[row]]] for row in waiting if source[at[row]] in arrivals]
         later = min([next_end, *needed])
         if later == inf:
-            raise ValueError(f"schedule {schedule.name!r} deadlocks: microp.schedule.validate names the cycle")
+            refuse(schedule)
         for row in running:
             work[row] -= (later - now) * rate
         now = later

@@ -27,7 +27,7 @@ import numpy as np
 from microp.schedule import Action, Schedule
 from microp.simulator.costs import Costs
 from microp.simulator.link_model import Asynchronous, LinkModel, Moment, later
-from microp.simulator.lowered import NONE, SMALL, Lowered, lower, with_times
+from microp.simulator.lowered import NONE, SMALL, Lowered, lower, refuse, with_times
 from microp.trace import Actions, Column, Span, Spans, column_type
 
 UNKNOWN = -1  # the end of an action that has not run
@@ -61,8 +61,6 @@ def simulate(
     """Return the spans of one step, from time 0, rank by rank, in the costs' unit of time.
 
     Args:
-        schedule: the order.
-        costs: of its stages and hops.
         takes: the time of every action; None if the costs have it.
         hops: beside `takes`, the time of the hop of an action's input, for actions where the costs do not have it; of
             asynchronous hops.
@@ -79,8 +77,7 @@ def simulate(
     walk = _delayed if type(costs.transfer) in (Asynchronous, LinkModel) else _queued
     found = walk(lowered, costs.transfer, dtype)
     if isinstance(found, int):
-        action = lowered.actions.at(found)
-        raise ValueError(f"schedule {schedule.name!r} deadlocks at {action}: microp.schedule.validate names the cycle")
+        refuse(schedule)
     return Simulated(lowered.actions, found.free, found.start, found.end, found.cause)
 
 
@@ -97,14 +94,7 @@ def critical_path(spans: Simulated) -> list[Span]:
 
 
 class _Times(NamedTuple):
-    """Columns with the times of every action.
-
-    Attributes:
-        free: the moment from which the rank had nothing else to do.
-        start: when the action began.
-        end: when it ended.
-        cause: the position of the action that caused its start.
-    """
+    """Columns with the times of every action."""
 
     free: Column
     start: Column
@@ -195,11 +185,6 @@ def _queued(lowered: Lowered, transfer: LinkModel, dtype: type) -> _Times | int:
 
 class _Clocks:
     """The ranks' clocks; each rank runs its row on its own.
-
-    Args:
-        lowered: the actions and their times.
-        transfer: the rule for the times of a hop.
-        dtype: the type of a column that holds the times.
 
     Attributes:
         starts: for each rank, the start of each action.

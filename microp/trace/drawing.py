@@ -57,9 +57,7 @@ def figure(
 
     Args:
         panels: name -> spans, e.g. `predicted` and `measured`.
-        title: the figure's title.
         path: the files' path without an ending; an SVG and a PNG are written.
-        scale: the unit of time to show.
         sums: name -> the reductions over the replicas, drawn as thin bars below the actions.
 
     Returns:
@@ -91,7 +89,6 @@ def curves(lines: Mapping[str, Sequence[float]], axes: tuple[str, str], path: Pa
     """Draw numbers over their index, later lines thinner, so that equal ones can be seen; return an SVG and a PNG.
 
     Args:
-        lines: name -> numbers.
         axes: what the two axes show, each with its unit.
         path: the files' path without an ending.
     """

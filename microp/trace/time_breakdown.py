@@ -57,7 +57,6 @@ def account(
     The cost is linear in the number of spans.
 
     Args:
-        schedule: the schedule that was run.
         spans: all ranks' spans of the step.
         clocks: rank -> its clock, for each rank to return.
         wall: the step's begin and end; None takes them from `clocks`.

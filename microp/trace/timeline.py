@@ -82,8 +82,6 @@ def timeline(
         panels: name -> the spans of one step; the names are keys of MEANING.
         columns: the width of the lines, in characters; they are never narrower than LEAST columns of time.
         rows: the most ranks to show of a panel; of more ranks, the first and the last are shown.
-        scale: the unit of time to show.
-        sums: name -> the reductions over the replicas.
         in_header: the panels that are not drawn; their time and bubble are in the header.
         predicted: `step_ms` and `bubble` as known before the run, for the header.
         replicas: the number of replicas of the run; the panels are of the first one.

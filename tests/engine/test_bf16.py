@@ -21,7 +21,7 @@ from microp.settings import AS_WRITTEN, Computing, EngineSettings
 from microp.worker import Trainer, launch_ranks, monolith
 
 BF16 = Computing("bf16")
-BUILDERS = [name for name in builders.__all__ if name not in ("Drain", "from_file")]
+BUILDERS = [build.__name__ for build in builders.ORDERS.values()]
 MODELS = ("mlp", "gpt", "mixed", "tied")
 
 

@@ -31,7 +31,7 @@ from microp.schedule.builders import gpipe, one_f_one_b, zb_h1, zb_v
 from microp.settings import EngineSettings, OwnSettings, SnapshotSettings
 from microp.worker import RankError, Trainer, launch_ranks, monolith, run_threads
 
-BUILDERS = [name for name in builders.__all__ if name not in ("Drain", "from_file")]
+BUILDERS = [build.__name__ for build in builders.ORDERS.values()]
 
 
 @cache

@@ -22,7 +22,7 @@ from microp.settings import SnapshotSettings
 from microp.store import snapshots
 from microp.worker import monolith, run_threads
 
-BUILDERS = [name for name in builders.__all__ if name not in ("Drain", "from_file")]
+BUILDERS = [build.__name__ for build in builders.ORDERS.values()]
 
 
 MODELS = {

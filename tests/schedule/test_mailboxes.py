@@ -18,7 +18,7 @@ from microp.schedule import Action, Schedule, assign_slots, remote_links
 from microp.schedule import builders as schedules
 from microp.schedule.builders import gpipe, naive, one_f_one_b
 
-BUILDERS = [getattr(schedules, name) for name in schedules.__all__ if name not in ("Drain", "from_file")]
+BUILDERS = list(schedules.ORDERS.values())
 
 
 def every_schedule(build):

@@ -29,10 +29,7 @@ def improve(problem: Problem, rows: Rows, random: Random, moves: int, until: flo
     """Return the makespan and the rows of the best order found.
 
     Args:
-        problem: the problem.
         rows: an order that ends and keeps within the cap.
-        random: decides the moves.
-        moves: how many are tried at most.
         until: when to stop, on the clock of `time.perf_counter`.
         bounds: lower bounds of the makespan: an order that reaches one is returned at once.
     """

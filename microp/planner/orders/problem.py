@@ -322,13 +322,7 @@ class Problem:
 
 
 def ends_of(problem: Problem, rows: Sequence[Sequence[int]], timing: Timing | None = None) -> list[Any] | None:
-    """Return the end of every action, a D's also as that of its B, or None if the rows deadlock.
-
-    Args:
-        problem: the problem.
-        rows: for each rank its actions.
-        timing: how long everything takes, if not as in the problem.
-    """
+    """Return the end of every action, a D's also as that of its B, or None if the rows deadlock."""
     takes, hops, after = timing or problem.timing
     chunks, sources, takers, links = problem.chunks, problem.sources, problem.takers, problem.links
     count, queues, shift = problem.count, problem.link.queues, 2 * problem.stages * problem.chunks

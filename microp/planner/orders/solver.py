@@ -85,12 +85,7 @@ def solve(problem: Problem, hint: Rows, seconds: float, workers: int = 2, bound:
 
 
 class _Model:
-    """The problem in the solver's terms.
-
-    Args:
-        problem: the problem.
-        timing: its times in whole numbers.
-    """
+    """The problem in the solver's terms."""
 
     def __init__(self, problem: Problem, timing: Timing) -> None:
         from ortools.sat.python import cp_model

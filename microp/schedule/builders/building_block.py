@@ -32,9 +32,7 @@ def repeat(name: str, block: Sequence[tuple[int, int, int, int]], chunks: int) -
     """Return a schedule with the F and B of all microbatches, in the order of the block's slots.
 
     Args:
-        name: the schedule's name.
         block: for each rank r, the slots of microbatch 0: F of stage r, F and B of stage 2K-1-r, B of stage r.
-        chunks: the number of microbatches.
     """
 
     def row(rank: int, starts: tuple[int, int, int, int]) -> Iterable[Action]:
@@ -58,7 +56,6 @@ def squeeze(repeated: Schedule, limit: int) -> Schedule:
     weight gradient that has waited longest.
 
     Args:
-        repeated: the result of `repeat`.
         limit: the most (stage, microbatch) pairs that a rank may hold, each from its F to its W; a
             forward beyond the limit waits.
     """

@@ -24,9 +24,6 @@ def interleaved(ranks: int, chunks: int, stages_per_rank: int = 2) -> Schedule:
     rank r is in flight (Narayanan et al., arXiv 2104.04473, section 2.2, there for chunks divisible
     by ranks).
 
-    Args:
-        stages_per_rank: the number of stages that a rank holds.
-
     Raises:
         ValueError: `stages_per_rank` is below 1.
     """

@@ -22,9 +22,6 @@ def zb_interleaved(ranks: int, chunks: int, stages_per_rank: int = 2) -> Schedul
     2104.04473, with the split of Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241;
     torch calls it InterleavedZeroBubble).
 
-    Args:
-        stages_per_rank: the number of stages that a rank holds.
-
     Raises:
         ValueError: `stages_per_rank` is below 1.
     """
