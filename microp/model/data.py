@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from microp.model.seeds import derive_seed
+from microp.model.randomness import derive_seed
 from microp.settings import DataSettings, TextSettings, TokenSettings
 
 Windows = Callable[[int], Tensor]

@@ -21,8 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from microp.model.randomness import Dropout
-from microp.model.seeds import derive_seed
+from microp.model.randomness import Dropout, derive_seed
 from microp.settings import BYTES, Computing, GptSettings, ModelSettings
 
 

@@ -26,10 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from microp.model.layers import Model
-from microp.model.randomness import GENERATOR, Reseeded, generator_states, seed_generators
-from microp.model.seeds import derive_seed
-from microp.settings import BYTES, OwnSettings, TiedWeight
+from microp.model.layers import Gpt, Mlp, Model
+from microp.model.randomness import GENERATOR, Reseeded, derive_seed, generator_states, seed_generators
+from microp.settings import BYTES, GptSettings, ModelSettings, OwnSettings, TiedWeight
 
 
 @dataclass(frozen=True)
@@ -145,3 +144,10 @@ def code_of(function: Callable[..., Any]) -> str:
         return hashlib.sha256(Path(path or "").read_bytes()).hexdigest()[:12]
     except (OSError, TypeError, ValueError):
         return ""
+
+
+def build_model(settings: ModelSettings) -> Model:
+    """Return the model that the settings describe; no layer is built before `Model.build` is called."""
+    if isinstance(settings, OwnSettings):
+        return OwnModel(settings)
+    return Gpt(settings) if isinstance(settings, GptSettings) else Mlp(settings)

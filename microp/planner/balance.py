@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain, combinations, islice, pairwise, zip_longest
+from itertools import accumulate, chain, combinations, islice, pairwise, zip_longest
 from math import comb
 from typing import Any
 
@@ -99,42 +99,29 @@ class Task:
 
 
 class Steps:
-    """Computes the steps of many partitions at once; the times of equal stages are computed once."""
+    """Computes the steps of many partitions at once; the costs of equal stages are composed once."""
 
     def __init__(self, task: Task, layers: int) -> None:
-        self._task = task
-        self._kinds = task.prices.kinds or range(layers)
-        self._places: dict[tuple[int, ...], int] = {}  # a stage and the kinds of its layers -> its row
-        self._rows: list[list[float]] = []  # of times
+        self._task, self._kinds = task, task.prices.kinds or range(layers)
+        self._known: dict[tuple[int, ...], list[float]] = {}  # a stage and the kinds of its layers -> its costs
 
     def __call__(self, partitions: Sequence[Sizes]) -> Floats:
         """Return the time of a step with each of these sizes, as `Task.step`."""
-        sizes = np.array(partitions)
-        ends, stages = np.cumsum(sizes, axis=1), np.arange(sizes.shape[1])
-        codes = (stages * (ends[0, -1] + 1) + ends) * (ends[0, -1] + 1) + sizes
-        _, first, index = np.unique(codes, return_index=True, return_inverse=True)  # each stage of each partition once
-        places = [self._place(partitions[place // len(stages)], place % len(stages)) for place in first.tolist()]
-        times = np.array(self._rows)[np.array(places)[index.reshape(codes.shape)]]
-        costs = self._costs(partitions[0])
+        times = np.array([self._stages(sizes) for sizes in partitions])  # by partition, stage and cost
+        costs = self._task.prices.costs(self._task.workload(partitions[0]))
         columns: dict[str, Any] = dict(zip(_names(costs), map(tuple, times.transpose(2, 1, 0).copy()), strict=True))
         return step_times(self._task.base.schedule, replace(costs, boundary=(), **columns))
 
-    def _place(self, sizes: Sizes, stage: int) -> int:
-        """Return the place of the row of one stage of a partition."""
-        if (key := self._key(sizes, stage)) not in self._places:
-            costs = self._costs(sizes)
+    def _stages(self, sizes: Sizes) -> list[list[float]]:
+        """Return the costs of each stage, in the order of `_names`."""
+        ends = accumulate(sizes)
+        keys = [(stage, *self._kinds[end - sizes[stage] : end]) for stage, end in enumerate(ends)]
+        if any(key not in self._known for key in keys):
+            costs = self._task.prices.costs(self._task.workload(sizes))
             costs = replace(costs, latency=tuple(map(costs.hop, range(len(sizes)))))
-            for other, row in enumerate(zip(*(getattr(costs, name) for name in _names(costs)), strict=True)):
-                if self._places.setdefault(self._key(sizes, other), len(self._rows)) == len(self._rows):
-                    self._rows.append(list(row))
-        return self._places[key]
-
-    def _key(self, sizes: Sizes, stage: int) -> tuple[int, ...]:
-        end = sum(sizes[: stage + 1])
-        return (stage, *self._kinds[end - sizes[stage] : end])
-
-    def _costs(self, sizes: Sizes) -> Costs:
-        return self._task.prices.costs(self._task.workload(sizes))
+            for key, *own in zip(keys, *(getattr(costs, name) for name in _names(costs)), strict=True):
+                self._known.setdefault(key, own)
+        return [self._known[key] for key in keys]
 
 
 def _names(costs: Costs) -> list[str]:

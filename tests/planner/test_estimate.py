@@ -9,7 +9,7 @@ from microp.app import compose_config, read_config
 from microp.app.partition_factory import choose_partition
 from microp.job import Workload
 from microp.model import build_model
-from microp.model.work import layer_work
+from microp.model.inspection import layer_work
 from microp.planner import EstimatedPrices
 from microp.schedule import builders
 from microp.settings import NEVER, DeviceSettings, EstimateSettings, GptSettings, MlpSettings

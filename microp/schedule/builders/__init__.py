@@ -7,20 +7,12 @@ names its stage.
 
 from collections.abc import Callable, Mapping
 
-from microp.schedule.builders.breadth_first import breadth_first
-from microp.schedule.builders.dualpipe_v import dualpipe_v
-from microp.schedule.builders.eager_1f1b import eager_1f1b
+from microp.schedule.builders.building_block import v_half, v_min
 from microp.schedule.builders.file import from_file
-from microp.schedule.builders.gpipe import Drain, gpipe
-from microp.schedule.builders.interleaved import interleaved
-from microp.schedule.builders.naive import naive
-from microp.schedule.builders.one_f_one_b import one_f_one_b
-from microp.schedule.builders.v_half import v_half
-from microp.schedule.builders.v_min import v_min
-from microp.schedule.builders.zb_h1 import zb_h1
-from microp.schedule.builders.zb_h2 import zb_h2
-from microp.schedule.builders.zb_interleaved import zb_interleaved
-from microp.schedule.builders.zb_v import zb_v
+from microp.schedule.builders.gpipe import Drain, breadth_first, gpipe, naive
+from microp.schedule.builders.interleaved import interleaved, zb_interleaved
+from microp.schedule.builders.one_f_one_b import eager_1f1b, one_f_one_b, zb_h1, zb_h2
+from microp.schedule.builders.v_shaped import dualpipe_v, zb_v
 from microp.schedule.schedule import Schedule
 
 ORDERS: Mapping[str, Callable[..., Schedule]] = {  # an option of group schedule -> its builder
