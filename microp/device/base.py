@@ -1,4 +1,4 @@
-"""The interface of a device: one rank's clock and peak memory.
+"""The interface of a device, one rank's clock and peak memory, and the plain CPU.
 
 ::
 
@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from microp.comms import Comms
+from microp.device.meters import MemoryMeter
 from microp.schedule import Action
 
 Run = Callable[[int, Tensor | None], Tensor | None]
@@ -127,3 +129,22 @@ class Device(ABC):
             alive: the tensors that exist before the step.
             is_received: see `MemoryMeter`.
         """
+
+
+class Cpu(Device):
+    """The host's CPU. A mark is a time of `perf_counter_ns`."""
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+        self.mark = perf_counter_ns
+
+    def read(self, marks: Sequence[Any]) -> list[int]:
+        return list(marks)
+
+    def peak_memory(
+        self, alive: Iterable[Tensor], step: Callable[[], None], is_received: Callable[[int], bool] = lambda _: False
+    ) -> PeakMemory:
+        meter = MemoryMeter(alive, is_received)
+        with meter:
+            step()
+        return PeakMemory(meter.peak_bytes, meter.peak_allocated_bytes)

@@ -24,8 +24,7 @@ from typing import Any
 from torch import Tensor
 
 from microp.comms import Comms, DelayedComms, Pacer, sleep_until, wake_on_time
-from microp.device.base import Give, Run
-from microp.device.cpu import Cpu
+from microp.device.base import Cpu, Give, Run
 from microp.job import Workload
 from microp.schedule import Action, Op
 from microp.settings import EmulatedSettings

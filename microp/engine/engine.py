@@ -68,7 +68,6 @@ class Boundary(NamedTuple):
     Attributes:
         shape: (rows, stage) -> the shape of the tensor that enters a stage, which is also that of its gradient.
         dtype: stage -> the type of both.
-        device: where they are.
     """
 
     shape: Callable[[int, int], tuple[int, ...]]
@@ -80,10 +79,7 @@ class _Bound(NamedTuple):
     """One action with all functions that it calls, looked up before the step.
 
     Attributes:
-        posts: post the next receives.
         take: waits for the action's input and returns it; None if it has none.
-        run: runs the action.
-        microbatch: the index that `run` is given.
         give: passes on the action's output; None if no action uses it.
         completed_sends: wait for sends; the arrival of the action's input shows that they have completed.
     """

@@ -26,16 +26,7 @@ from microp.settings import BYTES, Computing, GptSettings, ModelSettings
 
 
 class Model(ABC):
-    """Builds the layers of one model.
-
-    Args:
-        settings: the model's size and form.
-
-    Attributes:
-        layers: the number of layers.
-        dim: the width of the tensor between two layers.
-        dtype: the type of weights and activations.
-    """
+    """Builds the layers of one model."""
 
     def __init__(self, settings: ModelSettings) -> None:
         self._settings = settings

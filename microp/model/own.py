@@ -73,13 +73,9 @@ class OwnModel(Model):
             raise ValueError(f"model.builder={settings.builder} has changed since it was checked: start the run again")
         self._loss: Callable[[Tensor, Tensor], Tensor] | None = None
 
-    def _make(self) -> Layers:
-        made: Layers = self._function(**self._settings.keys)
-        return made
-
     def build(self, indices: Iterable[int], seed: int) -> list[nn.Module]:
         with GENERATOR, seeded(derive_seed(seed, "layers")):
-            made = self._make()
+            made: Layers = self._function(**self._settings.keys)
         self._loss = made.loss
         layers = separated(made.layers, self._settings.tied_weights)
         own = [(index, layers[index]) for index in indices]

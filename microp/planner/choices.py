@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from microp.job import Workload
-from microp.planner.balance import Task, refined
-from microp.planner.cuts import cut
+from microp.planner.balance import Task, cut, refined
 from microp.planner.prices import Prices
 from microp.schedule import Schedule, builders, spread, uniform
 from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
@@ -31,7 +30,6 @@ class Choice(NamedTuple):
 
     Attributes:
         schedule: the option of group schedule.
-        chunks: the number of microbatches.
         checkpointing: `never`, `always`, `except_last`, or `segments=2`.
         partition: `uniform` or `balanced`, or `given` for sizes that the user chose.
         stages_per_rank: of a looped schedule; 0 for the others.
@@ -82,10 +80,7 @@ class Subject:
     """What is planned.
 
     Attributes:
-        layers: the number of layers of the model.
         devices: the number of devices, all replicas together.
-        batch_size: the rows of a batch.
-        prices: the times of actions.
         memory: returns the memory of each layer, for a backward that is divided or not; None: memory does not count.
         batch_bytes: a number of rows -> the bytes of their text.
         states: the tensors of a weight's size that the optimizer keeps for each weight.
@@ -140,17 +135,13 @@ class Pricer:
             return None
         key = choice.schedule, ranks, choice.chunks, choice.stages_per_rank
         if key not in self._schedules:
-            self._schedules[key] = self._build(choice, ranks)
+            knobs = {"stages_per_rank": choice.stages_per_rank} if choice.stages_per_rank else {}
+            try:
+                self._schedules[key] = ORDERS[choice.schedule](ranks=ranks, chunks=choice.chunks, **knobs)
+            except (KeyError, ValueError):
+                self._schedules[key] = None
         found = self._schedules[key]
         return found if found is not None and found.stages <= self.subject.layers else None
-
-    @staticmethod
-    def _build(choice: Choice, ranks: int) -> Schedule | None:
-        knobs = {"stages_per_rank": choice.stages_per_rank} if choice.stages_per_rank else {}
-        try:
-            return ORDERS[choice.schedule](ranks=ranks, chunks=choice.chunks, **knobs)
-        except (KeyError, ValueError):
-            return None
 
     def task(self, choice: Choice, schedule: Schedule) -> Task:
         """Return what the partition of a choice is for."""

@@ -52,7 +52,7 @@ def stage_costs(profile: Profile, kinds: Sequence[int], workload: Workload, back
     """Return the costs of a workload's stages, in milliseconds, while all ranks compute.
 
     Args:
-        kinds: the kind of each of its layers.
+        kinds: the kind of each layer of the model.
         backend: the transport; the profile's first one if it does not have it.
         replicas: over which the stages' gradients are summed.
     """
@@ -122,7 +122,7 @@ def forecast(
     """Return the prediction of a run on a machine of the profile's kind.
 
     Args:
-        kinds: the kind of each of its layers.
+        kinds: the kind of each layer of the model.
         workload: what one replica runs.
         batch: the bytes of the text of the batch on the ranks of the first and of the last stage.
         replicas: how many run it.
@@ -135,23 +135,13 @@ def forecast(
     else:
         spans = simulate(workload.schedule, slowed(costs, device, workload.schedule))
     layers = profile.layer_memory(kinds, bool(workload.schedule.split))
+    ends, optimizer = last_ends(workload.schedule, spans, costs), optimizer_times(profile, workload, layers)
     return Forecast(
-        step_ms=whole_step_ms(profile, workload, layers, last_ends(workload.schedule, spans, costs)),
+        step_ms=sum(profile.edges) + last_optimizer(workload.schedule, ends, optimizer),
         bubble=float(bubble_fraction(spans)),
         peak_memory_mib=peak_memory_mib(workload, layers, batch),
         source=profile.path,
     )
-
-
-def whole_step_ms(
-    profile: Profile, workload: Workload, layers: Sequence[LayerMemory], ends: Mapping[int, float]
-) -> float:
-    """Return the time of a step with its optimizer and what the engine does before and after its actions.
-
-    Args:
-        ends: rank -> the end of its actions, and of its sums over the replicas.
-    """
-    return sum(profile.edges) + last_optimizer(workload.schedule, ends, optimizer_times(profile, workload, layers))
 
 
 def last_optimizer(schedule: Schedule, ends: Mapping[int, float], times: Sequence[float]) -> float:

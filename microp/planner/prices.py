@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import Any
 
 from microp.job import Workload
-from microp.planner.cuts import Loads
 from microp.planner.forecast import (
     Forecast,
     forecast,
@@ -39,6 +38,21 @@ from microp.simulator import (
     slowed,
 )
 from microp.trace import bubble_fraction
+
+
+@dataclass(frozen=True)
+class Loads:
+    """What the stages take in a step: `scale[s] * (sum of its layers) + fixed[s]`.
+
+    Attributes:
+        layers: the time of each layer.
+        scale: of each stage, for example 2 on a rank of half the speed.
+        fixed: the time of each stage that does not depend on its layers.
+    """
+
+    layers: tuple[float, ...]
+    scale: tuple[float, ...]
+    fixed: tuple[float, ...]
 
 
 class Prices(ABC):
@@ -97,7 +111,9 @@ class NominalPrices(Prices):
         self.source = f"the nominal times of device={device.name}" if self.is_known else "one unit per layer and row"
 
     def costs(self, workload: Workload) -> Costs:
-        costs = _as_floats(nominal_costs(self._device, workload))
+        costs = nominal_costs(self._device, workload)
+        floats: dict[str, Any] = {name: tuple(map(float, getattr(costs, name))) for name in PER_STAGE}
+        costs = replace(costs, **floats)  # Fractions are slow to add up
         if self.is_known:
             return costs
         rows = sum(workload.rows) / len(workload.rows)
@@ -313,9 +329,3 @@ def rank_loads(workload: Workload, costs: Costs) -> list[float]:
     for stage, load in enumerate(stage_loads(workload, costs)):
         loads[workload.schedule.placement[stage]] += load
     return loads
-
-
-def _as_floats(costs: Costs) -> Costs:
-    """Return the costs with floats for Fractions, which are slow to add up."""
-    values: dict[str, Any] = {name: tuple(map(float, getattr(costs, name))) for name in PER_STAGE}
-    return replace(costs, **values)

@@ -28,15 +28,7 @@ TORCH = "torch"  # among the transports: torch's own pipeline runtime over gloo
 
 
 class Machine(NamedTuple):
-    """What makes two machines of the same kind.
-
-    Attributes:
-        device: the kind of device.
-        processor: its model.
-        cores: the number of cores.
-        torch: the version of torch.
-        threads: the number of threads per rank.
-    """
+    """What makes two machines of the same kind."""
 
     device: str
     processor: str
@@ -83,7 +75,6 @@ class Profile:
 
     Attributes:
         machine: where it was measured.
-        model: the model's settings.
         date: when it was measured, in ISO form.
         batch_size: the rows of the batches with which it was measured.
         ranks: the number of ranks that computed at once.
@@ -102,7 +93,6 @@ class Profile:
         edges: milliseconds before a step's first action, and between its last action and the optimizer.
         memory: `divided` or `undivided` (the backward) -> kind of layer -> its memory.
         spread: name of `TIMES` -> (p90 - p10) / median over the steps, the median over all samples; None: not known.
-        path: where it was read from.
         optimizer_kind: whose steps were measured, see `OptimizerSettings.kind`.
         computing: how the layers computed.
         fine_rows: numbers of rows, also between those of `rows`.

@@ -27,5 +27,5 @@ from microp.simulator.link_model import LINK_MODELS, LinkModel
 from microp.simulator.memory import MOST_ROWS, LayerBytes, LayerMemory, Size, StageBytes, stage_bytes, weight_bytes
 from microp.simulator.nominal import nominal_costs, nominal_optimizer, slowed
 from microp.simulator.rank_memory import Part, Ranks
-from microp.simulator.shared_cores import equal_shares, simulate_on_cores
+from microp.simulator.shared_cores import simulate_on_cores
 from microp.simulator.simulation import Simulated, critical_path, simulate, step_times

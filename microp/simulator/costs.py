@@ -140,8 +140,6 @@ class LayerTimes(NamedTuple):
     """The times of one layer and one microbatch, in milliseconds.
 
     Attributes:
-        forward: F.
-        backward: the input gradient.
         weight: the weight gradient, apart from the input gradient.
         full: the undivided backward, which takes less than `backward` + `weight`.
         recompute: the forward once more, right before the backward.

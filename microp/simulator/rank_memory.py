@@ -43,7 +43,6 @@ class Part(NamedTuple):
     """A part of a rank's memory at its peak.
 
     Attributes:
-        name: what holds it.
         size: in bytes.
         number: of microbatches, on all stages of the rank; 0 if it is not a number of them.
     """

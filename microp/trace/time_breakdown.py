@@ -34,7 +34,6 @@ class StepClock(NamedTuple):
     Attributes:
         began: when the step began on the rank.
         ended: when its optimizer had ended.
-        optimizer: how long the optimizer took.
         recompute: the time of its backwards that went into recomputation.
         reduction: how long it waited after its last action for the sum over the replicas.
     """

@@ -148,13 +148,9 @@ def _rows(panel: Panel, room: int, total: Any, rows: int, digits: int) -> list[L
     return lines
 
 
-def _is_known(predicted: Mapping[str, Any] | None) -> bool:
-    return predicted is not None and predicted["step_ms"] is not None
-
-
 def _header(panels: Sequence[Panel], scale: Scale, predicted: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield what each panel says: its time, its bubble, and how its time differs from that of the panel before."""
-    if predicted and _is_known(predicted):
+    if predicted and predicted["step_ms"] is not None:
         step, bubble = predicted["step_ms"], predicted["bubble"]
         yield f"predicted {number(step)} ms with the optimizer, bubble {bubble:.3f}"
     before = None

@@ -38,7 +38,6 @@ class Found:
         bounds: lower bounds of the makespan of any order; None if there are none.
         named: the makespans of the named schedules that keep within the cap.
         refused: the peaks of the named schedules that do not.
-        seconds: how long the search took.
     """
 
     schedule: Schedule
