@@ -27,7 +27,7 @@ from microp.app.model_factory import own_model
 from microp.comms import Comms, thread_comms
 from microp.job import Job
 from microp.model import open_data
-from microp.model.seeds import derive_seed
+from microp.model.randomness import derive_seed
 from microp.schedule import Schedule, builders, skewed, uniform
 from microp.schedule.builders import gpipe
 from microp.settings import (

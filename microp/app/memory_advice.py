@@ -16,7 +16,8 @@ from microp.app.partition_factory import memory_cap
 from microp.app.profiles import prices_of, profile_problems, used_profile
 from microp.app.schema import Config
 from microp.job import Job
-from microp.planner import LOOPED, Choice, Priced, Pricer, Subject, advice, fill_text
+from microp.planner import Choice, Priced, Pricer, Subject, advice, fill_text
+from microp.schedule.builders import LOOPED
 from microp.settings import GIB, size_text, transport_holds
 from microp.simulator import LayerMemory
 

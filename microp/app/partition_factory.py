@@ -15,6 +15,7 @@ from microp.app.factory import build
 from microp.app.layer_memory import layer_memory
 from microp.app.profiles import held_beside, prices_of, profile_command, rows_of_first_replica
 from microp.app.schema import Config
+from microp.job import Workload
 from microp.planner import NoRoomError, Task
 from microp.schedule import Partition, Schedule, of_sizes, uniform
 from microp.settings import GIB
@@ -101,17 +102,8 @@ def task_of(config: Config, schedule: Schedule) -> Task:
     cap, rows = memory_cap(config), rows_of_first_replica(config)
     split, mean = bool(schedule.split), sum(rows) / len(rows)
     memory = None if cap is None else layer_memory(config.model, mean, split, config.computing)
-    return Task(
-        schedule=schedule,
-        rows=rows,
-        prices=prices_of(config),
-        checkpointing=config.checkpointing,
-        memory=memory,
-        cap=cap,
-        batch=config.model.batch_bytes(sum(rows)),
-        states=config.optimizer.states,
-        holds=held_beside(config),
-    )
+    base = Workload(schedule, (), rows, config.checkpointing, config.optimizer.states, held_beside(config))
+    return Task(base, prices_of(config), memory, cap, config.model.batch_bytes(sum(rows)))
 
 
 def memory_cap(config: Config) -> float | None:

@@ -7,20 +7,17 @@
                     Emulated   a CPU whose actions last their nominal times
 
     meters         measure live bytes and stored activations during a step
-    utilisation    asks nvidia-smi how busy a GPU is
     memory_probe   measures the memory of a model's layers before a run
 """
 
 import torch
 
 from microp.comms import Comms
-from microp.device.base import Device, Give, Run
-from microp.device.cpu import Cpu
-from microp.device.cuda import Cuda, gpu_of
+from microp.device.base import Cpu, Device, Give, Run
+from microp.device.cuda import Cuda, Utilisation, gpu_of
 from microp.device.emulated import Emulated
 from microp.device.memory_probe import probe_layers
 from microp.device.meters import ActivationMeter, MemoryMeter
-from microp.device.utilisation import Utilisation
 from microp.job import Workload
 from microp.settings import DeviceSettings, EmulatedSettings
 
@@ -29,9 +26,6 @@ def open_device(settings: DeviceSettings, workload: Workload, comms: Comms, loca
     """Return the device of one rank, opened.
 
     Args:
-        settings: the kind of device and its options.
-        workload: the schedule and the sizes of what is run on it.
-        comms: the rank's transport.
         local_rank: the rank's index on its host.
     """
     torch.set_num_threads(settings.threads)

@@ -1,4 +1,4 @@
-"""The interface of a device: one rank's clock and peak memory.
+"""The interface of a device, one rank's clock and peak memory, and the plain CPU.
 
 ::
 
@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from microp.comms import Comms
+from microp.device.meters import MemoryMeter
 from microp.schedule import Action
 
 Run = Callable[[int, Tensor | None], Tensor | None]
@@ -61,8 +63,6 @@ class Device(ABC):
         """Return the two functions that the engine calls for `action` on this device, one after the other.
 
         Args:
-            action: an action of the schedule.
-            run: runs the action.
             give: passes on its output; None if no action uses the output.
         """
         del action
@@ -90,7 +90,6 @@ class Device(ABC):
         """Return the time that a rank's actions spend on recomputation, in nanoseconds.
 
         Args:
-            row: the rank's actions.
             measured: the measured time of recomputation, in nanoseconds.
         """
         del row
@@ -128,6 +127,24 @@ class Device(ABC):
 
         Args:
             alive: the tensors that exist before the step.
-            step: runs the step.
             is_received: see `MemoryMeter`.
         """
+
+
+class Cpu(Device):
+    """The host's CPU. A mark is a time of `perf_counter_ns`."""
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+        self.mark = perf_counter_ns
+
+    def read(self, marks: Sequence[Any]) -> list[int]:
+        return list(marks)
+
+    def peak_memory(
+        self, alive: Iterable[Tensor], step: Callable[[], None], is_received: Callable[[int], bool] = lambda _: False
+    ) -> PeakMemory:
+        meter = MemoryMeter(alive, is_received)
+        with meter:
+            step()
+        return PeakMemory(meter.peak_bytes, meter.peak_allocated_bytes)

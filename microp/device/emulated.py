@@ -24,8 +24,7 @@ from typing import Any
 from torch import Tensor
 
 from microp.comms import Comms, DelayedComms, Pacer, sleep_until, wake_on_time
-from microp.device.base import Give, Run
-from microp.device.cpu import Cpu
+from microp.device.base import Cpu, Give, Run
 from microp.job import Workload
 from microp.schedule import Action, Op
 from microp.settings import EmulatedSettings
@@ -38,8 +37,6 @@ class Emulated(Cpu):
     """A CPU whose actions last their nominal times.
 
     Args:
-        settings: the nominal times.
-        workload: the schedule and the sizes of what is run.
         stamps: whether the transport stamps its messages, so that they can be written before the deadline.
     """
 

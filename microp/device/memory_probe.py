@@ -39,10 +39,8 @@ def probe_layers(
     """Return the memory of every layer; layers that are equal are measured once.
 
     Args:
-        settings: the model.
         rows: the rows of a microbatch at which the sizes are exact.
         split: whether the backward is divided into B and W.
-        computing: how the layers compute.
 
     Raises:
         ValueError: the model has more than `LARGEST` weights, or a layer of a user's own fails.

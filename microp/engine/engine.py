@@ -68,7 +68,6 @@ class Boundary(NamedTuple):
     Attributes:
         shape: (rows, stage) -> the shape of the tensor that enters a stage, which is also that of its gradient.
         dtype: stage -> the type of both.
-        device: where they are.
     """
 
     shape: Callable[[int, int], tuple[int, ...]]
@@ -80,10 +79,7 @@ class _Bound(NamedTuple):
     """One action with all functions that it calls, looked up before the step.
 
     Attributes:
-        posts: post the next receives.
         take: waits for the action's input and returns it; None if it has none.
-        run: runs the action.
-        microbatch: the index that `run` is given.
         give: passes on the action's output; None if no action uses it.
         completed_sends: wait for sends; the arrival of the action's input shows that they have completed.
     """
@@ -115,12 +111,6 @@ class Engine:
     """Runs one rank's row of a schedule.
 
     Args:
-        schedule: a valid schedule.
-        stages: the stages this rank holds, by index.
-        comms: this rank's transport.
-        device: this rank's device.
-        boundary: the shape and the type of the tensors between stages.
-        rows: the number of rows of each microbatch.
         batch_weights: see `EngineSettings`.
         last: (stage, its last action that adds to its gradients) -> what is run in place of that action.
     """
@@ -208,9 +198,6 @@ class Engine:
         """Run this rank's actions once; return their trace.
 
         The stages must hold the step's batch, and every rank must have ended the previous step.
-
-        Args:
-            number: the step's index, for error messages.
 
         Raises:
             ActionError: an action failed, or a peer did not answer in time.

@@ -19,9 +19,6 @@ def describe_failure(comms: Comms, schedule: Schedule, error: BaseException, ste
     """Return one line about the error of a rank, from the heartbeats.
 
     Args:
-        comms: the rank's transport.
-        schedule: the order that it runs.
-        error: what was raised.
         step: the step's index; None for the one in the rank's heartbeat.
     """
     heartbeats, me = comms.heartbeats, comms.world_rank

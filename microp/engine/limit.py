@@ -26,9 +26,6 @@ class Limit:
 
     Args:
         schedule: the schedule, of which only M, K and the number of stages are used.
-        stages: the stages this rank holds, by index.
-        boundary: the shape and the type of the tensors between stages.
-        rows: the number of rows of each microbatch.
 
     Attributes:
         factor: (M + K - 1) / M, by which the time of a step is multiplied.

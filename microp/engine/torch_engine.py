@@ -40,12 +40,8 @@ class TorchEngine:
     Args:
         schedule: one of `TORCH_SCHEDULES`.
         planned: the order of the job, by which heartbeats count the actions; torch's own may differ.
-        stages: the stages this rank holds, by index; their layers and their batch are used.
         comms: this rank's transport, over a process group.
-        device: this rank's device.
-        boundary: the shape and the type of the tensors between stages.
         rows: the number of rows of each microbatch; all must be equal.
-        checkpointing: the policy: what is recomputed.
     """
 
     factor = 1.0

@@ -31,10 +31,8 @@ class Workload(NamedTuple):
     """The part of a job that a device has to run.
 
     Attributes:
-        schedule: the order.
         layers: the number of layers of each stage.
         rows: the number of rows of each microbatch.
-        checkpointing: what is recomputed.
         states: the tensors of a weight's size that the optimizer keeps for each weight.
         holds: what transport and sums hold of the device's memory; see `transport_holds`.
     """
@@ -51,7 +49,6 @@ class Snapshot(NamedTuple):
     """A saved training.
 
     Attributes:
-        folder: where it is.
         step: the number of steps that had been made, which is the index of the next one.
     """
 

@@ -31,13 +31,7 @@ _NEAREST: dict[str, Callable[[int, int, int], Schedule]] = {  # not in torch -> 
 
 
 def torch_problems(schedule: Schedule, checkpointing: Checkpointing, rows: Sequence[int]) -> list[str]:
-    """List the reasons why torch cannot run this, one sentence each.
-
-    Args:
-        schedule: the schedule to run.
-        checkpointing: what is recomputed.
-        rows: the number of rows of each microbatch.
-    """
+    """List the reasons why torch cannot run this, one sentence each."""
     found = []
     if schedule.name in _OTHER_DRAIN:
         known = schedule.name.removesuffix("_lifo")
@@ -53,7 +47,15 @@ def torch_problems(schedule: Schedule, checkpointing: Checkpointing, rows: Seque
             f"for {schedule.stages} stages, use chunks={schedule.stages} or more"
         )
     if schedule.name == "interleaved" and schedule.chunks % _rounds(len(schedule.ranks), schedule.chunks):
-        found.append(_unequal_rounds(len(schedule.ranks), schedule.chunks))
+        ranks, chunks = len(schedule.ranks), schedule.chunks
+        near = [
+            next(each for each in candidates if each % _rounds(ranks, each) == 0)
+            for candidates in (range(chunks - 1, 0, -1), range(chunks + 1, 2 * chunks))
+        ]
+        found.append(
+            f"engine=torch needs chunks in equal rounds for interleaved, a multiple of chunks // ranks: "
+            f"chunks={chunks} in {_rounds(ranks, chunks)} rounds is not, use chunks={near[0]} or {near[1]}"
+        )
     if len(set(rows)) > 1:
         found.append(
             f"engine=torch needs equal microbatches: {sum(rows)} rows in chunks={len(rows)} are not, "
@@ -70,17 +72,6 @@ def torch_problems(schedule: Schedule, checkpointing: Checkpointing, rows: Seque
 def _rounds(ranks: int, chunks: int) -> int:
     """Return in how many rounds torch's interleaved 1F1B takes the microbatches; it needs them to be equal."""
     return max(1, chunks // ranks)
-
-
-def _unequal_rounds(ranks: int, chunks: int) -> str:
-    near = [
-        next(each for each in candidates if each % _rounds(ranks, each) == 0)
-        for candidates in (range(chunks - 1, 0, -1), range(chunks + 1, 2 * chunks))
-    ]
-    return (
-        f"engine=torch needs chunks in equal rounds for interleaved, a multiple of chunks // ranks: chunks={chunks} "
-        f"in {_rounds(ranks, chunks)} rounds is not, use chunks={near[0]} or {near[1]}"
-    )
 
 
 def nearest_in_torch(schedule: Schedule) -> Schedule:

@@ -6,11 +6,9 @@ action does its real work and then lasts until its nominal time, F 5 ms and B 10
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import tempfile
-import threading
 from pathlib import Path
+from statistics import mean
 
 import torch
 
@@ -33,7 +31,7 @@ def show(schedule: str, lesson: str) -> dict[str, list[float]]:
     gpus = torch.cuda.device_count() >= RANKS
     words = ["device=cuda", "model.dim=2048", "batch_size=4096"] if gpus else EMULATED
     job = job_of(f"schedule={schedule}", f"ranks={RANKS}", f"chunks={CHUNKS}", "steps=5", "warmup_steps=1", *words)
-    with tempfile.TemporaryDirectory() as folder, _Watch(gpus) as watch:
+    with tempfile.TemporaryDirectory() as folder:
         launch_ranks(job, Path(folder), 3)
         spans, summary = read_spans(Path(folder)), summarise(job, Path(folder), "finished")
     print(f"{schedule}: {RANKS} ranks, {CHUNKS} microbatches, one step of {summary['step_ms']['median']:.0f} ms\n")
@@ -45,31 +43,7 @@ def show(schedule: str, lesson: str) -> dict[str, list[float]]:
     for rank, (share, number, peak) in enumerate(zip(shares, held, peaks, strict=True)):
         print(f"rank {rank}  busy {share:4.0%} {'█' * round(40 * share):40}  {number} in flight, {peak:.2f} MiB kept")
     form = summary["bubble"]["closed_form"]
-    print(f"\nidle: {bubble_fraction(spans):.1%} measured, {form:.1%} by the formula{watch.text()}\n{lesson}")
+    driver = summary["utilisation"]
+    said = f"; utilisation by nvidia-smi: {mean(driver['nvidia_smi']):.0f} %" if driver else ""
+    print(f"\nidle: {bubble_fraction(spans):.1%} measured, {form:.1%} by the formula{said}\n{lesson}")
     return {"utilisation": shares, "in_flight": held}
-
-
-class _Watch:
-    """Records the utilisation of the GPUs by `nvidia-smi` during a run, if there are any."""
-
-    def __init__(self, gpus: bool) -> None:
-        self._seen: list[float] = []
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True) if gpus and shutil.which("nvidia-smi") else None
-
-    def _look(self) -> None:
-        command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-        while not self._ended.wait(0.2):
-            values = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-            self._seen.append(sum(map(float, values)) / len(values))
-
-    def __enter__(self) -> _Watch:
-        if self._thread:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-
-    def text(self) -> str:
-        return f"; peak utilisation by nvidia-smi: {max(self._seen):.0f} %" if self._seen else ""

@@ -22,11 +22,7 @@ _LONGEST = 200  # characters of what the compiler says
 
 
 class Segment(nn.Module):
-    """Some modules, run in order as compiled code.
-
-    Args:
-        modules: the modules.
-    """
+    """Some modules, run in order as compiled code."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from microp.model.seeds import derive_seed
+from microp.model.randomness import derive_seed
 from microp.settings import DataSettings, TextSettings, TokenSettings
 
 Windows = Callable[[int], Tensor]
@@ -29,10 +29,7 @@ def open_data(settings: DataSettings, rows: int, context: int, seed: int) -> Win
     """Return a function that returns the batch of a given step.
 
     Args:
-        settings: the source of the tokens.
-        rows: the number of rows per batch.
         context: the number of input tokens per row.
-        seed: the run's seed.
     """
     if isinstance(settings, TextSettings):
         return _text(settings, rows, context, seed)

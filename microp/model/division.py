@@ -35,8 +35,6 @@ def choose_division(split: SplitBackward, layer: nn.Module, sample: Tensor, run:
     """Divide the backward of a layer by its parts, or as one if only that gives the full backward.
 
     Args:
-        split: what divides the layer.
-        layer: the layer.
         sample: an input of a few rows.
         run: returns what a layer makes of an input, with the same random numbers in each call.
 

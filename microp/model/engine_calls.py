@@ -15,12 +15,7 @@ from torch.autograd.graph import GradientEdge, _engine_run_backward
 
 
 def run_backward(root: GradientEdge, gradient: Tensor) -> None:
-    """Add the gradients of everything below `root` to its leaves' `grad`, and free the graph.
-
-    Args:
-        root: the output's node in the graph.
-        gradient: the output's gradient.
-    """
+    """Add the gradients of everything below `root` to its leaves' `grad`, and free the graph."""
     _engine_run_backward((root,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from microp.model.division import choose_division, undivided_text
 from microp.model.own import Layers, seeded, separated
 from microp.model.split_backward import SplitBackward, trained
-from microp.model.work import layer_work
-from microp.settings import LayerFacts, TiedWeight
+from microp.settings import LayerFacts, LayerWork, TiedWeight
 
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LONGEST = 200  # characters of what an exception says
@@ -183,14 +183,7 @@ def _tied(made: Layers) -> tuple[TiedWeight, ...]:
 
 
 class _Trial:
-    """One forward of all layers, each checked.
-
-    Attributes:
-        tokens: the input.
-        outputs: the output of each layer.
-        random: the layers that draw random numbers.
-        is_real: whether the layers have numbers.
-    """
+    """One forward of all layers, each checked."""
 
     def __init__(self, layers: Sequence[nn.Module], made: Layers, rows: int) -> None:
         self._layers, self._made = layers, made
@@ -681,3 +674,29 @@ def layer_text(layers: Sequence[nn.Module], index: int) -> str:
 
 def tensor_text(tensor: Tensor) -> str:
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def layer_work(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> tuple[LayerWork, ...]:
+    """Return the operations of each layer's forward per row, and the weights that it reads: all but embeddings.
+
+    Nothing is returned if torch's counter cannot run a layer, for example one that computes gradients in its forward.
+
+    Args:
+        inputs: what enters each of them; the first size is the rows.
+    """
+    try:
+        return tuple((_flops(layer, x) / len(x), _read(layer)) for layer, x in zip(layers, inputs, strict=True))
+    except RuntimeError:
+        return ()
+
+
+def _read(layer: nn.Module) -> int:
+    modules = [module for module in layer.modules() if not isinstance(module, nn.Embedding)]
+    weights = {id(each): each.numel() for module in modules for each in module.parameters(recurse=False)}
+    return sum(weights.values())
+
+
+def _flops(layer: nn.Module, entered: Tensor) -> int:
+    with FlopCounterMode(display=False) as counter:
+        layer(entered.detach())
+    return counter.get_total_flops()

@@ -21,22 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from microp.model.randomness import Dropout
-from microp.model.seeds import derive_seed
+from microp.model.randomness import Dropout, derive_seed
 from microp.settings import BYTES, Computing, GptSettings, ModelSettings
 
 
 class Model(ABC):
-    """Builds the layers of one model.
-
-    Args:
-        settings: the model's size and form.
-
-    Attributes:
-        layers: the number of layers.
-        dim: the width of the tensor between two layers.
-        dtype: the type of weights and activations.
-    """
+    """Builds the layers of one model."""
 
     def __init__(self, settings: ModelSettings) -> None:
         self._settings = settings

@@ -26,10 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from microp.model.layers import Model
-from microp.model.randomness import GENERATOR, Reseeded, generator_states, seed_generators
-from microp.model.seeds import derive_seed
-from microp.settings import BYTES, OwnSettings, TiedWeight
+from microp.model.layers import Gpt, Mlp, Model
+from microp.model.randomness import GENERATOR, Reseeded, derive_seed, generator_states, seed_generators
+from microp.settings import BYTES, GptSettings, ModelSettings, OwnSettings, TiedWeight
 
 
 @dataclass(frozen=True)
@@ -74,13 +73,9 @@ class OwnModel(Model):
             raise ValueError(f"model.builder={settings.builder} has changed since it was checked: start the run again")
         self._loss: Callable[[Tensor, Tensor], Tensor] | None = None
 
-    def _make(self) -> Layers:
-        made: Layers = self._function(**self._settings.keys)
-        return made
-
     def build(self, indices: Iterable[int], seed: int) -> list[nn.Module]:
         with GENERATOR, seeded(derive_seed(seed, "layers")):
-            made = self._make()
+            made: Layers = self._function(**self._settings.keys)
         self._loss = made.loss
         layers = separated(made.layers, self._settings.tied_weights)
         own = [(index, layers[index]) for index in indices]
@@ -145,3 +140,10 @@ def code_of(function: Callable[..., Any]) -> str:
         return hashlib.sha256(Path(path or "").read_bytes()).hexdigest()[:12]
     except (OSError, TypeError, ValueError):
         return ""
+
+
+def build_model(settings: ModelSettings) -> Model:
+    """Return the model that the settings describe; no layer is built before `Model.build` is called."""
+    if isinstance(settings, OwnSettings):
+        return OwnModel(settings)
+    return Gpt(settings) if isinstance(settings, GptSettings) else Mlp(settings)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from hashlib import blake2b
 from threading import RLock
 from typing import Any, Protocol
 
@@ -15,7 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from microp.model.seeds import derive_seed
+
+def derive_seed(seed: int, *path: str | int) -> int:
+    """Return a 63-bit seed for `path` under the run's seed, e.g. `derive_seed(0, "layer", 3)`."""
+    digest = blake2b("/".join(map(str, (seed, *path))).encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
 
 
 class Random(Protocol):
@@ -70,7 +75,6 @@ class Reseeded:
 
     Args:
         layer: the layer; the names of its weights stay as they are.
-        seed: the layer's seed.
     """
 
     def __init__(self, layer: nn.Module, seed: int) -> None:

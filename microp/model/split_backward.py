@@ -63,12 +63,6 @@ class Deferred:
     def backward(self, root: GradientEdge, gradient: Tensor, leaf: Tensor, split: SplitBackward) -> Tensor | None:
         """Run B: return the gradient of `leaf`, or None if it requires none.
 
-        Args:
-            root: the output's node in the graph.
-            gradient: the output's gradient.
-            leaf: the stage's input.
-            split: what has divided the stage's layers.
-
         Raises:
             RuntimeError: a layer's input was written in place after its forward.
         """
@@ -132,12 +126,10 @@ class SplitBackward:
 
     Args:
         layers: the layers. Each of the outermost modules below them that own weights is divided as a unit.
-        is_lowered: whether their forwards run under autocast.
 
     Attributes:
         anchor: makes results require a gradient even if no input does, so that B reaches the small graphs.
         weights: the weights of all layers that are trained.
-        is_lowered: as given.
     """
 
     def __init__(self, layers: Iterable[nn.Module], is_lowered: bool = False) -> None:

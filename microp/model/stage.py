@@ -58,10 +58,8 @@ class _Held(NamedTuple):
     """One segment of one microbatch between its forward and its backward.
 
     Attributes:
-        segment: its index.
         input: the tensor that entered it.
         root: its output's node in the graph; None if it is recomputed, or has no gradient.
-        is_recomputed: whether it is.
     """
 
     segment: int
@@ -76,12 +74,7 @@ class Stage:
     Args:
         layers: the stage's layers, in order, on their device.
         loss: on the model's last stage, (output, targets) -> mean loss.
-        checkpointing: the policy: what is kept and what is recomputed.
-        chunks: the number of microbatches, M.
         split: the microbatches whose backward is divided into B and W.
-        mark: the device's clock.
-        computing: how the layers compute.
-        device: the device of the layers.
 
     Attributes:
         autocast: what encloses every forward and recomputation.
@@ -125,7 +118,6 @@ class Stage:
 
         Args:
             samples: for each layer an input of a few rows.
-            indices: the indices of the layers in the model.
 
         Returns:
             The indices of the layers that are divided as one.

@@ -9,8 +9,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf
 
-from microp.planner.choices import LOOPED, ORDERS, V_SHAPED, Choice, Priced, Pricer
+from microp.planner.choices import ORDERS, Choice, Priced, Pricer
+from microp.schedule.builders import LOOPED, V_SHAPED
 from microp.settings import size_text
 from microp.simulator import Part
 
@@ -51,32 +53,30 @@ def _pairs(pricer: Pricer, now: Choice) -> list[tuple[str, Choice]]:
 
 def _least(pricer: Pricer, now: Choice) -> tuple[str, float]:
     """Return the pair of changes that needs least memory with the uniform partition, and its bytes."""
-    peaks = []
-    for words, choice in [*_single(pricer, now), *_pairs(pricer, now)]:
-        schedule = pricer.schedule(choice)
-        ranks = pricer.ranks(choice, schedule) if schedule is not None else None
-        if schedule is None or ranks is None or choice.partition == "balanced":
-            continue
-        sizes = pricer.sizes(choice, pricer.task(choice, schedule))
-        peaks += [] if sizes is None else [(max(ranks.peaks(sizes)), words)]
+    options = [*_single(pricer, now), *_pairs(pricer, now)]
+    peaks = [(_peak(pricer, choice), words) for words, choice in options if choice.partition != "balanced"]
     peak, words = min(peaks)
     return words, peak
+
+
+def _peak(pricer: Pricer, choice: Choice) -> float:
+    """Return the bytes of the fullest rank, which is known without a price; infinite if the choice does not exist."""
+    schedule = pricer.schedule(choice)
+    ranks = pricer.ranks(choice, schedule) if schedule is not None else None
+    if schedule is None or ranks is None:
+        return inf
+    sizes = pricer.sizes(choice, pricer.task(choice, schedule))
+    return inf if sizes is None else max(ranks.peaks(sizes))
 
 
 def _priced(pricer: Pricer, options: Sequence[tuple[str, Choice]], cap: float) -> list[tuple[str, Priced]]:
     """Return those of the options that fit, the fastest of each kind of change, the fastest first."""
     fitting = []
     for words, choice in options:
-        schedule = pricer.schedule(choice)
-        ranks = pricer.ranks(choice, schedule) if schedule is not None else None
-        if schedule is None or ranks is None:
-            continue
         if choice.partition == "balanced":
             priced = pricer.price(choice, cap) if len(options) < 100 else None
         else:
-            sizes = pricer.sizes(choice, pricer.task(choice, schedule))
-            fits = sizes is not None and max(ranks.peaks(sizes)) <= cap
-            priced = pricer.price(choice) if fits else None
+            priced = pricer.price(choice) if _peak(pricer, choice) <= cap else None
         if priced is not None and priced.peak <= cap:
             fitting.append((words, priced))
     fitting.sort(key=lambda each: (each[1].step, each[1].peak))

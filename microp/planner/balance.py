@@ -12,27 +12,29 @@ takes layers from one stage to another one. Several of the best partitions are m
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain, combinations, islice, pairwise, zip_longest
+from itertools import accumulate, chain, combinations, islice, pairwise, zip_longest
 from math import comb
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from microp import trace
 from microp.job import Workload
-from microp.planner.cuts import Floats, cut
-from microp.planner.prices import Prices
-from microp.schedule import Partition, Schedule, uniform
-from microp.settings import GIB, HOLDS_NOTHING, NEVER, Checkpointing, Holds
+from microp.planner.prices import Loads, Prices
+from microp.schedule import Partition, uniform
+from microp.settings import GIB
 from microp.simulator import PER_STAGE, Costs, LayerMemory, Ranks, simulate, step_times
 
 MOST = 5_000  # partitions that are simulated at once
 EFFORT = 1_000_000  # their actions
 WIDTH = 48  # partitions that are kept to go on from
 CLOSE = 1e-9  # relative: a smaller gain is none
+MOST_LAYERS = 1000  # the recurrence of `cut` takes a square of it
 Sizes = tuple[int, ...]
+Floats = NDArray[np.float64]
 
 
 class NoRoomError(ValueError):
@@ -44,45 +46,35 @@ class Task:
     """What a partition is chosen for.
 
     Attributes:
-        schedule: the order.
-        rows: the rows of each microbatch.
+        base: what is run; the layers of its stages are not known yet.
         prices: the times of actions for any partition.
-        checkpointing: what is recomputed.
         memory: the memory of each layer; None if no rank's memory is limited.
         cap: the bytes of memory that each rank has.
         batch: the bytes of the batch's text on the first and on the last rank.
-        states: the tensors of a weight's size that the optimizer keeps for each weight.
-        holds: as in `Workload`.
     """
 
-    schedule: Schedule
-    rows: tuple[int, ...]
+    base: Workload
     prices: Prices
-    checkpointing: Checkpointing = field(default_factory=lambda: NEVER)
     memory: Sequence[LayerMemory] | None = None
     cap: float | None = None
     batch: float = 0
-    states: int = 2
-    holds: Holds = HOLDS_NOTHING
 
     def workload(self, sizes: Sequence[int]) -> Workload:
         """Return the workload with these numbers of layers."""
-        return Workload(self.schedule, tuple(sizes), self.rows, self.checkpointing, self.states, self.holds)
+        return self.base._replace(layers=tuple(sizes))
 
     def step(self, sizes: Sequence[int]) -> float:
         """Return the simulated time of a step, in the unit of the prices, with the sums over replicas."""
-        costs = self.prices.costs(self.workload(sizes))
-        spans = simulate(self.schedule, costs)
-        sums = trace.reductions(self.schedule, spans, costs.reduction) if costs.reduction else []
+        costs, schedule = self.prices.costs(self.workload(sizes)), self.base.schedule
+        spans = simulate(schedule, costs)
+        sums = trace.reductions(schedule, spans, costs.reduction) if costs.reduction else []
         return float(trace.ends_at(spans, sums) if sums else trace.makespan(spans))
 
     def ranks(self) -> Ranks | None:
         """Return the memory of the ranks, or None if it is not limited."""
         if self.memory is None or self.cap is None:
             return None
-        return Ranks(
-            self.schedule, self.memory, self.rows, self.checkpointing, self.batch, None, self.states, self.holds
-        )
+        return Ranks(self.base, self.memory, self.batch)
 
     def partition(self, layers: int, refine: bool) -> Partition:
         """Return the partition of `layers` that makes the step as short as possible, see `microp.schedule.balanced`.
@@ -91,7 +83,7 @@ class Task:
             NoRoomError: no partition fits into the ranks' memory.
             ValueError: there are too many layers.
         """
-        even = uniform(layers, self.schedule.stages).sizes
+        even = uniform(layers, self.base.schedule.stages).sizes
         sizes: Sizes | None = cut(self.prices.loads(self.workload(even)))
         assert sizes is not None
         ranks, cap = self.ranks(), self.cap or 0
@@ -109,42 +101,29 @@ class Task:
 
 
 class Steps:
-    """Computes the steps of many partitions at once; the times of equal stages are computed once."""
+    """Computes the steps of many partitions at once; the costs of equal stages are composed once."""
 
     def __init__(self, task: Task, layers: int) -> None:
-        self._task = task
-        self._kinds = task.prices.kinds or range(layers)
-        self._places: dict[tuple[int, ...], int] = {}  # a stage and the kinds of its layers -> its row
-        self._rows: list[list[float]] = []  # of times
+        self._task, self._kinds = task, task.prices.kinds or range(layers)
+        self._known: dict[tuple[int, ...], list[float]] = {}  # a stage and the kinds of its layers -> its costs
 
     def __call__(self, partitions: Sequence[Sizes]) -> Floats:
         """Return the time of a step with each of these sizes, as `Task.step`."""
-        sizes = np.array(partitions)
-        ends, stages = np.cumsum(sizes, axis=1), np.arange(sizes.shape[1])
-        codes = (stages * (ends[0, -1] + 1) + ends) * (ends[0, -1] + 1) + sizes
-        _, first, index = np.unique(codes, return_index=True, return_inverse=True)  # each stage of each partition once
-        places = [self._place(partitions[place // len(stages)], place % len(stages)) for place in first.tolist()]
-        times = np.array(self._rows)[np.array(places)[index.reshape(codes.shape)]]
-        costs = self._costs(partitions[0])
+        times = np.array([self._stages(sizes) for sizes in partitions])  # by partition, stage and cost
+        costs = self._task.prices.costs(self._task.workload(partitions[0]))
         columns: dict[str, Any] = dict(zip(_names(costs), map(tuple, times.transpose(2, 1, 0).copy()), strict=True))
-        return step_times(self._task.schedule, replace(costs, boundary=(), **columns))
+        return step_times(self._task.base.schedule, replace(costs, boundary=(), **columns))
 
-    def _place(self, sizes: Sizes, stage: int) -> int:
-        """Return the place of the row of one stage of a partition."""
-        if (key := self._key(sizes, stage)) not in self._places:
-            costs = self._costs(sizes)
+    def _stages(self, sizes: Sizes) -> list[list[float]]:
+        """Return the costs of each stage, in the order of `_names`."""
+        ends = accumulate(sizes)
+        keys = [(stage, *self._kinds[end - sizes[stage] : end]) for stage, end in enumerate(ends)]
+        if any(key not in self._known for key in keys):
+            costs = self._task.prices.costs(self._task.workload(sizes))
             costs = replace(costs, latency=tuple(map(costs.hop, range(len(sizes)))))
-            for other, row in enumerate(zip(*(getattr(costs, name) for name in _names(costs)), strict=True)):
-                if self._places.setdefault(self._key(sizes, other), len(self._rows)) == len(self._rows):
-                    self._rows.append(list(row))
-        return self._places[key]
-
-    def _key(self, sizes: Sizes, stage: int) -> tuple[int, ...]:
-        end = sum(sizes[: stage + 1])
-        return (stage, *self._kinds[end - sizes[stage] : end])
-
-    def _costs(self, sizes: Sizes) -> Costs:
-        return self._task.prices.costs(self._task.workload(sizes))
+            for key, *own in zip(keys, *(getattr(costs, name) for name in _names(costs)), strict=True):
+                self._known.setdefault(key, own)
+        return [self._known[key] for key in keys]
 
 
 def _names(costs: Costs) -> list[str]:
@@ -159,12 +138,11 @@ def refined(task: Task, begin: Sequence[Sizes], ranks: Ranks | None) -> Sizes | 
     shortest that moves of layers lead to: the `WIDTH` best partitions are kept, and all moves of these are tried.
 
     Args:
-        task: what the partition is for; within its `cap`.
         begin: the partitions from which the search begins, of which the first one wins ties.
         ranks: their memory, of which equally fast partitions should take little; None: it does not count.
     """
     cap, layers, stages = task.cap, sum(begin[0]), len(begin[0])
-    most = min(MOST, max(1, EFFORT // sum(map(len, task.schedule.ranks))))
+    most = min(MOST, max(1, EFFORT // sum(map(len, task.base.schedule.ranks))))
     steps, times = Steps(task, layers), dict[Sizes, float]()
 
     @cache
@@ -217,3 +195,56 @@ def _moves(sizes: Sizes) -> Iterator[Sizes]:
                         moved[taker] += count
                         yield tuple(moved)
         count *= 2
+
+
+def cut(loads: Loads) -> tuple[int, ...]:
+    """Return the sizes with which the largest load of a stage is as small as possible, exactly.
+
+    ::
+
+        layers       3   1   1   2   1   4          K = 3
+        cuts         3   1 │ 1   2   1 │ 4          loads 4, 4, 4: no other cut has a smaller maximum
+
+        D[s][j] = min over i of max(D[s-1][i], load of stage s with layers i to j-1)       O(K n²)
+
+    Between cuts with the same maximum the one with the most even loads is taken, and then the one with heavier early
+    stages, which cost less under 1F1B. Where a rank holds several stages, the search by simulation begins here.
+
+    Raises:
+        ValueError: there are more stages than layers, or more than `MOST_LAYERS` layers.
+    """
+    layers, stages = len(loads.layers), len(loads.scale)
+    if layers > MOST_LAYERS:
+        raise ValueError(f"{layers} layers are too many for an exact cut: use at most {MOST_LAYERS}")
+    if stages > layers:
+        raise ValueError(f"{stages} stages are more than {layers} layers: use at most {layers}")
+    sums = np.concatenate([[0.0], np.cumsum(loads.layers)])
+    tables = []  # per stage its load for every (first, end); infinite where it has no layer
+    for scale, fixed in zip(loads.scale, loads.fixed, strict=True):
+        table = scale * (sums[None, :] - sums[:, None]) + fixed
+        table[np.tril_indices(layers + 1)] = np.inf
+        tables.append(table)
+    edges = _solve(tables, np.maximum)
+    largest = max(table[edge] for table, edge in zip(tables, pairwise(edges), strict=True))
+    edges = _solve([np.where(table <= largest, table**2, np.inf) for table in tables], np.add)
+    return tuple(end - first for first, end in pairwise(edges))
+
+
+def _solve(tables: Sequence[Floats], joined: np.ufunc) -> list[int]:
+    """Return the edges of the stages for which the joined loads are smallest.
+
+    The recurrence of `cut`, with `joined` in the place of max; between equal ways the last stages get
+    as few layers as possible.
+    """
+    best = np.full(len(tables[0]), np.inf)
+    best[0] = 0.0
+    choices = []
+    for table in tables:
+        values = joined(best[:, None], table)
+        chosen = len(values) - 1 - np.argmin(values[::-1], axis=0)  # the last of equal ones
+        best = values[chosen, np.arange(len(values))]
+        choices.append(chosen)
+    edges = [len(best) - 1]
+    for chosen in reversed(choices):
+        edges.append(int(chosen[edges[-1]]))
+    return edges[::-1]

@@ -10,35 +10,19 @@ Schedules and the counts of what their ranks hold are computed once for all choi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from microp.planner.balance import Task, refined
-from microp.planner.cuts import cut
+from microp.job import Workload
+from microp.planner.balance import Task, cut, refined
 from microp.planner.prices import Prices
 from microp.schedule import Schedule, builders, spread, uniform
 from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
 from microp.simulator import LayerMemory, Ranks
 
-ORDERS: Mapping[str, Callable[..., Schedule]] = {  # an option of group schedule -> its builder
-    "gpipe": builders.gpipe,
-    "1f1b": builders.one_f_one_b,
-    "eager_1f1b": builders.eager_1f1b,
-    "interleaved": builders.interleaved,
-    "breadth_first": builders.breadth_first,
-    "zb_h1": builders.zb_h1,
-    "zb_h2": builders.zb_h2,
-    "zb_interleaved": builders.zb_interleaved,
-    "zb_v": builders.zb_v,
-    "v_half": builders.v_half,
-    "v_min": builders.v_min,
-    "dualpipe_v": builders.dualpipe_v,
-}
-LOOPED = ("interleaved", "breadth_first", "zb_interleaved")  # with a number of stages per rank to choose
-V_SHAPED = ("zb_v", "v_half", "v_min", "dualpipe_v")  # with two stages per rank
+ORDERS = {name: build for name, build in builders.ORDERS.items() if name != "naive"}
 POLICIES = ("never", "except_last", "always")  # and segments=n
-PARTITIONS = ("uniform", "balanced")
 
 
 class Choice(NamedTuple):
@@ -46,7 +30,6 @@ class Choice(NamedTuple):
 
     Attributes:
         schedule: the option of group schedule.
-        chunks: the number of microbatches.
         checkpointing: `never`, `always`, `except_last`, or `segments=2`.
         partition: `uniform` or `balanced`, or `given` for sizes that the user chose.
         stages_per_rank: of a looped schedule; 0 for the others.
@@ -76,7 +59,6 @@ class Priced(NamedTuple):
     """A choice, and what it costs.
 
     Attributes:
-        choice: the choice.
         sizes: the number of layers of each stage.
         step: the time of a step, in the unit of the prices: of its simulated actions, or after `forecast` of all.
         peaks: the bytes of each rank at its peak; empty if nothing is known about memory.
@@ -98,10 +80,7 @@ class Subject:
     """What is planned.
 
     Attributes:
-        layers: the number of layers of the model.
         devices: the number of devices, all replicas together.
-        batch_size: the rows of a batch.
-        prices: the times of actions.
         memory: returns the memory of each layer, for a backward that is divided or not; None: memory does not count.
         batch_bytes: a number of rows -> the bytes of their text.
         states: the tensors of a weight's size that the optimizer keeps for each weight.
@@ -156,42 +135,38 @@ class Pricer:
             return None
         key = choice.schedule, ranks, choice.chunks, choice.stages_per_rank
         if key not in self._schedules:
-            self._schedules[key] = self._build(choice, ranks)
+            knobs = {"stages_per_rank": choice.stages_per_rank} if choice.stages_per_rank else {}
+            try:
+                self._schedules[key] = ORDERS[choice.schedule](ranks=ranks, chunks=choice.chunks, **knobs)
+            except (KeyError, ValueError):
+                self._schedules[key] = None
         found = self._schedules[key]
         return found if found is not None and found.stages <= self.subject.layers else None
 
-    @staticmethod
-    def _build(choice: Choice, ranks: int) -> Schedule | None:
-        knobs = {"stages_per_rank": choice.stages_per_rank} if choice.stages_per_rank else {}
-        try:
-            return ORDERS[choice.schedule](ranks=ranks, chunks=choice.chunks, **knobs)
-        except (KeyError, ValueError):
-            return None
-
     def task(self, choice: Choice, schedule: Schedule) -> Task:
         """Return what the partition of a choice is for."""
-        rows = spread(spread(self.subject.batch_size, choice.replicas)[0], choice.chunks)
-        return Task(schedule, rows, self.subject.prices, policy(choice.checkpointing))
+        return Task(self._workload(choice, schedule), self.subject.prices)
+
+    def _share(self, choice: Choice) -> int:
+        """Return the rows of the first replica, which has most."""
+        return spread(self.subject.batch_size, choice.replicas)[0]
+
+    def _workload(self, choice: Choice, schedule: Schedule) -> Workload:
+        """Return what one replica runs, for any partition."""
+        rows, holds = spread(self._share(choice), choice.chunks), self.subject.holds
+        holds = holds._replace(buckets=holds.buckets and choice.replicas > 1)
+        return Workload(schedule, (), rows, policy(choice.checkpointing), self.subject.states, holds)
 
     def ranks(self, choice: Choice, schedule: Schedule) -> Ranks | None:
         """Return the memory of the ranks of a choice, or None if memory does not count."""
         if self.subject.memory is None:
             return None
-        share, checkpointing = spread(self.subject.batch_size, choice.replicas)[0], policy(choice.checkpointing)
-        spared, rows = checkpointing.spared(choice.chunks), spread(share, choice.chunks)
-        uneven = rows if rows[0] > rows[-1] else ()
+        workload = self._workload(choice, schedule)
+        uneven = workload.rows if len(set(workload.rows)) > 1 else ()
         order = choice.schedule, len(schedule.ranks), choice.chunks, choice.stages_per_rank
-        key = order, spared, uneven
-        ranks = Ranks(
-            schedule,
-            self.subject.memory(bool(schedule.split)),
-            rows,
-            checkpointing,
-            self.subject.batch_bytes(share),
-            self._counts.get(key),
-            self.subject.states,
-            self.subject.holds._replace(buckets=self.subject.holds.buckets and choice.replicas > 1),
-        )
+        key = order, workload.checkpointing.spared(choice.chunks), uneven
+        memory, batch = self.subject.memory(bool(schedule.split)), self.subject.batch_bytes(self._share(choice))
+        ranks = Ranks(workload, memory, batch, self._counts.get(key))
         self._counts[key] = ranks.counts
         return ranks
 
@@ -199,17 +174,15 @@ class Pricer:
         """Return the layers of each stage, or None if there is no such partition.
 
         Args:
-            choice: the choice.
-            task: what its partition is for.
             cap: the bytes of each rank, which a balanced partition keeps to.
         """
         if choice.partition == "given":
-            return self._given if len(self._given) == task.schedule.stages else None
-        even = uniform(self.subject.layers, task.schedule.stages).sizes
+            return self._given if len(self._given) == task.base.schedule.stages else None
+        even = uniform(self.subject.layers, task.base.schedule.stages).sizes
         if choice.partition == "uniform":
             return even
         begin = [even, cut(task.prices.loads(task.workload(even)))]
-        return refined(replace(task, cap=cap), begin, self.ranks(choice, task.schedule))
+        return refined(replace(task, cap=cap), begin, self.ranks(choice, task.base.schedule))
 
     def price(self, choice: Choice, cap: float | None = None) -> Priced | None:
         """Return what a choice costs by its simulated actions, or None if it does not exist; arguments as `sizes`."""
@@ -234,6 +207,6 @@ class Pricer:
         schedule = self.schedule(plan.choice)
         assert schedule is not None, "it was priced"
         workload = self.task(plan.choice, schedule).workload(plan.sizes)
-        share = spread(self.subject.batch_size, plan.choice.replicas)[0]
-        step = self.subject.prices.forecast(workload, self.subject.batch_bytes(share), plan.choice.replicas).step_ms
+        batch = self.subject.batch_bytes(self._share(plan.choice))
+        step = self.subject.prices.forecast(workload, batch, plan.choice.replicas).step_ms
         return plan if step is None else plan._replace(step=step)

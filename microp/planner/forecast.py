@@ -52,9 +52,7 @@ def stage_costs(profile: Profile, kinds: Sequence[int], workload: Workload, back
     """Return the costs of a workload's stages, in milliseconds, while all ranks compute.
 
     Args:
-        profile: of the model.
-        kinds: the kind of each of its layers.
-        workload: the schedule, the layers of each stage, and the rows.
+        kinds: the kind of each layer of the model.
         backend: the transport; the profile's first one if it does not have it.
         replicas: over which the stages' gradients are summed.
     """
@@ -124,10 +122,8 @@ def forecast(
     """Return the prediction of a run on a machine of the profile's kind.
 
     Args:
-        profile: of the model.
-        kinds: the kind of each of its layers.
+        kinds: the kind of each layer of the model.
         workload: what one replica runs.
-        backend: the transport.
         batch: the bytes of the text of the batch on the ranks of the first and of the last stage.
         replicas: how many run it.
         device: an emulated device if every rank has a device like that of the profile; None: ranks share the cores.
@@ -139,26 +135,13 @@ def forecast(
     else:
         spans = simulate(workload.schedule, slowed(costs, device, workload.schedule))
     layers = profile.layer_memory(kinds, bool(workload.schedule.split))
+    ends, optimizer = last_ends(workload.schedule, spans, costs), optimizer_times(profile, workload, layers)
     return Forecast(
-        step_ms=whole_step_ms(profile, workload, layers, last_ends(workload.schedule, spans, costs)),
+        step_ms=sum(profile.edges) + last_optimizer(workload.schedule, ends, optimizer),
         bubble=float(bubble_fraction(spans)),
         peak_memory_mib=peak_memory_mib(workload, layers, batch),
         source=profile.path,
     )
-
-
-def whole_step_ms(
-    profile: Profile, workload: Workload, layers: Sequence[LayerMemory], ends: Mapping[int, float]
-) -> float:
-    """Return the time of a step with its optimizer and what the engine does before and after its actions.
-
-    Args:
-        profile: of the model.
-        workload: what is run.
-        layers: the memory of every layer.
-        ends: rank -> the end of its actions, and of its sums over the replicas.
-    """
-    return sum(profile.edges) + last_optimizer(workload.schedule, ends, optimizer_times(profile, workload, layers))
 
 
 def last_optimizer(schedule: Schedule, ends: Mapping[int, float], times: Sequence[float]) -> float:
@@ -188,13 +171,9 @@ def peak_memory_mib(workload: Workload, layers: Sequence[LayerMemory], batch: fl
     """Return each rank's peak: weights, the optimizer's state, the batch, gradients, activations and mailboxes.
 
     Args:
-        workload: what is run.
-        layers: the memory of every layer.
         batch: the bytes of the batch on the ranks of the first and of the last stage.
     """
-    schedule, _, rows, checkpointing, states, holds = workload
-    ranks = Ranks(schedule, layers, rows, checkpointing, batch, None, states, holds)
-    return [peak / MIB for peak in ranks.peaks(workload.layers)]
+    return [peak / MIB for peak in Ranks(workload, layers, batch).peaks(workload.layers)]
 
 
 def _shares_after(workload: Workload) -> list[dict[str, dict[str, float]]]:

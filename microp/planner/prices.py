@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import Any
 
 from microp.job import Workload
-from microp.planner.cuts import Loads
 from microp.planner.forecast import (
     Forecast,
     forecast,
@@ -39,6 +38,21 @@ from microp.simulator import (
     slowed,
 )
 from microp.trace import bubble_fraction
+
+
+@dataclass(frozen=True)
+class Loads:
+    """What the stages take in a step: `scale[s] * (sum of its layers) + fixed[s]`.
+
+    Attributes:
+        layers: the time of each layer.
+        scale: of each stage, for example 2 on a rank of half the speed.
+        fixed: the time of each stage that does not depend on its layers.
+    """
+
+    layers: tuple[float, ...]
+    scale: tuple[float, ...]
+    fixed: tuple[float, ...]
 
 
 class Prices(ABC):
@@ -85,11 +99,8 @@ class NominalPrices(Prices):
     """An emulated device's nominal times; on any other device each of F, B and W takes one unit per layer and row.
 
     Args:
-        device: has the times.
         profile: of the model on this machine, which takes its own time for the optimizer and between two actions; None
             if there is none, and these times are left out.
-        kinds: the kind of each layer of the model.
-        backend: the transport.
     """
 
     def __init__(
@@ -100,7 +111,9 @@ class NominalPrices(Prices):
         self.source = f"the nominal times of device={device.name}" if self.is_known else "one unit per layer and row"
 
     def costs(self, workload: Workload) -> Costs:
-        costs = _as_floats(nominal_costs(self._device, workload))
+        costs = nominal_costs(self._device, workload)
+        floats: dict[str, Any] = {name: tuple(map(float, getattr(costs, name))) for name in PER_STAGE}
+        costs = replace(costs, **floats)  # Fractions are slow to add up
         if self.is_known:
             return costs
         rows = sum(workload.rows) / len(workload.rows)
@@ -143,10 +156,8 @@ class LayerPrices(Prices):
     """Times of each layer, added up over a stage.
 
     Args:
-        source: where the times come from.
         layers: the times of each layer for a microbatch, in order.
         fixed: the part of an action's time that does not depend on its layers.
-        device: whose ranks may have different speeds.
         hops: `latency`, `boundary` (the bytes between any two layers), `bandwidth`, as for `costs_of`.
     """
 
@@ -205,10 +216,6 @@ class EstimatedPrices(Prices):
 
     On a device of which nothing is known the mean layer takes one unit per row, and an operation takes as long as a
     tenth of a byte: then only the ratios count.
-
-    Args:
-        device: with or without a speed.
-        model: whose layers' work is known.
     """
 
     def __init__(self, device: DeviceSettings, model: ModelSettings) -> None:
@@ -264,10 +271,7 @@ class ProfilePrices(Prices):
     """The times of a profile, with the ranks' speeds; but for a forecast every rank has a core of its own.
 
     Args:
-        profile: of the model.
-        kinds: the kind of each of its layers.
         device: an emulated one if every rank has a device like that of the profile; else the ranks share its cores.
-        backend: the transport.
     """
 
     is_known = True
@@ -325,9 +329,3 @@ def rank_loads(workload: Workload, costs: Costs) -> list[float]:
     for stage, load in enumerate(stage_loads(workload, costs)):
         loads[workload.schedule.placement[stage]] += load
     return loads
-
-
-def _as_floats(costs: Costs) -> Costs:
-    """Return the costs with floats for Fractions, which are slow to add up."""
-    values: dict[str, Any] = {name: tuple(map(float, getattr(costs, name))) for name in PER_STAGE}
-    return replace(costs, **values)

@@ -16,28 +16,19 @@ the speed of ranks that share cores.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from microp.settings import ADAM, AS_WRITTEN, Computing, ModelSettings
 from microp.simulator import LayerMemory, LayerTimes
 
-FORMAT = 4  # of the file
 TIMES = ("forward", "full", "backward", "weight", "recompute")
 DIVIDED, UNDIVIDED = "divided", "undivided"
 TORCH = "torch"  # among the transports: torch's own pipeline runtime over gloo
 
 
 class Machine(NamedTuple):
-    """What makes two machines of the same kind.
-
-    Attributes:
-        device: the kind of device.
-        processor: its model.
-        cores: the number of cores.
-        torch: the version of torch.
-        threads: the number of threads per rank.
-    """
+    """What makes two machines of the same kind."""
 
     device: str
     processor: str
@@ -84,7 +75,6 @@ class Profile:
 
     Attributes:
         machine: where it was measured.
-        model: the model's settings.
         date: when it was measured, in ISO form.
         batch_size: the rows of the batches with which it was measured.
         ranks: the number of ranks that computed at once.
@@ -103,7 +93,6 @@ class Profile:
         edges: milliseconds before a step's first action, and between its last action and the optimizer.
         memory: `divided` or `undivided` (the backward) -> kind of layer -> its memory.
         spread: name of `TIMES` -> (p90 - p10) / median over the steps, the median over all samples; None: not known.
-        path: where it was read from.
         optimizer_kind: whose steps were measured, see `OptimizerSettings.kind`.
         computing: how the layers computed.
         fine_rows: numbers of rows, also between those of `rows`.
@@ -154,8 +143,6 @@ class Profile:
         """Return the times of one layer.
 
         Args:
-            kind: its kind.
-            rows: the rows of a microbatch.
             shares: name of `TIMES` -> what ran before -> the share of the actions that follow it.
             keeps: whether a forward keeps its activations.
         """
@@ -202,55 +189,6 @@ class Profile:
     def _at(self, values: Sequence[float], rows: float) -> float:
         return interpolate(self.rows, values, rows)
 
-    def plain(self) -> dict[str, Any]:
-        """Return the profile in plain values, as a file has it."""
-        return {
-            "format": FORMAT,
-            "date": self.date,
-            "machine": self.machine._asdict(),
-            "model": dict(self.model),
-            "optimizer": self.optimizer_kind,
-            **{key: value for key, value in asdict(self.computing).items() if value},
-            "batch_size": self.batch_size,
-            "ranks": self.ranks,
-            "rows": list(self.rows),
-            "layers_ms": {kind: _rounded(times) for kind, times in self.layers.items()},
-            "fixed_ms": _rounded(self.fixed),
-            "fine_rows": list(self.fine_rows),
-            "row_factors": {name: [round(value, 4) for value in values] for name, values in self.row_factors.items()},
-            "after": {
-                name: {
-                    what: {"added_ms": [round(ms, 6) for ms in own.added], "factor": [round(f, 4) for f in own.factor]}
-                    for what, own in known.items()
-                }
-                for name, known in self.after.items()
-            },
-            "checkpointed_factor": [round(value, 4) for value in self.checkpointed],
-            "alone_factor": [round(value, 4) for value in self.alone],
-            "crowded_factor": [round(value, 4) for value in self.crowded],
-            "spread": {name: value if value is None else round(value, 4) for name, value in self.spread.items()},
-            "load_average": self.load,
-            "transports": {
-                name: {f"{key}_ms": round(value, 6) for key, value in transport._asdict().items()}
-                for name, transport in self.transports.items()
-            },
-            "optimizer_ms": {"fixed": round(self.optimizer[0], 6), "per_mib": round(self.optimizer[1], 6)},
-            "edges_ms": {"before": round(self.edges[0], 6), "after": round(self.edges[1], 6)},
-            "memory_bytes": {
-                backward: {
-                    kind: {
-                        "weights": layer.weights,
-                        **{
-                            name: [round(size.fixed, 3), round(size.per_row, 3)]
-                            for name, size in zip(layer._fields[1:], layer[1:], strict=True)
-                        },
-                    }
-                    for kind, layer in layers.items()
-                }
-                for backward, layers in self.memory.items()
-            },
-        }
-
 
 def interpolate(places: Sequence[float], values: Sequence[float], at: float, at_least: float = 0.0) -> float:
     """Return the value at `at`: on the line through the two places around it, or through the nearest two."""
@@ -261,10 +199,6 @@ def interpolate(places: Sequence[float], values: Sequence[float], at: float, at_
     left, right = places[after - 1], places[after]
     share = (at - left) / (right - left)
     return max(at_least, values[after - 1] + share * (values[after] - values[after - 1]))
-
-
-def _rounded(table: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    return {name: [round(value, 6) for value in values] for name, values in table.items()}
 
 
 def model_problem(profile: Profile, model: ModelSettings, computing: Computing) -> str | None:

@@ -1,23 +1,43 @@
-"""Reads a profile from the plain values of its file.
+"""Turns a profile into the plain values of its file, and back: every field of `Profile` under its own name.
 
 ::
 
-    YAML ── store ──► plain values ── read_plain ──► Profile
+    Profile ── to_plain ──► {"format": 5, "rows": [8.0, 64.0], ...} ── store ──► YAML ── store, read_plain ──► Profile
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_origin, get_type_hints
 
-from microp.planner.profile import DIVIDED, FORMAT, TIMES, UNDIVIDED, After, Machine, Profile, Transport
-from microp.planner.samples import BACKWARD, FORWARD, OPTIMIZER, USUAL, WEIGHT
-from microp.settings import ADAM, AS_WRITTEN, Computing
-from microp.simulator import LayerMemory, Size
+from microp.planner.profile import DIVIDED, TIMES, UNDIVIDED, Profile
+from microp.simulator import Size
 
-BEFORE = 3  # the format that had one factor for all that is not usual
+FORMAT = 5
+DIGITS = 6  # behind the point: a nanosecond
+
+
+def to_plain(profile: Profile) -> dict[str, Any]:
+    """Return the profile in plain values, as a file has it; only where it was read from is left out."""
+    plain = {"format": FORMAT, **_plain(profile), "model": dict(profile.model)}  # a user's numbers are not rounded
+    del plain["path"]
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Size):
+        return [_plain(number) for number in value]
+    if is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    return round(value, DIGITS) if isinstance(value, float) else value
 
 
 def read_plain(given: Any, path: str) -> Profile:
@@ -27,110 +47,58 @@ def read_plain(given: Any, path: str) -> Profile:
         ValueError: the values are not those of a profile.
     """
     try:
-        if given["format"] not in (FORMAT, BEFORE):
+        if given["format"] != FORMAT:
             raise ValueError(f"format {given['format']!r} is not {FORMAT}")
-        rows = tuple(map(_number, given["rows"]))
-        if not rows or list(rows) != sorted(set(rows)) or rows[0] <= 0:
-            raise ValueError("rows are not ascending numbers above 0")
-
-        def column(values: Any) -> tuple[float, ...]:
-            found = tuple(map(_time, values))
-            if len(found) != len(rows):
-                raise ValueError(f"a list has {len(found)} values for {len(rows)} numbers of rows")
-            return found
-
-        def table(values: Any, names: Sequence[str] = TIMES) -> dict[str, tuple[float, ...]]:
-            return {name: column(values[name]) for name in names}
-
-        def changes(values: Any) -> After:
-            return After(column(values["added_ms"]), column(values["factor"]))
-
-        if given["format"] == FORMAT:
-            after = {
-                str(op): {str(what): changes(own) for what, own in known.items()}
-                for op, known in given["after"].items()
-            }
-        else:
-            after = {op: _after_any(op, column(factor)) for op, factor in given["alternating_factor"].items()}
-        fine = tuple(map(_number, given.get("fine_rows", ())))
-        factors = {str(op): tuple(map(_time, own)) for op, own in given.get("row_factors", {}).items()}
-        if list(fine) != sorted(set(fine)) or any(len(own) != len(fine) for own in factors.values()):
-            raise ValueError("row_factors has not one value for each of fine_rows, which ascend")
-        transports = {
-            str(name): Transport(*(_time(values[f"{key}_ms"]) for key in Transport._fields))
-            for name, values in given["transports"].items()
-        }
-        memory = {
-            backward: {int(kind): _memory(sizes) for kind, sizes in given["memory_bytes"][backward].items()}
-            for backward in (DIVIDED, UNDIVIDED)
-        }
-        layers = {int(kind): table(times) for kind, times in given["layers_ms"].items()}
-        if any(known.keys() != layers.keys() for known in memory.values()):
-            raise ValueError("memory_bytes and layers_ms are not of the same layers")
-        machine = given["machine"]
-        return Profile(
-            machine=Machine(
-                str(machine["device"]),
-                str(machine["processor"]),
-                int(machine["cores"]),
-                str(machine["torch"]),
-                int(machine["threads"]),
-            ),
-            model=dict(given["model"]),
-            date=str(given["date"]),
-            batch_size=int(given["batch_size"]),
-            ranks=int(given["ranks"]),
-            rows=rows,
-            layers=layers,
-            fixed=table(given["fixed_ms"]),
-            after=after,
-            checkpointed=column(given["checkpointed_factor"]),
-            alone=column(given["alone_factor"]),
-            crowded=column(given.get("crowded_factor", [1.0] * len(rows))),
-            transports=transports,
-            optimizer=(_time(given["optimizer_ms"]["fixed"]), _time(given["optimizer_ms"]["per_mib"])),
-            edges=(_time(given["edges_ms"]["before"]), _time(given["edges_ms"]["after"])),
-            memory=memory,
-            spread={
-                str(name): _number_or_none(value) or None for name, value in given["spread"].items()
-            },  # once 0: one step
-            load=_number_or_none(given.get("load_average")),
-            path=path,
-            optimizer_kind=str(given.get("optimizer", ADAM.kind)),
-            fine_rows=fine,
-            row_factors=factors,
-            computing=Computing(**{key: given.get(key, value) for key, value in asdict(AS_WRITTEN).items()}),
-        )
+        profile: Profile = _read(Profile, {**given, "path": path})
+        _check(profile)
     except KeyError as error:
         raise ValueError(f"it lacks {error}") from error
     except (TypeError, AttributeError) as error:
         raise ValueError("its values are not of a profile's form") from error
+    return profile
 
 
-def _after_any(op: str, factor: tuple[float, ...]) -> dict[str, After]:
-    """Return what a factor for any other op before it says, as older files have it."""
-    others = (what for what in (FORWARD, BACKWARD, WEIGHT, OPTIMIZER) if what != USUAL[op])
-    return {what: After((0.0,) * len(factor), factor) for what in others}
+def _read(kind: Any, value: Any) -> Any:
+    """Return plain values as what has this type: a number, a tuple, a mapping, or a class with fields."""
+    origin, inside = get_origin(kind), get_args(kind)
+    if kind in (Any, bool):
+        return value
+    if kind is Size:  # memory at no rows, which follows from that at two numbers of rows, may be below 0
+        return Size(*(_number(each, -math.inf) for each in value))
+    if type(None) in inside:
+        return None if value is None else _read(inside[0], value)
+    if origin is tuple:
+        return tuple(_read(inside[0], each) for each in value)
+    if origin is Mapping:
+        return {_read(inside[0], key): _read(inside[1], each) for key, each in value.items()}
+    if kind is float:
+        return _number(value, 0)
+    if kind in (int, str):
+        return kind(value)
+    return kind(**{name: _read(hint, value[name]) for name, hint in get_type_hints(kind).items()})
 
 
-def _memory(sizes: Mapping[str, Any]) -> LayerMemory:
-    given = {"frozen": (0, 0), **sizes}  # older files are of models without frozen weights
-    parts = (Size(*map(_number, given[name])) for name in LayerMemory._fields[1:])
-    return LayerMemory(int(sizes["weights"]), *parts)
-
-
-def _number_or_none(value: Any) -> float | None:
-    return None if value is None else _number(value)
-
-
-def _number(value: Any) -> float:
+def _number(value: Any, least: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{value!r} is not a number")
-    return float(value)
-
-
-def _time(value: Any) -> float:
-    """Return a time, or what times are multiplied by."""
-    if _number(value) < 0:
+    if value < least:
         raise ValueError(f"{value} is a time or a factor below 0")
     return float(value)
+
+
+def _check(profile: Profile) -> None:
+    """Raise ValueError unless the lists of a profile belong together."""
+    rows, fine, factors = profile.rows, profile.fine_rows, profile.row_factors
+    if not rows or list(rows) != sorted(set(rows)) or rows[0] <= 0:
+        raise ValueError("rows are not ascending numbers above 0")
+    columns = [times[name] for times in (*profile.layers.values(), profile.fixed) for name in TIMES]
+    columns += [part for known in profile.after.values() for change in known.values() for part in change]
+    for column in (*columns, profile.checkpointed, profile.alone, profile.crowded):
+        if len(column) != len(rows):
+            raise ValueError(f"a list has {len(column)} values for {len(rows)} numbers of rows")
+    if list(fine) != sorted(set(fine)) or any(len(own) != len(fine) for own in factors.values()):
+        raise ValueError("row_factors has not one value for each of fine_rows, which ascend")
+    if any(profile.memory[backward].keys() != profile.layers.keys() for backward in (DIVIDED, UNDIVIDED)):
+        raise ValueError("memory and layers are not of the same layers")
+    if not profile.transports or len(profile.optimizer) != 2 or len(profile.edges) != 2:
+        raise ValueError("transports, optimizer or edges lack a value")

@@ -35,10 +35,7 @@ class Case:
     """A schedule that was run for a profile, with its measured times.
 
     Attributes:
-        schedule: the order.
         sizes: the number of layers of each stage.
-        rows: the rows of a microbatch.
-        checkpointing: what was recomputed.
         times: per rank, nanoseconds by (step, action, when it began to wait, when it started, when it ended).
         steps: per rank, nanoseconds by (step, begin of the step, end of its actions, of the sums, of the optimizer).
         weights: the bytes of each rank's weights.
@@ -65,7 +62,6 @@ class Sample(NamedTuple):
         op: `forward`, `full`, `backward`, `weight`, `checkpointed` (a forward that keeps only its input), or
             `recomputed` (a full backward with its recomputation).
         kinds: the number of layers of each kind in the stage, by kind.
-        rows: the rows of a microbatch.
         before: what the same rank ran before, see `before`.
         crowd: the share of the time in which the other ranks computed too, from 0 to 1.
         actions: how many of them a step has.
@@ -99,10 +95,12 @@ def samples_of(case: Case, kinds: Sequence[int]) -> list[Sample]:
             low, middle, high = np.percentile(means, [10, 50, 90])
             if len(means) < FEWEST:
                 low = high = nan
-            own = _counts(case.sizes, stage, kinds)
+            first = sum(case.sizes[:stage])
+            own = list(kinds[first : first + case.sizes[stage]])
+            counts = tuple((kind, own.count(kind)) for kind in dict.fromkeys(own))
             crowd = float(crowds[rank][:, positions].mean())
             times = float(middle), float(low), float(high)
-            found.append(Sample(op, own, case.rows, what, crowd, len(positions), *times))
+            found.append(Sample(op, counts, case.rows, what, crowd, len(positions), *times))
     return found
 
 
@@ -123,12 +121,6 @@ def before(row: Sequence[Action], position: int) -> str:
     if position == 0:
         return OPTIMIZER
     return {Op.F: FORWARD, Op.B: BACKWARD, Op.W: WEIGHT}[row[position - 1].op]
-
-
-def _counts(sizes: Sequence[int], stage: int, kinds: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    first = sum(sizes[:stage])
-    own = list(kinds[first : first + sizes[stage]])
-    return tuple((kind, own.count(kind)) for kind in dict.fromkeys(own))
 
 
 def _crowds(case: Case) -> list[Array]:

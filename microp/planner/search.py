@@ -19,8 +19,9 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from microp import trace
-from microp.planner.choices import LOOPED, ORDERS, Choice, Priced, Pricer
+from microp.planner.choices import ORDERS, Choice, Priced, Pricer
 from microp.planner.prices import rank_loads
+from microp.schedule.builders import LOOPED
 from microp.simulator import simulate
 
 CLOSE = 1e-9  # relative
@@ -67,8 +68,6 @@ def search(pricer: Pricer, space: Space, cap: float | None, tick: Callable[[floa
     """Return the Pareto front of time and memory among all plans within the cap.
 
     Args:
-        pricer: prices a choice.
-        space: what to choose from.
         cap: the bytes of memory of each rank; None: no limit.
         tick: called with the share of the work that is done.
     """

@@ -97,7 +97,6 @@ class Buckets:
     Args:
         buckets: the buckets, in that order.
         starts: for each bucket the function that starts its sum over the replicas.
-        mark: the device's clock.
     """
 
     def __init__(self, buckets: list[Bucket], starts: Iterable[Start], mark: Callable[[], Any]) -> None:
@@ -169,7 +168,6 @@ def fill(parameters: list[nn.Parameter], first: float = inf, others: float = inf
     """Yield buckets in reverse order of the parameters, which is the order of their gradients.
 
     Args:
-        parameters: the parameters of a stage.
         first: the first bucket is full when it has this number of bytes or more.
         others: the same for all other buckets.
     """

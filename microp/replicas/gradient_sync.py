@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from time import perf_counter_ns
 from typing import Any
@@ -17,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from microp.comms import Comms, GroupComms
+from microp.comms import Comms, GroupComms, Ring, ShmComms, direct_sums
 from microp.device import Device, Run
-from microp.replicas.buckets import Bucket, Buckets, Start
+from microp.replicas.buckets import Bucket, Buckets, Start, each_alone, fill
+from microp.settings import MIB, BucketSettings, SyncSettings
 from microp.trace import Reduction
 
 OpenSums = Callable[[Sequence[tuple[int, torch.dtype]]], Iterable[Start]]
@@ -27,10 +29,6 @@ OpenSums = Callable[[Sequence[tuple[int, torch.dtype]]], Iterable[Start]]
 
 class GradientSync:
     """Makes the gradients of one rank equal on all replicas. This base class serves one replica and sums nothing.
-
-    Args:
-        stages: this rank's stages, by index.
-        name: the name of the option `sync`.
 
     Attributes:
         nbytes: the number of bytes that a step sums over the replicas.
@@ -75,13 +73,9 @@ class BucketSync(GradientSync):
     """Sums over the replicas bucket by bucket.
 
     Args:
-        stages: this rank's stages, by index.
-        name: the name of the option `sync`.
         cut: cuts a stage's parameters into buckets.
         early: the stages whose buckets are summed when they are full, and not when the stage is done.
         open_sums: the sizes of the buckets, in the order of stages and buckets -> the functions that start their sums.
-        rank: the rank's index, for the records.
-        device: the rank's device.
     """
 
     def __init__(
@@ -151,8 +145,6 @@ class TorchDdp(GradientSync):
     It also waits for the sums there, so that their time is part of that action.
 
     Args:
-        stages: this rank's stages, by index.
-        comms: the transport between the replicas.
         bucket_mb: the size at which a bucket is full, in MiB.
 
     Raises:
@@ -221,3 +213,47 @@ class InTurn(GradientSync):
     def tensors(self) -> Iterator[Tensor]:
         for sync in self._syncs:
             yield from sync.tensors()
+
+
+def open_sync(
+    settings: SyncSettings, stages: Mapping[int, nn.Module], split: Collection[int], comms: Comms, device: Device
+) -> GradientSync:
+    """Return the gradient synchronization of one rank.
+
+    Args:
+        split: the stages whose backward is divided into B and W.
+    """
+    if comms.replica_group is None:
+        return GradientSync(stages)
+
+    def buckets(early: Collection[int]) -> BucketSync:
+        assert comms.replica_group is not None
+        sums = partial(_open_sums, settings.all_reduce, comms.replica_group)
+        name = "ddp" if settings.name == "compare" else settings.name
+        return BucketSync(stages, name, partial(_cut, settings), early, sums, comms.rank, device)
+
+    if not isinstance(settings, BucketSettings):
+        return buckets(())
+    # A W that bypasses autograd calls no hook, so the sums of such a stage start when the stage is done.
+    early = [stage for stage in stages if stage not in split]
+    if settings.name == "ddp":
+        return buckets(early)
+    torch_ddp = TorchDdp(stages, comms.replica_group, settings.bucket_mb)
+    return torch_ddp if settings.name == "torch_ddp" else InTurn([buckets(early), torch_ddp])
+
+
+def _cut(settings: SyncSettings, parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Cut a stage's parameters into buckets."""
+    if isinstance(settings, BucketSettings):
+        return fill(parameters, settings.first_bucket_mb * MIB, settings.bucket_mb * MIB)
+    return each_alone(parameters) if settings.name == "naive" else fill(parameters)
+
+
+def _open_sums(all_reduce: str, comms: Comms, sizes: Sequence[tuple[int, torch.dtype]]) -> Sequence[Start]:
+    """Return, for each of a step's sums over the ranks of `comms`, the function that starts it."""
+    if all_reduce == "direct" or (all_reduce == "auto" and isinstance(comms, ShmComms) and comms.is_one_host):
+        return direct_sums(comms, sizes)
+    if all_reduce == "ring":
+        return [Ring(comms, max((numel * dtype.itemsize for numel, dtype in sizes), default=0)).start] * len(sizes)
+    comms.expect(())
+    return [comms.iall_reduce] * len(sizes)

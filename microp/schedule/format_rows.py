@@ -28,7 +28,6 @@ def format_rows(schedule: Schedule, marked: Collection[Action], width: int = 100
         rank 2  …  2F2  2B0 [2W1] 2B1  …
 
     Args:
-        schedule: a schedule, valid or not.
         marked: the actions to mark; each is marked wherever it occurs.
         width: the most characters in a line. At least one column is drawn, even if it is wider.
 

@@ -19,7 +19,7 @@ microbatch) has a W. torch writes I for the input gradient and B for the full ba
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from microp.schedule.schedule import Action, Op, Schedule, rows
@@ -58,26 +58,27 @@ def from_text(text: str) -> Schedule:
     header = _HEADER.fullmatch(lines[0].strip()) or _HEADER.fullmatch(" ".join(lines[0].translate(_BOUNDS).split()))
     if header is None:
         raise ValueError("line 1, column 1: expected '# microp schedule <name> chunks=<M> ranks=<K>'")
-    found = tuple(_parse_row(line, number) for number, line in _rows(text) if number > 1)
+    found = rows((_parsed(*word) for word in row) for row in _words(text)[1:])
     if len(found) != int(header["ranks"]):
         raise ValueError(f"line 1, column 1: ranks={header['ranks']}, but {len(found)} rows of actions follow")
     return Schedule(header["name"], int(header["chunks"]), found)
 
 
-def _rows(text: str) -> list[tuple[int, str]]:
-    """Return the lines that have words, which only spaces separate now, with their numbers from 1."""
+def _words(text: str) -> list[list[tuple[str, str]]]:
+    """Return the lines' words, each with its line and column; lines without any are left out."""
     lines = enumerate(text.translate(_BOUNDS).splitlines(), start=1)
-    return [(number, line) for number, line in lines if line.strip()]
+    found = [
+        [(f"line {number}, column {word.start() + 1}", word.group()) for word in re.finditer(r"\S+", line)]
+        for number, line in lines
+    ]
+    return [words for words in found if words]
 
 
-def _parse_row(line: str, number: int) -> tuple[Action, ...]:
-    actions = []
-    for word in re.finditer(r"\S+", line):
-        try:
-            actions.append(Action.parse(word.group()))
-        except ValueError as error:
-            raise ValueError(f"line {number}, column {word.start() + 1}: {error}") from None
-    return tuple(actions)
+def _parsed(where: str, word: str) -> Action:
+    try:
+        return Action.parse(word)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 # --- torch's form --------------------------------------------------------------------------------
@@ -108,14 +109,13 @@ def from_torch_csv(text: str, name: str) -> Schedule:
     `(0F3;7B0)OVERLAP_F_B` is read as one action after the other.
 
     Args:
-        text: the file's content.
         name: the schedule's name. The CSV has neither a name nor `chunks`, which is read as the
             highest microbatch plus one.
 
     Raises:
         ValueError: the text is not a schedule; the message gives line and column (both from 1).
     """
-    table = [list(_cells(line, number)) for number, line in _rows(text)]
+    table = [list(_cells(row)) for row in _words(text)]
     cells = [cell for row in table for cell in row]
     if not cells:
         raise ValueError("line 1, column 1: found no action: write one row per rank, such as 0F0,0F1,0B0,0B1")
@@ -135,15 +135,14 @@ def from_torch_csv(text: str, name: str) -> Schedule:
     return Schedule(name, chunks, rows((cell.action for cell in row) for row in table))
 
 
-def _cells(line: str, number: int) -> Iterator[_Cell]:
-    for word in re.finditer(r"\S+", line):
-        where = f"line {number}, column {word.start() + 1}"
-        if _DERIVED.fullmatch(word.group()):
+def _cells(row: Sequence[tuple[str, str]]) -> Iterator[_Cell]:
+    for where, word in row:
+        if _DERIVED.fullmatch(word):
             continue
-        cell = _CELL.fullmatch(word.group())
+        cell = _CELL.fullmatch(word)
         if cell is None:
             raise ValueError(
-                f"{where}: {word.group()!r} is not an action: "
+                f"{where}: {word!r} is not an action: "
                 "write <stage><F|I|B|W><microbatch>, such as 1F0, or leave the cell empty"
             )
         op = Op.B if cell["letter"] == "I" else Op(cell["letter"])

@@ -58,7 +58,6 @@ def validate(schedule: Schedule, activation_limit: int | None = None) -> Schedul
     The cost is linear in the number of actions, however large their indices are.
 
     Args:
-        schedule: the schedule to check.
         activation_limit: the most (stage, microbatch) pairs that a rank may hold at once. A pair is
             held from its F to its W, or to its B if it has no W. None allows any number.
 

@@ -5,11 +5,10 @@
     Schedule ─┐
     Costs ────┴─ simulate ─► spans ──► metrics of `microp.trace`
 
-    costs        per stage and hop: given, nominal, or calibrated from measured spans
-    layer_times, memory   costs and memory of stages, from those of their layers
+    costs        per stage and hop: given, nominal, calibrated from measured spans, or composed from those of layers
+    memory       the memory of stages, from that of their layers
     rank_memory  the memory of ranks, from what they hold at each moment
     link_model   the rules for the times of a hop
-    many         the steps of many partitions at once
     closed_forms formulas for named schedules
 """
 
@@ -23,12 +22,10 @@ from microp.simulator.calibration import (
     replay_steps,
     schedule_of,
 )
-from microp.simulator.costs import PER_STAGE, Costs, for_stages
-from microp.simulator.layer_times import NO_TIMES, LayerTimes, costs_of
+from microp.simulator.costs import NO_TIMES, PER_STAGE, Costs, LayerTimes, costs_of, for_stages
 from microp.simulator.link_model import LINK_MODELS, LinkModel
-from microp.simulator.many import step_times
 from microp.simulator.memory import MOST_ROWS, LayerBytes, LayerMemory, Size, StageBytes, stage_bytes, weight_bytes
 from microp.simulator.nominal import nominal_costs, nominal_optimizer, slowed
 from microp.simulator.rank_memory import Part, Ranks
-from microp.simulator.shared_cores import equal_shares, simulate_on_cores
-from microp.simulator.simulation import Simulated, critical_path, simulate
+from microp.simulator.shared_cores import simulate_on_cores
+from microp.simulator.simulation import Simulated, critical_path, simulate, step_times

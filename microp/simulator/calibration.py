@@ -43,7 +43,6 @@ def calibrate(schedule: Schedule, spans: Iterable[Span], spared: Collection[int]
     """Return the costs in `spans`: the median time of each stage's F, B and W, and of each hop.
 
     Args:
-        schedule: the schedule that was run.
         spans: the spans of one or more steps, in any unit of time; the costs are in the same unit.
         spared: the microbatches that were not recomputed, if the others were.
     """
@@ -70,7 +69,6 @@ def calibrate_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, An
     """Return costs in milliseconds: the median action times over several steps, and the hops of the traced step.
 
     Args:
-        schedule: the schedule that was run.
         steps: for each step, the ranks' rows in the order of the ranks; see `store.records`.
         spans: the spans of the traced step, in nanoseconds.
     """
@@ -114,7 +112,6 @@ def replay_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, Any]]
     few hops take a hundred times the median. The engine's own time is the traced step's median.
 
     Args:
-        schedule: the schedule that was run.
         steps: for each step, the ranks' rows in the order of the ranks; see `store.records`.
         spans: the spans of the traced step, in nanoseconds.
     """
@@ -291,8 +288,6 @@ def replay_reductions(schedule: Schedule, spans: Iterable[Span], taken: Sequence
     """Return the reductions that follow `replay`'s spans, each with its measured time after its last gradient.
 
     Args:
-        schedule: the schedule that was run.
-        spans: the measured spans.
         taken: the measured reductions; empty if there is one replica.
     """
     spans = as_spans(spans)

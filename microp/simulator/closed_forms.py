@@ -24,32 +24,10 @@ Makespan of a step (the same for `_lifo`):
 
 k = K-1-j. From eager_1f1b on: equal stages.
 
-Largest span of a rank, from its first start to its last end, if it is not the makespan:
-
-| schedule | largest span | exact |
-|---|---|---|
-| zb_h2 | M T + (K-1) (f+b-2w) | M >= 2K-1, w <= min(f, b), c = 0 |
-| zb_v | M T | M >= 2K-1, f = b = w, c = 0 |
-
-Peaks of a rank, in microbatches of the rank (a microbatch on one of v stages counts 1/v). In flight:
-from F to B. Held: from F to W, or to B if there is no W. The peaks depend only on the order.
-
-| schedule | in flight on rank r | held | exact |
-|---|---|---|---|
-| naive | 1 | 1 | always |
-| gpipe, breadth_first | M | M | always |
-| 1f1b | min(K-r, M) | the same | always |
-| eager_1f1b | min(2(K-r)-1, M) | the same | always |
-| interleaved | min(2(K-1-r) + (v-1)G + 1, vM) / v | the same | always |
-| zb_h1 | min(K-r, M) | min(K, M) | always |
-| zb_h2 | min(2(K-r)-1, M) | min(2K-1, M) | always |
-| zb_interleaved | min(K-r + (v-1)G, vM) / v | min(K + (v-1)G, vM) / v | always |
-| zb_v | K | K | M >= 2K-1 |
-| dualpipe_v | K + 1/2 | K + 1/2 | always |
-| v_half | floor(K/2) + 1 | floor(K/2) + 1 | M >= 2K |
-| v_min | none | ceil((K-1)/3) + 1; if K = 2 mod 3, 1/2 less on rank 0, 1 less on ranks 3, 6, ... | M >= 2K |
-
-G: the microbatches of the first round, K where K divides M, else ceil(M / max(1, floor(M/K))).
+`_LARGEST_SPANS` has the largest span of a rank, from its first start to its last end, where it is not the makespan.
+`_IN_FLIGHT` and `_HELD` have the peaks of rank r in (stage, microbatch) pairs, which depend only on the order: a pair
+is in flight from F to B, and held from F to W, or to B if there is no W. G: the microbatches of the first round, K
+where K divides M, else ceil(M / max(1, floor(M/K))).
 
 Sources: arXiv 1811.06965 (GPipe), 2104.04473 (interleaved), 2211.05953 (breadth-first),
 2401.10241 (zero bubble), 2405.15362 (V), 2412.19437 (DualPipe).
@@ -99,14 +77,6 @@ _Form = tuple[Callable[[_Case], bool], Callable[[_Case], Any]]  # (is it exact?,
 
 
 # --- formulas that need more than a line, or are used more than once -------------------------------
-
-
-def _gpipe(s: _Case) -> Any:
-    return s.total + (s.M - 1) * (max(s.forwards) + max(s.backwards)) + 2 * (s.K - 1) * s.c
-
-
-def _one_f_one_b(s: _Case) -> Any:
-    return (s.M + s.K - 1) * s.t + 2 * s.c * ((s.K - 1) + (s.M - 1) * (s.K - 1) // s.K)
 
 
 def _heaviest(s: _Case) -> tuple[int, int]:
@@ -161,8 +131,19 @@ def _v_min(s: _Shape) -> int:
 
 _MAKESPANS: dict[str, list[_Form]] = {
     "naive": [(lambda _: True, lambda s: s.M * (s.total + 2 * (s.K - 1) * s.c))],
-    "gpipe": [(lambda s: s.equal or s.c == 0, _gpipe)],
-    "1f1b": [(lambda s: s.equal, _one_f_one_b), (_is_one_heavier, _one_heavier)],
+    "gpipe": [
+        (
+            lambda s: s.equal or s.c == 0,
+            lambda s: s.total + (s.M - 1) * (max(s.forwards) + max(s.backwards)) + 2 * (s.K - 1) * s.c,
+        ),
+    ],
+    "1f1b": [
+        (
+            lambda s: s.equal,
+            lambda s: (s.M + s.K - 1) * s.t + 2 * s.c * ((s.K - 1) + (s.M - 1) * (s.K - 1) // s.K),
+        ),
+        (_is_one_heavier, _one_heavier),
+    ],
     "eager_1f1b": [
         (lambda s: s.equal and 2 * s.c <= s.t, lambda s: (s.M + s.K - 1) * s.t + 2 * (s.K - 1) * s.c),
     ],

@@ -14,16 +14,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import accumulate
 from math import inf
 from numbers import Rational
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from microp.schedule import Action, Op
+from microp.schedule import Action, Op, Schedule
+from microp.settings import Checkpointing
 from microp.simulator.link_model import Asynchronous, LinkModel
 
 OPTIONAL = ("weight", "full", "recompute", "boundary", "reduction", "overhead")
@@ -73,7 +75,9 @@ class Costs:
 
     def __post_init__(self) -> None:
         self.check(len(self.forward))
-        check_spared("costs", self.spared)
+        for microbatch in self.spared:
+            if microbatch < 0:
+                raise ValueError(f"costs.spared has {microbatch}: microbatches go from 0 to chunks - 1")
         if not isinstance(self.latency, tuple):
             _check_sign("costs.latency", self.latency)
         if not self.bandwidth > 0:
@@ -85,7 +89,7 @@ class Costs:
         given = {name: values for name, values in optional.items() if values}
         if isinstance(self.latency, tuple):
             given["latency"] = self.latency
-        check_stages("costs", stages, forward=self.forward, backward=self.backward, **given)
+        _check_stages(stages, forward=self.forward, backward=self.backward, **given)
 
     def of(self, action: Action, split: bool) -> Any:
         """Return how long `action` takes; `split` is true if its backward is divided into B and W."""
@@ -128,27 +132,98 @@ def for_stages(stages: int, **given: Any) -> Costs:
         if name in known:
             value = known[name]
             known[name] = tuple(value) if isinstance(value, Sequence) else (value,) * stages
-    check_stages("costs", stages, **{name: known[name] for name in PER_STAGE if name in known})
+    _check_stages(stages, **{name: known[name] for name in PER_STAGE if name in known})
     return Costs(**known)
 
 
-def check_stages(prefix: str, stages: int, **given: Sequence[Any]) -> None:
+class LayerTimes(NamedTuple):
+    """The times of one layer and one microbatch, in milliseconds.
+
+    Attributes:
+        weight: the weight gradient, apart from the input gradient.
+        full: the undivided backward, which takes less than `backward` + `weight`.
+        recompute: the forward once more, right before the backward.
+    """
+
+    forward: float
+    backward: float
+    weight: float
+    full: float
+    recompute: float
+
+
+NO_TIMES = LayerTimes(0, 0, 0, 0, 0)
+
+
+def costs_of(
+    layers: Sequence[LayerTimes],
+    sizes: Sequence[int],
+    schedule: Schedule,
+    checkpointing: Checkpointing,
+    *,
+    fixed: LayerTimes | Sequence[LayerTimes] = NO_TIMES,
+    latency: Any = 0,
+    boundary: Sequence[float] = (),
+    bandwidth: float = inf,
+    reduction: Sequence[float] = (),
+    overhead: Sequence[float] = (),
+) -> Costs:
+    """Return the costs of the schedule's stages, in milliseconds, composed from the times of their layers.
+
+    ::
+
+        layer      0    1    2    3    4    5
+        forward   [2] [1    1    1    1] [3]  ── sizes (2, 4) ──► forward = 3, 6    + a fixed time per action
+
+    Args:
+        layers: the times of every layer of the model, in order.
+        schedule: the order; a stage without divided backwards takes `full` for its B.
+        fixed: the part of an action's time that does not depend on its layers; one for all stages, or one for each.
+        latency: the part of a hop that does not depend on the tensor's size, as in `Costs`.
+        boundary: the bytes of the tensor that enters each stage.
+        bandwidth: bytes per millisecond of a hop.
+        reduction: the sum of each stage's gradients over the replicas.
+        overhead: the engine's own time after each stage's actions.
+
+    Raises:
+        ValueError: the sizes do not add up to the layers, or are not those of the schedule's stages.
+    """
+    if sum(sizes) != len(layers) or len(sizes) != schedule.stages:
+        raise ValueError(
+            f"partition {list(sizes)} does not cut {len(layers)} layers into the schedule's {schedule.stages} stages"
+        )
+    each = [fixed] * len(sizes) if isinstance(fixed, LayerTimes) else fixed
+    stages = [
+        LayerTimes(*map(sum, zip(own, *layers[end - size : end], strict=True)))
+        for own, end, size in zip(each, accumulate(sizes), sizes, strict=True)
+    ]
+    split = schedule.split_stages
+    is_split = [stage in split for stage in range(len(stages))]
+    return Costs(
+        forward=tuple(stage.forward for stage in stages),
+        backward=tuple(stage.backward if own else stage.full for stage, own in zip(stages, is_split, strict=True)),
+        weight=tuple(stage.weight if own else 0 for stage, own in zip(stages, is_split, strict=True)) if split else (),
+        full=tuple(stage.full for stage in stages) if split else (),
+        recompute=tuple(stage.recompute for stage in stages) if checkpointing.segments else (),
+        spared=checkpointing.spared(schedule.chunks) if checkpointing.segments else (),
+        latency=latency,
+        boundary=tuple(boundary),
+        bandwidth=bandwidth,
+        reduction=tuple(reduction),
+        overhead=tuple(overhead),
+    )
+
+
+def _check_stages(stages: int, **given: Sequence[Any]) -> None:
     """Raise ValueError unless each of `given` has one value per stage, none of them negative."""
     for name, values in given.items():
         if len(values) != stages or not values:
             raise ValueError(
-                f"{prefix}.{name} has {len(values)} {'value' if len(values) == 1 else 'values'} for {stages} stages: "
+                f"costs.{name} has {len(values)} {'value' if len(values) == 1 else 'values'} for {stages} stages: "
                 "give one per stage, or one for all"
             )
         for stage, value in enumerate(values):
-            _check_sign(f"{prefix}.{name}[{stage}]", value)
-
-
-def check_spared(prefix: str, microbatches: Iterable[int]) -> None:
-    """Raise ValueError if one of these microbatches is negative."""
-    for microbatch in microbatches:
-        if microbatch < 0:
-            raise ValueError(f"{prefix}.spared has {microbatch}: microbatches go from 0 to chunks - 1")
+            _check_sign(f"costs.{name}[{stage}]", value)
 
 
 def _check_sign(key: str, value: Any) -> None:

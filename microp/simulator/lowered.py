@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from weakref import ref
 
 import numpy as np
 
-from microp.schedule import Action, Op, Schedule
+from microp.schedule import Action, Op, Schedule, validate
 from microp.simulator.costs import Costs, at
 from microp.trace import Actions, Column
 
@@ -49,10 +49,8 @@ class Lowered(NamedTuple):
     """A schedule and its costs as columns, with one entry per action.
 
     Attributes:
-        actions: the actions.
         source: the position of the action's parent on another rank, or `NONE`.
         kind: the index of the action's times in the lists of `kinds`.
-        kinds: the times.
     """
 
     actions: Actions
@@ -124,15 +122,16 @@ def order_of(schedule: Schedule) -> Order:
 
 def _read_order(schedule: Schedule) -> Order:
     actions = Actions.of(schedule.ranks)
+    if min(map(len, schedule.ranks)) == 0:
+        refuse(schedule)
     before = np.full(len(actions), NONE, np.int32)
     source = before.copy()
     for parent in parent_positions(schedule, actions):
         away = (parent != NONE) & (actions.rank[parent] != actions.rank)
         np.copyto(source, parent, where=away)
         np.maximum(before, parent, out=before, where=~away)
-    for position in np.flatnonzero(before >= np.arange(len(actions)))[:1]:
-        needed, action = actions.at(before[position]), actions.at(position)
-        raise ValueError(f"schedule {schedule.name!r} deadlocks: {needed} comes after {action}, which needs it")
+    if (before >= np.arange(len(actions))).any():
+        refuse(schedule)
     kind = (_lane_column(schedule, actions) * 2 + actions.is_split()) * 2
     return Order(actions, source, kind, _lanes_with_links(schedule))
 
@@ -143,19 +142,22 @@ def parent_positions(schedule: Schedule, actions: Actions) -> list[Column]:
     The rule is evaluated once per (op, stage), since a parent has its child's microbatch.
 
     Raises:
-        ValueError: a microbatch is out of range, or an action is missing or repeated.
+        ValueError: an action is missing, repeated, out of range or not on its stage's rank.
     """
-    if actions.microbatch.max(initial=0) >= schedule.chunks:
-        raise ValueError(f"schedule {schedule.name!r} has microbatches beyond chunks={schedule.chunks}")
-    if actions.microbatch.min(initial=0) < 0 or actions.stage.min(initial=0) < 0:
-        raise ValueError(f"schedule {schedule.name!r} has a stage or a microbatch below 0")
+    least = min(actions.microbatch.min(initial=0), actions.stage.min(initial=0))
+    if least < 0 or actions.microbatch.max(initial=0) >= schedule.chunks:
+        refuse(schedule)
     lanes = _lanes(schedule)
     index = {lane: number for number, lane in enumerate(lanes)}
     parents = [[index[parent] for parent in schedule.parents(lane)] for lane in lanes]
     lane = _lane_column(schedule, actions)
     position = np.full((len(lanes) + 1, schedule.chunks), NONE, np.int32)  # the last row stands for no parent
     position[lane, actions.microbatch] = np.arange(len(actions))
-    _check_complete(schedule, actions, lanes, position[:-1])
+    is_lacking = (position[: 2 * schedule.stages] == NONE).any()  # the lanes of F and B come first
+    if is_lacking or len(actions) > np.count_nonzero(position != NONE):
+        refuse(schedule)
+    if (np.array([*schedule.placement.values()])[actions.stage] != actions.rank).any():
+        refuse(schedule)
     columns = []
     for which in range(max(map(len, parents))):
         wanted = np.array([own[which] if which < len(own) else NONE for own in parents], np.int32)
@@ -163,26 +165,10 @@ def parent_positions(schedule: Schedule, actions: Actions) -> list[Column]:
     return columns
 
 
-def _check_complete(schedule: Schedule, actions: Actions, lanes: list[Action], position: Column) -> None:
-    """Raise ValueError unless every F and B occurs exactly once on its stage's rank, and no W more than once."""
-    idle = [rank for rank, row in enumerate(schedule.ranks) if not row]
-    if idle:
-        raise ValueError(f"schedule {schedule.name!r}: rank {idle[0]} has no actions: use fewer ranks")
-    lost = np.argwhere(position[: 2 * schedule.stages] == NONE)  # the lanes of F and B come first
-    for lane, microbatch in lost[:1]:
-        missing = lanes[lane]._replace(microbatch=int(microbatch))
-        raise ValueError(f"schedule {schedule.name!r} lacks {missing}: every stage needs an F and a B per microbatch")
-    if len(actions) > np.count_nonzero(position != NONE):
-        last = set(position[position != NONE].tolist())
-        again = next(actions.at(place) for place in range(len(actions)) if place not in last)
-        raise ValueError(f"schedule {schedule.name!r} has {again} more than once: keep only one of them")
-    holders = np.array([schedule.placement.get(stage, NONE) for stage in range(schedule.stages)])
-    for moved in np.flatnonzero(holders[actions.stage] != actions.rank)[:1]:
-        action, rank = actions.at(moved), actions.rank[moved]
-        raise ValueError(
-            f"schedule {schedule.name!r}: {action} is on rank {rank}, but rank {schedule.placement[action.stage]} "
-            f"holds stage {action.stage}"
-        )
+def refuse(schedule: Schedule) -> NoReturn:
+    """Raise ValueError with what `validate` says of a schedule that cannot be simulated."""
+    validate(schedule)
+    raise AssertionError(f"schedule {schedule.name!r} is valid")
 
 
 def _lanes(schedule: Schedule) -> list[Action]:

@@ -145,10 +145,7 @@ def stage_bytes(
 
     Args:
         layers: those of the stage, in order, measured with the schedule's kind of backward.
-        rows: the rows of a microbatch.
-        checkpointing: what is recomputed.
         leaving: the bytes of the stage's output, and of the gradient that comes back; 0 if that is the loss.
-        holds: what the transport holds.
         split: whether the schedule divides backwards.
     """
     count = min(checkpointing.segments, len(layers))
@@ -193,12 +190,7 @@ def _activation(layers: Sequence[LayerBytes]) -> float:
 
 
 def _in_weight(layers: Sequence[LayerBytes], is_first: bool = False) -> float:
-    """Return the bytes needed during the W of consecutive layers, in addition to what their B kept.
-
-    Args:
-        layers: the layers, the last of which comes first.
-        is_first: whether the gradients stay.
-    """
+    """Return the bytes needed during the W of consecutive layers, in addition to what their B kept."""
     peak = made = 0.0
     for layer in reversed(layers):
         peak = max(peak, layer.in_weight + made)

@@ -25,7 +25,6 @@ def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None
     Args:
         device: an emulated device gives its nominal times, in milliseconds; on any other device
             each of F, B and W takes one unit per layer.
-        workload: the schedule, layers and rows to run.
         rows: the number of rows of a microbatch; None for the mean over the microbatches.
 
     Raises:

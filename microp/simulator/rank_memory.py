@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from microp.job import Workload
 from microp.schedule import Schedule, completed_sends, receives_to_post, take_slots
-from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
+from microp.settings import Holds
 from microp.simulator.lowered import NONE, order_of
 from microp.simulator.memory import LayerMemory, StageBytes, stage_bytes
 from microp.trace import Actions, B, Column, F, W
@@ -42,7 +43,6 @@ class Part(NamedTuple):
     """A part of a rank's memory at its peak.
 
     Attributes:
-        name: what holds it.
         size: in bytes.
         number: of microbatches, on all stages of the rank; 0 if it is not a number of them.
     """
@@ -56,14 +56,10 @@ class Ranks:
     """The memory of a schedule's ranks for any partition of the same layers.
 
     Args:
-        schedule: a valid order.
+        workload: what is run, by a valid order; its own layers do not count.
         layers: the memory of each layer.
-        rows: the rows of each microbatch.
-        checkpointing: what is recomputed.
         batch: the bytes of the text of the batch, which the ranks of the first and of the last stage hold.
         known: the `counts` of other `Ranks` with the same schedule, rows, recomputed microbatches and transport.
-        states: as in `Workload`, also the next one.
-        holds: see there.
 
     Attributes:
         counts: for each rank the counts by (moment, stage of the rank, field of `StageBytes`), each moment once.
@@ -71,15 +67,12 @@ class Ranks:
 
     def __init__(
         self,
-        schedule: Schedule,
+        workload: Workload,
         layers: Sequence[LayerMemory],
-        rows: Sequence[int],
-        checkpointing: Checkpointing,
         batch: float = 0,
         known: Sequence[Floats] | None = None,
-        states: int = 2,
-        holds: Holds = HOLDS_NOTHING,
     ) -> None:
+        schedule, _, rows, checkpointing, states, holds = workload
         self._states, self._holds, self._rows = states, holds, sum(rows) / len(rows)
         self._state = 1 + states + holds.buckets  # tensors per weight
         self._schedule, self._layers, self._checkpointing = schedule, list(layers), checkpointing
@@ -150,12 +143,6 @@ def held_counts(schedule: Schedule, holds: Holds, spared: Collection[int], rows:
 
     A microbatch counts by its rows, with a mean of 1. The moments are those after each action, and then those during
     each action.
-
-    Args:
-        schedule: a valid order.
-        holds: what the transport holds.
-        spared: the microbatches that are not recomputed while others are.
-        rows: the rows of each microbatch.
     """
     order = order_of(schedule)
     boxes = _Mailboxes(schedule, order.actions, order.source) if holds.mailboxes else None

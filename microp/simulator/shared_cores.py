@@ -15,30 +15,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from typing import Any
 
 import numpy as np
 
 from microp.schedule import Schedule
 from microp.simulator.costs import Costs
-from microp.simulator.lowered import NONE, lower
+from microp.simulator.lowered import NONE, lower, refuse
 from microp.simulator.simulation import Simulated
 
 SMALL = 1e-9  # of the longest time; two moments that are closer are one
-
-
-def equal_shares(cores: int) -> Callable[[int], float]:
-    """Return the rule by which ranks that compute share cores evenly: their number -> the speed of each."""
-    return lambda computing: min(1.0, cores / computing)
 
 
 def simulate_on_cores(schedule: Schedule, costs: Costs, speed: Callable[[int], float]) -> Simulated:
     """Return the spans of one step as `simulate`, of ranks whose speed depends on how many compute at once.
 
     Args:
-        schedule: the order.
         costs: the times at speed 1; hops are asynchronous.
-        speed: the number of ranks that compute -> the speed of each, above 0; see `equal_shares`.
+        speed: the number of ranks that compute -> the speed of each, above 0.
 
     Raises:
         ValueError: as `simulate`.
@@ -79,7 +72,7 @@ def simulate_on_cores(schedule: Schedule, costs: Costs, speed: Callable[[int], f
         needed = [arrivals[source[at[row]]] for row in waiting if source[at[row]] in arrivals]
         later = min([next_end, *needed])
         if later == inf:
-            raise ValueError(f"schedule {schedule.name!r} deadlocks: microp.schedule.validate names the cycle")
+            refuse(schedule)
         for row in running:
             work[row] -= (later - now) * rate
         now = later
@@ -97,8 +90,5 @@ def simulate_on_cores(schedule: Schedule, costs: Costs, speed: Callable[[int], f
             if at[row] < ends[row]:
                 waits[at[row]] = now
                 waiting.add(row)
-    return Simulated(actions, _floats(waits), _floats(starts), _floats(finished), np.array(cause, np.int32))
-
-
-def _floats(values: list[float]) -> Any:
-    return np.array(values, np.float64)
+    wait, start, end = (np.array(times, np.float64) for times in (waits, starts, finished))
+    return Simulated(actions, wait, start, end, np.array(cause, np.int32))

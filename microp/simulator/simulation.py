@@ -17,25 +17,21 @@ time is kept with the position of the action that caused it.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from microp.schedule import Action, Schedule
 from microp.simulator.costs import Costs
 from microp.simulator.link_model import Asynchronous, LinkModel, Moment, later
-from microp.simulator.lowered import NONE, SMALL, Lowered, lower, with_times
+from microp.simulator.lowered import NONE, SMALL, Lowered, lower, refuse, with_times
 from microp.trace import Actions, Column, Span, Spans, column_type
 
 UNKNOWN = -1  # the end of an action that has not run
-_GROWING: dict[type, Callable[[], Any]] = {  # type of a column -> an empty list; an array has no object per number
-    np.int64: lambda: array("q"),
-    np.float64: lambda: array("d"),
-    object: list,
-}
+Floats = NDArray[np.float64]
 
 
 class Simulated(Spans):
@@ -61,8 +57,6 @@ def simulate(
     """Return the spans of one step, from time 0, rank by rank, in the costs' unit of time.
 
     Args:
-        schedule: the order.
-        costs: of its stages and hops.
         takes: the time of every action; None if the costs have it.
         hops: beside `takes`, the time of the hop of an action's input, for actions where the costs do not have it; of
             asynchronous hops.
@@ -78,10 +72,7 @@ def simulate(
     dtype = column_type(times, bound=3 * len(lowered.actions) * max(times))
     walk = _delayed if type(costs.transfer) in (Asynchronous, LinkModel) else _queued
     found = walk(lowered, costs.transfer, dtype)
-    if isinstance(found, int):
-        action = lowered.actions.at(found)
-        raise ValueError(f"schedule {schedule.name!r} deadlocks at {action}: microp.schedule.validate names the cycle")
-    return Simulated(lowered.actions, found.free, found.start, found.end, found.cause)
+    return refuse(schedule) if found is None else found
 
 
 def critical_path(spans: Simulated) -> list[Span]:
@@ -96,31 +87,14 @@ def critical_path(spans: Simulated) -> list[Span]:
     return [spans[position] for position in reversed(path)]
 
 
-class _Times(NamedTuple):
-    """Columns with the times of every action.
-
-    Attributes:
-        free: the moment from which the rank had nothing else to do.
-        start: when the action began.
-        end: when it ended.
-        cause: the position of the action that caused its start.
-    """
-
-    free: Column
-    start: Column
-    end: Column
-    cause: Column
-
-
 # --- a pure delay ----------------------------------------------------------------------------------
 
 
-def _delayed(lowered: Lowered, transfer: LinkModel, dtype: type) -> _Times | int:
-    """Return the times if a hop is a pure delay, or the position of a sender that is waited for in vain."""
-    del transfer
+def _delayed(lowered: Lowered, _: LinkModel, dtype: type) -> Simulated | None:
+    """Return the spans if a hop is a pure delay, or None if a message is waited for in vain."""
     ends = _ends(lowered, dtype)
-    if isinstance(ends, int):
-        return ends
+    if ends is None:
+        return None
     first, source = lowered.actions.first, lowered.source
     before = np.arange(-1, len(ends) - 1, dtype=np.int32)
     before[first] = NONE
@@ -134,11 +108,12 @@ def _delayed(lowered: Lowered, transfer: LinkModel, dtype: type) -> _Times | int
     there = np.where(source == NONE, 0, ends[source] + hops[lowered.kind])
     is_later = (there > free) | ((there == free) & (source > before))  # of two causes the later position
     start = np.where(is_later, there, free)
-    return _Times(free, start, start + takes[lowered.kind], np.where(is_later, source, before))
+    end, cause = start + takes[lowered.kind], np.where(is_later, source, before)
+    return Simulated(lowered.actions, free, start, end, cause)
 
 
-def _ends(lowered: Lowered, dtype: type) -> Column | int:
-    """Return the end of every action, or the position of a sender that is waited for in vain.
+def _ends(lowered: Lowered, dtype: type) -> Column | None:
+    """Return the end of every action, or None if a message is waited for in vain.
 
     Each rank runs its row until it needs a message of an action that has not run, and goes on when that has.
     """
@@ -175,85 +150,114 @@ def _ends(lowered: Lowered, dtype: type) -> Column | int:
             if position in waiting:
                 runnable.append(waiting.pop(position))
     if waiting:
-        return next(iter(waiting))
+        return None
     return np.array(ends, dtype) if isinstance(ends, list) else np.asarray(ends)
 
 
 # --- the other rules -------------------------------------------------------------------------------
 
 
-def _queued(lowered: Lowered, transfer: LinkModel, dtype: type) -> _Times | int:
-    """Return the times by any rule, or the position of a sender that is waited for in vain."""
-    clocks = _Clocks(lowered, transfer, dtype)
-    stuck = clocks.run()
-    if stuck is not None:
-        return stuck
-    start, free = (np.concatenate([np.asarray(e, dtype) for e in each]) for each in (clocks.starts, clocks.frees))
-    takes: Column = np.array(lowered.kinds.takes, dtype)
-    return _Times(free, start, start + takes[lowered.kind], np.concatenate(clocks.causes))
+def _queued(lowered: Lowered, transfer: LinkModel, dtype: type) -> Simulated | None:
+    """Return the spans by any rule, or None if a message is waited for in vain."""
+    source, kind, table = lowered.source.tolist(), lowered.kind.tolist(), list(zip(*lowered.kinds, strict=True))
+    empty: list[Any] = [None] * len(source)
+    frees, starts, causes = empty[:], empty[:], empty[:]
+    mail: dict[int, Moment] = {}  # sender's position -> when its message arrives
+    waiting: dict[int, Generator[int]] = {}  # sender's position -> the walk that waits for it
 
-
-class _Clocks:
-    """The ranks' clocks; each rank runs its row on its own.
-
-    Args:
-        lowered: the actions and their times.
-        transfer: the rule for the times of a hop.
-        dtype: the type of a column that holds the times.
-
-    Attributes:
-        starts: for each rank, the start of each action.
-        frees: for each rank and action, the moment from which the rank had nothing else to do.
-        causes: for each rank and action, the position of the action that caused its start.
-    """
-
-    def __init__(self, lowered: Lowered, transfer: LinkModel, dtype: type) -> None:
-        first = lowered.actions.first.tolist()
-        new = _GROWING[dtype]
-        self.starts = [new() for _ in first]
-        self.frees = [new() for _ in first]
-        self.causes = [array("i") for _ in first]
-        self._lowered, self._transfer = lowered, transfer
-        self._mail: dict[int, Moment] = {}  # sender's position -> when its message arrives
-        self._waiting: dict[int, Generator[int]] = {}  # sender's position -> the walk that waits for it
-        edges = pairwise((*first, len(lowered.actions)))
-        self._runnable = [self._walk(row, range(*edge)) for row, edge in enumerate(edges)]
-
-    def run(self) -> int | None:
-        """Run all ranks until none can continue; return the position of a sender that is still waited for, or None."""
-        while self._runnable:
-            walk = self._runnable.pop()
-            sender = next(walk, None)
-            if sender is not None:
-                self._waiting[sender] = walk
-        return next(iter(self._waiting), None)
-
-    def _walk(self, row: int, positions: range) -> Generator[int]:
+    def walk(positions: range) -> Generator[int]:
         """Run one rank's actions in order; yield a sender's position when its message has to be waited for."""
-        starts, frees, causes = self.starts[row], self.frees[row], self.causes[row]
-        mail, waiting, send, receive = self._mail, self._waiting, self._transfer.send, self._transfer.receive
-        part = slice(positions.start, positions.stop)
-        senders = self._lowered.source.data[part]
-        table = list(zip(*self._lowered.kinds, strict=True))
-        kinds = map(table.__getitem__, self._lowered.kind.data[part])
         free = outset = (0, NONE)
         idle: dict[int, Moment] = {}  # peer -> when the last message sent to it arrives
-        for position, sender, (takes, hop_in, peer, hop_out, after) in zip(positions, senders, kinds, strict=True):
+        for position in positions:
+            takes, hop_in, peer, hop_out, after = table[kind[position]]
             start, cause = free
-            if sender != NONE:
+            if (sender := source[position]) != NONE:
                 if sender not in mail:
                     yield sender
-                there = receive(free, mail.pop(sender), hop_in)
+                there = transfer.receive(free, mail.pop(sender), hop_in)
                 if there > free:
                     start, cause = there
-            frees.append(free[0])
-            starts.append(start)
-            causes.append(cause)
+            frees[position], starts[position], causes[position] = free[0], start, cause
             free = start + takes, position
             if peer != NONE:
-                free, there = send(free, idle.get(peer, outset), hop_out)
+                free, there = transfer.send(free, idle.get(peer, outset), hop_out)
                 mail[position] = idle[peer] = there
                 if position in waiting:
-                    self._runnable.append(waiting.pop(position))
+                    runnable.append(waiting.pop(position))
             if after:
                 free = later(free, after)
+
+    runnable = [walk(range(*edge)) for edge in pairwise((*lowered.actions.first.tolist(), len(source)))]
+    while runnable:
+        row = runnable.pop()
+        if (sender := next(row, None)) is not None:
+            waiting[sender] = row
+    if waiting:
+        return None
+    start: Column = np.array(starts, dtype)
+    takes: Column = np.array(lowered.kinds.takes, dtype)
+    end, cause = start + takes[lowered.kind], np.array(causes, np.int32)
+    return Simulated(lowered.actions, np.array(frees, dtype), start, end, cause)
+
+
+# --- many costs at once ----------------------------------------------------------------------------
+
+
+def step_times(schedule: Schedule, costs: Costs) -> Floats:
+    """Return the time of a step, with the sums over the replicas, under each of the costs.
+
+    ::
+
+        forward      [[5, 6, 4], [5, 4, 6]]    per stage a column: one number for each of three costs
+        end of 0F0    [5, 6, 4]                 so is the end of every action
+
+    Args:
+        schedule: a valid order.
+        costs: with a column as the value of a stage where a plain `Costs` has a number; hops are pure delays.
+    """
+    clocks, ends = _ends_of_many(lower(schedule, costs))
+    if costs.reduction:
+        clocks += [_sums_end(schedule, ends, rank, costs.reduction) for rank in range(len(schedule.ranks))]
+    step: Floats = np.max(np.broadcast_arrays(*clocks), axis=0)
+    return step
+
+
+def _ends_of_many(lowered: Lowered) -> tuple[list[Any], list[Any]]:
+    """Return the end of each rank's last action, and of every action; as `_ends`, with a column for each number."""
+    takes, hops, _, _, after = lowered.kinds
+    source, kind, first = lowered.source.tolist(), lowered.kind.tolist(), lowered.actions.first.tolist()
+    whole = [time + more for time, more in zip(takes, after, strict=True)]
+    ends: list[Any] = [None] * len(source)
+    reached, stops, free = list(first), [*first[1:], len(source)], list[Any]([0.0]) * len(first)
+    waiting: dict[int, int] = {}  # sender's position -> the row that waits for it
+    runnable = list(range(len(first)))
+    while runnable:
+        row = runnable.pop()
+        now = free[row]
+        for position in range(reached[row], stops[row]):
+            sender, of_kind = source[position], kind[position]
+            if sender >= 0:
+                if ends[sender] is None:
+                    waiting[sender] = row
+                    reached[row], free[row] = position, now
+                    break
+                now = np.maximum(now, ends[sender] + hops[of_kind])
+            ends[position] = now + takes[of_kind]
+            now = now + whole[of_kind]
+            if position in waiting:
+                runnable.append(waiting.pop(position))
+    assert not waiting, "a valid order does not deadlock"
+    return [ends[stop - 1] for stop in stops], ends
+
+
+def _sums_end(schedule: Schedule, ends: list[Any], rank: int, sums: tuple[Any, ...]) -> Any:
+    """Return when a rank has ended the sums of its stages, one after the other in the order of their last gradients."""
+    place = {action: at for at, action in enumerate(action for row in schedule.ranks for action in row)}
+    stages = schedule.stages_of(rank)
+    made = np.array([ends[place[schedule.last_gradients[stage]]] for stage in stages])
+    order, times = np.argsort(made, axis=0, kind="stable"), np.array([sums[stage] for stage in stages])
+    free: Any = 0.0
+    for start, time in zip(np.take_along_axis(made, order, 0), np.take_along_axis(times, order, 0), strict=True):
+        free = np.maximum(free, start) + time
+    return free

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from microp.planner import Machine, Profile, model_problem, read_plain
+from microp.planner import Machine, Profile, model_problem, read_plain, to_plain
 from microp.settings import ADAM, AS_WRITTEN, Computing, ModelSettings, OptimizerSettings
 from microp.store.files import write_text
 
@@ -34,7 +34,7 @@ def write_profile(folder: Path, profile: Profile) -> Path:
     """Write a profile into `folder` in place of an older one of the same question; return its path."""
     path = profile_path(folder, profile)
     folder.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(profile.plain(), sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
+    text = yaml.safe_dump(to_plain(profile), sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
     write_text(
         path, f"# Times of {profile.model['name']} on {profile.machine}; made by python -m microp.profile\n{text}"
     )

@@ -65,10 +65,8 @@ def row(spans: Spans, rank: int, sums: Iterable[Reduction], place: Place, column
 
     Args:
         spans: the spans of one step, of all ranks.
-        rank: the rank to draw.
         sums: the reductions over the replicas, of all ranks; drawn where the rank runs no action.
         place: where a time lies.
-        columns: the number of columns.
     """
     bounds = [*spans.first.tolist(), len(spans)]
     at = int(np.searchsorted(spans.rank[spans.first], rank))

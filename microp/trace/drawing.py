@@ -57,9 +57,7 @@ def figure(
 
     Args:
         panels: name -> spans, e.g. `predicted` and `measured`.
-        title: the figure's title.
         path: the files' path without an ending; an SVG and a PNG are written.
-        scale: the unit of time to show.
         sums: name -> the reductions over the replicas, drawn as thin bars below the actions.
 
     Returns:
@@ -77,7 +75,8 @@ def figure(
         axes = sheet.subplots(len(panels), 1, sharex=True, squeeze=False)
         for axis, (name, spans) in zip(axes[:, 0], panels.items(), strict=True):
             draw(axis, spans, scale.length, sums.get(name, ()), until)
-            axis.set_title(_caption(name, spans, scale), loc="left")
+            time, bubble = float(makespan(spans)) / scale.length, float(bubble_fraction(spans))
+            axis.set_title(f"{name}: {time:.1f} {scale.unit}, bubble {bubble:.3f}", loc="left")
         axes[-1, 0].set_xlabel(f"time since the step's first action, {scale.unit}")
         sheet.suptitle(title, wrap=True)
         handles = keys([span for spans in panels.values() for span in spans], any(sums.values()))
@@ -91,7 +90,6 @@ def curves(lines: Mapping[str, Sequence[float]], axes: tuple[str, str], path: Pa
     """Draw numbers over their index, later lines thinner, so that equal ones can be seen; return an SVG and a PNG.
 
     Args:
-        lines: name -> numbers.
         axes: what the two axes show, each with its unit.
         path: the files' path without an ending.
     """
@@ -110,11 +108,6 @@ def curves(lines: Mapping[str, Sequence[float]], axes: tuple[str, str], path: Pa
         for file in files:
             sheet.savefig(file, dpi=200, metadata={"Date": None} if file.suffix == ".svg" else None)
     return files
-
-
-def _caption(name: str, spans: Sequence[Span], scale: Scale) -> str:
-    total, bubble = float(makespan(spans)) / scale.length, float(bubble_fraction(spans))
-    return f"{name}: {total:.1f} {scale.unit}, bubble {bubble:.3f}"
 
 
 def draw(axis: Any, spans: Sequence[Span], unit: float, sums: Sequence[Reduction] = (), until: Any = None) -> None:

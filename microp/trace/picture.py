@@ -39,8 +39,6 @@ def picture(panels: Mapping[str, Sequence[Span]], path: Path, scale: Scale = MIL
 
     Args:
         panels: name -> spans, e.g. `replayed` and `measured`.
-        path: the file.
-        scale: the unit of time to show.
     """
     from PIL import Image, ImageDraw, ImageFont  # a rank needs none of it
 

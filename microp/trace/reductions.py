@@ -32,8 +32,6 @@ def reductions(schedule: Schedule, spans: Iterable[Span], times: Sequence[Any]) 
     """Return one reduction per stage, from its last gradient's end or from the end of the reduction before it.
 
     Args:
-        schedule: the schedule that was run.
-        spans: the spans of one step.
         times: the time of each stage's reduction, in the spans' unit.
 
     Raises:

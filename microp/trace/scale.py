@@ -11,7 +11,6 @@ class Scale(NamedTuple):
 
     Attributes:
         length: one unit, in the spans' times.
-        unit: its name.
         short: what stands behind a number on a narrow axis.
     """
 

@@ -30,7 +30,6 @@ class Screen(NamedTuple):
     """What a stream shows.
 
     Attributes:
-        columns: its width, in characters.
         colours: how many colours it shows: 0, 256, or 2**24 if COLORTERM says so.
     """
 

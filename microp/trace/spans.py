@@ -184,7 +184,6 @@ class StepTrace:
     """One rank's timestamps of a step, which become spans on first use, after the step.
 
     Args:
-        actions: the rank's actions, in the order in which they ran.
         marks: three per action: when it began to wait, started and ended.
         read: converts marks into nanoseconds (`Device.read`).
     """

@@ -34,7 +34,6 @@ class StepClock(NamedTuple):
     Attributes:
         began: when the step began on the rank.
         ended: when its optimizer had ended.
-        optimizer: how long the optimizer took.
         recompute: the time of its backwards that went into recomputation.
         reduction: how long it waited after its last action for the sum over the replicas.
     """
@@ -57,7 +56,6 @@ def account(
     The cost is linear in the number of spans.
 
     Args:
-        schedule: the schedule that was run.
         spans: all ranks' spans of the step.
         clocks: rank -> its clock, for each rank to return.
         wall: the step's begin and end; None takes them from `clocks`.

@@ -82,8 +82,6 @@ def timeline(
         panels: name -> the spans of one step; the names are keys of MEANING.
         columns: the width of the lines, in characters; they are never narrower than LEAST columns of time.
         rows: the most ranks to show of a panel; of more ranks, the first and the last are shown.
-        scale: the unit of time to show.
-        sums: name -> the reductions over the replicas.
         in_header: the panels that are not drawn; their time and bubble are in the header.
         predicted: `step_ms` and `bubble` as known before the run, for the header.
         replicas: the number of replicas of the run; the panels are of the first one.
@@ -150,13 +148,9 @@ def _rows(panel: Panel, room: int, total: Any, rows: int, digits: int) -> list[L
     return lines
 
 
-def _is_known(predicted: Mapping[str, Any] | None) -> bool:
-    return predicted is not None and predicted["step_ms"] is not None
-
-
 def _header(panels: Sequence[Panel], scale: Scale, predicted: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield what each panel says: its time, its bubble, and how its time differs from that of the panel before."""
-    if predicted and _is_known(predicted):
+    if predicted and predicted["step_ms"] is not None:
         step, bubble = predicted["step_ms"], predicted["bubble"]
         yield f"predicted {number(step)} ms with the optimizer, bubble {bubble:.3f}"
     before = None

@@ -129,7 +129,7 @@ def make(folder: Path) -> Path:
     found = write_profile(folder, profile(MlpSettings("mlp", 16, 256, "float32")))
     found.rename(folder / "narrow.profile")
     text = (folder / "narrow.profile").read_text()
-    (folder / "lowered.profile").write_text(text.replace("batch_size:", "dtype: bf16\nbatch_size:"))
+    (folder / "lowered.profile").write_text(text.replace("dtype: null", "dtype: bf16"))
     for name, size in {"huge.csv": 10**9, "sparse.bin": 10**13}.items():
         (folder / name).touch()
         os.truncate(folder / name, size)

@@ -23,7 +23,7 @@ from microp.schedule.builders import Drain, gpipe, naive, one_f_one_b, zb_h1
 from microp.settings import EngineSettings
 from microp.worker import launch_ranks, monolith
 
-BUILDERS = [getattr(schedules, name) for name in schedules.__all__ if name not in ("Drain", "from_file")]
+BUILDERS = list(schedules.ORDERS.values())
 MODELS = {"mlp": mlp, "gpt": gpt}
 
 

@@ -8,10 +8,11 @@ from math import comb
 
 import pytest
 
+from microp.job import Workload
 from microp.planner import LayerPrices, Loads, NominalPrices, Task, cut
 from microp.schedule import balanced, builders, uniform
 from microp.settings import GIB, NEVER, Checkpointing, DeviceSettings, EmulatedSettings
-from microp.simulator import LayerMemory, LayerTimes, Ranks, Size
+from microp.simulator import LayerMemory, LayerTimes, Size
 
 UNITS = NominalPrices(DeviceSettings("cpu", 1))
 ORDERS = [
@@ -29,6 +30,10 @@ def of_layers(times, device=None, **hops) -> LayerPrices:
     return LayerPrices("made up", [LayerTimes(t, t, t, 2 * t, t) for t in times], device=device, **hops)
 
 
+def task_of(schedule, prices, checkpointing=NEVER, rows=1, **limits) -> Task:
+    return Task(Workload(schedule, (), (rows,) * schedule.chunks, checkpointing), prices, **limits)
+
+
 @pytest.mark.parametrize("schedule", ORDERS, ids=lambda each: f"{each.name} {each.stages}")
 def test_it_is_never_worse_than_the_uniform_partition_or_the_exact_cut(schedule):
     chance = random.Random(schedule.name)
@@ -36,7 +41,7 @@ def test_it_is_never_worse_than_the_uniform_partition_or_the_exact_cut(schedule)
     for _ in range(10):
         layers = chance.randint(schedule.stages, 14)
         times = [float(chance.choice([1, 1, 2, 5])) for _ in range(layers)]
-        task = Task(schedule, (1,) * 8, of_layers(times, latency=chance.choice([0, 0.5])))
+        task = task_of(schedule, of_layers(times, latency=chance.choice([0, 0.5])))
         steps = [
             task.step(sizes.sizes)
             for sizes in (
@@ -52,7 +57,7 @@ def test_it_is_never_worse_than_the_uniform_partition_or_the_exact_cut(schedule)
 
 def test_equal_layers_stay_uniform_if_no_other_partition_is_faster():
     for schedule in ORDERS:
-        task, even = Task(schedule, (1,) * 8, UNITS), uniform(12, schedule.stages)
+        task, even = task_of(schedule, UNITS), uniform(12, schedule.stages)
         found = balanced(12, schedule.stages, task)
         assert found == even or task.step(found.sizes) < task.step(even.sizes)
         assert found == even or schedule.stages > len(schedule.ranks)
@@ -62,7 +67,7 @@ def test_a_partition_that_single_moves_do_not_lead_to():
     schedule = builders.zb_interleaved(2, 2)
     for seed in range(40):
         chance = random.Random(seed)
-        task = Task(schedule, (1,) * 2, of_layers([chance.choice([1, 2, 5]) for _ in range(8)], latency=1))
+        task = task_of(schedule, of_layers([chance.choice([1, 2, 5]) for _ in range(8)], latency=1))
         sizes = [(a, b, c, 8 - a - b - c) for a in range(1, 6) for b in range(1, 7 - a) for c in range(1, 8 - a - b)]
         assert task.step(balanced(8, 4, task).sizes) == pytest.approx(min(map(task.step, sizes)))
 
@@ -87,7 +92,7 @@ def test_moves_of_layers_come_within_a_hundredth_of_all_partitions(name, monkeyp
         while comb(layers, schedule.stages - 1) < 3000:
             layers += 1
         times = [chance.choice([chance.choice([1, 2, 5]), chance.uniform(1, 3)]) for _ in range(layers)]
-        task = Task(schedule, (1,) * schedule.chunks, of_layers(times, latency=chance.choice([0, 0.5, 2])))
+        task = task_of(schedule, of_layers(times, latency=chance.choice([0, 0.5, 2])))
         with monkeypatch.context() as few:
             few.setattr("microp.planner.balance.MOST", 500)
             step = task.step(balanced(layers, schedule.stages, task).sizes)
@@ -95,16 +100,16 @@ def test_moves_of_layers_come_within_a_hundredth_of_all_partitions(name, monkeyp
 
 
 def test_a_heavy_head_gets_a_stage_with_fewer_layers():
-    task = Task(builders.one_f_one_b(4, 8), (1,) * 8, of_layers([1.0] * 15 + [4.0]))
+    task = task_of(builders.one_f_one_b(4, 8), of_layers([1.0] * 15 + [4.0]))
     assert balanced(16, 4, task).sizes == (5, 5, 5, 1)
 
 
 def test_a_slow_rank_gets_fewer_layers_and_an_emulated_stage_of_any_size_is_the_same():
     per_layer = EmulatedSettings("emulated", 1, 1.0, 2.0, None, None, 0.0, None, ["layer"], speed=[1, 1, 0.5, 1])
-    task = Task(builders.gpipe(4, 8), (1,) * 8, NominalPrices(per_layer))
+    task = task_of(builders.gpipe(4, 8), NominalPrices(per_layer))
     assert balanced(14, 4, task).sizes == (4, 4, 2, 4)
     per_stage = EmulatedSettings("emulated", 1, 1.0, 2.0, None, None, 0.0, None, [])
-    assert balanced(14, 4, Task(builders.gpipe(4, 8), (1,) * 8, NominalPrices(per_stage))) == uniform(14, 4)
+    assert balanced(14, 4, task_of(builders.gpipe(4, 8), NominalPrices(per_stage))) == uniform(14, 4)
 
 
 MEMORY = [LayerMemory(1000, Size(0, 100), Size(0, 20), in_backward=Size(0, 30), pending=Size(0, 10))] * 12
@@ -113,20 +118,16 @@ MEMORY = [LayerMemory(1000, Size(0, 100), Size(0, 20), in_backward=Size(0, 30), 
 def test_the_first_stage_of_1f1b_gets_fewer_layers_if_memory_is_short():
     """It keeps four microbatches of 1000 bytes per layer, the last stage one."""
     schedule = builders.one_f_one_b(4, 8)
-    free = Task(schedule, (10,) * 8, UNITS, memory=MEMORY, cap=1e9)
+    free = task_of(schedule, UNITS, rows=10, memory=MEMORY, cap=1e9)
     assert balanced(12, 4, free).sizes == (3, 3, 3, 3)
-    tight = Task(schedule, (10,) * 8, UNITS, memory=MEMORY, cap=22_000)
+    tight = task_of(schedule, UNITS, rows=10, memory=MEMORY, cap=22_000)
     sizes = balanced(12, 4, tight).sizes
     assert sizes == (2, 3, 3, 4)
-    assert (
-        max(Ranks(schedule, MEMORY, [10] * schedule.chunks, NEVER).peaks(sizes))
-        <= 22_000
-        < max(Ranks(schedule, MEMORY, [10] * schedule.chunks, NEVER).peaks((3, 3, 3, 3)))
-    )
+    assert max(tight.ranks().peaks(sizes)) <= 22_000 < max(tight.ranks().peaks((3, 3, 3, 3)))
 
 
 def test_memory_that_no_partition_fits_into_is_refused():
-    task = Task(builders.one_f_one_b(4, 8), (10,) * 8, UNITS, memory=MEMORY, cap=0.00001 * GIB)
+    task = task_of(builders.one_f_one_b(4, 8), UNITS, rows=10, memory=MEMORY, cap=0.00001 * GIB)
     with pytest.raises(ValueError, match=r"device.memory_gib=1e-05 is too little for any partition of 12 layers"):
         balanced(12, 4, task)
 
@@ -135,8 +136,8 @@ def test_recomputation_counts():
     """A layer that takes long to recompute weighs more only if it is recomputed."""
     layers = [LayerTimes(1, 1, 1, 2, 1)] * 3 + [LayerTimes(1, 1, 1, 2, 7)]
     schedule = builders.gpipe(2, 4)
-    kept = Task(schedule, (1,) * 4, LayerPrices("made up", layers))
-    again = Task(schedule, (1,) * 4, LayerPrices("made up", layers), Checkpointing("always", 1, False))
+    kept = task_of(schedule, LayerPrices("made up", layers))
+    again = task_of(schedule, LayerPrices("made up", layers), Checkpointing("always", 1, False))
     assert balanced(4, 2, kept).sizes == (2, 2)
     assert balanced(4, 2, again).sizes == (3, 1)
 

@@ -8,10 +8,11 @@ import profiled
 import pytest
 from user import microp, read
 
+from microp.job import Workload
 from microp.planner import ProfilePrices, Task
 from microp.planner.prices import stage_loads
-from microp.schedule import builders
-from microp.settings import DeviceSettings, MlpSettings
+from microp.schedule import balanced, builders, uniform
+from microp.settings import NEVER, DeviceSettings, MlpSettings
 from microp.store import write_profile
 
 MODEL = MlpSettings("mlp", 64, 8, "float32")
@@ -25,11 +26,20 @@ def prices(device: DeviceSettings = DEVICE) -> ProfilePrices:
 @pytest.mark.parametrize("device", [DEVICE, DeviceSettings("cpu", 1, speed=[1, 0.5, 1, 1])], ids=["equal", "one slow"])
 def test_loads_are_those_of_the_costs(device):
     """Up to what an action after one of another op takes longer, which only the simulation counts."""
-    task = Task(builders.gpipe(4, 8), (8,) * 8, prices(device))
+    task = Task(Workload(builders.gpipe(4, 8), (), (8,) * 8, NEVER), prices(device))
     workload = task.workload((16, 16, 16, 16))
     layers, scale, fixed = vars(task.prices.loads(workload)).values()
     loads = [scale[s] * sum(layers[16 * s : 16 * (s + 1)]) + fixed[s] for s in range(4)]
     assert loads == pytest.approx(stage_loads(workload, task.prices.costs(workload)), rel=0.05)
+
+
+def test_a_slow_rank_gets_fewer_layers():
+    equal, slow = (
+        balanced(64, 4, Task(Workload(builders.gpipe(4, 8), (), (8,) * 8, NEVER), prices(device)))
+        for device in (DEVICE, DeviceSettings("cpu", 1, speed=[1, 0.5, 1, 1]))
+    )
+    assert equal == uniform(64, 4)
+    assert slow.sizes[1] < 12
 
 
 def test_a_laptop_plans_for_64_ranks(tmp_path):

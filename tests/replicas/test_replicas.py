@@ -21,7 +21,7 @@ from microp.schedule import builders as schedules
 from microp.settings import BucketSettings, SyncSettings
 from microp.worker import launch_ranks, monolith
 
-BUILDERS = [getattr(schedules, name) for name in schedules.__all__ if name not in ("Drain", "from_file")]
+BUILDERS = list(schedules.ORDERS.values())
 ROWS = 29  # divided neither by the replicas nor by the chunks
 TINY = 0.002  # MiB: a stage of the small models has several buckets
 SYNCS = {

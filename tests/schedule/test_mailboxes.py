@@ -28,7 +28,7 @@ from microp.schedule import builders as schedules
 from microp.schedule.builders import gpipe, naive, one_f_one_b
 from microp.schedule.prefetch import AHEAD
 
-BUILDERS = [getattr(schedules, name) for name in schedules.__all__ if name not in ("Drain", "from_file")]
+BUILDERS = list(schedules.ORDERS.values())
 
 
 def every_schedule(build):

@@ -23,7 +23,6 @@ from microp.simulator import (
     LayerTimes,
     Size,
     costs_of,
-    equal_shares,
     for_stages,
     simulate,
     simulate_on_cores,
@@ -246,7 +245,7 @@ def test_a_core_each_is_the_plain_simulation():
         schedule = random_schedule(random)
         overhead = tuple(random.randint(0, 3) for _ in range(schedule.stages))
         costs = replace(random_costs(random, schedule), transfer=Asynchronous(), overhead=overhead)
-        plain, shared = simulate(schedule, costs), simulate_on_cores(schedule, costs, equal_shares(99))
+        plain, shared = simulate(schedule, costs), simulate_on_cores(schedule, costs, lambda _: 1.0)
         assert np.allclose(plain.start.astype(float), shared.start)
         assert np.allclose(plain.end.astype(float), shared.end)
         assert np.allclose(plain.wait_start.astype(float), shared.wait_start)
@@ -256,7 +255,7 @@ def test_a_core_each_is_the_plain_simulation():
 def test_no_work_is_lost(cores):
     schedule = one_f_one_b(4, 6)
     costs = equal(4, 1, 2)
-    spans = simulate_on_cores(schedule, costs, equal_shares(cores))
+    spans = simulate_on_cores(schedule, costs, lambda computing: min(1.0, cores / computing))
     work, time = 4 * 6 * 3, makespan(spans)
     assert work / cores <= time + 1e-9
     if cores == 1:

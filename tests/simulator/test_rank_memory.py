@@ -9,6 +9,7 @@ import pytest
 from costs_helper import equal
 from random_schedules import random_schedule
 
+from microp.job import Workload
 from microp.schedule import Op, Schedule, builders, from_text, spread
 from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
 from microp.simulator import LayerMemory, Ranks, Size, StageBytes, simulate
@@ -194,16 +195,15 @@ def test_parts_add_up_to_the_peaks(schedule, policy, holds):
         layers = some_layers(chance, schedule.stages + 4)
         sizes = list(spread(len(layers), schedule.stages))
         chance.shuffle(sizes)
-        ranks = Ranks(schedule, layers, [7] * schedule.chunks, policy, batch=50, holds=holds)
+        ranks = Ranks(Workload(schedule, (), (7,) * schedule.chunks, policy, holds=holds), layers, batch=50)
         for rank, peak in enumerate(ranks.peaks(sizes)):
             assert sum(part.size for part in ranks.parts(sizes, rank)) == pytest.approx(peak)
 
 
 def test_the_parts_name_the_microbatches_in_flight():
     layers = [LayerMemory(1000, Size(0, 100), Size(0, 20), in_backward=Size(0, 30))] * 4
-    parts = Ranks(builders.one_f_one_b(4, 8), layers, [10] * 8, POLICIES[0], holds=Holds(mailboxes=True)).parts(
-        (1,) * 4, 0
-    )
+    workload = Workload(builders.one_f_one_b(4, 8), (), (10,) * 8, POLICIES[0], holds=Holds(mailboxes=True))
+    parts = Ranks(workload, layers).parts((1,) * 4, 0)
     found = {part.name: (part.size, part.number) for part in parts if part.size}
     assert found == {
         "weights": (1000, 0),
@@ -218,7 +218,8 @@ def test_the_parts_name_the_microbatches_in_flight():
 def test_the_buckets_of_replicas_are_as_large_as_the_weights():
     layers = [LayerMemory(1000, Size(0, 100), Size(0, 20), in_backward=Size(0, 30))] * 4
     alone, several = (
-        Ranks(builders.gpipe(2, 2), layers, [10, 10], POLICIES[0], holds=Holds(buckets=has)) for has in (False, True)
+        Ranks(Workload(builders.gpipe(2, 2), (), (10, 10), POLICIES[0], holds=Holds(buckets=has)), layers)
+        for has in (False, True)
     )
     added = [more - less for less, more in zip(alone.peaks((1, 3)), several.peaks((1, 3)), strict=True)]
     assert added == [1000, 3000]

@@ -227,10 +227,10 @@ def test_integers_beyond_64_bits_stay_exact():
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (("0B0 0F0 0F1 0B1",), r"deadlocks: 0F0 comes after 0B0"),
-        (("0F0 0F1 0B0 0B1", "1F0 1B1 1F1 1B0"), r"deadlocks: 1F1 comes after 1B1"),
-        (("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"), r"deadlocks at .*: microp.schedule.validate names the cycle"),
-        (("0F0 0B0 0F7 0B7",), r"microbatches beyond chunks=2"),
+        (("0B0 0F0 0F1 0B1",), r"it deadlocks: 0B0 waits for 0F0, which comes after 0B0"),
+        (("0F0 0F1 0B0 0B1", "1F0 1B1 1F1 1B0"), r"it deadlocks: 1B1 waits for 1F1, which comes after 1B1"),
+        (("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"), r"it deadlocks: 0B0 waits for 1B0"),
+        (("0F0 0B0 0F7 0B7",), r"0F7 and 0B7 are out of range"),
     ],
 )
 def test_what_cannot_end_is_refused(rows, message):
@@ -256,12 +256,12 @@ def test_a_schedule_that_lacks_an_action_is_refused(rows):
         if "W" in action:  # the B is the full backward then
             assert len(simulate(lacking, costs)) == 11
             continue
-        with pytest.raises(ValueError, match=f"schedule 'drawn' lacks {action}: every stage needs an F and a B"):
+        with pytest.raises(ValueError, match=f"schedule 'drawn': {action} is missing"):
             simulate(lacking, costs)
 
 
 def test_a_schedule_that_lacks_a_stage_is_refused():
-    with pytest.raises(ValueError, match=r"lacks 1F0: every stage needs"):
+    with pytest.raises(ValueError, match="stage 1 has no action, but stage 2 has"):
         simulate(read("0F0 0B0", "2F0 2B0"), for_stages(3, forward=1, backward=1))
 
 
@@ -272,9 +272,7 @@ def test_a_schedule_that_repeats_an_action_is_refused(rows):
     for action in " ".join(rows).split():
         repeats = edited(rows, action, f"{action} {action}"), read(rows[0] + " " + action, rows[1], chunks=2)
         for schedule in (*repeats, read(rows[0], rows[1] + " " + action, chunks=2)):
-            with pytest.raises(
-                ValueError, match=f"schedule 'drawn' has {action} more than once: keep only one of them"
-            ):
+            with pytest.raises(ValueError, match=f"schedule 'drawn': {action} is listed more than once"):
                 simulate(schedule, costs)
 
 
@@ -300,9 +298,9 @@ def test_time_grows_with_the_number_of_actions():
 def test_negative_numbers_idle_ranks_and_misplaced_actions_are_refused():
     forward, backward = Action(Op.F, 0, 0), Action(Op.B, 0, 0)
     below = Schedule("below", 1, ((forward._replace(microbatch=-1), backward._replace(microbatch=-1)),))
-    with pytest.raises(ValueError, match="below 0"):
+    with pytest.raises(ValueError, match="0F-1 and 0B-1 are out of range"):
         simulate(below, Costs((1,), (1,)))
-    with pytest.raises(ValueError, match="rank 1 has no actions"):
+    with pytest.raises(ValueError, match="rank 1 has nothing to do"):
         simulate(Schedule("idle", 1, ((forward, backward), ())), Costs((1,), (1,)))
     with pytest.raises(ValueError, match="0B0 is on rank 1, but rank 0 holds stage 0"):
         simulate(Schedule("moved", 1, ((forward,), (backward,))), Costs((1,), (1,)))

@@ -29,10 +29,7 @@ def improve(problem: Problem, rows: Rows, random: Random, moves: int, until: flo
     """Return the makespan and the rows of the best order found.
 
     Args:
-        problem: the problem.
         rows: an order that ends and keeps within the cap.
-        random: decides the moves.
-        moves: how many are tried at most.
         until: when to stop, on the clock of `time.perf_counter`.
         bounds: lower bounds of the makespan: an order that reaches one is returned at once.
     """
@@ -117,7 +114,7 @@ def _moved(
     while (
         0 <= to + step < len(row)
         and abs(to - place) < limit
-        and _may_swap(problem, *sorted_by(step, number, row[to + step]))
+        and _may_swap(problem, *((number, row[to + step]) if step > 0 else (row[to + step], number)))
     ):
         to += step
     if to == place:
@@ -150,11 +147,6 @@ def joined(problem: Problem, rows: Rows) -> Rows:
         if time is not None and time <= best:
             rows, best = [*rows[:rank], trial, *rows[rank + 1 :]], time
     return rows
-
-
-def sorted_by(step: int, moving: int, other: int) -> tuple[int, int]:
-    """Return the two in the order in which they are now, if the first moves by `step`."""
-    return (moving, other) if step > 0 else (other, moving)
 
 
 def _may_swap(problem: Problem, first: int, second: int) -> bool:

@@ -97,7 +97,6 @@ class Problem:
 
     Attributes:
         placement: for each stage its rank.
-        chunks: M, the number of microbatches.
         costs: per stage and hop.
         memory: the cap, and what actions hold.
 
@@ -198,20 +197,15 @@ class Problem:
         ]
         full = [costs.of(action, False) for action in actions if action.op is Op.B]
         own = [*(costs.of(action, True) for action in actions), *full]
+        receipts = [link.receiver * hop for hop in (*hops, *hops[self.stages : 2 * self.stages])]  # for each lane
         return Timing(
-            [time + self.receipts[number // self.chunks] for number, time in enumerate(own)],
+            [time + receipts[number // self.chunks] for number, time in enumerate(own)],
             [link.way * hop for hop in hops],
             [
                 self.overhead[lane % self.stages] + (0 if taker == NONE else link.sender * hops[taker])
                 for lane, taker in enumerate(self.takers)
             ],
         )
-
-    @cached_property
-    def receipts(self) -> list[Any]:
-        """For each lane the part of its actions' time in which the rank only receives."""
-        found = [self.link.receiver * hop for hop in self._hop_times]
-        return [*found, *found[self.stages : 2 * self.stages]]
 
     @cached_property
     def links(self) -> list[int]:
@@ -322,13 +316,7 @@ class Problem:
 
 
 def ends_of(problem: Problem, rows: Sequence[Sequence[int]], timing: Timing | None = None) -> list[Any] | None:
-    """Return the end of every action, a D's also as that of its B, or None if the rows deadlock.
-
-    Args:
-        problem: the problem.
-        rows: for each rank its actions.
-        timing: how long everything takes, if not as in the problem.
-    """
+    """Return the end of every action, a D's also as that of its B, or None if the rows deadlock."""
     takes, hops, after = timing or problem.timing
     chunks, sources, takers, links = problem.chunks, problem.sources, problem.takers, problem.links
     count, queues, shift = problem.count, problem.link.queues, 2 * problem.stages * problem.chunks

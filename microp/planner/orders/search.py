@@ -27,20 +27,6 @@ from microp.simulator import simulate
 from microp.trace import makespan
 
 STARTS = 6  # rounds of small moves
-_NAMED: dict[str, list[Any]] = {  # placement -> builders of (ranks, chunks, stages per rank)
-    "plain": [
-        lambda ranks, chunks, _, each=each: each(ranks, chunks)
-        for each in (
-            *(builders.naive, builders.gpipe, builders.one_f_one_b),
-            *(builders.eager_1f1b, builders.zb_h1, builders.zb_h2),
-        )
-    ],
-    "looped": [builders.interleaved, builders.breadth_first, builders.zb_interleaved],
-    "v": [
-        lambda ranks, chunks, _, each=each: each(ranks, chunks)
-        for each in (builders.zb_v, builders.v_half, builders.v_min, builders.dualpipe_v)
-    ],
-}
 
 
 @dataclass(frozen=True)
@@ -48,13 +34,10 @@ class Found:
     """The result of a search.
 
     Attributes:
-        schedule: the best order.
-        makespan: its simulated time.
         method: what found it: `named`, `rules`, `moves` or `solver`.
         bounds: lower bounds of the makespan of any order; None if there are none.
         named: the makespans of the named schedules that keep within the cap.
         refused: the peaks of the named schedules that do not.
-        seconds: how long the search took.
     """
 
     schedule: Schedule
@@ -75,10 +58,8 @@ def search(problem: Problem, seconds: float = 10.0, seed: int = 0, moves: int = 
     """Return the best order found.
 
     Args:
-        problem: costs, placement and cap.
         seconds: after this time no further move is tried.
         seed: of the random moves. With the same seed and enough time the result is the same.
-        moves: how many moves are tried at most.
     """
     began = perf_counter()
     until = began + seconds
@@ -136,7 +117,6 @@ def with_solver(problem: Problem, found: Found, seconds: float, workers: int = 2
     The result's bounds have the solver's beside our own.
 
     Args:
-        problem: the problem.
         found: the result of `search`, which hints the solver.
         seconds: the solver's time limit.
         workers: how many of the solver's searches run side by side.
@@ -193,10 +173,12 @@ def named_schedules(problem: Problem) -> tuple[list[Schedule], dict[str, Any]]:
 
 def _with_placement(problem: Problem) -> Iterator[Schedule]:
     loops = problem.stages // problem.ranks
-    groups = ["plain"] if loops == 1 else ["looped", "v"]
-    for build_named in (each for group in groups for each in _NAMED[group]):
+    for name, build_named in builders.ORDERS.items():
+        if (loops > 1) != (name in (*builders.LOOPED, *builders.V_SHAPED)):
+            continue
+        several = {"stages_per_rank": loops} if name in builders.LOOPED else {}
         try:
-            schedule = build_named(problem.ranks, problem.chunks, loops)
+            schedule = build_named(problem.ranks, problem.chunks, **several)
         except ValueError:  # too few chunks for it
             continue
         if tuple(schedule.placement[stage] for stage in range(schedule.stages)) == problem.placement:

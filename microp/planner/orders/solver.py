@@ -25,6 +25,7 @@ from math import ceil, floor, gcd, lcm
 from typing import Any
 
 from microp.planner.orders.problem import NONE, Problem, Rows, Timing, ends_of
+from microp.simulator.costs import ratio
 
 RESOLUTION = 1000  # parts of the mean action, if costs have to be rounded
 DIGITS = 12  # of a float that count: 0.1 is a tenth
@@ -38,7 +39,6 @@ class Solved:
         rows: the best order that it found; None if it found none.
         bound: a lower bound of the price of any order, in the costs' unit.
         rounded: whether the costs had to be rounded down for it.
-        seconds: how long the solver ran.
         size: the number of variables and constraints.
         makespan: the price of its order; None if it has none that ends within the cap.
         proven: whether the best known order's price is the bound.
@@ -79,18 +79,13 @@ def solve(problem: Problem, hint: Rows, seconds: float, workers: int = 2, bound:
     status = solver.solve(model.model)
     size = len(model.model.proto.variables), len(model.model.proto.constraints)
     known = max(solver.best_objective_bound, model.least)
-    least = _scaled(ceil(known - 1e-6) * unit)  # the objective is a whole number
+    least = ratio(ceil(known - 1e-6) * unit, 1)  # the objective is a whole number
     is_solved = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
     return Solved(model.rows(solver) if is_solved else None, least, rounded, solver.wall_time, size)
 
 
 class _Model:
-    """The problem in the solver's terms.
-
-    Args:
-        problem: the problem.
-        timing: its times in whole numbers.
-    """
+    """The problem in the solver's terms."""
 
     def __init__(self, problem: Problem, timing: Timing) -> None:
         from ortools.sat.python import cp_model
@@ -261,7 +256,3 @@ def _unit_of(values: list[Any]) -> Fraction:
         return Fraction(1)
     below = lcm(*(part.denominator for part in parts))
     return Fraction(gcd(*(int(part * below) for part in parts)), below)
-
-
-def _scaled(value: Fraction) -> Any:
-    return value.numerator if value.denominator == 1 else value

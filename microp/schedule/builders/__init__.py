@@ -5,35 +5,30 @@ actions take the same time, and `.` is a bubble. If a rank holds several stages,
 names its stage.
 """
 
-from microp.schedule.builders.breadth_first import breadth_first
-from microp.schedule.builders.dualpipe_v import dualpipe_v
-from microp.schedule.builders.eager_1f1b import eager_1f1b
-from microp.schedule.builders.file import from_file
-from microp.schedule.builders.gpipe import Drain, gpipe
-from microp.schedule.builders.interleaved import interleaved
-from microp.schedule.builders.naive import naive
-from microp.schedule.builders.one_f_one_b import one_f_one_b
-from microp.schedule.builders.v_half import v_half
-from microp.schedule.builders.v_min import v_min
-from microp.schedule.builders.zb_h1 import zb_h1
-from microp.schedule.builders.zb_h2 import zb_h2
-from microp.schedule.builders.zb_interleaved import zb_interleaved
-from microp.schedule.builders.zb_v import zb_v
+from collections.abc import Callable, Mapping
 
-__all__ = [
-    "Drain",
-    "breadth_first",
-    "dualpipe_v",
-    "eager_1f1b",
-    "from_file",
-    "gpipe",
-    "interleaved",
-    "naive",
-    "one_f_one_b",
-    "v_half",
-    "v_min",
-    "zb_h1",
-    "zb_h2",
-    "zb_interleaved",
-    "zb_v",
-]
+from microp.schedule.builders.building_block import v_half, v_min
+from microp.schedule.builders.file import from_file
+from microp.schedule.builders.gpipe import Drain, breadth_first, gpipe, naive
+from microp.schedule.builders.interleaved import interleaved, zb_interleaved
+from microp.schedule.builders.one_f_one_b import eager_1f1b, one_f_one_b, zb_h1, zb_h2
+from microp.schedule.builders.v_shaped import dualpipe_v, zb_v
+from microp.schedule.schedule import Schedule
+
+ORDERS: Mapping[str, Callable[..., Schedule]] = {  # an option of group schedule -> its builder
+    "naive": naive,
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "eager_1f1b": eager_1f1b,
+    "interleaved": interleaved,
+    "breadth_first": breadth_first,
+    "zb_h1": zb_h1,
+    "zb_h2": zb_h2,
+    "zb_interleaved": zb_interleaved,
+    "zb_v": zb_v,
+    "v_half": v_half,
+    "v_min": v_min,
+    "dualpipe_v": dualpipe_v,
+}
+LOOPED = ("interleaved", "breadth_first", "zb_interleaved")  # with a number of stages per rank to choose
+V_SHAPED = ("zb_v", "v_half", "v_min", "dualpipe_v")  # with two stages per rank

@@ -28,13 +28,51 @@ _OPS = (_F, _B)
 _new = tuple.__new__  # of an action takes a third of the time of `Action(...)`
 
 
+def v_half(ranks: int, chunks: int) -> Schedule:
+    """Return the repeated building block whose forwards go down the V at half speed.
+
+    ::
+
+        rank 0  0F0 0F1   .   .   . 5F0 5B0 0F2 5W0 5F1 5B1 5W1 0B0 0W0   . 5F2 5B2 0B1 5W2 0W1   . 0B2 0W2
+        rank 1    . 1F0 1F1   . 4F0   .   . 4B0 4F1 4W0 1F2 1B0 4B1 1W0 4F2 4W1 1B1 4B2 1W1 4W2 1B2 1W2   .
+        rank 2    .   . 2F0 3F0 2F1 3F1   .   . 3B0 2B0 3W0 2F2 2W0 3F2 3B1 2B1 3W1 2W1 3B2 2B2 3W2 2W2   .
+
+    Activations are held to W: K/2 + 1 microbatches on every rank, (K+1)/2 if K is odd. If M >= 2K
+    the bubble is 3K-7 slots, 3K-4 if K is odd (K >= 3, every F, B and W of a stage takes one slot).
+    Rank r holds stages r and 2K-1-r (Qi et al., Pipeline Parallelism with Controllable Memory,
+    arXiv 2405.15362).
+    """
+    gap = 3 if ranks % 2 == 0 else 0
+    block = [
+        (2 * rank, 3 * ranks - 2 - rank, 3 * ranks + gap + 2 * rank - 1, 6 * ranks + gap - 2 - rank)
+        for rank in range(ranks)
+    ]
+    return squeeze(repeat("v_half", block, chunks), limit=2 * (ranks // 2 + 1))
+
+
+def v_min(ranks: int, chunks: int) -> Schedule:
+    """Return the shortest building block, repeated: F goes down and up the V, then B does.
+
+    ::
+
+        rank 0  0F0   .   . 3F0 3B0 0F1 3W0 0B0 0W0 3F1 3B1 0F2 3W1 0B1 0W1 3F2 3B2 3W2   . 0B2 0W2
+        rank 1    . 1F0 2F0   .   . 2B0 1B0 1F1 2F1 2W0 1W0 2B1 1B1 1F2 2F2 2W1 1W1 2B2 1B2 2W2 1W2
+
+    Activations are held to W: at most ceil((K-1)/3) + 1 microbatches. If M >= 2K the bubble is
+    4K-5 slots, 4K-7 if 3 divides K (K >= 2, every F, B and W of a stage takes one slot). Rank r
+    holds stages r and 2K-1-r (Qi et al., Pipeline Parallelism with Controllable Memory,
+    arXiv 2405.15362).
+    """
+    gap = 2 if ranks % 3 == 0 else 0
+    block = [(rank, 2 * ranks - 1 - rank, 2 * ranks + gap + rank, 4 * ranks + gap - 1 - rank) for rank in range(ranks)]
+    return squeeze(repeat("v_min", block, chunks), limit=2 * ((ranks + 1) // 3 + 1))
+
+
 def repeat(name: str, block: Sequence[tuple[int, int, int, int]], chunks: int) -> Schedule:
     """Return a schedule with the F and B of all microbatches, in the order of the block's slots.
 
     Args:
-        name: the schedule's name.
         block: for each rank r, the slots of microbatch 0: F of stage r, F and B of stage 2K-1-r, B of stage r.
-        chunks: the number of microbatches.
     """
 
     def row(rank: int, starts: tuple[int, int, int, int]) -> Iterable[Action]:
@@ -58,7 +96,6 @@ def squeeze(repeated: Schedule, limit: int) -> Schedule:
     weight gradient that has waited longest.
 
     Args:
-        repeated: the result of `repeat`.
         limit: the most (stage, microbatch) pairs that a rank may hold, each from its F to its W; a
             forward beyond the limit waits.
     """

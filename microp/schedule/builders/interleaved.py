@@ -1,10 +1,10 @@
-"""Interleaved 1F1B: one forward, one backward, with several stages per rank."""
+"""1F1B over looped stages: several stages per rank."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from microp.schedule.builders.phases import looped_1f1b, looped_stages
+from microp.schedule.builders.phases import defer_weights, looped_1f1b, looped_stages
 from microp.schedule.schedule import Action, Schedule, rows
 
 
@@ -24,9 +24,6 @@ def interleaved(ranks: int, chunks: int, stages_per_rank: int = 2) -> Schedule:
     rank r is in flight (Narayanan et al., arXiv 2104.04473, section 2.2, there for chunks divisible
     by ranks).
 
-    Args:
-        stages_per_rank: the number of stages that a rank holds.
-
     Raises:
         ValueError: `stages_per_rank` is below 1.
     """
@@ -36,3 +33,28 @@ def interleaved(ranks: int, chunks: int, stages_per_rank: int = 2) -> Schedule:
         return looped_1f1b(stages, ranks, chunks, warmup=2 * (ranks - 1 - rank))
 
     return Schedule("interleaved", chunks, rows(row(rank) for rank in range(ranks)))
+
+
+def zb_interleaved(ranks: int, chunks: int, stages_per_rank: int = 2) -> Schedule:
+    """Return ZB1P: interleaved 1F1B with split backwards, half the warmup, and W later by r on rank r.
+
+    ::
+
+        rank 0  0F0 0F1 2F0 2F1   . 2B0 2W0 0F2 2B1 2W1 0F3 0B0 0W0 2F2 0B1 0W1 2F3 2B2 2W2 2B3 2W3 0B2 0W2 0B3 0W3
+        rank 1    . 1F0 1F1 3F0 3B0 3F1 3B1 3W0 1F2 1B0 3W1 1F3 1B1 1W0 3F2 3B2 1W1 3F3 3B3 3W2 1B2 3W3 1B3 1W2 1W3
+
+    The bubble is (K-1)(F+B-W)/v with v stages per rank. The rounds of G microbatches are those of
+    `interleaved`. Activations are held to W: at most K + (v-1)G of the vM (stage, microbatch) pairs
+    on every rank, which is K microbatches where K divides M (the loops of Narayanan et al., arXiv
+    2104.04473, with the split of Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241;
+    torch calls it InterleavedZeroBubble).
+
+    Raises:
+        ValueError: `stages_per_rank` is below 1.
+    """
+
+    def row(rank: int) -> Iterator[Action]:
+        stages = looped_stages(rank, ranks, stages_per_rank)
+        return defer_weights(looped_1f1b(stages, ranks, chunks, warmup=ranks - 1 - rank), lag=rank)
+
+    return Schedule("zb_interleaved", chunks, rows(row(rank) for rank in range(ranks)))

@@ -1,10 +1,10 @@
-"""1F1B: one forward, one backward."""
+"""1F1B, one forward, one backward, and what more warmup and weight gradients of their own make of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from microp.schedule.builders.phases import three_phases
+from microp.schedule.builders.phases import defer_weights, three_phases
 from microp.schedule.schedule import Action, Op, Schedule, rows
 
 
@@ -19,10 +19,70 @@ def one_f_one_b(ranks: int, chunks: int) -> Schedule:
     It is as fast as GPipe if transfers take no time, but at most K - r microbatches are in
     flight on rank r (PipeDream-Flush: Narayanan et al., arXiv 2006.09503, section 3.3).
     """
+    return Schedule("1f1b", chunks, rows(_row(rank, chunks, warmup=ranks - 1 - rank) for rank in range(ranks)))
 
-    def row(rank: int) -> Iterator[Action]:
-        forwards = [Action(Op.F, rank, microbatch) for microbatch in range(chunks)]
-        backwards = [Action(Op.B, rank, microbatch) for microbatch in range(chunks)]
-        return three_phases(forwards, backwards, warmup=ranks - 1 - rank)
 
-    return Schedule("1f1b", chunks, rows(row(rank) for rank in range(ranks)))
+def eager_1f1b(ranks: int, chunks: int) -> Schedule:
+    """Return 1F1B with twice the warmup, so that computation hides every transfer in the steady phase.
+
+    ::
+
+        rank 0  F0 F1 F2 F3  . B0  . B1  . B2  . B3        warmup 4
+        rank 1   . F0 F1 F2 B0 F3 B1  . B2  . B3  .        warmup 2
+        rank 2   .  . F0 B0 F1 B1 F2 B2 F3 B3  .  .        warmup 0
+
+    It is as fast as 1F1B if transfers take no time. A hop of up to half a microbatch's time delays
+    the step only twice per rank, in fill and drain, and not in every microbatch. At most
+    2(K-r) - 1 microbatches are in flight on rank r (Zhuang et al., On Optimizing the Communication
+    of Model Parallelism, arXiv 2211.05322, section 4).
+    """
+    return Schedule(
+        "eager_1f1b", chunks, rows(_row(rank, chunks, warmup=2 * (ranks - 1 - rank)) for rank in range(ranks))
+    )
+
+
+def zb_h1(ranks: int, chunks: int) -> Schedule:
+    """Return 1F1B with split backwards; rank r runs W r microbatches later, in what was the drain's bubble.
+
+    ::
+
+        rank 0  F0 F1 F2  .  . B0 W0 F3 B1 W1 B2 W2 B3 W3        W at once
+        rank 1   . F0 F1  . B0 F2 B1 W0 F3 B2 W1 B3 W2 W3        W one B later
+        rank 2   .  . F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3        W two Bs later
+
+    The bubble is (K-1)(F+B-W), a third of 1F1B's if F = B = W. Activations are held to W:
+    min(K, M) microbatches on every rank, as on the first rank of 1F1B (Qi et al., Zero Bubble
+    Pipeline Parallelism, arXiv 2401.10241, section 2).
+    """
+    return Schedule(
+        "zb_h1",
+        chunks,
+        rows(defer_weights(_row(rank, chunks, warmup=ranks - 1 - rank), lag=rank) for rank in range(ranks)),
+    )
+
+
+def zb_h2(ranks: int, chunks: int) -> Schedule:
+    """Return ZB-H1 with twice the warmup and W twice as late, so that the fill has no bubble either.
+
+    ::
+
+        rank 0  F0 F1 F2 F3 F4 B0 W0 B1 W1 B2 W2 B3 W3 B4 W4  .  .
+        rank 1   . F0 F1 F2 B0 F3 B1 F4 B2 W0 B3 W1 B4 W2 W3 W4  .
+        rank 2   .  . F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 W0 W1 W2 W3 W4
+
+    No rank waits between its first and its last action if F = B = W and M >= 2K-1. The ranks start
+    and end at different times, which is a bubble only if steps may not overlap. Activations are
+    held to W: min(2K-1, M) microbatches on every rank (Qi et al., Zero Bubble Pipeline
+    Parallelism, arXiv 2401.10241, section 2).
+    """
+    return Schedule(
+        "zb_h2",
+        chunks,
+        rows(defer_weights(_row(rank, chunks, warmup=2 * (ranks - 1 - rank)), lag=2 * rank) for rank in range(ranks)),
+    )
+
+
+def _row(rank: int, chunks: int, warmup: int) -> Iterator[Action]:
+    forwards = [Action(Op.F, rank, microbatch) for microbatch in range(chunks)]
+    backwards = [Action(Op.B, rank, microbatch) for microbatch in range(chunks)]
+    return three_phases(forwards, backwards, warmup)
