@@ -143,7 +143,7 @@ def losses(run: microp.Run) -> list[float]:
 
 @cache
 def losses_on_cpu(card: Card, *words: str) -> list[float]:
-    return losses(card.run("device=cpu", "ranks=1", *words))
+    return losses(card.run("device=cpu", "comms=threads", "ranks=1", *words))
 
 
 def largest(values: Iterable[float]) -> float:
