@@ -143,10 +143,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise RecordError(
             f"{folder / MANIFEST} has format={version}, and this microp reads up to {FORMAT}: update microp"
         )
-    if type(version) is not int or type(step) is not int or step < 0:
-        raise _damaged(folder, MANIFEST, "its format or its step is not a number from 0 up")
-    if not isinstance(manifest.get("training"), dict):
-        raise _damaged(folder, MANIFEST, "it does not say what was trained")
+    if type(version) is not int or type(step) is not int or step < 0 or not isinstance(manifest.get("training"), dict):
+        raise _damaged(folder, MANIFEST, "it does not say what was trained, and for how many steps")
     return manifest
 
 
