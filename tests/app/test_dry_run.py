@@ -13,9 +13,7 @@ from user import SMALL, microp
 
 from microp.app import ConfigError, job_of, measure
 from microp.app.composing import compose_points, composer
-from microp.app.config import compose_config, read_config, register
-from microp.app.dry_run import show_dry_run
-from microp.app.pricing_job import make_pricing_job
+from microp.app.config import compose_config, register
 from microp.app.sweep import SweepCallback
 from microp.store import hold, write_json
 from microp.terminal import console
@@ -32,8 +30,11 @@ def dry(tmp_path, monkeypatch, capsys):
     register()
 
     def run(*words: str, resumes: bool = True) -> tuple[int, list[str], str]:
-        with composer(), pytest.raises(SystemExit) as left:
-            show_dry_run(SweepCallback(), compose_points(sweep_of(*words)), resumes)
+        with composer():
+            config = sweep_of(*words)
+            config.dry_run, config.again = True, not resumes
+            with pytest.raises(SystemExit) as left:
+                SweepCallback()._start(config, compose_points(config))
         printed = capsys.readouterr()
         rows = [line for line in printed.out.splitlines() if line.rstrip().endswith(" -") or "-k2-" in line]
         return left.value.code, rows, printed.out + printed.err
@@ -126,8 +127,8 @@ def test_a_command_shows_it_and_writes_nothing(tmp_path):
 
 
 def test_a_price_and_python_refuse_it():
-    with pytest.raises(ConfigError, match="dry_run=true is for a run, and a price runs nothing: leave it out"):
-        make_pricing_job(read_config(compose_config("dry_run=true", name="simulate")))
+    with pytest.raises(ConfigError, match="dry_run=true is not used by a price: leave it out"):
+        compose_config("dry_run=true", name="simulate")
     with pytest.raises(ConfigError, match="dry_run=true is for the command line"):
         measure("dry_run=true")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from microp.app.expressions import evaluate
+from microp.app.config import evaluate
 
 GIVES = {
     "16 * 4": 64,

@@ -170,7 +170,7 @@ def test_bad_input_is_one_message_and_exit_code_2(words, message, tmp_path):
         ("costs.boundary=[1,2,3]", "costs.boundary has 3 values for 2 stages"),
         ("schedule=interleaved costs.forward=[1,2] costs.backward=1", "costs.forward has 2 values for 4 stages"),
         ("costs.forward=[1,-2] costs.backward=1", "costs.forward[1]=-2 is negative: give a number from 0 up"),
-        ("costs.forward=1 costs.backward=1 costs.weight=-1", "costs.weight=-1 is negative"),
+        ("costs.forward=1 costs.backward=1 costs.weight=-1", "costs.weight[0]=-1 is negative"),
         ("costs.latency=-0.5", "costs.latency=-0.5 is negative"),
         ("costs.bandwidth=0", "costs.bandwidth=0: give bytes per unit of time, above 0"),
         ("costs.forward=fast costs.backward=1", "costs.forward=fast is not a number, or a list with one per stage"),
