@@ -29,12 +29,10 @@ __all__ = ["ConfigError", "Price", "Run", "RunError", "load_runs", "measure", "p
 
 def __getattr__(name: str) -> Any:
     """Return a name of the interface, imported only when it is used, so that `import microp` is quick."""
-    if name == "__version__":
-        from microp.app import installed_version
-
-        return installed_version()
-    if name not in __all__:
+    if name not in (*__all__, "__version__"):
         raise AttributeError(f"module 'microp' has no attribute {name!r}")
     from microp import app, store
 
+    if name == "__version__":
+        return app.installed_version()
     return getattr(store if name == "load_runs" else app, name)

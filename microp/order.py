@@ -9,9 +9,7 @@ def main() -> None:
     """Compose, check, search, show. Exit code 2 for bad input."""
     from microp import app
 
-    app.answer_version()
-    app.see_current_folder()
-    app.run_app("order", lambda config: app.run_order(config))  # imported for the first point: --help does without it
+    app.run_app("order", app.run_order)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,8 @@ def main() -> None:
     """Compose, check, search, show. Exit code 2 for bad input."""
     from microp import app
 
-    app.answer_version()
-    app.see_current_folder()
     sys.argv[1:] = app.search_words(sys.argv[1:])
-    app.run_app("plan", lambda config: app.run_plan(config))  # imported for the first point: --help does without it
+    app.run_app("plan", app.run_plan)
 
 
 if __name__ == "__main__":

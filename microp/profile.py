@@ -9,11 +9,7 @@ def main() -> None:
     """Compose, check, measure, write. Exit code 2 for bad input."""
     from microp import app
 
-    app.answer_version()
-    app.see_current_folder()
-    app.run_app(
-        "profile", lambda config: app.run_profile(config)
-    )  # imported for the first point: --help does without it
+    app.run_app("profile", app.run_profile)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,7 @@ def main() -> None:
 def _run() -> None:
     from microp import app
 
-    app.answer_version()
-    app.see_current_folder()
-    app.run_app("config", lambda config: app.run_point(config))  # imported for the first point: --help does without it
+    app.run_app("config", app.run_point)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,7 @@ def main() -> None:
     """Compose, check, price, show. Exit code 2 for bad input."""
     from microp import app
 
-    app.answer_version()
-    app.see_current_folder()
-    app.run_app(
-        "simulate", lambda config: app.run_price(config)
-    )  # imported for the first point: --help does without it
+    app.run_app("simulate", app.run_price)
 
 
 if __name__ == "__main__":

@@ -71,15 +71,7 @@ class Attempt:
 
     If its folder is removed meanwhile, there is nothing left to record, and the next run can go on.
 
-    Args:
-        config: the valid configuration.
-        job: the job of that configuration.
-        experiment: the name of the stored sweep that the point belongs to, if any.
-        overrides: what was typed for the point.
-        folder: the attempt's folder, which has been made; None: the next one of the run.
-
-    Attributes:
-        folder: the attempt's folder, which gets all files.
+    Its `folder` gets all files: one that has been made, else the next one of the run.
 
     Raises:
         OSError: the machine refused something that the next run needs too; the failure is recorded if there is room.
@@ -142,8 +134,7 @@ class Attempt:
             if error is None:
                 self.close("finished")
             elif isinstance(error, RankError):
-                self._status["log"] = str(error.log) if error.log else None
-                self.fail(error)
+                self._fail(error)
             else:
                 self._give_up(error)
         except Exception as late:  # the ranks have ended, and what follows fails
@@ -163,7 +154,9 @@ class Attempt:
             message = in_a_line(error)
         elif isinstance(error, Exception):
             message = f"outside of the ranks: {in_words(error)}"
-            self._status["log"] = str(self._write_traceback(error))
+            self._status["log"] = str(path := self.folder / "launcher.log")
+            with suppress(OSError):
+                write_text(path, "".join(traceback.format_exception(error)))
         else:  # Ctrl-C
             state = "interrupted"
         with suppress(OSError):
@@ -173,14 +166,9 @@ class Attempt:
         with suppress(OSError):
             self._write_status(state, message)
 
-    def _write_traceback(self, error: Exception) -> Path:
-        path = self.folder / "launcher.log"
-        with suppress(OSError):
-            write_text(path, "".join(traceback.format_exception(error)))
-        return path
-
-    def fail(self, error: RankError) -> None:
+    def _fail(self, error: RankError) -> None:
         """Close the attempt as failed, or as diverged with the message of the rank whose loss was not finite."""
+        self._status["log"] = str(error.log) if error.log else None
         diverged = [str(row["message"]) for row in read_errors(self.folder) if row.get("diverged")]
         if diverged:
             is_it = isinstance(error, DivergedRunError) or str(error).startswith(diverged[0])

@@ -43,31 +43,19 @@ NEIGHBOUR = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum
 
 
 class Times(NamedTuple):
-    """The times of a step of one launch on both transports, in microseconds, and what belongs to them.
-
-    Attributes:
-        shm, gloo: the median and the 90th percentile.
-    """
+    """The times of a step of one launch on both transports, in microseconds, and what belongs to them."""
 
     ranks: int
     chunks: int
     neighbours: int
-    shm: tuple[float, float]
+    shm: tuple[float, float]  # the median and the 90th percentile
     gloo: tuple[float, float]
 
 
 def launches(
     ranks: Sequence[int], neighbours: Sequence[int], rounds: int, shape: tuple[int, int], minutes: float
 ) -> Iterator[list[Times]]:
-    """Yield the times of each launch, round after round.
-
-    Args:
-        ranks: the numbers of ranks.
-        neighbours: the numbers of processes that compute meanwhile.
-        rounds: the number of launches of each number of ranks.
-        shape: rows and numbers per row of a microbatch.
-        minutes: no launch begins later.
-    """
+    """Yield the times of each launch, of `rounds` for each number of ranks; none begins after so many minutes."""
     end = time.monotonic() + 60 * minutes
     for number, count in ((number, count) for number in range(rounds) for count in ranks):
         if time.monotonic() > end:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hydra import compose, initialize_config_dir
+from hydra.conf import OverridesConf
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
@@ -29,9 +30,9 @@ from hydra.core.override_parser.types import Override
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
-from microp.app.errors import REFUSED, ConfigError, problems_of
-from microp.app.places import CONF, SWEEPS, sweep_names
-from microp.app.schema import GROUPS, all_keys, is_fixed
+from microp.app.errors import REFUSED, ConfigError, refusal
+from microp.app.places import CONF, SWEEPS
+from microp.app.schema import GROUPS, is_fixed
 from microp.settings import override, quoted
 
 MOST_POINTS = 100_000  # each is composed and checked before the first one runs
@@ -89,50 +90,37 @@ def word_problems(words: Sequence[str]) -> list[str]:
     return problems
 
 
-def refusal(error: BaseException) -> list[str]:
-    """Return why Hydra refuses a configuration, with the nearest key or stored sweep if a name is unknown."""
-    return problems_of(error, [*all_keys(), *sweep_names()])
-
-
 def is_basic(sweeper: DictConfig) -> bool:
     """Return whether a sweeper is Hydra's own, whose points are known before the first one runs."""
     return bool(sweeper._target_.endswith(".BasicSweeper"))
 
 
-def typed_overrides(config: DictConfig) -> list[str]:
-    """Return the overrides of a command as they were typed; an interpolation in them is not resolved."""
-    typed = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+def typed_overrides(overrides: OverridesConf) -> list[str]:
+    """Return the overrides of a command or a point as they were typed; an interpolation in them is not resolved."""
+    typed = OmegaConf.to_container(overrides.task, resolve=False)
     assert isinstance(typed, list)
     return typed
 
 
 class Composed(NamedTuple):
-    """One point of a command as it was composed.
+    """One point of a command as it was composed."""
 
-    Attributes:
-        overrides: the overrides that were typed for it.
-        config: the configuration; None if it cannot be composed.
-        problems: why not, one sentence per problem.
-    """
-
-    overrides: list[str]
-    config: DictConfig | None
-    problems: list[str]
+    overrides: list[str]  # the overrides that were typed for it
+    config: DictConfig | None  # the configuration; None if it cannot be composed
+    problems: list[str]  # why not, one sentence per problem
 
 
 def compose_points(config: DictConfig) -> list[Composed]:
     """Return the points of a sweep, also those that cannot be composed; none if the sweeper is not Hydra's basic one.
 
-    Raises:
-        HydraException: the axes of the sweep cannot be read.
-        ConfigError: they give no point, or too many.
+    An error of `REFUSED` if its axes cannot be read, or give no point, or too many.
     """
     if not is_basic(config.hydra.sweeper):
         return []
     loader = GlobalHydra.instance().config_loader()
     parser = OverridesParser.create(config_loader=loader)
     stored = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
-    overrides = parser.parse_overrides([*stored, *typed_overrides(config)])
+    overrides = parser.parse_overrides([*stored, *typed_overrides(config.hydra.overrides)])
     axes = {axis.get_key_element(): _words(axis) for axis in overrides}
     if (number := prod(map(len, axes.values()))) > MOST_POINTS or not number:
         raise ConfigError([f"the sweep has {number} points or more: use 1 to {MOST_POINTS}"])

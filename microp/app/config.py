@@ -2,7 +2,7 @@
 
 ::
 
-    conf/*.yaml + command line ── Hydra ──► DictConfig ── read_composed ──► Read: Config, keys that its options lack
+    conf/*.yaml + command line ── Hydra ──► DictConfig ── read_composed ──► Config, keys that its options lack
 
 Defaults are only in `conf/`. Hydra checks the keys and the types outside of the groups; those of an option are checked
 here, by its settings class or by its builder's signature.
@@ -12,27 +12,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hydra import compose
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
+from simpleeval import EvalWithCompoundTypes, InvalidExpression
 
-from microp.app.composing import StoredSweeps, composer, refusal, word_problems
-from microp.app.errors import REFUSED, ConfigError, first_line, problems_of
-from microp.app.expressions import evaluate
+from microp.app.composing import StoredSweeps, composer, word_problems
+from microp.app.errors import REFUSED, ConfigError, first_line, refusal
 from microp.app.factory import keys_of_builder
 from microp.app.knobs import Knobs, Unused, without_unused
 from microp.app.model_factory import own_model
 from microp.app.places import see_current_folder
 from microp.app.schema import GROUPS, KINDS, Config, is_fixed, open_schema, schema_of
-from microp.settings import TrackingSettings, quoted, redact_values
+from microp.settings import quoted, redact_values
 
 # The environment variables that a configuration may read, because whatever it holds is written to files.
 VARIABLES = (
@@ -40,6 +40,21 @@ VARIABLES = (
     *("SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_SUBMIT_DIR", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
     *("WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY", "WANDB_DIR"),
 )
+
+
+# The names of an expression, YAML's and Python's; there are no other names, and no functions.
+WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
+
+
+def evaluate(text: str) -> Any:
+    """Return the value of an expression in a configuration, `skip: ${calc:'"${schedule.name}" == "naive"'}`.
+
+    OmegaConf has inserted the values. simpleeval bounds what is computed; what it refuses is a ValueError.
+    """
+    try:
+        return EvalWithCompoundTypes(names=WORDS, functions={}).eval(text.strip())
+    except (InvalidExpression, SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
+        raise ValueError(f"cannot compute {text!r}: {error or 'it is nested too deeply'}") from None
 
 
 @cache
@@ -53,41 +68,24 @@ def register(name: str = "config") -> None:
     Plugins.instance().register(StoredSweeps)
 
 
-class Read(NamedTuple):
-    """A configuration as it was read.
-
-    Attributes:
-        config: what was asked, typed.
-        lacking: the keys that were given and that the chosen options do not have, which are left out of `config`.
-    """
-
-    config: Config
-    lacking: dict[str, Unused]
-
-
 def read_config(config: DictConfig) -> Config:
-    """Return what a composed configuration runs, as plain dataclasses.
-
-    Raises:
-        ConfigError: a key has no value, or a value of the wrong type.
-    """
-    return what_runs(read_composed(config).config)
+    """Return what a composed configuration runs, or raise ConfigError: a key has no value, or one of the wrong type."""
+    return what_runs(read_composed(config)[0])
 
 
 def what_runs(config: Config) -> Config:
     """Return a configuration with unused knobs at their defaults, and with the environment's settings of W&B."""
     result = without_unused(config)
-    result.tracking = result.tracking.resolved()
-    return result
+    return replace(result, tracking=result.tracking.resolved())
 
 
-def read_composed(node: DictConfig) -> Read:
-    """Return the composed configuration, with or without Hydra's own part, as plain dataclasses.
+def read_composed(node: DictConfig) -> tuple[Config, dict[str, Unused]]:
+    """Return a composed configuration as plain dataclasses, and the given keys that its options do not have.
 
-    Raises:
-        ConfigError: a key has no value, or a value of the wrong type.
+    Hydra's own part may be there or not. ConfigError: a key has no value, or a value of the wrong type.
     """
-    kind = next((kind for kind in KINDS.values() if kind.__name__ == _kind_name(node)), None)
+    name = getattr(OmegaConf.get_type(node), "__name__", "")
+    kind = next((kind for kind in KINDS.values() if kind.__name__ == name), None)
     if kind is None:
         raise ConfigError(["this is not the configuration of a run: let the file's defaults list begin with `config`"])
     node = node.copy()
@@ -106,7 +104,7 @@ def read_composed(node: DictConfig) -> Read:
     try:
         values = vars(OmegaConf.to_object(node))
     except OmegaConfBaseException as error:
-        raise ConfigError(problems_of(error)) from error
+        raise ConfigError(refusal(error)) from error
     lacking: dict[str, Unused] = {}
     for group in GROUPS:
         try:
@@ -119,11 +117,7 @@ def read_composed(node: DictConfig) -> Read:
     result = kind(**values)
     if isinstance(result.model, dict):
         result.model = own_model(result.model, result.computing, result.device)
-    return Read(result, lacking)
-
-
-def _kind_name(node: DictConfig) -> str:
-    return getattr(OmegaConf.get_type(node), "__name__", "")
+    return result, lacking
 
 
 def _typed(group: str, keys: dict[str, Any]) -> tuple[Any, dict[str, Unused]]:
@@ -148,10 +142,7 @@ def _typed(group: str, keys: dict[str, Any]) -> tuple[Any, dict[str, Unused]]:
             problems.append(f"{group}.{error.full_key or key}: {first_line(error)}")
     if problems:
         raise ConfigError(problems)
-    try:
-        return OmegaConf.to_object(node), _lacking(group, keys, known)
-    except OmegaConfBaseException as error:
-        raise ConfigError([f"{group}.{error.full_key}: {first_line(error)}"]) from error
+    return OmegaConf.to_object(node), _lacking(group, keys, known)
 
 
 def _lacking(group: str, keys: Mapping[str, Any], known: set[str]) -> dict[str, Unused]:
@@ -164,12 +155,6 @@ def _lacking(group: str, keys: Mapping[str, Any], known: set[str]) -> dict[str, 
         remedy = f"did you mean {group}.{near[0]}?" if near else has
         lacking[f"{group}.{key}"] = Unused(by, remedy, quoted(keys[key]))
     return lacking
-
-
-def tracking_of(config: DictConfig) -> TrackingSettings:
-    """Return the settings of tracking in a composed configuration, with the environment's values."""
-    settings = read_composed(config).config.tracking
-    return settings.resolved()
 
 
 def with_profiles(words: Sequence[str]) -> list[str]:
@@ -194,7 +179,8 @@ def compose_config(*overrides: str, name: str = "config", folder: Path | str | N
         ConfigError: there is no such folder, a key or an option does not exist, a value has the wrong type, or a key
             is not used.
     """
-    if problems := [f"{word!r} is not an override, such as 'chunks=8'" for word in overrides if not _is_override(word)]:
+    typed = [word for word in overrides if isinstance(word, str) and not word.startswith("-")]
+    if problems := [f"{word!r} is not an override, such as 'chunks=8'" for word in overrides if word not in typed]:
         raise ConfigError(problems)
     words = with_profiles(overrides)
     if problems := word_problems(words):
@@ -208,16 +194,12 @@ def compose_config(*overrides: str, name: str = "config", folder: Path | str | N
     try:
         with composer(None if folder is None else Path(folder)) as searched:
             config = compose(name, [*searched, *words])
-        knobs.add(words, *read_composed(config))
+        knobs.add(*read_composed(config))
     except REFUSED as error:
         raise ConfigError(refusal(error)) from error
     if knobs.problems:
         raise ConfigError(knobs.problems)
     return config
-
-
-def _is_override(word: object) -> bool:
-    return isinstance(word, str) and not word.startswith("-")
 
 
 def plain(config: Config) -> dict[str, Any]:

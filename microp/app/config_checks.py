@@ -13,18 +13,20 @@ import shlex
 from pathlib import Path
 
 from microp.app.config import plain
-from microp.app.profiles import doubt, machine_note, profile_problems, rows_problem, used_profile
+from microp.app.profiles import profile_notes, profile_problems
 from microp.app.schema import Config
-from microp.app.size_checks import memory_problems
 from microp.job import Job, torch_problems
 from microp.settings import (
     COPYING,
+    GIB,
+    MIB,
     EstimateSettings,
     OwnSettings,
     SlurmSettings,
     broken_rules,
     is_joined,
     is_over_hosts,
+    memory_bytes,
     no_compiler,
     no_slurm,
     not_writable,
@@ -34,6 +36,7 @@ from microp.settings import (
 )
 from microp.store import flatten
 
+PROCESS = 40 * MIB  # of a rank that holds a small model
 QUICK = 100_000  # ranks times chunks; a larger schedule is not built if the configuration is refused anyway
 
 
@@ -65,85 +68,98 @@ def _machine_problems(config: Config) -> list[str]:
         return no_slurm()
     here = ranks_here(config)
     lacking = no_compiler() if config.compile and config.device.name != "cuda" else []
-    return lacking or memory_problems(config, here)
+    return lacking or _memory_problems(config, here)
+
+
+def _memory_problems(config: Config, processes: int) -> list[str]:
+    """Return why the run does not fit into this machine's memory; it counts the least that a run needs.
+
+    That is the weights, their gradients and the optimizer's state in every replica, the text on the ranks of the first
+    and of the last stage, one tensor between two stages, of the largest microbatch, and what a rank has besides.
+    """
+    model, rows = config.model, -(-config.batch_size // config.replicas // config.chunks)
+    numbers = model.weights + (1 + config.optimizer.states) * model.trained  # a frozen weight has no gradient
+    batch = model.batch_bytes(config.batch_size) * min(config.ranks, 2)
+    needs = {
+        "the weights, their gradients and the optimizer's state": numbers * config.replicas * model.weight_bytes,
+        "the text of the batch": batch,
+        "the tensor between two stages": round(rows * model.hop_bytes((model.layers,), config.computing)),
+        f"{processes} processes": PROCESS * processes,
+    }
+    if config.device.name == "cuda":
+        needs = {"the text of the batch": batch}
+    if (total := sum(needs.values())) <= memory_bytes():
+        return []
+    most = max(needs, key=lambda part: needs[part])
+    return [
+        f"this run needs at least {total / GIB:,.1f} GiB of memory, {needs[most] / GIB:,.1f} GiB of them for {most}, "
+        f"but this machine has {memory_bytes() / GIB:,.1f} GiB: use a smaller model or batch_size, or fewer ranks or "
+        "replicas"
+    ]
 
 
 def _problems_together(config: Config) -> list[str]:
     """Return what is wrong with values that do not fit each other, or not this machine."""
     found = _folder_problems(config) + _gpu_problems(config) + profile_problems(config) + _slurm_problems(config)
-    found += _share_problems(config) + _compile_problems(config)
-    if config.engine.name != "microp" and config.comms.name == "threads":
-        found.append(f"engine={config.engine.name} needs ranks that are processes: use comms=auto")
-    latency, backend = getattr(config.device, "latency_ms", 0), config.comms.backend(config.device)
-    if latency and backend not in COPYING:
-        found.append(
-            f"device.latency_ms={latency} needs a transport that records sending times: "
-            f"use comms=shm or comms=threads, not {backend}"
-        )
-    elif latency and (is_over_hosts() or getattr(config.launch, "nodes", 1) > 1):
-        found.append(f"device.latency_ms={latency} needs all ranks on one host, whose clock they share: leave it out")
     if not config.model.problems():
         found += config.data.problems(config.model.row_bytes, config.model.vocabulary)
-    if config.chunks > config.batch_size > 0:
-        found.append(
-            f"chunks={config.chunks} is more than batch_size={config.batch_size} has rows: "
-            f"use at most {config.batch_size}"
-        )
-    elif config.replicas * config.chunks > config.batch_size > 0:
-        found.append(
-            f"replicas={config.replicas} times chunks={config.chunks} is more than batch_size={config.batch_size} "
-            f"has rows: use a batch_size of at least {config.replicas * config.chunks}"
-        )
-    if config.replicas > 1 and config.engine.name != "microp":
-        found.append(
-            f"replicas={config.replicas} needs engine=microp, not {config.engine.name}: use one of the two alone"
-        )
-    if getattr(config.device, "reduce_ms", None) is not None and config.sync.name in ("torch_ddp", "compare"):
-        found.append(
-            f"device.reduce_ms cannot be used if the sums are part of the backward: "
-            f"use sync=ddp, not {config.sync.name}"
-        )
-    if config.ranks > config.model.layers > 0:
-        own = isinstance(config.model, OwnSettings)
-        layers = f"the layers of model={config.model.name}" if own else f"model.layers={config.model.layers}"
-        found.append(
-            f"ranks={config.ranks} is more than {layers}: every rank needs a layer, use at most {config.model.layers}"
-        )
-    return found + _buffer_problems(config)
+    return found + [text for holds, text in _misfits(config) if holds]
 
 
-def _buffer_problems(config: Config) -> list[str]:
-    """Return what a model whose forward changes buffers cannot be run with: it runs each forward once, in order."""
-    if not isinstance(config.model, OwnSettings) or not config.model.facts.changes_buffers:
-        return []
-    changes = f"model={config.model.name} changes buffers in its forward, which"
-    found = []
-    if config.checkpointing.segments:
-        found.append(
+def _misfits(config: Config) -> list[tuple[bool, str]]:
+    """Return pairs of values that do not fit each other: whether the configuration has them, and what to use."""
+    model, device, sync, replicas = config.model, config.device, config.sync.name, config.replicas
+    chunks, batch, parts = config.chunks, config.batch_size, config.replicas * config.chunks
+    engine, not_microp = f"engine={config.engine.name}", config.engine.name != "microp"
+    latency, backend = getattr(device, "latency_ms", 0), config.comms.backend(device)
+    has_ddp, shares = sync in ("torch_ddp", "compare"), device.is_shared
+    buffers = isinstance(model, OwnSettings) and model.facts.changes_buffers
+    changes, itself = f"model={model.name} changes buffers in its forward, which", "sends a GPU's tensors itself"
+    is_own = isinstance(model, OwnSettings)
+    layers = f"the layers of model={model.name}" if is_own else f"model.layers={model.layers}"
+    return [
+        (not_microp and config.comms.name == "threads", f"{engine} needs ranks that are processes: use comms=auto"),
+        (not_microp and replicas > 1, f"replicas={replicas} needs engine=microp: use one of the two alone"),
+        (not_microp and shares, f"{engine} {itself}, not with device.share=true: use engine=microp"),
+        (not_microp and config.compile, f"{engine} cannot run compiled layers: use engine=microp or compile=false"),
+        (not_microp and buffers, f"{engine}: {changes} each engine would change: use engine=microp"),
+        (replicas > 1 and buffers, f"replicas={replicas}: {changes} differ between replicas: use replicas=1"),
+        (
+            config.checkpointing.segments > 0 and buffers,
             f"checkpointing={config.checkpointing.name}: {changes} a recomputation would do again: use "
-            "checkpointing=never"
-        )
-    if config.replicas > 1:
-        found.append(f"replicas={config.replicas}: {changes} differ between replicas: use replicas=1")
-    if config.engine.name != "microp":
-        found.append(f"engine={config.engine.name}: {changes} each engine would change: use engine=microp")
-    return found
-
-
-def _compile_problems(config: Config) -> list[str]:
-    """Return what compiled layers cannot be used with; a schedule that divides B and W is told with the schedule."""
-    if not config.compile:
-        return []
-    found, model = [], f"model={config.model.name}"
-    if config.engine.name != "microp":
-        found.append(f"engine={config.engine.name} cannot run compiled layers: use engine=microp or compile=false")
-    if config.model.draws:
-        found.append(
-            f"{model} draws random numbers, and compiled code would draw others: use compile=false or no dropout"
-        )
-    if isinstance(config.model, OwnSettings) and config.model.facts.changes_buffers:
-        found.append(f"{model} changes buffers in its forward, which is not tried with compile=true: use compile=false")
-    return found
+            "checkpointing=never",
+        ),
+        (config.compile and buffers, f"{changes} is not tried with compile=true: use compile=false"),
+        (
+            config.compile and model.draws,
+            f"model={model.name} draws random numbers, and compiled code would draw others: use compile=false or no "
+            "dropout",
+        ),
+        (shares and replicas > 1 and has_ddp, f"sync={sync} {itself}, not with device.share=true: use sync=ddp"),
+        (
+            getattr(device, "reduce_ms", None) is not None and has_ddp,
+            f"device.reduce_ms cannot be used if the sums are part of the backward: use sync=ddp, not {sync}",
+        ),
+        (
+            bool(latency) and backend not in COPYING,
+            f"device.latency_ms={latency} needs a transport that records sending times: use comms=shm or "
+            f"comms=threads, not {backend}",
+        ),
+        (
+            bool(latency) and (is_over_hosts() or getattr(config.launch, "nodes", 1) > 1),
+            f"device.latency_ms={latency} needs all ranks on one host, whose clock they share: leave it out",
+        ),
+        (chunks > batch > 0, f"chunks={chunks} is more than batch_size={batch} has rows: use at most {batch}"),
+        (
+            parts > batch >= chunks > 0,
+            f"replicas={replicas} times chunks={chunks} is more than batch_size={batch} has rows: use a batch_size of "
+            f"at least {parts}",
+        ),
+        (
+            config.ranks > model.layers > 0,
+            f"ranks={config.ranks} is more than {layers}: every rank needs a layer, use at most {model.layers}",
+        ),
+    ]
 
 
 def _folder_problems(config: Config) -> list[str]:
@@ -166,28 +182,10 @@ def _gpu_problems(config: Config) -> list[str]:
         return ["device=cuda, but torch sees no GPU here: use device=cpu or a CUDA/ROCm build of torch"]
     if ranks > gpus and not config.device.is_shared:
         return [
-            f"ranks={ranks} is more than {_gpus(gpus)} here: use at most {gpus}, or device.share=true, by which ranks "
-            "share one"
+            f"ranks={ranks} is more than the {gpus} {'GPU' if gpus == 1 else 'GPUs'} here: use at most {gpus}, or "
+            "device.share=true, by which ranks share one"
         ]
     return []
-
-
-def _gpus(count: int) -> str:
-    return "the GPU" if count == 1 else f"the {count} GPUs"
-
-
-def _share_problems(config: Config) -> list[str]:
-    """Return what cannot send the tensors of a shared GPU."""
-    if not config.device.is_shared:
-        return []
-    found = []
-    if config.engine.name != "microp":
-        found.append(
-            f"engine={config.engine.name} sends a GPU's tensors itself, not with device.share=true: use engine=microp"
-        )
-    if config.replicas > 1 and config.sync.name in ("torch_ddp", "compare"):
-        found.append(f"sync={config.sync.name} sends a GPU's tensors itself, not with device.share=true: use sync=ddp")
-    return found
 
 
 def _slurm_problems(config: Config) -> list[str]:
@@ -280,8 +278,7 @@ def warnings(config: Config, job: Job) -> list[str]:
             "depends on chunks and replicas, as in any pipeline"
         )
     found += job.notes
-    if not profile_problems(config) and (profile := used_profile(config)) is not None:
-        found += filter(None, (doubt(profile), machine_note(config, profile), rows_problem(profile, job.mean_rows)))
+    found += profile_notes(config, [job.mean_rows])
     partition = job.partition
     share, rank = config.partition.get("share"), config.partition.get("rank")
     if share is not None and rank is not None and config.ranks > 1:

@@ -10,6 +10,9 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
+from microp.app.places import sweep_names
+from microp.app.schema import all_keys
+
 LONGEST = 400  # characters of a line
 # By these Hydra and its libraries refuse what a user typed or wrote into a file; a ConfigError is a ValueError.
 REFUSED = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError)
@@ -39,16 +42,14 @@ class Stop(BaseException):
     """
 
 
-def problems_of(error: BaseException, known: Sequence[str] = ()) -> list[str]:
+def refusal(error: BaseException) -> list[str]:
     """Return why a configuration is refused: our own sentences, or the first line of another library's error.
 
-    Args:
-        error: one of `REFUSED`.
-        known: the names of keys and of configurations, of which the nearest is added to an unknown one.
+    The nearest key, option or stored sweep is added to an unknown one.
     """
     if isinstance(error, ConfigError):
         return error.problems
-    cause, key, names = error.__cause__, "", list(known)
+    cause, key, names = error.__cause__, "", [*all_keys(), *sweep_names()]
     said = " ".join(str(error).split()) if isinstance(error, YAMLError) else first_line(error)
     texts = [said, first_line(cause) if isinstance(cause, OmegaConfBaseException) else ""]
     for each in (error, cause):
@@ -90,10 +91,8 @@ def fitted(problem: str) -> str:
     A sentence begins with the key and ends with the remedy; what is long is a value that a user gave. Only a drawing
     below the sentence has lines of its own.
     """
-    return "\n".join(map(_fitted, problem.split("\n")))
-
-
-def _fitted(line: str) -> str:
-    if len(line) > LONGEST:
-        line = f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in line)
+    lines = [
+        line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
+        for line in problem.split("\n")
+    ]
+    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in "\n".join(lines))

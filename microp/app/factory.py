@@ -59,25 +59,25 @@ def build(
             raise ValueError(f"{group}.{key} has no value: give each option of {group} a name and a builder")
     if broken := Name().broken(node["name"]):
         raise ValueError(f"{group}.name={quoted(node['name'])} {broken}")
+    builder, parameters, _ = read_builder(group, node)
     knobs = typed_keys(group, node)
     if group == "schedule":
         _refuse_too_large({**given, **knobs})
-    builder = builder_of(group, node)
-    parameters, _ = _signature(group, node, builder)
     wanted = {key: make() for key, make in (offered or {}).items() if key in parameters}
     what = f"{group}.builder={node['builder']}"
     numbers = ", ".join(f"{key}={value}" for key, value in given.items()) or "its keys"
     try:
         result = builder(**given, **knobs, **wanted)
-    except ValueError as error:
-        log_traceback(error)
-        if not str(node["builder"]).startswith("microp."):  # what a user's own function says need not name the key
-            raise ValueError(f"{what} refuses {numbers}: {_with_cause(error)}") from error
-        named = any(str(error).startswith(f"{key}=") for key in knobs)
-        raise ValueError(f"{group}.{error}" if named else str(error)) from error
     except (Exception, SystemExit) as error:  # a builder may be the user's own, and exit
         log_traceback(error)
-        raise ValueError(f"{what} failed for {numbers}: {_with_cause(error)}") from error
+        is_refusal = isinstance(error, ValueError)
+        if is_refusal and str(node["builder"]).startswith("microp."):  # what a user's own says need not name the key
+            named = any(str(error).startswith(f"{key}=") for key in knobs)
+            raise ValueError(f"{group}.{error}" if named else str(error)) from error
+        first = last_cause(error)
+        cause = "" if first is error else f", from {_said(first)}"
+        did = "refuses" if is_refusal else "failed for"
+        raise ValueError(f"{what} {did} {numbers}: {_said(error)}{cause}") from error
     if not isinstance(result, made):
         got = "None" if result is None else f"a value of type {type(result).__name__}"
         raise ValueError(f"{what} returned {got}, not a {made.__name__}: return one")
@@ -96,75 +96,47 @@ def _refuse_too_large(numbers: dict[str, Any]) -> None:
         )
 
 
-def builder_of(group: str, node: dict[str, Any]) -> Callable[..., Any]:
-    """Return the function that an option names.
-
-    Raises:
-        ValueError: it cannot be imported.
-    """
+def read_builder(group: str, node: dict[str, Any]) -> tuple[Callable[..., Any], set[str], dict[str, Any]]:
+    """Return an option's function, the names of its parameters and their types, or raise ValueError with why not."""
+    lacks = "cannot be imported"
     try:
-        return get_method(node["builder"])
+        builder = get_method(node["builder"])
+        lacks = "has a signature that cannot be read"
+        return builder, set(inspect.signature(builder).parameters), get_type_hints(builder)
     except (Exception, SystemExit) as error:  # Hydra wraps whatever the import raised
         log_traceback(error)
-        first = last_cause(error)
-        is_itself = isinstance(first, ModuleNotFoundError) and str(first.name).startswith(node["builder"])
-        said = f"there is no such name in its module ({_said(first)})" if is_itself else _said(first)
-        raise ValueError(f"{group}.builder={node['builder']} cannot be imported: {said}") from error
+        raise ValueError(f"{group}.builder={node['builder']} {lacks}: {_said(last_cause(error))}") from error
 
 
 def asks_for(group: str, node: dict[str, Any], name: str) -> bool:
     """Return whether the signature of an option's builder names this argument; not if it cannot be imported."""
     try:
-        return name in _signature(group, node, builder_of(group, node))[0]
+        return name in read_builder(group, node)[1]
     except ValueError:
         return False
 
 
 def keys_of_builder(group: str, node: dict[str, Any]) -> set[str]:
-    """Return the keys that an option with a builder has.
-
-    Raises:
-        ValueError: the builder cannot be imported.
-    """
-    return {"name", "builder"} | (_signature(group, node, builder_of(group, node))[0] - GIVEN)
+    """Return the keys that an option with a builder has, or raise ValueError if it cannot be imported."""
+    return {"name", "builder"} | (read_builder(group, node)[1] - GIVEN)
 
 
 def typed_keys(group: str, node: dict[str, Any]) -> dict[str, Any]:
     """Return an option's keys without `name` and `builder`, with the types of the builder's signature."""
-    builder = builder_of(group, node)
-    _, hints = _signature(group, node, builder)
+    _, _, hints = read_builder(group, node)
     knobs = {key: value for key, value in node.items() if key not in ("name", "builder")}
     schema = make_dataclass(group, [(key, hints.get(key, Any), field(default=MISSING)) for key in knobs])
+    key = "builder"
     try:
         typed = OmegaConf.structured(schema)
-    except OmegaConfBaseException as error:
-        raise ValueError(
-            f"{group}.builder={node['builder']} has a key of a type that cannot be read: {error}"
-        ) from error
-    for key, value in knobs.items():
-        try:
+        for key, value in knobs.items():
             typed[key] = value
-        except OmegaConfBaseException as error:
-            raise ValueError(f"{group}.{error.full_key or key}: {first_line(error)}") from error
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{group}.{error.full_key or key}: {first_line(error)}") from error
+    for key in knobs:
         if isinstance(typed[key], str) and (broken := _TEXT.broken(typed[key])):
-            raise ValueError(f"{group}.{key}={quoted(value)} {broken}")
-    return {key: _plain(typed[key]) for key in knobs}
-
-
-def _signature(group: str, node: dict[str, Any], builder: Callable[..., Any]) -> tuple[set[str], dict[str, Any]]:
-    """Return the names of a builder's parameters, and the types of those that have an annotation."""
-    try:
-        return set(inspect.signature(builder).parameters), get_type_hints(builder)
-    except Exception as error:  # an annotation is evaluated, and may be anything
-        raise ValueError(
-            f"{group}.builder={node['builder']} has a signature that cannot be read: {_said(error)}"
-        ) from error
-
-
-def _with_cause(error: BaseException) -> str:
-    """Return what an exception says, and what the one says that was raised first, if it is another one."""
-    first = last_cause(error)
-    return _said(error) if first is error else f"{_said(error)}, from {_said(first)}"
+            raise ValueError(f"{group}.{key}={quoted(typed[key])} {broken}")
+    return {key: OmegaConf.to_object(typed[key]) if OmegaConf.is_config(typed[key]) else typed[key] for key in knobs}
 
 
 def _said(error: BaseException) -> str:
@@ -172,7 +144,3 @@ def _said(error: BaseException) -> str:
     said = "" if isinstance(error, SystemExit) and not error.code else str(error)  # some programs turn None into 0
     text = " ".join(f"{type(error).__name__}: {said}".split()).removesuffix(":")
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
-
-
-def _plain(value: Any) -> Any:
-    return OmegaConf.to_object(value) if OmegaConf.is_config(value) else value

@@ -2,7 +2,7 @@
 
 ::
 
-    key      default: conf/      help: `Attributes:` of its settings class, or `Args:` of its builder
+    key      default: conf/      help: the comment of its field in its settings class, or `Args:` of its builder
     option   help: the first line of its file
     sweep    help: the comment at the top of its file, whose last line has its points and minutes
 """
@@ -12,39 +12,50 @@ from __future__ import annotations
 import inspect
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import is_dataclass
+from functools import cache
 from typing import Any
 
 from hydra.utils import get_method
-from omegaconf import OmegaConf
 
-from microp.app.knobs import default_values, own_option, uses
+from microp.app.knobs import base_values, default_options, default_values, options_of, own_option, uses, values_of
 from microp.app.places import CONF, SWEEPS, sweep_names
 from microp.app.schema import GROUPS, CostsConfig, SearchConfig, SimulateConfig, is_fixed, schema_of
 
 WIDTH = 22  # of the column of keys and options
 
 
+@cache
 def lines_of_keys(documented: Any) -> dict[str, str]:
-    """Return the help of each key that a class documents under `Attributes:`, or a function under `Args:`."""
+    """Return the help of each key: the comment beside or above a class's field, or a function's `Args:`."""
     found: dict[str, str] = {}
-    for each in reversed(inspect.getmro(documented)) if inspect.isclass(documented) else (documented,):
-        _, _, section = re.sub(r"^Args:$", "Attributes:", inspect.cleandoc(each.__doc__ or ""), flags=re.M).partition(
-            "Attributes:\n"
-        )
+    if not inspect.isclass(documented):
+        _, _, section = inspect.cleandoc(documented.__doc__ or "").partition("Args:\n")
         body = re.split(r"\n\S", section, maxsplit=1)[0]
-        for key, text in re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", body, re.M):
-            found[key] = _first_sentence(" ".join(text.split()))
+        texts = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", body, re.M)
+        return {key: _first_sentence(" ".join(text.split())) for key, text in texts}
+    for each in filter(is_dataclass, reversed(inspect.getmro(documented))):
+        above: list[str] = []
+        _, body = re.split(rf"^class {each.__name__}\b", inspect.getsource(sys.modules[each.__module__]), flags=re.M)
+        for line in body.partition("\n\n\n")[0].splitlines():
+            if line.startswith("    # "):
+                above.append(line.removeprefix("    # "))
+                continue
+            if key := re.match(r"    (\w+): ", line):
+                found[key[1]] = _first_sentence(" ".join(above) or line.partition("  # ")[2])
+            above = []
     return found
 
 
 def key_helps() -> dict[str, str]:
-    """Return the help of every key, `""` for one without: `chunks`, `schedule.drain`, `costs.forward`, ..."""
+    """Return the help of every key, `""` for one without: `chunks`, `schedule.drain`, `device.forward_ms`, ..."""
     top = lines_of_keys(SimulateConfig)
-    found = {key: top.get(key, "") for key in _values("base") if key != "defaults"}
+    found = {key: top.get(key, "") for key in base_values() if key != "defaults"}
     for group in GROUPS:
-        for option in _options(group):
+        for option in options_of(group):
             keys = own_option(group, option)
             documented = get_method(keys["builder"]) if "builder" in keys else schema_of(group, keys)
             helps = lines_of_keys(documented)
@@ -55,32 +66,29 @@ def key_helps() -> dict[str, str]:
 def cost_helps() -> dict[str, str]:
     """Return the help of the keys that only a price has."""
     helps = lines_of_keys(CostsConfig)
-    return {f"costs.{key}": helps.get(key, "") for key in _values("price")["costs"]} | {
+    return {f"costs.{key}": helps.get(key, "") for key in values_of("price")["costs"]} | {
         "output": lines_of_keys(SimulateConfig)["output"]
     }
 
 
 def key_page(of: str) -> str:
     """Return the keys, the groups and their options as text, for a `run`, a `price` or an `order`."""
-    helps, lines = key_helps(), []
-    base = _values("base")
-    for key, text in helps.items():
-        if "." not in key:
-            lines += _entry(f"{key}={_text(base[key])}", text)
-    defaults = {group: option for each in base["defaults"] if isinstance(each, dict) for group, option in each.items()}
+    helps, base, defaults = key_helps(), base_values(), default_options()
+    lines = [line for key in base if key != "defaults" for line in _entry(f"{key}={_text(base[key])}", helps[key])]
     for group in GROUPS:
         lines += ["", f"{group}={defaults[group]}", *_group(group, helps)]
+    price, costs = values_of("price"), cost_helps()
+    values = {**price["costs"], "output": price["output"]}
     if of in ("price", "order"):
         lines += ["", "costs"]
-        values = _values("price")
-        for key, text in cost_helps().items():
-            value = values["output"] if key == "output" else values["costs"][key.partition(".")[2]]
-            lines += _entry(f"  {key}={_text(value)}", text)
+        lines += [
+            line for key in costs for line in _entry(f"  {key}={_text(values[key.removeprefix('costs.')])}", costs[key])
+        ]
     if of == "order":
-        helps = lines_of_keys(SearchConfig)
+        texts = lines_of_keys(SearchConfig)
         lines += ["", "search"]
-        for key, value in _values("order")["search"].items():
-            lines += _entry(f"  search.{key}={_text(value)}", helps[key])
+        for key, value in values_of("order")["search"].items():
+            lines += _entry(f"  search.{key}={_text(value)}", texts[key])
     return "\n".join(lines)
 
 
@@ -89,10 +97,7 @@ def sweep_page() -> str:
     lines: list[str] = []
     for name in sweep_names():
         question, size = about_sweep(name)
-        if not name.endswith("_quick"):
-            lines += _entry(name, f"{question} ({size})" if size else question)
-        else:
-            lines += _entry(name, size)
+        lines += _entry(name, size if name.endswith("_quick") else f"{question} ({size})")
     return "\n".join(lines)
 
 
@@ -109,19 +114,17 @@ def about_sweep(name: str) -> tuple[str, str]:
 
 def _group(group: str, helps: dict[str, str]) -> Iterator[str]:
     """Yield the options of a group, and their keys with the options that use them."""
-    options = {name: default_values(group, name) for name in _options(group)}
+    options = {name: default_values(group, name) for name in options_of(group)}
     for name in options:
         comment = (CONF / group / f"{name}.yaml").read_text().splitlines()[0].removeprefix("# ")
         yield from _entry(f"    {name}", comment)
     for key in (key for key in helps if key.startswith(f"{group}.")):
         knob = key.partition(".")[2]
         having = {name: _text(keys[knob]) for name, keys in options.items() if knob in keys and uses(key, name)}
-        values = dict.fromkeys(having.values())
-        value = next(iter(values)) if len(values) == 1 else ""
-        only = "" if len(having) == len(options) else f" ({', '.join(having)})"
-        if len(values) > 1:
-            only = f" ({', '.join(f'{name}: {each}' for name, each in having.items())})"
-        yield from _entry(f"  {key}={value}", helps[key] + only)
+        is_one, only = len(set(having.values())) == 1, ""
+        if not is_one or len(having) < len(options):
+            only = f" ({', '.join(name if is_one else f'{name}: {value}' for name, value in having.items())})"
+        yield from _entry(f"  {key}={next(iter(having.values())) if is_one else ''}", helps[key] + only)
 
 
 def _entry(left: str, text: str) -> list[str]:
@@ -134,16 +137,6 @@ def _entry(left: str, text: str) -> list[str]:
 
 def _first_sentence(text: str) -> str:
     return re.split(r"(?<=[^.]{3})\. ", text, maxsplit=1)[0].removesuffix(".").replace("`", "")
-
-
-def _options(group: str) -> list[str]:
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-
-
-def _values(name: str) -> dict[str, Any]:
-    values = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"), resolve=False)
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
 
 
 def _text(value: Any) -> str:

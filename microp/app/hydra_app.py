@@ -19,12 +19,11 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from microp.app.composing import refusal
 from microp.app.config import register, with_profiles
-from microp.app.errors import REFUSED, ConfigError, RunError, Stop, log_traceback, tracebacks
+from microp.app.errors import REFUSED, ConfigError, RunError, Stop, log_traceback, refusal, tracebacks
 from microp.app.help_page import key_page, sweep_page
 from microp.app.hydra_callbacks import PointsCallback, chooses_points, refuse, stop_for
-from microp.app.places import CONF
+from microp.app.places import CONF, answer_version, see_current_folder
 from microp.terminal import console
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -36,6 +35,8 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
     Raises:
         SystemExit: 1 if a point failed, 2 for bad input, 130 after Ctrl-C.
     """
+    answer_version()
+    see_current_folder()
     register(name)
     OmegaConf.register_new_resolver("key_page", key_page, replace=True)  # for --help
     OmegaConf.register_new_resolver("sweep_page", sweep_page, replace=True)

@@ -15,7 +15,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn, ParamSpec
 
@@ -23,15 +22,15 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig
 
-from microp.app.composing import Composed, compose_points, is_basic, refusal, typed_overrides, word_problems
+from microp.app.composing import Composed, compose_points, is_basic, typed_overrides, word_problems
 from microp.app.config import plain, read_composed, what_runs
-from microp.app.errors import REFUSED, ConfigError, Stop, fitted
+from microp.app.errors import REFUSED, Stop, fitted, refusal
 from microp.app.knobs import NOTHING_LEFT, Knobs
 from microp.app.schema import Config
-from microp.settings import is_joined, not_writable, quoted
+from microp.settings import is_joined
+from microp.store import RecordError, in_a_line
 from microp.terminal import console
 
 BAD_INPUT = 2
@@ -41,17 +40,19 @@ P = ParamSpec("P")
 
 
 class Point(NamedTuple):
-    """One point of a command.
+    """One point of a command."""
 
-    Attributes:
-        overrides: the overrides that were typed for it.
-        config: the configuration that Hydra composed.
-        made: the result of `PointsCallback.prepare`: a job or a pricing job.
-    """
+    overrides: list[str]  # the overrides that were typed for it
+    config: Config  # the configuration that Hydra composed
+    made: Any  # the result of `PointsCallback.prepare`: a job or a pricing job
+
+
+class Checked(NamedTuple):
+    """A point of a command as it was checked: what was typed for it, and either the point or what is wrong with it."""
 
     overrides: list[str]
-    config: Config
-    made: Any
+    point: Point | None
+    problems: list[str]
 
 
 def stop_on_error(method: Callable[P, None]) -> Callable[P, None]:
@@ -69,8 +70,6 @@ def stop_on_error(method: Callable[P, None]) -> Callable[P, None]:
 
 def stop_for(error: Exception) -> Stop:
     """Return what ends the command after an error that is not the user's input: what the machine refused, or a bug."""
-    from microp.store import RecordError, in_a_line  # imported late: --help and TAB do without it
-
     if isinstance(error, BrokenPipeError):
         raise error  # what reads the output, such as `head`, has seen enough
     if isinstance(error, OSError):
@@ -82,24 +81,15 @@ def stop_for(error: Exception) -> Stop:
 
 
 class PointsCallback(Callback):
-    """Hydra's callback before and after all points of a command; a single run is one point.
+    """Hydra's callback before and after all points of a command; a single run is one point."""
 
-    Attributes:
-        began: the callback of this process's command, once all points are valid, so that runs may have been started.
-        skipped: the overrides of the points that `skip` leaves out.
-    """
-
-    began: ClassVar[PointsCallback | None] = None
-    skipped: Sequence[list[str]] = ()
+    began: ClassVar[PointsCallback | None] = None  # this process's, once all points are valid, so that runs may begin
+    skipped: Sequence[list[str]] = ()  # the overrides of the points that `skip` leaves out
     _prepared: ClassVar[dict[str, Any]] = {}
 
     @classmethod
     def prepare(cls, config: Config) -> Any:
-        """Check a point and return what its task needs.
-
-        Raises:
-            ConfigError: the point is invalid.
-        """
+        """Check a point and return what its task needs, or raise ConfigError."""
         raise NotImplementedError
 
     @classmethod
@@ -125,28 +115,27 @@ class PointsCallback(Callback):
     def close(self) -> None:
         """Close what the command left open, however it ended."""
 
-    def dry_run(self, config: DictConfig, points: list[Composed]) -> None:
-        """Show what the command would do and exit, if the command can; else nothing happens, and `prepare` refuses."""
+    def dry_run(self, config: DictConfig, checked: list[Checked], skipped: int, problems: list[str]) -> None:
+        """Show what the command would do with its points and exit; `skip` leaves `skipped` others out."""
 
-    def read(self, composed: Composed, knobs: Knobs) -> Point | None:
-        """Return a point, checked and prepared, and add its knobs; None if `skip` leaves it out.
-
-        Raises:
-            ConfigError: the point is invalid.
-        """
-        if composed.config is None:
-            raise ConfigError(composed.problems)
-        asked, lacking = read_composed(composed.config)
-        if asked.skip:
-            return None
-        knobs.add(composed.overrides, asked, lacking)
-        point = what_runs(asked)
-        made = self._prepared[_key(point)] = self.prepare(point)
-        return Point(composed.overrides, point, made)
+    def check(self, composed: Composed, knobs: Knobs) -> Checked | None:
+        """Check and prepare a point, and add its knobs; None if `skip` leaves it out."""
+        try:
+            if composed.config is None:
+                return Checked(composed.overrides, None, composed.problems)
+            asked, lacking = read_composed(composed.config)
+            if asked.skip:
+                return None
+            knobs.add(asked, lacking)
+            config = what_runs(asked)
+            made = self._prepared[_key(config)] = self.prepare(config)
+            return Checked(composed.overrides, Point(composed.overrides, config, made), [])
+        except REFUSED as error:
+            return Checked(composed.overrides, None, refusal(error))
 
     @stop_on_error
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        words = typed_overrides(config)
+        words = typed_overrides(config.hydra.overrides)
         problems = word_problems(words)
         self._start(config, [Composed(words, None if problems else config, problems)])
 
@@ -175,46 +164,27 @@ class PointsCallback(Callback):
     def on_run_end(self, config: DictConfig, **_: Any) -> None:
         self.end(config)
 
-    @stop_on_error
-    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        self.end(config)
+    on_multirun_end = on_run_end
 
     def _start(self, config: DictConfig, composed: list[Composed]) -> None:
-        if any(node is not None and node.get("dry_run") for node in (config, *(each.config for each in composed))):
-            self.dry_run(config, composed)
-        points, skipped, problems, knobs = [], [], [], Knobs()
-        for each in composed:
-            try:
-                point = self.read(each, knobs)
-            except REFUSED as error:
-                problems += refusal(error)
-                continue
-            if point is None:
-                skipped.append(each.overrides)
-            else:
-                points.append(point)
-        if composed and not points and not problems:
+        knobs = Knobs()
+        found = [(each, self.check(each, knobs)) for each in composed]
+        checked = [point for _, point in found if point is not None]
+        self.skipped = [each.overrides for each, point in found if point is None]
+        if composed and not checked:
             refuse([NOTHING_LEFT])
-        if problems := problems + knobs.problems + self.problems_together(points) or _folder_problem(config):
-            refuse(list(dict.fromkeys(problems)))
+        points = [each.point for each in checked if each.point is not None]
+        problems = knobs.problems + self.problems_together(points)
         if speaks():
             for note in knobs.notes:
                 console.note(note)
+        if any(node is not None and node.get("dry_run") for node in (config, *(each.config for each in composed))):
+            self.dry_run(config, checked, len(self.skipped), problems)
+        if problems := [problem for each in checked for problem in each.problems] + problems:
+            refuse(list(dict.fromkeys(problems)))
         log.debug("%s composed and checked", "1 point is" if len(points) == 1 else f"{len(points)} points are")
-        self.skipped = skipped
         PointsCallback.began = self
         self.begin(config, points)
-
-
-def _folder_problem(config: DictConfig) -> list[str]:
-    """Return why Hydra's own folder cannot be made; one in `output_dir` is checked with each point."""
-    key = "hydra.sweep.dir" if is_sweep(config) else "hydra.run.dir"
-    with suppress(OmegaConfBaseException):  # it depends on what Hydra only knows in a point
-        folder = Path(str(OmegaConf.select(config, key)))
-        inside = folder.is_relative_to(config.output_dir)
-        if not inside and not folder.is_dir() and (reason := not_writable(folder)):
-            return [f"{key}={quoted(folder)} cannot be written ({reason}): choose another folder"]
-    return []
 
 
 def _key(config: Config) -> str:
@@ -240,9 +210,7 @@ def overrides() -> list[str]:
     """Return the overrides of the running point as they were typed; none outside of a command."""
     if not HydraConfig.initialized():
         return []
-    typed = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # as the plan has them
-    assert isinstance(typed, list)
-    return typed
+    return typed_overrides(HydraConfig.get().overrides)
 
 
 def chooses_points() -> bool:
@@ -253,11 +221,6 @@ def chooses_points() -> bool:
 def runs_beside_others() -> bool:
     """Return whether the running point's launcher runs several points of the sweep at the same time."""
     return sweep_folder() is not None and not launches_in_turn(HydraConfig.get().launcher)
-
-
-def runs_before_others() -> bool:
-    """Return whether this process runs the points of the running point's sweep one after another."""
-    return sweep_folder() is not None and launches_in_turn(HydraConfig.get().launcher)
 
 
 def sweep_folder() -> Path | None:

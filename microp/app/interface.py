@@ -34,11 +34,7 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A finished run, read from its files.
-
-    Args:
-        folder: the attempt's folder, `outputs/runs/<run>/attempt-<n>`.
-    """
+    """A finished run, read from the files of its attempt, `outputs/runs/<run>/attempt-<n>`."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)

@@ -23,26 +23,16 @@ from typing import Any
 from microp.app.attempt import Attempt
 from microp.app.config import plain
 from microp.app.errors import ConfigError, Stop
+from microp.app.places import installed_version
 from microp.app.schema import Config
-from microp.app.version import installed_version
 from microp.job import Job
 from microp.model import open_data
 from microp.schedule import to_text
 from microp.store import flatten, last_attempt, new_attempt, read_status, unwritable
 from microp.worker import HostsError, Joined, RankError, gather_rows, join, run_joined
 
-_OF_A_HOST = (
-    "tracking",
-    "launch",
-    "output_dir",
-    "profile",
-    "skip",
-    "again",
-    "dry_run",
-    "fail_fast",
-    "parallel",
-    "device.memory_gib",
-)
+_OF_A_HOST = {"tracking", "launch", "output_dir", "profile", "skip", "again", "dry_run", "fail_fast", "parallel"}
+_OF_A_HOST |= {"device.memory_gib"}
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -101,7 +91,8 @@ def _open(
         own = str(folder.absolute())
     folders = everyone.all_gather(own)
     stay = {
-        host: f"the rows of {_ranks_text(ranks)} stay on {joined.hosts.names[host]} in {folders[ranks[0]]}"
+        host: f"the rows of ranks {', '.join(map(str, ranks))} stay on {joined.hosts.names[host]} in "
+        f"{folders[ranks[0]]}"
         for host in range(1, len(joined.hosts.names))
         if folders[(ranks := joined.hosts.ranks(host))[0]] is not None
     }
@@ -110,11 +101,7 @@ def _open(
 
 
 def _make(folder: Path) -> bool:
-    """Make a folder; return False if it exists.
-
-    Raises:
-        WriteError: it cannot be made.
-    """
+    """Make a folder; return False if it exists, or raise WriteError if it cannot be made."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
@@ -122,10 +109,6 @@ def _make(folder: Path) -> bool:
     except OSError as error:
         raise unwritable(folder, error) from error
     return True
-
-
-def _ranks_text(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
 def _run(job: Job, joined: Joined, folder: Path, stay: dict[int, str]) -> None:
@@ -140,9 +123,9 @@ def _run(job: Job, joined: Joined, folder: Path, stay: dict[int, str]) -> None:
 def _facts(config: Config, job: Job) -> dict[str, Any]:
     """Return what has to be equal on all hosts: name -> value."""
     asked = flatten({**plain(config), "model": config.model.identity})  # with the code of a user's own
-    keys = {key: value for key, value in asked.items() if not _is_of_a_host(key)}
+    keys = {key: value for key, value in asked.items() if not {key, key.partition(".")[0]} & _OF_A_HOST}
     batch = open_data(job.data, job.batch_size, job.model.row_bytes, job.seed)(0)
-    files = (path for path in sorted(_PACKAGE.rglob("*.py")))
+    files = sorted(_PACKAGE.rglob("*.py"))
     return {
         "python": platform.python_version(),
         "torch": version("torch"),
@@ -154,10 +137,6 @@ def _facts(config: Config, job: Job) -> dict[str, Any]:
         "the first step": job.first_step,
         "the first batch": f"{_checksum([batch.numpy().tobytes()]):08x}",
     }
-
-
-def _is_of_a_host(key: str) -> bool:
-    return key in _OF_A_HOST or key.partition(".")[0] in _OF_A_HOST
 
 
 def _checksum(parts: Iterable[bytes]) -> int:

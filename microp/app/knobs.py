@@ -5,158 +5,98 @@
     checkpointing=never checkpointing.segments=3  ── one run ──► refused: never keeps every activation
     checkpointing=never,segments ... segments=3   ── a sweep ──► a note; `never` runs with segments at its default
 
-A *knob* is a key of an option besides its name. `RULES` lists the knobs that only some configurations use; all
-others are used always. A knob that the chosen option lacks is not used either: in a sweep, another one may have it.
+A *knob* is a key of an option besides its name. `_rules` has the knobs that only some configurations use; all others
+are used always. A knob that the chosen option lacks is not used either: in a sweep, another one may have it.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
 from functools import cache
-from itertools import cycle
 from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from microp.app.composing import key_of
 from microp.app.factory import asks_for, build
 from microp.app.places import CONF
-from microp.app.schema import GROUPS, Config, PlanConfig, is_fixed, schema_of
+from microp.app.schema import GROUPS, Config, PlanConfig, ProfileConfig, SimulateConfig, is_fixed, schema_of
 from microp.schedule import Schedule
-from microp.settings import TrackingSettings, is_joined, quoted
+from microp.settings import TrackingSettings, is_joined, override, quoted
+from microp.store import flatten
 
 NOTHING_LEFT = "skip=true leaves out every point of this command: leave at least one, or leave skip away"
-
-
-_NOT_FOR_A_PLAN = ["steps", "warmup_steps", "learning_rate", "seed", "repeat", "again", "fail_fast", "parallel"]
-_NOT_FOR_A_PLAN += ["activation_limit", "snapshot", "launch"]
+_NOT_FOR_A_PRICE = ["dry_run", "fail_fast", "parallel"]
+_NOT_FOR_A_PLAN = [*_NOT_FOR_A_PRICE, "steps", "warmup_steps", "learning_rate", "seed", "repeat", "again", "snapshot"]
+_NOT_FOR_A_PLAN += ["activation_limit", "launch"]
+_TIMES = ["forward_ms", "backward_ms", "weight_ms", "full_ms", "recompute_ms", "latency_ms", "per", "overhead_ms"]
+_TIMES += ["optimizer_ms"]  # what a profile of an emulated device has, too
 
 
 class Unused(NamedTuple):
-    """Why a configuration does not use a knob.
+    """Why a configuration does not use a knob."""
 
-    Attributes:
-        by: what does not use it, for example `checkpointing=never`.
-        remedy: what would use it, for example `use checkpointing=segments`.
-        value: what was given.
-    """
-
-    by: str
-    remedy: str
-    value: str = ""
+    by: str  # what does not use it, for example `checkpointing=never`
+    remedy: str  # what would use it, for example `use checkpointing=segments`
+    value: str = ""  # what was given
 
 
-def _batches_no_w(config: Config) -> Unused | None:
-    if config.engine.name == "torch":
-        return Unused("engine=torch", "use engine=microp")
-    return _has_no_w(config) if config.engine.batch_weights else None  # the schedule is built only if it matters
+def _rules(config: Config) -> dict[str, Unused]:
+    """Return the knobs, and the whole groups, that the configuration of a run does not use; the last reason counts."""
+    policy, device, schedule = f"checkpointing={config.checkpointing.name}", config.device, config.schedule.get("name")
+    joined = is_joined() or config.launch.name == "torchrun"
+    by_torch, partition = config.engine.name == "torch", config.partition
+    whole = not by_torch and config.engine.batch_weights and _has_no_w(config)  # built only if it matters
+    speeds = device.is_emulated or asks_for("partition", partition, "task")
+    tracking = [f"tracking.{field.name}" for field in fields(TrackingSettings) if not is_fixed("tracking", field.name)]
+    rules = [  # whether it holds, the knobs, what does not use them, what would
+        (config.replicas == 1, ["sync", "device.reduce_ms"], "replicas=1", "replicas=2 or more"),
+        (config.sync.name == "torch_ddp", ["sync.first_bucket_mb"], "sync=torch_ddp, where it is 1", "sync=ddp"),
+        (config.checkpointing.name != "segments", ["checkpointing.segments"], policy, "checkpointing=segments"),
+        (config.checkpointing.segments == 0, ["device.recompute_ms"], policy, "checkpointing=always"),
+        (by_torch, ["engine.batch_weights"], "engine=torch", "engine=microp"),
+        (whole, ["engine.batch_weights"], f"schedule={schedule}, which has no W", "one with W, for example zb_h1"),
+        (config.ranks == 1, ["device.latency_ms"], "ranks=1", "ranks=2 or more"),
+        (
+            not speeds,
+            ["device.speed"],
+            f"device={device.name} with partition={partition.get('name')}",
+            "partition=balanced or device=emulated",
+        ),
+        (config.comms.name == "threads", ["launch.shutdown_s"], "comms=threads", "comms=auto"),
+        (joined, ["launch.shutdown_s"], "launch=torchrun", "the options of torchrun"),
+        (config.snapshot.every is None, ["snapshot.keep"], "snapshot.every=null", "snapshot.every=10"),
+        (config.tracking.mode == "disabled", tracking, "tracking=disabled", "tracking=offline"),
+        (
+            config.profile is not None and device.is_emulated,
+            [f"device.{key}" for key in _TIMES],
+            f"profile={config.profile}, which has the times",
+            "one of the two",
+        ),
+    ]
+    return {key: Unused(by, f"use {remedy}") for holds, keys, by, remedy in rules if holds for key in keys}
 
 
-def _has_no_w(config: Config) -> Unused | None:
+def _has_no_w(config: Config) -> bool:
     try:
-        schedule = build("schedule", config.schedule, Schedule, ranks=config.ranks, chunks=config.chunks)
+        return not build("schedule", config.schedule, Schedule, ranks=config.ranks, chunks=config.chunks).split
     except ValueError:
-        return None  # the schedule's own problem is told instead
-    if schedule.split:
-        return None
-    return Unused(f"schedule={config.schedule['name']}, which has no W", "use one with W, for example schedule=zb_h1")
-
-
-def _starts_no_processes(config: Config) -> Unused | None:
-    if is_joined() or config.launch.name == "torchrun":
-        return Unused("launch=torchrun", "use the options of torchrun")
-    return Unused("comms=threads", "use comms=auto") if config.comms.name == "threads" else None
-
-
-def _unless(used: Callable[[Config], bool], by: Callable[[Config], str], remedy: str) -> Rule:
-    return lambda config: None if used(config) else Unused(by(config), remedy)
-
-
-def _or_timed(rule: Rule) -> Rule:
-    """Return the rule of a nominal time, which a profile of an emulated device has, too."""
-
-    def timed(config: Config) -> Unused | None:
-        if config.profile is not None and config.device.is_emulated:
-            return Unused(f"profile={config.profile}, which has the times", "leave one of the two out")
-        return rule(config)
-
-    return timed
-
-
-def _policy(config: Config) -> str:
-    return f"checkpointing={config.checkpointing.name}"
-
-
-Rule = Callable[[Config], Unused | None]
-_SEVERAL_REPLICAS = _unless(lambda c: c.replicas != 1, lambda _: "replicas=1", "use replicas=2 or more")
-RULES: dict[str, Rule] = (
-    {  # a knob, or a whole group
-        "sync": _SEVERAL_REPLICAS,
-        "sync.first_bucket_mb": _unless(
-            lambda c: c.sync.name != "torch_ddp", lambda _: "sync=torch_ddp, where it is 1", "use sync=ddp"
-        ),
-        "checkpointing.segments": _unless(
-            lambda c: c.checkpointing.name == "segments", _policy, "use checkpointing=segments"
-        ),
-        "engine.batch_weights": _batches_no_w,
-        "device.latency_ms": _or_timed(_unless(lambda c: c.ranks != 1, lambda _: "ranks=1", "use ranks=2 or more")),
-        "device.recompute_ms": _or_timed(
-            _unless(lambda c: c.checkpointing.segments != 0, _policy, "use checkpointing=always")
-        ),
-        "device.reduce_ms": _SEVERAL_REPLICAS,
-        "device.speed": _unless(
-            lambda c: c.device.is_emulated or asks_for("partition", c.partition, "task"),
-            lambda c: f"device={c.device.name} with partition={c.partition['name']}",
-            "use partition=balanced or device=emulated",
-        ),
-        "launch.shutdown_s": _starts_no_processes,
-        "snapshot.keep": _unless(
-            lambda c: c.snapshot.every is not None, lambda _: "snapshot.every=null", "use snapshot.every=10"
-        ),
-    }
-    | {
-        f"device.{key}": _or_timed(lambda _: None)
-        for key in ("forward_ms", "backward_ms", "weight_ms", "full_ms", "per", "overhead_ms", "optimizer_ms")
-    }
-    | {
-        f"tracking.{field.name}": _unless(
-            lambda c: c.tracking.mode != "disabled", lambda _: "tracking=disabled", "use tracking=offline"
-        )
-        for field in fields(TrackingSettings)
-        if not is_fixed("tracking", field.name)
-    }
-)
+        return False  # the schedule's own problem is told instead
 
 
 def unused(config: Config) -> dict[str, Unused]:
     """Return the knobs, the whole groups and the other keys that a configuration does not use.
 
-    What any of the choices of a plan uses is used.
+    A plan has all choices before it, of which any may use a knob.
     """
-    choices = choices_of(config)
-    found = {}
-    for key, rule in RULES.items():
-        whys = [rule(choice) for choice in choices] if _is_ours(config, key) else []
-        if whys and whys[0] is not None and None not in whys:
-            found[key] = whys[0]
     if isinstance(config, PlanConfig):
-        found |= dict.fromkeys(_NOT_FOR_A_PLAN, Unused("a plan", "leave it out"))
+        return dict.fromkeys(_NOT_FOR_A_PLAN, Unused("a plan", "leave it out"))
+    found = {key: why for key, why in _rules(config).items() if _is_ours(config, key)}
+    if isinstance(config, SimulateConfig | ProfileConfig):
+        what = "a profile" if isinstance(config, ProfileConfig) else "a price"
+        found |= dict.fromkeys(_NOT_FOR_A_PRICE, Unused(what, "leave it out"))
     return {key: why for key, why in found.items() if "." not in key or _group(key) not in found}
-
-
-def choices_of(config: Config) -> list[Config]:
-    """Return configurations that have every value that a plan searches, with these in turn; else only this one."""
-    if not isinstance(config, PlanConfig):
-        return [config]
-    space = config.search
-    names = [name for name in space.schedule if is_ours("schedule", name)]
-    policies = [policy for policy in space.checkpointing if is_ours("checkpointing", policy.partition("=")[0])]
-    replicas = [count for count in space.replicas if count > 0]
-    number = max(len(names), len(policies), len(replicas))
-    turns = zip(range(number), cycle(names), cycle(policies), cycle(replicas), strict=False)  # none if a list is empty
-    return [chosen(config, name, policy, count) for _, name, policy, count in turns] or [config]
 
 
 def chosen(config: Config, schedule: str, checkpointing: str, replicas: int, stages_per_rank: int = 0) -> Config:
@@ -176,9 +116,9 @@ def chosen(config: Config, schedule: str, checkpointing: str, replicas: int, sta
 def uses(key: str, option: str) -> bool:
     """Return whether a key of a group is used if one of microp's options is chosen, whatever else is asked."""
     group = _group(key)
-    chosen = {each: _default_option(each) for each in GROUPS}
-    chosen |= {"checkpointing": _settings("checkpointing", "always"), group: _settings(group, option)}
-    config = Config(ranks=2, chunks=4, replicas=2, profile=None, **chosen)
+    options = {each: _default_option(each) for each in GROUPS}
+    options |= {"checkpointing": _settings("checkpointing", "always"), group: _settings(group, option)}
+    config = Config(ranks=2, chunks=4, replicas=2, profile=None, **options)
     config.snapshot.every = 1
     return not {key, group} & unused(config).keys()
 
@@ -194,66 +134,53 @@ def without_unused(config: Config) -> Config:
     for key in unused(config):
         group, _, knob = key.partition(".")
         if knob:
-            setattr(getattr(result, group), knob, _default(config, key))
+            setattr(getattr(result, group), knob, default_values(group, _name(config, group))[knob])
         else:
-            setattr(result, group, _default_option(group) if group in GROUPS else _base()[group])
+            setattr(result, group, _default_option(group) if group in GROUPS else base_values()[group])
     return result
 
 
 class Knobs:
-    """The knobs that the points of a command ask for: those that some points use, and those that none uses."""
+    """The knobs that points of a command ask for although none, or only some of them, use these."""
 
     def __init__(self) -> None:
-        self._used: set[str] = set()
-        self._unused: dict[str, dict[str, tuple[str, Unused]]] = {}  # key -> what does not use it -> as typed, and why
+        self._asked: dict[str, dict[str, Unused]] = {}  # key -> what does not use it -> why, and the value
+        self._never: set[str] | None = None  # keys and groups that no point uses
 
-    def add(self, words: Iterable[str], config: Config, lacking: Mapping[str, Unused]) -> None:
-        """Add a point.
-
-        Args:
-            words: its overrides as typed.
-            config: its configuration as composed.
-            lacking: the given keys that its options do not have.
-        """
+    def add(self, config: Config, lacking: Mapping[str, Unused]) -> None:
+        """Add a point as it was composed, with the given keys that its options do not have."""
         not_here = unused(config)
-        values = {key: f"{key}={why.value}" for key, why in lacking.items()} | _changed(config, not_here)
-        not_here |= lacking
-        asked = values | {key_of(word): word for word in words}
-        for key, word in sorted(asked.items()):
-            why = not_here.get(key) or not_here.get(_group(key))
-            if why is None:
-                self._used.add(key)
-            else:
-                self._unused.setdefault(key, {})[why.by] = (word, why)
+        for key, why in {**_given(config, not_here), **lacking}.items():
+            self._asked.setdefault(key, {})[why.by] = why
+        keys = not_here.keys() | lacking.keys()
+        self._never = set(keys) if self._never is None else self._never & keys
 
     @property
     def problems(self) -> list[str]:
         """One sentence for each knob that is asked for but that no point uses."""
-        never = [next(iter(each.values())) for key, each in self._unused.items() if key not in self._used]
-        return [f"{quoted(word)} is not used by {why.by}: {why.remedy}" for word, why in never]
+        never = [(key, next(iter(whys.values()))) for key, whys in sorted(self._asked.items()) if self._is_never(key)]
+        return [f"{key}={why.value} is not used by {why.by}: {why.remedy}" for key, why in never]
 
     @property
     def notes(self) -> list[str]:
         """One sentence for each knob that only some points use."""
-        return [f"{key} is not used by {by}" for key, each in self._unused.items() if key in self._used for by in each]
+        return [
+            f"{key} is not used by {by}" for key, whys in self._asked.items() if not self._is_never(key) for by in whys
+        ]
+
+    def _is_never(self, key: str) -> bool:
+        return bool({key, _group(key)} & (self._never or set()))
 
 
-def _changed(config: Config, not_here: Iterable[str]) -> dict[str, str]:
-    """Return the unused knobs that do not have their defaults, for example by a file, as overrides."""
-    found = {}
-    for unused_key in not_here:
-        group = _group(unused_key)
-        if group not in GROUPS:
-            if (value := getattr(config, group)) != _base()[group]:
-                found[group] = f"{group}={value}"
-        elif unused_key == group and _name(config, group) != _name_of(_default_option(group)):
-            found[group] = f"{group}={_name(config, group)}"
-        elif _is_ours(config, group):
-            keys = [unused_key] if unused_key != group else [f"{group}.{knob}" for knob in vars(getattr(config, group))]
-            for key in keys:
-                value = vars(getattr(config, group))[key.partition(".")[2]]
-                if value != _default(config, key):
-                    found[key] = f"{key}={value}"
+def _given(config: Config, not_here: Mapping[str, Unused]) -> dict[str, Unused]:
+    """Return the unused knobs that do not have their defaults; of an option that is not used its name alone."""
+    runs = flatten(asdict(without_unused(config)))
+    found: dict[str, Unused] = {}
+    for key, value in flatten(asdict(config)).items():
+        name, group = key.removesuffix(".name"), _group(key)
+        why = not_here.get(name) or not_here.get(group)
+        if why is not None and value != runs.get(key) and group not in found:
+            found[name] = why._replace(value=quoted(override(key, value).partition("=")[2]))
     return found
 
 
@@ -261,35 +188,23 @@ def _group(key: str) -> str:
     return key.partition(".")[0]
 
 
-def _name_of(node: Any) -> str:
+def _name(config: Config, group: str) -> str:
+    """Return the name of the option that was chosen of a group."""
+    node = getattr(config, group)
     keys = node if isinstance(node, dict) else vars(node)
     return str(keys.get("name", keys.get("mode")))
 
 
-def _name(config: Config, group: str) -> str:
-    """Return the name of the option that was chosen of a group."""
-    return _name_of(getattr(config, group))
-
-
-def is_ours(group: str, option: str) -> bool:
-    """Return whether an option is one of microp's own; of a user's own option every knob counts."""
-    return option in _options(group)
-
-
 def _is_ours(config: Config, key: str) -> bool:
-    """Return whether a key, or a group, is of one of microp's own options."""
+    """Return whether a key, or a group, is of one of microp's own options; of a user's own every knob counts."""
     group, _, knob = key.partition(".")
     option = _name(config, group)
-    return is_ours(group, option) and (not knob or knob in own_option(group, option))
-
-
-def _default(config: Config, key: str) -> Any:
-    return default_values(_group(key), _name(config, _group(key)))[key.partition(".")[2]]
+    return option in options_of(group) and (not knob or knob in own_option(group, option))
 
 
 def _default_option(group: str) -> Any:
     """Return the settings of the option that a group has if none is chosen."""
-    return _settings(group, _defaults()[group])
+    return _settings(group, default_options()[group])
 
 
 def _settings(group: str, option: str) -> Any:
@@ -305,7 +220,7 @@ def default_values(group: str, option: str) -> dict[str, Any]:
 
 @cache
 def _resolved(group: str, option: str) -> dict[str, Any]:
-    others = {"device": {"name": _defaults()["device"]}}
+    others = {"device": {"name": default_options()["device"]}}
     values = OmegaConf.to_container(OmegaConf.create({**others, "values": own_option(group, option)}), resolve=True)
     assert isinstance(values, dict)
     return dict(values["values"])
@@ -314,32 +229,36 @@ def _resolved(group: str, option: str) -> dict[str, Any]:
 @cache
 def own_option(group: str, option: str) -> dict[str, Any]:
     """Return the keys of one of microp's options as its file has them; none of a user's own option."""
-    if not is_ours(group, option):
+    if option not in options_of(group):
         return {}
-    file = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{option}.yaml"), resolve=False)
-    assert isinstance(file, dict)
+    file = dict(values_of(f"{group}/{option}"))
     keys: dict[str, Any] = {}
     for base in file.pop("defaults", ["_self_"]):
-        keys |= {str(key): value for key, value in file.items()} if base == "_self_" else own_option(group, base)
+        keys |= file if base == "_self_" else own_option(group, base)
     return keys
 
 
 @cache
-def _options(group: str) -> frozenset[str]:
+def options_of(group: str) -> tuple[str, ...]:
     """Return the names of microp's own options of a group."""
-    return frozenset(path.stem for path in (CONF / group).glob("*.yaml"))
+    return tuple(sorted(path.stem for path in (CONF / group).glob("*.yaml")))
 
 
-@cache
-def _defaults() -> dict[str, str]:
+def default_options() -> dict[str, str]:
     """Return the option that each group has if none is chosen."""
-    defaults = _base()["defaults"]
-    return {group: option for each in defaults if isinstance(each, dict) for group, option in each.items()}
+    return {
+        group: option for each in base_values()["defaults"] if isinstance(each, dict) for group, option in each.items()
+    }
+
+
+def base_values() -> dict[str, Any]:
+    """Return what a configuration has if nothing is chosen."""
+    return values_of("base")
 
 
 @cache
-def _base() -> dict[str, Any]:
-    """Return what a configuration has if nothing is chosen."""
-    base = OmegaConf.to_container(OmegaConf.load(CONF / "base.yaml"))
-    assert isinstance(base, dict)
-    return {str(key): value for key, value in base.items()}
+def values_of(name: str) -> dict[str, Any]:
+    """Return what a file of `conf/` has, with its interpolations as they stand."""
+    values = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"), resolve=False)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from microp.app.layer_memory import layer_memory
 from microp.app.partition_factory import memory_cap
+from microp.app.prediction import layer_memory
 from microp.app.profiles import prices_of, profile_problems, used_profile
 from microp.app.schema import Config
 from microp.job import Job

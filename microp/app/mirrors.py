@@ -23,6 +23,7 @@ from microp.store import in_words, mirror
 from microp.terminal import console
 
 END_S = 60  # that W&B gets after a run that was followed, in seconds
+LOG = "tracking.log"  # in the attempt's folder: what the process says that follows it
 log = logging.getLogger(__name__)
 
 
@@ -32,7 +33,7 @@ def follow(attempt: Path) -> subprocess.Popen[bytes]:
     Ctrl-C does not reach it, so that it closes the W&B runs of an attempt that was interrupted.
     """
     command = ["nice", "-n", "19", sys.executable, "-m", "microp.tracking", str(attempt), "--follow"]
-    with _log_of(attempt).open("wb") as said:
+    with (attempt / LOG).open("wb") as said:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -42,28 +43,18 @@ def mirror_ended(attempt: Path, state: str, config: Config, follower: subprocess
     """Mirror an attempt that has ended in this state, or wait for the process that follows it; warn if that failed."""
     try:
         if follower is not None:
-            _wait_for(follower, attempt)
+            if follower.wait(END_S):
+                raise RuntimeError(f"see {attempt / LOG}")
         elif config.tracking.mode != "disabled":
             mirror(attempt, config.tracking, config.tracking.folder(Path(config.output_dir)))
     except Exception as error:  # W&B may raise anything
+        if isinstance(error, subprocess.TimeoutExpired) and follower is not None:
+            os.killpg(follower.pid, signal.SIGKILL)  # with what W&B has started
+            follower.wait()
+            error = TimeoutError(f"{server()} took more than {END_S} s after the run")
         console.warn(
             f"W&B failed for {attempt.parent.name}/{attempt.name} ({in_words(error)}), which is {state} and recorded. "
             f"To mirror it later: python -m microp.tracking {shlex.quote(config.output_dir)}"
         )
     else:
         log.debug("W&B: %s/%s, %s", attempt.parent.name, attempt.name, config.tracking.mode)
-
-
-def _wait_for(follower: subprocess.Popen[bytes], attempt: Path) -> None:
-    try:
-        code = follower.wait(END_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(follower.pid, signal.SIGKILL)  # with what W&B has started
-        follower.wait()
-        raise TimeoutError(f"{server()} took more than {END_S} s after the run") from None
-    if code:
-        raise RuntimeError(f"see {_log_of(attempt)}")
-
-
-def _log_of(attempt: Path) -> Path:
-    return attempt / "tracking.log"

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from microp.app.factory import build, builder_of, typed_keys
+from microp.app.factory import build, read_builder, typed_keys
 from microp.settings import LOWERED, MODELS, Computing, DeviceSettings, LayerFacts, OwnSettings, own_settings
 
 if TYPE_CHECKING:
@@ -31,13 +31,7 @@ _known: dict[str, OwnSettings] = {}  # every point of a sweep asks for the same 
 
 
 def own_model(node: dict[str, Any], computing: Computing, device: DeviceSettings) -> OwnSettings:
-    """Return the settings of the model whose function an option names; what is wrong with it is in `refused`.
-
-    Args:
-        node: the option: its name, its builder and the builder's keys.
-        computing: how the layers will compute.
-        device: on what.
-    """
+    """Return the settings of the model whose function an option names; what is wrong with it is in `refused`."""
     text = repr((node, computing, device.name))
     if text not in _known:
         try:
@@ -68,7 +62,7 @@ def _inspected(node: dict[str, Any], what: str) -> tuple[LayerFacts, str]:
     """Return what is known of the layers, and the device on which that was found out."""
     from microp.model import code_of, inspect_layers, number_of_weights, seeded
 
-    code = code_of(builder_of("model", node))
+    code = code_of(read_builder("model", node)[0])
     with suppress(ValueError):  # what fails without numbers may be right with them
         made = _made(node, "meta")
         if number_of_weights(made) > MOST:

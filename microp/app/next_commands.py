@@ -7,10 +7,10 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from microp.app import places
 from microp.app.composing import typed_folder
 from microp.app.hydra_callbacks import overrides
 from microp.app.knobs import unused
@@ -20,20 +20,16 @@ from microp.terminal import console, out
 
 
 def print_next_commands(output: Path, tracking: TrackingSettings, finished: Path | None) -> None:
-    """Print the commands, one per line.
-
-    Args:
-        output: the folder of all results.
-        tracking: where W&B's files are, if there are any.
-        finished: the attempt whose step can be drawn, if there is one.
-    """
+    """Print the commands, one per line; `finished` is the attempt whose step can be drawn, if there is one."""
     found = [("files", str(output / "runs"))]
     runs = tracking.folder(output) / "wandb"
     if tracking.mode != "disabled":
         found.append(("look", shlex.join([_program("wandb"), "leet", str(runs)])))
     if tracking.mode == "offline":
         found.append(("sync", f"{shlex.join([_program('wandb'), 'sync', str(runs)])}/offline-run-*"))
-    if finished and places.has_analysis():
+    analysis = find_spec("analysis")  # only a checkout has it; the current folder may have another one
+    folders = (analysis and analysis.submodule_search_locations) or []
+    if finished and any(Path(folder, "timeline.py").is_file() for folder in folders):
         found.append(("draw", shlex.join([_program("python"), "-m", "analysis.timeline", str(finished)])))
     out.print()
     for what, command in found:
@@ -43,9 +39,7 @@ def print_next_commands(output: Path, tracking: TrackingSettings, finished: Path
 def used_words(config: Config, left_out: Sequence[str]) -> list[str]:
     """Return the running point's overrides that another configuration uses too, after its `-cd`.
 
-    Args:
-        config: the other configuration.
-        left_out: regular expressions of keys and groups that are not repeated.
+    Keys and groups that match one of the regular expressions `left_out` are not repeated.
     """
     not_used = [*left_out, *map(re.escape, unused(config))]
     words = {word: word.lstrip("+~").partition("=")[0] for word in overrides()}
@@ -56,15 +50,7 @@ def used_words(config: Config, left_out: Sequence[str]) -> list[str]:
 def print_failure(
     attempt: Path, status: Mapping[str, Any], config: str, typed: Sequence[str], *, in_sweep: bool
 ) -> None:
-    """Print why a point has failed, where more is told, and the command that runs just this point again.
-
-    Args:
-        attempt: the folder of the failed attempt.
-        status: the content of its status.json.
-        config: the name of the primary configuration.
-        typed: the overrides of the point.
-        in_sweep: whether it can only be run as a point of a sweep.
-    """
+    """Print why a point has failed, where more is told, and the command that runs just this point again."""
     console.error(f"{attempt}: {status.get('message')}")
     if status.get("log"):
         console.line(f"log    {status['log']}")

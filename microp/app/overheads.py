@@ -99,8 +99,7 @@ def transports(shape: tuple[int, int], steps: int) -> list[dict[str, Any]]:
 def starts(points: int) -> dict[str, float]:
     """Return the seconds that a point takes in addition to its steps, with W&B: in a sweep, and with torchrun.
 
-    Args:
-        points: the points of each sweep, at least 3: the first one loads what all need, the last has no successor.
+    A sweep has at least 3 points: the first one loads what all need, the last has no successor.
     """
     took = {}
     for ranks in (2, 8):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from microp.app.config_checks import ranks_here
 from microp.app.factory import build
-from microp.app.layer_memory import layer_memory
+from microp.app.prediction import layer_memory
 from microp.app.profiles import held_beside, prices_of, profile_command, rows_of_first_replica
 from microp.app.schema import Config
 from microp.job import Workload
@@ -22,17 +22,11 @@ from microp.settings import GIB
 
 
 class Chosen(NamedTuple):
-    """A partition and how it was made.
-
-    Attributes:
-        partition: the partition.
-        notes: what the user should know about it, one sentence each.
-        by_costs: whether its builder asked what the partition is for.
-    """
+    """A partition and how it was made."""
 
     partition: Partition
-    notes: tuple[str, ...] = ()
-    by_costs: bool = False
+    notes: tuple[str, ...] = ()  # what the user should know about it, one sentence each
+    by_costs: bool = False  # whether its builder asked what the partition is for
 
     def asked(self, config: dict[str, Any]) -> dict[str, Any]:
         """Return the plain configuration by which the run is known: a partition that was computed counts by its sizes.
@@ -46,16 +40,9 @@ class Chosen(NamedTuple):
 
 
 def choose_partition(config: Config, schedule: Schedule | None) -> Chosen | None:
-    """Return the partition that the builder of group `partition` makes.
+    """Return the partition that the builder of group `partition` makes, or raise ValueError with what is wrong with it.
 
-    Args:
-        schedule: the order; None if it is refused.
-
-    Returns:
-        None if the builder asks what the partition is for, and other keys are wrong.
-
-    Raises:
-        ValueError: a key is unknown or of the wrong type, or the builder refuses the numbers.
+    None if the builder asks what the partition is for, and that is refused anyway, such as the order, which is None.
     """
     tasks: list[Task] = []
 
@@ -94,11 +81,7 @@ class _NoTaskError(Exception):
 
 
 def task_of(config: Config, schedule: Schedule) -> Task:
-    """Return what the configuration's partition is for.
-
-    Raises:
-        ValueError: the ranks' memory is limited, and the model is too large to be built and measured.
-    """
+    """Return what the partition is for, or raise ValueError if a model whose memory counts cannot be measured."""
     cap, rows = memory_cap(config), rows_of_first_replica(config)
     split, mean = bool(schedule.split), sum(rows) / len(rows)
     memory = None if cap is None else layer_memory(config.model, mean, split, config.computing)

@@ -1,4 +1,4 @@
-"""Finds microp's own files.
+"""Finds microp's own files, and tells its version.
 
 ::
 
@@ -8,8 +8,10 @@
 
 from __future__ import annotations
 
+import platform
 import sys
-from importlib.machinery import PathFinder
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -45,11 +47,24 @@ def see_current_folder() -> None:
         sys.path.append(here)
 
 
-def has_analysis() -> bool:
-    """Return whether `python -m analysis.timeline`, typed in the current folder, would find that module.
+def installed_version() -> str:
+    """Return microp's version, which is written only in pyproject.toml.
 
-    `python -m` searches the current folder first; the `microp` command, which calls this, searches it last.
+    A checkout's own file is read, because a checkout need not be installed and its metadata may be older.
     """
-    found = PathFinder.find_spec("analysis", [str(Path.cwd()), *sys.path])
-    folders = (found and found.submodule_search_locations) or []
-    return any((Path(folder) / "timeline.py").is_file() for folder in folders)
+    if CHECKOUT is None:
+        return metadata.version("microp")
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    return str(project["version"])
+
+
+def answer_version() -> None:
+    """Print the versions of microp, torch and Python and end with exit code 0, if `--version` was typed.
+
+    Otherwise Hydra would answer with its own version.
+    """
+    if "--version" not in sys.argv[1:]:
+        return
+    torch, python = metadata.version("torch"), platform.python_version()
+    print(f"microp {installed_version()} (torch {torch}, Python {python})")
+    raise SystemExit(0)

@@ -20,18 +20,12 @@ from microp.store import RecordError, attempts, check_attempt, last_attempt, num
 
 
 class Planned(NamedTuple):
-    """A checked point of a sweep.
+    """A checked point of a sweep."""
 
-    Attributes:
-        overrides: what was typed for it.
-        config: its configuration.
-        job: the job of that configuration.
-        known: the number of the run's last attempt when the point was planned; a clock may have been set back since.
-    """
-
-    overrides: list[str]
-    config: Config
-    job: Job
+    overrides: list[str]  # what was typed for it
+    config: Config  # its configuration
+    job: Job  # the job of that configuration
+    # the number of the run's last attempt when the point was planned; a clock may have been set back since
     known: int = 0
 
     @classmethod
@@ -76,11 +70,7 @@ class Planned(NamedTuple):
 
 
 def planned(record: dict[str, Any]) -> Planned:
-    """Return a point from a plan; neither the files of `conf/` nor a schedule's builder or file are asked again.
-
-    Raises:
-        RecordError: it is not a point of a plan.
-    """
+    """Return a point from a plan, or raise RecordError; neither `conf/` nor the schedule's builder is asked again."""
     try:
         config = from_plain(record["config"])
         order, partition = from_text(record["order"]), Partition(tuple(record["partition"]))
@@ -94,13 +84,7 @@ def planned(record: dict[str, Any]) -> Planned:
 
 
 def finished(run: Path, after: int = 0, *, final: bool = False) -> Path | None:
-    """Return a run's last finished attempt, or None.
-
-    Args:
-        run: the folder of the attempts.
-        after: the number of an attempt; only those made after it count.
-        final: whether it must have left its trained weights.
-    """
+    """Return a run's last finished attempt, or None; `after`: of a higher number; `final`: with trained weights."""
     for attempt in reversed(attempts(run)):
         if number_of(attempt) <= after:
             return None

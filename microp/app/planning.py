@@ -13,7 +13,6 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from microp.app.knobs import chosen
 from microp.app.memory_advice import subject_of
 from microp.app.next_commands import used_words
 from microp.app.partition_factory import memory_cap
-from microp.app.profiles import doubt, profile_command, profile_problems, rows_problem, used_profile
+from microp.app.profiles import profile_command, profile_notes, profile_problems, used_profile
 from microp.app.schema import Config, PlanConfig
 from microp.planner import ORDERS, POLICIES, Choice, Found, Priced, Pricer, Space, search, what_binds
 from microp.schedule import Schedule, uniform
@@ -44,19 +43,12 @@ MOST = 100_000  # choices
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be searched.
+    """What is to be searched."""
 
-    Attributes:
-        config: the valid configuration.
-        pricer: prices a choice.
-        space: what to choose from.
-        cap: the bytes of memory of each rank; None: no limit.
-    """
-
-    config: PlanConfig
-    pricer: Pricer
-    space: Space
-    cap: float | None
+    config: PlanConfig  # the valid configuration
+    pricer: Pricer  # prices a choice
+    space: Space  # what to choose from
+    cap: float | None  # the bytes of memory of each rank; None: no limit
 
 
 def search_words(words: Sequence[str]) -> list[str]:
@@ -79,19 +71,12 @@ def search_words(words: Sequence[str]) -> list[str]:
 
 def as_typed(problem: str) -> str:
     """Return a problem with its key as it is typed: `chunks=0 is ...` for `search.chunks=0 is ...`."""
-    for key in SEARCHED:
-        inner = f"search.{key.removeprefix('schedule.')}"
-        if problem.startswith((f"{inner}=", f"{inner}[")):
-            return key + problem.removeprefix(inner)
-    return problem
+    text = problem.removeprefix("search.")
+    return f"schedule.{text}" if text.startswith("stages_per_rank") else text
 
 
 def make_plan(config: PlanConfig) -> Plan:
-    """Return what the configuration asks to be searched.
-
-    Raises:
-        ConfigError: the configuration is wrong; its `problems` lists all problems.
-    """
+    """Return what the configuration asks to be searched, or raise ConfigError with all that is wrong."""
     wanted = config.search
     found = broken_rules(config) + broken_rules(wanted, "search.")
     found += config.model.problems() + config.device.problems() + profile_problems(config)
@@ -121,12 +106,11 @@ def make_plan(config: PlanConfig) -> Plan:
         )
     if config.compile:
         found.append("compile=true is not for a plan: no times of compiled layers are known, leave it out")
-    if config.dry_run:
-        found.append("dry_run=true is for a run, and a plan runs nothing: leave it out")
     if found:
         raise ConfigError(list(map(as_typed, found)))
     cap = memory_cap(config) if config.memory_gib is None else config.memory_gib * GIB
-    chunks = wanted.chunks or _powers(config)
+    most = min(config.batch_size, MOST_CHUNKS * config.ranks)
+    chunks = wanted.chunks or [2**power for power in range(most.bit_length())]
     space = Space(
         wanted.schedule, chunks, wanted.checkpointing, wanted.partition, wanted.stages_per_rank, wanted.replicas
     )
@@ -163,17 +147,8 @@ def _check_stages(config: PlanConfig, pricer: Pricer, space: Space) -> None:
             raise ConfigError([f"schedule={choice.schedule}: {error}"]) from error
 
 
-def _powers(config: PlanConfig) -> list[int]:
-    most = min(config.batch_size, MOST_CHUNKS * config.ranks)
-    return [2**power for power in range(most.bit_length()) if 2**power <= most]
-
-
 def run_plan(config: DictConfig) -> dict[str, Any]:
-    """Search the plans of one point, print them and return them; this is Hydra's task function.
-
-    Raises:
-        ConfigError: nothing fits into the memory; by how much, and what would.
-    """
+    """Search the plans of one point and print them, or raise ConfigError if nothing fits: Hydra's task function."""
     point = read_config(config)
     assert isinstance(point, PlanConfig)
     plan = PlanCallback.take(point)
@@ -189,7 +164,12 @@ def run_plan(config: DictConfig) -> dict[str, Any]:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps({**result, "plans": rows}, indent=2) + "\n")
     unit = "ms" if plan.pricer.subject.prices.is_known else "units"
-    plan_table.show(rows, unit, _heading(plan, found))
+    limit = "no limit of memory" if plan.cap is None else f"{size_text(plan.cap)} for each rank"
+    plan_table.show(
+        rows,
+        unit,
+        f"{found.candidates:,} candidates, {found.too_large:,} need too much memory; {limit}; times: {result['times']}",
+    )
     for note in _notes(plan, found):
         console.note(note)
     print(f"plans {path}", flush=True)
@@ -228,14 +208,6 @@ def _command(plan: Plan, priced: Priced) -> str:
     return shlex.join([*program, *used_words(run, own), *words])
 
 
-def _heading(plan: Plan, found: Found) -> str:
-    limit = "no limit of memory" if plan.cap is None else f"{size_text(plan.cap)} for each rank"
-    return (
-        f"{found.candidates:,} candidates, {found.too_large:,} need too much memory; "
-        f"{limit}; times: {plan.pricer.subject.prices.source}"
-    )
-
-
 def _notes(plan: Plan, found: Found) -> list[str]:
     """Return what the reader of a plan should know."""
     notes = []
@@ -245,9 +217,8 @@ def _notes(plan: Plan, found: Found) -> list[str]:
     elif plan.config.profile is None and "row" not in getattr(plan.config.device, "per", ["row"]):
         notes.append("the nominal times are per microbatch, whatever its rows: device.per=[layer,row] counts them")
     rows = {plan.config.batch_size / each.choice.replicas / each.choice.chunks for each in found.front}
-    if (profile := used_profile(plan.config)) is not None:
-        notes += [text for each in sorted({min(rows), max(rows)}) if (text := rows_problem(profile, each))]
-        notes += filter(None, [doubt(profile)])
+    if used_profile(plan.config) is not None:
+        notes += profile_notes(plan.config, sorted({min(rows), max(rows)}))
     elif any(each.choice.replicas > 1 for each in found.front) and not getattr(plan.config.device, "reduce_ms", None):
         notes.append("the sums of the gradients over the replicas take no time here: they are not known")
     if cap is not None and found.over and found.over[-1].step < found.front[0].step:
@@ -266,15 +237,9 @@ def _too_little(plan: Plan, found: Found, cap: float) -> str:
     key = "device.memory_gib" if plan.config.memory_gib is None else "memory_gib"
     return (
         f"{key}={cap / GIB:g} is too little for each of {found.candidates:,} plans: {words} needs least, "
-        f"{size_text(least.peak)}, {size_text(least.peak - cap)} more: use {key}={_rounded_up(least.peak / GIB):g}, "
+        f"{size_text(least.peak)}, {size_text(least.peak - cap)} more: use {key}={1.01 * least.peak / GIB:.3g}, "
         "more ranks, a smaller batch_size or a smaller model"
     )
-
-
-def _rounded_up(number: float) -> float:
-    """Return a number not below `number` with three digits."""
-    digit: float = 10.0 ** (floor(log10(number)) - 2)
-    return ceil(number / digit) * digit
 
 
 class PlanCallback(PointsCallback):

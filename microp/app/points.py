@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from functools import cache
 from math import isnan
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -39,16 +40,7 @@ from microp.app.schema import Config
 from microp.app.slurm_sweep import slurm_sweep
 from microp.job import Job
 from microp.settings import SlurmSettings, is_joined
-from microp.store import (
-    LockedError,
-    SweepPlan,
-    flatten,
-    hold,
-    new_attempt,
-    plan_in,
-    read_status,
-    read_summary,
-)
+from microp.store import LockedError, SweepPlan, flatten, hold, new_attempt, plan_in, read_status, read_summary
 from microp.terminal import Board, console
 
 board = Board()  # global, because Hydra creates the callback that shares it with `run_point`
@@ -85,19 +77,19 @@ def _run_planned(config: DictConfig, plan: SweepPlan) -> float:
     point = planned(record) if record else _choose(config, plan)
     if point is None:
         return _failed(SKIPPED)
+    failed = False
     try:
-        objective = _objective(_attempt_of(point, plan), in_sweep=_is_job(point))
+        is_job = isinstance(point.config.launch, SlurmSettings)
+        attempt = slurm_sweep(plan, run_attempt).attempt_of(point, board) if is_job else _run_here(point, plan)
+        objective = _objective(attempt, in_sweep=is_job)
+        failed = isnan(objective)
     except Exception:
-        _stop_if_asked(point, plan)
+        failed = True
         raise
-    if isnan(objective):
-        _stop_if_asked(point, plan)
+    finally:
+        if failed and point.config.fail_fast:
+            plan.stop(f"fail_fast=true: {point.job.run_id} failed")
     return objective
-
-
-def _stop_if_asked(failed: Planned, plan: SweepPlan) -> None:
-    if failed.config.fail_fast:
-        plan.stop(f"fail_fast=true: {failed.job.run_id} failed")
 
 
 def _choose(config: DictConfig, plan: SweepPlan) -> Planned | None:
@@ -112,15 +104,6 @@ def _choose(config: DictConfig, plan: SweepPlan) -> Planned | None:
         for warning in config_checks.warnings(point.config, point.job):
             console.warn(warning)
     return point
-
-
-def _attempt_of(point: Planned, plan: SweepPlan) -> Path:
-    """Return a point's finished attempt, by whatever process, else one that is run now, here or as a job of Slurm."""
-    return slurm_sweep(plan, run_attempt).attempt_of(point, board) if _is_job(point) else _run_here(point, plan)
-
-
-def _is_job(point: Planned) -> bool:
-    return isinstance(point.config.launch, SlurmSettings)
 
 
 def _run_here(point: Planned, plan: SweepPlan) -> Path:
@@ -140,18 +123,7 @@ def _run_here(point: Planned, plan: SweepPlan) -> Path:
 
 
 def run_attempt(point: Config, job: Job, typed: Sequence[str], experiment: str | None = None) -> Path:
-    """Run one point and return the attempt's folder; the failure of a rank is recorded there.
-
-    Args:
-        point: the configuration.
-        job: the job of that configuration.
-        typed: the overrides that were typed for it.
-        experiment: the name of the stored sweep that it belongs to, if any.
-
-    Raises:
-        RankError: a rank failed, and torchrun started this process.
-        LockedError: another process runs this point.
-    """
+    """Run one point and return the attempt's folder, where a failure is recorded; LockedError: it runs elsewhere."""
     records = speaks()  # of the ranks that torchrun started, rank 0 makes the folder
     with hold(Path(point.output_dir) / "runs" / job.run_id) if records else nullcontext(True) as locked:
         return _run_locked(point, job, typed, experiment, locked)
@@ -205,14 +177,11 @@ def _failed(reason: str) -> float:
 
 def equal_points(points: list[Point], runs: int) -> str:
     """Return how many runs these points are, and which of their keys are no part of what a run is asked."""
-    first: dict[str, Point] = {}
+    first: dict[str, dict[str, Any]] = {}
     keys: set[str] = set()
     for point in points:
-        run = flatten(plain(first.setdefault(point.made.run_id, point).config))
-        keys |= {key for key, value in flatten(plain(point.config)).items() if run.get(key) != value}
-    said = f"{len(points)} points are {runs} run{'s' if runs > 1 else ''}"
-    if not keys:
-        return f"{said}: equal points are run once"
-    *others, last = sorted(keys)
-    named = f"{', '.join(others)} and {last} are" if others else f"{last} is"
-    return f"{said}: {named} no part of a run's question, so only the first of such points is run"
+        asked = flatten(plain(point.config))
+        run = first.setdefault(point.made.run_id, asked)
+        keys |= {key for key, value in asked.items() if run.get(key) != value}
+    why = f" ({', '.join(sorted(keys))} is no part of a run's question)" if keys else ""
+    return f"{len(points)} points are {runs} run{'s' if runs > 1 else ''}: equal points are run once{why}"

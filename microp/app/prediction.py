@@ -12,20 +12,34 @@ optimizer and the engine between two actions take this machine's time: a part of
 profile of the model; else they are left out, and the step takes about a millisecond longer than predicted.
 
 Without a profile only the memory is predicted, because it does not depend on the machine: one layer of each kind is
-run on the CPU.
+run on the CPU. What that shows is kept in files, one per question (model, rows, kind of backward, torch and code), so
+that a later command needs no torch for it::
+
+    $XDG_CACHE_HOME or ~/.cache
+    └─ microp/layer-memory/<hash>.json
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+import os
+from contextlib import suppress
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 
-from microp.app.layer_memory import layer_memory
+from microp.app.places import PACKAGE
 from microp.app.profiles import prices_of, profile_command, profile_for
 from microp.app.schema import Config
 from microp.job import Job
 from microp.planner import TORCH, Forecast, peak_memory_mib
-from microp.settings import ADAM
-from microp.simulator import LayerMemory
+from microp.settings import ADAM, Computing, ModelSettings, OwnSettings
+from microp.simulator import MOST_ROWS, LayerMemory, Size
+from microp.store import WriteError, write_text
+
+MEASURES = ("device", "model", "settings", "simulator")  # the packages whose code a measurement depends on
+_known: dict[str, tuple[LayerMemory, ...]] = {}  # what this process has asked before
 
 
 def lacks_profile(config: Config, job: Job) -> str | None:
@@ -74,14 +88,68 @@ def batch_bytes(job: Job) -> int:
 
 
 def _peaks(job: Job) -> list[float] | None:
-    """Return each rank's peak memory in MiB, as the order gives it; None if the model is too large to be built here."""
-    layers = _memory_of(job)
-    return None if layers is None else peak_memory_mib(job.workload, layers, batch_bytes(job))
-
-
-def _memory_of(job: Job) -> Sequence[LayerMemory] | None:
-    """Return the memory of every layer; None if the model is too large to be built here, or a layer fails."""
+    """Return each rank's peak in MiB, as the order gives it; None if the model is too large to be built here."""
     try:
-        return layer_memory(job.model, job.mean_rows, bool(job.schedule.split), job.computing)
+        layers = layer_memory(job.model, job.mean_rows, bool(job.schedule.split), job.computing)
     except ValueError:
         return None
+    return peak_memory_mib(job.workload, layers, batch_bytes(job))
+
+
+def layer_memory(model: ModelSettings, rows: float, split: bool, computing: Computing) -> tuple[LayerMemory, ...]:
+    """Return the memory of every layer for microbatches of `rows` rows; `split`: with a backward divided into B and W.
+
+    ValueError: the model is too large to be built and measured, or a layer fails.
+    """
+    rows = min(rows, MOST_ROWS)
+    question = repr((model, rows, split, computing))
+    if question in _known:
+        return _known[question]
+    kinds, path = model.kinds, _path(question)
+    own = isinstance(model, OwnSettings)  # its function may use other files than its own
+    layers = {} if own else _read_kept(path)
+    if not layers.keys() >= set(kinds):
+        from microp.device import probe_layers  # torch, which nothing else here needs
+
+        probed = probe_layers(model, rows, split, computing)
+        layers = {kind: probed[kind] for kind in kinds}
+        with suppress(OSError, RuntimeError, WriteError):  # a home that is not there or cannot be written
+            if not own:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_text(path, json.dumps(layers))
+    _known[question] = tuple(layers[kind] for kind in kinds)
+    return _known[question]
+
+
+@cache
+def _code() -> str:
+    """Return a digest of microp's code that measures memory, and of torch's version."""
+    torch = find_spec("torch")
+    assert torch is not None, "torch is installed"
+    assert torch.origin is not None, "torch is a package"
+    files = [Path(torch.origin).with_name("version.py")]
+    files += sorted(path for name in MEASURES for path in (PACKAGE / name).glob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+
+
+def _path(question: str) -> Path:
+    with suppress(RuntimeError):  # there is no home
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return (
+            cache
+            / "microp"
+            / "layer-memory"
+            / f"{hashlib.sha256(f'{question} {_code()}'.encode()).hexdigest()[:16]}.json"
+        )
+    return Path(os.devnull, "none")
+
+
+def _read_kept(path: Path) -> dict[int, LayerMemory]:
+    """Return the memory that was kept of layers, by their index."""
+    try:
+        found = json.loads(path.read_text())
+        return {
+            int(index): LayerMemory(values[0], *(Size(*size) for size in values[1:])) for index, values in found.items()
+        }
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}

@@ -22,19 +22,14 @@ from omegaconf import DictConfig
 from microp import trace
 from microp.app.config import plain, read_config
 from microp.app.hydra_callbacks import Point, PointsCallback
-from microp.app.layer_memory import layer_memory
+from microp.app.prediction import layer_memory
 from microp.app.pricing_job import PricingJob, make_pricing_job
 from microp.app.schema import Config, SimulateConfig
 from microp.job import run_id
 from microp.planner import peak_memory_mib
 from microp.schedule import spread, to_text, to_torch_csv
 from microp.settings import GIB, MIB
-from microp.simulator import (
-    Simulated,
-    closed_forms,
-    critical_path,
-    simulate,
-)
+from microp.simulator import Simulated, closed_forms, critical_path, simulate
 from microp.store import spans_frame
 from microp.terminal import console, price_table
 
@@ -168,7 +163,12 @@ def run_price(config: DictConfig) -> dict[str, Any]:
     for note in job.notes:
         console.note(note)
     figures = dict(priced.figures)
-    _warn_of_memory(point, figures["peak_memory_mib"])
+    peaks, given = figures["peak_memory_mib"], point.device.memory_gib
+    if peaks and given is not None and max(peaks) * MIB > given * GIB:
+        console.warn(
+            f"rank {peaks.index(max(peaks))} needs {max(peaks):.1f} MiB, more than device.memory_gib={given:g}: "
+            "the run is refused, and says what would fit"
+        )
     if point.output == "json":
         print(json.dumps(figures), flush=True)
         return figures
@@ -179,15 +179,6 @@ def run_price(config: DictConfig) -> dict[str, Any]:
         priced.save(folder)
         figures["folder"] = str(folder)
     return figures
-
-
-def _warn_of_memory(config: SimulateConfig, peaks: list[float] | None) -> None:
-    """Say which rank needs more than `device.memory_gib`; a run would be refused."""
-    if peaks and (given := config.device.memory_gib) is not None and max(peaks) * MIB > given * GIB:
-        console.warn(
-            f"rank {peaks.index(max(peaks))} needs {max(peaks):.1f} MiB, more than device.memory_gib={given:g}: "
-            "the run is refused, and says what would fit"
-        )
 
 
 class PricingCallback(PointsCallback):

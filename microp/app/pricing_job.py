@@ -39,35 +39,18 @@ PROVEN = 500_000  # ranks times chunks; a larger schedule is not validated, only
 
 @dataclass(frozen=True)
 class PricingJob:
-    """A schedule and its costs, ready to be priced.
+    """A schedule and its costs, ready to be priced."""
 
-    Attributes:
-        config: the valid configuration.
-        schedule: the order.
-        costs: of each stage and hop.
-        notes: what the user should know of the costs, one sentence each.
-        workload: the model's layers on the schedule's stages; None if it has fewer layers than stages.
-    """
-
-    config: SimulateConfig
-    schedule: Schedule
-    costs: Costs
-    workload: Workload | None
-    notes: tuple[str, ...] = ()
+    config: SimulateConfig  # the valid configuration
+    schedule: Schedule  # the order
+    costs: Costs  # of each stage and hop
+    workload: Workload | None  # the model's layers on the schedule's stages; None if it has fewer layers than stages
+    notes: tuple[str, ...] = ()  # what the user should know of the costs, one sentence each
 
 
 def make_pricing_job(config: SimulateConfig) -> PricingJob:
-    """Return the pricing job that the configuration describes.
-
-    Raises:
-        ConfigError: the configuration is wrong.
-    """
+    """Return the pricing job that the configuration describes, or raise ConfigError with what is wrong."""
     found = broken_rules(config)
-    found += [
-        f"{key}=true is for a run, and a price runs nothing: leave it out"
-        for key in ("dry_run", "fail_fast", "parallel")
-        if getattr(config, key)
-    ]
     if config.costs.transfer not in LINK_MODELS:
         transfer = quoted(config.costs.transfer)
         found.append(f"costs.transfer={transfer} is not one of {', '.join(LINK_MODELS)}: use one of these")
@@ -90,11 +73,7 @@ def make_pricing_job(config: SimulateConfig) -> PricingJob:
 
 
 def with_order(config: SimulateConfig, schedule: Schedule) -> PricingJob:
-    """Return the pricing job of a valid configuration with this order instead of its own.
-
-    Raises:
-        ValueError: the costs do not fit the schedule; the message names the key.
-    """
+    """Return the pricing job with this order instead of its own, or raise ValueError: the costs do not fit it."""
     workload, chosen = _workload(config, schedule)
     notes = chosen.notes
     if weighed := _weighs_layers(config):
@@ -121,24 +100,13 @@ def _cost_problems(numbers: dict[str, Any]) -> list[str]:
     """Return what is wrong with the costs that are not numbers, one sentence each."""
     found = []
     for key, value in numbers.items():
-        per_stage = key in PER_STAGE
-        values = value if isinstance(value, list) and per_stage else [value]
-        if value is not None and not all(_is_number(each, key) for each in values):
-            form = "a number, or a list with one per stage" if per_stage else "a number"
+        values = value if isinstance(value, list) and key in PER_STAGE else [value]
+        numbers_only = all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
+        most = inf if key == "bandwidth" else LARGEST  # `Costs` refuses what is negative
+        if value is not None and not (numbers_only and all(each <= most for each in values)):
+            form = "a number, or a list with one per stage" if key in PER_STAGE else "a number"
             found.append(f"costs.{key}={quoted(value)} is not {form}: give {form} up to {LARGEST:g}")
-        elif value is not None:
-            negative = [(at, each) for at, each in enumerate(values) if each < 0]
-            found += [
-                f"costs.{key}{f'[{at}]' if isinstance(value, list) else ''}={each} is negative: give a number from 0 up"
-                for at, each in negative[:1]
-            ]
     return found
-
-
-def _is_number(value: Any, key: str) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return value <= LARGEST or (key == "bandwidth" and value == inf)
 
 
 def _workload(config: Config, schedule: Schedule) -> tuple[Workload | None, Chosen]:
@@ -169,9 +137,6 @@ def _costs(config: SimulateConfig, schedule: Schedule, workload: Workload | None
     """Return the costs: those given by hand, the device's, or else F = B = W = 1 on an average rank.
 
     Layers count the same then, or, if they are `weighed`, by what each computes and moves.
-
-    Raises:
-        ValueError: the costs do not fit the schedule; the message names the key.
     """
     given = {key: _exact(value) for key, value in config.costs.numbers().items()}
     given["transfer"] = LINK_MODELS[config.costs.transfer]

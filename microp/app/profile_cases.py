@@ -24,36 +24,32 @@ from microp.job import Job
 from microp.planner import TORCH, numbers_of_rows
 from microp.schedule import Partition, Schedule, partition
 from microp.schedule.builders import breadth_first, gpipe, one_f_one_b, zb_h1
-from microp.settings import NEVER, Checkpointing, DeviceSettings
+from microp.settings import NEVER, Checkpointing
 
 ALWAYS = Checkpointing("always", 1, False)
 MOST_CHUNKS = 6  # numbers of microbatches: 1, 2, 4, ... 32
 
 
 class Plan(NamedTuple):
-    """The cases of a profile, the most important ones first.
+    """The cases of a profile, the most important ones first."""
 
-    Attributes:
-        together: ranks that all compute.
-        needed: how many of these show every op at two numbers of microbatches.
-        alone: one rank.
-        crowded: twice as many ranks as there are cores; none if the model has fewer layers.
-        transports: the other transports, with their cases.
-        rows: the numbers of rows at which a stage is timed by itself, in the order in which they count.
-    """
-
-    together: list[Job]
-    needed: int
-    alone: list[Job]
-    crowded: list[Job]
-    transports: dict[str, list[Job]]
-    rows: list[int]
+    together: list[Job]  # ranks that all compute
+    needed: int  # how many of these show every op at two numbers of microbatches
+    alone: list[Job]  # one rank
+    crowded: list[Job]  # twice as many ranks as there are cores; none if the model has fewer layers
+    transports: dict[str, list[Job]]  # the other transports, with their cases
+    rows: list[int]  # the numbers of rows at which a stage is timed by itself, in the order in which they count
 
 
 def make_plan(job: Job) -> Plan:
     """Return the cases of a profile of the job's model and device."""
     layers, batch, cores = job.model.layers, job.batch_size, os.cpu_count() or 1
-    ranks = min(_places(job.device, cores), layers, 8)
+    places = cores  # the ranks that can compute at once, each on a core or a GPU of its own
+    if job.device.name == "cuda":
+        import torch  # takes half a second
+
+        places = torch.cuda.device_count()
+    ranks = min(places, layers, 8)
     counts = [2**power for power in range(MOST_CHUNKS) if 2**power <= batch]
     even = partition.uniform(layers, ranks)
 
@@ -102,12 +98,3 @@ def make_plan(job: Job) -> Plan:
         ]
     transports = {name: cases for name, cases in transports.items() if cases}
     return Plan(together, len(needed), alone, crowded, transports, numbers_of_rows(batch))
-
-
-def _places(device: DeviceSettings, cores: int) -> int:
-    """Return how many ranks can compute at once on this machine, each on a GPU or a core of its own."""
-    if device.name != "cuda":
-        return cores
-    import torch  # takes half a second
-
-    return torch.cuda.device_count()

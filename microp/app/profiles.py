@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from microp.app.composing import typed_folder
+from microp.app.knobs import default_values
 from microp.app.schema import Config, is_fixed
 from microp.job import Workload
 from microp.planner import (
@@ -52,13 +52,12 @@ BUSY = 0.25  # the spread of a profile whose predictions may be far off
 
 def machine_of(device: str, threads: int) -> Machine:
     """Return the kind of this machine, whose processor is the first GPU if that is what computes."""
-    return Machine(device, _gpu() if device == "cuda" else processor(), os.cpu_count() or 1, version("torch"), threads)
+    name = processor()
+    if device == "cuda":
+        import torch  # takes half a second, and only this needs it
 
-
-def _gpu() -> str:
-    import torch  # takes half a second, and only this needs it
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+        name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return Machine(device, name, os.cpu_count() or 1, version("torch"), threads)
 
 
 def _this_machine(config: Config) -> Machine:
@@ -108,13 +107,7 @@ def _emulation_problems(config: Config, profile: Profile) -> list[str]:
 
 
 def times_of(config: Config, schedule: Schedule, sizes: Sequence[int]) -> DeviceSettings:
-    """Return the settings of the device; an emulated one has the times of the profile if the configuration names one.
-
-    Args:
-        config: without problems.
-        schedule: its order.
-        sizes: the number of layers of each stage.
-    """
+    """Return the settings of the device; an emulated one has the times of the profile that the configuration names."""
     device = config.device
     if config.profile is None or not isinstance(device, EmulatedSettings):
         return device
@@ -139,17 +132,6 @@ def times_of(config: Config, schedule: Schedule, sizes: Sequence[int]) -> Device
     )
 
 
-def rows_problem(profile: Profile, rows: float) -> str | None:
-    """Return that rows are outside of what the profile was measured with, so its times are extrapolated; else None."""
-    least, most = profile.rows[0], profile.rows[-1]
-    if least <= rows <= most:
-        return None
-    return (
-        f"microbatches of {rows:g} rows are outside of what {profile.path} was measured with, {least:g} to {most:g}: "
-        "times are extrapolated"
-    )
-
-
 def doubt(profile: Profile) -> str | None:
     """Return why the times of a profile may be far off; None if nothing speaks for it."""
     unknown = [name for name, spread in profile.spread.items() if spread is None]
@@ -171,11 +153,20 @@ def doubt(profile: Profile) -> str | None:
     return None
 
 
-def machine_note(config: Config, profile: Profile) -> str | None:
-    """Return that the profile that the configuration names is of another machine; None if it is of this one."""
-    if config.profile is None or profile.machine == _this_machine(config):
-        return None
-    return f"{profile.path} is of another machine ({profile.machine}): the times are that machine's"
+def profile_notes(config: Config, rows: Sequence[float]) -> list[str]:
+    """Return what the user should know of the profile that has the times of these rows of a microbatch, if any."""
+    if profile_problems(config) or (profile := used_profile(config)) is None:
+        return []
+    notes = [text] if (text := doubt(profile)) else []
+    if config.profile is not None and profile.machine != _this_machine(config):
+        notes.append(f"{profile.path} is of another machine ({profile.machine}): the times are that machine's")
+    least, most = profile.rows[0], profile.rows[-1]
+    return notes + [
+        f"microbatches of {each:g} rows are outside of what {profile.path} was measured with, {least:g} to {most:g}: "
+        "times are extrapolated"
+        for each in rows
+        if not least <= each <= most
+    ]
 
 
 def _rounded(times: Sequence[float]) -> list[float]:
@@ -224,7 +215,7 @@ def held_beside(config: Config) -> Holds:
 def profile_command(config: Config) -> str:
     """Return the command that measures the configuration's model."""
     keys = [override("model", config.model.name)] if config.model.name != "mlp" else []
-    defaults = _defaults(config.model.name)
+    defaults = {"name": config.model.name, **default_values("model", config.model.name)}
     asked = {key: value for key, value in config.model.asked.items() if not is_fixed("model", key)}
     keys += [override(f"model.{key}", value) for key, value in asked.items() if defaults.get(key) != value]
     keys += [f"optimizer={config.optimizer.name}"] if config.optimizer.name != ADAM.name else []
@@ -234,9 +225,3 @@ def profile_command(config: Config) -> str:
     keys += [f"batch_size={config.batch_size}"] if config.batch_size != 256 else []
     keys += [override("output_dir", config.output_dir)] if config.output_dir != "outputs" else []
     return shlex.join(["python", "-m", "microp.profile", *typed_folder(), *keys])
-
-
-def _defaults(model: str) -> dict[str, Any]:
-    from microp.app.knobs import default_values
-
-    return {"name": model, **default_values("model", model)}

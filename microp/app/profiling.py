@@ -8,9 +8,7 @@
 from __future__ import annotations
 
 import tempfile
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -43,30 +41,24 @@ from microp.planner import (
     samples_of,
 )
 from microp.settings import MIB, EstimateSettings, ModelSettings, SlurmSettings
-from microp.simulator import LayerMemory
 from microp.store import load_average, write_profile
-from microp.terminal import Board, console
+from microp.terminal import console
 
 ROUNDS = 3  # a machine's speed drifts: every case is run at several times
 ROWS_SHARE = 0.1  # of the time
 OTHERS_SHARE = 0.1  # of the time, for one rank alone, for many ranks, for each other transport, and for torch
 
 
-def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
-    """Run the cases of a profile and return what they show.
+def measure_profile(job: Job, seconds: float) -> Profile:
+    """Run the cases of a profile of the job's model for about so many seconds, and return what they show."""
+    from microp.device import probe_layers  # torch
 
-    Args:
-        job: gives the model, the device, the transport and the batch.
-        seconds: how long the cases may take together; of a slow model fewer are run.
-        board: shows the progress.
-    """
     plan, load = make_plan(job), load_average()
     kinds = job.model.kinds
-    number = len(plan.together) + len(plan.alone) + len(plan.crowded) + sum(map(len, plan.transports.values()))
     rest = 1 - ROWS_SHARE - OTHERS_SHARE * (bool(plan.alone) + bool(plan.crowded) + len(plan.transports))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        with _progress(board, job.model.name, number * ROUNDS, folder):
+        with console.err.status(f"measuring {job.model.name} for about {seconds:g} s"):
             together = _run(plan.together, plan.needed, seconds * rest, folder / "together")
             some = seconds * OTHERS_SHARE
             alone = _run(plan.alone, 1, some, folder / "alone") if plan.alone else []
@@ -79,7 +71,10 @@ def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
     transports: dict[str, Transport] = {job.backend: fit_transport(between_all)}
     transports |= {name: fit_transport([between(case) for case in cases]) for name, cases in others.items()}
     optimizer = line([(nbytes / MIB, ms) for each in between_all for nbytes, ms in each.optimizer])
-    memory = {name: _memory(job, job.batch_size / 4, split) for name, split in _BACKWARDS.items()}
+    memory = {
+        name: probe_layers(job.model, job.batch_size / 4, split, job.computing)
+        for name, split in ((UNDIVIDED, False), (DIVIDED, True))
+    }
     profile = Profile(
         machine=machine_of(job.device.name, job.device.threads),
         model=job.model.identity,
@@ -105,15 +100,6 @@ def measure_profile(job: Job, seconds: float, board: Board) -> Profile:
         row_factors=row_factors(fine_rows, fine_times, fitted.rows),
     )
     return replace(profile, crowded=crowded_factors(profile, kinds, crowded, job.backend))
-
-
-_BACKWARDS = {UNDIVIDED: False, DIVIDED: True}
-
-
-def _memory(job: Job, rows: float, split: bool) -> list[LayerMemory]:
-    from microp.device import probe_layers
-
-    return probe_layers(job.model, rows, split, job.computing)
 
 
 def _samples(cases: Sequence[Case], kinds: Sequence[int]) -> list[Sample]:
@@ -169,34 +155,12 @@ def _run(cases: Sequence[Job], needed: int, seconds: float, folder: Path) -> lis
     return found
 
 
-@contextmanager
-def _progress(board: Board, name: str, number: int, folder: Path) -> Iterator[None]:
-    """Show how many of the cases have been run."""
-    board.open([number])
-    rows = folder / "progress"
-    ended = threading.Event()
-
-    def count() -> None:
-        while not ended.wait(0.5):
-            rows.write_text("\n" * len(list(folder.glob("*/case*.*.rank0.npz"))))
-
-    thread = threading.Thread(target=count, daemon=True)
-    thread.start()
-    try:
-        with board.point(name, number, rows):
-            yield
-    finally:
-        ended.set()
-        thread.join()
-        board.close()
-
-
 def run_profile(config: DictConfig) -> str:
     """Measure one model's profile, write it and print what it says; this is Hydra's task function."""
     point = read_config(config)
     assert isinstance(point, ProfileConfig)
     job: Job = ProfileCallback.take(point)
-    profile = measure_profile(job, point.seconds, Board())
+    profile = measure_profile(job, point.seconds)
     path = write_profile(Path(point.output_dir) / "profiles", profile)
     for text in described(profile, job.model):
         console.out.print(text, soft_wrap=True)
@@ -237,11 +201,7 @@ class ProfileCallback(PointsCallback):
     @classmethod
     def prepare(cls, config: Config) -> Job:
         assert isinstance(config, ProfileConfig)
-        found = [
-            f"{key}={getattr(config, key)} does not count for a profile: leave it out"
-            for key, default in (("dry_run", False), ("fail_fast", False), ("parallel", False))
-            if getattr(config, key) != default
-        ]
+        found = []
         if isinstance(config.launch, SlurmSettings):
             found.append("launch=slurm is for runs: type this in a job of your own on the machine to be measured")
         if config.device.is_emulated:

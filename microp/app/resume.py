@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +35,6 @@ def find_resumed(config: Config, job: Job) -> Snapshot | None:
     if found and (problem := snapshots.snapshot_problem(found, job)):
         raise ConfigError([f"{key}{problem}"])
     return found
-
-
-def resumed_again(config: Config, job: Job) -> Job:
-    """Return a planned job that goes on from the newest snapshot, if `snapshot.resume` asks for it.
-
-    A job of Slurm may have been started again since the plan was made, and goes on from what it saved before.
-    """
-    return replace(job, resumed=find_resumed(config, job)) if config.snapshot.resume else job
 
 
 def nothing_to_resume(config: Config, job: Job) -> list[str]:

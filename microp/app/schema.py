@@ -20,100 +20,60 @@ from typing import Annotated, Any, get_origin, get_type_hints
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from microp.settings import (
-    LOWERED,
-    AdamSettings,
-    BucketSettings,
-    Checkpointing,
-    CommsSettings,
-    Computing,
-    CudaSettings,
-    DataSettings,
-    DeviceSettings,
-    EmulatedSettings,
-    EngineSettings,
-    EstimateSettings,
-    GptSettings,
-    LaunchSettings,
-    Line,
-    MlpSettings,
-    OneOf,
-    OptimizerSettings,
-    Positive,
-    Range,
-    SgdSettings,
-    SlurmSettings,
-    SnapshotSettings,
-    SyncSettings,
-    SyntheticSettings,
-    TextSettings,
-    TokenSettings,
-    TrackingSettings,
-)
+from microp import settings
+from microp.settings import LOWERED, Checkpointing, Computing, Line, OneOf, Positive, Range
 
 MOST = 1_000_000  # steps, or microbatches of a step: memory holds their rows and actions
 
 
 @dataclass
 class Config:
-    """The configuration of one run. The first sentence about a key is its line in `--help`.
+    """The configuration of one run. The first sentence about a key is its line in `--help`."""
 
-    Attributes:
-        ranks: K, the length of the pipeline; each rank is one process with one device.
-        chunks: M, the number of microbatches of a step.
-        replicas: data-parallel copies of the pipeline.
-        batch_size: rows of a batch, which one optimizer step consumes.
-        steps: measured steps.
-        warmup_steps: steps before them, which are recorded but not used by any figure.
-        learning_rate: the learning rate of the optimizer.
-        seed: the seed of weights, batches and dropout.
-        dtype: bf16: products in bf16 by autocast, weights and their gradients in float32; null: all in model.dtype.
-        compile: compile the layers of each stage with torch.compile, before the first step.
-        repeat: the number of the launch; repeat=0,1,2 runs the same question three times.
-        activation_limit: refuse a schedule in which a rank holds more (stage, microbatch) pairs at once,
-            from F to W, or to B without W; null: no limit.
-        skip: leave this point out of a sweep (-m), if not every point of the product is wanted.
-        again: also run the points of a sweep (-m) that are finished already.
-        dry_run: print the points, what is finished, how long the others would take and what is invalid; run nothing.
-        fail_fast: stop a sweep (-m) at its first failed point.
-        parallel: let a launcher run points at the same time on this machine (hydra/launcher=joblib), although their
-            times are then those of shared cores.
-        output_dir: the folder for everything that is written.
-        profile: the file of a profile to predict from, also one of another machine; null: that of this machine, if any.
-    """
-
+    # K, the length of the pipeline; each rank is one process with one device
     ranks: Annotated[int, Range(1, 10_000)] = MISSING
-    chunks: Annotated[int, Range(1, MOST)] = MISSING
-    replicas: Annotated[int, Range(1, 10_000)] = MISSING
-    batch_size: Annotated[int, Range(1, 1_000_000_000)] = MISSING
-    steps: Annotated[int, Range(1, MOST)] = MISSING
+    chunks: Annotated[int, Range(1, MOST)] = MISSING  # M, the number of microbatches of a step
+    replicas: Annotated[int, Range(1, 10_000)] = MISSING  # data-parallel copies of the pipeline
+    batch_size: Annotated[int, Range(1, 1_000_000_000)] = MISSING  # rows of a batch, which one optimizer step consumes
+    steps: Annotated[int, Range(1, MOST)] = MISSING  # measured steps
+    # steps before them, which are recorded but not used by any figure
     warmup_steps: Annotated[int, Range(0, MOST)] = MISSING
+    # the learning rate of the optimizer
     learning_rate: Annotated[float, Positive(1_000_000, "use for example 0.001")] = MISSING
-    seed: Annotated[int, Range(-(2**63), 2**63 - 1)] = MISSING
+    seed: Annotated[int, Range(-(2**63), 2**63 - 1)] = MISSING  # the seed of weights, batches and dropout
+    # bf16: products in bf16 by autocast, weights and their gradients in float32; null: all in model.dtype
     dtype: Annotated[str | None, OneOf(*LOWERED, otherwise="null for model.dtype")] = MISSING
-    compile: bool = MISSING
+    compile: bool = MISSING  # compile the layers of each stage with torch.compile, before the first step
+    # the number of the launch; repeat=0,1,2 runs the same question three times
     repeat: Annotated[int, Range(0, 1_000_000)] = MISSING
+    # refuse a schedule in which a rank holds more (stage, microbatch) pairs at once, from F to W, or to B without W;
+    # null: no limit
     activation_limit: Annotated[int | None, Range(1, 1_000_000_000, "null for none")] = MISSING
-    skip: bool = MISSING
-    again: bool = MISSING
+    skip: bool = MISSING  # leave this point out of a sweep (-m), if not every point of the product is wanted
+    again: bool = MISSING  # also run the points of a sweep (-m) that are finished already
+    # print the points, what is finished, how long the others would take and what is invalid; run nothing
     dry_run: bool = MISSING
-    fail_fast: bool = MISSING
+    fail_fast: bool = MISSING  # stop a sweep (-m) at its first failed point
+    # let a launcher run points at the same time on this machine (hydra/launcher=joblib), although their times are
+    # then those of shared cores
     parallel: bool = MISSING
+    # the folder for everything that is written
     output_dir: Annotated[str, Line("give a folder, for example outputs")] = MISSING
+    # the file of a profile to predict from, also one of another machine; null: that of this machine, if any
     profile: Annotated[str | None, Line("give a file, or null")] = MISSING
     model: Any = MISSING  # `ModelSettings`; OmegaConf has the keys of a builder of one's own as a dictionary
     partition: dict[str, Any] = MISSING
     schedule: dict[str, Any] = MISSING
     checkpointing: Checkpointing = MISSING
-    optimizer: OptimizerSettings = MISSING
-    engine: EngineSettings = MISSING
-    sync: SyncSettings = MISSING
-    data: DataSettings = MISSING
-    device: DeviceSettings = MISSING
-    comms: CommsSettings = MISSING
-    tracking: TrackingSettings = MISSING
-    launch: LaunchSettings = MISSING
-    snapshot: SnapshotSettings = MISSING
+    optimizer: settings.OptimizerSettings = MISSING
+    engine: settings.EngineSettings = MISSING
+    sync: settings.SyncSettings = MISSING
+    data: settings.DataSettings = MISSING
+    device: settings.DeviceSettings = MISSING
+    comms: settings.CommsSettings = MISSING
+    tracking: settings.TrackingSettings = MISSING
+    launch: settings.LaunchSettings = MISSING
+    snapshot: settings.SnapshotSettings = MISSING
 
     @property
     def computing(self) -> Computing:
@@ -133,29 +93,17 @@ def is_fixed(group: str, key: str) -> bool:
 
 @dataclass
 class CostsConfig:
-    """Costs given by hand: numbers, or lists with one number per stage, all in the same unit.
+    """Costs given by hand: numbers, or lists with one number per stage, all in the same unit."""
 
-    Attributes:
-        forward: F; null: an emulated device's times, else F = B = W = 1 on an average rank.
-        backward: B, the input gradient, or the full backward if weight is not given.
-        weight: W, the weight gradient.
-        recompute: what a recomputation adds to B; null: forward.
-        latency: of a hop between two ranks.
-        boundary: bytes of the tensor that enters a stage.
-        bandwidth: bytes per unit of time; null: infinite.
-        reduction: the sum of a stage's gradients over the replicas, after its last gradient.
-        transfer: how a hop is charged: asynchronous, sender_busy, serial_link or rendezvous.
-    """
-
-    forward: Any = MISSING
-    backward: Any = MISSING
-    weight: Any = MISSING
-    recompute: Any = MISSING
-    latency: Any = MISSING
-    boundary: Any = MISSING
-    bandwidth: Any = MISSING
-    reduction: Any = MISSING
-    transfer: str = MISSING
+    forward: Any = MISSING  # F; null: an emulated device's times, else F = B = W = 1 on an average rank
+    backward: Any = MISSING  # B, the input gradient, or the full backward if weight is not given
+    weight: Any = MISSING  # W, the weight gradient
+    recompute: Any = MISSING  # what a recomputation adds to B; null: forward
+    latency: Any = MISSING  # of a hop between two ranks
+    boundary: Any = MISSING  # bytes of the tensor that enters a stage
+    bandwidth: Any = MISSING  # bytes per unit of time; null: infinite
+    reduction: Any = MISSING  # the sum of a stage's gradients over the replicas, after its last gradient
+    transfer: str = MISSING  # how a hop is charged: asynchronous, sender_busy, serial_link or rendezvous
 
     def numbers(self) -> dict[str, Any]:
         """Return all values except `transfer`, the rule by which a hop is charged."""
@@ -164,39 +112,28 @@ class CostsConfig:
 
 @dataclass
 class SimulateConfig(Config):
-    """A run's configuration and the keys that only a price needs.
-
-    Attributes:
-        output: text, or json, which prints only one object per point.
-    """
+    """A run's configuration and the keys that only a price needs."""
 
     costs: CostsConfig = MISSING
-    output: Annotated[str, OneOf("text", "json")] = MISSING
+    output: Annotated[str, OneOf("text", "json")] = MISSING  # text, or json, which prints only one object per point
 
 
 @dataclass
 class ProfileConfig(Config):
-    """A run's configuration and the key that only a profile needs.
+    """A run's configuration and the key that only a profile needs."""
 
-    Attributes:
-        seconds: how long to measure a model.
-    """
-
-    seconds: Annotated[float, Positive(3600, "use for example 60")] = MISSING
+    seconds: Annotated[float, Positive(3600, "use for example 60")] = MISSING  # how long to measure a model
 
 
 @dataclass
 class SearchConfig:
-    """How an order is searched for.
+    """How an order is searched for."""
 
-    Attributes:
-        seconds: how long rules and small moves may take.
-        solver_seconds: the time limit of OR-Tools' CP-SAT, which follows; 0: without it.
-        file: where the order is written; the file must not exist.
-    """
-
+    # how long rules and small moves may take
     seconds: Annotated[float, Positive(100_000, "use for example 10")] = MISSING
+    # the time limit of OR-Tools' CP-SAT, which follows; 0: without it
     solver_seconds: Annotated[float, Range(0, 100_000)] = MISSING
+    # where the order is written; the file must not exist
     file: Annotated[str, Line("give a file, for example order.txt")] = MISSING
 
 
@@ -209,59 +146,50 @@ class OrderConfig(SimulateConfig):
 
 @dataclass
 class SpaceConfig:
-    """What a plan chooses from: lists, of which it tries the product.
+    """What a plan chooses from: lists, of which it tries the product."""
 
-    Attributes:
-        schedule: options of group schedule.
-        chunks: numbers of microbatches; null: powers of two.
-        partition: uniform, balanced or both.
-        checkpointing: never, except_last, always, segments=2 and so on.
-        stages_per_rank: of interleaved, breadth_first and zb_interleaved.
-        replicas: into how many pipelines the ranks are divided.
-    """
-
-    schedule: list[str] = MISSING
-    chunks: Annotated[list[int] | None, Range(1, MOST)] = MISSING
-    partition: Annotated[list[str], OneOf("uniform", "balanced")] = MISSING
-    checkpointing: list[str] = MISSING
-    stages_per_rank: Annotated[list[int], Range(1, 1000)] = MISSING
-    replicas: Annotated[list[int], Range(1, 10_000)] = MISSING
+    schedule: list[str] = MISSING  # options of group schedule
+    chunks: Annotated[list[int] | None, Range(1, MOST)] = MISSING  # numbers of microbatches; null: powers of two
+    partition: Annotated[list[str], OneOf("uniform", "balanced")] = MISSING  # uniform, balanced or both
+    checkpointing: list[str] = MISSING  # never, except_last, always, segments=2 and so on
+    stages_per_rank: Annotated[list[int], Range(1, 1000)] = MISSING  # of interleaved, breadth_first and zb_interleaved
+    replicas: Annotated[list[int], Range(1, 10_000)] = MISSING  # into how many pipelines the ranks are divided
 
 
 @dataclass
 class PlanConfig(Config):
-    """A run's configuration and the keys that only a plan needs.
+    """A run's configuration and the keys that only a plan needs."""
 
-    Attributes:
-        memory_gib: the memory of each rank, in GiB; null: that of the device.
-        search: what is chosen from.
-    """
-
+    # the memory of each rank, in GiB; null: that of the device
     memory_gib: Annotated[float | None, Positive(1_000_000, "use for example 16, or null for no limit")] = MISSING
-    search: SpaceConfig = MISSING
+    search: SpaceConfig = MISSING  # what is chosen from
 
 
 # The class of each option of a group, or one class for all options of it.
 OPTIONS: dict[str, type | dict[str, type]] = {
-    "model": {"mlp": MlpSettings, "gpt": GptSettings},
-    "data": {"text": TextSettings, "tokens": TokenSettings, "synthetic": SyntheticSettings},
+    "model": {"mlp": settings.MlpSettings, "gpt": settings.GptSettings},
+    "data": {"text": settings.TextSettings, "tokens": settings.TokenSettings, "synthetic": settings.SyntheticSettings},
     "checkpointing": Checkpointing,
-    "optimizer": {"adam": AdamSettings, "adamw": AdamSettings, "sgd": SgdSettings},
-    "engine": EngineSettings,
+    "optimizer": {"adam": settings.AdamSettings, "adamw": settings.AdamSettings, "sgd": settings.SgdSettings},
+    "engine": settings.EngineSettings,
     "sync": {
-        **dict.fromkeys(("naive", "flat"), SyncSettings),
-        **dict.fromkeys(("ddp", "torch_ddp", "compare"), BucketSettings),
+        **dict.fromkeys(("naive", "flat"), settings.SyncSettings),
+        **dict.fromkeys(("ddp", "torch_ddp", "compare"), settings.BucketSettings),
     },
     "device": {
-        "cpu": DeviceSettings,
-        "cuda": CudaSettings,
-        "emulated": EmulatedSettings,
-        "estimate": EstimateSettings,
+        "cpu": settings.DeviceSettings,
+        "cuda": settings.CudaSettings,
+        "emulated": settings.EmulatedSettings,
+        "estimate": settings.EstimateSettings,
     },
-    "comms": CommsSettings,
-    "tracking": TrackingSettings,
-    "launch": {"elastic": LaunchSettings, "torchrun": LaunchSettings, "slurm": SlurmSettings},
-    "snapshot": SnapshotSettings,
+    "comms": settings.CommsSettings,
+    "tracking": settings.TrackingSettings,
+    "launch": {
+        "elastic": settings.LaunchSettings,
+        "torchrun": settings.LaunchSettings,
+        "slurm": settings.SlurmSettings,
+    },
+    "snapshot": settings.SnapshotSettings,
 }
 KINDS: dict[str, type[Config]] = {  # the configurations of the commands, by the name of their schema
     "config": Config,
@@ -273,11 +201,7 @@ KINDS: dict[str, type[Config]] = {  # the configurations of the commands, by the
 
 
 def schema_of(group: str, keys: dict[str, Any]) -> type:
-    """Return the settings class of an option; a user's own option has the class of which it has all keys.
-
-    Raises:
-        ValueError: it has not all keys of any class.
-    """
+    """Return an option's settings class: of a user's own, one of which it has all keys; else raise ValueError."""
     options = OPTIONS.get(group, {})
     if isinstance(options, type):
         return options

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -201,16 +200,8 @@ CHECKS: dict[str, Callable[[Path], tuple[bool, str]]] = {
 }
 
 
-class Outcome(NamedTuple):
-    """The outcome of one check: its name, whether it passed, and the figure that shows it."""
-
-    name: str
-    passed: bool
-    figure: str
-
-
-def run_checks() -> Iterator[Outcome]:
-    """Run the checks one after the other and yield their outcomes."""
+def run_checks() -> Iterator[tuple[str, bool, str]]:
+    """Run the checks one after the other; yield the name of each, whether it passed, and the figure that shows it."""
     torch.set_num_threads(1)  # as in the ranks: the order of a sum depends on it
     for name, check in CHECKS.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -218,4 +209,4 @@ def run_checks() -> Iterator[Outcome]:
                 passed, figure = check(Path(folder))
             except RankError as error:
                 passed, figure = False, str(error)
-        yield Outcome(name, passed, figure)
+        yield name, passed, figure

@@ -19,26 +19,16 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from microp.app.errors import ConfigError, Stop
 from microp.app.planned import Planned, experiment_of, planned
-from microp.app.resume import resumed_again
+from microp.app.resume import find_resumed
 from microp.job import Job
 from microp.settings import SlurmSettings
-from microp.store import (
-    KILLED,
-    RUNNING,
-    SweepPlan,
-    owner_of,
-    read_json,
-    read_status,
-    snapshots,
-    summarise,
-    write_json,
-)
+from microp.store import KILLED, RUNNING, SweepPlan, owner_of, read_json, read_status, snapshots, summarise, write_json
 from microp.terminal import Board, console
 
 if TYPE_CHECKING:
@@ -79,19 +69,12 @@ def cancel_jobs() -> None:
 
 @dataclass
 class PointJob:
-    """What a job runs: each of its tasks is one rank of the point.
+    """What a job runs: each of its tasks is one rank of the point."""
 
-    Attributes:
-        run_attempt: runs the point's rank in this process.
-        record: the point, as the sweep's plan has it.
-        experiment: the name of the stored sweep that it belongs to, if any.
-        again: whether an attempt from before the plan does not count.
-    """
-
-    run_attempt: Run
-    record: dict[str, Any]
-    experiment: str | None
-    again: bool
+    run_attempt: Run  # runs the point's rank in this process
+    record: dict[str, Any]  # the point, as the sweep's plan has it
+    experiment: str | None  # the name of the stored sweep that it belongs to, if any
+    again: bool  # whether an attempt from before the plan does not count
 
     def __call__(self) -> None:
         """Run one rank, unless another process has finished the point since it was planned."""
@@ -100,7 +83,10 @@ class PointJob:
         TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
         point = planned(self.record)
         if not point.finished(self.again):
-            self.run_attempt(point.config, resumed_again(point.config, point.job), point.overrides, self.experiment)
+            job = point.job
+            if point.config.snapshot.resume:  # Slurm may have started this before, and it goes on from what it saved
+                job = replace(job, resumed=find_resumed(point.config, job))
+            self.run_attempt(point.config, job, point.overrides, self.experiment)
 
     def checkpoint(self) -> DelayedSubmission:
         """Return what the job runs when Slurm starts it again: the same, which goes on from its last snapshot."""
@@ -110,12 +96,7 @@ class PointJob:
 
 
 class SlurmSweep:
-    """The jobs of one sweep.
-
-    Args:
-        plan: the sweep's plan; all of its points that Slurm is to run are submitted together.
-        run_attempt: runs one rank of a point.
-    """
+    """The jobs of one sweep; all points of its plan that Slurm is to run are submitted together."""
 
     def __init__(self, plan: SweepPlan, run_attempt: Run) -> None:
         self._plan, self._run_attempt = plan, run_attempt
@@ -224,7 +205,11 @@ class SlurmSweep:
         state, log = self._ended[job.job_id], os.path.relpath(job.task(0).paths.stderr)
         why = f"job {job.job_id} of Slurm ended ({state}) without a result: see its log"
         deadline = time.monotonic() + (SETTLE_S if state in ("COMPLETED", "FAILED", UNKNOWN) else 0)
-        while not (left := _left_by(point, job.job_id)) or read_status(left[-1])["status"] in (RUNNING, KILLED):
+
+        def attempts() -> list[Path]:  # the job makes another one when it is started again
+            return [attempt for attempt in point.made() if read_status(attempt).get("slurm_job") == job.job_id]
+
+        while not (left := attempts()) or read_status(left[-1])["status"] in (RUNNING, KILLED):
             if time.monotonic() > deadline:
                 break
             time.sleep(1)
@@ -269,11 +254,6 @@ def executor(folder: Path, point: Planned) -> SlurmExecutor:
         },
     )
     return made
-
-
-def _left_by(point: Planned, job: str) -> list[Path]:
-    """Return the attempts that a job of Slurm has made of a point; it makes another one when it is started again."""
-    return [attempt for attempt in point.made() if read_status(attempt).get("slurm_job") == job]
 
 
 def _close(attempt: Path, job: Job, message: str, log: str) -> None:

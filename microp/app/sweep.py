@@ -18,10 +18,10 @@ from typing import Any
 from omegaconf import DictConfig
 
 from microp.app import config_checks
-from microp.app.composing import Composed
-from microp.app.config import plain, tracking_of
+from microp.app.config import plain, read_config
 from microp.app.dry_run import show_dry_run
 from microp.app.hydra_callbacks import (
+    Checked,
     Point,
     PointsCallback,
     is_sweep,
@@ -75,7 +75,12 @@ class SweepCallback(PointsCallback):
 
     def problems_together(self, points: list[Point]) -> list[str]:
         folders = list(dict.fromkeys(point.config.output_dir for point in points))
-        found = [] if len(folders) < 2 else [f"output_dir={','.join(folders)}: {ONE_FOLDER}"]
+        found = []
+        if len(folders) > 1:
+            found.append(
+                f"output_dir={','.join(folders)}: a sweep has one folder for its plan, its table and its runs: "
+                "give one output_dir, or run one sweep for each"
+            )
         for key in ("dry_run", "fail_fast"):
             if len({getattr(point.config, key) for point in points}) > 1:
                 found.append(f"{key}=true,false: {key} is for all points of a sweep: give one value")
@@ -86,13 +91,18 @@ class SweepCallback(PointsCallback):
             found += nothing_to_resume(point.config, point.made)  # in a sweep it starts at its beginning
         return found
 
-    def dry_run(self, config: DictConfig, points: list[Composed]) -> None:
-        show_dry_run(self, points, resumes=is_sweep(config) and not config.again)
+    def dry_run(self, config: DictConfig, checked: list[Checked], skipped: int, problems: list[str]) -> None:
+        show_dry_run(checked, skipped, problems, resumes=is_sweep(config) and not config.again)
 
     @stop_on_error
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         if is_joined():
-            refuse([ONE_RUN_ONLY])
+            refuse(
+                [
+                    "torchrun starts the ranks of one run, but a sweep has several runs: use `python -m microp.run -m "
+                    "...`, which starts the ranks of each point itself, or one torchrun command per run"
+                ]
+            )
         self._is_sweep = True
         self._beside = not launches_in_turn(config.hydra.launcher)
         super().on_multirun_start(config)
@@ -100,19 +110,11 @@ class SweepCallback(PointsCallback):
         config.hydra.sweep.dir = str(folder)  # where Hydra looks for it, and every point
         config.hydra.overrides.hydra.append(override("hydra.sweep.dir", str(folder)))
         self._plan = plan = plan_in(folder)
-        plan.write(self._head(config), self._records())
+        name = config.hydra.job.config_name
+        head = {"schema_version": SCHEMA_VERSION, "name": name, "experiment": experiment_of(name) or name}
+        plan.write({**head, "command": redact_words(sys.argv), "again": self._again}, self._records())
         self.write_table()
         self._is_open = True
-
-    def _head(self, config: DictConfig) -> dict[str, Any]:
-        name = config.hydra.job.config_name
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "name": name,
-            "experiment": experiment_of(name) or name,
-            "command": redact_words(sys.argv),
-            "again": self._again,
-        }
 
     def _records(self) -> Iterator[dict[str, Any]]:
         """Yield the points of the plan, then those that are left out; of equal points the first is run."""
@@ -155,7 +157,7 @@ class SweepCallback(PointsCallback):
         for point in points:
             self._points.setdefault(point.made.run_id, Planned.now(*point))  # equal points are one run
         self._all = [point.overrides for point in points]
-        self._output, self._tracking = Path(config.output_dir), tracking_of(config)
+        self._output, self._tracking = Path(config.output_dir), read_config(config).tracking
         self._again = not is_sweep(config) or config.again
         waiting = [point for name, point in self._points.items() if not self._finished(name)]
         if speaks():
@@ -165,12 +167,12 @@ class SweepCallback(PointsCallback):
             texts = [text for point in waiting for text in config_checks.warnings(point.config, point.job)]
             for warning in dict.fromkeys(texts):
                 console.warn(warning)
-            for text in [text for point in waiting if (text := lacks_profile(point.config, point.job))][:1]:
-                console.note(text)
-            for text in about_resumed([point.job for point in waiting]):
-                console.note(text)
+            notes = [text for point in waiting if (text := lacks_profile(point.config, point.job))][:1]
+            notes += about_resumed([point.job for point in waiting])
             if len(self._points) < len(points):
-                console.note(equal_points(points, len(self._points)))
+                notes.append(equal_points(points, len(self._points)))
+            for note in notes:
+                console.note(note)
             if done := len(self._points) - len(waiting):
                 console.note(f"{done} of {len(self._points)} points are finished already; again=true runs them again")
                 for text in self._changed_data():
@@ -192,11 +194,13 @@ class SweepCallback(PointsCallback):
             step_drawing.show(rows[0].folder, rows[0].summary)
         done = [row.folder for row in rows if row.summary["status"] == "finished"]
         print_next_commands(self._output, self._tracking.reachable(), done[-1] if done else None)
-        if lost := self._lost(rows):
+        shown, stopped = {row.summary["run_id"] for row in rows}, self._plan and self._plan.stopped
+        lacking = [point for name, point in self._points.items() if name not in shown]
+        if lost := sorted(str(point.run) for point in lacking if not stopped or point.made()):
             count = f"{len(lost)} of {len(self._points)} points"
-            console.error(f"no result of {count}: {'; '.join(lost)}: the same command runs them again")
-        if self._plan and (why := self._plan.stopped):
-            console.error(f"{why}: {len(self._points) - len(rows)} of {len(self._points)} points were not run")
+            console.error(f"no result of {count}, removed or damaged: {', '.join(lost)}: run the same command again")
+        if stopped:
+            console.error(f"{stopped}: {len(lacking)} of {len(self._points)} points were not run")
         diverged = sum(row.summary["status"] == DIVERGED for row in rows)
         if (others := max(1, len(self._points)) - len(done)) > 0:
             raise SystemExit(DIVERGED_CODE if others == diverged else 1)
@@ -230,35 +234,12 @@ class SweepCallback(PointsCallback):
     def _rows(self) -> list[PointRow]:
         """Return one row per point, in order: of its finished attempt, else of its attempt by this command.
 
-        A point whose files have been removed or damaged since has none (`_lost`).
+        A point whose files have been removed or damaged since has none.
         """
         rows = []
         for name, point in self._points.items():
             with suppress(RecordError):
-                if attempt := self._finished(name) or self._last_made(name):
+                made = [attempt for attempt in point.made() if (attempt / "summary.json").exists()]
+                if attempt := self._finished(name) or (made[-1] if made else None):
                     rows.append(read_point(plain(point.config), point.overrides, attempt))
         return rows
-
-    def _lost(self, rows: list[PointRow]) -> list[str]:
-        """Return what is gone of the points that have been run and have no row, a text for each."""
-        shown, stopped = {row.summary["run_id"] for row in rows}, self._plan and self._plan.stopped
-        lost = []
-        for name in self._points.keys() - shown:
-            if made := self._points[name].made():
-                lost.append(f"{made[-1]} is not whole any more")
-            elif not stopped:
-                lost.append(f"{self._points[name].run} has been removed")
-        return sorted(lost)
-
-    def _last_made(self, name: str) -> Path | None:
-        made = [attempt for attempt in self._points[name].made() if (attempt / "summary.json").exists()]
-        return made[-1] if made else None
-
-
-ONE_FOLDER = (
-    "a sweep has one folder for its plan, its table and its runs: give one output_dir, or run one sweep for each"
-)
-ONE_RUN_ONLY = (
-    "torchrun starts the ranks of one run, but a sweep has several runs: "
-    "use `python -m microp.run -m ...`, which starts the ranks of each point itself, or one torchrun command per run"
-)

@@ -4,21 +4,22 @@
 
     conf/model/mlp.yaml ──► MlpSettings ──► problems()   one sentence per wrong value
 
-A class holds the keys of a group, the meaning of each key (`Attributes`), and `problems()`, which
+A class holds the keys of a group, the meaning of each key (the comment of its field), and `problems()`, which
 lists the wrong values: one sentence each, with the value, the rule and the remedy. The package of
 the same name (model, device, comms) builds the object that the settings describe.
 """
 
 from microp.settings.command_line import CommandParser, override, run_command
 from microp.settings.comms import COPYING, HOLDS_NOTHING, CommsSettings, Holds, transport_holds
-from microp.settings.computing import AS_WRITTEN, LOWERED, Computing
 from microp.settings.data import DataSettings, SyntheticSettings, TextSettings
 from microp.settings.device import CudaSettings, DeviceSettings, EmulatedSettings, EstimateSettings
-from microp.settings.engine import EngineSettings
-from microp.settings.launch import LaunchSettings, is_joined, is_over_hosts
+from microp.settings.launch import LaunchSettings, SlurmSettings, is_joined, is_over_hosts, no_slurm
 from microp.settings.machine import memory_bytes, no_compiler, processor, this_host
 from microp.settings.model import (
+    AS_WRITTEN,
+    LOWERED,
     MODELS,
+    Computing,
     GptSettings,
     LayerFacts,
     LayerWork,
@@ -28,15 +29,23 @@ from microp.settings.model import (
     TiedWeight,
     own_settings,
 )
-from microp.settings.optimizer import ADAM, AdamSettings, OptimizerSettings, SgdSettings
-from microp.settings.recomputation import NEVER, Checkpointing
 from microp.settings.redaction import redact_values, redact_words
 from microp.settings.rules import Line, Name, OneOf, Positive, Range, broken_rules, quoted
 from microp.settings.run_options import RunOptions, read_run_options
 from microp.settings.sizes import BYTES, GIB, KIB, MIB, size_text
-from microp.settings.slurm import SlurmSettings, no_slurm
-from microp.settings.snapshot import NO_SNAPSHOTS, SnapshotSettings
-from microp.settings.sync import BucketSettings, SyncSettings
 from microp.settings.tokens import TokenSettings
 from microp.settings.tracking import NEEDS_KEY, TrackingSettings, not_writable
+from microp.settings.training import (
+    ADAM,
+    NEVER,
+    NO_SNAPSHOTS,
+    AdamSettings,
+    BucketSettings,
+    Checkpointing,
+    EngineSettings,
+    OptimizerSettings,
+    SgdSettings,
+    SnapshotSettings,
+    SyncSettings,
+)
 from microp.settings.wandb_server import has_key, out_of_reach, server

@@ -14,18 +14,13 @@ COPYING = ("shm", "threads")  # backends that copy a tensor when it is sent, and
 
 
 class Holds(NamedTuple):
-    """What transport and sums hold of the device's memory, beside the tensors that the pipeline keeps.
+    """What transport and sums hold of the device's memory, beside the tensors that the pipeline keeps."""
 
-    Attributes:
-        mailboxes: the place of a received tensor, also when the tensor has left it.
-        messages: the place of a tensor to come from when its receive is posted, and a tensor that was sent until its
-            receiver has used it.
-        buckets: the buckets in which gradients are summed over the replicas, as large as the weights.
-    """
-
-    mailboxes: bool = False
+    mailboxes: bool = False  # the place of a received tensor, also when the tensor has left it
+    # the place of a tensor to come from when its receive is posted, and a tensor that was sent until its receiver has
+    # used it
     messages: bool = False
-    buckets: bool = False
+    buckets: bool = False  # the buckets in which gradients are summed over the replicas, as large as the weights
 
 
 HOLDS_NOTHING = Holds()
@@ -40,17 +35,14 @@ _HOLDS = {
 
 @dataclass
 class CommsSettings:
-    """The transport and its time-out.
+    """The transport and its time-out."""
 
-    Attributes:
-        name: `auto` (NCCL on GPUs, else `shm` where the system has it, else `gloo`), `shm` (shared memory between ranks
-            of one host, `tcp` between hosts), `tcp`, `gloo`, `nccl`, or `threads`: all ranks in this process.
-        timeout_s: the longest time that a rank waits for another one that runs, in seconds: give more than the longest
-            action and the first step take (over shm, nominal times do not count); one that is killed or stopped is
-            noticed at once. Time in which all ranks are stopped, as by Ctrl-Z, does not count.
-    """
-
+    # `auto` (NCCL on GPUs, else `shm` where the system has it, else `gloo`), `shm` (shared memory between ranks of
+    # one host, `tcp` between hosts), `tcp`, `gloo`, `nccl`, or `threads`: all ranks in this process
     name: Annotated[str, OneOf("auto", "shm", "tcp", "gloo", "nccl", "threads")]
+    # the longest time that a rank waits for another one that runs, in seconds: give more than the longest action and
+    # the first step take (over shm, nominal times do not count); one that is killed or stopped is noticed at once.
+    # Time in which all ranks are stopped, as by Ctrl-Z, does not count.
     timeout_s: Annotated[float, Positive(1_000_000, "give seconds, e.g. 60", SHORTEST_S)]
 
     def backend(self, device: DeviceSettings) -> str:

@@ -24,20 +24,12 @@ _GIVE = "give a file or a folder, or leave the key out"
 
 @dataclass
 class DataSettings:
-    """The keys of every source.
+    """The keys of every source."""
 
-    Attributes:
-        name: the option's name in `conf/data/`.
-    """
-
-    name: Annotated[str, Name()]
+    name: Annotated[str, Name()]  # the option's name in `conf/data/`
 
     def sources(self) -> list[Path]:
-        """Return the files of the user's own from which the tokens come, in order.
-
-        Raises:
-            OSError: a folder cannot be read.
-        """
+        """Return the files of the user's own from which the tokens come, in order, or raise OSError."""
         return []
 
     def contents(self) -> str | None:
@@ -64,12 +56,7 @@ class DataSettings:
         return f"{sum(sizes)} bytes{count}, written {written}, checksum {checksum:08x}"
 
     def problems(self, context: int, vocabulary: int) -> list[str]:
-        """List what is wrong with the source, one sentence each.
-
-        Args:
-            context: the number of tokens per row.
-            vocabulary: the number of different tokens that the model knows.
-        """
+        """List what is wrong with the source for rows of `context` tokens, of which the model knows `vocabulary`."""
         found = broken_rules(self, "data.")
         if vocabulary < BYTES:
             found.append(
@@ -86,13 +73,10 @@ class SyntheticSettings(DataSettings):
 
 @dataclass
 class TextSettings(DataSettings):
-    """The bytes of a file, of all files in a folder, or of Python's standard library.
+    """The bytes of a file, of all files in a folder, or of Python's standard library."""
 
-    Attributes:
-        path: a file, or a folder, which is read with its subfolders in alphabetical order;
-            null for the source files of the standard library.
-    """
-
+    # a file, or a folder, which is read with its subfolders in alphabetical order; null for the source files of the
+    # standard library
     path: Annotated[str | None, Line(_GIVE)]
 
     @property
@@ -145,11 +129,7 @@ _NOT_THE_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests"}
 
 
 def regular_size(path: Path) -> int:
-    """Return the size of a file in bytes.
-
-    Raises:
-        OSError: it is no regular file (reading a pipe would wait forever), or may not be read.
-    """
+    """Return the bytes of a file; OSError if it is no regular one (a pipe would wait forever), or may not be read."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise OSError("it is neither a file nor a folder")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any
 
 from microp.settings.rules import OneOf, Positive, Range, broken_rules, quoted
@@ -18,25 +18,19 @@ TIMES = (
 
 @dataclass
 class DeviceSettings:
-    """The keys of every device.
+    """The keys of every device."""
 
-    Attributes:
-        name: `cpu`, `cuda` (also torch's name for ROCm), `emulated` or `estimate`.
-        threads: the number of CPU threads per rank; with one thread, ranks compete less for cores
-            and sums are taken in the same order as in the undivided model.
-        memory_gib: the memory of each rank, in GiB: a run that needs more is refused; null: no limit, or the GPU's own.
-        speed: a list with the speed of each rank relative to the others, for a balanced partition and for the times
-            of an emulated device; null: all the same.
-    """
-
+    # `cpu`, `cuda` (also torch's name for ROCm), `emulated` or `estimate`
     name: Annotated[str, OneOf("cpu", "cuda", "emulated", "estimate")]
+    # the number of CPU threads per rank; with one thread, ranks compete less for cores and sums are taken in the same
+    # order as in the undivided model
     threads: Annotated[int, Range(1, 1024)]
-    memory_gib: Annotated[float | None, Positive(1_000_000, "use for example 2, or null for no limit")] = field(
-        default=None, kw_only=True
-    )
-    speed: Annotated[list[float] | None, Positive(1_000_000, "use for example [1,1,0.5,1]")] = field(
-        default=None, kw_only=True
-    )
+    _: KW_ONLY
+    # the memory of each rank, in GiB: a run that needs more is refused; null: no limit, or the GPU's own
+    memory_gib: Annotated[float | None, Positive(1_000_000, "use for example 2, or null for no limit")] = None
+    # a list with the speed of each rank relative to the others, for a balanced partition and for the times of an
+    # emulated device; null: all the same
+    speed: Annotated[list[float] | None, Positive(1_000_000, "use for example [1,1,0.5,1]")] = None
 
     @property
     def is_emulated(self) -> bool:
@@ -66,14 +60,12 @@ class DeviceSettings:
 
 @dataclass
 class CudaSettings(DeviceSettings):
-    """The keys of a GPU.
+    """The keys of a GPU."""
 
-    Attributes:
-        share: whether several ranks of a host may use one GPU: messages then go through the host's memory, and the
-            ranks take turns, so that their times are not those of the schedule.
-    """
-
-    share: bool = field(default=False, kw_only=True)
+    _: KW_ONLY
+    # whether several ranks of a host may use one GPU: messages then go through the host's memory, and the ranks take
+    # turns, so that their times are not those of the schedule
+    share: bool = False
 
     @property
     def is_shared(self) -> bool:
@@ -86,52 +78,42 @@ class EstimateSettings(DeviceSettings):
 
     A forward takes as long as its operations, or as the bytes of its weights, its input and its output, whichever is
     longer (the roofline of Williams, Waterman and Patterson, 2009); each of B and W takes as long as F.
-
-    Attributes:
-        tflops: the operations of a rank in 1e12 per second: what its kernels reach, not what its datasheet promises.
-        gb_per_s: the bandwidth of its memory in 1e9 bytes per second.
-        link_gb_per_s: the bandwidth of a hop between two ranks in 1e9 bytes per second; null: infinite.
-        latency_ms: the part of a hop that does not depend on the tensor's size.
     """
 
+    # the operations of a rank in 1e12 per second: what its kernels reach, not what its datasheet promises
     tflops: Annotated[float, Positive(1_000_000, "use for example 50")]
+    # the bandwidth of its memory in 1e9 bytes per second
     gb_per_s: Annotated[float, Positive(1_000_000, "use for example 1000")]
-    link_gb_per_s: Annotated[float | None, Positive(1_000_000, "use for example 25")] = field(
-        default=None, kw_only=True
-    )
-    latency_ms: Annotated[float, Range(0, LONGEST_MS)] = field(default=0.0, kw_only=True)
+    _: KW_ONLY
+    # the bandwidth of a hop between two ranks in 1e9 bytes per second; null: infinite
+    link_gb_per_s: Annotated[float | None, Positive(1_000_000, "use for example 25")] = None
+    # the part of a hop that does not depend on the tensor's size
+    latency_ms: Annotated[float, Range(0, LONGEST_MS)] = 0.0
 
 
 @dataclass
 class EmulatedSettings(DeviceSettings):
-    """Nominal times in milliseconds: one number for all stages, or a list with one number per stage.
+    """Nominal times in milliseconds: one number for all stages, or a list with one number per stage."""
 
-    Attributes:
-        forward_ms: the time of F of one microbatch.
-        backward_ms: the time of B of one microbatch. Without `weight_ms` it is the full backward,
-            and a schedule that divides it uses half of it for B and half for W.
-        weight_ms: the time of W of one microbatch; a full backward then takes `backward_ms + weight_ms`.
-        recompute_ms: the time that a recomputation adds to a B; by default `forward_ms`.
-        latency_ms: the time between the sending of a tensor and its arrival.
-        reduce_ms: the time of the sum of a stage's gradients over the replicas, after its last
-            gradient (`per` applies only with `layer`: gradients have no rows); null: the real time.
-        per: the factors of the times: `layer` (the stage's number of layers), `row` (the
-            microbatch's number of rows), both or neither.
-        full_ms: the time of an undivided B; null: `backward_ms` + `weight_ms`.
-        overhead_ms: the least time between an action and the rank's next one; the engine's real time is not shortened.
-        optimizer_ms: the least time of the optimizer's step on a stage's weights (`per` applies only with `layer`).
-    """
-
-    forward_ms: Any
+    forward_ms: Any  # the time of F of one microbatch
+    # the time of B of one microbatch. Without `weight_ms` it is the full backward, and a schedule that divides it
+    # uses half of it for B and half for W.
     backward_ms: Any
-    weight_ms: Any
-    recompute_ms: Any
-    latency_ms: float
+    weight_ms: Any  # the time of W of one microbatch; a full backward then takes `backward_ms + weight_ms`
+    recompute_ms: Any  # the time that a recomputation adds to a B; by default `forward_ms`
+    latency_ms: float  # the time between the sending of a tensor and its arrival
+    # the time of the sum of a stage's gradients over the replicas, after its last gradient (`per` applies only with
+    # `layer`: gradients have no rows); null: the real time
     reduce_ms: Any
+    # the factors of the times: `layer` (the stage's number of layers), `row` (the microbatch's number of rows), both
+    # or neither
     per: list[str]
-    full_ms: Any = field(default=None, kw_only=True)
-    overhead_ms: float = field(default=0.0, kw_only=True)
-    optimizer_ms: Any = field(default=0.0, kw_only=True)
+    _: KW_ONLY
+    full_ms: Any = None  # the time of an undivided B; null: `backward_ms` + `weight_ms`
+    # the least time between an action and the rank's next one; the engine's real time is not shortened
+    overhead_ms: float = 0.0
+    # the least time of the optimizer's step on a stage's weights (`per` applies only with `layer`)
+    optimizer_ms: Any = 0.0
 
     @property
     def is_emulated(self) -> bool:
@@ -148,24 +130,15 @@ class EmulatedSettings(DeviceSettings):
                     f"device.{key}={quoted(value)} is not a time: give milliseconds from 0 to {LONGEST_MS}, "
                     "or a list of them"
                 )
-        if not found and not any(map(_takes_time, (self.forward_ms, self.backward_ms, self.weight_ms))):
+        times = (self.forward_ms, self.backward_ms, self.weight_ms)
+        if not found and not any(any(each) if isinstance(each, list) else each for each in times):
             found.append(
                 f"device.forward_ms={quoted(self.forward_ms)} and device.backward_ms={quoted(self.backward_ms)}: no "
                 "action takes any time: give one of them a value above 0"
             )
-        wrong = [word for word in self.per if word not in PER] or [word for word in PER if self.per.count(word) > 1]
-        if wrong:
-            twice = " twice" if wrong[0] in PER else ""
-            found.append(
-                f"device.per={quoted(self.per)} has {quoted(repr(wrong[0]))}{twice}: use layer, row, both or neither, "
-                "e.g. [layer,row]"
-            )
+        if set(self.per) - set(PER) or len(set(self.per)) < len(self.per):
+            found.append(f"device.per={quoted(self.per)}: use layer, row, both or neither, e.g. [layer,row]")
         return found
-
-
-def _takes_time(value: Any) -> bool:
-    """Return whether a nominal time, or one in a list of them, is above 0."""
-    return any(value) if isinstance(value, list) else bool(value)
 
 
 def _is_time(value: Any) -> bool:

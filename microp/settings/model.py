@@ -1,18 +1,19 @@
-"""The settings of the model: its size and form. `microp.model` builds it."""
+"""The settings of the model: its size and form, and how its layers compute. `microp.model` builds it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from math import prod
 from typing import Annotated, Any
 
-from microp.settings.computing import LOWERED, Computing
+from microp.settings.command_line import override
 from microp.settings.rules import Name, OneOf, Range, broken_rules
 from microp.settings.sizes import BYTES
 
+LOWERED = {"bf16": "bfloat16"}  # a value of the key `dtype` -> torch's name of the type
 TiedWeight = tuple[tuple[int, str], ...]
 """The copies of one weight: for each the index of its layer and its name there, in the order of the layers."""
 _INT64 = 8  # bytes of a token
@@ -21,21 +22,49 @@ LayerWork = tuple[float, int]
 _SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 
 
+@dataclass(frozen=True)
+class Computing:
+    """How the layers compute; its fields are keys of the configuration."""
+
+    # `bf16`: products in bf16 by autocast, with weights and their gradients in float32; None: everything in the
+    # model's own type
+    dtype: str | None = None
+    compile: bool = False  # whether the layers are compiled by torch.compile
+
+    @property
+    def words(self) -> list[str]:
+        """The keys with another value than by default, as they are typed."""
+        return [override(key, value) for key, value in asdict(self).items() if value]
+
+    def difference(self, other: Computing) -> str | None:
+        """Return the first difference as `dtype=bf16, this run has dtype=null`; None if there is none."""
+        for key, mine in asdict(self).items():
+            if mine != (theirs := asdict(other)[key]):
+                return f"{override(key, mine)}, this run has {override(key, theirs)}"
+        return None
+
+    def problems(self, model: str, dtype: str) -> list[str]:
+        """List what is wrong with these values for a model of this name and with this type of its weights."""
+        if self.dtype not in LOWERED or dtype == "float32":
+            return []
+        return [
+            f"dtype={self.dtype} needs weights in float32, and those of model={model} are in {dtype}: use dtype=null, "
+            "or a model in float32"
+        ]
+
+
+AS_WRITTEN = Computing()
+
+
 @dataclass
 class ModelSettings(ABC):
-    """The keys of every model.
+    """The keys of every model."""
 
-    Attributes:
-        name: the option's name in `conf/model/`.
-        layers: the number of layers that are partitioned.
-        dim: the width of the tensor between two layers, for mlp a multiple of 8, by default 64 with device=emulated.
-        dtype: `float32` or `float64`, for weights and activations.
-    """
-
-    name: Annotated[str, Name()]
-    layers: Annotated[int, Range(1, 100_000)]
+    name: Annotated[str, Name()]  # the option's name in `conf/model/`
+    layers: Annotated[int, Range(1, 100_000)]  # the number of layers that are partitioned
+    # the width of the tensor between two layers, for mlp a multiple of 8, by default 64 with device=emulated
     dim: Annotated[int, Range(1, 1_000_000)]
-    dtype: Annotated[str, OneOf("float32", "float64")]
+    dtype: Annotated[str, OneOf("float32", "float64")]  # `float32` or `float64`, for weights and activations
 
     @property
     @abstractmethod
@@ -142,21 +171,13 @@ class MlpSettings(ModelSettings):
 
 @dataclass
 class GptSettings(ModelSettings):
-    """A decoder-only transformer over bytes, or over tokens of one's own.
+    """A decoder-only transformer over bytes, or over tokens of one's own."""
 
-    Attributes:
-        heads: the number of attention heads per block; it must divide `dim`.
-        context: the number of bytes per row, which is also the range of attention.
-        dropout: the probability of dropout, after the embedding and on both branches of a block.
-        vocabulary: the number of different tokens, 256 for bytes.
-        tied: let the embedding and the head have one weight, whose gradients are summed across their stages.
-    """
-
-    heads: int
-    context: Annotated[int, Range(1, 1_000_000)]
-    dropout: float
-    vocabulary: Annotated[int, Range(2, 1_000_000)] = BYTES
-    tied: bool = False
+    heads: int  # the number of attention heads per block; it must divide `dim`
+    context: Annotated[int, Range(1, 1_000_000)]  # the number of bytes per row, which is also the range of attention
+    dropout: float  # the probability of dropout, after the embedding and on both branches of a block
+    vocabulary: Annotated[int, Range(2, 1_000_000)] = BYTES  # the number of different tokens, 256 for bytes
+    tied: bool = False  # let the embedding and the head have one weight, whose gradients are summed across their stages
 
     @property
     def draws(self) -> bool:
@@ -213,43 +234,27 @@ MODELS: dict[str, type[ModelSettings]] = {"mlp": MlpSettings, "gpt": GptSettings
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """What is known of the layers that a user's function makes, from a run without numbers.
+    """What is known of the layers that a user's function makes, from a run without numbers."""
 
-    Attributes:
-        context: the number of tokens in one row of a batch.
-        dtype: the type of the tensors between layers.
-        shapes: of the tensor that enters each layer, without its rows; that of layer 0 are the tokens.
-        kinds: for each layer, the index of the first one that equals it.
-        weights: the number of weights of all layers.
-        random: the layers that draw random numbers, for example by dropout.
-        changes_buffers: whether a forward changes buffers, as the function has declared.
-        code: a digest of the source file of the function.
-        tied: the weights that several layers share, as the function has declared.
-        vocabulary: the number of different tokens, as the function has declared.
-        lowered: the type of the tensor that enters each layer under autocast; empty if it was not asked for.
-        work: what each layer computes and reads; empty if it is not known.
-        trained: the number of weights of all layers that are not frozen.
-        as_one: the layers whose backward can only be divided as one; empty also if that was not tried.
-        undivided: why layers cannot be divided into B and W at all, one sentence each.
-        mixing: the layers whose rows depend on each other; empty also if that was not tried.
-    """
-
-    context: int
-    dtype: str
+    context: int  # the number of tokens in one row of a batch
+    dtype: str  # the type of the tensors between layers
+    # of the tensor that enters each layer, without its rows; that of layer 0 are the tokens
     shapes: tuple[tuple[int, ...], ...]
-    kinds: tuple[int, ...]
-    weights: int
-    random: tuple[int, ...]
-    changes_buffers: bool
-    code: str
-    tied: tuple[TiedWeight, ...] = ()
-    vocabulary: int = BYTES
+    kinds: tuple[int, ...]  # for each layer, the index of the first one that equals it
+    weights: int  # the number of weights of all layers
+    random: tuple[int, ...]  # the layers that draw random numbers, for example by dropout
+    changes_buffers: bool  # whether a forward changes buffers, as the function has declared
+    code: str  # a digest of the source file of the function
+    tied: tuple[TiedWeight, ...] = ()  # the weights that several layers share, as the function has declared
+    vocabulary: int = BYTES  # the number of different tokens, as the function has declared
+    # the type of the tensor that enters each layer under autocast; empty if it was not asked for
     lowered: tuple[str, ...] = ()
-    work: tuple[LayerWork, ...] = ()
-    trained: int = 0
+    work: tuple[LayerWork, ...] = ()  # what each layer computes and reads; empty if it is not known
+    trained: int = 0  # the number of weights of all layers that are not frozen
+    # the layers whose backward can only be divided as one; empty also if that was not tried
     as_one: tuple[int, ...] = ()
-    undivided: tuple[str, ...] = ()
-    mixing: tuple[int, ...] = ()
+    undivided: tuple[str, ...] = ()  # why layers cannot be divided into B and W at all, one sentence each
+    mixing: tuple[int, ...] = ()  # the layers whose rows depend on each other; empty also if that was not tried
 
 
 NO_FACTS = LayerFacts(0, "float32", (), (), 0, (), False, "")
@@ -257,19 +262,12 @@ NO_FACTS = LayerFacts(0, "float32", (), (), 0, (), False, "")
 
 @dataclass
 class OwnSettings(ModelSettings):
-    """A model whose layers a user's function makes. `own_settings` makes it.
+    """A model whose layers a user's function makes. `own_settings` makes it."""
 
-    Attributes:
-        builder: the function's dotted path.
-        keys: the arguments of the function.
-        facts: what is known of its layers.
-        refused: why it cannot be used, one sentence each.
-    """
-
-    builder: str
-    keys: dict[str, Any]
-    facts: LayerFacts
-    refused: tuple[str, ...]
+    builder: str  # the function's dotted path
+    keys: dict[str, Any]  # the arguments of the function
+    facts: LayerFacts  # what is known of its layers
+    refused: tuple[str, ...]  # why it cannot be used, one sentence each
 
     @property
     def draws(self) -> bool:

@@ -39,15 +39,11 @@ class Rule(ABC):
 
 @dataclass(frozen=True)
 class Range(Rule):
-    """A number from `least` to `most`.
-
-    Attributes:
-        otherwise: a further remedy, for example `null for none`.
-    """
+    """A number from `least` to `most`."""
 
     least: int
     most: int
-    otherwise: str = ""
+    otherwise: str = ""  # a further remedy, for example `null for none`
 
     def broken(self, value: Any) -> str | None:
         more = self.otherwise and f", or {self.otherwise}"
@@ -60,16 +56,11 @@ class Range(Rule):
 
 @dataclass(frozen=True)
 class Positive(Rule):
-    """A number above 0 and at most `most`.
-
-    Attributes:
-        advice: the remedy, for example `use for example 0.001`.
-        least: the smallest such number that makes sense.
-    """
+    """A number above 0 and at most `most`."""
 
     most: int
-    advice: str
-    least: float = 0
+    advice: str  # the remedy, for example `use for example 0.001`
+    least: float = 0  # the smallest such number that makes sense
 
     def broken(self, value: Any) -> str | None:
         if not isinstance(value, int | float) or not value > 0:  # also NaN
@@ -113,16 +104,11 @@ class Name(Rule):
 
 @dataclass(frozen=True)
 class Line(Rule):
-    """A text on one line: not empty, not longer than `longest`, without characters that cannot be printed.
+    """A text on one line: not empty, not longer than `longest`, without characters that cannot be printed."""
 
-    Attributes:
-        advice: what to give instead.
-        without: characters that it must not have.
-    """
-
-    advice: str
+    advice: str  # what to give instead
     longest: int = LONGEST
-    without: str = ""
+    without: str = ""  # characters that it must not have
 
     def broken(self, value: Any) -> str | None:
         if not isinstance(value, str):
@@ -139,12 +125,7 @@ class Line(Rule):
 
 
 def broken_rules(settings: object, before: str = "") -> list[str]:
-    """Return one sentence per value of a settings object that breaks its rule.
-
-    Args:
-        settings: an instance of a dataclass whose fields may have rules.
-        before: what stands before a key in messages, for example `model.`.
-    """
+    """Return one sentence per value of a dataclass that breaks its rule; `before`: of its keys, such as `model.`."""
     found = []
     kind: Any = type(settings)
     for key, rule in _rules_of(kind):

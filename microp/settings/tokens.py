@@ -53,24 +53,16 @@ _NO_TOKENS = {  # first bytes of a file -> what it is, and what to give instead
 
 @dataclass
 class TokenSettings(DataSettings):
-    """The tokens of a file.
+    """The tokens of a file."""
 
-    Attributes:
-        path: a file of tokens: .npy, or any other file of numbers alone.
-        type: the type of a token in a file other than .npy, in the byte order of this machine.
-        skip: the bytes before the first token, such as the 1024 of a header; not for .npy.
-    """
-
-    path: Annotated[str, Line(_GIVE)]
+    path: Annotated[str, Line(_GIVE)]  # a file of tokens: .npy, or any other file of numbers alone
+    # the type of a token in a file other than .npy, in the byte order of this machine
     type: Annotated[str, OneOf("uint16", "uint8", "int16", "int32", "uint32", "int64")]
+    # the bytes before the first token, such as the 1024 of a header; not for .npy
     skip: Annotated[int, Range(0, 2**60)] = field(default=0, kw_only=True)
 
     def open(self) -> Any:
-        """Return the tokens as a numpy array of one dimension that is mapped from the file.
-
-        Raises:
-            OSError, ValueError: the file cannot be mapped.
-        """
+        """Return the tokens as a numpy array of one dimension mapped from the file, or raise OSError or ValueError."""
         import numpy as np  # takes 0.1 s, and only these data need it here
 
         if self._is_npy:

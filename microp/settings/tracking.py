@@ -24,25 +24,17 @@ _SPELLINGS = {"dryrun": "offline", "run": "online"}  # W&B's older words, which 
 
 @dataclass
 class TrackingSettings:
-    """The options of Weights & Biases. For a value that is null W&B's own environment variable counts.
+    """The options of Weights & Biases. For a value that is null W&B's own environment variable counts."""
 
-    Attributes:
-        mode: `offline` (files, no account, no connection), `online` or `disabled`; null for WANDB_MODE, else offline.
-        project: the W&B project; null for WANDB_PROJECT, else microp.
-        entity: the W&B team or user; null for WANDB_ENTITY, else the account's default.
-        dir: W&B's files are written to `<dir>/wandb`; null for WANDB_DIR, else the output folder.
-        tags: words by which W&B can filter the runs.
-        follow: log the rows while the run runs, by a process of its own; null for only if the mode is online.
-        system_metrics: W&B's own measurements of the host (processor, memory, network) while it follows a run.
-    """
-
+    # `offline` (files, no account, no connection), `online` or `disabled`; null for WANDB_MODE, else offline
     mode: str | None
-    project: Annotated[str | None, _PROJECT]
-    entity: Annotated[str | None, _ENTITY]
+    project: Annotated[str | None, _PROJECT]  # the W&B project; null for WANDB_PROJECT, else microp
+    entity: Annotated[str | None, _ENTITY]  # the W&B team or user; null for WANDB_ENTITY, else the account's default
+    # W&B's files are written to `<dir>/wandb`; null for WANDB_DIR, else the output folder
     dir: Annotated[str | None, _DIR]
-    tags: Annotated[list[str], _TAGS]
-    follow: bool | None
-    system_metrics: bool
+    tags: Annotated[list[str], _TAGS]  # words by which W&B can filter the runs
+    follow: bool | None  # log the rows while the run runs, by a process of its own; null for only if the mode is online
+    system_metrics: bool  # W&B's own measurements of the host (processor, memory, network) while it follows a run
 
     @classmethod
     def recorded(cls, values: Mapping[str, Any]) -> TrackingSettings:

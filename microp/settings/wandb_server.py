@@ -12,7 +12,6 @@ import os
 import socket
 import urllib.request
 from functools import cache
-from threading import Thread
 from urllib.parse import urlparse
 
 _PATIENCE_S = 3.0
@@ -35,7 +34,7 @@ def has_key() -> bool:
 
 
 def out_of_reach() -> str | None:
-    """Return why the server takes no connection, with its address; None if it does. Takes at most 3 s, once."""
+    """Return why the server takes no connection, with its address; None if it does. It is tried once, for 3 s."""
     reason = _refusal(server())
     return f"W&B's server {server()} cannot be reached ({reason})" if reason else None
 
@@ -47,17 +46,9 @@ def _refusal(address: str) -> str | None:
     proxy = urllib.request.getproxies().get(url.scheme)
     if proxy and not urllib.request.proxy_bypass(url.hostname or ""):
         url = urlparse(proxy if "://" in proxy else f"http://{proxy}")
-    found: list[str | None] = []
-
-    def connect() -> None:
-        try:
-            port = url.port or _PORTS.get(url.scheme, 443)
-            socket.create_connection((url.hostname or "", port), _PATIENCE_S).close()
-            found.append(None)
-        except (OSError, ValueError) as error:
-            found.append(getattr(error, "strerror", None) or str(error))
-
-    thread = Thread(target=connect, daemon=True)  # the look-up of a name has no time limit of its own
-    thread.start()
-    thread.join(_PATIENCE_S)
-    return found[0] if found else f"no answer within {_PATIENCE_S:g} s"
+    try:
+        port = url.port or _PORTS.get(url.scheme, 443)
+        socket.create_connection((url.hostname or "", port), _PATIENCE_S).close()
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None

@@ -141,8 +141,8 @@ def test_a_parameter_without_annotation_takes_any_value(own):
         (
             "missing",
             {},
-            " cannot be imported: there is no such name in its module (ModuleNotFoundError: No module named "
-            "'own_builders.missing'; 'own_builders' is not a package)",
+            " cannot be imported: ModuleNotFoundError: No module named 'own_builders.missing'; 'own_builders' is not a "
+            "package",
         ),
         ("nothing", {}, " returned None, not a Schedule: return one"),
     ],

@@ -11,10 +11,9 @@ from stored import store_run
 from test_prediction import written
 from user import SMALL, microp
 
-from microp.app import job_of
+from microp.app import ConfigError, job_of, measure
 from microp.app.composing import compose_points, composer
-from microp.app.config import register
-from microp.app.dry_run import show_dry_run
+from microp.app.config import compose_config, register
 from microp.app.sweep import SweepCallback
 from microp.store import hold, write_json
 from microp.terminal import console
@@ -31,8 +30,11 @@ def dry(tmp_path, monkeypatch, capsys):
     register()
 
     def run(*words: str, resumes: bool = True) -> tuple[int, list[str], str]:
-        with composer(), pytest.raises(SystemExit) as left:
-            show_dry_run(SweepCallback(), compose_points(sweep_of(*words)), resumes)
+        with composer():
+            config = sweep_of(*words)
+            config.dry_run, config.again = True, not resumes
+            with pytest.raises(SystemExit) as left:
+                SweepCallback()._start(config, compose_points(config))
         printed = capsys.readouterr()
         rows = [line for line in printed.out.splitlines() if line.rstrip().endswith(" -") or "-k2-" in line]
         return left.value.code, rows, printed.out + printed.err
@@ -116,6 +118,13 @@ def test_a_command_shows_it_and_writes_nothing(tmp_path):
     assert refused.returncode == 2
     assert "error: dry_run=true,false: dry_run is for all points of a sweep: give one value" in refused.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_price_and_python_refuse_it():
+    with pytest.raises(ConfigError, match="dry_run=true is not used by a price: leave it out"):
+        compose_config("dry_run=true", name="simulate")
+    with pytest.raises(ConfigError, match="dry_run=true is for the command line"):
+        measure("dry_run=true")
 
 
 @pytest.mark.parametrize("key", ["dry_run", "fail_fast"])

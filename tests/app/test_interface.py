@@ -11,7 +11,7 @@ import pytest
 from user import ROOT, SMALL, read, start
 
 import microp
-from microp.app import size_checks
+from microp.app import config_checks
 from microp.model import Stage
 from microp.schedule import Op
 
@@ -111,7 +111,7 @@ WRONG = {
     ("chunks=1,2",): "chunks",
     ("-m", "chunks=1,2"): "'-m' is not an override, such as 'chunks=8'",
     (3,): "3 is not an override, such as 'chunks=8'",
-    ("partition.share=.8",): "partition.share=.8 is not used by partition=uniform: it has no keys",
+    ("partition.share=.8",): "partition.share=0.8 is not used by partition=uniform: it has no keys",
 }
 
 
@@ -148,7 +148,7 @@ def test_a_rank_that_fails_is_a_run_error_with_its_message(monkeypatch, tmp_path
 
 def test_a_process_that_fails_is_a_run_error_and_the_next_run_works(tmp_path, monkeypatch):
     """Weights of 16 TB fit into no memory; here they are not refused before a process starts."""
-    monkeypatch.setattr(size_checks, "memory_bytes", lambda: 2**60)
+    monkeypatch.setattr(config_checks, "memory_bytes", lambda: 2**60)
     words = [*SMALL, "chunks=2", "tracking=disabled", f"output_dir={tmp_path}"]
     with pytest.raises(microp.RunError, match="out of memory"):
         microp.measure(*words, "model.dim=1000000")

@@ -15,7 +15,7 @@ from own_model import mixed, settings_of
 from user import environment_of
 
 import microp.device
-from microp.app import layer_memory as subject
+from microp.app import prediction as subject
 from microp.device import probe_layers
 from microp.settings import AS_WRITTEN, NEVER, Computing, GptSettings
 from microp.simulator import stage_bytes
@@ -41,7 +41,7 @@ def probed(monkeypatch, tmp_path):
 
 def forget() -> None:
     """What a new command does not know."""
-    subject._measured.cache_clear()
+    subject._known.clear()
     subject._code.cache_clear()
 
 
@@ -68,7 +68,7 @@ def damage_text(path: Path) -> None:
 
 def lack_a_layer(path: Path) -> None:
     found = json.loads(path.read_text())
-    del found["layers"]["1"]
+    del found["1"]
     path.write_text(json.dumps(found))
 
 

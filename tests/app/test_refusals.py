@@ -90,7 +90,7 @@ def test_an_error_outside_of_the_ranks_costs_one_point(typed, monkeypatch):
     assert first.endswith("/attempt-1: outside of the ranks: ZeroDivisionError: no steps at all")
     assert "ZeroDivisionError: no steps" in Path(log.removeprefix("log    ")).read_text()
     assert again == f"again  python -m microp.run seed=1 {shlex.join(THREADS)}"
-    assert lacking.startswith("error: no result of 1 of 2 points: ")
+    assert lacking.startswith("error: no result of 1 of 2 points, removed or damaged: ")
     assert "finished: " in out
     monkeypatch.setattr(attempt_module, "summarise", summarise)
     done, out, errors = typed(*shlex.split(again)[4:])

@@ -74,10 +74,8 @@ def test_a_sweep_goes_on_without_the_runs_that_are_removed_and_names_them(tmp_pa
     assert sweep.returncode == 1
     assert out.startswith("finished: schedule=gpipe chunks=5 "), out
     [said] = [line for line in errors.splitlines() if line.startswith("error: ")]
-    gone = [f"outputs/runs/{run} has been removed" for run in ids[:2]]
-    broken = f"outputs/runs/{ids[2]}/attempt-1 is not whole any more"
-    about = "; ".join(sorted([*gone, broken]))
-    assert said == f"error: no result of 3 of 4 points: {about}: the same command runs them again"
+    lost = ", ".join(sorted(f"outputs/runs/{run}" for run in ids[:3]))
+    assert said == f"error: no result of 3 of 4 points, removed or damaged: {lost}: run the same command again"
 
 
 # --- several points of a sweep at the same time: only where no times are asked for, and then marked ---

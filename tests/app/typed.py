@@ -17,9 +17,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from microp.app import run_app, run_plan, run_point, run_price, run_profile, search_words
-from microp.app.composing import Composed, composer, key_of, refusal, word_problems
+from microp.app.composing import Composed, composer, key_of, word_problems
 from microp.app.config import register, with_profiles
-from microp.app.errors import REFUSED
+from microp.app.errors import REFUSED, refusal
 from microp.app.hydra_callbacks import PointsCallback, refuse
 from microp.app.planning import PlanCallback
 from microp.app.pricing import PricingCallback
