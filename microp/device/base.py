@@ -65,7 +65,6 @@ class Device(ABC):
         Args:
             give: passes on its output; None if no action uses the output.
         """
-        del action
         return run, give
 
     def prepare_step(self) -> None:  # noqa: B027  (most devices keep no state)
@@ -92,7 +91,6 @@ class Device(ABC):
         Args:
             measured: the measured time of recomputation, in nanoseconds.
         """
-        del row
         return measured
 
     def reduction_end(self, stage: int, start_ns: int) -> int | None:
@@ -105,7 +103,6 @@ class Device(ABC):
         Returns:
             The nominal end in nanoseconds of `perf_counter_ns`; None, without a wait, if the real end counts.
         """
-        del stage, start_ns
         return None
 
     def finish_optimizer(self, began: Any, stages: Iterable[int]) -> None:  # noqa: B027  (most take the real time)

@@ -47,7 +47,6 @@ class Limit:
 
     def step(self, number: int) -> None:
         """Run all forwards, then all backwards. The stages must hold the step's batch."""
-        del number
         for index, twin in self._twins.items():
             twin.load(self._stages[index].batch)
             for microbatch in range(self._chunks):

@@ -17,7 +17,6 @@ from microp.settings import size_text
 from microp.simulator import Part
 
 MOST = 3  # changes that are named
-NOTICEABLE = 0.95  # of the memory: a change that leaves more is none
 SMALL_PART = 0.03  # of a rank's memory: a smaller part is not named
 
 

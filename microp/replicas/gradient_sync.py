@@ -44,14 +44,12 @@ class GradientSync:
 
     def clear(self, step: int) -> None:
         """Discard the gradients before a step, whose index is `step`."""
-        del step
         for parameters in self.parameters.values():
             for parameter in parameters:
                 parameter.grad = None
 
     def wrap_last(self, stage: int, run: Run) -> Run:
         """Return what the engine calls in place of `run`, the last action that adds to the gradients of `stage`."""
-        del stage
         return run
 
     def finish(self) -> None:

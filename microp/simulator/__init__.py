@@ -22,7 +22,7 @@ from microp.simulator.calibration import (
     replay_steps,
     schedule_of,
 )
-from microp.simulator.costs import NO_TIMES, PER_STAGE, Costs, LayerTimes, costs_of, for_stages
+from microp.simulator.costs import NO_TIMES, PER_STAGE, Costs, LayerTimes, costs_of, for_stages, ratio
 from microp.simulator.link_model import LINK_MODELS, LinkModel
 from microp.simulator.memory import MOST_ROWS, LayerBytes, LayerMemory, Size, StageBytes, stage_bytes, weight_bytes
 from microp.simulator.nominal import nominal_costs, nominal_optimizer, slowed

@@ -25,7 +25,7 @@ from math import ceil, floor, gcd, lcm
 from typing import Any
 
 from microp.planner.orders.problem import NONE, Problem, Rows, Timing, ends_of
-from microp.simulator.costs import ratio
+from microp.simulator import ratio
 
 RESOLUTION = 1000  # parts of the mean action, if costs have to be rounded
 DIGITS = 12  # of a float that count: 0.1 is a tenth
