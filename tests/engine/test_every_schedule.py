@@ -22,7 +22,7 @@ from microp.settings import AS_WRITTEN, Computing
 from microp.worker import monolith
 
 BF16 = Computing("bf16")
-BUILDERS = [name for name in builders.__all__ if name not in ("Drain", "from_file")]
+BUILDERS = [build.__name__ for build in builders.ORDERS.values()]
 MODELS = {  # at least 7 layers; layers of `mixed` send float32 and bf16, tied ones sum weights across stages
     "mixed": (lambda: settings_of(mixed, dropout=0.1), AS_WRITTEN),
     "tied gpt": (lambda: replace(gpt(dropout=0.0), layers=7, tied=True), AS_WRITTEN),
