@@ -13,8 +13,8 @@ from microp.settings.command_line import CommandParser, override, run_command
 from microp.settings.comms import COPYING, HOLDS_NOTHING, CommsSettings, Holds, transport_holds
 from microp.settings.data import DataSettings, SyntheticSettings, TextSettings
 from microp.settings.device import CudaSettings, DeviceSettings, EmulatedSettings, EstimateSettings
-from microp.settings.launch import LaunchSettings, SlurmSettings, is_joined, is_over_hosts, no_slurm
-from microp.settings.machine import memory_bytes, no_compiler, processor, this_host
+from microp.settings.launch import LaunchSettings, SlurmSettings, no_slurm
+from microp.settings.machine import is_joined, is_over_hosts, memory_bytes, no_compiler, processor, this_host
 from microp.settings.model import (
     AS_WRITTEN,
     LOWERED,

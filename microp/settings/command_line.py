@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from microp.settings.launch import is_joined
+from microp.settings.machine import is_joined
 
 _PLAIN = re.compile(r"[\w/.:+@%-]([\w/.:+@% -]*[\w/.:+@%-])?", re.ASCII)  # Hydra reads such a value as it stands
 _INTERRUPTED = 130

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated
 
+from microp.settings.machine import TORCHRUN
 from microp.settings.rules import Line, OneOf, Positive, Range, broken_rules, quoted
 
 MOST = 1_000_000  # minutes, or jobs
-_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # what torchrun sets; others set some of them
 
 
 @dataclass
@@ -27,7 +27,7 @@ class LaunchSettings:
         """List the values that are wrong or do not fit the environment, one sentence each."""
         found = broken_rules(self, "launch.")
         world = os.environ.get("WORLD_SIZE")
-        lacking = [name for name in _TORCHRUN if not os.environ.get(name, "").isdecimal()]
+        lacking = [name for name in TORCHRUN if not os.environ.get(name, "").isdecimal()]
         if lacking and "RANK" in os.environ:
             found.append(
                 f"RANK={quoted(os.environ['RANK'])} is in the environment, but {', '.join(lacking)}, which torchrun "
@@ -50,14 +50,8 @@ class LaunchSettings:
         return found
 
 
-def is_joined() -> bool:
-    """Return whether torchrun started this process as one of the ranks; RANK alone is set by others too."""
-    return all(os.environ.get(name, "").isdecimal() for name in _TORCHRUN)
 
 
-def is_over_hosts() -> bool:
-    """Return whether torchrun started some of the ranks on other hosts."""
-    return is_joined() and os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE")
 
 
 @dataclass

@@ -10,6 +10,9 @@ import sysconfig
 from functools import cache
 from pathlib import Path
 
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # what torchrun sets; others set some of them
+
+
 _LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
 
 
@@ -56,3 +59,15 @@ def no_compiler() -> list[str]:
     if not header.exists():
         return [f"compile=true needs Python's headers, and {header} is not here: install them, or use compile=false"]
     return []
+
+
+def is_joined() -> bool:
+    """Return whether torchrun started this process as one of the ranks; RANK alone is set by others too."""
+    return all(os.environ.get(name, "").isdecimal() for name in TORCHRUN)
+
+
+
+def is_over_hosts() -> bool:
+    """Return whether torchrun started some of the ranks on other hosts."""
+    return is_joined() and os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE")
+

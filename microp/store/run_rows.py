@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from microp.settings import redact_values, redact_words
 from microp.store.disturbance import Disturbance, disturbances
 from microp.store.files import write_text
-from microp.store.records import read_env, read_status, read_summary
-from microp.store.selection import flatten
+from microp.store.records import flatten, read_env, read_status, read_summary
 from microp.store.swept import differing, text
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from functools import reduce
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from microp.store.disturbance import disturbances
 from microp.store.frames import read_attempts, read_runs
-from microp.store.records import Row, attempts
+from microp.store.records import Row, attempts, flatten
 
 if TYPE_CHECKING:  # ranks do not import pandas
     import pandas as pd
@@ -79,12 +79,6 @@ def _frame_of(rows: Iterable[Row]) -> pd.DataFrame:
     return pd.DataFrame(flat, dtype=object)
 
 
-def flatten(nested: Mapping[str, Any], prefix: str = "") -> Row:
-    """Return a dictionary without nested ones, whose keys are joined by dots."""
-    flat: Row = {}
-    for key, value in nested.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def column_named(name: str, columns: Iterable[Hashable]) -> str:

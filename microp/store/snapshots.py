@@ -29,8 +29,7 @@ from typing import Any
 from microp.job import Job, Snapshot
 from microp.settings import ADAM, AS_WRITTEN
 from microp.store.recorder import write_json
-from microp.store.records import RecordError, read_json, read_status
-from microp.store.selection import flatten
+from microp.store.records import RecordError, flatten, read_json, read_status
 
 FORMAT = 1
 MANIFEST = "snapshot.json"

@@ -19,8 +19,16 @@ from typing import Any
 
 from microp.job import NOT_ASKED
 from microp.settings import out_of_reach
-from microp.store.records import RecordError, attempts, check_attempt, read_config, read_env, read_status, read_summary
-from microp.store.selection import flatten
+from microp.store.records import (
+    RecordError,
+    attempts,
+    check_attempt,
+    flatten,
+    read_config,
+    read_env,
+    read_status,
+    read_summary,
+)
 from microp.store.wandb_content import run_summary
 from microp.store.wandb_files import completed
 
