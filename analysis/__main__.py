@@ -23,8 +23,9 @@ from analysis import page, sweep
 from analysis.command import ANY_RUN, OUTPUTS, answer_of, command_parser, nothing, print_missing, print_unreadable, save
 from analysis.overview import overview, without_result
 from analysis.page import Report, Section
-from microp.settings import run_command
-from microp.store import RecordError, Store
+from microp.records import RecordError
+from microp.results import Store
+from microp.system import run_command
 
 EXPERIMENTS = (  # each draws the runs of sweeps/<name>.yaml
     "m_sensitivity",

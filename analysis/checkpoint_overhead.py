@@ -32,10 +32,11 @@ from analysis.exhibit import INTERVALS, Exhibit, counted, drawn, percent
 from analysis.memory_law import laws
 from analysis.prediction import measured_steps
 from analysis.words import doubts, middle, points, sentences, widest
+from microp.records import LAUNCH, over_launches, paired, read_spans
+from microp.results import Store, records, worst_rank_mib
 from microp.schedule import Schedule
-from microp.settings import run_command
 from microp.simulator import Costs, calibrate_steps, schedule_of, simulate
-from microp.store import LAUNCH, Store, over_launches, paired, read_spans, records, worst_rank_mib
+from microp.system import run_command
 from microp.trace import makespan
 
 NAME = "checkpoint_overhead"

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import microp
 from analysis.exhibit import Exhibit
-from microp.settings import CommandParser
-from microp.store import RecordError, Store, command
+from microp.records import RecordError, command
+from microp.results import Store
+from microp.system import CommandParser
 
 OUTPUTS = Path("outputs")
 WIDTH = 100  # of running text in the terminal

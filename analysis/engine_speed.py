@@ -21,8 +21,9 @@ from analysis import looks, plot, scales
 from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, counted, drawn, kind_of
 from analysis.words import doubts, listed, middle, points, sentences, widest
-from microp.settings import run_command
-from microp.store import Store, over_launches
+from microp.records import over_launches
+from microp.results import Store
+from microp.system import run_command
 
 NAME = "engine_speed"
 NEEDS = "runs with engine=compare"

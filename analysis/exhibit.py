@@ -17,7 +17,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from microp.store import RANGE_UP_TO, records
+from microp.records import RANGE_UP_TO
+from microp.results import records
 
 NUMBERS = "%.6g"  # in a CSV file: more digits than any measurement has
 FIT = 3  # points that a line through them needs: a line through two has no error

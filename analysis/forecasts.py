@@ -27,7 +27,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.exhibit import kind_of
-from microp.store import records
+from microp.results import records
 
 Numbers = NDArray[np.floating[Any]]
 PREDICTED, REPLAYED = "predicted", "replayed"

@@ -20,8 +20,9 @@ from analysis import looks, plot, scales
 from analysis.command import main
 from analysis.exhibit import FIT, INTERVALS, Exhibit, distance, drawn, not_fitted
 from analysis.words import TIME, closing, listed, number, points, sentences, spread
-from microp.settings import MIB, run_command
-from microp.store import LAUNCH, Store, over_launches, paired, records
+from microp.records import LAUNCH, over_launches, paired
+from microp.results import Store, records
+from microp.system import MIB, run_command
 
 NAME = "gradient_sync"
 NEEDS = "two ways to sum with two replicas, several sizes of a ring's sums, or several numbers of emulated replicas"

@@ -23,10 +23,11 @@ from analysis import looks, nominal, plot
 from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, distance, drawn
 from analysis.words import closing, listed, number, sentences, spread
+from microp.records import LAUNCH, least_squares, over_launches, paired
+from microp.results import Store, records
 from microp.schedule import Schedule
-from microp.settings import run_command
 from microp.simulator import Costs
-from microp.store import LAUNCH, Store, least_squares, over_launches, paired, records
+from microp.system import run_command
 
 NAME = "hop_latency"
 NEEDS = "at least two values of M, each with latency 0 and with another one, on emulated devices"

@@ -19,8 +19,9 @@ from analysis import looks, nominal, plot
 from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, counted, distance, drawn
 from analysis.words import closing, doubts, listed, points, sentences, spread
-from microp.settings import run_command
-from microp.store import Store, over_launches, read_reductions, read_spans, records
+from microp.records import over_launches, read_reductions, read_spans
+from microp.results import Store, records
+from microp.system import run_command
 from microp.trace import drawing as render
 from microp.trace import ends_at
 

@@ -26,9 +26,10 @@ from analysis import looks, nominal, plot, scales
 from analysis.command import main
 from analysis.exhibit import FIT, INTERVALS, Exhibit, drawn, kind_of, not_fitted
 from analysis.words import closing, mib_text, number, points, sentences, spread, versus
-from microp.settings import run_command
+from microp.records import LAUNCH, WIDE_FRACTION, least_squares, over_launches, paired
+from microp.results import Store, records, worst_rank_mib
 from microp.simulator import closed_forms
-from microp.store import LAUNCH, WIDE_FRACTION, Store, least_squares, over_launches, paired, records, worst_rank_mib
+from microp.system import run_command
 
 NAME = "m_sensitivity"
 NEEDS = "a pipelined schedule with at least two values of M"

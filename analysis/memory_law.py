@@ -25,10 +25,12 @@ from typing import Any
 import pandas as pd
 
 from analysis.nominal import group_of, is_given
+from microp.records import read_spans
+from microp.results import records
 from microp.schedule import Action, Op
-from microp.settings import MIB, MODELS, Computing
+from microp.settings import MODELS, Computing
 from microp.simulator import schedule_of
-from microp.store import read_spans, records
+from microp.system import MIB
 
 
 def boundary_mib(row: dict[str, Any]) -> float:

@@ -16,10 +16,10 @@ from typing import Any
 import pandas as pd
 
 from microp.job import Workload
+from microp.records import read_schedule
 from microp.schedule import Schedule
 from microp.settings import Checkpointing, EmulatedSettings
 from microp.simulator import Costs, closed_forms, nominal_costs, simulate
-from microp.store import read_schedule
 from microp.trace import makespan
 
 

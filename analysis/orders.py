@@ -17,9 +17,9 @@ import pandas as pd
 
 from analysis import plot
 from analysis.command import command_parser
-from microp.planner.orders import Problem, lower_bounds, pairs, search, with_solver
-from microp.settings import run_command
+from microp.orders import Problem, lower_bounds, pairs, search, with_solver
 from microp.simulator import Costs
+from microp.system import run_command
 
 CASES = [  # ranks, chunks, stages per rank, cap in pairs per rank
     (2, 8, 1, 2),

@@ -14,7 +14,8 @@ from datetime import datetime
 from typing import Any
 
 from analysis.exhibit import commits, counted, machines
-from microp.store import DISTURBANCES, KILLED, Store, changed_between, command, disturbances
+from microp.records import DISTURBANCES, KILLED, changed_between, command, disturbances
+from microp.results import Store
 
 MINUTE = "%Y-%m-%d %H:%M"
 

@@ -29,10 +29,11 @@ from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, distance, drawn, kind_of, percent
 from analysis.prediction import makespan_ms, measured_steps
 from analysis.words import closing, number, points, sentences, spread, versus
+from microp.records import LAUNCH, WIDE_FRACTION, over_launches, paired
+from microp.results import Store, records
 from microp.schedule import Schedule
-from microp.settings import run_command
 from microp.simulator import Costs, simulate
-from microp.store import LAUNCH, WIDE_FRACTION, Store, over_launches, paired, records
+from microp.system import run_command
 from microp.trace import busy, makespan
 
 NAME = "partition_skew"

@@ -27,9 +27,10 @@ from analysis.exhibit import Exhibit, counted, kind_of, percent
 from analysis.forecasts import BASELINES, FORECASTS, forecasts, of_the_others, summary
 from analysis.varied import differing
 from analysis.words import sentences
-from microp.settings import run_command
+from microp.records import Row, read_some_rows, read_spans
+from microp.results import Store, records
 from microp.simulator import replay_steps, schedule_of
-from microp.store import Row, Store, read_some_rows, read_spans, records
+from microp.system import run_command
 from microp.trace import makespan
 
 SMALLEST = 0.0005  # an error below it is drawn as this: the axis is logarithmic

@@ -29,8 +29,8 @@ from analysis.command import ANY_RUN, main
 from analysis.exhibit import Exhibit, counted, kind_of, percent
 from analysis.varied import differing, group_of, known, say, say_all
 from analysis.words import sentences
-from microp.settings import run_command
-from microp.store import Store, records
+from microp.results import Store, records
+from microp.system import run_command
 from microp.trace import KINDS
 
 PANELS = 6

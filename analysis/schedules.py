@@ -23,9 +23,10 @@ from analysis import looks, nominal, plot, scales
 from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, distance, drawn
 from analysis.words import BUBBLE, TIME, closing, doubts, least_memory, points, sentences, spread, versus
-from microp.settings import run_command
+from microp.records import LAUNCH, over_launches
+from microp.results import Store, records, worst_rank_mib
 from microp.simulator import simulate
-from microp.store import LAUNCH, Store, over_launches, records, worst_rank_mib
+from microp.system import run_command
 from microp.trace import bubble_fraction
 
 NAME = "schedules"

@@ -38,18 +38,9 @@ from analysis.words import (
     spread,
     versus,
 )
-from microp.settings import run_command
-from microp.store import (
-    LAUNCH,
-    WIDE_FRACTION,
-    Plan,
-    Store,
-    finished_runs,
-    over_launches,
-    read_plans,
-    records,
-    worst_rank_mib,
-)
+from microp.records import LAUNCH, WIDE_FRACTION, Plan, over_launches, read_plans
+from microp.results import Store, finished_runs, records, worst_rank_mib
+from microp.system import run_command
 
 QUANTITIES = {  # column -> its label, and a width of the interval that is never too wide
     "step_ms.median": ("step time, ms", 0.0),

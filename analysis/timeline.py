@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.command import absent, command_parser
-from microp.settings import run_command
-from microp.store import (
+from microp.records import (
     RecordError,
     attempts,
     check_attempt,
@@ -27,6 +26,7 @@ from microp.store import (
     read_traced_step,
     row_files,
 )
+from microp.system import run_command
 from microp.trace import figure, perfetto, screen, timeline
 
 REMEDY = "give a folder below outputs/runs"

@@ -19,7 +19,7 @@ import pandas as pd
 
 from analysis import fitting
 from microp.job import NOT_ASKED
-from microp.store import LAUNCH
+from microp.records import LAUNCH
 
 FIRST = ("chunks", "ranks", "batch_size", "schedule", "partition", "checkpointing", "model", "device", "comms")
 

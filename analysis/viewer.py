@@ -30,8 +30,9 @@ from typing import Any
 import pandas as pd
 
 from analysis.varied import varying
+from microp.records import TracedStep, read_traced_step
+from microp.results import records
 from microp.schedule import Op, Schedule
-from microp.store import TracedStep, read_traced_step, records
 from microp.trace import COLOURS, INK, REDUCTION, Reduction, Span, ends_at, header, shade
 
 HERE = Path(__file__).parent

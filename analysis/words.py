@@ -16,7 +16,8 @@ from typing import Any
 
 import pandas as pd
 
-from microp.store import LAUNCH, RANGE_UP_TO, compare, launch_times, over_launches
+from microp.records import LAUNCH, RANGE_UP_TO, over_launches
+from microp.results import compare, launch_times
 
 TIME, BUBBLE = "step_ms.median", "bubble.measured"
 KIB_BELOW = 0.1  # MiB

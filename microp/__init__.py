@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
-    from microp.app import ConfigError, Price, Run, RunError, measure, price
-    from microp.store import load_runs
+    from microp.commands.interface import Run, measure, price
+    from microp.commands.pricing import Price
+    from microp.config import ConfigError, RunError
+    from microp.results import load_runs
 
 __all__ = ["ConfigError", "Price", "Run", "RunError", "load_runs", "measure", "price"]
 
@@ -34,5 +36,12 @@ def __getattr__(name: str) -> Any:
     from microp import app, store
 
     if name == "__version__":
-        return app.installed_version()
-    return getattr(store if name == "load_runs" else app, name)
+        from microp.system import installed_version
+
+        return installed_version()
+    if name not in __all__:
+        raise AttributeError(f"module 'microp' has no attribute {name!r}")
+    from microp import config, results
+    from microp.commands import interface
+
+    return next(getattr(module, name) for module in (interface, config, results) if hasattr(module, name))

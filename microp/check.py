@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from microp.app import answer_version, self_checks
-from microp.settings import CommandParser, run_command
+from microp.bench import self_checks
+from microp.system import CommandParser, answer_version, run_command
 from microp.terminal import console
 
 

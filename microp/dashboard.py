@@ -6,14 +6,17 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 
-from microp.settings import run_command
+from microp.system import run_command
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Make two workspaces and a report on the W&B server, or print them as JSON. Exit code 2 for bad input."""
-    from microp.app import about_sweep, answer_version, sweep_names
-    from microp.settings import NEEDS_KEY, CommandParser, has_key
-    from microp.store import RecordError, varied, wandb_dashboard
+    from microp.config import about_sweep
+    from microp.mirror import dashboard as wandb_dashboard
+    from microp.records import RecordError
+    from microp.results import varied
+    from microp.settings import NEEDS_KEY
+    from microp.system import CommandParser, answer_version, has_key, sweep_names
     from microp.terminal import console
 
     answer_version()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from microp.app import answer_version, busy_machine, overheads
-from microp.settings import CommandParser, run_command
+from microp.bench import busy_machine, overheads
+from microp.system import CommandParser, answer_version, run_command
 
 
 def main(arguments: list[str] | None = None) -> int:

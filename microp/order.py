@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from microp.settings import run_command
+from microp.system import run_command
 
 
 def main() -> None:
-    """Compose, check, search, show. Exit code 2 for bad input."""
-    from microp import app
+    from microp.commands import ordering
+    from microp.sweep import run_app
 
-    app.run_app("order", app.run_order)
+    run_app("order", ordering.run_order)
 
 
 if __name__ == "__main__":

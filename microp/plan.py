@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from microp.settings import run_command
+from microp.system import run_command
 
 
 def main() -> None:
-    """Compose, check, search, show. Exit code 2 for bad input."""
-    from microp import app
+    from microp.commands import planning
+    from microp.sweep import run_app
 
-    sys.argv[1:] = app.search_words(sys.argv[1:])
-    app.run_app("plan", app.run_plan)
+    sys.argv[1:] = planning.search_words(sys.argv[1:])
+    run_app("plan", planning.run_plan)
 
 
 if __name__ == "__main__":

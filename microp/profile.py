@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from microp.settings import run_command
+from microp.system import run_command
 
 
 def main() -> None:
-    """Compose, check, measure, write. Exit code 2 for bad input."""
-    from microp import app
+    from microp.commands import profiling
+    from microp.sweep import run_app
 
-    app.run_app("profile", app.run_profile)
+    run_app("profile", profiling.run_profile)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 def main() -> None:
     """Compose, check, run, show. Exit code 1 if a run failed, 2 for bad input, 130 after Ctrl-C."""
     try:
-        from microp.settings import run_command
+        from microp.system import run_command
 
         run_command(_run)
     except KeyboardInterrupt:  # during the import
@@ -17,9 +17,9 @@ def main() -> None:
 
 
 def _run() -> None:
-    from microp import app
+    from microp.sweep import run_app, run_point
 
-    app.run_app("config", app.run_point)
+    run_app("config", run_point)
 
 
 if __name__ == "__main__":

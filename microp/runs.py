@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from microp.settings import read_run_options, run_command
+from microp.system import run_command
+from microp.terminal import read_run_options
 
 
 def main(arguments: list[str] | None = None) -> int:
     """List, compare or delete recorded runs."""
-    from microp.app import answer_version
+    from microp.system import answer_version
 
     answer_version()
     options = read_run_options(str(__doc__).partition(": ")[2], arguments)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from microp.settings import run_command
+from microp.system import run_command
 
 
 def main() -> None:
-    """Compose, check, price, show. Exit code 2 for bad input."""
-    from microp import app
+    from microp.commands import pricing
+    from microp.sweep import run_app
 
-    app.run_app("simulate", app.run_price)
+    run_app("simulate", pricing.run_price)
 
 
 if __name__ == "__main__":

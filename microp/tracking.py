@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from microp.app import answer_version
-from microp.settings import NEEDS_KEY, CommandParser, TrackingSettings, has_key, out_of_reach, run_command
-from microp.store import attempts, check_attempt, in_words, is_running, mirror, read_config
+from microp.mirror import is_running, mirror
+from microp.records import attempts, check_attempt, in_words, read_config
+from microp.settings import NEEDS_KEY, TrackingSettings
+from microp.system import CommandParser, answer_version, has_key, out_of_reach, run_command
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -42,10 +42,12 @@ from typing import Any, NamedTuple
 import torch
 
 import microp
-from microp.app import CONF, job_of, self_checks
+from microp.bench import self_checks
+from microp.factory import job_of
 from microp.job import Job
 from microp.schedule.builders import gpipe
 from microp.settings import EngineSettings
+from microp.system import CONF
 from microp.worker import launch_ranks, monolith
 
 PART_S, LAST_START_S = 120, 440  # the longest time of a part; after how many seconds none begins, per GPU of two

@@ -27,7 +27,7 @@ from analysis import (
     schedules,
     sweep,
 )
-from microp.store import LAUNCH
+from microp.records import LAUNCH
 from tests.made_sweeps import (
     Rows,
     checkpoint_runs,

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from analysis import engine_speed
+from microp.records import LAUNCH
 from microp.schedule import Schedule, builders
 from microp.simulator import Costs, closed_forms
-from microp.store import LAUNCH
 from microp.trace import KINDS
 from tests.made_up import run
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pandas as pd
 
+from microp.records import LAUNCH
 from microp.schedule import Schedule, to_text
 from microp.simulator import Costs, kind_of, simulate
-from microp.store import LAUNCH
 from microp.trace import MOMENTS, bubble_fraction, busy, in_flight_peak, makespan
 
 

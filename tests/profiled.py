@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from microp.planner import DIVIDED, UNDIVIDED, After, Case, Machine, Profile, Transport
+from microp.profiling import DIVIDED, UNDIVIDED, Case, Machine, Profile, Transport
+from microp.profiling.profile import After
 from microp.schedule import Schedule
 from microp.settings import NEVER, Checkpointing, MlpSettings
 from microp.simulator import LayerMemory, LayerTimes, Size, costs_of, simulate

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from user import microp
 
-from microp.store import LAUNCH, Store
+from microp.records import LAUNCH
+from microp.results import Store
 
 SMALL = ["model.layers=4", "model.dim=32", "batch_size=8", "steps=3", "warmup_steps=1", "tracking=disabled"]
 SWEPT = ["schedule=gpipe,1f1b", "chunks=2,4", "repeat=0,1"]

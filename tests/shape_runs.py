@@ -23,8 +23,8 @@ from conftest import CHECKPOINTING, small_job
 from threads import in_threads
 from torch import Tensor, nn
 
-from microp.app.model_factory import own_model
 from microp.comms import Comms, thread_comms
+from microp.config.model_factory import own_model
 from microp.job import Job
 from microp.model import open_data
 from microp.model.randomness import derive_seed

@@ -9,10 +9,10 @@ from typing import Any
 
 from configs import config
 
-from microp.app import make_job
-from microp.app.config import Config, to_yaml
+from microp.config.config import Config, to_yaml
+from microp.factory import make_job
 from microp.job import Job
-from microp.store import RankRecorder, new_attempt, write_json, write_schedule
+from microp.records import RankRecorder, new_attempt, write_json, write_schedule
 
 NOON = 1_795_348_800.0  # 22 November 2026, 12:00 UTC
 ENV = {"commit": "c0ffee", "processor": "a processor", "cores": 2, "gpus": [], "python": "3.11", "experiment": None}

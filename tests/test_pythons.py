@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from configs import config, problems
 
-from microp.app import make_job
+from microp.factory import make_job
 
 ROOT = Path(__file__).parents[1]
 

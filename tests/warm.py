@@ -63,8 +63,8 @@ PACKAGES = [
     ),
     *("microp.planner", "microp.worker"),  # with all packages below them
     "microp.worker.library",  # reads the text on which most ranks train
-    *("microp.app.hydra_app", "microp.app.interface", "microp.app.pricing", "microp.app.sweep"),
-    *("microp.app.attempt", "microp.app.joined", "microp.app.planning"),
+    *("microp.sweep.hydra_app", "microp.commands.interface", "microp.commands.pricing", "microp.sweep.sweep"),
+    *("microp.sweep.attempt", "microp.sweep.joined", "microp.commands.planning"),
     *("multiprocessing.queues", "multiprocessing.popen_forkserver", "torch._subclasses.schema_check_mode"),
 ]
 WITHOUT_RANKS = ("analysis", "microp.null_stages", "microp.order", "microp.plan", "microp.runs", "microp.simulate")

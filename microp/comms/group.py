@@ -19,7 +19,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from microp.comms.base import Comms, Inbox, Message, Outbox, Pending, PostedReceive, PostedSend, Sum, check_reduction
+from microp.comms.base import (
+    Comms,
+    Inbox,
+    Message,
+    Outbox,
+    Pending,
+    PostedReceive,
+    PostedSend,
+    Sum,
+    check_reduction,
+)
 from microp.comms.countdown import TICK_S, Countdown
 from microp.comms.hosts import Hosts
 

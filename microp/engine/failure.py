@@ -11,8 +11,8 @@ Ranks are counted over all replicas, as in the names of the files.
 from __future__ import annotations
 
 from microp.comms import Comms, awaited_rank, trail
+from microp.records import in_words
 from microp.schedule import Schedule
-from microp.store import in_words
 
 
 def describe_failure(comms: Comms, schedule: Schedule, error: BaseException, step: int | None = None) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
-from microp.app import answer_version
 from microp.labs import LABS
-from microp.settings import CommandParser, run_command
+from microp.system import CommandParser, answer_version, run_command
 
 WIDTH = 79
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-from microp.app import job_of
 from microp.comms import Comms
+from microp.factory import job_of
 from microp.job import Job
-from microp.settings import MIB, run_command
+from microp.system import MIB, run_command
 from microp.worker import Trainer, launch_ranks
 
 WIDTH = 72

@@ -11,7 +11,7 @@ The optimizer steps after all M microbatches, so its gradients are those of the 
 from __future__ import annotations
 
 from microp.labs.pipeline import show
-from microp.settings import run_command
+from microp.system import run_command
 
 
 def main() -> dict[str, list[float]]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from microp.app import job_of
+from microp.factory import job_of
 from microp.model import build_model, open_data
-from microp.settings import run_command
+from microp.system import run_command
 from microp.worker import monolith
 
 

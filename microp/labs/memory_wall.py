@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 
-from microp.app import job_of
 from microp.device import probe_layers
-from microp.settings import CommandParser, run_command
+from microp.factory import job_of
 from microp.simulator import stage_bytes
+from microp.system import CommandParser, run_command
 
 GB = 1e9
 MEASURED_DIM = 256

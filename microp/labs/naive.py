@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from microp.labs.pipeline import show
-from microp.settings import run_command
+from microp.system import run_command
 
 
 def main() -> dict[str, list[float]]:

@@ -20,10 +20,10 @@ from statistics import median
 
 import torch
 
-from microp.app import job_of
 from microp.comms import Comms, Message, init_process_group
+from microp.factory import job_of
 from microp.job import Job
-from microp.settings import MIB, is_joined, run_command
+from microp.system import MIB, is_joined, run_command
 from microp.worker import launch_ranks
 
 SIZES = [2**power for power in range(10, 25, 2)]  # bytes

@@ -9,7 +9,7 @@ from torch import nn
 
 from microp.job import Job
 from microp.model import open_data
-from microp.store import read_rows
+from microp.records import read_rows
 from microp.terminal import Board
 from microp.worker import launch_ranks, monolith
 

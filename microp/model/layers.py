@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from microp.model.randomness import Dropout, derive_seed
-from microp.settings import BYTES, Computing, GptSettings, ModelSettings
+from microp.settings import Computing, GptSettings, ModelSettings
+from microp.system import BYTES
 
 
 class Model(ABC):

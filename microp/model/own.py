@@ -28,7 +28,8 @@ from torch import Tensor, nn
 
 from microp.model.layers import Gpt, Mlp, Model
 from microp.model.randomness import GENERATOR, Reseeded, derive_seed, generator_states, seed_generators
-from microp.settings import BYTES, GptSettings, ModelSettings, OwnSettings, TiedWeight
+from microp.settings import GptSettings, ModelSettings, OwnSettings, TiedWeight
+from microp.system import BYTES
 
 
 @dataclass(frozen=True)

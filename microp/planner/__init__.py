@@ -12,20 +12,5 @@
 from microp.planner.advice import advice, fill_text
 from microp.planner.balance import NoRoomError, Task, cut
 from microp.planner.choices import ORDERS, POLICIES, Choice, Priced, Pricer, Subject
-from microp.planner.fit import crowded_factors, fit_times, fit_transport, line, numbers_of_rows, row_factors
-from microp.planner.forecast import Forecast, forecast, optimizer_times, peak_memory_mib, stage_costs
 from microp.planner.prices import EstimatedPrices, LayerPrices, Loads, NominalPrices, Prices, ProfilePrices
-from microp.planner.profile import (
-    DIVIDED,
-    TORCH,
-    UNDIVIDED,
-    After,
-    Machine,
-    Profile,
-    Transport,
-    model_problem,
-    read_plain,
-    to_plain,
-)
-from microp.planner.samples import FEWEST, Case, Sample, between, samples_of
 from microp.planner.search import Found, Space, search, what_binds

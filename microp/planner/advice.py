@@ -13,8 +13,8 @@ from math import inf
 
 from microp.planner.choices import ORDERS, Choice, Priced, Pricer
 from microp.schedule.builders import LOOPED, V_SHAPED
-from microp.settings import size_text
 from microp.simulator import Part
+from microp.system import size_text
 
 MOST = 3  # changes that are named
 SMALL_PART = 0.03  # of a rank's memory: a smaller part is not named

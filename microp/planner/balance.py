@@ -25,8 +25,8 @@ from microp import trace
 from microp.job import Workload
 from microp.planner.prices import Loads, Prices
 from microp.schedule import Partition, uniform
-from microp.settings import GIB
 from microp.simulator import PER_STAGE, Costs, LayerMemory, Ranks, simulate, step_times
+from microp.system import GIB
 
 MOST = 5_000  # partitions that are simulated at once
 EFFORT = 1_000_000  # their actions

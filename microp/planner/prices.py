@@ -16,15 +16,15 @@ from math import inf, prod
 from typing import Any
 
 from microp.job import Workload
-from microp.planner.forecast import (
+from microp.profiling import (
     Forecast,
+    Profile,
     forecast,
     last_ends,
     last_optimizer,
     optimizer_times,
     stage_costs,
 )
-from microp.planner.profile import Profile
 from microp.settings import DeviceSettings, EmulatedSettings, EstimateSettings, ModelSettings
 from microp.simulator import (
     NO_TIMES,

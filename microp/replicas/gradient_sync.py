@@ -21,7 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from microp.comms import Comms, GroupComms, Ring, ShmComms, direct_sums
 from microp.device import Device, Run
 from microp.replicas.buckets import Bucket, Buckets, Start, each_alone, fill
-from microp.settings import MIB, BucketSettings, SyncSettings
+from microp.settings import BucketSettings, SyncSettings
+from microp.system import MIB
 from microp.trace import Reduction
 
 OpenSums = Callable[[Sequence[tuple[int, torch.dtype]]], Iterable[Start]]

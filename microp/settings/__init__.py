@@ -9,12 +9,10 @@ lists the wrong values: one sentence each, with the value, the rule and the reme
 the same name (model, device, comms) builds the object that the settings describe.
 """
 
-from microp.settings.command_line import CommandParser, override, run_command
 from microp.settings.comms import COPYING, HOLDS_NOTHING, CommsSettings, Holds, transport_holds
 from microp.settings.data import DataSettings, SyntheticSettings, TextSettings
 from microp.settings.device import CudaSettings, DeviceSettings, EmulatedSettings, EstimateSettings
 from microp.settings.launch import LaunchSettings, SlurmSettings, no_slurm
-from microp.settings.machine import is_joined, is_over_hosts, memory_bytes, no_compiler, processor, this_host
 from microp.settings.model import (
     AS_WRITTEN,
     LOWERED,
@@ -29,10 +27,7 @@ from microp.settings.model import (
     TiedWeight,
     own_settings,
 )
-from microp.settings.redaction import redact_values, redact_words
 from microp.settings.rules import Line, Name, OneOf, Positive, Range, broken_rules, quoted
-from microp.settings.run_options import RunOptions, read_run_options
-from microp.settings.sizes import BYTES, GIB, KIB, MIB, size_text
 from microp.settings.tokens import TokenSettings
 from microp.settings.tracking import NEEDS_KEY, TrackingSettings, not_writable
 from microp.settings.training import (
@@ -48,4 +43,3 @@ from microp.settings.training import (
     SnapshotSettings,
     SyncSettings,
 )
-from microp.settings.wandb_server import has_key, out_of_reach, server

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Annotated
 from zlib import crc32
 
-from microp.settings.machine import memory_bytes
 from microp.settings.rules import PATH, Line, Name, broken_rules, quoted
-from microp.settings.sizes import BYTES, GIB
+from microp.system import BYTES, GIB, memory_bytes
 
 MOST_FILES = 100_000
 _HEAD = 2**20  # bytes at the beginning of the data that are read for their checksum

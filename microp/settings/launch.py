@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated
 
-from microp.settings.machine import TORCHRUN
 from microp.settings.rules import Line, OneOf, Positive, Range, broken_rules, quoted
+from microp.system import TORCHRUN
 
 MOST = 1_000_000  # minutes, or jobs
 
@@ -48,10 +48,6 @@ class LaunchSettings:
                 "or replicas"
             )
         return found
-
-
-
-
 
 
 @dataclass

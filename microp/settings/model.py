@@ -9,9 +9,8 @@ from itertools import accumulate
 from math import prod
 from typing import Annotated, Any
 
-from microp.settings.command_line import override
 from microp.settings.rules import Name, OneOf, Range, broken_rules
-from microp.settings.sizes import BYTES
+from microp.system import BYTES, override
 
 LOWERED = {"bf16": "bfloat16"}  # a value of the key `dtype` -> torch's name of the type
 TiedWeight = tuple[tuple[int, str], ...]

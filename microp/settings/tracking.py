@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from microp.settings.rules import Line, broken_rules
-from microp.settings.wandb_server import has_key, out_of_reach
+from microp.system import has_key, out_of_reach
 
 MODES = ("offline", "online", "disabled")
 NEEDS_KEY = "needs a W&B key: set WANDB_API_KEY or run `wandb login`, or"

@@ -24,7 +24,15 @@ from microp.simulator.calibration import (
 )
 from microp.simulator.costs import NO_TIMES, PER_STAGE, Costs, LayerTimes, costs_of, for_stages, ratio
 from microp.simulator.link_model import LINK_MODELS, LinkModel
-from microp.simulator.memory import MOST_ROWS, LayerBytes, LayerMemory, Size, StageBytes, stage_bytes, weight_bytes
+from microp.simulator.memory import (
+    MOST_ROWS,
+    LayerBytes,
+    LayerMemory,
+    Size,
+    StageBytes,
+    stage_bytes,
+    weight_bytes,
+)
 from microp.simulator.nominal import nominal_costs, nominal_optimizer, slowed
 from microp.simulator.rank_memory import Part, Ranks
 from microp.simulator.shared_cores import simulate_on_cores

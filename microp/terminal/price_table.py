@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from microp.store import same, swept
+from microp.results import same, swept
 from microp.terminal.columns import Column, paragraph
 from microp.terminal.columns import show as show_columns
 from microp.terminal.console import out

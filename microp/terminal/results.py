@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from microp.store import PointRow
+from microp.results import PointRow
 from microp.terminal.columns import Column, number
 from microp.terminal.console import arrow
 

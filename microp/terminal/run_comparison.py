@@ -23,12 +23,12 @@ from collections.abc import Iterator
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
-from microp.store import (
+from microp.records import changed_between
+from microp.results import (
     FIGURES,
     Group,
     Pairing,
     SelectionError,
-    changed_between,
     is_missing,
     pair_questions,
     records,

@@ -19,32 +19,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from microp.job import NOT_ASKED
-from microp.settings import RunOptions, size_text
-from microp.store import (
-    DISTURBANCES,
-    Belongings,
+from microp.mirror import Belongings, belongings, is_running, remove
+from microp.records import DISTURBANCES, attempts, disturbances
+from microp.results import (
     PointRow,
     Runs,
     SelectionError,
-    attempts,
-    belongings,
     column_named,
-    disturbances,
     find,
     is_missing,
-    is_running,
     nothing_found,
     read_groups,
-    remove,
     shown,
     spelling,
     split_outside_brackets,
     swept,
     when,
 )
+from microp.system import size_text
 from microp.terminal import columns, results, run_comparison
 from microp.terminal.columns import Column, counted
 from microp.terminal.console import error, note, out, warn
+from microp.terminal.run_options import RunOptions
 from microp.terminal.run_table import swept_columns
 
 if TYPE_CHECKING:  # --help does without pandas

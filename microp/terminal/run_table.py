@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from microp.store import DISTURBANCES, PointRow, same, swept, verdicts
+from microp.records import DISTURBANCES
+from microp.results import PointRow, same, swept, verdicts
 from microp.terminal.columns import Column, paragraph, show
 from microp.terminal.console import error, out
 from microp.terminal.results import results

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from microp.store import clocks_text, read_traced_step
+from microp.records import clocks_text, read_traced_step
 from microp.terminal.console import out
 from microp.trace import screen, timeline
 

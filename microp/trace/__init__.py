@@ -34,6 +34,18 @@ from microp.trace.reductions import (
 )
 from microp.trace.scale import MILLISECONDS, UNITS
 from microp.trace.screen import screen
-from microp.trace.spans import MOMENTS, Actions, B, Column, F, Span, Spans, StepTrace, W, as_spans, column_type
+from microp.trace.spans import (
+    MOMENTS,
+    Actions,
+    B,
+    Column,
+    F,
+    Span,
+    Spans,
+    StepTrace,
+    W,
+    as_spans,
+    column_type,
+)
 from microp.trace.time_breakdown import KINDS, StepClock, account
 from microp.trace.timeline import Line, header, plain, timeline

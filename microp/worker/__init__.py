@@ -6,12 +6,9 @@
     monolith                                                       the same model without a pipeline
 """
 
-from microp.worker import monolith
-from microp.worker.failure import RankError
+from microp.worker.failure import RankError, error_of
 from microp.worker.first_not_finite import DivergedRunError, Start, explained
-from microp.worker.joined import gather_rows, run_joined
-from microp.worker.launch import launch_ranks
-from microp.worker.meeting import HostsError, Joined, join
+from microp.worker.launch import LOOPBACK_INTERFACE, connect, end_with_parent, keep_freed_memory, launch_ranks
 from microp.worker.profiling import record_cases
 from microp.worker.rank import run_rank
 from microp.worker.row_times import record_rows

@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from microp.comms import Heartbeats, last_awaited
 from microp.job import Job
-from microp.store import Row, WriteError, full_disk, read_errors
+from microp.records import Row, WriteError, full_disk, read_errors
 
 _BEGINS = "Traceback (most recent call last):"
 

@@ -25,9 +25,9 @@ from torch import Tensor
 from microp.comms import Comms
 from microp.job import Job, Snapshot
 from microp.model import Stage
+from microp.records import read_errors, read_rows, snapshots
 from microp.schedule import Action, Op
 from microp.settings import SyncSettings
-from microp.store import read_errors, read_rows, snapshots
 from microp.worker.failure import RankError, remedy
 from microp.worker.snapshot import Snapshots
 from microp.worker.trainer import Trainer

@@ -33,11 +33,19 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from microp.comms import Comms, Heartbeats, Hosts, Place, StagedComms, init_process_group, process_state
+from microp.comms import (
+    Comms,
+    Heartbeats,
+    Hosts,
+    Place,
+    StagedComms,
+    init_process_group,
+    process_state,
+)
 from microp.device import gpu_of
 from microp.job import Job
-from microp.settings import KIB
-from microp.store import full_disk
+from microp.records import full_disk
+from microp.system import KIB
 from microp.worker.failure import what_failed
 from microp.worker.rank import run_rank
 

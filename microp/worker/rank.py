@@ -24,7 +24,7 @@ from time import perf_counter_ns
 from microp.comms import Comms, Place, last_awaited
 from microp.engine import ActionError, describe_failure
 from microp.job import Job
-from microp.store import RankRecorder, Row, WriteError
+from microp.records import RankRecorder, Row, WriteError
 from microp.worker.failure import DivergedError, remedy
 from microp.worker.snapshot import Snapshots
 from microp.worker.trainer import Trainer

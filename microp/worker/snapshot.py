@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from microp.comms import Comms, Place
 from microp.job import Job
-from microp.store import RecordError, StepRow, in_words, snapshots, unwritable
+from microp.records import RecordError, StepRow, in_words, snapshots, unwritable
 from microp.worker.failure import DivergedError, not_finite, remedy
 from microp.worker.trainer import Trainer
 

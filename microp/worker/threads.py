@@ -19,7 +19,7 @@ import torch
 
 from microp.comms import Comms, Heartbeats, thread_comms
 from microp.job import Job
-from microp.store import read_errors
+from microp.records import read_errors
 from microp.worker.failure import error_of
 from microp.worker.rank import run_rank
 

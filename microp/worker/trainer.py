@@ -19,11 +19,12 @@ from microp.device import ActivationMeter, open_device
 from microp.engine import Boundary, Engine, Limit, Runner, TorchEngine
 from microp.job import Job
 from microp.model import Batch, Stage, build_model, generator_states, open_data
+from microp.records import StepRow
 from microp.replicas import open_sync
 from microp.schedule import Schedule
-from microp.settings import MIB, OwnSettings
+from microp.settings import OwnSettings
 from microp.simulator import kind_of
-from microp.store import StepRow
+from microp.system import MIB
 from microp.trace import Actions, StepTrace, time_reducing
 from microp.worker.compiling import compile_stages
 from microp.worker.equal_weights import check_equal_weights

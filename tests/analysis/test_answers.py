@@ -10,9 +10,10 @@ from costs_helper import equal
 from analysis import sweep, words
 from analysis.__main__ import EXPERIMENTS, OVER_ALL_RUNS
 from analysis.command import answer_of
+from microp.records import LAUNCH
+from microp.results import Store
 from microp.schedule.builders import gpipe, naive, one_f_one_b, zb_h1
 from microp.simulator import Costs, simulate
-from microp.store import LAUNCH, Store
 from microp.trace import KINDS, makespan
 from tests.boxes import faults
 from tests.made_sweeps import made

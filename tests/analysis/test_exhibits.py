@@ -11,8 +11,9 @@ import pytest
 from analysis import engine_speed, m_sensitivity, prediction, rank_time
 from analysis.forecasts import errors, forecasts, kendall, regrets, summary
 from analysis.timeline import time_table
+from microp.records import LAUNCH, write_schedule
+from microp.results import Store
 from microp.schedule.builders import gpipe
-from microp.store import LAUNCH, Store, write_schedule
 from tests.made_sweeps import made
 from tests.made_up import Made, by_stem
 

@@ -13,10 +13,10 @@ from costs_helper import equal
 from analysis import checkpoint_overhead, gradient_sync, hop_latency, hybrid, nominal, partition_skew, schedules
 from analysis.gradient_sync import MIB, alpha_beta
 from analysis.memory_law import boundary_mib, laws, peak_of
+from microp.records import LAUNCH, RecordError, write_schedule
 from microp.schedule import builders as builders
 from microp.schedule.builders import gpipe, one_f_one_b
 from microp.simulator import Costs, simulate
-from microp.store import LAUNCH, RecordError, write_schedule
 from microp.trace import ends_at, reductions
 from tests.made_up import Made, by_stem, run, saves
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from user import ROOT, add_schedule, microp
 
-from microp.store import finished_runs
+from microp.results import finished_runs
 
 NAME = "mine"  # the option; the function calls it `backwards_first`
 QUICK = ["tracking=disabled", "comms=threads", "steps=1", "warmup_steps=1", "model.dim=32"]

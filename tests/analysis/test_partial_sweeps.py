@@ -9,7 +9,7 @@ import pytest
 
 from analysis import hop_latency, m_sensitivity, partition_skew
 from analysis.command import answer_of
-from microp.store import LAUNCH
+from microp.records import LAUNCH
 from tests.made_cases import CASES
 from tests.made_sweeps import made
 from tests.made_up import Made, saves

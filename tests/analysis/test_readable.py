@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis import looks, rank_time, sweep
-from microp.store import LAUNCH
+from microp.records import LAUNCH
 from tests.boxes import unreadable
 from tests.made_cases import CASES
 from tests.made_sweeps import made, schedule_runs

@@ -25,9 +25,10 @@ from analysis.command import main
 from analysis.exhibit import provenance
 from analysis.overview import _disturbed
 from analysis.page import escaped
+from microp.records import LAUNCH, write_json
+from microp.results import Store
 from microp.schedule.builders import gpipe, one_f_one_b
 from microp.simulator import replay, schedule_of, simulate
-from microp.store import LAUNCH, Store, write_json
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from costs_helper import equal
 from made_up import run
 
 from analysis import viewer
+from microp.results import Store
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_v
-from microp.store import Store
 
 
 def timelines(*rows):

@@ -10,10 +10,10 @@ import pytest
 from profiled import profile
 from user import microp
 
+from microp.records import write_profile
 from microp.schedule import from_text, validate
 from microp.settings import MlpSettings
 from microp.simulator import Costs, simulate
-from microp.store import write_profile
 from microp.trace import makespan
 
 SMALL = ("ranks=2", "chunks=4", "search.seconds=1", "costs.forward=[1,3]", "costs.backward=2", "costs.weight=1")

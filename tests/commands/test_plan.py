@@ -8,9 +8,9 @@ import shlex
 import pytest
 from user import microp, read
 
-from microp.app import ConfigError, compose_config, search_words
-from microp.app.config import read_composed
-from microp.app.planning import make_plan
+from microp.commands.planning import make_plan, search_words
+from microp.config import ConfigError, compose_config
+from microp.config.config import read_composed
 
 WORDS = ["device=emulated", "device.per=[layer,row]", "device.forward_ms=0.1", "device.backward_ms=0.2"]
 SMALL = ["model.layers=4", "model.dim=32", "batch_size=8"]

@@ -9,7 +9,8 @@ import pytest
 from stored import store_run
 
 from microp import runs as command
-from microp.store import hold, load_runs, this_process, write_json
+from microp.records import hold, this_process, write_json
+from microp.results import load_runs
 
 
 def with_wandb(attempt: Path, uid: str, **status) -> list[Path]:

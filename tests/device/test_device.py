@@ -7,13 +7,13 @@ import torch
 from configs import config
 from conftest import CHECKPOINTING, small_job
 
-from microp.app import config_checks
 from microp.device import ActivationMeter, Cpu, MemoryMeter
+from microp.factory import config_checks
 from microp.model import Batch, Stage, build_model
+from microp.records import read_rows
 from microp.schedule.builders import gpipe, naive, one_f_one_b
 from microp.settings import DeviceSettings, MlpSettings
-from microp.store import read_rows
-from microp.worker import run_threads
+from microp.worker.threads import run_threads
 
 MIB = 2**20
 

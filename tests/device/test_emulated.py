@@ -10,11 +10,12 @@ from conftest import CHECKPOINTING, mlp, small_job
 from emulation import opened, settings, shortest, workload
 from threads import in_threads
 
+from microp.records import disturbances, read_rows, read_spans, summarise
 from microp.schedule import Action, Op, uniform
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
 from microp.simulator import Costs, nominal_costs
-from microp.store import disturbances, read_rows, read_spans, summarise
-from microp.worker import monolith, run_threads
+from microp.worker import monolith
+from microp.worker.threads import run_threads
 
 # --- what an action costs ------------------------------------------------------------------------
 

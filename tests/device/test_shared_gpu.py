@@ -15,14 +15,15 @@ from configs import config, problems, warnings
 from conftest import small_job
 from user import until
 
-from microp.app import make_job
-from microp.app.partition_factory import memory_cap
-from microp.app.profile_cases import make_plan
-from microp.app.profiles import machine_of
 from microp.device import Cpu, Utilisation, gpu_of
-from microp.settings import GIB, CudaSettings, processor
-from microp.store import summarise
-from microp.worker import run_threads
+from microp.factory import make_job
+from microp.factory.partition_factory import memory_cap
+from microp.factory.profiles import machine_of
+from microp.profiling.cases import make_plan
+from microp.records import summarise
+from microp.settings.device import CudaSettings
+from microp.system import GIB, processor
+from microp.worker.threads import run_threads
 
 SHARED = ("device=cuda", "device.share=true")
 

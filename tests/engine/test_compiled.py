@@ -17,8 +17,10 @@ from threads import in_threads
 from microp.model import compiled
 from microp.schedule import builders, skewed, uniform
 from microp.schedule.builders import gpipe, interleaved
-from microp.settings import AS_WRITTEN, Computing, MlpSettings, machine
-from microp.worker import RankError, Trainer, compiling, monolith, run_threads
+from microp.settings import AS_WRITTEN, Computing, MlpSettings
+from microp.system import machine
+from microp.worker import RankError, Trainer, compiling, monolith
+from microp.worker.threads import run_threads
 
 COMPILED = Computing(compile=True)
 MODELS = {

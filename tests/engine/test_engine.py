@@ -8,10 +8,11 @@ import pytest
 import torch
 from conftest import small_job
 
+from microp.records import read_spans
 from microp.schedule.builders import gpipe, naive, one_f_one_b
-from microp.store import read_spans
 from microp.trace import in_flight_peak
-from microp.worker import Trainer, launch_ranks, run_threads
+from microp.worker import Trainer, launch_ranks
+from microp.worker.threads import run_threads
 
 
 @pytest.mark.parametrize(("build", "ranks"), [(gpipe, 3), (one_f_one_b, 3), (naive, 2)])
@@ -34,7 +35,7 @@ def test_measured_spans_keep_the_order_and_the_dependencies(build, ranks, tmp_pa
 def test_the_loss_falls_on_both_models(tmp_path):
     from conftest import gpt, mlp
 
-    from microp.store import read_rows
+    from microp.records import read_rows
 
     for model in (mlp(), gpt(dropout=0.0)):
         folder = tmp_path / model.name

@@ -30,7 +30,8 @@ from microp.model.randomness import GENERATOR
 from microp.schedule import Partition
 from microp.schedule.builders import gpipe, one_f_one_b, zb_h1, zb_v
 from microp.settings import EngineSettings, OwnSettings, SnapshotSettings
-from microp.worker import RankError, Trainer, launch_ranks, monolith, run_threads
+from microp.worker import RankError, Trainer, launch_ranks, monolith
+from microp.worker.threads import run_threads
 
 
 @cache

@@ -13,6 +13,8 @@ from emulation import settings
 
 from microp.job import TORCH_SCHEDULES
 from microp.job.torch_support import nearest_in_torch
+from microp.records import read_json, read_rows, read_spans, summarise, write_json
+from microp.records.summary import own_limits_ms
 from microp.schedule import uniform
 from microp.schedule.builders import (
     Drain,
@@ -26,7 +28,6 @@ from microp.schedule.builders import (
     zb_v,
 )
 from microp.settings import EngineSettings
-from microp.store import own_limits_ms, read_json, read_rows, read_spans, summarise, write_json
 from microp.worker import launch_ranks
 
 BUILDERS = {

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from microp.model import open_data
-from microp.settings import SyntheticSettings, TextSettings, TokenSettings
+from microp.settings import TextSettings, TokenSettings
+from microp.settings.data import SyntheticSettings
 
 
 @pytest.mark.parametrize("source", [TextSettings("text", None), SyntheticSettings("synthetic")], ids=lambda s: s.name)

@@ -9,10 +9,13 @@ from math import comb
 import pytest
 
 from microp.job import Workload
-from microp.planner import LayerPrices, Loads, NominalPrices, Task, cut
+from microp.planner import NominalPrices, Task
+from microp.planner.balance import cut
+from microp.planner.prices import LayerPrices, Loads
 from microp.schedule import balanced, builders, uniform
-from microp.settings import GIB, NEVER, Checkpointing, DeviceSettings, EmulatedSettings
+from microp.settings import NEVER, Checkpointing, DeviceSettings, EmulatedSettings
 from microp.simulator import LayerMemory, LayerTimes, Size
+from microp.system import GIB
 
 UNITS = NominalPrices(DeviceSettings("cpu", 1))
 ORDERS = [

@@ -11,9 +11,9 @@ from user import microp, read
 from microp.job import Workload
 from microp.planner import ProfilePrices, Task
 from microp.planner.prices import stage_loads
+from microp.records import write_profile
 from microp.schedule import balanced, builders, uniform
 from microp.settings import NEVER, DeviceSettings, MlpSettings
-from microp.store import write_profile
 
 MODEL = MlpSettings("mlp", 64, 8, "float32")
 DEVICE = DeviceSettings("cpu", 1)

@@ -8,7 +8,8 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from microp.planner import Choice, LayerPrices, NominalPrices, Pricer, Space, Subject, search, what_binds
+from microp.planner import Choice, NominalPrices, Pricer, Space, Subject, search, what_binds
+from microp.planner.prices import LayerPrices
 from microp.settings import DeviceSettings, EmulatedSettings
 from microp.simulator import LayerMemory, LayerTimes, Size
 

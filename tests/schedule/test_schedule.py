@@ -7,7 +7,18 @@ from itertools import product
 import pytest
 from drawn import read
 
-from microp.schedule import Action, Op, Partition, from_text, of_sizes, skewed, spread, to_text, uniform, validate
+from microp.schedule import (
+    Action,
+    Op,
+    Partition,
+    from_text,
+    of_sizes,
+    skewed,
+    spread,
+    to_text,
+    uniform,
+    validate,
+)
 from microp.schedule import builders as schedules
 from microp.schedule.builders import Drain, gpipe, naive, one_f_one_b
 from microp.schedule.format_rows import format_rows

@@ -18,12 +18,9 @@ from microp.settings import (
     SgdSettings,
     TrackingSettings,
     not_writable,
-    out_of_reach,
     quoted,
-    redact_values,
-    redact_words,
-    size_text,
 )
+from microp.system import out_of_reach, redact_values, redact_words, size_text
 
 EMULATED = EmulatedSettings("emulated", 1, 5.0, 10.0, None, None, 0.0, None, [])
 

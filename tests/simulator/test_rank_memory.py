@@ -13,7 +13,13 @@ from microp.job import Workload
 from microp.schedule import Op, Schedule, builders, from_text, spread
 from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
 from microp.simulator import LayerMemory, Ranks, Size, StageBytes, simulate
-from microp.simulator.rank_memory import COMING_GRADIENT, COMING_INPUT, SENT_GRADIENT, SENT_OUTPUT, held_counts
+from microp.simulator.rank_memory import (
+    COMING_GRADIENT,
+    COMING_INPUT,
+    SENT_GRADIENT,
+    SENT_OUTPUT,
+    held_counts,
+)
 from microp.trace import in_flight_peak
 
 ORDERS = [

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from conftest import small_job
 from rank_faults import EXITS, SIGNALS, Fault
 
+from microp.records import read_rows
 from microp.schedule.builders import one_f_one_b
-from microp.store import read_rows
 from microp.worker import RankError, launch_ranks
 from tests.soak.machine import Machine, Result
 

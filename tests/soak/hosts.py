@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hosts import NAMES, two_hosts, why_not
 
-from microp.store import RUNNING, read_json
+from microp.records import RUNNING, read_json
 from tests.soak.faults import new_folder
 from tests.soak.machine import Machine, Result, wait_until
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from microp.store import attempts, read_rows
+from microp.records import attempts, read_rows
 from tests.soak.long_runs import SMALL, last_line, new_folder, start, started_since, still_there, unfinished
 from tests.soak.machine import Machine, Result, wait_until
 

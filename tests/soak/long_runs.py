@@ -13,7 +13,7 @@ from pathlib import Path
 
 from user import ROOT
 
-from microp.store import read_rows
+from microp.records import read_rows
 from tests.soak import look
 from tests.soak.faults import BACKENDS
 from tests.soak.machine import Machine, Result, Usage, grown, usage, wait_until

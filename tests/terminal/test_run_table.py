@@ -10,10 +10,11 @@ import pytest
 from rich.console import Console
 from user import SMALL, microp
 
-from microp.app import Config
-from microp.app.config import compose_config, plain, read_config
-from microp.store import PointRow, disturbances, verdicts, write_table
-from microp.store.verdicts import BRACKETS
+from microp.config import Config
+from microp.config.config import compose_config, plain, read_config
+from microp.records import disturbances
+from microp.results import PointRow, verdicts, write_table
+from microp.results.verdicts import BRACKETS
 from microp.terminal import run_table
 
 FOUND = {

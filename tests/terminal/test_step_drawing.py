@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from user import until
 
+from microp.records import TracedStep
 from microp.schedule.builders import gpipe
 from microp.simulator import for_stages, simulate
-from microp.store import TracedStep
 from microp.terminal import Board, progress, step_drawing
 from microp.terminal.progress import TimeLeft
 

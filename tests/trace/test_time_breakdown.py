@@ -10,13 +10,13 @@ from conftest import CHECKPOINTING, small_job
 from costs_helper import equal
 from random_schedules import random_schedule
 
+from microp.records import read_rows, summarise
 from microp.schedule import Action, Op, Schedule
 from microp.schedule.builders import gpipe, interleaved, naive, one_f_one_b
 from microp.settings import EmulatedSettings
 from microp.simulator import Costs, simulate
-from microp.store import read_rows, summarise
 from microp.trace import KINDS, Span, StepClock, account, makespan
-from microp.worker import run_threads
+from microp.worker.threads import run_threads
 
 
 def ended_at_once(schedule: Schedule, spans: list[Span]) -> dict[int, StepClock]:

@@ -17,7 +17,16 @@ from random_schedules import random_costs, random_schedule
 from microp.schedule import Schedule
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_v
 from microp.simulator import Costs, for_stages, simulate
-from microp.trace import MILLISECONDS, UNITS, Reduction, Span, plain, reductions, screen, timeline
+from microp.trace import (
+    MILLISECONDS,
+    UNITS,
+    Reduction,
+    Span,
+    plain,
+    reductions,
+    screen,
+    timeline,
+)
 from microp.trace.cells import FILL, IDLE, REDUCED, SPARSE
 
 BOX = re.compile(r"(\d*)(?:(F)(\d*)-*|(B)(\d*)=*|(W)(\d*)~*)|[-=~]|[fbwR:·]")

@@ -11,11 +11,13 @@ from conftest import small_job
 from user import SMALL, microp, read
 
 from microp.model import Stage
+from microp.records import read_errors, read_rows, summarise
+from microp.records.recorder import to_json
 from microp.schedule.builders import one_f_one_b, zb_h1
 from microp.settings import SnapshotSettings
-from microp.store import read_errors, read_rows, summarise
-from microp.store.recorder import to_json
-from microp.worker import RankError, explained, first_not_finite, launch_ranks, run_threads
+from microp.worker import RankError, first_not_finite, launch_ranks
+from microp.worker.first_not_finite import explained
+from microp.worker.threads import run_threads
 
 
 def constant(name: str) -> float:

@@ -16,10 +16,11 @@ from rank_faults import Fault, Unreadable
 
 from microp.comms.processes import is_alive
 from microp.model import Stage
+from microp.records import read_rows
 from microp.schedule.builders import one_f_one_b, zb_h1
 from microp.settings import EngineSettings
-from microp.store import read_rows
-from microp.worker import RankError, launch_ranks, run_threads
+from microp.worker import RankError, launch_ranks
+from microp.worker.threads import run_threads
 
 PLACES = {"forward": "1F1", "backward": "1B1", "optimizer": "the optimizer"}
 SHUTDOWN_S = 1

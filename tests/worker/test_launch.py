@@ -22,10 +22,11 @@ from sockets import is_loopback, listening
 from user import until
 
 from microp.comms.processes import is_alive
+from microp.records import WriteError
 from microp.schedule.builders import gpipe
 from microp.settings import BucketSettings, EngineSettings
-from microp.store import WriteError
-from microp.worker import RankError, launch, launch_ranks, run_threads
+from microp.worker import RankError, launch, launch_ranks
+from microp.worker.threads import run_threads
 
 TESTS = Path(__file__).parents[1]
 

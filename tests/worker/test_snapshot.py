@@ -19,11 +19,12 @@ from conftest import CHECKPOINTING, gpt, mlp, small_job
 
 from microp.job import Job, Snapshot
 from microp.model import Stage
+from microp.records import WriteError, read_errors, read_json, read_rows, snapshots
 from microp.schedule import skewed
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
 from microp.settings import AS_WRITTEN, Computing, EngineSettings, SnapshotSettings
-from microp.store import WriteError, read_errors, read_json, read_rows, snapshots
-from microp.worker import RankError, run_threads
+from microp.worker import RankError
+from microp.worker.threads import run_threads
 
 EVERY_2 = SnapshotSettings("disk", 2, 9, False, None, True)
 STEPS = 6  # one warm-up step and five measured ones; the step for memory comes after them

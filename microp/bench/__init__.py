@@ -1,0 +1,1 @@
+"""What the harness itself costs, and checks that microp works here."""

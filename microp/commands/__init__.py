@@ -1,0 +1,4 @@
+"""What the commands and the Python interface do with a checked configuration, one file each."""
+
+from microp.commands.interface import Run, measure, price
+from microp.commands.pricing import Price

@@ -1,0 +1,195 @@
+"""Searches for an order: the task of `python -m microp.order`.
+
+::
+
+    OrderConfig ── prepare ─► Problem ── search, solver ─► Found ── to_text ─► a schedule file
+                                                                └─► a table beside the named schedules
+
+The problem's costs are those of an order that divides every backward. An order without W has the same: a full backward
+takes what it takes there. Only with a profile's times, or with a partition that is computed for its order, an order has
+costs of its own. Every order is then priced again with these, and no bound of all orders is claimed.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from microp.config import Config, ConfigError, OrderConfig, default_values, read_config, run_of
+from microp.factory import costs_depend_on_order, make_pricing_job, with_order
+from microp.orders import Found, Problem, Solved, named_schedules, pairs, search, with_solver
+from microp.schedule import Action, Op, Schedule, to_text, validate
+from microp.settings import EstimateSettings, broken_rules, not_writable, quoted
+from microp.simulator import simulate
+from microp.sweep import Point, PointsCallback, used_words
+from microp.system import override
+from microp.terminal import console, order_table
+from microp.trace import makespan
+
+MOST = 10_000  # actions: the search prices the whole order again and again
+
+
+class OrderCallback(PointsCallback):
+    """Checks all points before the first search."""
+
+    @classmethod
+    def prepare(cls, config: Config) -> Problem:
+        assert isinstance(config, OrderConfig)
+        found = _problems(config)
+        try:
+            schedule = make_pricing_job(replace(config, activation_limit=None)).schedule
+        except ConfigError as error:
+            raise ConfigError([*error.problems, *found]) from error
+        if found:
+            raise ConfigError(found)
+        if (count := 3 * schedule.stages * schedule.chunks) > MOST:
+            raise ConfigError(
+                [f"the order has {count} actions, too many to search: use at most {MOST} (ranks, chunks)"]
+            )
+        placement = tuple(schedule.placement[stage] for stage in range(schedule.stages))
+        costs = with_order(config, _divided(schedule)).costs
+        try:
+            return Problem(placement, schedule.chunks, costs, pairs(schedule.stages, config.activation_limit))
+        except ValueError as error:
+            raise ConfigError([f"activation_limit={config.activation_limit}: {error}"]) from error
+
+    def problems_together(self, points: list[Point]) -> list[str]:
+        files = Counter(point.config.search.file for point in points if isinstance(point.config, OrderConfig))
+        return [
+            f"search.file={quoted(file)} is the file of {number} points: give each its own, as "
+            "'search.file=order-${chunks}.txt'"
+            for file, number in files.items()
+            if number > 1
+        ]
+
+
+def _divided(schedule: Schedule) -> Schedule:
+    """Return the order with every backward divided."""
+
+    def parts(action: Action) -> tuple[Action, ...]:
+        is_full = action.op is Op.B and action[1:] not in schedule.split
+        return (action, action._replace(op=Op.W)) if is_full else (action,)
+
+    return replace(schedule, ranks=tuple(tuple(each for a in row for each in parts(a)) for row in schedule.ranks))
+
+
+def _problems(config: OrderConfig) -> list[str]:
+    found = broken_rules(config.search, "search.")
+    path = Path(config.search.file)
+    if reason := not_writable(path.parent) or ("it is a folder" if path.is_dir() else ""):
+        found.append(f"search.file={quoted(path)} cannot be written ({reason}): choose another file")
+    elif path.exists():
+        found.append(f"search.file={quoted(path)} exists: give another name")
+    if config.search.solver_seconds and find_spec("ortools") is None:
+        found.append(
+            f"search.solver_seconds={config.search.solver_seconds:g} needs OR-Tools: install microp[plan], or use 0"
+        )
+    if (given := config.device.memory_gib) is not None and config.partition["name"] != "balanced":
+        found.append(
+            f"device.memory_gib={given:g} does not limit an order: use activation_limit, the (stage, microbatch) pairs "
+            "that a rank holds"
+        )
+    if config.replicas != 1:
+        found.append(f"replicas={config.replicas} does not change an order, which is of one pipeline: leave it out")
+    return found
+
+
+def run_order(config: DictConfig) -> dict[str, Any]:
+    """Search for one point's order, write it, print it beside the named ones, and return the figures."""
+    point = read_config(config)
+    assert isinstance(point, OrderConfig)
+    problem = OrderCallback.take(point)
+    with console.err.status("searching for an order"):
+        found, solved = search(problem, point.search.seconds, point.seed), None
+        if point.search.solver_seconds:
+            found, solved = with_solver(problem, found, point.search.solver_seconds)
+        if unlike := costs_depend_on_order(point):
+            found = _with_own_costs(point, problem, found)
+    path = Path(point.search.file)
+    figures = {**_figures(problem, found, solved), "unlike": unlike, "file": str(path)}
+    schedule = validate(replace(found.schedule, name="found"), point.activation_limit)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(to_text(schedule))
+    figures["command"] = _command(point, schedule, path)
+    for note in with_order(point, schedule).notes:
+        console.note(note)
+    if point.output == "json":
+        print(json.dumps(figures), flush=True)
+    else:
+        order_table.show(figures)
+    return figures
+
+
+def _command(config: OrderConfig, schedule: Schedule, path: Path) -> str:
+    """Return the command that runs the order, or prices it on a device on which nothing can run.
+
+    Its model and its batch are ones that the order can have.
+    """
+    run = run_of(config, schedule={**default_values("schedule", "file"), "path": str(path)})
+    left_out = ["costs", "search", "schedule", "output", "hydra", "ranks", "chunks"]
+    words = used_words(run, left_out)
+    words += ["schedule=file", override("schedule.path", str(path)), f"ranks={config.ranks}", f"chunks={config.chunks}"]
+    words += [f"model.layers={schedule.stages}"] if config.model.layers < schedule.stages else []
+    words += [f"batch_size={config.chunks}"] if config.batch_size < config.chunks else []
+    program = "microp.simulate" if isinstance(config.device, EstimateSettings) else "microp.run"
+    return shlex.join(["python", "-m", program, *words])
+
+
+def _orders(problem: Problem, found: Found) -> list[Schedule]:
+    """Return the order that was found, and the named ones within the cap."""
+    named, _ = named_schedules(problem)
+    return [replace(found.schedule, name="found"), *named]
+
+
+def _with_own_costs(config: OrderConfig, problem: Problem, found: Found) -> Found:
+    """Return the best of the orders if each is priced with its own costs, as schedule=file; no bound is known then."""
+    orders = _orders(problem, found)
+    costs = [with_order(config, order).costs for order in orders]
+    times = [makespan(simulate(order, own)) for order, own in zip(orders, costs, strict=True)]
+    best = times.index(min(times))
+    named = {order.name: time for order, time in zip(orders[1:], times[1:], strict=True)}
+    method = "named" if best else found.method
+    return replace(found, schedule=orders[best], makespan=times[best], method=method, bounds=None, named=named)
+
+
+def _figures(problem: Problem, found: Found, solved: Solved | None) -> dict[str, Any]:
+    """Return the result as plain values."""
+    times = {"found": found.makespan, **found.named}
+    return {
+        "ranks": problem.ranks,
+        "chunks": problem.chunks,
+        "stages": problem.stages,
+        "cap": problem.memory.cap,
+        "makespan": float(found.makespan),
+        "method": found.method,
+        "seconds": found.seconds,
+        "bounds": {name: float(value) for name, value in (found.bounds._asdict() if found.bounds else {}).items()},
+        "proven": found.proven,
+        "orders": [
+            {
+                "schedule": order.name,
+                "makespan": float(times[order.name]),
+                "peak": float(max(map(problem.peak, problem.rows_of(order)))),
+            }
+            for order in _orders(problem, found)
+        ],
+        "refused": {name: float(peak) for name, peak in found.refused.items()},
+        "solver": None
+        if solved is None
+        else {
+            "makespan": float(solved.makespan) if found.bounds and solved.makespan is not None else None,
+            "bound": float(solved.bound) if found.bounds else None,
+            "proven": found.proven,
+            "rounded": solved.rounded,
+            "seconds": solved.seconds,
+            "variables": solved.size[0],
+            "constraints": solved.size[1],
+        },
+    }

@@ -1,0 +1,256 @@
+"""Searches plans for a configuration: the Pareto front of a step's time and of memory, with the command of each plan.
+
+::
+
+    PlanConfig ── prepare ──► Plan: pricer, space, cap ── search ──► table, outputs/plans/<name>.json
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from microp.config import Config, ConfigError, PlanConfig, chosen, plain, read_config
+from microp.factory import memory_cap, profile_command, profile_notes, profile_problems, subject_of, used_profile
+from microp.planner import (
+    ORDERS,
+    POLICIES,
+    Choice,
+    Found,
+    Priced,
+    Pricer,
+    Space,
+    search,
+    what_binds,
+)
+from microp.records import write_text
+from microp.schedule import Schedule, uniform
+from microp.settings import EstimateSettings, broken_rules, quoted
+from microp.sweep import PointsCallback, used_words
+from microp.system import GIB, MIB, size_text
+from microp.terminal import console, plan_table
+
+SEARCHED = ("schedule", "chunks", "partition", "checkpointing", "replicas", "schedule.stages_per_rank")
+# Keys that the command of a plan does not repeat.
+OWN = ("ranks", "memory_gib", "search", "output_dir", "hydra", "device.memory_gib", "tracking")
+RANGE = r" *range\( *(\d{1,6})(?: *, *(\d{1,6}))?(?: *, *([1-9]\d{0,5}))? *\) *"  # as Hydra's: begin, end, step
+MOST_CHUNKS = 16  # times the ranks: more chunks are not tried by themselves
+MOST = 100_000  # choices
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be searched."""
+
+    config: PlanConfig  # the valid configuration
+    pricer: Pricer  # prices a choice
+    space: Space  # what to choose from
+    cap: float | None  # the bytes of memory of each rank; None: no limit
+
+
+def search_words(words: Sequence[str]) -> list[str]:
+    """Return a command's words with what a plan searches as lists: `chunks=4,8` is `search.chunks=[4,8]`.
+
+    A range is written as in a sweep: `chunks=range(4,8)`.
+    """
+    found = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if equals and key in SEARCHED and value != "null":
+            values = value.removeprefix("[").removesuffix("]").split(",")
+            if numbers := re.fullmatch(RANGE, value):
+                values = list(map(str, range(*map(int, filter(None, numbers.groups())))))
+            quotes = "'" if key == "checkpointing" or any("(" in each for each in values) else ""
+            word = f"search.{key.removeprefix('schedule.')}=[{','.join(f'{quotes}{each}{quotes}' for each in values)}]"
+        found.append(word)
+    return found
+
+
+def as_typed(problem: str) -> str:
+    """Return a problem with its key as it is typed: `chunks=0 is ...` for `search.chunks=0 is ...`."""
+    text = problem.removeprefix("search.")
+    return f"schedule.{text}" if text.startswith("stages_per_rank") else text
+
+
+def make_plan(config: PlanConfig) -> Plan:
+    """Return what the configuration asks to be searched, or raise ConfigError with all that is wrong."""
+    wanted = config.search
+    found = broken_rules(config) + broken_rules(wanted, "search.")
+    found += config.model.problems() + config.device.problems() + profile_problems(config)
+    found += config.computing.problems(config.model.name, config.model.dtype)
+    found += [
+        f"search.schedule={quoted(name)} is not one of {', '.join(ORDERS)}: use one of these"
+        for name in wanted.schedule
+        if name not in ORDERS
+    ]
+    found += [
+        f"search.checkpointing={quoted(each)} is not one of {', '.join(POLICIES)}, segments=2: use one of these"
+        for each in wanted.checkpointing
+        if each not in POLICIES and not re.fullmatch(r"segments=[1-9]\d{0,4}", each)
+    ]
+    found += [f"search.{key}=[] is empty: give at least one value" for key, each in vars(wanted).items() if each == []]
+    found += [
+        f"replicas={each} does not divide ranks={config.ranks}: use a divisor of ranks, which form the pipelines"
+        for each in wanted.replicas
+        if each > 0 and config.ranks % each
+    ]
+    if config.device.speed is not None:
+        found.append("device.speed is not for a plan, whose pipelines can have any number of ranks: leave it out")
+    if config.memory_gib is not None and config.device.memory_gib is not None:
+        found.append(
+            f"memory_gib={config.memory_gib:g} and device.memory_gib={config.device.memory_gib:g} both limit a rank: "
+            "give one of them"
+        )
+    if config.compile:
+        found.append("compile=true is not for a plan: no times of compiled layers are known, leave it out")
+    if found:
+        raise ConfigError(list(map(as_typed, found)))
+    cap = memory_cap(config) if config.memory_gib is None else config.memory_gib * GIB
+    most = min(config.batch_size, MOST_CHUNKS * config.ranks)
+    chunks = wanted.chunks or [2**power for power in range(most.bit_length())]
+    space = Space(
+        wanted.schedule, chunks, wanted.checkpointing, wanted.partition, wanted.stages_per_rank, wanted.replicas
+    )
+    count = sum(1 for _ in space.choices())
+    if count > MOST:
+        raise ConfigError([f"search has {count} choices: use at most {MOST}, with fewer values"])
+    pricer = Pricer(subject_of(config, config.batch_size / config.ranks, config.ranks))
+    try:
+        pricer.weigh_layers()
+    except ValueError as error:
+        raise ConfigError([f"{error}: use profile=FILE"]) from error
+    _check_stages(config, pricer, space)
+    return Plan(config, pricer, space, cap)
+
+
+def _check_stages(config: PlanConfig, pricer: Pricer, space: Space) -> None:
+    """Raise ConfigError if no choice exists, or one has another number of stages than a list has times."""
+    stages: dict[int, tuple[Choice, Schedule]] = {}
+    for choice in space.choices():
+        if (schedule := pricer.schedule(choice)) is not None:
+            stages.setdefault(schedule.stages, (choice, schedule))
+    if not stages:
+        raise ConfigError(
+            [
+                f"no choice exists for ranks={config.ranks}, model.layers={config.model.layers} and "
+                f"batch_size={config.batch_size}: use fewer ranks or chunks, or more layers or rows"
+            ]
+        )
+    for number, (choice, schedule) in stages.items():
+        task = pricer.task(choice, schedule)
+        try:
+            task.prices.costs(task.workload(uniform(config.model.layers, number).sizes))
+        except ValueError as error:
+            raise ConfigError([f"schedule={choice.schedule}: {error}"]) from error
+
+
+def run_plan(config: DictConfig) -> dict[str, Any]:
+    """Search the plans of one point and print them, or raise ConfigError if nothing fits: Hydra's task function."""
+    point = read_config(config)
+    assert isinstance(point, PlanConfig)
+    plan = PlanCallback.take(point)
+    with plan_table.progress() as tick:
+        found = search(plan.pricer, plan.space, plan.cap, tick)
+    if plan.cap is not None and not found.front:
+        raise ConfigError([_too_little(plan, found, plan.cap)])
+    rows = [_row(plan, each) for each in found.front]
+    name = hashlib.sha256(json.dumps(plain(point), sort_keys=True, default=str).encode()).hexdigest()[:8]
+    path = Path(point.output_dir) / "plans" / f"plan-k{point.ranks}-b{point.batch_size}-{name}.json"
+    about = {"candidates": found.candidates, "too_large": found.too_large}
+    result = {"times": plan.pricer.subject.prices.source, "memory_gib": plan.cap and plan.cap / GIB, **about}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps({**result, "plans": rows}, indent=2) + "\n")
+    unit = "ms" if plan.pricer.subject.prices.is_known else "units"
+    limit = "no limit of memory" if plan.cap is None else f"{size_text(plan.cap)} for each rank"
+    plan_table.show(
+        rows,
+        unit,
+        f"{found.candidates:,} candidates, {found.too_large:,} need too much memory; {limit}; times: {result['times']}",
+    )
+    for note in _notes(plan, found):
+        console.note(note)
+    print(f"plans {path}", flush=True)
+    return {**result, "plans": rows}
+
+
+def _row(plan: Plan, priced: Priced) -> dict[str, Any]:
+    """Return a plan as plain values."""
+    choice = priced.choice
+    return {
+        "step": priced.step,
+        "peak_memory_mib": [peak / MIB for peak in priced.peaks],
+        "schedule": choice.schedule,
+        "chunks": choice.chunks,
+        "stages_per_rank": choice.stages_per_rank or None,
+        "checkpointing": choice.checkpointing,
+        "partition": choice.partition,
+        "sizes": list(priced.sizes),
+        "replicas": choice.replicas,
+        "binds": what_binds(plan.pricer, priced, plan.cap),
+        "command": _command(plan, priced),
+    }
+
+
+def _command(plan: Plan, priced: Priced) -> str:
+    """Return the command that runs a plan, or prices it if nothing can run on the device."""
+    own: tuple[str, ...] = OWN
+    choice = priced.choice
+    if plan.config.device.is_emulated and plan.config.profile:
+        own = (*OWN, r"model\.(?!layers)\w+")
+    run = chosen(plan.config, choice.schedule, choice.checkpointing, choice.replicas, choice.stages_per_rank)
+    words = [f"ranks={run.ranks}", *choice.words()]
+    if choice.partition == "balanced" or not plan.pricer.subject.prices.is_known:  # uniform stages count the same
+        words += ["partition=sizes", f"partition.sizes=[{','.join(map(str, priced.sizes))}]"]
+    program = ["python", "-m", "microp.simulate"] if isinstance(run.device, EstimateSettings) else ["microp"]
+    return shlex.join([*program, *used_words(run, own), *words])
+
+
+def _notes(plan: Plan, found: Found) -> list[str]:
+    """Return what the reader of a plan should know."""
+    notes = []
+    prices, cap = plan.pricer.subject.prices, plan.cap
+    if not prices.is_known:
+        notes.append(f"no times of the layers are known: {profile_command(plan.config)} measures them")
+    elif plan.config.profile is None and "row" not in getattr(plan.config.device, "per", ["row"]):
+        notes.append("the nominal times are per microbatch, whatever its rows: device.per=[layer,row] counts them")
+    rows = {plan.config.batch_size / each.choice.replicas / each.choice.chunks for each in found.front}
+    if used_profile(plan.config) is not None:
+        notes += profile_notes(plan.config, sorted({min(rows), max(rows)}))
+    elif any(each.choice.replicas > 1 for each in found.front) and not getattr(plan.config.device, "reduce_ms", None):
+        notes.append("the sums of the gradients over the replicas take no time here: they are not known")
+    if cap is not None and found.over and found.over[-1].step < found.front[0].step:
+        faster = found.over[-1]
+        notes.append(
+            f"memory binds: {' '.join(faster.choice.words())} would take {faster.step:.4g}, "
+            f"{100 * (1 - faster.step / found.front[0].step):.1f} % less, with {size_text(faster.peak)}"
+        )
+    return notes
+
+
+def _too_little(plan: Plan, found: Found, cap: float) -> str:
+    """Return by how much even the smallest plan needs more memory than there is, and what would fit."""
+    least = found.over[0]
+    words = " ".join(least.choice.words())
+    key = "device.memory_gib" if plan.config.memory_gib is None else "memory_gib"
+    return (
+        f"{key}={cap / GIB:g} is too little for each of {found.candidates:,} plans: {words} needs least, "
+        f"{size_text(least.peak)}, {size_text(least.peak - cap)} more: use {key}={1.01 * least.peak / GIB:.3g}, "
+        "more ranks, a smaller batch_size or a smaller model"
+    )
+
+
+class PlanCallback(PointsCallback):
+    """Checks all points before the first is searched."""
+
+    @classmethod
+    def prepare(cls, config: Config) -> Plan:
+        assert isinstance(config, PlanConfig)
+        return make_plan(config)

@@ -1,0 +1,201 @@
+"""Prices a schedule: simulates and draws a run's configuration instead of running it.
+
+::
+
+    PricingJob ── simulate ─► Price: makespan, three bubbles, memory, critical path
+                              ├──► the timeline as text
+                              └──► outputs/simulated/<run>/
+"""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from functools import cached_property
+from numbers import Rational
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.utils import JobReturn
+from omegaconf import DictConfig
+
+from microp import trace
+from microp.config import Config, SimulateConfig, plain, read_config
+from microp.factory import PricingJob, layer_memory, make_pricing_job
+from microp.job import run_id
+from microp.profiling import peak_memory_mib
+from microp.results import spans_frame
+from microp.schedule import spread, to_text, to_torch_csv
+from microp.simulator import Simulated, closed_forms, critical_path, simulate
+from microp.sweep import Point, PointsCallback
+from microp.system import GIB, MIB
+from microp.terminal import console, price_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DRAWN = 20_000  # actions; with more, a figure is unreadable and a trace takes hundreds of megabytes
+ROWS = 32  # the most ranks of a timeline in the terminal
+
+
+class Price:
+    """The simulated times and memory of a schedule.
+
+    Attributes:
+        schedule: the order that was priced.
+        timeline: every action's moments, in the unit of the costs.
+        sums: the sums over the replicas after the spans; empty if the costs have none.
+        figures: all numbers, as plain values.
+    """
+
+    def __init__(self, job: PricingJob) -> None:
+        self.schedule, self._costs = job.schedule, job.costs
+        self.timeline: Simulated = simulate(job.schedule, job.costs)
+        self.sums = trace.reductions(self.schedule, self.timeline, job.costs.reduction) if job.costs.reduction else []
+        self.figures: dict[str, Any] = _plain(self._figures(job))
+
+    def __repr__(self) -> str:
+        return f"<price of {self.schedule.name}: makespan {self.makespan:g}, bubble {self.bubble:.4f}>"
+
+    @property
+    def makespan(self) -> float:
+        """The time from the first start to the last end, in the unit of the costs."""
+        return float(self.figures["makespan"])
+
+    @property
+    def bubble(self) -> float:
+        """Idle over total time of all ranks, GPipe's definition; `figures["bubble"]` has all three."""
+        return float(self.figures["bubble"]["gpipe"])
+
+    @cached_property
+    def spans(self) -> pd.DataFrame:
+        """One row per action: rank, op, stage, microbatch, and its moments in the unit of the costs."""
+        return spans_frame(self.timeline)
+
+    def draw(self, path: Path | str | None = None, columns: int = 100) -> str:
+        """Return the timeline as text.
+
+        Args:
+            path: if given (without ending), the timeline is also written there as SVG and PNG.
+            columns: the width of the text, in characters.
+        """
+        if path is not None:
+            trace.figure({"simulated": self.timeline}, self.schedule.name, Path(path), trace.UNITS)
+        return trace.plain(self.lines(columns))
+
+    def lines(self, columns: int) -> list[trace.Line]:
+        """Return the timeline as lines of text with their looks."""
+        name = "simulated"
+        return trace.timeline({name: self.timeline}, columns, ROWS, trace.UNITS, {name: self.sums})
+
+    def save(self, folder: Path) -> None:
+        """Write the timeline, a trace for Perfetto and the schedule in both text forms into `folder`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        panels = {"simulated": self.timeline}
+        trace.figure(panels, folder.name, folder / "timeline", trace.UNITS)
+        trace.perfetto(panels, self.schedule, folder / "trace.json", trace.UNITS)
+        (folder / "schedule.txt").write_text(to_text(self.schedule))
+        (folder / "schedule.csv").write_text(to_torch_csv(self.schedule))
+
+    def _figures(self, job: PricingJob) -> dict[str, Any]:
+        schedule, spans, ranks = self.schedule, self.timeline, range(len(self.schedule.ranks))
+        in_flight = trace.in_flight_peak(spans)
+        left = trace.exposed(spans, self.sums) if self.sums else {}
+        return {
+            "schedule": schedule.name,
+            "ranks": len(schedule.ranks),
+            "chunks": schedule.chunks,
+            "makespan": trace.makespan(spans),
+            "bubble": {
+                "gpipe": trace.bubble_fraction(spans),
+                "megatron": trace.megatron_bubble(spans),
+                "zero_bubble": trace.zero_bubble_rate(spans),
+            },
+            "in_flight_peak": [Fraction(in_flight[rank], len(schedule.stages_of(rank))) for rank in ranks],
+            "peak_memory_mib": _memory(job),
+            "closed_form": {
+                "makespan": closed_forms.makespan(schedule, self._costs),
+                "largest_span": closed_forms.largest_span(schedule, self._costs),
+                "in_flight_peak": closed_forms.in_flight_peak(schedule),
+            },
+            "critical_path": len(critical_path(spans)),
+            "reduction": None
+            if not self.sums
+            else {"makespan": trace.ends_at(spans, self.sums), "exposed": [left[rank] for rank in ranks]},
+        }
+
+
+def _memory(job: PricingJob) -> list[float] | None:
+    """Return each rank's peak in MiB; None if the model cannot be built."""
+    if job.workload is None:
+        return None
+    config = job.config
+    try:
+        rows = sum(job.workload.rows) / len(job.workload.rows)
+        layers = layer_memory(config.model, rows, bool(job.schedule.split), config.computing)
+    except ValueError as error:
+        console.warn(str(error))
+        return None
+    batch = config.model.batch_bytes(spread(config.batch_size, config.replicas)[0])
+    return peak_memory_mib(job.workload, layers, batch)
+
+
+def _plain(value: Any) -> Any:
+    """Return the value in types that JSON has: whole numbers as integers, other exact numbers as floats."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if value is None or isinstance(value, str):
+        return value
+    return value.numerator if isinstance(value, Rational) and value.denominator == 1 else float(value)
+
+
+def run_price(config: DictConfig) -> dict[str, Any]:
+    """Price one point, print or draw it, and return its figures; this is Hydra's task function."""
+    point = read_config(config)
+    assert isinstance(point, SimulateConfig)
+    with console.err.status(f"pricing {point.schedule['name']}"):
+        job: PricingJob = PricingCallback.take(point)
+        priced = Price(job)
+    for note in job.notes:
+        console.note(note)
+    figures = dict(priced.figures)
+    peaks, given = figures["peak_memory_mib"], point.device.memory_gib
+    if peaks and given is not None and max(peaks) * MIB > given * GIB:
+        console.warn(
+            f"rank {peaks.index(max(peaks))} needs {max(peaks):.1f} MiB, more than device.memory_gib={given:g}: "
+            "the run is refused, and says what would fit"
+        )
+    if point.output == "json":
+        print(json.dumps(figures), flush=True)
+        return figures
+    shown = trace.screen()
+    figures["text"], figures["folder"] = shown.text(priced.lines(shown.columns)), None
+    if len(priced.timeline) <= DRAWN:
+        folder = Path(point.output_dir) / "simulated" / run_id(plain(point), to_text(priced.schedule))
+        priced.save(folder)
+        figures["folder"] = str(folder)
+    return figures
+
+
+class PricingCallback(PointsCallback):
+    """Checks all points before the first is priced, and prints all prices as a table, a single one in full."""
+
+    @classmethod
+    def prepare(cls, config: Config) -> PricingJob:
+        assert isinstance(config, SimulateConfig)
+        return make_pricing_job(config)
+
+    def begin(self, config: DictConfig, points: list[Point]) -> None:
+        self._as_text = config.output == "text"
+        self._points: list[price_table.Priced] = []
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
+        if isinstance(job_return.return_value, dict):
+            asked = plain(read_config(config)), list(job_return.overrides or ())
+            self._points.append(price_table.Priced(*asked, job_return.return_value))
+
+    def end(self, config: DictConfig) -> None:
+        if self._as_text and self._points:
+            price_table.show(self._points)

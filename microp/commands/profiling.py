@@ -1,0 +1,218 @@
+"""Measures a model's profile: runs its cases on the ranks, and fits the times.
+
+::
+
+    profile_cases ──► ranks ──► times of actions ──► fit ──► Profile
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from omegaconf import DictConfig
+
+from microp.config import Config, ConfigError, ProfileConfig, Stop, read_config
+from microp.factory import doubt, machine_of, make_job
+from microp.job import Job
+from microp.profiling import (
+    DIVIDED,
+    UNDIVIDED,
+    Case,
+    Profile,
+    Sample,
+    Transport,
+    between,
+    crowded_factors,
+    fit_times,
+    fit_transport,
+    line,
+    make_plan,
+    row_factors,
+    samples_of,
+)
+from microp.records import load_average, write_profile
+from microp.settings import EstimateSettings, ModelSettings, SlurmSettings
+from microp.sweep import PointsCallback
+from microp.system import MIB
+from microp.terminal import console
+
+ROUNDS = 3  # a machine's speed drifts: every case is run at several times
+ROWS_SHARE = 0.1  # of the time
+OTHERS_SHARE = 0.1  # of the time, for one rank alone, for many ranks, for each other transport, and for torch
+
+
+def measure_profile(job: Job, seconds: float) -> Profile:
+    """Run the cases of a profile of the job's model for about so many seconds, and return what they show."""
+    from microp.device import probe_layers  # torch
+
+    plan, load = make_plan(job), load_average()
+    kinds = job.model.kinds
+    rest = 1 - ROWS_SHARE - OTHERS_SHARE * (bool(plan.alone) + bool(plan.crowded) + len(plan.transports))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        with console.err.status(f"measuring {job.model.name} for about {seconds:g} s"):
+            together = _run(plan.together, plan.needed, seconds * rest, folder / "together")
+            some = seconds * OTHERS_SHARE
+            alone = _run(plan.alone, 1, some, folder / "alone") if plan.alone else []
+            crowded = _run(plan.crowded, 1, some, folder / "crowded") if plan.crowded else []
+            others = {name: _run(cases, 1, some, folder / name) for name, cases in plan.transports.items()}
+            fine_rows, fine_times = _run_rows(plan.together[0], plan.rows, seconds * ROWS_SHARE, folder / "rows")
+    samples = _samples(together, kinds)
+    fitted = fit_times(samples, _samples(alone, kinds), kinds)
+    between_all = [between(case) for case in together]
+    transports: dict[str, Transport] = {job.backend: fit_transport(between_all)}
+    transports |= {name: fit_transport([between(case) for case in cases]) for name, cases in others.items()}
+    optimizer = line([(nbytes / MIB, ms) for each in between_all for nbytes, ms in each.optimizer])
+    memory = {
+        name: probe_layers(job.model, job.batch_size / 4, split, job.computing)
+        for name, split in ((UNDIVIDED, False), (DIVIDED, True))
+    }
+    profile = Profile(
+        machine=machine_of(job.device.name, job.device.threads),
+        model=job.model.identity,
+        date=datetime.now().astimezone().isoformat(timespec="seconds"),
+        batch_size=job.batch_size,
+        ranks=len(plan.together[0].schedule.ranks),
+        rows=fitted.rows,
+        layers=fitted.layers,
+        fixed=fitted.fixed,
+        after=fitted.after,
+        checkpointed=fitted.checkpointed,
+        alone=fitted.alone,
+        crowded=(1.0,) * len(fitted.rows),
+        transports=transports,
+        optimizer=optimizer,
+        edges=(float(np.median([each.head for each in between_all])), float(np.median([e.tail for e in between_all]))),
+        memory={name: {kind: layers[kind] for kind in sorted(set(kinds))} for name, layers in memory.items()},
+        spread=fitted.spread,
+        load=load,
+        optimizer_kind=job.optimizer.kind,
+        computing=job.computing,
+        fine_rows=tuple(map(float, fine_rows)),
+        row_factors=row_factors(fine_rows, fine_times, fitted.rows),
+    )
+    return replace(profile, crowded=crowded_factors(profile, kinds, crowded, job.backend))
+
+
+def _samples(cases: Sequence[Case], kinds: Sequence[int]) -> list[Sample]:
+    return [sample for case in cases for sample in samples_of(case, kinds)]
+
+
+def _run_rows(job: Job, rows: Sequence[int], seconds: float, folder: Path) -> tuple[list[int], dict[str, list[float]]]:
+    """Time the stages at many numbers of rows; return these, and by op the milliseconds of all stages together."""
+    from microp.worker import RankError, launch_ranks, record_rows
+
+    folder.mkdir()
+    try:
+        kept = launch_ranks(job, folder, 5, partial(record_rows, rows, seconds))
+    except RankError as error:
+        raise Stop(f"the profile's ranks failed: {error}") from error
+    both = [count for count in rows if all(count in own for own in kept.values())]
+    total: dict[str, list[float]] = {}
+    for rank, own in kept.items():
+        with np.load(folder / f"rows.rank{rank}.npz") as file:
+            for op in set(file.files) - {"rows"}:
+                taken = [float(file[op][own.index(count)]) for count in both]
+                total[op] = list(map(sum, zip(taken, total.get(op, [0.0] * len(both)), strict=True)))
+    return both, total
+
+
+def _run(cases: Sequence[Job], needed: int, seconds: float, folder: Path) -> list[Case]:
+    """Run cases in one launch, as many as fit but at least `needed`; return them with their times."""
+    from microp.worker import RankError, launch_ranks, record_cases
+
+    folder.mkdir()
+    ranks = range(len(cases[0].schedule.ranks))
+    try:
+        weights = launch_ranks(cases[0], folder, 5, partial(record_cases, cases, needed, ROUNDS, seconds))
+    except RankError as error:
+        raise Stop(f"the profile's ranks failed: {error}") from error
+    found = []
+    for number, job in enumerate(cases[: len(weights[0])]):
+        files = [
+            [np.load(path) for path in sorted(folder.glob(f"case{number}.round*.rank{rank}.npz"))] for rank in ranks
+        ]
+        found.append(
+            Case(
+                schedule=job.schedule,
+                sizes=job.partition.sizes,
+                rows=job.batch_size / job.schedule.chunks,
+                checkpointing=job.checkpointing,
+                times=[np.concatenate([file["times"] for file in own]) for own in files],
+                steps=[np.concatenate([file["steps"] for file in own]) for own in files],
+                weights=[weights[rank][number] for rank in ranks],
+                boundary=job.model.hop_bytes(job.partition.sizes, job.computing) * job.mean_rows,
+            )
+        )
+    return found
+
+
+def run_profile(config: DictConfig) -> str:
+    """Measure one model's profile, write it and print what it says; this is Hydra's task function."""
+    point = read_config(config)
+    assert isinstance(point, ProfileConfig)
+    job: Job = ProfileCallback.take(point)
+    profile = measure_profile(job, point.seconds)
+    path = write_profile(Path(point.output_dir) / "profiles", profile)
+    for text in described(profile, job.model):
+        console.out.print(text, soft_wrap=True)
+    console.out.print(str(path), soft_wrap=True)
+    if problem := doubt(replace(profile, path=str(path))):
+        console.warn(problem)
+    return str(path)
+
+
+def described(profile: Profile, model: ModelSettings) -> list[str]:
+    """Return a profile as lines of text: its times at some numbers of rows."""
+    inside = profile.layers.get(1) or next(iter(profile.layers.values()))
+    lines = [f"{model.name}: one layer of {model.layers}, ms per microbatch, {profile.ranks} ranks computing"]
+    lines.append("rows      " + "".join(f"{rows:>9g}" for rows in profile.rows))
+    for name in ("forward", "full", "backward", "weight", "recompute"):
+        lines.append(f"{name:10}" + "".join(f"{value:9.3f}" for value in inside[name]))
+    for name, known in profile.after.items():
+        for what, own in known.items():
+            changes = (f"{factor:.2f} + {added:.3f}" for added, factor in zip(*own, strict=True))
+            lines.append(f"{name} after {what}: x " + ", ".join(changes))
+    lines.append("forward that keeps its input: x " + ", ".join(f"{value:.3f}" for value in profile.checkpointed))
+    for name, factors in profile.row_factors.items():
+        least, most = min(factors), max(factors)
+        lines.append(f"{name} at other numbers of rows: x {least:.3f} to {most:.3f} of the line between these")
+    lines.append("computing alone: x " + ", ".join(f"{value:.3f}" for value in profile.alone))
+    lines.append("speed with more ranks than cores: x " + ", ".join(f"{value:.3f}" for value in profile.crowded))
+    for name, transport in profile.transports.items():
+        rate = f"{transport.per_mib:.3f} ms per MiB"
+        lines.append(f"{name}: hop {transport.latency * 1e3:.0f} µs + {rate}, engine {transport.overhead * 1e3:.0f} µs")
+    spreads = ", ".join(f"{name} {'unknown' if v is None else f'{v:.1%}'}" for name, v in profile.spread.items())
+    lines.append(f"spread over the steps (p90 - p10, of the median): {spreads}")
+    return lines
+
+
+class ProfileCallback(PointsCallback):
+    """Checks all models before the first one is measured."""
+
+    @classmethod
+    def prepare(cls, config: Config) -> Job:
+        assert isinstance(config, ProfileConfig)
+        found = []
+        if isinstance(config.launch, SlurmSettings):
+            found.append("launch=slurm is for runs: type this in a job of your own on the machine to be measured")
+        if config.device.is_emulated:
+            found.append("device=emulated has nominal times: there is nothing to profile, use device=cpu")
+        if isinstance(config.device, EstimateSettings):
+            found.append("device=estimate is for plans and prices: there is nothing to profile, use device=cpu")
+        if config.comms.name == "threads":
+            found.append("comms=threads runs all ranks in one process: a profile needs processes, use comms=auto")
+        if config.compile:
+            found.append("compile=true is not for a profile, which also measures W: leave it out")
+        if config.replicas != 1:
+            found.append(f"replicas={config.replicas}: a profile is of one pipeline, leave replicas out")
+        if found:
+            raise ConfigError(found)
+        fitting = replace(config, ranks=1, chunks=1, partition={**config.partition}, schedule={**config.schedule})
+        return make_job(fitting)

@@ -1,0 +1,98 @@
+"""The errors that a user can act on, and the form of their messages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from yaml import YAMLError
+
+from microp.config.schema import all_keys
+from microp.system import sweep_names
+
+LONGEST = 400  # characters of a line
+# By these Hydra and its libraries refuse what a user typed or wrote into a file; a ConfigError is a ValueError.
+REFUSED = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError)
+tracebacks = logging.getLogger("microp.tracebacks")  # shown with hydra.verbose=true, and with HYDRA_FULL_ERROR=1
+
+
+class ConfigError(ValueError):
+    """A configuration is wrong; nothing has been started.
+
+    Attributes:
+        problems: one sentence per problem: the value, the rule, what to set instead.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = [fitted(problem) for problem in problems]
+        super().__init__("\n".join(self.problems))
+
+
+class RunError(RuntimeError):
+    """A run failed; the message names the rank, the action and the step."""
+
+
+class Stop(BaseException):
+    """Ends a command in which the next point would fail too; the message is one line with the remedy.
+
+    It is no Exception, because Hydra keeps the Exceptions of a point until the last point has run.
+    """
+
+
+def refusal(error: BaseException) -> list[str]:
+    """Return why a configuration is refused: our own sentences, or the first line of another library's error.
+
+    The nearest key, option or stored sweep is added to an unknown one.
+    """
+    if isinstance(error, ConfigError):
+        return error.problems
+    cause, key, names = error.__cause__, "", [*all_keys(), *sweep_names()]
+    said = " ".join(str(error).split()) if isinstance(error, YAMLError) else first_line(error)
+    texts = [said, first_line(cause) if isinstance(cause, OmegaConfBaseException) else ""]
+    for each in (error, cause):
+        if isinstance(each, OmegaConfBaseException):
+            key = str(each.full_key or each.key or "")
+            texts = [f"{key}: {text}" if text and key not in " ".join(texts) else text for text in texts]
+    if isinstance(error, OverrideParseException) and error.override not in said:
+        texts.insert(0, error.override)
+    if isinstance(error, MissingConfigException):
+        group, _, key = str(error.missing_cfg_file).rpartition("/")
+        names = list(error.options or []) if group else names
+    elif not isinstance(cause or error, (ConfigAttributeError, ConfigKeyError)):
+        names = []
+    near = get_close_matches(key, names, 1)
+    text = ": ".join(text.removesuffix(".") for text in texts if text) or type(error).__name__
+    return [fitted(f"{text} (did you mean {near[0]}?)" if near else text)]
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says."""
+    return str(error).strip().partition("\n")[0].strip()
+
+
+def log_traceback(error: BaseException) -> None:
+    """Log the whole traceback of an error, with what caused it, which the user is told in one line."""
+    tracebacks.debug("%s", type(error).__name__, exc_info=error)
+
+
+def last_cause(error: BaseException) -> BaseException:
+    """Return the error that was raised first, of those that led to this one."""
+    while (before := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
+        error = before
+    return error
+
+
+def fitted(problem: str) -> str:
+    """Return a problem with printable characters and with lines of bounded length, which are cut in the middle.
+
+    A sentence begins with the key and ends with the remedy; what is long is a value that a user gave. Only a drawing
+    below the sentence has lines of its own.
+    """
+    lines = [
+        line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
+        for line in problem.split("\n")
+    ]
+    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in "\n".join(lines))

@@ -1,0 +1,272 @@
+"""Tells which knobs a configuration does not use, and sets them to their defaults, so that they are not asked.
+
+::
+
+    checkpointing=never checkpointing.segments=3  ── one run ──► refused: never keeps every activation
+    checkpointing=never,segments ... segments=3   ── a sweep ──► a note; `never` runs with segments at its default
+
+A *knob* is a key of an option besides its name. `_rules` has the knobs that only some configurations use; all others
+are used always. A knob that the chosen option lacks is not used either: in a sweep, another one may have it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+from omegaconf import OmegaConf
+
+from microp.config.factory import asks_for, build
+from microp.config.schema import (
+    GROUPS,
+    Config,
+    PlanConfig,
+    ProfileConfig,
+    SimulateConfig,
+    is_fixed,
+    schema_of,
+)
+from microp.records import flatten
+from microp.schedule import Schedule
+from microp.settings import TrackingSettings, quoted
+from microp.system import CONF, is_joined, override
+
+NOTHING_LEFT = "skip=true leaves out every point of this command: leave at least one, or leave skip away"
+_NOT_FOR_A_PRICE = ["dry_run", "fail_fast", "parallel"]
+_NOT_FOR_A_PLAN = [*_NOT_FOR_A_PRICE, "steps", "warmup_steps", "learning_rate", "seed", "repeat", "again", "snapshot"]
+_NOT_FOR_A_PLAN += ["activation_limit", "launch"]
+_TIMES = ["forward_ms", "backward_ms", "weight_ms", "full_ms", "recompute_ms", "latency_ms", "per", "overhead_ms"]
+_TIMES += ["optimizer_ms"]  # what a profile of an emulated device has, too
+
+
+class Unused(NamedTuple):
+    """Why a configuration does not use a knob."""
+
+    by: str  # what does not use it, for example `checkpointing=never`
+    remedy: str  # what would use it, for example `use checkpointing=segments`
+    value: str = ""  # what was given
+
+
+def _rules(config: Config) -> dict[str, Unused]:
+    """Return the knobs, and the whole groups, that the configuration of a run does not use; the last reason counts."""
+    policy, device, schedule = f"checkpointing={config.checkpointing.name}", config.device, config.schedule.get("name")
+    joined = is_joined() or config.launch.name == "torchrun"
+    by_torch, partition = config.engine.name == "torch", config.partition
+    whole = not by_torch and config.engine.batch_weights and _has_no_w(config)  # built only if it matters
+    speeds = device.is_emulated or asks_for("partition", partition, "task")
+    tracking = [f"tracking.{field.name}" for field in fields(TrackingSettings) if not is_fixed("tracking", field.name)]
+    rules = [  # whether it holds, the knobs, what does not use them, what would
+        (config.replicas == 1, ["sync", "device.reduce_ms"], "replicas=1", "replicas=2 or more"),
+        (config.sync.name == "torch_ddp", ["sync.first_bucket_mb"], "sync=torch_ddp, where it is 1", "sync=ddp"),
+        (config.checkpointing.name != "segments", ["checkpointing.segments"], policy, "checkpointing=segments"),
+        (config.checkpointing.segments == 0, ["device.recompute_ms"], policy, "checkpointing=always"),
+        (by_torch, ["engine.batch_weights"], "engine=torch", "engine=microp"),
+        (whole, ["engine.batch_weights"], f"schedule={schedule}, which has no W", "one with W, for example zb_h1"),
+        (config.ranks == 1, ["device.latency_ms"], "ranks=1", "ranks=2 or more"),
+        (
+            not speeds,
+            ["device.speed"],
+            f"device={device.name} with partition={partition.get('name')}",
+            "partition=balanced or device=emulated",
+        ),
+        (config.comms.name == "threads", ["launch.shutdown_s"], "comms=threads", "comms=auto"),
+        (joined, ["launch.shutdown_s"], "launch=torchrun", "the options of torchrun"),
+        (config.snapshot.every is None, ["snapshot.keep"], "snapshot.every=null", "snapshot.every=10"),
+        (config.tracking.mode == "disabled", tracking, "tracking=disabled", "tracking=offline"),
+        (
+            config.profile is not None and device.is_emulated,
+            [f"device.{key}" for key in _TIMES],
+            f"profile={config.profile}, which has the times",
+            "one of the two",
+        ),
+    ]
+    return {key: Unused(by, f"use {remedy}") for holds, keys, by, remedy in rules if holds for key in keys}
+
+
+def _has_no_w(config: Config) -> bool:
+    try:
+        return not build("schedule", config.schedule, Schedule, ranks=config.ranks, chunks=config.chunks).split
+    except ValueError:
+        return False  # the schedule's own problem is told instead
+
+
+def unused(config: Config) -> dict[str, Unused]:
+    """Return the knobs, the whole groups and the other keys that a configuration does not use.
+
+    A plan has all choices before it, of which any may use a knob.
+    """
+    if isinstance(config, PlanConfig):
+        return dict.fromkeys(_NOT_FOR_A_PLAN, Unused("a plan", "leave it out"))
+    found = {key: why for key, why in _rules(config).items() if _is_ours(config, key)}
+    if isinstance(config, SimulateConfig | ProfileConfig):
+        what = "a profile" if isinstance(config, ProfileConfig) else "a price"
+        found |= dict.fromkeys(_NOT_FOR_A_PRICE, Unused(what, "leave it out"))
+    return {key: why for key, why in found.items() if "." not in key or _group(key) not in found}
+
+
+def chosen(config: Config, schedule: str, checkpointing: str, replicas: int, stages_per_rank: int = 0) -> Config:
+    """Return the configuration of a run with one choice of a plan; `chunks` is left as it is."""
+    name, _, segments = checkpointing.partition("=")
+    policy = _settings("checkpointing", name)
+    return run_of(
+        config,
+        schedule=default_values("schedule", schedule)
+        | ({"stages_per_rank": stages_per_rank} if stages_per_rank else {}),
+        checkpointing=replace(policy, segments=int(segments)) if segments.isdecimal() else policy,
+        replicas=replicas,
+        ranks=max(1, config.ranks // replicas),
+    )
+
+
+def uses(key: str, option: str) -> bool:
+    """Return whether a key of a group is used if one of microp's options is chosen, whatever else is asked."""
+    group = _group(key)
+    options = {each: _default_option(each) for each in GROUPS}
+    options |= {"checkpointing": _settings("checkpointing", "always"), group: _settings(group, option)}
+    config = Config(ranks=2, chunks=4, replicas=2, profile=None, **options)
+    config.snapshot.every = 1
+    return not {key, group} & unused(config).keys()
+
+
+def run_of(config: Config, **changes: Any) -> Config:
+    """Return the configuration of a run that another command's configuration is of, with some keys changed."""
+    return Config(**{field.name: getattr(config, field.name) for field in fields(Config)} | changes)
+
+
+def without_unused(config: Config) -> Config:
+    """Return the configuration with every unused knob at its default: what it runs."""
+    result = copy.deepcopy(config)
+    for key in unused(config):
+        group, _, knob = key.partition(".")
+        if knob:
+            setattr(getattr(result, group), knob, default_values(group, _name(config, group))[knob])
+        else:
+            setattr(result, group, _default_option(group) if group in GROUPS else base_values()[group])
+    return result
+
+
+class Knobs:
+    """The knobs that points of a command ask for although none, or only some of them, use these."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, dict[str, Unused]] = {}  # key -> what does not use it -> why, and the value
+        self._never: set[str] | None = None  # keys and groups that no point uses
+
+    def add(self, config: Config, lacking: Mapping[str, Unused]) -> None:
+        """Add a point as it was composed, with the given keys that its options do not have."""
+        not_here = unused(config)
+        for key, why in {**_given(config, not_here), **lacking}.items():
+            self._asked.setdefault(key, {})[why.by] = why
+        keys = not_here.keys() | lacking.keys()
+        self._never = set(keys) if self._never is None else self._never & keys
+
+    @property
+    def problems(self) -> list[str]:
+        """One sentence for each knob that is asked for but that no point uses."""
+        never = [(key, next(iter(whys.values()))) for key, whys in sorted(self._asked.items()) if self._is_never(key)]
+        return [f"{key}={why.value} is not used by {why.by}: {why.remedy}" for key, why in never]
+
+    @property
+    def notes(self) -> list[str]:
+        """One sentence for each knob that only some points use."""
+        return [
+            f"{key} is not used by {by}" for key, whys in self._asked.items() if not self._is_never(key) for by in whys
+        ]
+
+    def _is_never(self, key: str) -> bool:
+        return bool({key, _group(key)} & (self._never or set()))
+
+
+def _given(config: Config, not_here: Mapping[str, Unused]) -> dict[str, Unused]:
+    """Return the unused knobs that do not have their defaults; of an option that is not used its name alone."""
+    runs = flatten(asdict(without_unused(config)))
+    found: dict[str, Unused] = {}
+    for key, value in flatten(asdict(config)).items():
+        name, group = key.removesuffix(".name"), _group(key)
+        why = not_here.get(name) or not_here.get(group)
+        if why is not None and value != runs.get(key) and group not in found:
+            found[name] = why._replace(value=quoted(override(key, value).partition("=")[2]))
+    return found
+
+
+def _group(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def _name(config: Config, group: str) -> str:
+    """Return the name of the option that was chosen of a group."""
+    node = getattr(config, group)
+    keys = node if isinstance(node, dict) else vars(node)
+    return str(keys.get("name", keys.get("mode")))
+
+
+def _is_ours(config: Config, key: str) -> bool:
+    """Return whether a key, or a group, is of one of microp's own options; of a user's own every knob counts."""
+    group, _, knob = key.partition(".")
+    option = _name(config, group)
+    return option in options_of(group) and (not knob or knob in own_option(group, option))
+
+
+def _default_option(group: str) -> Any:
+    """Return the settings of the option that a group has if none is chosen."""
+    return _settings(group, default_options()[group])
+
+
+def _settings(group: str, option: str) -> Any:
+    """Return the settings of one of microp's options; a dictionary for a group of builders."""
+    keys = default_values(group, option)
+    return keys if "builder" in keys else schema_of(group, keys)(**keys)
+
+
+def default_values(group: str, option: str) -> dict[str, Any]:
+    """Return the keys of one of microp's options with the values that they have beside the default options."""
+    return copy.deepcopy(_resolved(group, option))
+
+
+@cache
+def _resolved(group: str, option: str) -> dict[str, Any]:
+    others = {"device": {"name": default_options()["device"]}}
+    values = OmegaConf.to_container(OmegaConf.create({**others, "values": own_option(group, option)}), resolve=True)
+    assert isinstance(values, dict)
+    return dict(values["values"])
+
+
+@cache
+def own_option(group: str, option: str) -> dict[str, Any]:
+    """Return the keys of one of microp's options as its file has them; none of a user's own option."""
+    if option not in options_of(group):
+        return {}
+    file = dict(values_of(f"{group}/{option}"))
+    keys: dict[str, Any] = {}
+    for base in file.pop("defaults", ["_self_"]):
+        keys |= file if base == "_self_" else own_option(group, base)
+    return keys
+
+
+@cache
+def options_of(group: str) -> tuple[str, ...]:
+    """Return the names of microp's own options of a group."""
+    return tuple(sorted(path.stem for path in (CONF / group).glob("*.yaml")))
+
+
+def default_options() -> dict[str, str]:
+    """Return the option that each group has if none is chosen."""
+    return {
+        group: option for each in base_values()["defaults"] if isinstance(each, dict) for group, option in each.items()
+    }
+
+
+def base_values() -> dict[str, Any]:
+    """Return what a configuration has if nothing is chosen."""
+    return values_of("base")
+
+
+@cache
+def values_of(name: str) -> dict[str, Any]:
+    """Return what a file of `conf/` has, with its interpolations as they stand."""
+    values = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"), resolve=False)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}

@@ -1,0 +1,92 @@
+"""Compares a run's predicted memory with that of its ranks before it starts, and advises a run that ran out of it.
+
+::
+
+    device.memory_gib ── less than a rank's predicted peak ──► refused: what fills it, what would fit and its price
+    a rank runs out of memory ───────────────────────────────► the same advice at the end of its message
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from microp.config import Config
+from microp.factory.partition_factory import memory_cap
+from microp.factory.prediction import layer_memory
+from microp.factory.profiles import prices_of, profile_problems, used_profile
+from microp.job import Job
+from microp.planner import Choice, Priced, Pricer, Subject, advice, fill_text
+from microp.schedule.builders import LOOPED
+from microp.settings import transport_holds
+from microp.simulator import LayerMemory
+from microp.system import GIB, size_text
+
+OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|bad_alloc", re.IGNORECASE)
+LESS = 0.75  # of the predicted peak: changes that lower it to this are advised after a run ran out of memory
+
+
+def memory_problem(config: Config, job: Job) -> str | None:
+    """Return why a rank's predicted peak exceeds its memory, with the changes that would fit; None if it does not."""
+    cap = memory_cap(config)
+    if cap is None:
+        return None
+    try:
+        pricer, now = _priced(config, job)
+    except ValueError as error:  # the model is too large to be measured
+        return None if config.device.memory_gib is None else f"device.memory_gib cannot be checked: {error}"
+    if now.peak <= cap:
+        return None
+    limit = f"device.memory_gib={cap / GIB:g}" if config.device.memory_gib is not None else f"its {size_text(cap)}"
+    return f"{_needs(pricer, job, now)}, more than {limit}: {advice(pricer, now, cap)}"
+
+
+def with_advice(config: Config, job: Job, message: str) -> str:
+    """Return the message of a failure; if a rank ran out of memory, with what fills it and what needs less."""
+    if not OUT_OF_MEMORY.search(message):
+        return message
+    try:
+        pricer, now = _priced(config, job)
+    except (ValueError, RuntimeError, MemoryError):  # this process may have no memory either
+        return f"{message}; to need less, use more chunks, checkpointing=always or a smaller batch_size"
+    return f"{message}; predicted: {_needs(pricer, job, now)}; to need less, {advice(pricer, now, LESS * now.peak)}"
+
+
+def subject_of(config: Config, rows: float, devices: int) -> Subject:
+    """Return what is planned for a configuration; its layers' memory is measured at this number of rows."""
+    profile = None if profile_problems(config) else used_profile(config)
+
+    def memory(split: bool) -> Sequence[LayerMemory]:
+        if profile is not None:
+            return profile.layer_memory(config.model.kinds, split)
+        return layer_memory(config.model, rows, split, config.computing)
+
+    return Subject(
+        layers=config.model.layers,
+        devices=devices,
+        batch_size=config.batch_size,
+        prices=prices_of(config),
+        memory=memory,
+        batch_bytes=config.model.batch_bytes,
+        states=config.optimizer.states,
+        holds=transport_holds(config.comms.backend(config.device), config.device, config.sync.has_buckets),
+    )
+
+
+def _priced(config: Config, job: Job) -> tuple[Pricer, Priced]:
+    """Return a pricer, and the price of the job as it is."""
+    pricer = Pricer(subject_of(config, job.mean_rows, job.processes))
+    name, checkpointing = config.schedule["name"], config.checkpointing
+    kept = f"segments={checkpointing.segments}" if checkpointing.name == "segments" else checkpointing.name
+    uniform = config.partition["name"] == "uniform"
+    several = config.schedule.get("stages_per_rank", 0) if name in LOOPED else 0
+    choice = Choice(name, config.chunks, kept, "uniform" if uniform else "given", several, config.replicas)
+    return pricer, pricer.add(choice, job.schedule, job.partition.sizes)
+
+
+def _needs(pricer: Pricer, job: Job, now: Priced) -> str:
+    """Return which rank needs most memory, how much, and what fills it."""
+    rank = now.peaks.index(now.peak)
+    ranks = pricer.ranks(now.choice, job.schedule)
+    assert ranks is not None, "the memory of the layers is known"
+    return f"rank {rank} needs {size_text(now.peak)} ({fill_text(ranks.parts(now.sizes, rank))})"

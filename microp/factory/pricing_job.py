@@ -1,0 +1,186 @@
+"""Makes a pricing job from a configuration: checks its schedule and costs, and builds them once.
+
+::
+
+    SimulateConfig ── make_pricing_job ──► PricingJob: schedule, costs, workload
+                                      └──► ConfigError: what is wrong
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import inf
+from typing import Any
+
+from microp.config import Config, ConfigError, SimulateConfig, asks_for
+from microp.factory.job_factory import make_schedule
+from microp.factory.partition_factory import Chosen, choose_partition
+from microp.factory.profiles import (
+    doubt,
+    held_beside,
+    prices_of,
+    profile_problems,
+    rows_of_first_replica,
+    times_of,
+    used_profile,
+)
+from microp.job import Workload
+from microp.schedule import Schedule, uniform, validate
+from microp.settings import EmulatedSettings, EstimateSettings, broken_rules, quoted
+from microp.simulator import LINK_MODELS, PER_STAGE, Costs, for_stages, nominal_costs
+
+LARGEST = 1e15  # a cost: sums of more would not be exact
+PROVEN = 500_000  # ranks times chunks; a larger schedule is not validated, only the simulation finds its deadlocks
+
+
+@dataclass(frozen=True)
+class PricingJob:
+    """A schedule and its costs, ready to be priced."""
+
+    config: SimulateConfig  # the valid configuration
+    schedule: Schedule  # the order
+    costs: Costs  # of each stage and hop
+    workload: Workload | None  # the model's layers on the schedule's stages; None if it has fewer layers than stages
+    notes: tuple[str, ...] = ()  # what the user should know of the costs, one sentence each
+
+
+def make_pricing_job(config: SimulateConfig) -> PricingJob:
+    """Return the pricing job that the configuration describes, or raise ConfigError with what is wrong."""
+    found = broken_rules(config)
+    if config.costs.transfer not in LINK_MODELS:
+        transfer = quoted(config.costs.transfer)
+        found.append(f"costs.transfer={transfer} is not one of {', '.join(LINK_MODELS)}: use one of these")
+    found += config.model.problems() + config.checkpointing.problems() + config.device.problems()
+    found += config.computing.problems(config.model.name, config.model.dtype)
+    found += profile_problems(config) if config.profile is not None and not found else []
+    found += _cost_problems(config.costs.numbers())
+    if found:
+        raise ConfigError(found)
+    try:
+        schedule = make_schedule(config)
+        if config.ranks * config.chunks <= PROVEN:
+            validate(schedule, config.activation_limit)
+        job = with_order(config, schedule)
+    except ValueError as error:
+        raise ConfigError([str(error)]) from error
+    if not any((*job.costs.forward, *job.costs.backward, *job.costs.weight)):
+        raise ConfigError(["no action takes any time: give one of costs.forward, costs.backward a value above 0"])
+    return job
+
+
+def with_order(config: SimulateConfig, schedule: Schedule) -> PricingJob:
+    """Return the pricing job with this order instead of its own, or raise ValueError: the costs do not fit it."""
+    workload, chosen = _workload(config, schedule)
+    notes = chosen.notes
+    if weighed := _weighs_layers(config):
+        notes = notes or ("layers are weighed by their FLOPs and bytes, because no times of them are known",)
+    costs = _costs(config, schedule, workload, weighed)
+    if isinstance(config.device, EstimateSettings) and not _are_by_hand(config):
+        notes = (*notes, f"times are {prices_of(config).source}")
+    if (config.device.is_emulated or chosen.by_costs) and (profile := used_profile(config)) is not None:
+        notes = (*notes, *filter(None, [doubt(profile)]))
+    return PricingJob(config, schedule, costs, workload, notes)
+
+
+def costs_depend_on_order(config: SimulateConfig) -> str | None:
+    """Return the key because of which two orders on the same stages may have different costs; None if there is none."""
+    if _are_by_hand(config):
+        return None
+    if config.device.is_emulated and config.profile is not None:
+        return f"profile={config.profile}"  # the times of an action depend on the action before it
+    computes = asks_for("partition", config.partition, "task")
+    return f"partition={config.partition['name']}" if computes else None
+
+
+def _cost_problems(numbers: dict[str, Any]) -> list[str]:
+    """Return what is wrong with the costs that are not numbers, one sentence each."""
+    found = []
+    for key, value in numbers.items():
+        values = value if isinstance(value, list) and key in PER_STAGE else [value]
+        numbers_only = all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
+        most = inf if key == "bandwidth" else LARGEST  # `Costs` refuses what is negative
+        if value is not None and not (numbers_only and all(each <= most for each in values)):
+            form = "a number, or a list with one per stage" if key in PER_STAGE else "a number"
+            found.append(f"costs.{key}={quoted(value)} is not {form}: give {form} up to {LARGEST:g}")
+    return found
+
+
+def _workload(config: Config, schedule: Schedule) -> tuple[Workload | None, Chosen]:
+    """Return what is priced and how it is cut; None and one layer per stage if the model has fewer layers."""
+    if config.model.layers < schedule.stages:
+        return None, Chosen(uniform(schedule.stages, schedule.stages))
+    chosen = choose_partition(config, schedule)
+    assert chosen is not None, "there is a schedule"
+    layers = chosen.partition.sizes
+    rows, holds = rows_of_first_replica(config), held_beside(config)
+    return Workload(schedule, layers, rows, config.checkpointing, config.optimizer.states, holds), chosen
+
+
+def _are_by_hand(config: SimulateConfig) -> bool:
+    return any(getattr(config.costs, key) is not None for key in ("forward", "backward", "weight"))
+
+
+def _weighs_layers(config: SimulateConfig) -> bool:
+    """Return whether layers count by what each computes and moves: no times are known, and the stages are unlike.
+
+    Those of the uniform partition count the same, as in the closed forms.
+    """
+    has_times = _are_by_hand(config) or isinstance(config.device, EmulatedSettings | EstimateSettings)
+    return not has_times and config.partition["name"] != "uniform" and not prices_of(config).is_known
+
+
+def _costs(config: SimulateConfig, schedule: Schedule, workload: Workload | None, weighed: bool) -> Costs:
+    """Return the costs: those given by hand, the device's, or else F = B = W = 1 on an average rank.
+
+    Layers count the same then, or, if they are `weighed`, by what each computes and moves.
+    """
+    given = {key: _exact(value) for key, value in config.costs.numbers().items()}
+    given["transfer"] = LINK_MODELS[config.costs.transfer]
+    if isinstance(config.device, EmulatedSettings | EstimateSettings) and not _are_by_hand(config):
+        return _device_costs(config, schedule, workload)
+    if not _are_by_hand(config):
+        sizes: Sequence[Any] = workload.layers if workload else (1,) * schedule.stages
+        if workload is not None and weighed:
+            sizes = list(map(Fraction, prices_of(config).costs(workload).forward))
+        stages = [_exact(Fraction(size * config.ranks, sum(sizes))) for size in sizes]
+        given |= {"forward": stages, "backward": stages, "weight": stages}
+    if config.checkpointing.segments:
+        given["recompute"] = given["forward"] if given["recompute"] is None else given["recompute"]
+        given["spared"] = config.checkpointing.spared(schedule.chunks)
+    return for_stages(schedule.stages, **given)
+
+
+def _device_costs(config: SimulateConfig, schedule: Schedule, workload: Workload | None) -> Costs:
+    """Return the costs of an emulated or an estimated device; of the group `costs` only `transfer` is used."""
+    device = config.device
+    taken = [
+        key for key in ("recompute", "latency", "boundary", "bandwidth", "reduction") if getattr(config.costs, key)
+    ]
+    if taken:
+        raise ValueError(
+            f"costs.{taken[0]} is not for device={device.name}, which has its own times: set the keys of device"
+        )
+    per = getattr(device, "per", ["layer"])
+    if workload is None and "layer" in per:
+        what = f"device.per={per}" if device.is_emulated else f"device={device.name}"
+        raise ValueError(
+            f"{what} needs at least one layer per stage: "
+            f"model.layers={config.model.layers}, and the schedule has {schedule.stages} stages"
+        )
+    if workload is not None and not device.is_emulated:
+        return replace(prices_of(config).costs(workload), transfer=LINK_MODELS[config.costs.transfer])
+    if workload is None:
+        workload = Workload(schedule, (1,) * schedule.stages, rows_of_first_replica(config), config.checkpointing)
+    else:
+        device = times_of(config, schedule, workload.layers)
+    costs = nominal_costs(device, workload)
+    return replace(costs, transfer=LINK_MODELS[config.costs.transfer])
+
+
+def _exact(value: Any) -> Any:
+    """Return whole numbers as integers, so that times stay exact; lists as lists of them."""
+    if isinstance(value, list):
+        return [_exact(each) for each in value]
+    return int(value) if isinstance(value, int | float | Fraction) and value % 1 == 0 else value

@@ -1,0 +1,191 @@
+"""Works out what the W&B runs of an attempt hold, from its files; nothing here needs W&B.
+
+::
+
+    rows of a rank    ──► charts   step_ms own_step_ms wait_ms ...    measured steps
+                                   warmup/step_ms  memory/step_ms  torch/step_ms    other steps, under their own names
+                          summary  medians of the measured steps
+    rows of all ranks ──► charts   step_ms (of the slowest rank), loss
+    summary.json      ──► summary  step_ms (the median), step_ms_p10, ..., peak_memory_mib.rank0, ...
+
+In charts and summaries `step_ms` is the time of the slowest rank, and `own_step_ms` that of the run's own rank.
+A chart's time is the time of its step, in seconds since 1970. Clocks in nanoseconds and what is the same in all
+rows are no charts; the table `steps` of the summary run has every column.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from microp.records import (
+    PEAKS,
+    Row,
+    flatten,
+    rank_of,
+    read_config,
+    read_env,
+    read_rows,
+    read_status,
+    row_files,
+)
+
+_ALWAYS = ("pipeline_ms", "optimizer_ms", "compute_ms", "wait_ms", "action_ms")
+_SUMS = ("all_reduce_ms", "exposed_ms", "reduced_bytes")  # of the sums over replicas
+_NO_MEDIAN = ("step", "_timestamp", "loss")
+
+
+class Charts:
+    """Turns the rows of an attempt into what is logged at each step; each row is read once for all W&B runs.
+
+    `rows` holds what has been read, a list for each rank of all pipelines.
+    """
+
+    def __init__(self, attempt: Path) -> None:
+        self._config = config = read_config(attempt)
+        processes = config["ranks"] * config.get("replicas", 1)
+        self._files = [NewRows(attempt / f"steps.rank{rank}.jsonl") for rank in range(processes)]
+        self.rows: list[list[Row]] = [[] for _ in self._files]
+        engine, sync = config["engine"]["name"], config.get("sync", {}).get("name")
+        self._engine = "microp" if engine == "compare" else engine
+        self._sync = "ddp" if sync == "compare" and config["replicas"] > 1 else None
+        self._keys = [*_ALWAYS, *(_SUMS if config.get("replicas", 1) > 1 else ())]
+        self._keys += ["overruns"] if config["device"]["name"] == "emulated" else []
+        self._keys += ["recompute_ms"] if config["checkpointing"]["name"] != "never" else []
+        self._attempt = attempt
+
+    def read_new_rows(self) -> None:
+        """Read the rows that have been written since the last call."""
+        for rows, file in zip(self.rows, self._files, strict=True):
+            rows += file
+
+    def steps(self, first: int) -> Iterator[tuple[Row, ...]]:
+        """Yield the rows of all ranks in each step that all of them have ended, from the step with this index on."""
+        return zip(*(rows[first:] for rows in self.rows), strict=False)
+
+    def run_config(self, rank: int | None) -> dict[str, Any]:
+        """Return the configuration of the W&B run of a rank (None: the summary run), with its machine and versions."""
+        attempt = self._attempt
+        env = {key: value for key, value in read_env(attempt).items() if key != "wandb_agent"}
+        started = datetime.fromtimestamp(read_status(attempt)["started"], UTC).isoformat(timespec="milliseconds")
+        found = {**self._config, **env, "started": started, "run_id": attempt.parent.name, "attempt": attempt.name}
+        if rank is None:
+            return found
+        rows = self.rows[rank][:1]
+        who = {key: row[key] for row in rows for key in ("rank", "replica")}
+        stages = sorted({int(name[:-1]) for row in rows for name in row["action_ms"]})  # `0F`, `0B`, ...
+        return {**found, **who, "stages": stages}
+
+    def of_rank(self, row: Row, step: Sequence[Row]) -> dict[str, Any]:
+        """Return what is logged for a rank's row of a step, whose rows of all ranks are empty if one did not end it."""
+        prefix = self._prefix(row)
+        found = {"step": row["step"], "_timestamp": row["ended"], f"{prefix}own_step_ms": row["step_ms"]}
+        if step:
+            found[f"{prefix}step_ms"] = _slowest(step)
+        if not prefix:
+            found |= {key: row[key] for key in self._keys if key in row}
+        return found if row["loss"] is None else found | {"loss": row["loss"]}
+
+    def of_all(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Return what is logged for one step of all ranks: the slowest rank's time and the batch's loss."""
+        found = {"step": rows[0]["step"], "_timestamp": max(row["ended"] for row in rows)}
+        found[f"{self._prefix(rows[0])}step_ms"] = _slowest(rows)
+        losses = [row["loss"] for row in rows if row["loss"] is not None]
+        return found | ({"loss": sum(losses)} if losses else {})
+
+    def _prefix(self, row: Row) -> str:
+        """Return the first part of the names of steps that are not measured steps of the run's own engine."""
+        if row["phase"] != "measured":
+            return f"{row['phase']}/" if row["engine"] == self._engine else f"{row['engine']}/{row['phase']}/"
+        if row["engine"] != self._engine:
+            return f"{row['engine']}/"
+        return f"{row['sync']}/" if self._sync not in (None, row.get("sync")) else ""
+
+    def rank_summary(self, rank: int, logged: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the summary of a rank: medians of what `of_rank` returned for each of its rows, and its peaks."""
+        rows, columns = self.rows[rank], defaultdict[str, list[float]](list)
+        for charted in logged:
+            for key, value in flatten(charted).items():
+                columns[key].append(value)
+        found: dict[str, Any] = {key: median(values) for key, values in columns.items() if key not in _NO_MEDIAN}
+        losses = [row["loss"] for row in rows if row["phase"] == "measured" and row["loss"] is not None]
+        found |= {"loss": losses[-1]} if losses else {}
+        found |= {key: row[key] for row in rows for key in PEAKS if key in row}
+        return _nested(found)
+
+
+def run_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of `summary.json` as scalars: a list over the ranks becomes `rank0`, `rank1`, ... and `max`.
+
+    `step_ms` is the median, so that it is the same quantity in every W&B run and a sweep can minimise it.
+    """
+    step = summary.get("step_ms") or {"median": None}
+    found = {**_scalars(summary), "step_ms": step["median"]}
+    return found | {f"step_ms_{key}": value for key, value in step.items() if key != "median"}
+
+
+def _scalars(values: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if key == "partition":
+            found[key] = " ".join(map(str, value))  # per stage, a choice and not a result
+        elif isinstance(value, Mapping):
+            found[key] = _scalars(value)
+        elif isinstance(value, list):
+            found[key] = {f"rank{rank}": each for rank, each in enumerate(value)} | {"max": max(value)}
+        elif value is not None:
+            found[key] = value
+    return found
+
+
+def steps_table(attempt: Path) -> tuple[list[str], list[list[Any]]]:
+    """Return the columns and the lines of a table with the rows of all ranks."""
+    rows = [row for rank in ranks_of(attempt) for row in read_rows(attempt, rank)]
+    columns = list(dict.fromkeys(key for row in rows for key in row if key != "action_ms"))
+    return columns, [[row.get(key) for key in columns] for row in rows]
+
+
+def ranks_of(attempt: Path) -> list[int]:
+    """Return the numbers of the ranks that have written rows so far."""
+    return [rank_of(path) for path in row_files(attempt, "steps")]
+
+
+class NewRows:
+    """Reads the rows that a file gets, which may not exist yet; a line that is being written waits for its end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read = path, 0
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield the rows that were added since the last time."""
+        if not self._path.exists() or self._path.stat().st_size == self._read:
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            added = file.read()
+        whole, end, _ = added.rpartition(b"\n")
+        self._read += len(whole) + len(end)
+        for line in whole.splitlines():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:  # as `read_rows`: what follows is not used
+                return
+
+
+def _slowest(step: Sequence[Row]) -> float:
+    """Return the time of a step of all ranks, as `summary.json` counts it."""
+    return float(max(row["step_ms"] for row in step))
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `a.b` as `b` inside `a`, as W&B keeps it."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        group, _, name = key.rpartition(".")
+        (found.setdefault(group, {}) if group else found)[name] = value
+    return found

@@ -1,0 +1,234 @@
+"""Builds the W&B dashboard of an experiment from its recorded runs: two workspaces and a report, as values.
+
+::
+
+    outputs/runs ─ subject_of ─► what varied, which numbers there are ─┬─ workspaces ─► NAME: runs, NAME: ranks
+                                                                       └─ report ─────► a W&B report
+                                                                             │
+                                                       save ─► a server  ────┴──── specification ─► JSON
+
+A panel is made only for names that the recorded runs have. The W&B runs of a schedule have one colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from microp.job import NOT_ASKED
+from microp.mirror.content import run_summary
+from microp.mirror.files import completed
+from microp.records import (
+    RecordError,
+    attempts,
+    check_attempt,
+    flatten,
+    read_config,
+    read_env,
+    read_status,
+    read_summary,
+)
+from microp.system import out_of_reach
+
+_FIGURES = {  # what an experiment is about, in the order of the panels; those that its runs have are shown
+    "step_ms": "step time, ms (median)",
+    "bubble.measured": "bubble (idle / total)",
+    "engines.ratio.torch/microp": "torch over microp, time of forward and backward",
+    "reduction.exposed_ms": "wait for the sums over replicas, ms",
+    "peak_memory_mib.max": "peak memory of the fullest rank, MiB",
+}
+_AGAINST = (("replayed.bubble", "bubble.measured"), ("replayed.step_ms", "step_ms"), ("peak_memory_mib.max", "step_ms"))
+_OF_RANKS = ("own_step_ms", "wait_ms", "compute_ms", "optimizer_ms", "loss")
+_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#000000")  # Okabe and Ito
+_HOW = ("repeat", "steps", "warmup_steps")  # of a run's length, no question
+_AXES = 4  # swept numbers that get panels
+
+_ASKED, _AGAINST_TITLE = "What was asked", "Replayed against measured, memory against time"
+_TIMELINES, _RANKS = "Timelines", "Ranks, step by step"
+_SHOWS = {  # section -> what its panels show, for the report
+    _ASKED: "In a scatter a point is one run: its figure over a key that was swept. A bar is the mean over the runs "
+    "of a schedule. In the last panel a line is one run, from the keys that were swept to its figures.",
+    _AGAINST_TITLE: "A point is one run. Replayed: the schedule simulated with the run's own action times.",
+    _TIMELINES: "The last measured step of each run: replayed above measured.",
+    _RANKS: "The measured steps, as the mean over the ranks of the same number. own_step_ms is the rank's own time.",
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a dashboard is about."""
+
+    name: str  # the experiment, or `all runs`
+    question: str  # what the experiment asks, for the report; empty if that is unknown
+    entity: str  # the W&B team or user
+    project: str  # the W&B project
+    tag: str | None  # the tag of its W&B runs; None for all runs
+    numbers: tuple[str, ...]  # the keys of the configuration with different numbers, such as `chunks`
+    words: tuple[str, ...]  # the keys of the configuration with different words, such as `schedule.name`
+    figures: frozenset[str]  # the names in the summaries of the summary runs
+    colours: Mapping[str, str]  # the colour of each W&B run by its id
+
+
+def subject_of(
+    outputs: Path,
+    experiment: str | None,
+    question: str,
+    entity: str | None,
+    project: str | None,
+    varied: Callable[[Sequence[dict[str, Any]]], list[str]],
+) -> Subject:
+    """Read what the finished runs of an experiment (None: all) varied, and which figures they have.
+
+    Entity and project are those of the runs if they are None; `question` may be empty; `varied` finds the keys that
+    tell configurations apart, as the table of a sweep does.
+
+    Raises:
+        RecordError: there are no such runs.
+    """
+    found, known = [], set()
+    for attempt in attempts(outputs):
+        try:
+            mine = read_env(attempt).get("experiment")
+            known |= {mine} if mine else set()
+            if read_status(attempt)["status"] == "finished" and experiment in (None, mine):
+                check_attempt(attempt)
+                found.append((attempt, read_config(attempt), flatten(run_summary(read_summary(attempt)))))
+        except RecordError:  # `python -m analysis` names the runs that cannot be read
+            continue
+    if not found:
+        have = f"it has {', '.join(sorted(known))}" if known else "it has no experiments"
+        raise RecordError(f"{outputs} has no finished runs{f' of {experiment}' if experiment else ''}: {have}")
+    configs = [{key: value for key, value in config.items() if key not in NOT_ASKED} for _, config, _ in found]
+    values: dict[str, list[Any]] = {}
+    for config in configs:
+        for key, value in flatten(config).items():
+            values.setdefault(key, []).append(value)
+    keys = [key for key in varied(configs) if key not in _HOW]
+    keys.sort(key=lambda key: -len(set(map(str, values[key]))))  # the axes of a sweep before what its parts change
+    is_number = {key: all(type(value) in (int, float) for value in values[key]) for key in keys}
+    tracking = found[-1][1]["tracking"]
+    schedules = sorted(set(values["schedule.name"]))
+    colours = {
+        uid: _COLOURS[schedules.index(config["schedule"]["name"]) % len(_COLOURS)]
+        for attempt, config, _ in found
+        for uid in completed(attempt).values()
+    }
+    return Subject(
+        experiment or "all runs",
+        question,
+        entity or tracking["entity"] or "",
+        project or tracking["project"],
+        experiment,
+        tuple(key for key in keys if is_number[key]),
+        tuple(key for key in keys if not is_number[key]),
+        frozenset(key for _, _, summary in found for key in summary),
+        colours,
+    )
+
+
+def workspaces(subject: Subject) -> list[Any]:
+    """Return the two workspaces of a dashboard: of the runs, and of their ranks."""
+    import wandb_workspaces.workspaces as ws
+
+    def workspace(job: str, name: str, sections: Mapping[str, Sequence[Any]]) -> Any:
+        return ws.Workspace(
+            entity=subject.entity,
+            project=subject.project,
+            name=f"microp {subject.name}: {name}",
+            sections=[ws.Section(name=title, panels=list(panels), is_open=True) for title, panels in sections.items()],
+            runset_settings=ws.RunsetSettings(
+                filters=ws.And(ws.Metric("JobType") == job, *([ws.Tags().isin([subject.tag])] if subject.tag else [])),
+                run_settings={uid: ws.RunSettings(color=colour) for uid, colour in subject.colours.items()},
+            ),
+        )
+
+    return [workspace("summary", "runs", _run_panels(subject)), workspace("rank", "ranks", _rank_panels())]
+
+
+def report(subject: Subject, **project: str) -> Any:
+    """Return the W&B report of an experiment.
+
+    `project` is `entity` and `project` of its sets of runs, for which W&B's library asks the server; without them they
+    are those of the report.
+    """
+    import wandb_workspaces.reports.v2 as wr
+
+    def runset(job: str) -> Any:
+        tag = f" and Tags in ['{subject.tag}']" if subject.tag else ""
+        colours = {uid: wr.RunSettings(color=colour) for uid, colour in subject.colours.items()}
+        where = f"Metric('JobType') = '{job}'{tag}"
+        return wr.Runset(**project, name=job, filters=where, run_settings=colours)
+
+    texts = [subject.question, "Made by python -m microp.dashboard. One colour is one schedule."]
+    blocks: list[Any] = [wr.P(text) for text in texts if text]  # W&B adds an empty paragraph at both ends
+    for job, sections in (("summary", _run_panels(subject)), ("rank", _rank_panels())):
+        for title, panels in sections.items():
+            blocks += [wr.H2(title), wr.P(_SHOWS[title]), wr.PanelGrid(runsets=[runset(job)], panels=list(panels))]
+    return wr.Report(
+        entity=subject.entity, project=subject.project, title=f"microp: {subject.name}", blocks=blocks, width="fluid"
+    )
+
+
+def specification(subject: Subject) -> dict[str, Any]:
+    """Return the whole dashboard as it is sent to a server, as plain values for JSON."""
+    views = [each._to_model().model_dump(mode="json", by_alias=True) for each in workspaces(subject)]
+    return {"workspaces": views, "report": report(subject)._to_model().model_dump(mode="json", by_alias=True)}
+
+
+def save(subject: Subject) -> list[str]:
+    """Make the dashboard on the W&B server and return the addresses of its parts.
+
+    Raises:
+        ConnectionError: the server cannot be reached.
+        Exception: whatever W&B raises.
+    """
+    if away := out_of_reach():
+        raise ConnectionError(away)
+    import wandb
+
+    subject = replace(subject, entity=subject.entity or str(wandb.Api().default_entity))
+    whole = report(subject, entity=subject.entity, project=subject.project)
+    return [str(each.save().url) for each in (*workspaces(subject), whole)]
+
+
+def _run_panels(subject: Subject) -> dict[str, list[Any]]:
+    """Return the panels of the summary runs by section."""
+    import wandb_workspaces.reports.v2 as wr
+
+    def scatter(x: Any, y: str, title: str) -> Any:
+        legend = "${run:displayName}"
+        return wr.ScatterPlot(title=title, x=x, y=wr.SummaryMetric(y), legend_template=legend)
+
+    shown = {name: title for name, title in _FIGURES.items() if name in subject.figures}
+    question = [
+        scatter(wr.Config(key), name, f"{title} over {key}")
+        for key in subject.numbers[:_AXES]
+        for name, title in shown.items()
+    ]
+    columns = [wr.Config(key) for key in (*subject.words, *subject.numbers)] + [
+        wr.SummaryMetric(each) for each in shown
+    ]
+    against = [
+        scatter(wr.SummaryMetric(x), y, f"{y} against {x}") for x, y in _AGAINST if {x, y} <= set(subject.figures)
+    ]
+    by = wr.Config("schedule.name")
+    bars = [wr.BarPlot(title=f"{title} by schedule", metrics=[name], groupby=by) for name, title in shown.items()]
+    parallel = wr.ParallelCoordinatesPlot(
+        title="from what was swept to the figures",
+        columns=[wr.ParallelCoordinatesPlotColumn(metric=metric) for metric in columns],
+    )
+    return {
+        _ASKED: [*question, *bars, parallel],
+        _AGAINST_TITLE: against,
+        _TIMELINES: [wr.MediaBrowser(title="last measured step", media_keys=["timeline"])],
+    }
+
+
+def _rank_panels() -> dict[str, list[Any]]:
+    """Return the panels of the rank runs by section."""
+    import wandb_workspaces.reports.v2 as wr
+
+    plots = [wr.LinePlot(title=name, x="step", y=[name], groupby=wr.Config("rank")) for name in _OF_RANKS]
+    return {_RANKS: plots}

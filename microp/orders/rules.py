@@ -1,0 +1,150 @@
+"""Builds orders by priority rules: each rank takes, of the actions that can start soon, the one that its rule prefers.
+
+::
+
+    score = when the action could start + the rule's delay for its op        the smallest score is next
+
+    delays of F, B, W    0 0 0   whatever can start first
+                         1 0 2   a backward that arrives within one forward is waited for; W fills what is left
+    limit                how far forwards may run ahead of backwards, per stage or per rank
+
+(A rank's decisions are taken in the order of time over all ranks, so that nothing that is unknown can arrive earlier.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any, NamedTuple
+
+from microp.orders.problem import NONE, Problem, Rows
+
+DELAYS = ((0, 0, 0), (0, 0, 1), (1, 0, 1), (1, 0, 4))
+LIMITS = (None, ("depth", 1.0), ("window", 2.0), ("window", 3.0), ("window", 4.0), ("window", 6.0))
+
+
+class Rule(NamedTuple):
+    """A priority rule.
+
+    Attributes:
+        delays: of F, B and W, in mean times of an action: how long another op is waited for.
+        limit: what limits the forwards: ("depth", x): those of a stage without a backward are at most x times the
+            stages from it to the last one; ("window", n): a rank works on at most n microbatches; None: the cap alone.
+        deep: whether of two forwards the one of the later stage comes first, else that of the older microbatch.
+    """
+
+    delays: tuple[float, float, float]
+    limit: tuple[str, float] | None
+    deep: bool
+
+
+def rules(problem: Problem) -> Iterator[Rule]:
+    """Yield all rules that differ for this problem."""
+    for limit, delays, deep in product(LIMITS, DELAYS, (True, False)):
+        is_limit = limit is None or limit[0] == "depth" or limit[1] < problem.chunks
+        if is_limit and (deep or problem.stages > problem.ranks):
+            yield Rule(delays, limit, deep)
+
+
+def build(problem: Problem, rule: Rule) -> Rows | None:
+    """Return the order of a rule, or None if the rule gets stuck."""
+    state, stages = State(problem), problem.stages
+    unit = sum(problem.timing.takes[: problem.count]) / problem.count
+    delays = [unit * delay for delay in rule.delays]
+    most = [problem.chunks] * stages
+    last = [stages + own[0] for own in problem.held]  # for each rank the lane whose end frees a place in its window
+    if rule.limit is not None and rule.limit[0] == "depth":
+        most = [max(1, round((stages - stage) * rule.limit[1])) for stage in range(stages)]
+    window = rule.limit[1] if rule.limit is not None and rule.limit[0] == "window" else problem.chunks
+
+    def best(rank: int) -> tuple[Any, Any, int, int] | None:
+        """Return when the rank's preferred action could start, its score, its lane and the rank."""
+        choice = None
+        for lane in problem.lanes[rank]:
+            if lane < stages:
+                ahead = state.count[lane] - state.count[stages + lane]
+                if ahead >= most[lane] or state.count[lane] - state.count[last[rank]] >= window:
+                    continue
+            start = state.ready(problem, lane)
+            if start is not None:
+                op, stage = divmod(lane, stages)
+                tie = -stage if rule.deep or op else state.count[lane] * stages + stage
+                score = (start + delays[op], (1, 0, 2)[op], tie)
+                if choice is None or score < choice[1]:
+                    choice = start, score, lane, rank
+        return choice
+
+    choices = [best(rank) for rank in range(problem.ranks)]
+    for _ in range(problem.count):
+        known = [choice for choice in choices if choice is not None]
+        if not known:
+            return None
+        start, _, lane, rank = min(known)
+        taker = state.run(problem, lane, start)
+        choices[rank] = best(rank)
+        if taker >= 0:
+            choices[problem.lane_rank[taker]] = best(problem.lane_rank[taker])
+    return state.rows
+
+
+class State:
+    """A partial order while it is built from the front.
+
+    A forward is refused if afterwards the oldest unfinished microbatch of the rank could not get its other stages in:
+    that order could never end. In-order lanes make the rule exact, so that no order that can end is lost. Every
+    backward is divided here, and messages do not queue; the order that is built is priced with what it really takes.
+
+    Attributes:
+        clock: for each rank when it is free.
+        count: for each lane the number of its actions that have run.
+        arrived: for each lane when the tensors that it takes arrive, as far as they have been made.
+        held: for each rank what it holds.
+        rows: for each rank its actions so far.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.clock: list[Any] = [0] * problem.ranks
+        self.count = [0] * len(problem.sources)
+        self.arrived: list[list[Any]] = [[] for _ in problem.sources]
+        self.held: list[Any] = [0] * problem.ranks
+        self.rows: Rows = [[] for _ in range(problem.ranks)]
+
+    def ready(self, problem: Problem, lane: int) -> Any | None:
+        """Return when the lane's next action could start, or None if something that it needs has not run."""
+        stages, microbatch = problem.stages, self.count[lane]
+        if microbatch == problem.chunks:
+            return None
+        start = self.clock[problem.lane_rank[lane]]
+        if lane >= stages:
+            if self.count[lane - stages] <= microbatch:
+                return None
+        elif problem.memory.cap is not None and not self._has_room(problem, lane):
+            return None
+        if problem.sources[lane] != NONE:
+            if len(self.arrived[lane]) <= microbatch:
+                return None
+            start = max(start, self.arrived[lane][microbatch])
+        return start
+
+    def _has_room(self, problem: Problem, stage: int) -> bool:
+        rank, kept = problem.placement[stage], problem.memory.kept
+        own, count = problem.held[rank], self.count
+        oldest = min(count[2 * problem.stages + each] for each in own)
+        needed = sum(kept[each] for each in own if count[each] <= oldest and (each != stage or count[stage] < oldest))
+        room: bool = self.held[rank] + kept[stage] + needed <= problem.memory.cap
+        return room
+
+    def run(self, problem: Problem, lane: int, start: Any) -> int:
+        """Run the lane's next action, and return the lane that takes its tensor, or `NONE`."""
+        rank, microbatch = problem.lane_rank[lane], self.count[lane]
+        number = lane * problem.chunks + microbatch
+        takes, hops, after = problem.timing
+        end = start + takes[number]
+        self.clock[rank] = end + after[lane]
+        self.count[lane] += 1
+        self.held[rank] += problem.changes[lane]
+        self.rows[rank].append(number)
+        taker = problem.takers[lane]
+        if taker != NONE:
+            self.arrived[taker].append(end + hops[taker])
+        return taker

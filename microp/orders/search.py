@@ -1,0 +1,185 @@
+"""Searches for an order: named schedules, priority rules and small moves; the best one is kept.
+
+::
+
+    named schedules within the cap ─┐
+    priority rules ─────────────────┴─► the best few ── small moves ─► the best ── simulate ─► Found
+
+Every result is priced by `simulate`, which shares no code with the search, and is never worse than a named schedule. It
+is the optimum where a lower bound of that price, our own or the solver's, is as high.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from random import Random
+from time import perf_counter
+from typing import Any
+
+from microp.orders.bounds import Bounds, lower_bounds
+from microp.orders.improve import improve, joined
+from microp.orders.problem import Problem, Rows, makespan_of
+from microp.orders.rules import build, rules
+from microp.orders.solver import Solved, solve
+from microp.schedule import Schedule, builders
+from microp.simulator import simulate
+from microp.trace import makespan
+
+STARTS = 6  # rounds of small moves
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of a search.
+
+    Attributes:
+        method: what found it: `named`, `rules`, `moves` or `solver`.
+        bounds: lower bounds of the makespan of any order; None if there are none.
+        named: the makespans of the named schedules that keep within the cap.
+        refused: the peaks of the named schedules that do not.
+    """
+
+    schedule: Schedule
+    makespan: Any
+    method: str
+    bounds: Bounds | None
+    named: dict[str, Any] = field(default_factory=dict)
+    refused: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def proven(self) -> bool:
+        """Whether it is known that no order is faster."""
+        return self.bounds is not None and self.bounds.prove(self.makespan)
+
+
+def search(problem: Problem, seconds: float = 10.0, seed: int = 0, moves: int = 60_000) -> Found:
+    """Return the best order found.
+
+    Args:
+        seconds: after this time no further move is tried.
+        seed: of the random moves. With the same seed and enough time the result is the same.
+    """
+    began = perf_counter()
+    until = began + seconds
+    bounds = lower_bounds(problem)
+    named, refused = named_schedules(problem)
+    orders: list[tuple[Any, str, Rows]] = []
+
+    def add(method: str, rows: Rows | None) -> None:
+        if rows is not None and all(map(problem.fits, rows)) and (time := makespan_of(problem, rows)) is not None:
+            orders.append((time, method, rows))
+
+    for schedule in named:
+        add("named", problem.normal(problem.rows_of(schedule)))
+    for rule in rules(problem):
+        add("rules", build(problem, rule))
+    _sort(problem, orders)
+    random = Random(seed)
+    for turn in range(STARTS):  # from different orders first, from the best of all at the end
+        if bounds.prove(orders[0][0]):
+            break
+        _, _, rows = orders[min(turn, len(orders) - 1) if turn < STARTS - 2 else 0]
+        share = perf_counter() + (until - perf_counter()) / (STARTS - turn)
+        time, better = improve(problem, rows, random, moves // STARTS, share, bounds)
+        if time < orders[0][0]:
+            orders.insert(0, (time, "moves", better))
+    return _best(problem, named, refused, orders, bounds, perf_counter() - began)
+
+
+def _sort(problem: Problem, orders: list[tuple[Any, str, Rows]]) -> None:
+    """Sort the orders, the fastest first, after adding what is easily made of the fastest ones."""
+    orders.sort(key=lambda each: each[0])
+    for time, _, rows in orders[:STARTS]:
+        others = [*_relabelled(problem, rows), *([joined(problem, rows)] if any(problem.joins) else [])]
+        for other in filter(lambda each: all(map(problem.fits, each)), others):
+            found = makespan_of(problem, other)
+            if found is not None and found < time:
+                orders.append((found, "moves", other))
+    orders.sort(key=lambda each: each[0])
+
+
+def _relabelled(problem: Problem, rows: Rows) -> Iterator[Rows]:
+    """Yield the order with a microbatch that is spared a recomputation in the place of another one that is not."""
+    kinds, chunks = problem.kinds, problem.chunks
+    spared = next((microbatch for microbatch, kind in enumerate(kinds) if kind), None)
+    if spared is None:
+        return
+    for other in (microbatch for microbatch, kind in enumerate(kinds) if not kind):
+        labels = {spared: other, other: spared}
+        yield [[n - n % chunks + labels.get(n % chunks, n % chunks) for n in row] for row in rows]
+
+
+def with_solver(problem: Problem, found: Found, seconds: float, workers: int = 2) -> tuple[Found, Solved]:
+    """Return the search's result or the solver's, whichever is faster by simulation, and the solver's answer.
+
+    The result's bounds have the solver's beside our own.
+
+    Args:
+        found: the result of `search`, which hints the solver.
+        seconds: the solver's time limit.
+        workers: how many of the solver's searches run side by side.
+
+    Raises:
+        ValueError: OR-Tools is not installed.
+    """
+    bounds = lower_bounds(problem)
+    solved = solve(problem, problem.rows_of(found.schedule), seconds, workers, bounds.best)
+    found, rows = replace(found, bounds=bounds._replace(solver=solved.bound)), solved.rows
+    if rows is not None and all(map(problem.fits, rows)) and makespan_of(problem, rows) is not None:
+        schedule = problem.schedule(joined(problem, rows))
+        solved = replace(solved, makespan=_priced(problem, schedule))
+        if solved.makespan < found.makespan:
+            found = replace(found, schedule=schedule, makespan=solved.makespan, method="solver")
+    return found, replace(solved, proven=found.proven)
+
+
+def _best(
+    problem: Problem,
+    named: list[Schedule],
+    refused: dict[str, Any],
+    orders: list[tuple[Any, str, Rows]],
+    bounds: Bounds,
+    seconds: float,
+) -> Found:
+    """Return the best order by simulation: a named one if none is faster."""
+    times = {schedule.name: _priced(problem, schedule) for schedule in named}
+    found: list[tuple[Any, str, Schedule]] = [(times[schedule.name], "named", schedule) for schedule in named]
+    for _, method, rows in sorted(orders, key=lambda each: each[0])[:STARTS]:
+        schedule = problem.schedule(joined(problem, rows))
+        found.append((_priced(problem, schedule), method, schedule))
+    time, method, schedule = min(found, key=lambda each: each[0])
+    if method == "named" and schedule not in named:  # divided, joined or relabelled
+        method = "moves"
+    return Found(schedule, time, method, bounds, times, refused, seconds)
+
+
+def _priced(problem: Problem, schedule: Schedule) -> Any:
+    return makespan(simulate(schedule, problem.costs))
+
+
+def named_schedules(problem: Problem) -> tuple[list[Schedule], dict[str, Any]]:
+    """Return the named schedules with the problem's placement that keep within the cap, and the peaks of the others."""
+    within, refused = [], {}
+    for schedule in _with_placement(problem):
+        peak = max(problem.peak(row) for row in problem.rows_of(schedule))
+        if problem.memory.cap is None or peak <= problem.memory.cap:
+            within.append(schedule)
+        else:
+            refused[schedule.name] = peak
+    return within, refused
+
+
+def _with_placement(problem: Problem) -> Iterator[Schedule]:
+    loops = problem.stages // problem.ranks
+    for name, build_named in builders.ORDERS.items():
+        if (loops > 1) != (name in (*builders.LOOPED, *builders.V_SHAPED)):
+            continue
+        several = {"stages_per_rank": loops} if name in builders.LOOPED else {}
+        try:
+            schedule = build_named(problem.ranks, problem.chunks, **several)
+        except ValueError:  # too few chunks for it
+            continue
+        if tuple(schedule.placement[stage] for stage in range(schedule.stages)) == problem.placement:
+            yield schedule

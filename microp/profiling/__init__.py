@@ -1,0 +1,30 @@
+"""Measured times of layers: what a profile runs, the fit, its file, what it predicts. It needs no torch.
+
+::
+
+    make_plan ─► Case ── samples_of ─► fit_times ──► Profile ── forecast ──► step, bubble and memory of a run
+"""
+
+from microp.profiling.cases import make_plan
+from microp.profiling.fit import crowded_factors, fit_times, fit_transport, line, row_factors
+from microp.profiling.forecast import (
+    Forecast,
+    forecast,
+    last_ends,
+    last_optimizer,
+    optimizer_times,
+    peak_memory_mib,
+    stage_costs,
+)
+from microp.profiling.profile import (
+    DIVIDED,
+    TORCH,
+    UNDIVIDED,
+    Machine,
+    Profile,
+    Transport,
+    model_problem,
+    read_plain,
+    to_plain,
+)
+from microp.profiling.samples import FEWEST, Case, Sample, between, samples_of

@@ -1,0 +1,79 @@
+"""Says why a run's timing was disturbed: its steps spread widely, the machine was busy, or work outlasted its time.
+
+::
+
+    summary.json  step_ms  median 928.8, p10 446.8, p90 4635.0   ──► spread 451 %
+                  overruns 12 of 640 actions                     ──► 12 overruns
+                  nominal: step 1.043, work 0.31                 ──► 1.043 x nominal, 31 % real work
+                  shared_gpu                                     ──► shared GPU
+    env.json      load  start 2.1, end 9.1; cores 2              ──► load 9.1
+                  parallel                                       ──► parallel
+
+The load average is the number of processes that want a core, in the mean over about a minute. The run's own
+ranks are among them, and those of the run before it. They are taken off: the machine is busy if the load is
+above the number of cores, or of ranks if they are more. A neighbour that a short run alone has is not seen in it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from microp.records.statistics import WIDE_STEPS, step_spread
+
+MARGIN = 0.5  # processes; the launcher and the system want a core now and then
+
+
+OVER_NOMINAL = 1.02  # of an emulated device's step
+
+
+class Disturbance(NamedTuple):
+    """One reason not to trust a run's times."""
+
+    kind: str  # `spread`, `load`, `shared`, `parallel`, `overruns` or `nominal`; a key of `DISTURBANCES`
+    text: str  # the reason in a word and a number, for a table
+
+
+DISTURBANCES = {
+    "spread": f"from p10 to p90 the steps spread over more than {100 * WIDE_STEPS:.0f} % of their median",
+    "load": "processes that wanted a core (load average), more than the cores or the ranks, whichever are more",
+    "shared": "ranks shared a GPU (device.share=true): they took turns and sent through the host's memory",
+    "parallel": "other points of its sweep ran at the same time on the same cores (parallel=true)",
+    "overruns": "actions that took longer than their nominal time, so they measure the machine and not the schedule "
+    "(give longer times, or a smaller model)",
+    "nominal": f"the steps took more than {OVER_NOMINAL} times their nominal time; where the real work's share is "
+    "large, it takes part (use model.dim=64, or longer times), else the machine was busy or the times are short",
+}
+
+
+def disturbances(summary: Mapping[str, Any], env: Mapping[str, Any]) -> list[Disturbance]:
+    """Return why the timing of a run was disturbed, by its `summary.json` and `env.json`; nothing if none is known."""
+    found: list[Disturbance] = []
+    if summary["status"] != "finished":  # its times are none to rely on anyway, and its status says so
+        return found
+    step = summary.get("step_ms")
+    if step and (spread := step_spread(step["p10"], step["median"], step["p90"])) > WIDE_STEPS:
+        found.append(Disturbance("spread", f"spread {100 * spread:.0f} %"))
+    loads = [value for value in (env.get("load") or {}).values() if value is not None]
+    ranks = summary["ranks"] * summary["replicas"]
+    if loads and max(loads) > max(env.get("cores") or 1, ranks) + MARGIN:
+        found.append(Disturbance("load", f"load {max(loads):.1f}"))
+    if summary.get("shared_gpu"):
+        found.append(Disturbance("shared", "shared GPU"))
+    if env.get("parallel") and summary.get("device") != "emulated":  # of which the overruns are counted
+        found.append(Disturbance("parallel", "parallel"))
+    if overruns := summary.get("overruns"):
+        found.append(Disturbance("overruns", f"{overruns} overrun{'' if overruns == 1 else 's'}"))
+    if (nominal := summary.get("nominal")) and nominal["step"] > OVER_NOMINAL:
+        share = f"{100 * nominal['work']:.0f} % real work"
+        found.append(Disturbance("nominal", f"{nominal['step']:.3f} x nominal, {share}"))
+    return found
+
+
+def load_average() -> float | None:
+    """Return the load average of the last minute; None if the system has none."""
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return None

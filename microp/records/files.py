@@ -1,0 +1,150 @@
+"""Writes files whole or not at all, and says in one line why a file cannot be written.
+
+::
+
+    write_text   draft ── whole ──► replaces the file      ── fails ──► draft removed, WriteError
+    Lines        lines ── whole ──► end of the file        ── fails ──► WriteError; readers leave a part of a line out
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+from contextlib import suppress
+from pathlib import Path
+
+from microp.settings import quoted
+from microp.system import KIB, size_text
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+_SMALL = 16 * KIB  # bytes: an error with its traceback, a status
+AGAIN = "the same command then goes on"
+OTHER_FOLDER = f"or choose another output_dir; {AGAIN}"
+_ASKED = re.compile(r"tried to allocate (\d+) bytes")
+_LONGEST = 300  # characters of what an error says
+_UNEXPECTED = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
+
+
+class WriteError(OSError):
+    """A file cannot be written, for a reason that the next run would meet too; the message names path and remedy.
+
+    Attributes:
+        no_room: whether the reason is a full disk.
+    """
+
+    def __init__(self, message: str, no_room: bool = False) -> None:
+        super().__init__(message)
+        self.no_room = no_room
+
+
+def unwritable(path: Path, error: OSError, nbytes: int = 0, instead: str = OTHER_FOLDER) -> WriteError:
+    """Return the error that tells why a file of `nbytes` cannot be written.
+
+    `instead` is the remedy if neither room nor permission can be had.
+    """
+    return WriteError(_why(path, error, nbytes, instead), error.errno in _FULL)
+
+
+def in_a_line(error: OSError) -> str:
+    """Return what the system refused as one line with the path and the remedy."""
+    if isinstance(error, WriteError):
+        return str(error)
+    if error.errno in _NO_DESCRIPTORS or error.filename is not None:
+        return _why(Path(os.fsdecode(error.filename or "a pipe")), error, 0, OTHER_FOLDER)
+    return " ".join(str(error.strerror or error).split()) or type(error).__name__
+
+
+def in_words(error: BaseException) -> str:
+    """Return an error as one line; the text of one that nobody raised on purpose says little without its type."""
+    text, name = " ".join(str(error).split()), type(error).__name__
+    if isinstance(error, MemoryError):
+        return f"out of memory{f' ({text})' if text else ''}"
+    if asked := _ASKED.search(text):  # of torch, for a CPU
+        return f"out of memory ({size_text(int(asked[1]))} more were asked for)"
+    if not text:
+        return name
+    is_long = "\n" in str(error).strip()
+    says_little = is_long or isinstance(error, _UNEXPECTED) or not isinstance(error, Exception)
+    text = quoted(text, _LONGEST)
+    return f"{name}: {text}" if says_little else text
+
+
+def _why(path: Path, error: OSError, nbytes: int, instead: str) -> str:
+    if error.errno in _NO_DESCRIPTORS:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"too few file descriptors for {path}: a process may have {limit}; raise it, for example ulimit -n 4096"
+    if error.errno not in _FULL:
+        closed = error.errno in (errno.EACCES, errno.EPERM)  # one cannot ask what is in such a folder
+        is_dead = not closed and path.is_symlink() and not path.exists()
+        reason = "a link to nothing" if is_dead else error.strerror or str(error)
+        return f"{path} cannot be written ({reason}): make it writable, {instead}"
+    there = _first_folder(path)
+    disk = next(each for each in (there, *there.parents) if each.is_mount())
+    room = os.statvfs(there)
+    needed, free = size_text(nbytes), size_text(room.f_bavail * room.f_frsize)
+    if room.f_files and not room.f_favail:
+        free = "no more files"
+    return f"no room in {disk} for {path} ({needed} needed, {free} free): free some, {instead}"
+
+
+def _first_folder(path: Path) -> Path:
+    """Return the innermost folder of a path that exists."""
+    return next(each for each in path.absolute().parents if each.is_dir())
+
+
+def full_disk(path: Path, instead: str = OTHER_FOLDER, nbytes: int = _SMALL) -> WriteError | None:
+    """Return the error of a path if there is no room for `nbytes` there, or None if there is; `instead` as above."""
+    room = os.statvfs(_first_folder(path))
+    if room.f_bavail * room.f_frsize >= nbytes:
+        return None
+    return unwritable(path, OSError(errno.ENOSPC, ""), nbytes, instead)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically: a reader never sees half of it, and a full disk leaves the old one and no draft.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    draft, data = path.with_name(f".{path.name}.{os.getpid()}"), text.encode()
+    try:
+        draft.write_bytes(data)
+        draft.replace(path)
+    except OSError as error:
+        with suppress(OSError):  # there may be none
+            draft.unlink()
+        raise unwritable(path, error, len(data)) from error
+
+
+class Lines:
+    """A file, made empty, to which lines are appended; each is passed to the operating system at once.
+
+    Raises:
+        WriteError: the file cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = path.open("wb", buffering=0)
+        except OSError as error:
+            raise unwritable(path, error) from error
+
+    def add(self, text: str) -> None:
+        """Append a line.
+
+        Raises:
+            WriteError: there is no room for all of it; nothing may be appended after that.
+        """
+        rest = data = text.encode()
+        try:
+            while rest:  # a disk that becomes full takes a part, and then nothing
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise unwritable(self._path, error, len(data)) from error
+
+    def close(self) -> None:
+        self._file.close()

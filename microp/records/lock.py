@@ -1,0 +1,142 @@
+"""Lets only one process at a time run the same point, and tells which process that is and whether it has gone.
+
+::
+
+    outputs/runs/<run id>/lock     there while it is held     ┐  pid 4711  host box  boot 2f1c...  ...
+    attempt-<n>/status.json        who runs the attempt       ┘  namespace pid:[40265...]  process_started 81234567
+
+The lock is the operating system's (`flock`, by filelock), not the file: it ends with the process that holds it,
+however that ends. What stands in the file only tells others who holds the lock. On a network file system the lock
+holds between hosts if the file system passes locks on, as NFS does unless it is mounted with `nolock`.
+
+`boot` and `namespace` say in which running system and which container a pid counts; `process_started` is in ticks since
+the boot and differs if a pid is given again. Processes of another host cannot be seen from here.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from microp.system import this_host
+
+POLL_S = 0.5  # between two tries to get a lock that another process holds
+_NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
+_ENDED = ("Z", "X")  # a zombie, which its parent has not waited for, has ended
+
+
+class LockedError(RuntimeError):
+    """Another process holds the lock; the message says which one."""
+
+    def __init__(self, folder: Path, owner: str) -> None:
+        super().__init__(
+            f"{folder.name} is being run by {owner}: wait until it has ended, or stop it (it holds {folder / 'lock'})"
+        )
+
+
+@contextmanager
+def hold(folder: Path, waiting: Callable[[str], None] | None = None) -> Iterator[bool]:
+    """Hold the lock of a folder, which is made if it is missing, also if it is removed while this process waits.
+
+    Args:
+        folder: a run's folder, or that of a sweep.
+        waiting: called once for each other process that is waited for, with its name; None: do not wait.
+
+    Yields:
+        whether the lock is held; False if the file system has no locks.
+
+    Raises:
+        LockedError: another process holds the lock, and `waiting` is None.
+        OSError: the folder or the file cannot be made.
+    """
+    path = folder / "lock"
+    lock, told = FileLock(path, thread_local=False), None
+    while not lock.is_locked:
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            owner = _read(path)
+            if waiting is None:
+                raise LockedError(folder, _named(owner)) from None
+            if owner and owner != told:  # a process that has only just got it writes in a moment
+                waiting(_named(told := owner))
+            time.sleep(POLL_S)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            path.unlink(missing_ok=True)
+            yield False
+            return
+    with suppress(OSError):  # a full disk: the lock holds all the same
+        path.write_text(json.dumps({**this_process(), "since": time.time()}))
+    try:
+        yield True
+    finally:
+        with suppress(OSError):
+            path.unlink()  # before the lock ends, so that who gets it next sees that it is gone
+        lock.release()
+
+
+def owner_of(folder: Path) -> str | None:
+    """Return the name of the process that holds the lock of a folder, or None; nothing is written."""
+    owner = _read(folder / "lock")
+    return None if not owner or has_gone(owner) else _named(owner)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return what its holder wrote into a lock's file, with at least `pid`, `host` and `since`; else nothing."""
+    try:
+        owner = json.loads(path.read_text())
+        return {**owner, "pid": int(owner["pid"]), "host": str(owner["host"]), "since": float(owner["since"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _named(owner: Mapping[str, Any]) -> str:
+    if not owner:
+        return "another process"
+    since = time.strftime("%H:%M:%S", time.localtime(owner["since"]))
+    return f"process {owner['pid']} on {owner['host']} (since {since})"
+
+
+def this_process() -> dict[str, Any]:
+    """Return what identifies this process on this and on other hosts; None for what the system does not tell."""
+    return {"pid": os.getpid(), **this_host(), "process_started": _started(os.getpid())}
+
+
+def has_gone(owner: Mapping[str, Any]) -> bool | None:
+    """Return whether the process has ended in which `this_process` returned this; None if that cannot be known here."""
+    here = this_host()
+    if "host" not in owner or owner["host"] != here["host"]:
+        return None
+    if owner.get("boot") != here["boot"]:
+        return True
+    if owner.get("namespace") != here["namespace"]:
+        return None
+    return _started(owner.get("pid", 0)) != owner.get("process_started")
+
+
+def _started(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since the boot; None if it has ended.
+
+    On systems other than Linux it is 0 for every process that exists.
+    """
+    try:
+        if sys.platform != "linux":
+            os.kill(pid, 0)
+            return 0
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()  # from the third field, the state, on
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    except PermissionError:  # os.kill: it exists, and is another user's
+        return 0
+    return None if fields[0] in _ENDED else int(fields[19])

@@ -1,0 +1,197 @@
+"""Writes and reads what a sweep has planned, so that each point runs as it was checked, in whatever process.
+
+::
+
+    outputs/sweeps/<time>_<name>/
+        plan.json      the sweep: name, command, and each run with its overrides
+        points.jsonl   a line per point: overrides, resolved configuration, order and partition, or why it is left out
+        stopped.json   why the other points are not run, if the sweep stops before its end
+
+`points.jsonl` only grows: a sweeper that chooses points as it goes adds each of them when it has chosen it.
+
+A sweep's process has a `SweepPlan`; reports read a `Plan`, whose points are run ids and overrides.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import cache, cached_property
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from microp.job import NOT_ASKED
+from microp.records.files import write_text
+from microp.records.lock import hold
+from microp.records.recorder import write_json
+from microp.records.records import RecordError, Row, check_version, read_json
+from microp.system import redact_values, redact_words
+
+
+class SweepPlan:
+    """The plan of one sweep, by its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._points = folder / "points.jsonl"
+        self._known: dict[tuple[str, ...], Row] = {}  # those that have been read, by their overrides
+        self._secret: dict[tuple[str, ...], Row] = {}  # points that are not whole on disk
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """The content of `plan.json`; reading it raises RecordError if that cannot be read."""
+        return _read_head(self.folder / "plan.json")
+
+    @cached_property
+    def again(self) -> bool:
+        """Whether attempts do not count that were finished before the sweep was planned."""
+        return bool(self.head.get("again"))
+
+    @property
+    def stopped(self) -> str | None:
+        """Why no other point is run; None: the sweep goes on."""
+        path = self.folder / "stopped.json"
+        return str(read_json(path)["reason"]) if path.exists() else None
+
+    def stop(self, reason: str) -> None:
+        """Let no other point start, in any process."""
+        write_json(self.folder / "stopped.json", {"reason": reason})
+
+    def write(self, head: dict[str, Any], points: Iterable[Row]) -> None:
+        """Write the plan of a sweep that starts; `points` have at least `overrides`, and a `run_id` unless left out."""
+        lines = [self._line(point) for point in points]
+        write_text(self._points, "".join(lines))
+        write_json(self.folder / "plan.json", {**head, "points": _listed(map(json.loads, lines))})
+
+    def add(self, point: Row) -> None:
+        """Add a point that a sweeper has only just chosen; several processes may do so at once."""
+        with hold(self.folder, waiting=lambda _: None):
+            with self._points.open("a+b") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+                end = b"" if file.read() in (b"\n", b"") else b"\n"  # a process was killed while it wrote a line
+                file.write(end + self._line(point).encode())
+            write_json(self.folder / "plan.json", {**self.head, "points": _listed(self.points())})
+
+    def find(self, overrides: Sequence[str]) -> Row | None:
+        """Return the point with these overrides; None if the plan has none."""
+        asked = tuple(overrides)
+        if asked not in self._known:  # a sweeper may have added it meanwhile, in any process
+            self._known = {tuple(point["overrides"]): point for point in reversed(self.points())} | self._secret
+        return self._known.get(asked)
+
+    def points(self) -> list[Row]:
+        """Return all points, in their order; a line that a kill cut short is left out."""
+        points = []
+        for line in self._points.read_bytes().splitlines() if self._points.exists() else ():
+            with suppress(ValueError):
+                point = json.loads(line)
+                if isinstance(point, dict) and isinstance(point.get("overrides"), list):
+                    points.append(point)
+        return points
+
+    def _line(self, point: Row) -> str:
+        """Return the line of a point; a point with secrets is written without them, and kept whole in this process."""
+        written = {**point, "overrides": redact_words(point["overrides"])}
+        if "config" in point:
+            written["config"] = redact_values(point["config"])
+        if written != point:
+            self._secret[tuple(point["overrides"])] = point
+        return json.dumps(written) + "\n"
+
+
+def plan_in(folder: Path) -> SweepPlan:
+    """Return the plan of the sweep in a folder; it reads each line of it once."""
+    return _plan_in(folder, Path.cwd())
+
+
+@cache
+def _plan_in(folder: Path, _current: Path) -> SweepPlan:
+    return SweepPlan(folder)
+
+
+def claim_folder(wanted: Path) -> Path:
+    """Make and return a sweep's folder: `wanted`, or if another sweep has it `wanted` with `_2`, `_3`, ..."""
+    wanted.parent.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}_{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError
+
+
+def _read_head(path: Path) -> dict[str, Any]:
+    """Return the content of a sweep's `plan.json`."""
+    plan = read_json(path, "run its sweep again")
+    if not isinstance(plan, dict) or not isinstance(plan.get("name"), str):
+        raise RecordError(f"{path} cannot be read (it is not a plan): run its sweep again")
+    check_version(plan, path)
+    return plan
+
+
+def _listed(points: Iterable[Row]) -> list[Row]:
+    """Return what `plan.json` tells of the points that are run."""
+    return [{key: point[key] for key in ("run_id", "overrides")} for point in points if "run_id" in point]
+
+
+# --- what reports read ----------------------------------------------------------------------------
+
+
+class Point(NamedTuple):
+    """One run that a sweep planned, and the sweep's name."""
+
+    run_id: str
+    overrides: tuple[str, ...]
+    sweep: str
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The overrides that are part of the question."""
+        return tuple(sorted(each for each in self.overrides if not each.lstrip("+").startswith(NOT_ASKED)))
+
+
+class Plan(NamedTuple):
+    """One `plan.json`; `experiment` is its name, or that of the sweep of which it is a part."""
+
+    folder: Path
+    name: str
+    experiment: str
+    points: tuple[Point, ...]
+
+
+def command(sweep: str, *overrides: str) -> str:
+    """Return the shell command of a stored sweep or of one of its points; `config` means a sweep without a file."""
+    stored = [] if sweep == "config" else ["-cn", sweep]
+    return shlex.join(["python", "-m", "microp.run", *stored, *overrides])
+
+
+def read_plans(folder: Path) -> tuple[list[Plan], list[str]]:
+    """Return the plans of the sweeps below `folder`, oldest first, and why others are left out, one sentence each."""
+    plans, unreadable = [], []
+    for file in sorted(folder.rglob("plan.json")):
+        try:
+            plans.append(read_plan(file))
+        except RecordError as error:
+            unreadable.append(str(error))
+    return plans, unreadable
+
+
+def read_plan(file: Path) -> Plan:
+    """Return the plan of a sweep.
+
+    Raises:
+        RecordError: the file is truncated or not a plan, or a newer microp wrote it.
+    """
+    plan = _read_head(file)
+    name = plan["name"]
+    try:
+        points = tuple(Point(point["run_id"], tuple(point["overrides"]), name) for point in plan["points"])
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"{file} cannot be read ({error!r}): run its sweep again") from error
+    return Plan(file.parent, name, plan.get("experiment", name), points)

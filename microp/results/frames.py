@@ -1,0 +1,249 @@
+"""Reads the files of runs and sweeps as data frames.
+
+::
+
+    outputs/runs/<run id>/attempt-<n>/    the newest finished attempt of each run is a row
+    outputs/sweeps/*_<name>/plan.json     lists the runs of the experiment <name>
+
+    row:  summary keys         schedule  chunks  step_ms.median  bubble.measured  ...
+          configuration keys   config.device.name  config.repeat  ...
+          environment keys     env.commit  env.processor  env.cores  ...
+          question             the same name for all launches of one question
+          folder               the folder of the attempt
+          started, message     when it began, in seconds since 1970; why it failed
+          disturbed            whether its timing was disturbed, in the frames of finished runs; see `disturbances`
+
+If a point was planned again (the same overrides in a newer plan of the experiment), only its newer
+run counts, so that rows of an older sweep are not mixed in.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from microp.job import LATER
+from microp.records import (
+    Plan,
+    Point,
+    RecordError,
+    attempts,
+    check_attempt,
+    command,
+    disturbances,
+    json_lines,
+    rank_of,
+    read_plans,
+    read_rows,
+    row_files,
+)
+from microp.trace import MOMENTS, Span, Spans
+
+if TYPE_CHECKING:  # ranks do not import pandas
+    import pandas as pd
+
+CLOSED_FORM = "bubble.closed_form"  # null in the summaries of orders that have none
+
+
+def load_runs(folder: Path | str) -> pd.DataFrame:
+    """Return one row per run below `folder`: its newest finished attempt, or else its newest attempt.
+
+    Nested keys are joined by dots, as `step_ms.median` and `config.model.dim`. Runs that cannot be read
+    are left out with a warning; `frame.attrs["unreadable"]` lists why, one sentence each.
+
+    Raises:
+        NotADirectoryError: there is no such folder.
+    """
+    import pandas as pd
+
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is not a folder: give outputs, or the output_dir of the runs")
+    rows, unreadable = read_runs(folder)
+    if unreadable:
+        number = "1 attempt is" if len(unreadable) == 1 else f"{len(unreadable)} attempts are"
+        more = "" if len(unreadable) == 1 else ' (attrs["unreadable"] lists the other reasons)'
+        warnings.warn(f"{number} left out: {unreadable[0]}{more}", stacklevel=2)
+    frame = pd.json_normalize(rows)
+    frame.attrs["unreadable"] = unreadable
+    return frame
+
+
+def finished_runs(folder: Path) -> pd.DataFrame:
+    """Return one row per finished run below `folder`; a frame without rows and columns if there is none."""
+    return _finished(read_runs(folder)[0])
+
+
+def _finished(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    import pandas as pd
+
+    finished = [row for row in rows if row["status"] == "finished"]
+    frame = pd.json_normalize([{**row, "disturbed": bool(disturbances(row, row["env"]))} for row in finished])
+    if CLOSED_FORM in frame:  # if no run has one, pandas has no reason to take it for a number
+        frame[CLOSED_FORM] = frame[CLOSED_FORM].astype(float)
+    return frame
+
+
+def load_steps(attempt: Path) -> pd.DataFrame:
+    """Return every row of every rank of one attempt.
+
+    Raises:
+        RecordError: a newer microp wrote the rows, or they cannot be read.
+    """
+    import pandas as pd
+
+    ranks = map(rank_of, row_files(attempt, "steps"))
+    return pd.DataFrame([row for rank in ranks for row in read_rows(attempt, rank)])
+
+
+def spans_frame(spans: Spans, per_unit: float = 1, suffix: str = "") -> pd.DataFrame:
+    """Return one row per span: rank, op, stage, microbatch, and its moments counted from the first start.
+
+    `per_unit` and `suffix` turn moments into another unit: 1e6 and `_ms` make milliseconds of nanoseconds.
+    """
+    import pandas as pd
+
+    frame = pd.DataFrame(list(spans), columns=list(Span._fields))
+    moments = list(MOMENTS)
+    frame[moments] = (frame[moments] - min(spans.start)).astype(float) / per_unit
+    return frame.rename(columns={moment: moment + suffix for moment in moments})
+
+
+def read_runs(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the nested rows of `load_runs`, ordered by run, and why attempts are left out, one sentence each.
+
+    An attempt that cannot be read is named if its run has no newer one that finished.
+    """
+    runs: dict[str, list[Path]] = {}
+    for attempt in attempts(folder):
+        runs.setdefault(attempt.parent.name, []).append(attempt)
+    rows, unreadable = [], []
+    for _, found in sorted(runs.items()):
+        row, reasons = _read_run(found)
+        rows += [row] if row is not None else []
+        unreadable += reasons
+    return rows, unreadable
+
+
+def _read_run(found: Sequence[Path]) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return the row of the newest finished attempt that can be read, else of the newest, and why newer ones cannot."""
+    newest, reasons = None, []
+    for attempt in reversed(found):
+        try:
+            row = _row(attempt)
+        except RecordError as error:
+            reasons.append(str(error))
+            continue
+        if row["status"] == "finished":
+            return row, reasons
+        newest = newest or row
+    return newest, reasons
+
+
+def read_attempts(folders: Iterable[Path]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return one nested row per attempt, and why others are left out, one sentence each."""
+    rows, unreadable = [], []
+    for attempt in folders:
+        try:
+            rows.append(_row(attempt))
+        except RecordError as error:
+            unreadable.append(str(error))
+    return rows, unreadable
+
+
+def _row(attempt: Path) -> dict[str, Any]:
+    status, config, env, summary = check_attempt(attempt)
+    origin = {
+        "status": status["status"],
+        "attempt": attempt.name,
+        "folder": str(attempt),
+        "started": status["started"],
+        "message": status.get("message"),
+        "config": {**LATER, **config},
+        "env": env,
+    }
+    if summary is None:  # killed, or still running
+        files = row_files(attempt, "steps")  # of the measured steps, count those that every rank has recorded so far
+        steps = min((sum(row["phase"] == "measured" for row in json_lines(path)) for path in files), default=0)
+        return {"run_id": attempt.parent.name, "question": None, **origin, "steps": steps}
+    return {**summary, "question": summary["question_id"], **origin}
+
+
+# --- sweeps --------------------------------------------------------------------------------------
+
+
+class Store:
+    """A reader of an outputs folder, which may be absent; it reads each file once."""
+
+    def __init__(self, outputs: Path) -> None:
+        self.outputs = outputs
+
+    @cached_property
+    def plans(self) -> list[Plan]:
+        """All sweeps that were started, oldest first."""
+        return read_plans(self.outputs / "sweeps")[0]
+
+    @cached_property
+    def _read(self) -> tuple[list[dict[str, Any]], list[str]]:
+        return read_runs(self.outputs / "runs")
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The nested rows of all runs that can be read, also of those that did not finish."""
+        return self._read[0]
+
+    @property
+    def unreadable(self) -> list[str]:
+        """The reasons why runs and sweeps are left out, one sentence each."""
+        return [*self._read[1], *read_plans(self.outputs / "sweeps")[1]]
+
+    @cached_property
+    def _all(self) -> pd.DataFrame:
+        return _finished(self._read[0])
+
+    def runs(self, name: str | None = None) -> pd.DataFrame:
+        """Return one row per finished run of the experiment `name`, or of all experiments without a name.
+
+        The frame has neither rows nor columns if there are no runs.
+        """
+        if name is None:
+            return self._all.copy()
+        return self.of({point.run_id for point in self.points(name)})
+
+    def of(self, run_ids: set[str]) -> pd.DataFrame:
+        """Return the rows of these runs."""
+        if self._all.empty:
+            return self._all.copy()
+        return self._all[self._all["run_id"].isin(run_ids)].reset_index(drop=True)
+
+    def points(self, name: str) -> list[Point]:
+        """Return the points that the sweeps of the experiment `name` planned, each point once."""
+        planned = [point for plan in self.plans if plan.experiment == name for point in plan.points]
+        return list({point.asked: point for point in planned}.values())
+
+    def missing(self, name: str) -> list[str]:
+        """Return the commands of an experiment's unfinished points, or of its whole sweep if it was never started."""
+        points = self.points(name)
+        if not points:
+            return [command(name)]
+        return self.unfinished(points)
+
+    def unfinished(self, points: Iterable[Point]) -> list[str]:
+        """Return the commands of those points that were not run; runs without a result are among `rows`."""
+        ran = {row["run_id"] for row in self.rows}
+        missing = (point for point in points if point.run_id not in ran)
+        return [command(point.sweep, "hydra.mode=RUN", *point.overrides) for point in missing]
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a frame as dictionaries; `to_dict` takes many times as long for a frame of many columns."""
+    names = [str(name) for name in frame.columns]
+    return [dict(zip(names, values, strict=True)) for values in frame.to_numpy(dtype=object).tolist()]
+
+
+def worst_rank_mib(runs: pd.DataFrame) -> list[float]:
+    """Return the peak activations of each run on the rank that holds most; NaN if not measured."""
+    return [max(peaks) if isinstance(peaks, list) else float("nan") for peaks in runs["peak_activation_mib"]]

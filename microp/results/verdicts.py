@@ -1,0 +1,80 @@
+"""Says in a few sentences which of a command's runs are faster: faster, slower, or too noisy to say.
+
+::
+
+    schedule  repeat  step ms
+    gpipe     0       50.2
+    1f1b      0       48.1     ──►  1f1b is 4.1 % faster than gpipe [2.2 %, 6.0 %], 3 launches each
+    ...
+
+Runs are compared if one thing differs between them, besides the launch: the first value is what the others are
+compared with. Engines, or ways to sum, that ran in turn in one launch are compared by the ratios that the table shows:
+each is the median over the turns of a launch, so that what slows down both in a turn is no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from microp.results.comparison import compare
+from microp.results.run_rows import PointRow
+from microp.results.swept import swept
+
+LINES = 4  # of comparisons; `python -m microp.runs` compares any two groups
+BRACKETS = "[ ]: 95 % interval of the difference or of the ratio, over launches"
+LAUNCH = "repeat"
+_TURNS = {("torch", "microp"): "engines", ("ddp", "torch_ddp"): "syncs"}  # ran in turn: where the summary has them
+
+
+def verdicts(rows: Sequence[PointRow]) -> list[str]:
+    """Return what the launches say about which is faster, as sentences; none if there is nothing to compare."""
+    rows = [row for row in rows if row.summary["step_ms"]]
+    keys = swept([row.config for row in rows]) if rows else {}
+    keys.pop(LAUNCH, None)
+    points: dict[str, list[PointRow]] = {}
+    for row, *values in zip(rows, *keys.values(), strict=True):
+        texts = zip(keys, values, strict=True)  # the option of a group, `key=value` of another key
+        names = [value if isinstance(row.config.get(key), Mapping) else f"{key}={value}" for key, value in texts]
+        points.setdefault(" ".join(names), []).append(row)
+    found = [each for name, own in points.items() for each in _in_turn(name, own)]
+    if not found and len(keys) == 1:
+        (base, first), *others = points.items()
+        found = [_Pair(name, base, _times(own), _times(first)) for name, own in others]
+    return _sentences(found)
+
+
+class _Pair(NamedTuple):
+    """Two groups of launches: what they are called, and their times by launch."""
+
+    name: str
+    other: str
+    times: dict[int, float]
+    others: dict[int, float]  # 1 for each launch, if `times` are ratios
+    of: str = ""
+
+
+def _sentences(pairs: Sequence[_Pair]) -> list[str]:
+    compared = [compare(pair.times, pair.others) for pair in pairs]
+    if compared and all(1 in each.launches for each in compared):  # the same sentence for all
+        names = list(dict.fromkeys(pair.name for pair in pairs))
+        some = ", ".join([*names[:LINES], *["..."] * (len(names) > LINES)])
+        return [compared[0].sentence(some, pairs[0].other)]
+    found = [f"{pair.of}{each.sentence(pair.name, pair.other)}" for pair, each in zip(pairs, compared, strict=True)]
+    if (more := len(found) - LINES) > 0:
+        found[LINES:] = [f"{more} more comparisons: python -m microp.runs"]
+    return [*found, BRACKETS] if any("[" in each for each in found) else found
+
+
+def _times(rows: Sequence[PointRow]) -> dict[int, float]:
+    """Return the median step time of each launch, by its number."""
+    return {int(row.config[LAUNCH]): row.summary["step_ms"]["median"] for row in rows}
+
+
+def _in_turn(point: str, rows: Sequence[PointRow]) -> Iterator[_Pair]:
+    """Yield what ran in turn within each launch of a point."""
+    for (name, other), key in _TURNS.items():
+        found = {int(row.config[LAUNCH]): (row.summary.get(key) or {"ratio": {}})["ratio"] for row in rows}
+        ratios = {launch: own[f"{name}/{other}"] for launch, own in found.items() if own.get(f"{name}/{other}")}
+        if ratios:
+            yield _Pair(name, other, ratios, dict.fromkeys(ratios, 1.0), f"{point}: " if point else "")

@@ -1,0 +1,145 @@
+"""Runs this process as one rank of a launch that torchrun made, on one host or several.
+
+::
+
+    rank 0                          opens the attempt, gets the rows of all hosts, closes it
+    the first rank of another host  opens an attempt of the same name, in its own output_dir; removes it if the run
+                                    has finished, else closes it as failed: its rows are only there
+    all others                      write rows
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import zlib
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from microp.config import Config, ConfigError, Stop, plain
+from microp.hosts import HostsError, Joined, gather_rows, join, run_joined
+from microp.job import Job
+from microp.model import open_data
+from microp.records import flatten, last_attempt, new_attempt, read_status, unwritable
+from microp.schedule import to_text
+from microp.sweep.attempt import Attempt
+from microp.system import installed_version
+from microp.worker import RankError
+
+_OF_A_HOST = {"tracking", "launch", "output_dir", "profile", "skip", "again", "dry_run", "fail_fast", "parallel"}
+_OF_A_HOST |= {"device.memory_gib"}
+_PACKAGE = Path(__file__).parents[1]
+
+
+class _OtherHosts(Attempt):
+    """An attempt on a host that is not rank 0's, which holds the rows of this host's ranks alone."""
+
+    def close(self, state: str, message: str | None = None) -> None:
+        if state != "finished":
+            super().close(state, message)
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with suppress(OSError):  # there are other attempts of this host
+            self.folder.parent.rmdir()
+
+
+def run_as_rank(config: Config, job: Job, experiment: str | None, overrides: Sequence[str]) -> Path:
+    """Run one rank, and return the folder on this host to which it writes.
+
+    Raises:
+        ConfigError: the hosts differ, or do not meet.
+        Stop: this rank, which is not rank 0, failed.
+        OSError: this rank cannot write its rows.
+    """
+    try:
+        joined = join(job, _facts(config, job))
+    except HostsError as error:
+        raise ConfigError([str(error)]) from error
+    attempt, folder, stay = _open(config, job, experiment, overrides, joined)
+    try:
+        with attempt or nullcontext():
+            _run(job, joined, folder, stay)
+    except RankError as error:
+        raise Stop(str(error)) from error
+    if isinstance(attempt, _OtherHosts) and folder.exists():  # its context has recorded why
+        raise Stop(str(read_status(folder)["message"]))
+    return folder
+
+
+def _open(
+    config: Config, job: Job, experiment: str | None, overrides: Sequence[str], joined: Joined
+) -> tuple[Attempt | None, Path, dict[int, str]]:
+    """Return the attempt that this rank records, the folder, and what stays on the other hosts if the run fails.
+
+    All hosts use the same number, which rank 0 chooses. A host whose folder exists already shares it with rank 0's.
+    """
+    everyone, run = joined.everyone, Path(config.output_dir) / "runs" / job.run_id
+    number = 1 + max(everyone.all_gather(last_attempt(run)))
+    attempt: Attempt | None = None
+    if everyone.rank == 0:
+        attempt = Attempt(config, job, experiment, overrides, new_attempt(run.parent, job.run_id, number))
+    folder = run / everyone.all_gather(attempt.folder.name if attempt else "")[0]
+    own = None
+    if joined.is_first and everyone.rank != 0 and _make(folder):
+        quiet = replace(config, tracking=replace(config.tracking, mode="disabled"))
+        attempt = _OtherHosts(quiet, job, experiment, overrides, folder)
+        own = str(folder.absolute())
+    folders = everyone.all_gather(own)
+    stay = {
+        host: f"the rows of ranks {', '.join(map(str, ranks))} stay on {joined.hosts.names[host]} in "
+        f"{folders[ranks[0]]}"
+        for host in range(1, len(joined.hosts.names))
+        if folders[(ranks := joined.hosts.ranks(host))[0]] is not None
+    }
+    mine = {joined.host} if joined.host else stay
+    return attempt, folder, {host: text for host, text in stay.items() if host in mine}
+
+
+def _make(folder: Path) -> bool:
+    """Make a folder; return False if it exists, or raise WriteError if it cannot be made."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    return True
+
+
+def _run(job: Job, joined: Joined, folder: Path, stay: dict[int, str]) -> None:
+    try:
+        run_joined(job, joined, folder)
+        gather_rows(joined, folder, shares=joined.host not in stay)
+        joined.close()
+    except RankError as error:
+        raise RankError("; ".join([str(error), *stay.values()]), error.log) from error
+
+
+def _facts(config: Config, job: Job) -> dict[str, Any]:
+    """Return what has to be equal on all hosts: name -> value."""
+    asked = flatten({**plain(config), "model": config.model.identity})  # with the code of a user's own
+    keys = {key: value for key, value in asked.items() if not {key, key.partition(".")[0]} & _OF_A_HOST}
+    batch = open_data(job.data, job.batch_size, job.model.row_bytes, job.seed)(0)
+    files = sorted(_PACKAGE.rglob("*.py"))
+    return {
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "microp": installed_version(),
+        "microp's code": f"{_checksum(path.read_bytes() for path in files):08x}",
+        **keys,
+        "the order of the schedule": f"{_checksum([to_text(job.schedule).encode()]):08x}",
+        "the partition": list(job.partition.sizes),
+        "the first step": job.first_step,
+        "the first batch": f"{_checksum([batch.numpy().tobytes()]):08x}",
+    }
+
+
+def _checksum(parts: Iterable[bytes]) -> int:
+    value = 0
+    for part in parts:
+        value = zlib.crc32(part, value)
+    return value

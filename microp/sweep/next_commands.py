@@ -1,0 +1,65 @@
+"""Names the commands to type after a run: where its files are, how to look at them, how to draw a step."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from microp.config import Config, typed_folder, unused
+from microp.settings import TrackingSettings
+from microp.sweep.hydra_callbacks import overrides
+from microp.terminal import console, out
+
+
+def print_next_commands(output: Path, tracking: TrackingSettings, finished: Path | None) -> None:
+    """Print the commands, one per line; `finished` is the attempt whose step can be drawn, if there is one."""
+    found = [("files", str(output / "runs"))]
+    runs = tracking.folder(output) / "wandb"
+    if tracking.mode != "disabled":
+        found.append(("look", shlex.join([_program("wandb"), "leet", str(runs)])))
+    if tracking.mode == "offline":
+        found.append(("sync", f"{shlex.join([_program('wandb'), 'sync', str(runs)])}/offline-run-*"))
+    analysis = find_spec("analysis")  # only a checkout has it; the current folder may have another one
+    folders = (analysis and analysis.submodule_search_locations) or []
+    if finished and any(Path(folder, "timeline.py").is_file() for folder in folders):
+        found.append(("draw", shlex.join([_program("python"), "-m", "analysis.timeline", str(finished)])))
+    out.print()
+    for what, command in found:
+        out.print(f"{what:5} {command}", soft_wrap=True, markup=False)
+
+
+def used_words(config: Config, left_out: Sequence[str]) -> list[str]:
+    """Return the running point's overrides that another configuration uses too, after its `-cd`.
+
+    Keys and groups that match one of the regular expressions `left_out` are not repeated.
+    """
+    not_used = [*left_out, *map(re.escape, unused(config))]
+    words = {word: word.lstrip("+~").partition("=")[0] for word in overrides()}
+    used = [word for word, key in words.items() if not any(re.match(rf"{each}(\.|$)", key) for each in not_used)]
+    return [*typed_folder(), *used]
+
+
+def print_failure(
+    attempt: Path, status: Mapping[str, Any], config: str, typed: Sequence[str], *, in_sweep: bool
+) -> None:
+    """Print why a point has failed, where more is told, and the command that runs just this point again."""
+    console.error(f"{attempt}: {status.get('message')}")
+    if status.get("log"):
+        console.line(f"log    {status['log']}")
+    named = [*typed_folder(), *([] if config == "config" else ["-cn", config])]
+    alone = ["-m"] if in_sweep else [] if config == "config" else ["hydra.mode=RUN"]
+    console.line(f"again  {shlex.join(['python', '-m', 'microp.run', *named, *alone, *typed])}")
+
+
+def _program(name: str) -> str:
+    """Return the command of a program in this environment: its name if PATH finds it, else its path."""
+    here = Path(sys.executable).parent
+    if str(here) in os.environ.get("PATH", "").split(os.pathsep):
+        return name
+    return os.path.relpath(here / name)

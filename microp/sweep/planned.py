@@ -1,0 +1,113 @@
+"""A checked point of a sweep: what its plan holds of it on disk, and which of its attempts has finished.
+
+::
+
+    configuration, job ── Planned.record ──► a line of points.jsonl ── planned ──► the same, in any process
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from microp.config import Config, from_plain, plain
+from microp.factory import job_with
+from microp.job import Job, Snapshot
+from microp.records import (
+    RecordError,
+    attempts,
+    check_attempt,
+    last_attempt,
+    number_of,
+    read_status,
+    snapshots,
+)
+from microp.schedule import Partition, from_text, to_text
+
+
+class Planned(NamedTuple):
+    """A checked point of a sweep."""
+
+    overrides: list[str]  # what was typed for it
+    config: Config  # its configuration
+    job: Job  # the job of that configuration
+    # the number of the run's last attempt when the point was planned; a clock may have been set back since
+    known: int = 0
+
+    @classmethod
+    def now(cls, overrides: list[str], config: Config, job: Job) -> Planned:
+        """Return a point that is planned now."""
+        point = cls(overrides, config, job)
+        return point._replace(known=last_attempt(point.run))
+
+    @property
+    def data_path(self) -> str | None:
+        """Where its data are, None for those that microp brings along."""
+        return getattr(self.config.data, "path", None)
+
+    @property
+    def run(self) -> Path:
+        """The folder of its attempts."""
+        return Path(self.config.output_dir) / "runs" / self.job.run_id
+
+    def finished(self, again: bool = False) -> Path | None:
+        """Return its last finished attempt, or None; with `again` only one that was made since the point was planned.
+
+        If trained weights are asked for, only an attempt that has left them counts.
+        """
+        return finished(self.run, self.known if again else 0, final=self.config.snapshot.final)
+
+    def made(self) -> list[Path]:
+        """Return the attempts that were made since the point was planned, by whatever process."""
+        return [attempt for attempt in attempts(self.run) if number_of(attempt) > self.known]
+
+    def record(self) -> dict[str, Any]:
+        """Return what a plan has to hold so that `planned` returns this point in any process."""
+        return {
+            "run_id": self.job.run_id,
+            "question_id": self.job.question_id,
+            "overrides": self.overrides,
+            "config": plain(replace(self.config, device=self.job.device)),
+            "order": to_text(self.job.schedule),
+            "partition": list(self.job.partition.sizes),
+            "known": self.known,
+            "resumed": self.job.resumed and self.job.resumed._asdict(),
+        }
+
+
+def planned(record: dict[str, Any]) -> Planned:
+    """Return a point from a plan, or raise RecordError; neither `conf/` nor the schedule's builder is asked again."""
+    try:
+        config = from_plain(record["config"])
+        order, partition = from_text(record["order"]), Partition(tuple(record["partition"]))
+        job = job_with(config, order, partition, record["run_id"], record["question_id"])
+        resumed = Snapshot(**record["resumed"]) if record["resumed"] else None
+        return Planned(record["overrides"], config, replace(job, resumed=resumed), record.get("known", 0))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RecordError(
+            f"the plan's point {record.get('run_id')} is damaged ({error!r}): run its sweep again"
+        ) from error
+
+
+def finished(run: Path, after: int = 0, *, final: bool = False) -> Path | None:
+    """Return a run's last finished attempt, or None; `after`: of a higher number; `final`: with trained weights."""
+    for attempt in reversed(attempts(run)):
+        if number_of(attempt) <= after:
+            return None
+        try:
+            if read_status(attempt)["status"] == "finished":
+                check_attempt(attempt)
+                if not final or (attempt / snapshots.WEIGHTS).exists():
+                    return attempt
+        except RecordError:  # an attempt that cannot be read answers nothing: the point runs again
+            continue
+    return None
+
+
+def experiment_of(name: str) -> str | None:
+    """Return the experiment of a stored sweep, `m_sensitivity` also for `m_sensitivity_quick`.
+
+    None for `config`, the name of a command without a stored sweep.
+    """
+    return None if name == "config" else name.removesuffix("_quick")

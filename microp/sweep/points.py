@@ -1,0 +1,194 @@
+"""Runs one point of a command: Hydra's task function, and what it is made of.
+
+::
+
+    a single run      composed ─► run
+    a sweep's point   the sweep's plan ─► has a finished attempt?  ── yes ─► its numbers
+                                          does another process run it? ── yes ─► wait, then ask again
+                                                                       ── no ──► run
+
+A point of a sweep is what was planned and checked before the first one started, and not what `conf/` has become since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cache
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from microp.config import Config, RunError, plain, read_config
+from microp.factory import config_checks, make_job
+from microp.job import Job
+from microp.records import (
+    LockedError,
+    SweepPlan,
+    flatten,
+    hold,
+    new_attempt,
+    plan_in,
+    read_status,
+    read_summary,
+)
+from microp.settings import SlurmSettings
+from microp.sweep.hydra_callbacks import (
+    Point,
+    PointsCallback,
+    chooses_points,
+    config_name,
+    overrides,
+    speaks,
+    sweep_folder,
+)
+from microp.sweep.next_commands import print_failure
+from microp.sweep.planned import Planned, experiment_of, planned
+from microp.sweep.slurm_sweep import slurm_sweep
+from microp.system import is_joined
+from microp.terminal import Board, console
+
+board = Board()  # global, because Hydra creates the callback that shares it with `run_point`
+SKIPPED = "skip=true leaves this point out"
+
+
+def run_point(config: DictConfig) -> float:
+    """Run one point, unless it is a finished point of a sweep; this is Hydra's task function.
+
+    Returns:
+        the objective, which a sweeper may minimise: the median step time in milliseconds. NaN if nothing was measured.
+
+    Raises:
+        RunError: the point was not measured, and the sweeper needs to know that it failed.
+    """
+    if (folder := sweep_folder()) is not None:
+        return _run_planned(config, plan_in(folder))
+    point = read_config(config)
+    job: Job = PointsCallback.take(point)
+    try:
+        attempt = run_attempt(point, job, overrides(), experiment_of(config_name()))
+    except LockedError as error:
+        console.error(str(error))
+        raise SystemExit(1) from None
+    return _objective(attempt)
+
+
+def _run_planned(config: DictConfig, plan: SweepPlan) -> float:
+    record = plan.find(overrides())
+    if record is None and not chooses_points():
+        raise RunError(f"{plan.folder / 'points.jsonl'} lacks the point {overrides()}: type the sweep's command again")
+    if why := plan.stopped or (record or {}).get("left_out"):
+        return _failed(why)
+    point = planned(record) if record else _choose(config, plan)
+    if point is None:
+        return _failed(SKIPPED)
+    failed = False
+    try:
+        is_job = isinstance(point.config.launch, SlurmSettings)
+        attempt = slurm_sweep(plan, run_attempt).attempt_of(point, board) if is_job else _run_here(point, plan)
+        objective = _objective(attempt, in_sweep=is_job)
+        failed = isnan(objective)
+    except Exception:
+        failed = True
+        raise
+    finally:
+        if failed and point.config.fail_fast:
+            plan.stop(f"fail_fast=true: {point.job.run_id} failed")
+    return objective
+
+
+def _choose(config: DictConfig, plan: SweepPlan) -> Planned | None:
+    """Check a point that the sweeper has only just chosen, and add it to the plan; None if `skip` leaves it out."""
+    asked = read_config(config)
+    if asked.skip:
+        return None
+    point = Planned.now(overrides(), asked, make_job(asked))
+    plan.add(point.record())
+    if board.is_open and not point.finished(plan.again):
+        board.add(len(list(point.job.phases())))
+        for warning in config_checks.warnings(point.config, point.job):
+            console.warn(warning)
+    return point
+
+
+def _run_here(point: Planned, plan: SweepPlan) -> Path:
+    """Return a point's finished attempt, by whatever process, else one that this process runs."""
+    if done := point.finished(plan.again):
+        return done
+
+    def tell(owner: str) -> None:
+        console.note(f"{point.job.run_id} is being run by {owner}: this sweep waits, and takes its result")
+
+    with hold(point.run, waiting=tell) as locked:
+        if done := point.finished(plan.again):
+            board.skip(len(list(point.job.phases())))
+            return done
+        experiment = experiment_of(plan.head["name"])
+        return _run_locked(point.config, point.job, point.overrides, experiment, locked, point.known)
+
+
+def run_attempt(point: Config, job: Job, typed: Sequence[str], experiment: str | None = None) -> Path:
+    """Run one point and return the attempt's folder, where a failure is recorded; LockedError: it runs elsewhere."""
+    records = speaks()  # of the ranks that torchrun started, rank 0 makes the folder
+    with hold(Path(point.output_dir) / "runs" / job.run_id) if records else nullcontext(True) as locked:
+        return _run_locked(point, job, typed, experiment, locked)
+
+
+def _run_locked(
+    point: Config, job: Job, typed: Sequence[str], experiment: str | None, locked: bool, known: int = 0
+) -> Path:
+    from microp import worker  # torch takes a second, too slow for --help and TAB
+    from microp.sweep.attempt import Attempt
+    from microp.sweep.joined import run_as_rank
+
+    if not locked:
+        _warn_of_no_locks(point.output_dir)
+    if is_joined():
+        return run_as_rank(point, job, experiment, typed)
+    steps = len(list(job.phases()))
+    folder = new_attempt(Path(point.output_dir) / "runs", job.run_id, known + 1)
+    recorded = Attempt(point, job, experiment, typed, folder)
+    with recorded as attempt, board.point(job.run_id, steps, attempt / "steps.rank0.jsonl"):
+        start: worker.Start = worker.run_threads if job.backend == "threads" else worker.launch_ranks
+        try:
+            start(job, attempt, point.launch.shutdown_s, worker.run_rank)
+        except worker.RankError as error:
+            raise worker.explained(error, job, attempt, point.launch.shutdown_s, start) from None
+    return attempt
+
+
+@cache
+def _warn_of_no_locks(output: str) -> None:
+    console.warn(f"the file system of {output} has no locks: nothing keeps another process from running the same point")
+
+
+def _objective(attempt: Path, *, in_sweep: bool = False) -> float:
+    if not (attempt / "status.json").exists():  # somebody has removed it, or this process is a rank on another host
+        return _failed(f"{attempt} has been removed")
+    status = read_status(attempt)
+    if status["status"] != "finished":
+        if speaks():
+            print_failure(attempt, status, config_name(), overrides(), in_sweep=in_sweep)
+        return _failed(f"{attempt}: {status.get('message')}")
+    return float(read_summary(attempt)["step_ms"]["median"])
+
+
+def _failed(reason: str) -> float:
+    """Return NaN for a point without a figure; for a sweeper that chooses its points raise RunError."""
+    if chooses_points():
+        raise RunError(reason)
+    return float("nan")
+
+
+def equal_points(points: list[Point], runs: int) -> str:
+    """Return how many runs these points are, and which of their keys are no part of what a run is asked."""
+    first: dict[str, dict[str, Any]] = {}
+    keys: set[str] = set()
+    for point in points:
+        asked = flatten(plain(point.config))
+        run = first.setdefault(point.made.run_id, asked)
+        keys |= {key for key, value in asked.items() if run.get(key) != value}
+    why = f" ({', '.join(sorted(keys))} is no part of a run's question)" if keys else ""
+    return f"{len(points)} points are {runs} run{'s' if runs > 1 else ''}: equal points are run once{why}"

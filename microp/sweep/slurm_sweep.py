@@ -1,0 +1,283 @@
+"""Runs the points of a sweep as jobs of Slurm, through submitit: submits them, waits, and takes their results.
+
+::
+
+    plan ── submitit ──► sbatch ── srun ─┬─ task 0 = rank 0 ─┐  PointJob: the ranks meet as those of torchrun do,
+                                         └─ task 1 = rank 1 ─┘  and write the point's attempt
+         ◄── squeue: the job has ended ── its attempt; one that Slurm has killed is closed with the job's state
+
+    outputs/sweeps/<time>_<name>/slurm/<job>_submission.sh, <job>_0_log.out, <job>_0_log.err
+
+The folder of results has to be one that this host and the nodes share. A sweep that is interrupted cancels its jobs. If
+its process is killed they go on: the same command waits for a point as long as another process holds its lock, and
+takes what has finished.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from microp.config import ConfigError, Stop
+from microp.factory import find_resumed
+from microp.job import Job
+from microp.records import (
+    KILLED,
+    RUNNING,
+    SweepPlan,
+    owner_of,
+    read_json,
+    read_status,
+    snapshots,
+    summarise,
+    write_json,
+)
+from microp.settings import SlurmSettings
+from microp.sweep.planned import Planned, experiment_of, planned
+from microp.terminal import Board, console
+
+if TYPE_CHECKING:
+    from submitit import Job as SlurmJob
+    from submitit import SlurmExecutor
+    from submitit.helpers import DelayedSubmission
+
+ENDED = frozenset(
+    {
+        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+        *("PREEMPTED", "REVOKED", "TIMEOUT", UNKNOWN := "unknown"),  # the last: squeue lists a job for some minutes
+    }
+)  # states of a job that runs no more; one that is started again is PENDING
+WAITS = ("None", "Priority", "Resources", "BeginTime", "Prolog", "Cleaning")  # for what a pending job waits as a rule
+SETTLE_S = 20  # that files of a job that ended by itself may take to be seen from another host
+SIGNAL_S = 30  # before the end of its time a job is told, and asks Slurm to start it again
+TIMES = 3  # that a job which goes on from snapshots may run out of time
+Run = Callable[..., Path]  # `points.run_attempt`
+_sweeps: dict[Path, SlurmSweep] = {}
+
+
+def slurm_sweep(plan: SweepPlan, run_attempt: Run) -> SlurmSweep:
+    """Return the jobs of a sweep, the same object for all points of this process."""
+    if plan.folder not in _sweeps:
+        _sweeps[plan.folder] = SlurmSweep(plan, run_attempt)
+    return _sweeps[plan.folder]
+
+
+def cancel_jobs() -> None:
+    """Cancel the jobs whose results are no longer waited for."""
+    while _sweeps:
+        _, sweep = _sweeps.popitem()
+        if jobs := sweep.running():
+            for job in jobs:
+                job.cancel(check=False)
+            console.note(f"cancelled in Slurm: {_counted(jobs)}")
+
+
+@dataclass
+class PointJob:
+    """What a job runs: each of its tasks is one rank of the point."""
+
+    run_attempt: Run  # runs the point's rank in this process
+    record: dict[str, Any]  # the point, as the sweep's plan has it
+    experiment: str | None  # the name of the stored sweep that it belongs to, if any
+    again: bool  # whether an attempt from before the plan does not count
+
+    def __call__(self) -> None:
+        """Run one rank, unless another process has finished the point since it was planned."""
+        from submitit.helpers import TorchDistributedEnvironment
+
+        TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
+        point = planned(self.record)
+        if not point.finished(self.again):
+            job = point.job
+            if point.config.snapshot.resume:  # Slurm may have started this before, and it goes on from what it saved
+                job = replace(job, resumed=find_resumed(point.config, job))
+            self.run_attempt(point.config, job, point.overrides, self.experiment)
+
+    def checkpoint(self) -> DelayedSubmission:
+        """Return what the job runs when Slurm starts it again: the same, which goes on from its last snapshot."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+class SlurmSweep:
+    """The jobs of one sweep; all points of its plan that Slurm is to run are submitted together."""
+
+    def __init__(self, plan: SweepPlan, run_attempt: Run) -> None:
+        self._plan, self._run_attempt = plan, run_attempt
+        self._jobs: dict[str, SlurmJob[None]] = {}  # run -> its job
+        self._ended: dict[str, str] = {}  # job -> the state in which it ended
+        self._room: int | None = None  # jobs that Slurm lets this user have at once, once it has refused one
+        self._said: set[str] = set()
+        points = [planned(record) for record in plan.points() if "run_id" in record]
+        self._waiting = {
+            point.job.run_id: point
+            for point in points
+            if isinstance(point.config.launch, SlurmSettings) and not point.finished(plan.again)
+        }
+
+    def attempt_of(self, point: Planned, board: Board) -> Path:
+        """Return the attempt of a point when its job has ended, finished or not.
+
+        Raises:
+            ConfigError: Slurm refuses the first job; nothing has been started.
+            Stop: Slurm refuses a job, and none of the others runs.
+        """
+        if point.job.run_id not in self._jobs:
+            self._waiting.setdefault(point.job.run_id, point)  # a sweeper may have only just chosen it
+        while (attempt := point.finished(self._plan.again)) is None and self._is_under_way(point):
+            time.sleep(_settings(point).poll_s)
+        if job := self._jobs.get(point.job.run_id):
+            attempt = attempt or self._result(point, job)
+            self._ended.setdefault(job.job_id, "COMPLETED")  # it may still mirror its run to W&B
+        assert attempt is not None, "a point without a job is waited for until it has finished"
+        board.skip(len(list(point.job.phases())))
+        return attempt
+
+    def running(self) -> list[SlurmJob[None]]:
+        """Return the jobs that have not ended."""
+        return [job for job in self._jobs.values() if job.job_id not in self._ended]
+
+    def _is_under_way(self, point: Planned) -> bool:
+        """Look at the queue, and submit what it has room for; return whether a point still waits or runs anywhere."""
+        self._look()
+        self._submit()
+        job = self._jobs.get(point.job.run_id)
+        return job is None or job.job_id not in self._ended or owner_of(point.run) is not None
+
+    def _look(self) -> None:
+        """Find out which jobs have ended. submitit would ask the accounting, which not every cluster has."""
+        if not (running := self.running()):
+            return
+        command = ["squeue", "--me", "--states=all", "--noheader", "--format=%i|%T|%r"]
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            self._say(f"Slurm does not answer ({' '.join(done.stderr.split())}): this sweep goes on waiting")
+            return
+        rows = {row[0]: row[1:] for line in done.stdout.splitlines() if len(row := line.split("|")) == 3}
+        for job in running:
+            state, reason = rows.get(job.job_id, (UNKNOWN, ""))
+            if state in ENDED:
+                self._ended[job.job_id] = state
+            elif state == "PENDING" and reason not in WAITS:
+                self._say(f"Slurm does not start job {job.job_id} now: {reason}")
+
+    def _submit(self) -> None:
+        """Submit points as long as the queue may have more jobs."""
+        submitted = []
+        for run, point in list(self._waiting.items()):
+            limits = [limit for limit in (_settings(point).at_once, self._room) if limit is not None]
+            if limits and len(self.running()) >= min(limits):
+                break
+            if owner := owner_of(point.run):
+                self._say(f"{run} is being run by {owner}: this sweep waits, and takes its result")
+                continue
+            if not point.finished(self._plan.again):
+                if (job := self._new(point)) is None:
+                    break
+                self._jobs[run] = job
+                submitted.append(job)
+            del self._waiting[run]
+        if submitted:
+            console.note(f"submitted to Slurm: {_counted(submitted)}; its files are in {self._plan.folder}/slurm")
+
+    def _say(self, text: str) -> None:
+        """Say something once."""
+        if text not in self._said:
+            self._said.add(text)
+            console.note(text)
+
+    def _new(self, point: Planned) -> SlurmJob[None] | None:
+        """Submit a point and return its job; None if Slurm takes no more jobs as long as others are in the queue."""
+        from submitit.core.utils import FailedJobError
+
+        job = PointJob(self._run_attempt, point.record(), experiment_of(self._plan.head["name"]), self._plan.again)
+        try:
+            return executor(self._plan.folder / "slurm", point).submit(job)
+        except FailedJobError as error:
+            said = " ".join(str(error).split())
+            refused = f"Slurm refuses the job of {point.job.run_id} ({said}): change its keys of launch"
+            if not self._jobs:
+                raise ConfigError([refused]) from error
+            if not self.running():
+                raise Stop(refused) from error
+            self._say(f"{refused}; it is submitted again when another job has ended")
+            self._room = len(self.running())
+            return None
+
+    def _result(self, point: Planned, job: SlurmJob[None]) -> Path:
+        """Return the attempt of a job that has ended; those that did not record their end are closed."""
+        state, log = self._ended[job.job_id], os.path.relpath(job.task(0).paths.stderr)
+        why = f"job {job.job_id} of Slurm ended ({state}) without a result: see its log"
+        deadline = time.monotonic() + (SETTLE_S if state in ("COMPLETED", "FAILED", UNKNOWN) else 0)
+
+        def attempts() -> list[Path]:  # the job makes another one when it is started again
+            return [attempt for attempt in point.made() if read_status(attempt).get("slurm_job") == job.job_id]
+
+        while not (left := attempts()) or read_status(left[-1])["status"] in (RUNNING, KILLED):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(1)
+        for attempt in left:
+            if read_status(attempt)["status"] in (RUNNING, KILLED):
+                _close(attempt, point.job, why, log)
+        return left[-1] if left else self._failed(point, why, Path(log))
+
+    def _failed(self, point: Planned, why: str, log: Path) -> Path:
+        """Return an attempt that records that a job ended before its ranks began."""
+        from microp.sweep.attempt import Attempt
+        from microp.worker import RankError  # torch takes a second, and a sweep of jobs seldom needs it
+
+        with Attempt(point.config, point.job, experiment_of(self._plan.head["name"]), point.overrides) as folder:
+            raise RankError(why, log)
+        return folder
+
+
+def executor(folder: Path, point: Planned) -> SlurmExecutor:
+    """Return what submits a point's job."""
+    from submitit import SlurmExecutor
+
+    settings, snapshot = _settings(point), point.config.snapshot
+    words = [option.removeprefix("--").partition("=") for option in settings.options]
+    made = SlurmExecutor(folder, max_num_timeout=TIMES if snapshot.every and snapshot.resume else 0)
+    made.update_parameters(
+        job_name=point.job.run_id,
+        partition=settings.partition,
+        account=settings.account,
+        time=settings.minutes,
+        nodes=settings.nodes,
+        ntasks_per_node=settings.ranks_per_node(point.job.processes),
+        cpus_per_task=settings.cores_per_rank,
+        gpus_per_node=settings.gpus_per_node or None,
+        setup=settings.setup,
+        signal_delay_s=SIGNAL_S,
+        srun_args=["--kill-on-bad-exit=1", f"--cpus-per-task={settings.cores_per_rank}"],  # sbatch's is not srun's
+        additional_parameters={
+            "requeue" if settings.requeue else "no-requeue": True,
+            **({} if settings.minutes else {"signal": "CONT"}),  # submitit asks how much of its minutes a job has used
+            **{key: value if is_given else True for key, is_given, value in words},
+        },
+    )
+    return made
+
+
+def _close(attempt: Path, job: Job, message: str, log: str) -> None:
+    """Close an attempt whose process was killed without recording its end."""
+    snapshots.remove_drafts(attempt)
+    write_json(attempt / "summary.json", summarise(job, attempt, KILLED))
+    status = {**read_json(attempt / "status.json"), "status": KILLED, "message": message, "log": log}
+    write_json(attempt / "status.json", {**status, "ended": time.time()})
+
+
+def _settings(point: Planned) -> SlurmSettings:
+    assert isinstance(point.config.launch, SlurmSettings), "only points with launch=slurm are jobs"
+    return point.config.launch
+
+
+def _counted(jobs: list[SlurmJob[None]]) -> str:
+    return f"job {jobs[0].job_id}" if len(jobs) == 1 else f"{len(jobs)} jobs, {jobs[0].job_id} to {jobs[-1].job_id}"

@@ -1,0 +1,240 @@
+"""Plans a command's points and shows their progress and their table; `points` runs them.
+
+::
+
+    outputs/sweeps/<time>_<name>/  plan.json     the command, and its runs with their overrides
+                                   points.jsonl  each point as it was checked, which is what it runs
+                                   table.csv     the summaries, one row per point, also of an interrupted sweep
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from microp.config import Config, plain, read_config
+from microp.factory import about_resumed, config_checks, lacks_profile, make_job, nothing_to_resume, predicted_seconds
+from microp.job import Job
+from microp.records import (
+    DIVERGED,
+    SCHEMA_VERSION,
+    RecordError,
+    SweepPlan,
+    changed_between,
+    changed_since,
+    claim_folder,
+    in_a_line,
+    plan_in,
+    read_env,
+)
+from microp.results import PointRow, read_point, write_table
+from microp.settings import SlurmSettings
+from microp.sweep.dry_run import show_dry_run
+from microp.sweep.hydra_callbacks import (
+    Checked,
+    Point,
+    PointsCallback,
+    is_sweep,
+    launches_in_turn,
+    refuse,
+    speaks,
+    stop_on_error,
+)
+from microp.sweep.next_commands import print_next_commands
+from microp.sweep.planned import Planned, experiment_of, planned
+from microp.sweep.points import SKIPPED, board, equal_points
+from microp.sweep.slurm_sweep import cancel_jobs
+from microp.system import is_joined, override, redact_words
+from microp.terminal import console, show_runs, step_drawing
+
+DIVERGED_CODE = 3  # exit code: points diverged, and all others finished
+PREDICTED = 100  # points of a sweep of which the time is predicted: a prediction takes some hundredths of a second
+
+
+class SweepCallback(PointsCallback):
+    """Makes the job of every point, shows the progress and the table; sets the exit code if points did not finish."""
+
+    _plan: SweepPlan | None = None  # a single run has none
+    _is_sweep = False
+    _is_open = False  # whether a sweep has been planned and has not ended
+    _beside = False  # whether several points run at the same time
+
+    @classmethod
+    def prepare(cls, config: Config) -> Job:
+        return make_job(config)
+
+    def problems_together(self, points: list[Point]) -> list[str]:
+        folders = list(dict.fromkeys(point.config.output_dir for point in points))
+        found = []
+        if len(folders) > 1:
+            found.append(
+                f"output_dir={','.join(folders)}: a sweep has one folder for its plan, its table and its runs: "
+                "give one output_dir, or run one sweep for each"
+            )
+        for key in ("dry_run", "fail_fast"):
+            if len({getattr(point.config, key) for point in points}) > 1:
+                found.append(f"{key}=true,false: {key} is for all points of a sweep: give one value")
+        if self._beside:
+            found += dict.fromkeys(text for point in points for text in config_checks.beside_problems(point.config))
+        for point in [] if self._is_sweep else points:
+            found += config_checks.only_in_a_sweep(point.config)
+            found += nothing_to_resume(point.config, point.made)  # in a sweep it starts at its beginning
+        return found
+
+    def dry_run(self, config: DictConfig, checked: list[Checked], skipped: int, problems: list[str]) -> None:
+        show_dry_run(checked, skipped, problems, resumes=is_sweep(config) and not config.again)
+
+    @stop_on_error
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        if is_joined():
+            refuse(
+                [
+                    "torchrun starts the ranks of one run, but a sweep has several runs: use `python -m microp.run -m "
+                    "...`, which starts the ranks of each point itself, or one torchrun command per run"
+                ]
+            )
+        self._is_sweep = True
+        self._beside = not launches_in_turn(config.hydra.launcher)
+        super().on_multirun_start(config)
+        folder = claim_folder(Path(config.hydra.sweep.dir))
+        config.hydra.sweep.dir = str(folder)  # where Hydra looks for it, and every point
+        config.hydra.overrides.hydra.append(override("hydra.sweep.dir", str(folder)))
+        self._plan = plan = plan_in(folder)
+        name = config.hydra.job.config_name
+        head = {"schema_version": SCHEMA_VERSION, "name": name, "experiment": experiment_of(name) or name}
+        plan.write({**head, "command": redact_words(sys.argv), "again": self._again}, self._records())
+        self.write_table()
+        self._is_open = True
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        """Yield the points of the plan, then those that are left out; of equal points the first is run."""
+        for point in self._points.values():
+            yield point.record()
+        runs = {tuple(point.overrides) for point in self._points.values()}
+        for overrides in self._all:
+            if tuple(overrides) not in runs:
+                yield {"overrides": overrides, "left_out": "an earlier point of this sweep asks the same"}
+        for overrides in self.skipped:
+            yield {"overrides": overrides, "left_out": SKIPPED}
+
+    @stop_on_error
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        self._finish()
+        super().on_multirun_end(config)
+
+    def show_finished(self) -> bool:
+        board.close()
+        if self._is_open:
+            self.show_rows("plan.json")
+        return self._is_open
+
+    def close(self) -> None:
+        try:
+            self._finish()
+        except OSError as error:
+            console.warn(in_a_line(error))
+
+    def _finish(self) -> None:
+        """Remove the bars; of a sweep that was stopped cancel the jobs and write the table."""
+        board.close()
+        cancel_jobs()
+        if self._is_open:
+            self._is_open = False
+            self.write_table()
+
+    def begin(self, config: DictConfig, points: list[Point]) -> None:
+        self._points: dict[str, Planned] = {}
+        for point in points:
+            self._points.setdefault(point.made.run_id, Planned.now(*point))  # equal points are one run
+        self._all = [point.overrides for point in points]
+        self._output, self._tracking = Path(config.output_dir), read_config(config).tracking
+        self._again = not is_sweep(config) or config.again
+        waiting = [point for name, point in self._points.items() if not self._finished(name)]
+        if speaks():
+            one_by_one = len(waiting) > 1 and not any(isinstance(p.config.launch, SlurmSettings) for p in waiting)
+            known = [predicted_seconds(point.config, point.job) for point in waiting[:PREDICTED] if one_by_one]
+            board.open([len(list(point.job.phases())) for point in waiting], known)
+            texts = [text for point in waiting for text in config_checks.warnings(point.config, point.job)]
+            for warning in dict.fromkeys(texts):
+                console.warn(warning)
+            notes = [text for point in waiting if (text := lacks_profile(point.config, point.job))][:1]
+            notes += about_resumed([point.job for point in waiting])
+            if len(self._points) < len(points):
+                notes.append(equal_points(points, len(self._points)))
+            for note in notes:
+                console.note(note)
+            if done := len(self._points) - len(waiting):
+                console.note(f"{done} of {len(self._points)} points are finished already; again=true runs them again")
+                for text in self._changed_data():
+                    console.warn(f"{text}: with again=true all points run on what it holds now")
+
+    def _changed_data(self) -> list[str]:
+        """Return which data are not those any more that finished points were trained on, one sentence per path."""
+        done = [(point, attempt) for name, point in self._points.items() if (attempt := self._finished(name))]
+        paths = {path: point.config.data.contents() for point, _ in done if (path := point.data_path) is not None}
+        return changed_since((path, read_env(each), paths[path]) for point, each in done if (path := point.data_path))
+
+    def end(self, config: DictConfig) -> None:
+        if not speaks():
+            return
+        board.close()
+        self._add_chosen()
+        rows = self.show_rows(str(self._plan.folder / "table.csv") if self._plan else "summary.json")
+        if len(rows) == 1:
+            step_drawing.show(rows[0].folder, rows[0].summary)
+        done = [row.folder for row in rows if row.summary["status"] == "finished"]
+        print_next_commands(self._output, self._tracking.reachable(), done[-1] if done else None)
+        shown, stopped = {row.summary["run_id"] for row in rows}, self._plan and self._plan.stopped
+        lacking = [point for name, point in self._points.items() if name not in shown]
+        if lost := sorted(str(point.run) for point in lacking if not stopped or point.made()):
+            count = f"{len(lost)} of {len(self._points)} points"
+            console.error(f"no result of {count}, removed or damaged: {', '.join(lost)}: run the same command again")
+        if stopped:
+            console.error(f"{stopped}: {len(lacking)} of {len(self._points)} points were not run")
+        diverged = sum(row.summary["status"] == DIVERGED for row in rows)
+        if (others := max(1, len(self._points)) - len(done)) > 0:
+            raise SystemExit(DIVERGED_CODE if others == diverged else 1)
+
+    def show_rows(self, whole: str) -> list[PointRow]:
+        """Print the table of the points that have a summary and return its rows; `whole`: the file with all columns."""
+        rows = self._rows()
+        if rows:  # else every failure has been shown
+            show_runs(rows, whole)
+        if len(rows) > 1:
+            for text in changed_between((row.config["data"].get("path"), row.env) for row in rows):
+                console.warn(text)
+        return rows
+
+    def write_table(self) -> None:
+        """Write table.csv with one row per planned point; one that has not been run has only what was asked."""
+        assert self._plan is not None, "a single run has no table.csv"
+        self._add_chosen()
+        points = {name: (plain(point.config), point.overrides) for name, point in self._points.items()}
+        write_table(self._plan.folder / "table.csv", points, self._rows())
+
+    def _add_chosen(self) -> None:
+        """Add the points that a sweeper has chosen since the start, which may have been in other processes."""
+        for record in self._plan.points() if self._plan else ():
+            if (name := record.get("run_id")) is not None and name not in self._points:
+                self._points[name] = planned(record)
+
+    def _finished(self, name: str) -> Path | None:
+        return self._points[name].finished(self._again)
+
+    def _rows(self) -> list[PointRow]:
+        """Return one row per point, in order: of its finished attempt, else of its attempt by this command.
+
+        A point whose files have been removed or damaged since has none.
+        """
+        rows = []
+        for name, point in self._points.items():
+            with suppress(RecordError):
+                made = [attempt for attempt in point.made() if (attempt / "summary.json").exists()]
+                if attempt := self._finished(name) or (made[-1] if made else None):
+                    rows.append(read_point(plain(point.config), point.overrides, attempt))
+        return rows

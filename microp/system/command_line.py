@@ -1,0 +1,60 @@
+"""What commands have in common: how they begin and end, and a parser with one line for each mistake."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import gc
+import io
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from microp.system.machine import is_joined
+
+_PLAIN = re.compile(r"[\w/.:+@%-]([\w/.:+@% -]*[\w/.:+@%-])?", re.ASCII)  # Hydra reads such a value as it stands
+_INTERRUPTED = 130
+
+
+def run_command(command: Callable[[], Any]) -> NoReturn:
+    """Run a command and exit with the number that it returns, 0 if it returns something else, 130 after Ctrl-C.
+
+    SIGTERM and SIGHUP end it as Ctrl-C does, so that what it started is ended and recorded. What is ignored, as SIGHUP
+    after `nohup`, still is; a rank of torchrun leaves them as they are, because it may wait in torch's C++ code.
+    """
+    atexit.register(gc.freeze)  # else Python looks for cycles in all of torch as it ends: a third of a second
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL and not is_joined():
+            signal.signal(number, signal.default_int_handler)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a character that the locale's encoding lacks is a question mark
+    try:
+        code = command()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        code = os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()) and 0
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def override(key: str, value: object) -> str:
+    """Return `key=value` as a word of a command, in which Hydra finds the value again; a shell needs `shlex.join`."""
+    if value is None or isinstance(value, bool):
+        return f"{key}={'null' if value is None else str(value).lower()}"
+    if isinstance(value, str) and not _PLAIN.fullmatch(value):
+        escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + found[2].replace("'", "\\'"), value)
+        return f"{key}='{escaped}'"
+    return f"{key}={value}"
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose `error` prints one line and exits with code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong with the command line; nothing has been started."""
+        self.exit(2, f"error: {message}\n")

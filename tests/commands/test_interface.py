@@ -1,0 +1,240 @@
+"""The Python interface as a notebook or a script uses it: `microp.measure`, `microp.price`, `microp.load_runs`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from user import ROOT, SMALL, read, start
+
+import microp
+from microp.factory import config_checks
+from microp.model import Stage
+from microp.schedule import Op
+
+SCRIPT = """
+from pathlib import Path
+with Path("counter").open("a") as counter:
+    counter.write("once ")
+import microp
+small = {small}
+print(microp.measure("schedule=1f1b", "chunks=2", *small).summary["chunks"])
+print(microp.load_runs("outputs")["status"].tolist())
+"""
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    return tmp_path_factory.mktemp("measured") / "outputs"
+
+
+@pytest.fixture(scope="module")
+def measured(outputs):
+    """Two runs, one after the other in this process."""
+    words = ["schedule=1f1b", *SMALL, "tracking=disabled", f"output_dir={outputs}"]
+    return [microp.measure(f"chunks={chunks}", *words) for chunks in (2, 4)]
+
+
+# --- measure -------------------------------------------------------------------------------------
+
+
+def test_a_run_has_its_summary_and_its_folder(measured, outputs):
+    for run, chunks in zip(measured, (2, 4), strict=True):
+        assert isinstance(run, microp.Run)
+        assert run.summary == read(run.folder / "summary.json")
+        assert (run.summary["schedule"], run.summary["chunks"], run.summary["status"]) == ("1f1b", chunks, "finished")
+        assert run.folder == outputs / "runs" / run.summary["run_id"] / "attempt-1"
+        assert repr(run).startswith(f"<run {run.summary['run_id']}: step ")
+        assert read(run.folder / "env.json")["overrides"][0] == f"chunks={chunks}"
+
+
+def test_steps_are_one_row_per_step_and_rank(measured):
+    steps = measured[1].steps
+    assert steps["phase"].tolist() == ["warmup", "measured", "measured", "measured", "memory"] * 2
+    assert steps.groupby("rank")["wait_ms"].median().index.tolist() == [0, 1]
+    own = steps[steps["phase"] == "measured"].groupby("step")["step_ms"].max()
+    assert own.median() == pytest.approx(measured[1].summary["step_ms"]["median"])
+
+
+def test_spans_are_one_row_per_action_in_milliseconds_from_the_first_start(measured):
+    spans = measured[1].spans
+    moments = ["wait_start_ms", "ready_ms", "start_ms", "end_ms"]
+    assert spans.columns.tolist() == ["rank", "op", "stage", "microbatch", *moments]
+    assert len(spans) == 2 * 2 * 4
+    assert spans["start_ms"].min() == 0
+    for earlier, later in pairwise(moments):
+        assert (spans[earlier] <= spans[later]).all()
+    assert spans["end_ms"].max() < measured[1].steps["step_ms"].max()
+
+
+def test_a_run_is_drawn_replayed_above_measured(measured, tmp_path):
+    lines = measured[1].draw(tmp_path / "timeline", columns=80).splitlines()
+    titles = [line.split(" ")[0] for line in lines if line.startswith(("replayed:", "measured:"))]
+    assert titles == ["replayed:", "measured:"]
+    assert max(map(len, lines)) <= 80
+    assert [line.split("|")[0] for line in lines if "|" in line] == ["rank 0 ", "rank 1 "] * 2
+    assert {path.name for path in tmp_path.iterdir()} == {"timeline.svg", "timeline.png"}
+
+
+def test_a_recorded_run_is_opened_by_its_folder(measured):
+    again = microp.Run(str(measured[0].folder))
+    assert again.summary == measured[0].summary
+
+
+def test_load_runs_has_one_row_per_run(measured, outputs):
+    runs = microp.load_runs(outputs)
+    assert runs["chunks"].tolist() == [2, 4]
+    assert runs["run_id"].tolist() == [run.summary["run_id"] for run in measured]
+    assert runs["config.model.dim"].tolist() == [32, 32]
+    again = microp.measure("chunks=2", "schedule=1f1b", *SMALL, "tracking=disabled", f"output_dir={outputs}")
+    assert again.folder.name == "attempt-2"  # a run that is measured by hand always runs
+    assert len(microp.load_runs(str(outputs))) == 2
+
+
+def test_a_wrong_configuration_has_all_its_problems(tmp_path):
+    with pytest.raises(microp.ConfigError) as refused:
+        microp.measure("ranks=20", "steps=0", "schedule.drain=x", f"output_dir={tmp_path / 'outputs'}")
+    problems = refused.value.problems
+    for beginning in ("ranks=20 is more than", "steps=0 is below 1", "schedule.drain"):
+        assert sum(problem.startswith(beginning) for problem in problems) == 1
+    assert str(refused.value) == "\n".join(problems)
+    assert isinstance(refused.value, ValueError)
+    assert not (tmp_path / "outputs").exists()
+
+
+WRONG = {
+    ("schedule=gpip",): "schedule/gpip' (did you mean gpipe?)",
+    ("colour=red",): "colour",
+    ("chunks=1,2",): "chunks",
+    ("-m", "chunks=1,2"): "'-m' is not an override, such as 'chunks=8'",
+    (3,): "3 is not an override, such as 'chunks=8'",
+    ("partition.share=.8",): "partition.share=0.8 is not used by partition=uniform: it has no keys",
+}
+
+
+@pytest.mark.parametrize("words", WRONG, ids=str)
+def test_what_cannot_be_composed_is_one_problem_in_one_line(words):
+    for function in (microp.measure, microp.price):
+        with pytest.raises(microp.ConfigError) as refused:
+            function(*words)
+        [problem] = refused.value.problems
+        assert WRONG[words] in problem
+        assert problem.isprintable()
+
+
+def test_a_rank_that_fails_is_a_run_error_with_its_message(monkeypatch, tmp_path):
+    """The layers of the last stage raise in the second step."""
+    forward = Stage.forward
+
+    def failing(stage, microbatch, x):
+        if x is not None and microbatch == 1 and stage.batch.step == 1:
+            raise ValueError("the layer is broken")
+        return forward(stage, microbatch, x)
+
+    monkeypatch.setattr(Stage, "forward", failing)
+    words = [*SMALL, "chunks=2", "comms=threads", "tracking=disabled", f"output_dir={tmp_path}"]
+    with pytest.raises(microp.RunError, match="the layer is broken") as failed:
+        microp.measure(*words)
+    [attempt] = tmp_path.glob("runs/*/attempt-1")
+    assert "rank 1" in str(failed.value)
+    assert "step 1" in str(failed.value)
+    assert str(failed.value).endswith(f"(see {attempt})")
+    assert isinstance(failed.value, RuntimeError)
+    assert microp.load_runs(tmp_path)["status"].tolist() == ["failed"]
+
+
+def test_a_process_that_fails_is_a_run_error_and_the_next_run_works(tmp_path, monkeypatch):
+    """Weights of 16 TB fit into no memory; here they are not refused before a process starts."""
+    monkeypatch.setattr(config_checks, "memory_bytes", lambda: 2**60)
+    words = [*SMALL, "chunks=2", "tracking=disabled", f"output_dir={tmp_path}"]
+    with pytest.raises(microp.RunError, match="out of memory"):
+        microp.measure(*words, "model.dim=1000000")
+    assert microp.measure(*words).summary["status"] == "finished"
+
+
+def test_a_script_needs_no_main_guard(whole, tmp_path):
+    """The ranks of `microp.measure` do not run the top level of the script that calls it; nor of `python -c`."""
+    script = SCRIPT.format(small=[*SMALL, "tracking=disabled"])
+    (tmp_path / "script.py").write_text(script)
+    ways = [["script.py"], ["-c", script]] if whole else [["script.py"]]
+    for command in ([sys.executable, *words] for words in ways):
+        done = start(command, tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines() == ["2", "['finished']"]
+        assert "Traceback" not in done.stderr
+    assert (tmp_path / "counter").read_text() == "once " * len(ways)
+
+
+def test_what_a_user_should_know_is_a_warning(tmp_path):
+    words = [*SMALL, "tracking=disabled", "comms=threads", f"output_dir={tmp_path}", "chunks=2"]
+    with pytest.warns(UserWarning, match="the other ranks need one each"):
+        microp.measure(*words, "partition=skewed", "partition.share=0.99")
+
+
+# --- price ---------------------------------------------------------------------------------------
+
+
+def test_a_price_is_simulated():
+    """ZB-H1 on 4 ranks, with F = B = W = 1: 3 M + K - 1 = 27 for M = 8."""
+    price = microp.price("schedule=zb_h1", "ranks=4", "chunks=8", "model.dim=64")
+    assert isinstance(price, microp.Price)
+    assert (price.makespan, price.bubble) == (27, pytest.approx(3 / 27))
+    assert price.figures["bubble"].keys() == {"gpipe", "megatron", "zero_bubble"}
+    assert price.figures["peak_memory_mib"]
+    assert len(price.spans) == 4 * 8 * 3
+    assert price.spans["end"].max() == 27
+    assert set(price.spans["op"]) == set(Op)
+    assert repr(price) == "<price of zb_h1: makespan 27, bubble 0.1111>"
+
+
+def test_a_price_is_drawn(tmp_path):
+    price = microp.price("schedule=1f1b", "chunks=4", "costs.forward=1", "costs.backward=2", "model.dim=64")
+    lines = price.draw(tmp_path / "timeline").splitlines()
+    assert [line.split("|")[0] for line in lines if "|" in line] == ["rank 0 ", "rank 1 "]
+    assert lines[0] == "simulated 15 units of the costs, bubble 0.200"
+    assert {path.name for path in tmp_path.iterdir()} == {"timeline.svg", "timeline.png"}
+
+
+def test_a_folder_of_one_s_own_options(tmp_path, monkeypatch):
+    """As after `-cd`; the functions are found in the current folder, as they are by a command."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_order.py").write_text(
+        "from microp.schedule.builders import gpipe\ndef f(ranks, chunks): return gpipe(ranks, chunks, 'fifo')\n"
+    )
+    (tmp_path / "options" / "schedule").mkdir(parents=True)
+    (tmp_path / "options" / "schedule" / "ours.yaml").write_text("name: ours\nbuilder: own_order.f\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    own, same = microp.price("schedule=ours", folder="options"), microp.price("schedule=gpipe")
+    assert own.makespan == same.makespan
+    words = [*SMALL, "chunks=2", "tracking=disabled", "schedule=ours"]
+    assert microp.measure(*words, folder=tmp_path / "options").summary["schedule"] == "ours"
+    for folder, said in ((None, "schedule/ours"), ("nowhere", "folder=nowhere is not one: give")):
+        with pytest.raises(microp.ConfigError, match=said):
+            microp.price("schedule=ours", folder=folder)
+
+
+# --- the package ---------------------------------------------------------------------------------
+
+
+def test_importing_microp_imports_nothing_else():
+    """So that it is quick: neither torch nor hydra, pandas or numpy, nor any other module of microp."""
+    code = "import sys; before = set(sys.modules); import microp; print(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {name for name in done.stdout.split() if name.split(".")[0] not in sys.stdlib_module_names} == {"microp"}
+
+
+def test_the_names_of_the_package_are_those_it_offers():
+    for name in microp.__all__:
+        assert getattr(microp, name) is not None
+    with pytest.raises(AttributeError, match="module 'microp' has no attribute 'measured'"):
+        microp.measured  # noqa: B018
+
+
+def test_pricing_imports_no_torch_before_it_measures_memory(tmp_path):
+    code = "import sys, microp; microp.price('ranks=32', 'chunks=4'); print('torch' in sys.modules)"
+    done = start([sys.executable, "-c", code], tmp_path)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+    assert not Path(tmp_path / "outputs").exists()

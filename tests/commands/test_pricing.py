@@ -1,0 +1,344 @@
+"""`python -m microp.simulate`: what it prints, what it prices, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from functools import partial
+
+import pytest
+import training
+from user import microp
+
+from microp.commands import Price
+from microp.config import ConfigError, compose_config, read_config
+from microp.device import memory_probe
+from microp.factory import make_job
+from microp.factory.prediction import predict
+from microp.factory.pricing_job import make_pricing_job
+from microp.worker import launch_ranks
+
+KEYS = {"schedule", "ranks", "chunks", "makespan", "bubble", "in_flight_peak", "peak_memory_mib", "closed_form"}
+
+
+def simulate(*words: str, folder, **environment: str):
+    return microp(*words, folder=folder, program="microp.simulate", **environment)
+
+
+def composed(text: str = ""):
+    """The configuration that these words make on the command line of `microp.simulate`."""
+    return read_config(compose_config(*text.split(), name="simulate"))
+
+
+def problems(config) -> list[str]:
+    """Everything that keeps a configuration from being priced."""
+    try:
+        make_pricing_job(config)
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+# --- what a user types ---------------------------------------------------------------------------
+
+
+def test_too_little_memory_for_a_run_is_said(tmp_path):
+    words = ["model.layers=4", "model.dim=64", "ranks=2", "schedule=1f1b", "output=json"]
+    given = [simulate(*words, *more, folder=tmp_path) for more in ([], ["device.memory_gib=0.0001"])]
+    assert [each.returncode for each in given] == [0, 0]
+    assert given[0].stderr == ""
+    assert given[0].stdout == given[1].stdout
+    peaks = json.loads(given[0].stdout)["peak_memory_mib"]
+    needs = f"warning: rank {peaks.index(max(peaks))} needs {max(peaks):.1f} MiB, more than device.memory_gib=0.0001: "
+    assert " ".join(given[1].stderr.split()) == f"{needs}the run is refused, and says what would fit"
+
+
+def test_one_schedule_as_text(tmp_path):
+    done = simulate("schedule=zb_h1", "ranks=4", "chunks=8", "model.dim=64", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    asked, _, row, *_ = done.stdout.splitlines()
+    assert asked.startswith("simulated: schedule=zb_h1 ranks=4 chunks=8 device=cpu partition=uniform")
+    assert row.split()[:5] == ["27", "27", "0.1111", "0.1250", "0.1111"]
+    drawn = [line for line in done.stdout.splitlines() if line.startswith("rank ")]
+    assert len(drawn) == 4
+    for rank, line in enumerate(drawn):  # 27 units fill the 160 columns, and rank r begins after r of them
+        assert line.startswith(f"rank {rank} |" + "·" * round(rank * (160 - len("rank 0 ||")) / 27) + "F0-")
+        assert len(line) == 160
+    assert "in flight per rank: 4 3 2 1" in done.stdout
+    [folder] = (tmp_path / "outputs" / "simulated").iterdir()
+    assert folder.name.startswith("zb_h1-m8-k4-")
+    drawings = {"timeline.svg", "timeline.png", "trace.json"}
+    assert {path.name for path in folder.iterdir()} == drawings | {"schedule.txt", "schedule.csv"}
+    for name in ("schedule.txt", "schedule.csv"):  # what was written is read back, and is the same
+        path = f"schedule.path={folder / name}"
+        again = simulate("schedule=file", path, "ranks=4", "chunks=8", "model.dim=64", "output=json", folder=tmp_path)
+        assert json.loads(again.stdout)["makespan"] == 27
+    assert f"drawn outputs/simulated/{folder.name}" in done.stdout
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) == 4 * 8 * 3
+    assert {path.name for path in tmp_path.iterdir()} <= {"outputs", ".config", ".cache", ".local"}
+
+
+def test_several_as_one_table(tmp_path):
+    done = simulate("-m", "schedule=1f1b,zb_h1", "ranks=2", "chunks=4,8", "model.dim=64", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith(("1f1b", "zb_h1"))]
+    assert [row[:4] for row in rows] == [
+        ["1f1b", "4", "15", "15"],
+        ["1f1b", "8", "27", "27"],
+        ["zb_h1", "4", "13", "13"],
+        ["zb_h1", "8", "25", "25"],
+    ]
+    assert done.stdout.startswith("4 simulated, the same in all: ranks=2 ")
+    assert "rank 0 |" not in done.stdout
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_swept_keys_are_columns_and_every_line_fits(width, tmp_path):
+    """Costs and the width of a layer too; what a column means is said below it."""
+    words = ["-m", "costs.forward=[1,2],3", "costs.backward=2", "model.dim=64,128", "chunks=4"]
+    done = simulate(*words, folder=tmp_path, COLUMNS=str(width))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    table = lines[: next(number for number, line in enumerate(lines) if line.startswith("makespan: from"))]
+    assert all(len(line) <= width for line in table)
+    assert {"costs.", "model.", "makespan"} <= set(" ".join(table[1:3]).replace(".", ". ").split())
+    assert [line.split()[:2] for line in table if line.startswith(("[1,2]", "3 "))] == [
+        ["[1,2]", "64"],
+        ["[1,2]", "128"],
+        ["3", "64"],
+        ["3", "128"],
+    ]
+
+
+def test_json_is_one_object_a_point_and_nothing_else(tmp_path):
+    words = ["-m", "schedule=interleaved,1f1b", "chunks=4,6", "model.dim=64", "costs.latency=0,0.5", "output=json"]
+    done = simulate(*words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    points = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(p["schedule"], p["chunks"]) for p in points] == [
+        (name, chunks) for name in ("interleaved", "1f1b") for chunks in (4, 4, 6, 6)
+    ]
+    for point in points:
+        assert point.keys() >= KEYS
+        assert point["bubble"].keys() == {"gpipe", "megatron", "zero_bubble"}
+        assert len(point["in_flight_peak"]) == len(point["peak_memory_mib"]) == point["ranks"] == 2
+    assert [p["closed_form"]["makespan"] is None for p in points[:4]] == [
+        False,
+        True,
+        False,
+        True,
+    ]  # interleaved: of no hops alone
+    assert (points[0]["makespan"], points[4]["makespan"]) == (4 * 3 + Fraction(3, 2), 15)
+    assert all(p["closed_form"]["makespan"] == p["makespan"] for p in points[4:])
+    assert not list(tmp_path.rglob("trace.json"))
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("costs.forward=1", "costs.backward is missing: give one value per stage, or one for all"),
+        ("costs.forward=[1,2] costs.backward=[1,2,3]", "costs.backward has 3 values for 2 stages"),
+        ("costs.recompute=[1,2,3]", "costs.recompute has 3 values for 2 stages"),
+        ("schedule=interleaved costs.forward=[1,2] costs.backward=1", "costs.forward has 2 values for 4 stages"),
+        ("costs.forward=[1,-2] costs.backward=1", "costs.forward[1]=-2 is negative: give a number from 0 up"),
+        ("costs.forward=fast costs.backward=1", "costs.forward=fast is not a number, or a list with one per stage"),
+        ("costs.forward=[1,[2]] costs.backward=1", "costs.forward=[1, [2]] is not a number, or a list"),
+        ("costs.forward=nan costs.backward=1", "costs.forward=nan is not a number"),
+        ("costs.latency=[1,2]", "costs.latency=[1, 2] is not a number: give a number"),
+        ("device=emulated device.forward_ms=0 device.backward_ms=0", "no action takes any time"),
+        ("costs.transfer=pigeon", "costs.transfer=pigeon is not one of asynchronous, sender_busy, serial_link"),
+        ("output=xml", "output=xml is not one of text, json"),
+        ("device=emulated ranks=20 device.per=[layer]", "device.per=['layer'] needs at least one layer per stage"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_key(words, message):
+    [problem] = problems(composed(words))
+    assert message in problem
+
+
+# --- what is priced ------------------------------------------------------------------------------
+
+
+def figures(config) -> dict:
+    return Price(make_pricing_job(config)).figures
+
+
+@pytest.mark.parametrize(("ranks", "chunks"), [(1, 3), (2, 1), (3, 7), (4, 8), (5, 4)])
+def test_closed_forms(ranks, chunks):
+    """F = 3, B = 4, W = 2, a hop 1, so that F + X = 9."""
+    times = f"ranks={ranks} chunks={chunks} costs.forward=3 costs.backward=4 costs.weight=2 costs.latency=1"
+    hops = (ranks - 1) + (chunks - 1) * (ranks - 1) // ranks
+    makespans = {
+        "naive": chunks * (9 * ranks + 2 * (ranks - 1)),
+        "gpipe": (chunks + ranks - 1) * 9 + 2 * (ranks - 1),
+        "1f1b": (chunks + ranks - 1) * 9 + 2 * hops,
+        "eager_1f1b": (chunks + ranks - 1) * 9 + 2 * (ranks - 1),
+    }
+    in_flight = {
+        "naive": [1] * ranks,
+        "gpipe": [chunks] * ranks,
+        "1f1b": [min(ranks - rank, chunks) for rank in range(ranks)],
+        "eager_1f1b": [min(2 * (ranks - rank) - 1, chunks) for rank in range(ranks)],
+    }
+    for name, expected in makespans.items():
+        found = figures(composed(f"schedule={name} {times}"))
+        assert found["makespan"] == found["closed_form"]["makespan"] == expected
+        assert found["in_flight_peak"] == in_flight[name]
+        assert found["bubble"]["gpipe"] == pytest.approx(1 - 9 * chunks / expected)
+        assert found["bubble"]["megatron"] == pytest.approx(expected / (9 * chunks) - 1)
+
+
+def test_a_rank_of_several_stages_counts_its_microbatches_in_parts():
+    found = figures(composed("schedule=interleaved ranks=2 chunks=4"))
+    assert found["in_flight_peak"] == [2.5, 1.5]  # 2(K-1-r) + (v-1)K + 1 of v = 2 stages
+    assert figures(composed("schedule=zb_v ranks=3 chunks=6"))["in_flight_peak"] == [3, 3, 3]
+
+
+def test_the_published_bubbles():
+    """Zero Bubble (arXiv 2401.10241), K=8, M=24, to all printed digits."""
+    times = "ranks=8 chunks=24 costs.forward=18.522 costs.backward=18.086 costs.weight=9.337 costs.latency=0.601"
+    for name, rate in {"1f1b": 0.2431, "zb_h1": 0.1585, "zb_h2": 0.1083}.items():
+        assert round(figures(composed(f"schedule={name} {times}"))["bubble"]["zero_bubble"], 4) == rate
+
+
+def test_without_costs_an_average_rank_takes_one_for_each():
+    assert figures(composed("ranks=4 chunks=8"))["makespan"] == 11 * 3
+    # 16 layers as 12 and 4, the last of which computes half as much: 24/31 of the whole are the first rank's
+    for words in ("partition=skewed partition.share=0.75", "partition=sizes partition.sizes=[12,4]"):
+        skewed = figures(composed(f"{words} chunks=4"))["makespan"]
+        assert skewed == pytest.approx(3 * 2 + 3 * 3 * 2 * 24 / 31, rel=1e-9)
+    assert figures(composed("ranks=32 chunks=4"))["makespan"] == 35 * 3  # more stages than layers
+
+
+@pytest.mark.parametrize(
+    ("words", "makespan"),
+    [
+        ("", 11 * 15),
+        ("device.weight_ms=3", 11 * 18),
+        ("device.latency_ms=0.5", 11 * 15 + 2 * 3 * 0.5),
+        ("checkpointing=always", 11 * 20),
+        ("checkpointing=always device.recompute_ms=1", 11 * 16),
+        ("device.per=[layer]", 11 * 15 * 4),  # 16 layers on 4 ranks
+        ("device.per=[row] device.forward_ms=0.5 device.backward_ms=1 batch_size=64", 11 * 1.5 * 8),
+        ("ranks=32", (8 + 31) * 15),  # more stages than layers: the times are none of theirs
+        ("costs.forward=1 costs.backward=1", 11 * 2),  # by hand comes first
+        ("device.latency_ms=1 costs.transfer=sender_busy", None),
+    ],
+)
+def test_an_emulated_device_brings_its_times(words, makespan):
+    found = figures(composed(f"ranks=4 chunks=8 device=emulated {words}"))
+    if makespan is None:
+        assert found["makespan"] > figures(composed("ranks=4 chunks=8 device=emulated device.latency_ms=1"))["makespan"]
+    else:
+        assert found["makespan"] == makespan
+
+
+@pytest.mark.parametrize(
+    ("words", "makespan"),
+    [
+        ("checkpointing=never", 9 * 5),
+        ("checkpointing=always", 9 * 7),  # costs.recompute is costs.forward, if it is not given
+        ("checkpointing=always costs.recompute=1", 9 * 6),
+        ("checkpointing=except_last costs.recompute=1", 9 * 6 - 1),
+        ("checkpointing=except_last", 9 * 7 - 2),
+    ],
+)
+def test_recomputation_takes_time(words, makespan):
+    assert figures(composed(f"ranks=1 chunks=9 costs.forward=2 costs.backward=3 {words}"))["makespan"] == makespan
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+ALIKE = "model.layers=8 model.dim=256 batch_size=512 chunks=8"
+GPT = "model=gpt model.dim=32 batch_size=28 chunks=6"  # microbatches of 5 and of 4 rows
+MEMORY_OF = [
+    *(
+        f"{ALIKE} schedule={name} checkpointing={mode}"
+        for name in ("gpipe", "1f1b", "zb_h1")
+        for mode in ("never", "always")
+    ),
+    *(
+        f"{GPT} schedule={name} checkpointing={mode}"
+        for name in ("breadth_first", "v_min")
+        for mode in ("never", "always")
+    ),
+    f"{GPT} schedule=dualpipe_v partition=skewed",
+    f"{GPT} schedule=1f1b checkpointing=segments",
+    f"{ALIKE} schedule=gpipe checkpointing=segments",
+    f"{ALIKE} schedule=gpipe chunks=4",
+    f"{GPT} schedule=interleaved checkpointing=except_last",
+    *(f"{ALIKE} schedule={words} dtype=bf16" for words in ("gpipe", "1f1b checkpointing=always", "zb_h1")),
+    f"{GPT} schedule=1f1b dtype=bf16",
+]
+
+
+@pytest.mark.parametrize("comms", ["shm", "gloo"])
+def test_predicted_memory_is_what_a_run_measures(comms, whole, tmp_path):
+    """Sent tensors stay in the sender's memory over gloo alone. The cases take turns; --whole has all over both."""
+    cases = MEMORY_OF if whole else MEMORY_OF[::2] if comms == "shm" else MEMORY_OF[1::3]
+    configs = [composed(f"{words} ranks=2 comms={comms} device.threads=1") for words in cases]
+    jobs = [make_job(config) for config in configs]
+    measured = launch_ranks(jobs[0], tmp_path, 3, partial(training.peak_memory, jobs))
+    for number, (words, config) in enumerate(zip(cases, configs, strict=True)):
+        peaks = [measured[rank][number] for rank in range(2)]
+        assert figures(config)["peak_memory_mib"] == pytest.approx(peaks, rel=0.02), words
+
+
+def test_predicted_memory_of_replicas_has_their_buckets(tmp_path):
+    words = [
+        f"{GPT} ranks=1 schedule=gpipe replicas=2 device.threads=1 sync={sync}" for sync in ("naive", "flat", "ddp")
+    ]
+    configs = [composed(each) for each in words]
+    jobs = [make_job(config) for config in configs]
+    measured = launch_ranks(jobs[0], tmp_path, 3, partial(training.peak_memory, jobs))
+    for number, config in enumerate(configs):
+        assert figures(config)["peak_memory_mib"] == pytest.approx([measured[0][number]], rel=0.02), words[number]
+
+
+def test_memory_follows_the_microbatches_in_flight():
+    """Between two lengths lie activations alone: M of them in GPipe, min(K-r, M) in 1F1B."""
+
+    def peaks(name: str, chunks: int) -> list[float]:
+        """Of all ranks but the last, which has the loss."""
+        words = f"schedule={name} ranks=4 model.layers=8 model.dim=64 chunks={chunks} batch_size={64 * chunks}"
+        return figures(composed(words))["peak_memory_mib"][:3]
+
+    microbatch = 64 * 64 * 4 * 3 / 2**20  # what enters, and two layers' results
+    text = 64 * (8 + 1) * 8 / 2**20  # of a microbatch, as int64, which only the first and the last rank have
+    grown = [more - fewer for fewer, more in zip(peaks("gpipe", 8), peaks("gpipe", 12), strict=True)]
+    assert grown == pytest.approx([4 * (microbatch + text), 4 * microbatch, 4 * microbatch])
+    grown = [more - fewer for fewer, more in zip(peaks("1f1b", 8), peaks("1f1b", 12), strict=True)]
+    assert grown == pytest.approx([4 * text, 0, 0])
+    grown = [more - fewer for fewer, more in zip(peaks("1f1b", 2), peaks("1f1b", 3), strict=True)]
+    assert grown[:2] == pytest.approx([microbatch + text, microbatch])
+
+
+def test_a_model_that_was_not_built_has_no_memory(capsys, monkeypatch):
+    assert figures(composed("ranks=32"))["peak_memory_mib"] is None  # fewer layers than stages
+    monkeypatch.setattr(memory_probe, "LARGEST", 10_000)
+    assert figures(composed("model.dim=72"))["peak_memory_mib"] is None
+    assert "the model has more than 10,000 weights: too many to be built and measured here" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
+def test_rows_are_those_of_the_replica_that_has_most(tmp_path):
+    """100 rows on 3 replicas are 34, 33 and 33: a price, a plan and a run take the step of the first one."""
+    words = ["device=emulated", "device.per=[layer,row]", "device.forward_ms=0.1", "device.reduce_ms=0.5"]
+    words += ["batch_size=100", "model.layers=8", "model.dim=64", "replicas=3", "chunks=4"]
+    priced = microp(*words, "ranks=2", "output=json", folder=tmp_path, program="microp.simulate")
+    assert priced.returncode == 0, priced.stderr
+    makespan = json.loads(priced.stdout)["reduction"]["makespan"]
+    only = ["schedule=gpipe", "partition=uniform", "checkpointing=never"]
+    planned = microp(*words, *only, "ranks=6", folder=tmp_path, program="microp.plan")
+    assert planned.returncode == 0, planned.stderr
+    [path] = (tmp_path / "outputs" / "plans").glob("*.json")
+    assert json.loads(path.read_text())["plans"][0]["step"] == pytest.approx(makespan)
+    config = read_config(compose_config(*words, "ranks=2"))
+    assert predict(config, make_job(config)).step_ms == pytest.approx(makespan)

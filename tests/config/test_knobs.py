@@ -1,0 +1,188 @@
+"""What was asked is what is recorded: keys that do not exist or that nothing uses, and names that cannot be set."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from configs import sweep_of
+
+from microp.config import ConfigError, compose_config, read_config
+from microp.config.composing import compose_points, composer, word_problems
+from microp.config.config import evaluate, read_composed, register, what_runs
+from microp.config.knobs import Knobs
+from microp.factory import job_of, make_job
+
+
+def refused(*words: str) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        compose_config(*words)
+    return error.value.problems
+
+
+def points(*words: str):
+    """The points of `microp -m WORDS`: their settings, with what is said of all."""
+    register()
+    with composer():
+        composed = compose_points(sweep_of(*words))
+    knobs, configs = Knobs(), []
+    for point in composed:
+        asked, lacking = read_composed(point.config)
+        knobs.add(asked, lacking)
+        configs.append(what_runs(asked))
+    return configs, knobs.problems, knobs.notes
+
+
+@pytest.mark.parametrize("word", ["+foo=1", "++foo=1", "+model.foo=3", "~seed", "~model", "~model.dim"])
+def test_no_key_is_added_or_taken_away(word):
+    with pytest.raises(ConfigError, match=word.strip("+~").split(".")[0].split("=")[0]):
+        compose_config(word)
+
+
+@pytest.mark.parametrize("word", ["device.name=cuda", "tracking.mode=online", "schedule.builder=os.system"])
+def test_what_says_which_option_was_chosen_cannot_be_set(word):
+    assert refused(word) == [f"{word} cannot be set, it says which option was chosen: use {word.split('.')[0]}=OPTION"]
+
+
+def test_a_key_of_one_s_own_may_be_called_as_another_group_s():
+    assert word_problems(["model.mode=3", "partition.spare_last=true"]) == []
+    assert len(word_problems(["tracking.mode=online", "model.name=a", "schedule.builder=b"])) == 3
+
+
+@pytest.mark.parametrize(
+    ("word", "near"), [("schedul=1f1b", "schedule"), ("schedule=1fb1", "1f1b"), ("model.layer=3", "model.layers")]
+)
+def test_the_nearest_name_is_told_of_one_that_does_not_exist(word, near):
+    [problem] = refused(word)
+    assert f"did you mean {near}?" in problem
+
+
+NOT_USED = {
+    "partition.share=.8": "partition.share=0.8 is not used by partition=uniform: it has no keys",
+    "device.forward_ms=5": "device.forward_ms=5 is not used by device=cpu: its keys are memory_gib, speed, threads",
+    "checkpointing.segments=3": "checkpointing.segments=3 is not used by checkpointing=never: "
+    "use checkpointing=segments",
+    "device=emulated ranks=1 device.latency_ms=1": "device.latency_ms=1.0 is not used by ranks=1: use ranks=2 or more",
+    "device=emulated device.recompute_ms=1": "device.recompute_ms=1 is not used by checkpointing=never: "
+    "use checkpointing=always",
+    "device=emulated device.reduce_ms=1": "device.reduce_ms=1 is not used by replicas=1: use replicas=2 or more",
+    "sync=flat": "sync=flat is not used by replicas=1: use replicas=2 or more",
+    "sync.bucket_mb=5": "sync.bucket_mb=5.0 is not used by replicas=1: use replicas=2 or more",
+    "replicas=2 sync=torch_ddp sync.first_bucket_mb=2": "sync.first_bucket_mb=2.0 is not used by sync=torch_ddp, "
+    "where it is 1: use sync=ddp",
+    "engine.batch_weights=true": "engine.batch_weights=true is not used by schedule=gpipe, which has no W: "
+    "use one with W, for example zb_h1",
+    "comms=threads launch.shutdown_s=9": "launch.shutdown_s=9 is not used by comms=threads: use comms=auto",
+    "tracking=disabled tracking.project=x": "tracking.project=x is not used by tracking=disabled: use tracking=offline",
+}
+
+
+@pytest.mark.parametrize("words", NOT_USED)
+def test_a_knob_that_a_run_does_not_use_is_refused(words):
+    [problem] = refused(*words.split())
+    assert problem == NOT_USED[words]
+
+
+SOME = {
+    "partition=uniform,skewed": "partition.share=0.7",
+    "schedule=1f1b,interleaved": "schedule.stages_per_rank=4",
+    "checkpointing=never,segments": "checkpointing.segments=4",
+    "replicas=1,2": "sync.bucket_mb=5",
+    "data=synthetic,text": "data.path=/dev/null",
+    "device=cpu,emulated": "device.latency_ms=2",
+}
+
+
+@pytest.mark.parametrize("axis", SOME)
+def test_a_knob_that_only_some_points_use_is_not_asked_of_the_others(axis):
+    """The first point does not use it: it is the configuration, and has the ids, as if the knob had not been typed."""
+    word, first = SOME[axis], axis.partition(",")[0]
+    (without, with_it), problems, [note] = points(axis, word)
+    assert problems == []
+    assert note.startswith(f"{word.partition('=')[0]} is not used by {first}")
+    assert without == read_config(compose_config(first))
+    if not first.startswith("data"):
+        assert make_job(without).run_id == job_of(first).run_id
+    assert with_it != read_config(compose_config(axis.replace(f"={first.partition('=')[2]},", "=")))
+
+
+def test_a_knob_that_no_point_of_a_sweep_uses_is_refused():
+    words = ("checkpointing=never,always", "checkpointing.segments=3", "replicas=1", "sync=flat", "schedule.drian=fifo")
+    _, problems, notes = points(*words)
+    assert sorted(problem.partition("=")[0] for problem in problems) == [
+        *("checkpointing.segments", "schedule.drian", "sync")
+    ]
+    assert notes == []
+
+
+def test_a_knob_in_a_file_counts_as_if_it_were_typed():
+    asked, lacking = read_composed(compose_config())
+    knobs = Knobs()
+    knobs.add(replace(asked, checkpointing=replace(asked.checkpointing, segments=3)), lacking)
+    assert knobs.problems == ["checkpointing.segments=3 is not used by checkpointing=never: use checkpointing=segments"]
+
+
+def test_the_points_of_a_sweep_that_cannot_be_composed_say_why():
+    register()
+    with composer():
+        composed = compose_points(sweep_of("schedule=gpipe,1fb1", "rank=1,2", "chunks=2,4"))
+    assert len(composed) == 8
+    assert {len(point.problems) for point in composed} == {1}
+    assert {"rank", "1fb1"} <= {word for point in composed for word in ("rank", "1fb1") if word in point.problems[0]}
+
+
+# --- what an expression of a configuration may say, and what it may not ---------------------------
+
+
+GIVES = {
+    "16 * 4": 64,
+    "1 + 2 * 3 - 4": 3,
+    "7 / 2": 3.5,
+    "7 // 2": 3,
+    "-7 % 4": 1,
+    "2 ** 10": 1024,
+    "2 ** -1": 0.5,
+    "2 ** 0.5": 2**0.5,
+    "1e-3 + .5": 0.501,
+    "(1 + 2) * -3": -9,
+    "+3": 3,
+    "2 ** 400 > 0": True,
+    "'a' + \"b\"": "ab",
+    "'ab' * 2": "abab",
+    "2 * [1, 'x']": [1, "x", 1, "x"],
+    "[1] + [2]": [1, 2],
+    "True": True,
+    "true and not false": True,
+    "null": None,
+    "None == null": True,
+    "1 < 2 <= 2 != 3": True,
+    "1 < 1 / 1 < 0 / 1": False,
+    '"gpipe" == "naive" and 0 > 0': False,
+    '"lifo" == "lifo" and "never" not in ("never", "except_last")': False,
+    "'a' in 'cat' and 3 in [1, 2, 3]": True,
+    "1 and 'x'": "x",
+    "0 or ''": "",
+    "True or 1 / 0": True,  # as in Python, what does not decide is not computed
+    "256 if 'mlp' == 'mlp' else 1 / 0": 256,
+    "  16 *\t4 ": 64,
+    "['layer', 'row']": ["layer", "row"],
+}
+
+
+@pytest.mark.parametrize("text", GIVES)
+def test_an_expression_has_python_s_value(text):
+    value = evaluate(text)
+    assert value == GIVES[text]
+    assert type(value) is type(GIVES[text])
+
+
+REFUSED = [
+    *("chunks * 2", "__import__('os')", "open('x')", "().__class__", "'a'.join.__self__", "lambda: 1", "1 +", ""),
+    *("1 / 0", "1 + 'a'", "9 ** 9 ** 9", "'a' * 10 ** 9", "(" * 499 + "1" + ")" * 499),
+]
+
+
+@pytest.mark.parametrize("text", REFUSED, ids=lambda text: text[:30])
+def test_what_is_no_expression_of_numbers_strings_and_lists_is_refused(text):
+    with pytest.raises(ValueError, match="^cannot compute "):
+        evaluate(text)

@@ -1,0 +1,119 @@
+"""A path says where the data are, and not what they hold: a file that changes is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from user import SMALL, microp
+
+import microp as api
+from microp import worker
+from microp.config.config import VARIABLES, compose_config, read_config
+from microp.config.errors import ConfigError
+from microp.factory import job_of
+from microp.factory.resume import about_resumed
+from microp.results import load_runs
+
+WORDS = [*SMALL, "chunks=2", "tracking=disabled", "comms=threads", "data.path=a.txt"]
+
+
+@pytest.fixture
+def text(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "a.txt"
+    path.write_text("once upon a time " * 100)
+    return path
+
+
+def test_between_two_sweeps_and_in_the_table_of_both(text):
+    assert "a.txt" not in microp("-m", "seed=1", *WORDS, folder=text.parent).stderr
+    again = microp("-m", "seed=1,2", *WORDS, folder=text.parent)
+    assert (again.returncode, "a.txt" in again.stderr) == (0, False)
+    text.write_text("once upon a  time " * 100)
+    changed = microp("-m", "seed=1,2,3", *WORDS, folder=text.parent)
+    assert changed.returncode == 0  # the finished points stay finished
+    before, after = " ".join(changed.stderr.split()).split("warning: data.path=a.txt ")[1:]
+    assert before.startswith("holds 1800 bytes, written 20")
+    assert ", but 2 runs read 1700 bytes, written 20" in before
+    assert after.startswith("has changed: 2 runs read 1700 bytes, written 20")
+    assert ", 1 run read 1800 bytes, written 20" in after
+    found = load_runs(text.parent / "outputs")["env.data.start"]
+    assert sorted(each.partition(" ")[0] for each in found) == ["1700", "1700", "1800"]
+
+
+def test_while_a_run_reads_it(text, monkeypatch, capsys):
+    run_threads = worker.run_threads
+
+    def changing(*given):
+        run_threads(*given)
+        text.write_text("something else")
+
+    monkeypatch.setattr(worker, "run_threads", changing)
+    run = api.measure(*WORDS)
+    assert run.summary["status"] == "finished"
+    assert "data.path=a.txt changed while the run read it: it held 1700 bytes, written 20" in capsys.readouterr().err
+    data = json.loads((run.folder / "env.json").read_text())["data"]
+    assert (data["start"][:10], data["end"][:8]) == ("1700 bytes", "14 bytes")
+
+
+def test_since_the_snapshot_from_which_a_run_goes_on(text):
+    folder = api.measure(*WORDS, "snapshot.every=2").folder
+    job = job_of(*WORDS, "steps=5", f"snapshot.path={folder}")
+    assert len(about_resumed([job])) == 1
+    text.write_text("once upon a  time " * 100)
+    _, changed = about_resumed([job])
+    assert changed.startswith("data.path=a.txt holds 1800 bytes")
+    assert "but 1 run read 1700 bytes" in changed
+
+
+# --- no secret reaches a file ---------------------------------------------------------------------
+
+
+SECRETS = {"SLURM_JWT": "canary-slurm", "AWS_SECRET_ACCESS_KEY": "canary-aws", "PLAIN": "canary-plain"}
+BUILDER = """
+from microp.schedule.builders import gpipe
+
+
+def build(ranks: int, chunks: int, api_key: str = ""):
+    assert api_key.startswith("canary")
+    return gpipe(ranks, chunks)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A sweep and a single run of a schedule that is given a key, mirrored to W&B's files."""
+    made = tmp_path_factory.mktemp("secrets")
+    (made / "mine.py").write_text(BUILDER)
+    (made / "schedule").mkdir()
+    (made / "schedule" / "mine.yaml").write_text("name: mine\nbuilder: mine.build\napi_key: ''\n")
+    words = ["schedule=mine", "schedule.api_key=canary-one,canary-two", "+hydra.job.env_set.TOKEN=canary-three"]
+    words += [*SMALL, "ranks=1", "comms=threads", "tracking=offline"]
+    done = microp("-cd", ".", "-m", *words, folder=made, **SECRETS)
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+def test_no_file_has_a_secret(folder):
+    files = [path for path in folder.glob("outputs/**/*") if path.is_file()]
+    assert {"env.json", "plan.json", "table.csv", "config.yaml"} <= {path.name for path in files}
+    assert any(path.suffix == ".wandb" for path in files)
+    assert [str(path) for path in files if b"canary" in path.read_bytes()] == []
+
+
+def test_the_rest_of_a_command_is_recorded(folder):
+    [plan] = folder.glob("outputs/sweeps/*/plan.json")
+    command = json.loads(plan.read_text())["command"]
+    assert {"schedule=mine", "schedule.api_key=REDACTED", "+hydra.job.env_set.TOKEN=REDACTED"} <= set(command)
+
+
+def test_a_configuration_reads_the_environment_by_a_list(monkeypatch):
+    monkeypatch.setenv("SCRATCH", "/scratch")
+    monkeypatch.setenv("PLAIN", "canary")
+    assert "SCRATCH" in VARIABLES
+    config = read_config(compose_config("output_dir=${oc.env:SCRATCH}/outputs"))
+    assert Path(config.output_dir) == Path("/scratch/outputs")
+    with pytest.raises(ConfigError, match=r"\$\{oc.env:PLAIN\} would write an environment variable into the records"):
+        read_config(compose_config("output_dir=${oc.env:PLAIN,abc}"))

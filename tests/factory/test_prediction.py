@@ -1,0 +1,177 @@
+"""A profile is measured by its command, and then a run is predicted before its ranks start."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+
+import pytest
+from profiled import profile
+from user import microp, read
+
+from microp.config.config import compose_config, read_config
+from microp.factory.config_checks import warnings
+from microp.factory.job_factory import make_job
+from microp.factory.prediction import lacks_profile, predict, predicted_seconds
+from microp.factory.profiles import machine_of
+from microp.profiling import TORCH, Profile, Transport
+from microp.profiling.cases import make_plan
+from microp.records import read_profile, read_rows, write_profile
+from microp.settings import Computing
+from microp.trace.timeline import number
+
+MODEL = ["model.layers=4", "model.dim=16", "batch_size=8"]
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("profiled")
+    done = microp(*MODEL, "seconds=1", folder=folder, program="microp.profile")
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+def test_the_command_writes_a_profile_and_says_what_it_found(profiled):
+    folder, done = profiled
+    [path] = (folder / "outputs" / "profiles").glob("mlp-*.yaml")
+    assert path.read_text().startswith("# Times of mlp on ")
+    assert f"outputs/profiles/{path.name}" in done.stdout
+    assert "mlp: one layer of 4, ms per microbatch" in done.stdout
+    assert "gloo: hop " in done.stdout
+    assert "torch: hop " in done.stdout
+    assert "speed with more ranks than cores: x " in done.stdout
+    assert all(0 < each <= 1 for each in read_profile(path).crowded)
+    fine = read_profile(path).fine_rows
+    assert fine == (1.0, 2.0, 3.0, 4.0, 8.0)[: len(fine)]
+    assert fine
+
+
+@pytest.mark.parametrize(("cores", "ranks"), [(1, {2}), (2, {4}), (4, set())])
+def test_some_cases_have_more_ranks_than_cores_if_there_are_layers_for_them(cores, ranks, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    plan = make_plan(make_job(read_config(compose_config(*MODEL, "batch_size=64"))))
+    assert {len(case.schedule.ranks) for case in plan.crowded} == ranks
+    assert {case.schedule.chunks for case in plan.crowded} == {each * most for each in (2, 6) for most in ranks}
+
+
+def test_a_run_is_predicted_before_its_ranks_start(profiled):
+    folder, _ = profiled
+    done = microp(*MODEL, "steps=3", "warmup_steps=1", "seed=7", folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert "no profile of this model" not in done.stderr
+    [config] = (folder / "outputs" / "runs").glob("*/attempt-1/config.yaml")
+    attempt = config.parent
+    predicted = read(attempt / "predicted.json")
+    assert predicted["source"].startswith("outputs/profiles/mlp-")
+    assert predicted["step_ms"] > 0
+    assert 0 < predicted["bubble"] < 1
+    assert len(predicted["peak_memory_mib"]) == 2
+    assert read(attempt / "summary.json")["predicted"] == {k: v for k, v in predicted.items() if k != "source"}
+    first_step = read_rows(attempt, 0)[0]["began_ns"] / 1e9 + time.time() - time.monotonic()  # as a file's time
+    assert (attempt / "predicted.json").stat().st_mtime < first_step
+    assert "predicted ms: of a step, known before the run." in done.stdout
+    assert f"predicted {number(predicted['step_ms'])} ms" in done.stdout
+
+
+def predicted(folder, *typed: str):
+    config = read_config(compose_config(*typed, f"output_dir={folder}"))
+    return predict(config, make_job(config)), predicted_seconds(config, make_job(config))
+
+
+def written(folder, *typed: str, **changed) -> Profile:
+    """A made-up profile of the model that was typed, on this machine."""
+    config = read_config(compose_config(*typed))
+    made = profile(config.model, machine_of("cpu", config.device.threads), **changed)
+    write_profile(folder / "profiles", made)
+    return made
+
+
+def test_without_a_profile_only_the_memory_is_predicted(tmp_path):
+    found, seconds = predicted(tmp_path, *MODEL, "schedule=gpipe")
+    source = "no times are known, layers are weighed by their FLOPs and bytes"
+    assert (found.step_ms, found.bubble, found.source, seconds) == (None, None, source, None)
+    fewer, _ = predicted(tmp_path, *MODEL, "schedule=1f1b")
+    assert 0 < fewer.peak_memory_mib[1] < found.peak_memory_mib[1]  # the last rank holds one microbatch, not four
+    emulated, _ = predicted(tmp_path, *MODEL, "schedule=1f1b", "device=emulated")
+    assert fewer.peak_memory_mib == emulated.peak_memory_mib
+    torch, _ = predicted(tmp_path, *MODEL, "engine=torch")
+    assert torch.peak_memory_mib is None
+
+
+def test_a_profile_of_another_type_of_products_is_not_used(tmp_path):
+    """Each type has a file of its own."""
+    written(tmp_path, *MODEL)
+    lowered = [*MODEL, "dtype=bf16"]
+    found, _ = predicted(tmp_path, *lowered)
+    assert found.step_ms is None
+    assert found.peak_memory_mib != predicted(tmp_path, *MODEL)[0].peak_memory_mib
+    config = read_config(compose_config(*lowered, f"output_dir={tmp_path}"))
+    said = lacks_profile(config, make_job(config))
+    assert said.startswith("no profile of this model with dtype=bf16 on this machine")
+    assert " dtype=bf16 batch_size=8 " in said  # in the command that makes one
+    written(tmp_path, *MODEL, computing=Computing("bf16"))
+    assert predicted(tmp_path, *lowered)[0].step_ms is not None
+    assert predicted(tmp_path, *MODEL)[0].step_ms is not None
+    assert len(list((tmp_path / "profiles").iterdir())) == 2
+
+
+def test_torch_s_runtime_is_predicted_with_its_own_time_between_actions(tmp_path):
+    typed = [*MODEL, "schedule=1f1b", "chunks=4"]
+    made = written(tmp_path, *MODEL)
+    ours, _ = predicted(tmp_path, *typed)
+    unknown, seconds = predicted(tmp_path, *typed, "engine=torch")
+    assert (unknown.step_ms, seconds) == (None, None)
+    written(tmp_path, *MODEL, transports={**made.transports, TORCH: Transport(1.0, 0.0, 0.5, 0.0)})
+    torch, seconds = predicted(tmp_path, *typed, "engine=torch")
+    assert torch.step_ms > ours.step_ms + 4 * 0.5
+    assert seconds > 0
+    assert torch.peak_memory_mib is None
+
+
+def test_the_sums_over_replicas_are_estimated_from_hops(tmp_path):
+    typed = [*MODEL, "ranks=1", "chunks=1"]
+    made = written(tmp_path, *MODEL)
+    alone, _ = predicted(tmp_path, *typed, "batch_size=2")
+    two, _ = predicted(tmp_path, *typed, "batch_size=4", "replicas=2")
+    assert two.peak_memory_mib is not None
+    hop = made.transports["shm"]
+    slower = 1 / made.alone_at(2)  # two replicas compute at once
+    assert two.step_ms == pytest.approx(
+        alone.step_ms + (slower - 1) * (alone.step_ms - 0.1 - 0.6) + 2 * hop.latency + 4 * hop.per_mib, rel=0.02
+    )
+
+
+def test_an_emulated_step_has_this_machine_s_optimizer_and_engine(tmp_path):
+    typed = [*MODEL, "device=emulated", "device.forward_ms=5", "device.backward_ms=10", "chunks=2", "steps=10"]
+    alone, seconds = predicted(tmp_path, *typed)
+    assert alone.step_ms == 45  # (M + K - 1)(F + B)
+    assert seconds == pytest.approx(0.045 * (10 + 5 + 1))  # 5 steps of warm-up, 1 for memory
+    made = written(tmp_path, *MODEL)
+    whole, _ = predicted(tmp_path, *typed)
+    overheads = 3 * made.transports["shm"].overhead  # between the actions of the last rank, and before rank 0's last B
+    weights = 2 * made.optimizer[1]  # of the 2 layers of a rank, 1 MiB each
+    assert whole.step_ms == pytest.approx(45 + overheads + sum(made.edges) + made.optimizer[0] + weights, abs=1e-6)
+    assert whole.peak_memory_mib == alone.peak_memory_mib
+
+
+def test_sums_over_replicas_end_an_emulated_step(tmp_path):
+    typed = [*MODEL, "device=emulated", "device.forward_ms=5", "device.backward_ms=10", "chunks=2", "replicas=2"]
+    assert predicted(tmp_path, *typed)[0].step_ms is None
+    assert predicted(tmp_path, *typed, "device.reduce_ms=7")[0].step_ms == 52
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"spread": {"forward": 0.01, "full": None}}, "has fewer than 3 steps behind its times (full): how far"),
+        ({"spread": {"forward": 0.01, "full": 0.5}}, "spread by 50%, and predictions can be as far off"),
+        ({"spread": {"forward": 0.01}, "load": 2.5}, "was measured beside other work (load average 2.5)"),
+        ({"spread": {"forward": 0.01}, "load": 0.1}, None),
+    ],
+)
+def test_a_profile_that_may_be_far_off_is_doubted_where_it_is_used(tmp_path, changed, said):
+    written(tmp_path, *MODEL, **changed)
+    config = read_config(compose_config(*MODEL, f"output_dir={tmp_path}"))
+    found = " ".join(warnings(config, make_job(config)))
+    assert said in found if said else not re.search("far off|load average", found)

@@ -1,0 +1,166 @@
+"""The W&B dashboard as a value: built without a server, and every name in it is one that a recorded run has."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+
+import pytest
+from test_wandb_mirror import OFFLINE, inspect
+
+from microp import dashboard
+from microp.config import about_sweep
+from microp.mirror import mirror
+from microp.mirror.content import Charts, run_summary
+from microp.mirror.dashboard import report, specification, subject_of, workspaces
+from microp.records import RecordError, attempts, read_json, read_rows, read_summary, write_json
+from microp.results import varied
+
+
+@pytest.fixture(scope="module")
+def experiment(outputs, tmp_path_factory):
+    """A real small sweep over schedules and chunks, recorded as hop_latency, and its W&B ids as after the mirroring."""
+    folder = tmp_path_factory.mktemp("dashboard") / "outputs"
+    shutil.copytree(outputs / "runs", folder / "runs")
+    for number, attempt in enumerate(attempts(folder)):
+        write_json(attempt / "env.json", {**read_json(attempt / "env.json"), "experiment": "hop_latency"})
+        write_json(attempt / "tracked.json", {"rank0": f"r0-{number}", "summary": f"summary-{number}"})
+    return folder
+
+
+@pytest.fixture
+def subject(experiment):
+    return subject_of(experiment, "hop_latency", "How much is hidden?", "team", None, varied=varied)
+
+
+def flat(values, prefix=""):
+    for key, value in values.items():
+        yield from flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
+
+
+def strings(value):
+    if isinstance(value, dict):
+        yield from (text for each in value.values() for text in strings(each))
+    elif isinstance(value, list):
+        yield from (text for each in value for text in strings(each))
+    elif isinstance(value, str):
+        yield value
+
+
+def panels(value):
+    """All panels of a specification, by their type."""
+    if isinstance(value, dict):
+        if "viewType" in value and "config" in value:
+            yield value["viewType"], value["config"]
+        for each in value.values():
+            yield from panels(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from panels(each)
+
+
+def test_it_is_about_what_the_runs_varied(subject, experiment):
+    assert (subject.numbers, subject.words) == (("chunks",), ("schedule.name",))
+    assert (subject.entity, subject.project, subject.tag) == ("team", "microp", "hop_latency")
+    schedules = {attempt: read_summary(attempt)["schedule"] for attempt in attempts(experiment)}
+    by_schedule = {(schedule, subject.colours[f"summary-{n}"]) for n, schedule in enumerate(schedules.values())}
+    assert len(by_schedule) == len(set(schedules.values())) == len({colour for _, colour in by_schedule}) == 2
+
+
+def test_every_name_in_it_is_in_a_recorded_run(subject, experiment, tmp_path):
+    spec = specification(subject)
+    attempt = attempts(experiment)[0]
+    texts = set(strings(spec))
+    keys = {re.sub(r"^config[.:]", "", text).replace(".value", "", 1) for text in texts if re.match("config[.:]", text)}
+    assert keys == {"chunks", "schedule.name"}
+    assert keys <= set(flat(Charts(attempt).run_config(None)))
+    named = {re.sub("^summary(_metrics)?[.:]", "", text) for text in texts if re.match("summary(_metrics)?[.:]", text)}
+    assert {"step_ms", "bubble.measured", "replayed.bubble", "peak_memory_mib.max"} <= named
+    assert named <= set(flat(run_summary(read_summary(attempt))))
+    found = list(panels(spec))
+    lines = {name for kind, config in found if kind == "Run History Line Plot" for name in config["metrics"]}
+    assert {"wait_ms", "compute_ms"} <= lines
+    logged = {key for rank in (0, 1) for row in read_rows(attempt, rank) for key in Charts(attempt).of_rank(row, ())}
+    assert lines | {"step"} <= logged
+    assert {config["xAxis"] for kind, config in found if kind == "Run History Line Plot"} == {"step"}
+    bars = {name for kind, config in found if kind == "Bar Chart" for name in config["metrics"]}
+    assert "step_ms" in bars
+    assert bars <= set(flat(run_summary(read_summary(attempt))))
+    shutil.copytree(attempt, tmp_path / "runs" / "one" / "attempt-1")
+    (tmp_path / "runs" / "one" / "attempt-1" / "tracked.json").unlink()
+    mirror(tmp_path / "runs" / "one" / "attempt-1", OFFLINE, tmp_path)
+    uid = read_json(attempt / "status.json")["uid"]
+    media = {name for kind, config in found if kind == "Media Browser" for name in config["mediaKeys"]}
+    last = [record["history"]["item"] for record in inspect(tmp_path, f"summary-{uid}") if "history" in record][-1]
+    assert {f"{name}._type" for name in media} <= set(last)
+    assert media == {"timeline"}
+
+
+def test_the_filters_are_the_job_type_and_the_experiment(subject):
+    for view, job in zip(specification(subject)["workspaces"], ("summary", "rank"), strict=True):
+        texts = set(strings(view))
+        assert {"jobType", job, "tags", "hop_latency"} <= texts
+        assert view["displayName"] == f"microp hop_latency: {'runs' if job == 'summary' else 'ranks'}"
+
+
+def test_it_survives_the_way_to_w_and_b_s_form_and_back(subject):
+    import wandb_workspaces.reports.v2 as wr  # every process that collects the tests would take a second for them
+    import wandb_workspaces.workspaces as ws
+
+    for view in workspaces(subject):
+        model = view._to_model()
+        assert ws.Workspace._from_model(model)._to_model().model_dump() == model.model_dump()
+    model = report(subject)._to_model()
+    blocks = wr.Report._from_model(model)._to_model().spec.blocks
+    kinds = [type(block).__name__ for block in blocks]
+    assert kinds == [type(block).__name__ for block in model.spec.blocks]
+    assert kinds.count("PanelGrid") == 4
+    assert blocks[1].children[0].text == "How much is hidden?"
+    for number, kind in enumerate(kinds):
+        assert kind != "Heading" or kinds[number + 1 : number + 3] == ["Paragraph", "PanelGrid"]
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    """What a user types, without a key."""
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+    def run(*words: str):
+        code = dashboard.main([*words])
+        return code, capsys.readouterr()
+
+    return run
+
+
+def test_it_can_be_printed_without_a_server(command, experiment):
+    code, said = command("hop_latency_quick", f"--outputs={experiment}", "--print", "--entity=team")
+    assert code == 0
+    assert json.loads(said.out)["report"]["displayName"] == "microp: hop_latency"
+    assert about_sweep("hop_latency")[0] in set(strings(json.loads(said.out)))
+
+
+def test_an_unknown_experiment_and_a_server_that_is_away_are_told_at_once(command, experiment, monkeypatch):
+    code, said = command("schedules", f"--outputs={experiment}")
+    assert (code, "has no finished runs of schedules: it has hop_latency" in said.err) == (2, True)
+    monkeypatch.setenv("WANDB_API_KEY", "0123")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    code, said = command("hop_latency", f"--outputs={experiment}")
+    assert (code, said.err.count("\n")) == (1, 1)
+    assert "W&B's server http://127.0.0.1:9 cannot be reached (Connection refused)" in said.err
+
+
+def test_without_a_key_without_the_extra_or_without_runs_it_is_one_error(command, experiment, tmp_path, monkeypatch):
+    code, said = command("hop_latency", f"--outputs={experiment}")
+    assert (code, said.err.count("\n"), "needs a W&B key" in said.err) == (2, 1, True)
+    code, said = command("schedules", f"--outputs={experiment}", "--print")
+    assert (code, said.err.count("\n")) == (2, 1)
+    assert "has no finished runs of schedules: it has hop_latency" in said.err
+    with pytest.raises(RecordError, match="has no finished runs: it has no experiments"):
+        subject_of(tmp_path, None, "", None, None, varied=varied)
+    monkeypatch.setattr("microp.dashboard.find_spec", lambda name: None)
+    code, said = command("hop_latency", f"--outputs={experiment}", "--print")
+    assert (code, said.err.count("\n"), "needs wandb-workspaces" in said.err) == (2, 1, True)
+    assert "wandb_workspaces" in sys.modules  # only the look-up was replaced

@@ -1,0 +1,165 @@
+"""The search for orders: never worse than a named schedule, within the cap, above the bounds, near the optimum."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import product
+from random import Random
+
+import pytest
+
+from microp.orders import (
+    Memory,
+    Problem,
+    lower_bounds,
+    named_schedules,
+    pairs,
+    search,
+    solve,
+    with_solver,
+)
+from microp.orders.problem import ends_of, makespan_of
+from microp.schedule import builders, validate
+from microp.simulator import Costs, simulate
+from microp.trace import makespan
+
+
+def random_problem(random: Random, most: int = 4) -> Problem:
+    """Unequal stages, on ranks one by one, in loops or in a V, under a cap that is often tight."""
+    loops = random.choice((1, 1, 2))
+    ranks, chunks = random.randint(2, most), random.randint(2, 2 * most)
+    stages = ranks * loops
+    folded = loops == 2 and random.random() < 0.5
+    placement = tuple(min(s, 2 * ranks - 1 - s) if folded else s % ranks for s in range(stages))
+    costs = Costs(*[tuple(random.randint(1, 9) for _ in range(stages)) for _ in range(3)], latency=random.randint(0, 2))
+    return Problem(placement, chunks, costs, pairs(stages, random.choice((None, *range(loops, stages + 2)))))
+
+
+def brute_force(problem: Problem) -> int:
+    """The least makespan over all merges of the lanes of every rank."""
+
+    def merges(counts: tuple[int, ...], lanes: list[int]) -> list[list[int]]:
+        if not any(counts):
+            return [[]]
+        found = []
+        for at, left in enumerate(counts):
+            if left:
+                number = lanes[at] * problem.chunks + problem.chunks - left
+                rest = merges((*counts[:at], left - 1, *counts[at + 1 :]), lanes)
+                found += [[number, *each] for each in rest]
+        return found
+
+    def legal(row: list[int]) -> bool:
+        place = {number: at for at, number in enumerate(row)}
+        step = problem.stages * problem.chunks
+        return problem.fits(row) and all(place[n - step] < place[n] for n in row if n >= step)
+
+    rows = [list(filter(legal, merges((problem.chunks,) * len(lanes), lanes))) for lanes in problem.lanes]
+    times = (makespan_of(problem, each) for each in product(*rows))
+    return min(time for time in times if time is not None)
+
+
+def test_the_fast_judge_agrees_with_the_simulator():
+    random = Random(1)
+    for _ in range(40):
+        problem = random_problem(random)
+        for schedule in named_schedules(problem)[0]:
+            rows = problem.rows_of(schedule)
+            spans = {span.action: span.end for span in simulate(problem.schedule(rows), problem.costs)}
+            ends = ends_of(problem, rows)
+            assert ends is not None
+            assert {problem.action(number): ends[number] for row in rows for number in row} == spans
+
+
+def test_a_deadlock_is_noticed():
+    problem = Problem((0, 1), 2, Costs((1, 1), (1, 1)), pairs(2, None))
+    rows = problem.rows_of(builders.gpipe(2, 2))
+    assert makespan_of(problem, [rows[0], rows[1]]) is not None
+    assert makespan_of(problem, [rows[0][::-1], rows[1]]) is None
+
+
+def test_found_orders_are_valid_within_the_cap_and_never_worse_than_named_ones():
+    random = Random(2)
+    for _ in range(12):
+        problem = random_problem(random)
+        found = search(problem, seconds=60, moves=300)
+        validate(found.schedule, problem.memory.cap)
+        assert tuple(found.schedule.placement.values()) == problem.placement
+        assert found.makespan == makespan(simulate(found.schedule, problem.costs))
+        assert found.makespan <= min(found.named.values(), default=found.makespan)
+        assert found.makespan >= found.bounds.best
+        assert not set(found.named) & set(found.refused)
+
+
+def test_bounds_and_search_against_every_order_there_is():
+    """On two ranks with three microbatches, where all orders can be tried."""
+    random = Random(3)
+    for _ in range(6):
+        costs = Costs(*[(random.randint(1, 5), random.randint(1, 5)) for _ in range(3)], latency=random.randint(0, 1))
+        problem = Problem((0, 1), 2, costs, pairs(2, random.choice((None, 1, 2))))
+        best = brute_force(problem)
+        assert lower_bounds(problem).best <= best
+        assert search(problem, seconds=60, moves=300).makespan == best
+
+
+def test_what_is_kept_from_b_to_w_counts_less():
+    """A rank keeps 2 from F to B and 1 from B to W: under a cap of 3 it may start an F before the last W."""
+    costs = Costs((1,), (1,), (1,))
+    problem = Problem((0,), 3, costs, Memory(3, (2,), (1,)))
+    rows = problem.rows_of(builders.zb_h1(1, 3))
+    assert problem.peak(rows[0]) == 2
+    assert problem.peak([0, 1, 3, 6, 4, 7]) == 4
+    assert not problem.fits([0, 1])
+    assert problem.fits([0, 3, 1, 6, 4, 2, 7, 5, 8])
+
+
+def test_a_cap_that_no_order_meets_says_by_how_much():
+    with pytest.raises(
+        ValueError, match=r"no order keeps within 1: rank 0 .* 2 stages at once, 2, 1 more than the cap"
+    ):
+        Problem((0, 1, 0, 1), 4, Costs((1,) * 4, (1,) * 4), pairs(4, 1))
+    with pytest.raises(ValueError, match="stage 0 would keep 2 from B to W"):
+        Memory(4, (1,), (2,))
+
+
+def test_fractions_and_floats_are_searched_too():
+    third = Fraction(1, 3)
+    exact = Problem((0, 1), 3, Costs((third,) * 2, (2 * third,) * 2, (third,) * 2), pairs(2, 2))
+    assert (
+        search(exact, 60, moves=100).makespan * 3
+        == search(Problem((0, 1), 3, Costs((1, 1), (2, 2), (1, 1)), pairs(2, 2)), 60, moves=100).makespan
+    )
+    rough = Problem((0, 1), 3, Costs((0.1,) * 2, (0.2,) * 2, (0.1,) * 2), pairs(2, 2))
+    assert search(rough, 60, moves=100).makespan >= lower_bounds(rough).best - 1e-9
+
+
+def test_the_solver_proves_what_the_search_found():
+    pytest.importorskip("ortools")
+    random = Random(4)
+    for _ in range(6):
+        problem = random_problem(random, most=3)
+        found = search(problem, 60, moves=2000)
+        better, solved = with_solver(problem, found, seconds=60)
+        assert solved.makespan == better.makespan <= found.makespan
+        assert not solved.rounded
+        if solved.proven:
+            assert lower_bounds(problem).best <= solved.makespan == solved.bound
+            assert found.makespan <= 1.02 * solved.makespan
+
+
+def test_costs_of_many_digits_are_rounded_for_the_solver_only():
+    pytest.importorskip("ortools")
+    costs = Costs((1.00001, 2.7182818), (1.5, 3.1415927), (0.7071, 1.0))
+    problem = Problem((0, 1), 3, costs, pairs(2, 2))
+    found = search(problem, 60, moves=100)
+    better, solved = with_solver(problem, found, seconds=60)
+    assert solved.rounded
+    assert better.makespan == makespan(simulate(better.schedule, costs)) <= found.makespan
+    assert solved.makespan == pytest.approx(better.makespan, rel=0.02)
+
+
+def test_without_or_tools_the_solver_says_what_to_install(monkeypatch):
+    problem = Problem((0,), 1, Costs((1,), (1,)), pairs(1, None))
+    monkeypatch.setattr("microp.orders.solver.find_spec", lambda _: None)
+    with pytest.raises(ValueError, match=r"needs OR-Tools: install microp\[plan\]"):
+        solve(problem, problem.rows_of(builders.naive(1, 1)), 1)

@@ -1,0 +1,181 @@
+"""The times of layers are found again in the times of stages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from profiled import case, profile, traced
+
+from microp.job import Workload
+from microp.profiling import (
+    Case,
+    between,
+    crowded_factors,
+    fit_times,
+    fit_transport,
+    forecast,
+    line,
+    samples_of,
+    stage_costs,
+)
+from microp.profiling.forecast import speed_of
+from microp.schedule import partition, spread
+from microp.schedule.builders import breadth_first, gpipe, one_f_one_b, zb_h1
+from microp.settings import NEVER, Checkpointing, MlpSettings
+from microp.simulator import LayerTimes, simulate_on_cores
+
+KINDS = (0, 1, 1, 1, 1, 1, 1, 7)
+ALWAYS = Checkpointing("always", 1, False)
+
+
+def times_at(rows: float) -> list[LayerTimes]:
+    """A first layer that is heavy, a last one that is light; linear in the rows."""
+    inside = LayerTimes(
+        0.1 + 0.01 * rows, 0.1 + 0.012 * rows, 0.05 + 0.01 * rows, 0.12 + 0.02 * rows, 0.05 + 0.005 * rows
+    )
+    return [LayerTimes(*(2 * time for time in inside)), *[inside] * 6, LayerTimes(*(time / 2 for time in inside))]
+
+
+def cases(rows: float, chunks: int = 8):
+    layers = times_at(rows)
+    even = partition.uniform(8, 2).sizes
+    fixed = LayerTimes(0.03, 0.03, 0.03, 0.03, 0.015)  # half a forward, as the recomputation of a layer
+    options = {"fixed": fixed, "latency": 0.02, "overhead": (0.01,) * 2}
+    yield case(layers, even, gpipe(2, chunks), rows, **options)
+    yield case(layers, even, one_f_one_b(2, chunks), rows, **options)
+    yield case(layers, even, zb_h1(2, chunks), rows, **options)
+    yield case(layers, (2, 2, 2, 2), breadth_first(2, chunks, 2), rows, **{**options, "overhead": (0.01,) * 4})
+    yield case(layers, (6, 2), one_f_one_b(2, chunks), rows, **options)
+    yield case(layers, (6, 2), zb_h1(2, chunks), rows, **options)
+    lighter = [times._replace(forward=0.8 * times.forward) for times in layers]  # a forward that keeps only its input
+    options["fixed"] = fixed._replace(forward=0.8 * fixed.forward)
+    yield case(lighter, even, one_f_one_b(2, chunks), rows, ALWAYS, **options)
+
+
+@pytest.mark.parametrize("rows", [4.0, 64.0])
+def test_layers_are_found_in_stages(rows):
+    samples = [sample for each in cases(rows) for sample in samples_of(each, KINDS)]
+    whole = case(times_at(rows), (8,), gpipe(1, 8), rows, fixed=LayerTimes(0.03, 0.03, 0.03, 0.03, 0))
+    found = fit_times(samples, samples_of(whole, KINDS), KINDS)
+    truth = dict(zip(KINDS, times_at(rows), strict=True))
+    for kind, times in truth.items():
+        for name, values in found.layers[kind].items():
+            assert values[0] == pytest.approx(getattr(times, name), rel=0.02, abs=0.003), (kind, name)
+    assert found.fixed["forward"][0] == pytest.approx(0.03, abs=0.005)
+    assert found.checkpointed[0] == pytest.approx(0.8, abs=0.005)
+    assert found.alone[0] == pytest.approx(1, abs=0.01)
+    for op, known in found.after.items():
+        for what, after in known.items():
+            taken = after.added[0] + after.factor[0] * 0.5  # of half a millisecond
+            assert taken == pytest.approx(0.5, abs=0.02), (op, what)
+    assert max(found.spread.values()) == 0
+
+
+def test_the_spread_of_one_step_is_not_known():
+    once = [replace(each, times=[times[:1] for times in each.times]) for each in cases(4.0)]
+    found = fit_times([sample for each in once for sample in samples_of(each, KINDS)], [], KINDS)
+    assert set(found.spread.values()) == {None}
+
+
+def test_what_ran_before_is_found():
+    """A forward after a backward takes a tenth longer and 0.2 ms, and the first one of a step 0.4 ms longer."""
+    samples = []
+    for each in cases(16.0):
+        for sample in samples_of(each, KINDS):
+            usual = sample.ms
+            more = {("forward", "backward"): 0.2 + 0.1 * usual, ("forward", "optimizer"): 0.4}
+            samples.append(sample._replace(ms=usual + more.get((sample.op, sample.before), 0.0)))
+    found = fit_times(samples, [], KINDS).after["forward"]
+    assert found["backward"].added[0] == pytest.approx(0.2, abs=0.03)
+    assert found["backward"].factor[0] == pytest.approx(1.1, abs=0.02)
+    assert found["optimizer"].added[0] == pytest.approx(0.4, abs=0.05)
+    assert found["optimizer"].factor[0] == pytest.approx(1, abs=0.02)
+
+
+def test_hops_and_the_engine_s_own_time():
+    found = fit_transport([between(each) for rows in (4.0, 64.0) for each in cases(rows)])
+    assert found.latency == pytest.approx(0.02, abs=1e-4)
+    assert found.per_mib == pytest.approx(0, abs=1e-3)
+    assert found.overhead == pytest.approx(0.01, abs=1e-4)
+    assert between(next(cases(4.0))).optimizer == [(2**20, 0.25)] * 2
+
+
+def test_a_line_is_never_negative():
+    assert line([(1, 3), (2, 5), (3, 7)]) == pytest.approx((1, 2))
+    assert line([(1, 5), (2, 4), (3, 3)])[1] == 0
+    assert line([]) == (0, 0)
+    assert line([(2, 7), (2, 9)]) == (8, 0)
+
+
+def disturbed(measured: Case, chance: np.random.Generator) -> Case:
+    """The same case on a busy machine: two steps, times that differ by factors, and some actions that stood still."""
+    times = []
+    for own in measured.times:
+        changed = own[:2].copy()
+        took = (changed[:, :, 2] - changed[:, :, 1]) * np.exp(chance.normal(0, 2, changed.shape[:2]))
+        took += np.where(chance.random(took.shape) < 0.05, 5e8 * chance.random(took.shape), 0)
+        changed[:, :, 2] = changed[:, :, 1] + took.astype(np.int64)
+        times.append(changed)
+    return replace(measured, times=times)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_stage_is_said_to_take_longer_than_the_longest_action_of_a_busy_machine(seed):
+    """Each number of rows is measured with two orders only: what ran before is known at one and not at the next."""
+    chance = np.random.default_rng(seed)
+    quiet = [each for rows, chunks in ((1.0, 8), (4.0, 2)) for each in cases(rows, chunks)]
+    samples = [s for each in (*quiet[:1], *quiet[2:3], *quiet[7:8]) for s in samples_of(disturbed(each, chance), KINDS)]
+    found = fit_times(samples, [], KINDS)
+    layers = {kind: found.layers[kind] for kind in KINDS}
+    made = profile(
+        MlpSettings("mlp", 8, 16, None), rows=found.rows, layers=layers, fixed=found.fixed, after=found.after
+    )
+    longest = max(sample.ms for sample in samples)
+    for chunks in (2, 3, 4, 5, 8):
+        for build in (gpipe, one_f_one_b, zb_h1):
+            costs = stage_costs(made, KINDS, Workload(build(2, chunks), (4, 4), tuple(spread(8, chunks)), NEVER), "shm")
+            assert max(*costs.forward, *costs.backward, *(costs.weight or (0,))) <= longest * 1.001
+
+
+# --- more ranks than cores take turns, and that costs time ----------------------------------------
+
+
+MODEL = MlpSettings("mlp", 8, 64, "float32")
+SIZES = (2, 2, 2, 2)
+
+
+def workload(schedule, rows: int) -> Workload:
+    return Workload(schedule, SIZES, (rows,) * schedule.chunks, NEVER)
+
+
+def run(schedule, rows: int, factor: float) -> Case:
+    """A case of four ranks on two cores that lose a part of their speed."""
+    known = profile(MODEL, crowded=(factor, factor))
+    costs = stage_costs(known, MODEL.kinds, workload(schedule, rows), "shm")
+    return traced(simulate_on_cores(schedule, costs, speed_of(known, rows)), SIZES, schedule, rows)
+
+
+def test_the_factor_is_found_at_each_number_of_rows():
+    known = ((8, 8, 0.6), (10, 36, 0.8))  # microbatches, rows, factor
+    cases = [run(build(4, chunks), rows, factor) for build in (gpipe, one_f_one_b) for chunks, rows, factor in known]
+    found = crowded_factors(profile(MODEL), MODEL.kinds, cases, "shm")
+    assert found == pytest.approx((0.6, 0.8), abs=2e-3)  # no case has 64 rows: the nearest number counts
+    assert profile(MODEL, crowded=found).crowded_at(22) == pytest.approx(0.65, abs=2e-3)
+
+
+def test_without_such_cases_nothing_is_lost():
+    assert crowded_factors(profile(MODEL), MODEL.kinds, [], "shm") == (1.0, 1.0)
+
+
+def test_only_ranks_that_share_cores_are_slower():
+    fast, slow = profile(MODEL), profile(MODEL, crowded=(0.5, 0.5))
+    assert [speed_of(slow, 8)(ranks) for ranks in (2, 3, 4)] == [1.0, 0.5 * 2 / 3, 0.25]
+    two, four = (Workload(one_f_one_b(ranks, 8), (8 // ranks,) * ranks, (8,) * 8, NEVER) for ranks in (2, 4))
+    steps = {
+        ranks: [forecast(each, MODEL.kinds, given, "shm", batch=0).step_ms for each in (fast, slow)]
+        for ranks, given in ((2, two), (4, four))
+    }
+    assert steps[2][0] == steps[2][1]
+    assert steps[4][1] > 1.5 * steps[4][0]

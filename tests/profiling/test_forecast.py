@@ -1,0 +1,184 @@
+"""A profile, written, read and used: what is predicted is what the layers take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from profiled import MACHINE, profile
+
+from microp.config import compose_config, read_config
+from microp.factory.partition_factory import choose_partition
+from microp.job import Workload
+from microp.model import build_model
+from microp.model.inspection import layer_work
+from microp.planner import EstimatedPrices
+from microp.profiling import forecast, read_plain, row_factors, stage_costs, to_plain
+from microp.profiling.fit import numbers_of_rows
+from microp.profiling.profile import interpolate
+from microp.records import ProfileError, find_profile, read_profile, write_profile
+from microp.schedule import builders, spread
+from microp.schedule.builders import gpipe, one_f_one_b
+from microp.settings import (
+    NEVER,
+    Checkpointing,
+    DeviceSettings,
+    EstimateSettings,
+    GptSettings,
+    MlpSettings,
+)
+
+MODEL = MlpSettings("mlp", 8, 64, "float32")
+HOP = 0.02 + 0.1 * 512 * 20 / 2**20  # of 20 rows, 512 bytes each
+
+
+def workload(schedule, rows: int) -> Workload:
+    return Workload(schedule, (5, 3), (rows,) * schedule.chunks, NEVER)
+
+
+def test_stages_take_what_their_layers_take():
+    costs = stage_costs(profile(MODEL, after={}), MODEL.kinds, workload(gpipe(2, 4), 20), "shm")
+    assert costs.forward == pytest.approx((5 * 3, 3 * 3))
+    assert costs.backward == pytest.approx((5 * 6, 3 * 6))
+    assert costs.latency == pytest.approx(HOP)
+    assert costs.overhead == (0.01, 0.01)
+
+
+def test_what_follows_another_op_takes_longer():
+    alternating, in_a_row = (
+        stage_costs(profile(MODEL), MODEL.kinds, workload(build(2, 4), 20), "shm") for build in (one_f_one_b, gpipe)
+    )
+    assert alternating.forward[1] == pytest.approx(0.5 + 9 * 1.1)  # on rank 1, after the optimizer or a backward
+    assert in_a_row.forward[1] == pytest.approx(0.5 / 4 + 9 * (1 + 0.1 / 4))  # only the first one
+
+
+def test_a_forward_that_keeps_nothing_is_faster():
+    always = workload(gpipe(2, 4), 8)._replace(checkpointing=Checkpointing("always", 1, False))
+    costs = stage_costs(profile(MODEL, after={}), MODEL.kinds, always, "shm")
+    assert costs.forward == pytest.approx((5 * 1.8 * 0.8, 3 * 1.8 * 0.8))
+    assert costs.recompute == pytest.approx((5 * 1.8, 3 * 1.8))
+
+
+def test_a_step_is_its_actions_the_engine_s_time_and_the_optimizer():
+    given = profile(MODEL, alone=(1.0, 1.0), after={})
+    found = forecast(given, MODEL.kinds, workload(gpipe(2, 1), 20), "shm", batch=0)
+    actions = 5 * 9 + 3 * 9 + 2 * HOP + 0.01  # the engine's own time between rank 1's F and B
+    assert found.step_ms == pytest.approx(actions + 0.05 + 0.05 + 0.2 + 0.1 * 5)
+    assert found.bubble == pytest.approx(1 - 8 * 9 / (2 * actions))
+    faster = forecast(
+        profile(MODEL, alone=(0.5, 0.5), after={}), MODEL.kinds, workload(gpipe(2, 1), 20), "shm", batch=0
+    )
+    assert faster.step_ms < 0.6 * found.step_ms
+
+
+def test_a_profile_is_read_as_it_was_written(tmp_path):
+    written = profile(MODEL)
+    path = write_profile(tmp_path, written)
+    read = read_profile(path)
+    assert read == replace(written, path=str(path))
+
+
+def test_a_profile_is_found_for_its_machine_and_model(tmp_path):
+    assert find_profile(tmp_path, MACHINE, MODEL, 64) is None
+    for batch_size in (16, 64, 256):
+        write_profile(tmp_path, profile(MODEL, batch_size=batch_size))
+    write_profile(tmp_path, profile(MODEL, MACHINE._replace(cores=64), batch_size=70))
+    (tmp_path / "mlp-broken.yaml").write_text("rows: [")
+    found = find_profile(tmp_path, MACHINE, MODEL, 80)
+    assert (found.batch_size, found.machine) == (64, MACHINE)
+    assert find_profile(tmp_path, MACHINE._replace(torch="3.0"), MODEL, 64) is None
+    assert find_profile(tmp_path, MACHINE, MlpSettings("mlp", 8, 128, "float32"), 64) is None
+    with pytest.raises(ProfileError, match="does not exist"):
+        read_profile(tmp_path / "nowhere.yaml")
+
+
+def test_between_and_beyond_the_measured_rows():
+    assert interpolate((8, 16, 64), (1, 3, 9), 12) == 2
+    assert interpolate((8, 16, 64), (1, 3, 9), 4) == 0
+    assert interpolate((8, 16, 64), (1, 3, 9), 128) == 17
+    assert interpolate((8,), (5,), 99) == 5
+
+
+# --- a time between two measured numbers of rows is not on the line between them ------------------
+
+
+@pytest.mark.parametrize("batch", [1, 7, 48, 240])
+def test_every_microbatch_of_a_batch_is_among_them(batch):
+    found = numbers_of_rows(batch)
+    assert found == sorted(set(found))
+    assert set(found) == {rows for chunks in range(1, batch + 1) for rows in spread(batch, chunks)}
+
+
+def test_the_factor_is_what_a_line_misses():
+    rows, ms = [8, 10, 11, 16, 20, 32], [1.0, 1.25, 1.5, 2.0, 2.75, 4.0]
+    found = row_factors(rows, {"forward": ms}, [8.0, 16.0, 32.0, 64.0])["forward"]
+    assert found == pytest.approx((1, 1, 1.5 / 1.375, 1, 2.75 / 2.5, 1))
+
+
+def test_below_the_first_place_the_line_goes_on():
+    found = row_factors([2, 8, 16], {"full": [1.0, 2.0, 3.0]}, [8.0, 16.0])["full"]
+    assert found == pytest.approx((1 / 1.25, 1, 1))
+
+
+def test_one_place_gives_no_line():
+    assert row_factors([2, 8], {"full": [1.0, 2.0]}, [8.0, 16.0]) == {}
+
+
+def test_a_profile_uses_the_factors_between_its_rows():
+    """Its forward takes 1 + 0.1 per row at 8 and 64 rows; what is recomputed takes as much."""
+    factors = {"forward": (1.0, 1.1, 1.2, 1.0)}
+    given = profile(MODEL, after={}, fine_rows=(8.0, 20.0, 30.0, 64.0), row_factors=factors)
+    given = read_plain(to_plain(given), "file")
+    for rows, factor in ((8, 1.0), (20, 1.1), (25, 1.15), (30, 1.2), (64, 1.0), (70, 1.0), (4, 1.0)):
+        times = given.layer_times(1, rows, {})
+        assert times.forward == times.recompute == pytest.approx((1 + 0.1 * rows) * factor)
+        assert times.full == pytest.approx(2 * (1 + 0.1 * rows))
+
+
+def test_factors_without_their_rows_are_refused():
+    plain = to_plain(profile(MODEL, fine_rows=(8.0, 64.0), row_factors={"forward": (1.0, 1.0)}))
+    with pytest.raises(ValueError, match="one value for each of fine_rows"):
+        read_plain({**plain, "fine_rows": [8.0]}, "file")
+
+
+# --- layers without measured times, and a device that is not here ---------------------------------
+
+
+GPT = GptSettings("gpt", 4, 32, "float32", 4, 16, 0.0, 1000)
+MLP = MlpSettings("mlp", 4, 512, "float32")
+ROWS = 8
+
+
+@pytest.mark.parametrize("model", [GPT, MLP], ids=lambda model: model.name)
+def test_the_work_of_built_in_layers_is_what_torch_counts(model):
+    """The numbers of the models that are built in are formulas, those of a user's own are counted."""
+    layers = [layer.to("meta") for layer in build_model(model).build(range(model.layers), 0)]
+    inputs = [torch.zeros(2, model.row_bytes, dtype=torch.int64, device="meta")]
+    for layer in layers[:-1]:
+        inputs.append(layer(inputs[-1]))
+    for index, (flops, weights) in enumerate(layer_work(layers, inputs)):
+        mine = model.work(index)
+        assert mine[0] == pytest.approx(flops, rel=0.01)
+        assert index == 0 or mine[1] == pytest.approx(weights, rel=0.01)  # the first layer looks up its embedding
+
+
+def test_a_head_of_many_words_counts_as_what_it_computes():
+    words = ["model=gpt", "model.vocabulary=50000", "model.dim=128", "batch_size=32", "ranks=4", "chunks=8"]
+    config = read_config(compose_config(*words, "schedule=1f1b", "partition=balanced", "output_dir=nowhere"))
+    chosen = choose_partition(config, builders.one_f_one_b(4, 8))
+    assert chosen.partition.sizes[-1] == 1
+    assert "weighs layers by their FLOPs and bytes" in chosen.notes[0]
+
+
+def test_a_forward_takes_its_operations_or_its_bytes():
+    workload = Workload(builders.gpipe(4, 1), (1, 1, 1, 1), (ROWS,), NEVER)
+    fast = EstimatedPrices(EstimateSettings("estimate", 1, 1.0, 1e6), MLP).costs(workload)
+    assert fast.forward[1] == pytest.approx(2 * 512 * 512 * ROWS / 1e12 * 1e3)
+    slow = EstimatedPrices(EstimateSettings("estimate", 1, 1e6, 1.0), MLP).costs(workload)
+    assert slow.forward[1] == pytest.approx(4 * (513 * 512 + 2 * 512 * ROWS) / 1e9 * 1e3)
+    far = EstimateSettings("estimate", 1, 1.0, 1.0, link_gb_per_s=0.5, latency_ms=2.0)
+    assert EstimatedPrices(far, MLP).costs(workload).hop(1) == pytest.approx(2 + 4 * 512 * ROWS / 0.5e9 * 1e3)
+    units = EstimatedPrices(DeviceSettings("cpu", 1), MLP)
+    assert not units.is_known
+    assert sum(units.costs(workload).forward) == pytest.approx(4 * ROWS)

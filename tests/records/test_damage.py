@@ -1,0 +1,227 @@
+"""A damaged record costs its run alone, and whoever reads many runs leaves it out and names the file.
+
+One run is made, and copied once for each record and damage. Each reader is then asked once about all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+import microp
+from analysis import overview, timeline
+from microp import runs, tracking
+from microp.commands import Run
+from microp.records import RecordError, check_attempt, read_reductions, read_rows, read_spans, write_json
+from microp.records.sweep_plan import read_plan
+from microp.results import Store, load_runs, load_steps
+from microp.sweep import planned
+
+WORDS = ["schedule=1f1b", "chunks=3", "replicas=2", "comms=threads", "tracking=disabled", "steps=2", "warmup_steps=1"]
+TINY = ["model.layers=2", "model.dim=8", "batch_size=6"]
+RECORDS = [
+    "status.json",
+    "summary.json",
+    "config.yaml",
+    "env.json",
+    "schedule.txt",
+    "steps.rank1.jsonl",
+    "spans.rank2.jsonl",
+    "reductions.rank3.jsonl",
+    "error.rank1.json",
+]
+DAMAGES = ["cut", "empty", "missing", "not-text", "no-keys"]
+UNSEEN = {  # nothing tells how many errors and sums were written
+    ("error.rank1.json", "missing"),
+    *product(["reductions.rank3.jsonl"], ["cut", "empty", "missing"]),
+}
+CASES = sorted({*product(RECORDS, DAMAGES)} - UNSEEN)
+
+
+def damage(path: Path, how: str) -> None:
+    content = path.read_bytes()
+    path.unlink()
+    left = {
+        "cut": content[: len(content) // 3],
+        "empty": b"",
+        "not-text": b"\xff\xfe\x00" * len(content),
+        "no-keys": b"[]\n" * content.count(b"\n"),
+    }
+    if how in left:
+        path.write_bytes(left[how])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The outputs folder with a run that is whole, and another one for each damage to each record."""
+    outputs = tmp_path_factory.mktemp("made") / "outputs"
+    good = microp.measure(*WORDS, *TINY, f"output_dir={outputs}").folder
+    for record, how in CASES:
+        copy = Path(shutil.copytree(good, run_of(outputs, record, how) / "attempt-1"))
+        if record.startswith("error"):
+            write_json(copy / record, {"message": "rank 1 died", "lost_peer": False, "time": 1.0})
+        damage(copy / record, how)
+    for how in DAMAGES:
+        plan = {"schema_version": 2, "name": "mine", "points": [{"run_id": "a", "overrides": ["chunks=3"]}]}
+        (outputs / "sweeps" / how).mkdir(parents=True)
+        write_json(outputs / "sweeps" / how / "plan.json", plan)
+        damage(outputs / "sweeps" / how / "plan.json", how)
+    return outputs
+
+
+def run_of(outputs: Path, record: str, how: str) -> Path:
+    return outputs / "runs" / f"{record}-{how}"
+
+
+def files(outputs: Path) -> list[str]:
+    """The damaged files."""
+    return sorted(str(run_of(outputs, record, how) / "attempt-1" / record) for record, how in CASES)
+
+
+def named(sentences: list[str]) -> list[str]:
+    """The files with which sentences begin; each sentence is one line and tells what to do."""
+    assert not [sentence for sentence in sentences if "\n" in sentence or "run its command again" not in sentence]
+    return sorted(sentence.split(" cannot be read (")[0] for sentence in sentences)
+
+
+def good_run(outputs: Path) -> Path:
+    [run] = (outputs / "runs").glob("1f1b-m3-*")
+    return run
+
+
+def test_load_runs_leaves_them_out_and_lists_them(made):
+    with pytest.warns(UserWarning, match=f"^{len(CASES)} attempts are left out: ") as warned:
+        frame = load_runs(made)
+    assert len(warned) == 1
+    assert frame["run_id"].tolist() == [good_run(made).name]
+    assert named(frame.attrs["unreadable"]) == files(made)
+
+
+def test_the_report_lists_them(made):
+    store = Store(made)
+    assert store.runs()["run_id"].tolist() == [good_run(made).name]
+    told = [reason for reason in overview.without_result(store) if "/sweeps/" not in reason]
+    assert named(told) == files(made)
+    plans = [reason for reason in store.unreadable if "/sweeps/" in reason]
+    assert len(plans) == len(DAMAGES) - 1  # without the one that is missing
+    assert all("plan.json cannot be read" in reason and reason.endswith("run its sweep again") for reason in plans)
+    assert store.plans == []
+
+
+def test_the_list_of_runs_names_them(made, capsys):
+    assert runs.main([str(made), "-n", "0"]) == 0
+    lines = " ".join(capsys.readouterr().out.split())
+    assert good_run(made).name in lines
+    assert f"1 run in {made}" in lines
+    assert sorted(part.split(" cannot be read")[0] for part in lines.split("left out: ")[1:]) == files(made)
+
+
+def test_a_timeline_names_the_file(made, capsys):
+    for path in files(made):
+        with pytest.raises(SystemExit, match="2"):
+            timeline.main([str(Path(path).parent)])
+        said = capsys.readouterr()
+        assert said.err.startswith(f"error: {path} cannot be read ("), path
+        assert said.err.count("\n") == 1
+
+
+def test_tracking_names_the_file_and_goes_on(made, capsys):
+    assert tracking.main([str(made)]) == 1
+    said = capsys.readouterr()
+    assert said.out.strip().endswith("attempt-1: disabled")
+    assert named([line.split(": ", 1)[1] for line in said.err.splitlines()]) == files(made)
+
+
+def test_a_sweep_runs_the_point_again(made):
+    assert planned.finished(good_run(made)) == good_run(made) / "attempt-1"
+    assert [planned.finished(Path(path).parents[1]) for path in files(made)] == [None] * len(CASES)
+
+
+def test_an_older_attempt_stands_in_for_a_damaged_one(made, tmp_path):
+    """The damaged attempt is named until a newer one has finished."""
+    run = tmp_path / "run"
+    for number in (1, 2, 3):
+        copy = Path(shutil.copytree(good_run(made) / "attempt-1", run / f"attempt-{number}"))
+        status = json.loads((copy / "status.json").read_text())
+        write_json(copy / "status.json", {**status, "started": float(number)})
+    (run / "attempt-2" / "config.yaml").write_text("")
+    assert load_runs(run).attrs["unreadable"] == []
+    (run / "attempt-3" / "status.json").unlink()
+    with pytest.warns(UserWarning, match="^2 attempts are left out: .*attempt-3/status.json cannot be read"):
+        frame = load_runs(run)
+    assert frame["attempt"].tolist() == ["attempt-1"]
+    assert named(frame.attrs["unreadable"]) == [f"{run}/attempt-2/config.yaml", f"{run}/attempt-3/status.json"]
+
+
+# --- traces, and records of a newer microp -------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["spans", "reductions"])
+@pytest.mark.parametrize(
+    "row", ["{}", "[1]", '{"rank": 0, "op": "X", "stage": 0, "microbatch": 0, "start_ns": 1}', '{"rank": "0"}']
+)
+def test_an_odd_row_of_a_trace_is_a_record_error(tmp_path, kind, row):
+    path = tmp_path / f"{kind}.rank0.jsonl"
+    path.write_text(row + "\n")
+    with pytest.raises(RecordError, match="cannot be read") as refused:
+        (read_spans if kind == "spans" else read_reductions)(tmp_path)
+    assert str(refused.value).startswith(f"{path} ")
+    assert "\n" not in str(refused.value)
+
+
+def test_the_timeline_of_an_attempt_that_failed_shows_what_was_measured(made, tmp_path, capsys):
+    """One rank left no trace, and there are no times of the whole step."""
+    attempt = Path(shutil.copytree(good_run(made) / "attempt-1", tmp_path / "run" / "attempt-1"))
+    (attempt / "spans.rank1.jsonl").unlink()
+    for name, changes in (
+        ("summary.json", {"status": "failed", "time_ms": None}),
+        ("status.json", {"status": "failed"}),
+    ):
+        write_json(attempt / name, {**json.loads((attempt / name).read_text()), **changes})
+    assert timeline.main([str(attempt), "--report", str(tmp_path / "report")]) == 0
+    said = capsys.readouterr().out
+    assert "measured: the last measured step" in said
+    assert "replayed" not in said
+
+
+@pytest.fixture
+def newer(made, tmp_path):
+    """An attempt whose records with a version have version 99, and other names for all else."""
+    attempt = Path(shutil.copytree(good_run(made) / "attempt-1", tmp_path / "runs" / "run" / "attempt-1"))
+    write_json(attempt / "summary.json", {"schema_version": 99, "all": "new"})
+    for path in attempt.glob("*.jsonl"):
+        path.write_text('{"schema_version": 99, "all": "new"}\n')
+    return attempt
+
+
+def test_every_reader_refuses_a_newer_attempt(newer):
+    run = Run(newer)
+    reads = [
+        lambda: read_rows(newer, 0),
+        lambda: read_spans(newer),
+        lambda: read_reductions(newer),
+        lambda: load_steps(newer),
+        lambda: check_attempt(newer),
+        lambda: run.steps,
+        lambda: run.spans,
+        lambda: run.summary,
+    ]
+    for read in reads:
+        with pytest.raises(RecordError, match="schema_version=99, and this microp reads up to 2: update microp"):
+            read()
+    with pytest.warns(UserWarning, match="1 attempt is left out: .*schema_version=99"):
+        assert load_runs(newer).empty
+    assert planned.finished(newer.parent) is None
+
+
+def test_a_plan_of_a_newer_version_is_refused(tmp_path):
+    plan = {"name": "mine", "points": [{"run_id": "a", "overrides": WORDS}]}
+    write_json(tmp_path / "plan.json", {"schema_version": 2, **plan})
+    assert read_plan(tmp_path / "plan.json").name == "mine"
+    write_json(tmp_path / "plan.json", {"schema_version": 3, **plan})
+    with pytest.raises(RecordError, match="schema_version=3"):
+        read_plan(tmp_path / "plan.json")

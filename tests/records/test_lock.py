@@ -1,0 +1,153 @@
+"""Only one process holds the lock of a folder, others learn which one, and a killed process leaves none behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import filelock
+import pytest
+from stored import store_run, write_steps
+
+from microp.records import KILLED, LockedError, hold, owner_of, read_status, this_process, write_json
+from microp.records.lock import has_gone
+from microp.results import load_runs, load_steps
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from microp.records import hold, this_process
+with hold(Path(sys.argv[1])):
+    print(this_process(), flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_second_holder_is_told_who_the_first_is(tmp_path):
+    run = tmp_path / "runs" / "gpipe-m4"
+    assert owner_of(run) is None
+    assert not run.exists()  # asking writes nothing
+    with hold(run) as locked:
+        assert locked
+        assert str(owner_of(run)).startswith(f"process {os.getpid()} on {socket.gethostname()} (since ")
+        with pytest.raises(LockedError) as error, hold(run):
+            pass
+        for word in ("gpipe-m4 is being run by process", str(os.getpid()), socket.gethostname(), str(run / "lock")):
+            assert word in str(error.value)
+        assert owner_of(run) is not None  # who asked in vain has not wiped it out
+    assert owner_of(run) is None
+    assert list(run.iterdir()) == []
+    with hold(run) as locked:
+        assert locked
+
+
+def test_who_waits_is_told_once_for_whom_and_gets_it_then(tmp_path):
+    told, release, got = [], threading.Event(), threading.Event()
+
+    def wait() -> None:
+        def tell(owner: str) -> None:
+            told.append(owner)
+            release.set()
+
+        with hold(tmp_path, waiting=tell):
+            got.set()
+
+    with hold(tmp_path):
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        assert release.wait(120)
+        assert not got.is_set()
+    waiter.join(120)
+    assert got.is_set()
+    assert [owner.split()[1] for owner in told] == [str(os.getpid())]
+
+
+def test_a_file_system_without_locks_does_not_stop_anyone(tmp_path, monkeypatch):
+    def acquire(*_, **__) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", acquire)
+    with hold(tmp_path) as locked:
+        assert not locked
+    assert owner_of(tmp_path) is None
+
+
+def test_a_file_system_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "runs").touch()
+    with pytest.raises(OSError, match="runs"), hold(tmp_path / "runs" / "gpipe-m4"):
+        pass
+
+
+# --- which process it is, and whether it has gone ------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("held")
+
+
+@pytest.fixture(scope="module")
+def killed(folder):
+    """What a process that was killed with -9 wrote about itself while it ran and held the lock of `folder`."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    owner = eval(process.stdout.readline())
+    assert owner["pid"] == process.pid
+    assert has_gone(owner) is False
+    assert f"process {process.pid} on " in str(owner_of(folder))
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert has_gone(owner) is True  # it has ended, and nobody has waited for it
+    process.wait()
+    return owner
+
+
+def test_a_killed_process_has_gone_and_leaves_no_lock(killed, folder):
+    assert has_gone(killed) is True
+    assert has_gone(this_process()) is False
+    assert owner_of(folder) is None
+    assert (folder / "lock").read_text()  # what the file says does not count
+    with hold(folder) as locked:
+        assert locked
+
+
+@pytest.mark.parametrize(
+    ("change", "gone"),
+    [
+        ({"process_started": 1}, True),  # the pid was given to another process
+        ({"boot": "an earlier one"}, True),
+        ({"host": "another", "boot": "its own"}, None),
+        ({"host": "another", "pid": 10**7}, None),
+        ({"namespace": "pid:[1]"}, None),  # another container of this host
+        ({"pid": 10**7}, True),
+    ],
+)
+def test_what_tells_processes_apart(change, gone):
+    assert has_gone({**this_process(), **change}) is gone
+
+
+def test_a_killed_attempt_is_read_as_killed_and_its_rows_are_kept(killed, tmp_path):
+    run = store_run(tmp_path, "schedule=gpipe", "chunks=4", status="running")
+    attempt = tmp_path / "runs" / run / "attempt-1"
+    write_json(attempt / "status.json", {"status": "running", "started": 1.0, **killed})
+    write_steps(attempt, 2, steps=3)
+    with (attempt / "steps.rank1.jsonl").open("a") as file:
+        file.write('{"step": 3, "pha')  # the kill came in the middle of a row
+    assert read_status(attempt)["status"] == KILLED
+    row = load_runs(tmp_path).iloc[0]
+    assert (row["status"], row["steps"]) == ("killed", 3)
+    assert (
+        row["message"] == f"process {killed['pid']}, which ran it, has gone and recorded no end: run its command again"
+    )
+    assert load_steps(attempt).groupby("rank")["step"].max().tolist() == [2, 2]
+    write_json(attempt / "status.json", {"status": "running", "started": 1.0, **this_process()})
+    assert load_runs(tmp_path)["status"].tolist() == ["running"]
+    write_json(attempt / "status.json", {"status": "running", "started": 1.0, **killed, "host": "elsewhere"})
+    row = load_runs(tmp_path).iloc[0]
+    assert row["status"] == "running"
+    assert row["message"].startswith("it was started on elsewhere: whether it still runs cannot be told")

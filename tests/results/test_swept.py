@@ -1,0 +1,202 @@
+"""Which keys tell the points of a command apart, and what is the same in all of them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+from stored import NOON, store_run
+
+from microp.config.config import compose_config, plain, read_config
+from microp.records import flatten
+from microp.results import SelectionError, column_named, same, spelling, swept
+from microp.results.selection import list_runs, read_filters, select
+from microp.results.swept import differing
+
+
+def configs(*points: str):
+    return [plain(read_config(compose_config(*point.split()))) for point in points]
+
+
+SWEPT = {
+    ("model.dim=64", "model.dim=128"): {"model.dim": ["64", "128"]},
+    ("engine=microp", "engine=torch"): {"engine": ["microp", "torch"]},
+    ("learning_rate=1e-3", "learning_rate=1e-5"): {"learning_rate": ["0.001", "1e-05"]},
+    ("data.path=a.txt", ""): {"data.path": ["a.txt", "null"]},
+    ("schedule=gpipe", "schedule=1f1b"): {"schedule": ["gpipe", "1f1b"]},
+    ("schedule=gpipe schedule.drain=lifo", "schedule=gpipe"): {"schedule.drain": ["lifo", "fifo"]},
+    ("checkpointing=never", "checkpointing=always"): {"checkpointing": ["never", "always"]},
+    ("partition=sizes partition.sizes=[4,12]", "partition=sizes partition.sizes=[8,8]"): {
+        "partition.sizes": ["[4,12]", "[8,8]"]
+    },
+    ("schedule=zb_h1 engine.batch_weights=true", "schedule=zb_h1"): {"engine.batch_weights": ["true", "false"]},
+    ("tracking=offline", "tracking=disabled"): {"tracking": ["offline", "disabled"]},
+    ("seed=1 repeat=1", "seed=2 repeat=2"): {"seed": ["1", "2"], "repeat": ["1", "2"]},
+    ("chunks=4", "chunks=4"): {},
+    # gpt's heads follow from the option; a width that is swept does not
+    ("model=mlp", "model=gpt"): {"model": ["mlp", "gpt"]},
+    ("model=mlp model.dim=64", "model=mlp model.dim=32", "model=gpt"): {
+        "model": ["mlp", "mlp", "gpt"],
+        "model.dim": ["64", "32", "64"],
+    },
+    ("model=mlp", "model=gpt model.heads=2", "model=gpt model.heads=4"): {
+        "model": ["mlp", "gpt", "gpt"],
+        "model.heads": ["-", "2", "4"],
+    },
+}
+
+
+@pytest.mark.parametrize("points", SWEPT, ids=" | ".join)
+def test_the_columns_are_the_keys_that_differ(points):
+    found = swept(configs(*points), typed=["seed=1"])
+    assert found == SWEPT[points]
+    assert list(found) == list(SWEPT[points])
+
+
+def test_columns_come_in_the_order_in_which_they_were_typed_and_the_launch_last():
+    points = configs("chunks=2 ranks=2 model.dim=64", "chunks=4 ranks=1 model.dim=32 repeat=1")
+    assert list(swept(points)) == ["ranks", "chunks", "model.dim", "repeat"]
+    assert list(swept(points, ["repeat=0", "model.dim=64", "chunks=2"])) == ["model.dim", "chunks", "ranks", "repeat"]
+
+
+def test_every_key_that_differs_also_those_that_an_option_implies():
+    points = configs("schedule=gpipe", "schedule=interleaved")
+    assert differing(points) == ["schedule.name", "schedule.builder", "schedule.drain", "schedule.stages_per_rank"]
+    assert flatten({"a": {"b": {"c": [1, {"d": 2}]}}, "e": None}) == {"a.b.c": [1, {"d": 2}], "e": None}
+
+
+def test_what_is_the_same_is_what_was_typed_and_what_matters():
+    points = configs("schedule=1f1b chunks=2 seed=3 output_dir=x", "schedule=1f1b chunks=4 seed=3 output_dir=x")
+    typed = ["schedule=1f1b", "chunks=2", "seed=3", "output_dir=x", "tracking=offline"]
+    assert " ".join(same(points, typed, 200)) == (
+        "schedule=1f1b ranks=2 model=mlp device=cpu comms=auto batch_size=256 partition=uniform "
+        "checkpointing=never seed=3"
+    )
+    assert " ".join(same(points, typed, 50)) == "schedule=1f1b ranks=2 model=mlp device=cpu seed=3"
+    assert same(points, typed, 1) == ["schedule=1f1b", "ranks=2", "seed=3"]  # the shape, and what was typed
+
+
+# --- which runs a filter lets pass, what a name of a column means, and what is refused ------------
+
+
+RUNS = {  # the name of a run in these tests: its configuration
+    "gpipe 4": ("schedule=gpipe", "chunks=4"),
+    "gpipe 8": ("schedule=gpipe", "chunks=8", "model.dim=64"),
+    "1f1b 4": ("schedule=1f1b", "chunks=4"),
+    "1f1b 16": ("schedule=1f1b", "chunks=16"),
+    "sizes": ("schedule=1f1b", "partition=sizes", "partition.sizes=[4,12]"),
+    "failed": ("schedule=zb_h1", "chunks=12", "engine.batch_weights=true"),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The rows of the runs above, one started each minute, and their names by id."""
+    outputs = tmp_path_factory.mktemp("runs")
+    status, env = {"failed": "failed"}, {"1f1b 16": {"processor": "AMD EPYC"}}
+    found = {
+        store_run(
+            outputs,
+            *overrides,
+            minute=minute,
+            step_ms=50.0 + minute,
+            status=status.get(name, "finished"),
+            env=env.get(name),
+        ): name
+        for minute, (name, overrides) in enumerate(RUNS.items())
+    }
+    rows, unreadable = list_runs(outputs)
+    assert not unreadable
+    return rows, found
+
+
+def passing(runs, *filters: str) -> set[str]:
+    rows, names = runs
+    return {names[run] for run in select(rows, [each for text in filters for each in read_filters(text)])["run_id"]}
+
+
+def test_the_newest_comes_first(runs):
+    rows, names = runs
+    assert [names[run] for run in rows["run_id"]] == list(RUNS)[::-1]
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        (["schedule=gpipe"], {"gpipe 4", "gpipe 8"}),
+        (["schedule==gpipe"], {"gpipe 4", "gpipe 8"}),
+        (["schedule!=gpipe"], {"1f1b 4", "1f1b 16", "sizes", "failed"}),
+        (["schedule=gpipe,zb_h1"], {"gpipe 4", "gpipe 8", "failed"}),
+        (["schedule!=gpipe,1f1b"], {"failed"}),
+        (["chunks>4"], {"gpipe 8", "1f1b 16", "failed"}),
+        (["chunks >= 12"], {"1f1b 16", "failed"}),
+        (["chunks<8", "schedule=1f1b"], {"1f1b 4", "sizes"}),
+        (["chunks<=8 schedule=1f1b,gpipe model.dim=64"], {"gpipe 8"}),
+        (["chunks>4,schedule=1f1b,gpipe"], {"gpipe 8", "1f1b 16"}),
+        (["chunks=8,16"], {"gpipe 8", "1f1b 16"}),
+        (["chunks=8.0"], {"gpipe 8"}),
+        (["config.model.dim=64"], {"gpipe 8"}),
+        (["status=failed"], {"failed"}),
+        (["step_ms>53"], {"sizes"}),
+        (["step_ms.median<51"], {"gpipe 4"}),
+        (["partition.sizes=[4,12]"], {"sizes"}),
+        (["partition.sizes=null", "schedule=1f1b"], {"1f1b 4", "1f1b 16"}),
+        (["partition=sizes"], {"sizes"}),
+        (["engine.batch_weights=True"], {"failed"}),
+        (["processor=AMD EPYC chunks=16"], {"1f1b 16"}),
+        (["partition.sizes!=null"], {"sizes"}),
+        (["peak_memory_mib>40"], {"1f1b 16"}),  # the largest of [46, 20]; the failed run has none
+        (["commit=c0ffee"], set(RUNS)),
+        (["schedule>4"], set()),
+        (["chunks=abc"], set()),
+    ],
+)
+def test_a_filter(runs, filters, expected):
+    assert passing(runs, *filters) == expected
+
+
+def test_filters_of_the_time(runs):
+    third = datetime.fromtimestamp(NOON + 120)
+    assert passing(runs, f"when>={third:%Y-%m-%d %H:%M}", "status=finished") == {"1f1b 4", "1f1b 16", "sizes"}
+    assert passing(runs, f"when<{third:%Y-%m-%dT%H:%M}") == {"gpipe 4", "gpipe 8"}
+    assert passing(runs, f"when={third:%Y-%m-%d}") == set(RUNS)
+    assert passing(runs, f"when={third:%Y-%m-%d %H:%M}") == {"1f1b 4"}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("chunk>4", "chunk is no column of these runs: did you mean chunks? (--columns=help lists all)"),
+        ("modeldim=4", "modeldim is no column of these runs: did you mean model.dim"),
+        ("zzz=4", "zzz is no column of these runs: write for example schedule, model.dim, step_ms or status"),
+        ("chunks>abc", "chunks>abc: abc is not a number: write for example chunks>4"),
+        ("chunks=", "chunks= has no value after =: write for example chunks=4, or chunks=null"),
+        ("when>yesterday", "when>yesterday is no time: write for example when=2026-11-22 or"),
+        (
+            "chunks",
+            "or in quotes 'key>number'. Without quotes the shell takes > or < and what follows for a redirection",
+        ),
+        ("/no/folder", "/no/folder is neither a folder nor a filter: write key=value"),
+        (">4", ">4 is neither a folder nor a filter"),
+    ],
+)
+def test_bad_filters_are_refused_with_the_remedy(runs, text, reason):
+    with pytest.raises(SelectionError) as refused:
+        passing(runs, text)
+    assert reason in str(refused.value)
+
+
+def test_every_spelling_that_is_offered_names_a_column(runs):
+    """A summary's `schedule` and the configuration's `schedule.name` are both called schedule: the latter is meant."""
+    columns = list(runs[0])
+    assert all(column_named(spelling(column), columns) for column in columns)
+    assert column_named("schedule", columns) == "config.schedule.name"
+    assert column_named("model.dim", columns) == "config.model.dim"
+    assert column_named("bubble", columns) == "bubble.measured"
+
+
+def test_a_disturbed_timing_is_a_column(tmp_path):
+    store_run(tmp_path, "chunks=2")
+    store_run(tmp_path, "chunks=4", step_ms=100, spread=(0.8, 3.0))
+    rows = list_runs(tmp_path)[0]
+    assert dict(zip(rows["chunks"], rows["disturbed"], strict=True)) == {2: None, 4: "spread 220 %"}

@@ -1,0 +1,270 @@
+"""What the machine refuses during a command is one line with path and remedy, and what was done is kept."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from namespace import Mounts
+from user import SMALL, microp, start
+
+from microp import run, worker
+from microp.records import recorder
+from microp.records.files import Lines
+from microp.sweep import attempt as attempt_module
+from microp.sweep import sweep
+
+FEW = [*SMALL, "chunks=2", "tracking=disabled"]
+THREADS = [*FEW, "comms=threads"]
+NO_SPACE = OSError(28, "No space left on device")
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch, capsys):
+    """Run a command in this process and folder: its exit code, what it printed and what it reported."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*words: str) -> tuple[int, str, list[str]]:
+        monkeypatch.setattr(sys, "argv", ["microp", *words])
+        GlobalHydra.instance().clear()
+        code = 0
+        try:
+            run.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        finally:
+            GlobalHydra.instance().clear()
+        said = capsys.readouterr()
+        progress = re.compile(r"(\d/\d )?gpipe-|warning: |no profile of ")
+        return code, said.out, [line for line in said.err.splitlines() if not progress.match(line)]
+
+    return command
+
+
+def status(folder: str = "*") -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted(Path("outputs/runs").glob(f"{folder}/*/status.json"))]
+
+
+@pytest.mark.parametrize("words", [[], ["-m", "seed=1,2"]], ids=["run", "sweep"])
+@pytest.mark.parametrize("what", ["file", "broken link", "below a file"])
+def test_an_output_folder_that_cannot_be_made_is_refused(what, words, typed, tmp_path):
+    place = {"file": "there", "broken link": "link", "below a file": "there/outputs"}[what]
+    (tmp_path / "there").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    code, out, errors = typed(*words, *THREADS, f"output_dir={place}")
+    assert (code, out, len(errors)) == (2, "", 1)
+    assert errors[0].startswith(f"error: output_dir={place} cannot be written (")
+    assert errors[0].endswith("): choose another folder")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "there"]
+
+
+def test_a_folder_that_has_been_removed_is_told(tmp_path):
+    command = f"mkdir x; cd x; rmdir ../x; exec {shlex.join([sys.executable, '-m', 'microp.run', *FEW])}"
+    done = start(["sh", "-c", command], tmp_path)
+    assert (done.returncode, done.stderr) == (1, "error: the current folder has been removed: change to another one\n")
+
+
+def test_an_error_outside_of_the_ranks_costs_one_point(typed, monkeypatch):
+    """It is told at once, with the traceback's file and the command of this point; the sweep goes on."""
+    summarise, calls = attempt_module.summarise, []
+
+    def failing(*given):
+        calls.append(given)
+        if len(calls) <= 2:  # the summary, and the summary of the failed attempt
+            raise ZeroDivisionError("no steps\nat all")
+        return summarise(*given)
+
+    monkeypatch.setattr(attempt_module, "summarise", failing)
+    code, out, errors = typed("-m", "seed=1,2", *THREADS)
+    assert code == 1
+    first, log, again, lacking = errors
+    assert first.startswith("error: outputs/runs/gpipe-m2-k2-")
+    assert first.endswith("/attempt-1: outside of the ranks: ZeroDivisionError: no steps at all")
+    assert "ZeroDivisionError: no steps" in Path(log.removeprefix("log    ")).read_text()
+    assert again == f"again  python -m microp.run seed=1 {shlex.join(THREADS)}"
+    assert lacking.startswith("error: no result of 1 of 2 points, removed or damaged: ")
+    assert "finished: " in out
+    monkeypatch.setattr(attempt_module, "summarise", summarise)
+    done, out, errors = typed(*shlex.split(again)[4:])
+    assert (done, errors) == (0, []), errors
+    assert sorted(each["status"] for each in status()) == ["failed", "finished", "finished"]
+
+
+def test_a_signal_before_the_first_rank_ends_the_command_with_a_line(typed, monkeypatch):
+    monkeypatch.setattr(sweep, "make_job", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    said = ["error: interrupted: what has been recorded is in the run's folder"]
+    assert typed(*THREADS) == (130, "", said)
+
+
+def test_the_machine_s_refusal_stops_the_sweep_and_the_same_command_goes_on(typed, monkeypatch):
+    """Here the launcher cannot start the ranks of the second point."""
+    run_threads, calls = worker.run_threads, []
+
+    def refusing(*given):
+        calls.append(given)
+        if len(calls) == 2:
+            raise OSError(24, "Too many open files")
+        run_threads(*given)
+
+    monkeypatch.setattr(worker, "run_threads", refusing)
+    code, out, errors = typed("-m", "seed=1,2,3", *THREADS)
+    assert code == 1
+    assert errors[-1].startswith("error: the sweep stops: too few file descriptors for a pipe: a process may have ")
+    assert not any("Traceback" in line for line in errors)
+    assert "1 finished, 1 failed" in out
+    assert len(calls) == 2
+    code, out, errors = typed("-m", "seed=1,2,3", *THREADS)
+    assert (code, errors) == (0, ["1 of 3 points are finished already; again=true runs them again"])
+    assert out.startswith("3 finished")
+
+
+def test_rows_that_find_no_room_are_blamed_on_the_disk(typed, monkeypatch):
+    """Without a disk that is full: the fourth row of each file fails."""
+    add = Lines.add
+
+    def failing(lines, text):
+        if json.loads(text)["step"] == 3:
+            raise recorder.unwritable(lines._path, NO_SPACE, len(text))
+        add(lines, text)
+
+    monkeypatch.setattr(Lines, "add", failing)
+    code, _, [error] = typed(*THREADS)
+    assert code == 1
+    assert error.startswith("error: rank ")
+    assert ", writing its rows, step 3: no room in " in error
+    assert "; the rows that are missing take about " in error
+    [left] = status()
+    assert left["status"] == "failed"
+    assert f"error: {left['message']}" == error
+    [attempt] = Path("outputs/runs").glob("*/attempt-1")
+    assert (attempt / "steps.rank0.jsonl").read_text().count("\n") == 3
+    assert not list(attempt.glob(".*"))
+
+
+def test_a_finished_point_runs_again_for_the_weights_that_it_did_not_leave(typed):
+    words = ["-m", "seed=1,2", *THREADS]
+    assert typed(*words)[0] == 0
+    assert list(Path("outputs").rglob("weights.pt")) == []
+    code, out, errors = typed(*words, "snapshot.final=true", "dry_run=true")
+    assert (code, errors) == (0, [])
+    assert "2 to run" in out
+    assert typed(*words, "snapshot.final=true")[0] == 0
+    assert len(list(Path("outputs").glob("runs/*/attempt-2/weights.pt"))) == 2
+    assert typed(*words, "snapshot.every=1")[2] == ["2 of 2 points are finished already; again=true runs them again"]
+
+
+@pytest.mark.parametrize(
+    ("name", "raised", "said"),
+    [
+        (
+            "write_text",
+            recorder.unwritable(Path("a/status.json"), NO_SPACE, 9),
+            r"error: no room in .*/status\.json \(",
+        ),
+        ("predict", ZeroDivisionError("no time"), r"error: ZeroDivisionError: no time \(HYDRA_FULL_ERROR=1 shows"),
+    ],
+)
+def test_an_attempt_that_cannot_be_opened_leaves_nothing(typed, monkeypatch, name, raised, said):
+    def failing(*_):
+        raise raised
+
+    monkeypatch.setattr(attempt_module, name, failing)
+    code, out, [error] = typed(*THREADS)
+    assert (code, out) == (1, "")
+    assert re.match(said, error)
+    assert list(Path("outputs/runs").glob("*/attempt-*")) == []
+
+
+def test_a_sweep_with_a_variable_in_its_overrides_finds_its_points(typed, monkeypatch, tmp_path):
+    monkeypatch.setenv("SCRATCH", str(tmp_path / "scratch"))
+    words = ("-m", "seed=1,2", *THREADS, "output_dir='${oc.env:SCRATCH}/x'", "learning_rate='${calc:1/8}'")
+    assert typed(*words)[::2] == (0, [])
+    assert len(list((tmp_path / "scratch" / "x" / "runs").iterdir())) == 2
+    assert typed(*words)[::2] == (0, ["2 of 2 points are finished already; again=true runs them again"])
+
+
+CHAINED = """
+def schedule(ranks, chunks):
+    try:
+        return helper()
+    except KeyError as error:
+        raise RuntimeError("it fails") from error
+def helper(): return {}["inner"]
+"""
+
+
+def test_the_traceback_of_what_a_user_wrote_is_shown_if_asked_for(tmp_path):
+    (tmp_path / "chained.py").write_text(CHAINED)
+    (tmp_path / "schedule").mkdir()
+    (tmp_path / "schedule" / "mine.yaml").write_text("name: mine\nbuilder: chained.schedule\n")
+    words = ("-cd", ".", "schedule=mine")
+    short = microp(*words, folder=tmp_path)
+    assert (short.returncode, short.stderr.count("\n")) == (2, 1)
+    assert "KeyError: 'inner'" in short.stderr
+    for done in (
+        microp(*words, folder=tmp_path, HYDRA_FULL_ERROR="1"),
+        microp(*words, "hydra.verbose=true", folder=tmp_path),
+    ):
+        assert done.returncode == 2
+        assert done.stderr.endswith(short.stderr)
+        assert re.search(r'chained.py", line \d+, in helper\n', done.stderr)
+
+
+# --- disks of the test's own, real ranks ---------------------------------------------------------
+
+
+def test_a_full_disk_stops_the_sweep_and_the_same_command_goes_on_when_there_is_room(tmp_path):
+    """The disk is too small, then it is made larger, and then it becomes read-only."""
+    for name in ("full", "tmp"):
+        (tmp_path / name).mkdir()
+    words = [word for word in FEW if not word.startswith("steps=")]
+    with Mounts(tmp_path) as mounts:
+
+        def run(*more: str) -> tuple[int, str, list[str]]:
+            done = microp(
+                *more, *words, "output_dir=full", folder=tmp_path, inside=mounts.pid, TMPDIR=str(tmp_path / "tmp")
+            )
+            said = re.sub(r"^no profile of .*?\bmakes\s+one\n", "", done.stderr, flags=re.DOTALL | re.MULTILINE)
+            return done.returncode, done.stdout, said.splitlines()
+
+        mounts.run("mount -t tmpfs -o size=300k none full; mount -t tmpfs none /dev/shm")
+        first = run("-m", "steps=3,500,4")
+        mounts.run("cp -r full kept; mount -o remount,size=50m full")
+        again = run("-m", "steps=3,500,4")
+        mounts.run("cp $(ls -d full/sweeps/* | tail -1)/table.csv .; ls -A /dev/shm > shm; mount -o remount,ro full")
+        refused = run()
+
+    code, out, errors = first
+    assert code == 1
+    assert out.startswith("finished: ")
+    assert errors[-1].startswith("error: the sweep stops: ")
+    assert f"no room in {tmp_path / 'full'} for full/runs/gpipe-m2-k2-" in errors[-1]
+    assert " B free): free some, or choose another output_dir; the same command then goes on" in errors[-1]
+    assert not [line for line in errors if "Traceback" in line or "torch" in line]
+    assert [line[:4] for line in errors if line[1:2] == "/"] == ["1/3 ", "2/3 "]  # the third has no room either
+    kept = [json.loads(path.read_text()) for path in (tmp_path / "kept" / "runs").glob("*/*/status.json")]
+    assert sorted(each["status"] for each in kept) == ["finished", "running"]  # later read as killed
+    rows = [path.read_text() for path in (tmp_path / "kept" / "runs").glob("*/*/steps.rank*.jsonl")]
+    assert len(rows) == 4
+    assert all(json.loads(line) for text in rows for line in text.splitlines(keepends=True) if line.endswith("\n"))
+    assert sum(text.count("\n") for text in rows) > 100
+    assert not list((tmp_path / "kept").rglob(".*"))  # no drafts
+
+    code, out, errors = again
+    assert (code, errors[0]) == (0, "1 of 3 points are finished already; again=true runs them again")
+    assert out.startswith("3 finished")
+    assert [row["status"] for row in csv.DictReader((tmp_path / "table.csv").open())] == ["finished"] * 3
+
+    said = "error: output_dir=full cannot be written (Read-only file system): choose another folder"
+    assert refused == (2, "", [said])
+    torch_s = ("torchinductor", "pytorch-errorfile")  # its cache, one per user; a rank may have had time to write why
+    assert [path for path in (tmp_path / "tmp").iterdir() if not path.name.startswith(torch_s)] == []
+    assert (tmp_path / "shm").read_text() == ""

@@ -1,0 +1,105 @@
+"""How a command ends, and the words of a command that are printed."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from user import SMALL, microp, start
+
+from microp.system import override
+
+ROOT = Path(__file__).parents[2]
+CODE = """
+import sys
+from microp.system import run_command
+def command():
+    for number in range(3):
+        print("line", number, "x" * 100_000)
+        print("note", number, file=sys.stderr, flush=True)
+    open("done", "w").close()
+    ENDS
+run_command(command)
+"""
+NOTES = ["note 0", "note 1", "note 2"]
+
+
+def command(ends: str) -> list[str]:
+    return [sys.executable, "-c", CODE.replace("ENDS", ends)]
+
+
+@pytest.mark.parametrize(("ends", "code"), [("pass", 0), ("return 3", 3), ("raise KeyboardInterrupt", 130)])
+def test_the_exit_code_of_a_command_that_can_print(ends, code, tmp_path):
+    done = start(command(ends), tmp_path)
+    assert (done.returncode, done.stderr.splitlines(), len(done.stdout.splitlines())) == (code, NOTES, 3)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_end_ends_a_command_as_ctrl_c_does(number, tmp_path):
+    assert start(command(f"import os; os.kill(os.getpid(), {int(number)})"), tmp_path).returncode == 130
+
+
+def test_every_command_is_run_so():
+    files = [path for folder in ("microp", "analysis") for path in (ROOT / folder).rglob("*.py")]
+    mains = {path: text for path in files if '\nif __name__ == "__main__":\n' in (text := path.read_text())}
+    assert len(mains) > 30
+    without = [path for path, text in mains.items() if "run_command(" not in text]
+    assert without == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            "outputs",
+            "a b",
+            "it's",
+            "a,b",
+            "a=b (1)",
+            "${x}",
+            "back\\",
+            "back\\'s",
+            "\\\\'",
+            "é",
+            "[a]",
+            "{a: b}",
+            '"q"',
+        ),
+        *("~/x", " a", "1.5", True, None, 3),
+    ],
+)
+def test_a_value_comes_back_through_the_shell_and_hydra(value):
+    [word] = shlex.split(shlex.join([override("key", value)]))
+    parsed = OverridesParser.create().parse_override(word)
+    assert not parsed.is_sweep_override()
+    found = parsed.value()
+    assert str(found) == str(value)
+
+
+def test_the_printed_commands_run_as_printed(tmp_path):
+    output = "it's, ours (1)"
+    words = [*SMALL, "chunks=2", "comms=threads", override("output_dir", output)]
+    done = microp("-m", "seed=1,2", *words, folder=tmp_path, WANDB_MODE="offline")
+    assert done.returncode == 0, done.stderr
+    profiled = " ".join(done.stderr.split("\n")).partition("predicted: ")[2].partition(" makes one")[0]
+    command = shlex.split(profiled)
+    assert override("output_dir", output) in command
+    printed = dict(
+        line.split(maxsplit=1) for line in done.stdout.splitlines() if line[:5] in ("look ", "sync ", "draw ")
+    )
+    assert set(printed) == {"look", "sync", "draw"}
+    for what, line in printed.items():
+        seen = start(["sh", "-c", f'for word in {line}; do echo "$word"; done'], tmp_path).stdout.splitlines()
+        folder = tmp_path / seen[-1]
+        assert folder.exists(), (what, line)
+    drawn = start(["sh", "-c", printed["draw"]], tmp_path)
+    assert drawn.returncode == 0, drawn.stderr
+    order = ["ranks=2", "chunks=2", "search.seconds=1", "costs.forward=1", "costs.backward=2"]
+    made = microp(*order, override("search.file", "my order, 1.txt"), folder=tmp_path, program="microp.order")
+    [run] = [line for line in made.stdout.splitlines() if line.startswith("run ")]
+    ran = microp(*shlex.split(run)[4:], "dry_run=true", folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
