@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from microp.bench import self_checks
-from microp.system import CommandParser, answer_version, run_command
+from microp.system import CommandParser, run_command
 from microp.terminal import console
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Check that microp works on this machine and that its mathematics is right; exit code 1 if a check fails."""
-    answer_version()
     CommandParser(prog="python -m microp.check", description=main.__doc__).parse_args(arguments)
     failed = 0
     with console.err.status("checking"):

@@ -16,10 +16,9 @@ def main(arguments: list[str] | None = None) -> int:
     from microp.records import RecordError
     from microp.results import varied
     from microp.settings import NEEDS_KEY
-    from microp.system import CommandParser, answer_version, has_key, sweep_names
+    from microp.system import CommandParser, has_key, sweep_names
     from microp.terminal import console
 
-    answer_version()
     parser = CommandParser(prog="python -m microp.dashboard", description=__doc__.partition(": ")[2])
     parser.add_argument("experiment", nargs="?", help="a stored sweep that was run; without it all runs")
     parser.add_argument("--outputs", default="outputs", type=Path, help="the folder with the runs (default: outputs)")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from argparse import Namespace
 
 from microp.bench import busy_machine, overheads
-from microp.system import CommandParser, answer_version, run_command
+from microp.system import CommandParser, run_command
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure stages that do nothing on every transport, and the start and end of a point; print the times."""
-    answer_version()
     parser = CommandParser(prog="python -m microp.null_stages", description=main.__doc__)
     parser.add_argument("--rows", type=int, default=8, help="rows of a microbatch (default: 8)")
     parser.add_argument("--dim", type=int, default=128, help="numbers per row (default: 128)")

@@ -8,9 +8,6 @@ from microp.terminal import read_run_options
 
 def main(arguments: list[str] | None = None) -> int:
     """List, compare or delete recorded runs."""
-    from microp.system import answer_version
-
-    answer_version()
     options = read_run_options(str(__doc__).partition(": ")[2], arguments)
     from microp.terminal import run_list  # after --help, which does without pandas
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from microp.mirror import is_running, mirror
 from microp.records import attempts, check_attempt, in_words, read_config
 from microp.settings import NEEDS_KEY, TrackingSettings
-from microp.system import CommandParser, answer_version, has_key, out_of_reach, run_command
+from microp.system import CommandParser, has_key, out_of_reach, run_command
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Mirror every attempt below a folder that has not been mirrored yet."""
-    answer_version()
     parser = CommandParser(prog="python -m microp.tracking", description=main.__doc__)
     parser.add_argument("folder", nargs="?", default="outputs", type=Path, help="default: outputs")
     parser.add_argument("--mode", choices=["offline", "online"], help="default: the mode that the run was started with")

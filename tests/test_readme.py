@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from microp.schedule.builders import gpipe
 from microp.simulator import for_stages, simulate
 from microp.trace import plain, timeline
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +102,36 @@ def test_its_first_picture_is_what_is_drawn():
         elif "└" not in theirs:
             assert re.sub(r"[\d.+-]+", "", ours) == re.sub(r"[\d.+-]+", "", theirs)
     assert max(map(len, shown)) <= 110
+
+
+def test_the_way_from_the_command_to_the_loop_is_as_listed():
+    """Each function calls the next one, itself or by private functions of its file, or was given it to call."""
+    way = re.findall(r"^\| `([\w.]+)` \| `(microp/[\w/]+\.py)` \|", README, flags=re.MULTILINE)
+    assert (way[0], way[-1][0]) == (("main", "microp/run.py"), "Engine.step")
+    assert len(way) <= 8
+    given: set[str] = set()
+    for (name, path), (following, _) in pairwise(way):
+        functions = functions_of(ROOT / path)
+        used = names_in(functions[name])
+        for helper in [each for each in used if each.startswith("_") and each in functions]:
+            used |= names_in(functions[helper])
+        assert following.rpartition(".")[2] in used | given, f"{name} in {path} does not call {following}"
+        given = used
+
+
+def functions_of(path: Path) -> dict[str, ast.AST]:
+    """The functions of a file by name, those of a class as `Class.function`."""
+    found: dict[str, ast.AST] = {}
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = node
+        elif isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{each.name}": each for each in node.body if isinstance(each, ast.FunctionDef)}
+    return found
+
+
+def names_in(function: ast.AST) -> set[str]:
+    """The names and attributes that a function uses."""
+    return {node.id for node in ast.walk(function) if isinstance(node, ast.Name)} | {
+        node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)
+    }

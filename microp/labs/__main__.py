@@ -5,14 +5,13 @@ from __future__ import annotations
 import textwrap
 
 from microp.labs import LABS
-from microp.system import CommandParser, answer_version, run_command
+from microp.system import CommandParser, run_command
 
 WIDTH = 79
 
 
 def main(arguments: list[str] | None = None) -> int:
     """List the labs of the course in their order; each is a command of its own."""
-    answer_version()
     parser = CommandParser(prog="python -m microp.labs", description=main.__doc__)
     parser.add_argument("lab", nargs="?", help=f"one of {', '.join(LABS)}: only its line")
     asked = parser.parse_args(arguments).lab

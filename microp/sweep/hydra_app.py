@@ -33,7 +33,7 @@ from microp.config import (
     with_profiles,
 )
 from microp.sweep.hydra_callbacks import PointsCallback, chooses_points, refuse, stop_for
-from microp.system import CONF, answer_version, see_current_folder
+from microp.system import CONF, see_current_folder
 from microp.terminal import console
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -45,7 +45,6 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
     Raises:
         SystemExit: 1 if a point failed, 2 for bad input, 130 after Ctrl-C.
     """
-    answer_version()
     see_current_folder()
     register(name)
     OmegaConf.register_new_resolver("key_page", key_page, replace=True)  # for --help

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from microp.system.machine import is_joined
+from microp.system.places import answer_version
 
 _PLAIN = re.compile(r"[\w/.:+@%-]([\w/.:+@% -]*[\w/.:+@%-])?", re.ASCII)  # Hydra reads such a value as it stands
 _INTERRUPTED = 130
@@ -21,6 +22,8 @@ _INTERRUPTED = 130
 
 def run_command(command: Callable[[], Any]) -> NoReturn:
     """Run a command and exit with the number that it returns, 0 if it returns something else, 130 after Ctrl-C.
+
+    With `--version` it answers that instead.
 
     SIGTERM and SIGHUP end it as Ctrl-C does, so that what it started is ended and recorded. What is ignored, as SIGHUP
     after `nohup`, still is; a rank of torchrun leaves them as they are, because it may wait in torch's C++ code.
@@ -33,6 +36,7 @@ def run_command(command: Callable[[], Any]) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a character that the locale's encoding lacks is a question mark
     try:
+        answer_version()
         code = command()
         sys.stdout.flush()
     except KeyboardInterrupt:
