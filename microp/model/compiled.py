@@ -49,9 +49,9 @@ class Segment(nn.Module):
 @cache
 def _configure() -> None:
     """Set torch's compiler up for a rank."""
-    import torch._dynamo.config as tracer  # takes seconds, and only compiled layers need it
-    import torch._functorch.config as gradients
+    import torch._functorch.config as gradients  # takes seconds, and only compiled layers need it
     import torch._inductor.config as generator
+    import torch.compiler.config as tracer
 
     tracer.recompile_limit = tracer.accumulated_recompile_limit = _VARIANTS
     tracer.fail_on_recompile_limit_hit = True  # not to run as it is written without a word

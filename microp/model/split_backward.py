@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.functional import linear as linear_map
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils import _pytree as pytree
 
 from microp.model.autocast import product_input
 from microp.model.engine_calls import gradients_of
@@ -196,7 +196,7 @@ class SplitBackward:
             inputs = _Inputs(args, kwargs)
             call = _Call(forward, inputs, weights, others, deferred)
             results = _Divided.apply(call, self.anchor, *inputs.tensors)
-            return tree_unflatten(list(results), call.result_form)
+            return pytree.tree_unflatten(list(results), call.result_form)
 
         return divided
 
@@ -259,14 +259,14 @@ class _Inputs:
     """The arguments of a call in any nesting, and the distinct tensors among them."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._leaves, self._form = tree_flatten((args, kwargs))
+        self._leaves, self._form = pytree.tree_flatten((args, kwargs))
         self.tensors = list({id(leaf): leaf for leaf in self._leaves if isinstance(leaf, Tensor)}.values())
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with `self.tensors` replaced by `tensors`; a tensor passed twice stays one tensor."""
         others = {id(old): new for old, new in zip(self.tensors, tensors, strict=True)}
         leaves = [others[id(leaf)] if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
-        args, kwargs = tree_unflatten(leaves, self._form)
+        args, kwargs = pytree.tree_unflatten(leaves, self._form)
         return args, kwargs
 
 
@@ -289,7 +289,7 @@ class _Call:
         self.leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
         args, kwargs = self._inputs.with_tensors(self.leaves)
         with torch.enable_grad():
-            results, self.result_form = tree_flatten(self._forward(*args, **kwargs))
+            results, self.result_form = pytree.tree_flatten(self._forward(*args, **kwargs))
         self._indices = [i for i, r in enumerate(results) if isinstance(r, Tensor) and r.requires_grad]
         self.constants = [i for i, r in enumerate(results) if isinstance(r, Tensor) and not r.requires_grad]
         self._roots = [get_gradient_edge(results[i]) for i in self._indices]
