@@ -95,7 +95,9 @@ class Host(NamedTuple):
 
 
 def _words_of_torchrun(ranks: int) -> list[str]:
-    [launch] = re.findall(r"^torchrun (.*HOST.*-m microp.run)", (ROOT / "README.md").read_text(), re.MULTILINE)
+    [launch] = re.findall(
+        r"^torchrun (.*HOST.*-m microp.run)", (ROOT / "sweeps" / "README.md").read_text(), re.MULTILINE
+    )
     *words, option, module = launch.replace("HOST", NAMES[0]).split()
     quickly = "--rdzv-conf=read_timeout=10"  # its own wait for a host that was cut off, by default a minute
     return [*words, f"--nproc-per-node={ranks}", "--rdzv-id=test", quickly, option, module]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from configs import config, problems
+from user import pages
 
 from microp.factory import make_job
 
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_set_up_installs_the_tested_torch_first_and_the_package_asks_for_no_upper_bound():
     """A bound in the package takes a newer torch away; without a range set-up finds a CUDA build of gigabytes."""
-    readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
+    readme, makefile = pages(), (ROOT / "Makefile").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [each for each in project["dependencies"] if each.startswith("torch")] == ["torch>=2.11"]
     [tested] = re.findall(r"^TORCH \?= (.+)$", makefile, re.M)
@@ -29,7 +30,7 @@ def test_set_up_installs_the_tested_torch_first_and_the_package_asks_for_no_uppe
 
 
 def test_the_pythons_that_are_asked_for_are_those_of_the_readme():
-    readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
+    readme, makefile = pages(), (ROOT / "Makefile").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     versions = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
     assert project["requires-python"] == f">={versions[0]},<3.{int(versions[-1][2:]) + 1}"

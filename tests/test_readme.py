@@ -18,6 +18,7 @@ from microp.trace import plain, timeline
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+SCHEDULES = (ROOT / "microp" / "schedule" / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,7 @@ def test_a_wrong_model_is_one_line(folder):
 
 def test_the_schedules_it_lists_are_the_options():
     options = {path.stem for path in (Path(__file__).parent.parent / "conf" / "schedule").glob("*.yaml")}
-    [table] = [text for text in README.split("\n\n") if text.startswith("| schedule | order of a rank")]
+    [table] = [text for text in SCHEDULES.split("\n\n") if text.startswith("| schedule | order of a rank")]
     listed = {
         name for line in table.splitlines() if "|" in line for name in re.findall(r"`([a-z0-9_]+)`", line.split("|")[1])
     }
@@ -106,7 +107,7 @@ def test_its_first_picture_is_what_is_drawn():
 
 def test_the_way_from_the_command_to_the_loop_is_as_listed():
     """Each function calls the next one, itself or by private functions of its file, or was given it to call."""
-    way = re.findall(r"^\| `([\w.]+)` \| `(microp/[\w/]+\.py)` \|", README, flags=re.MULTILINE)
+    way = re.findall(r"^\d\. `([\w.]+)` in `(microp/[\w/]+\.py)` ", README, flags=re.MULTILINE)
     assert (way[0], way[-1][0]) == (("main", "microp/run.py"), "Engine.step")
     assert len(way) <= 8
     given: set[str] = set()

@@ -61,10 +61,17 @@ def read(path: Path):
     return json.loads(path.read_text())
 
 
+PAGES = [ROOT / "README.md", *(page for page in sorted(ROOT.glob("[!.]*/**/README.md")) if "outputs" not in page.parts)]
+
+
+def pages() -> str:
+    """The text of all pages, the README first."""
+    return "\n".join(page.read_text() for page in PAGES)
+
+
 def readme_block(language: str, word: str = "") -> str:
-    """The only code block of a language in the README in which a word stands."""
-    text = (ROOT / "README.md").read_text()
-    [code] = [code for code in re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL) if word in code]
+    """The only code block of a language on the pages in which a word stands; it may stand on several."""
+    [code] = {code for code in re.findall(rf"```{language}\n(.*?)```", pages(), flags=re.DOTALL) if word in code}
     return code
 
 

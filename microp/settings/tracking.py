@@ -1,4 +1,4 @@
-"""The settings of tracking. `microp.store` writes runs to Weights & Biases."""
+"""The settings of tracking. `microp.mirror` writes runs to Weights & Biases."""
 
 from __future__ import annotations
 

@@ -1,0 +1,81 @@
+"""The pages: short lines, links that lead somewhere, and commands that are accepted as they stand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from typed import PROGRAMS, nothing_starts, type_in
+from user import PAGES, ROOT
+
+LONGEST = 160
+# Words that stand for something, and what needs another machine or an earlier run.
+NOT_HERE = re.compile(
+    r"\b[A-Z]{4,}\b|hydra/(launcher|sweeper)=|snapshot\.(path|resume)=|device=gpu\.yaml|path=my\.csv|launch=slurm|--help"
+)
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", without_code(page.read_text()), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def commands() -> dict[str, str]:
+    """Every command of ours in a code block -> its page; a line that ends with a backslash goes on in the next one."""
+    found = {}
+    for page in PAGES:
+        for block in re.findall(r"^```\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE):
+            for line in re.sub(r"\\\n", " ", block).splitlines():
+                line = line.removeprefix("$ ").split("  #")[0].split(" # ")[0].strip()
+                if re.match(r"(python -m )?(microp|analysis)\b", line):
+                    found[line] = str(page.relative_to(ROOT))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_has_short_lines_and_links_that_lead_somewhere(page):
+    text = page.read_text()
+    assert max(map(len, text.splitlines())) <= LONGEST
+    targets = re.findall(r"\]\(([^)\s]+)\)", without_code(text))
+    targets += re.findall(r"^\[[^\]]+\]: (\S+)$", text, flags=re.MULTILINE)
+    for target in targets:
+        path, _, anchor = target.partition("#")
+        if not path.startswith("http"):
+            other = page.parent / path if path else page
+            assert other.exists(), target
+            assert not anchor or anchor in anchors(other), target
+
+
+def test_the_first_page_is_read_in_one_go():
+    assert len((ROOT / "README.md").read_bytes()) <= 10_000
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_is_accepted_as_it_stands(command, tmp_path, monkeypatch, capsys):
+    if NOT_HERE.search(command):
+        pytest.skip("it needs what is not here")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT))
+    program, *words = shlex.split(command.removeprefix("python -m "))
+    name = program.removeprefix("microp").removeprefix(".")
+    if name in ("", "run", *PROGRAMS):
+        with nothing_starts():
+            assert type_in(tmp_path, shlex.join([*([name] if name in PROGRAMS else []), *words]), monkeypatch) == 0
+    elif name == "order":
+        pytest.skip("tests/commands/test_order.py types it")
+    else:
+        assert find_spec(program), program
+        if name in ("check", "dashboard", "null_stages", "runs", "tracking"):
+            with pytest.raises(SystemExit) as end:
+                import_module(program).main([*words, "--help"])  # it reads the words before
+            assert end.value.code == 0
+    capsys.readouterr()
