@@ -31,10 +31,6 @@ __all__ = ["ConfigError", "Price", "Run", "RunError", "load_runs", "measure", "p
 
 def __getattr__(name: str) -> Any:
     """Return a name of the interface, imported only when it is used, so that `import microp` is quick."""
-    if name not in (*__all__, "__version__"):
-        raise AttributeError(f"module 'microp' has no attribute {name!r}")
-    from microp import app, store
-
     if name == "__version__":
         from microp.system import installed_version
 

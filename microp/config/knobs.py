@@ -29,10 +29,9 @@ from microp.config.schema import (
     is_fixed,
     schema_of,
 )
-from microp.records import flatten
 from microp.schedule import Schedule
 from microp.settings import TrackingSettings, quoted
-from microp.system import CONF, is_joined, override
+from microp.system import CONF, flatten, is_joined, override
 
 NOTHING_LEFT = "skip=true leaves out every point of this command: leave at least one, or leave skip away"
 _NOT_FOR_A_PRICE = ["dry_run", "fail_fast", "parallel"]

@@ -15,7 +15,6 @@ from pathlib import Path
 from microp.config import Config, plain
 from microp.factory.profiles import profile_notes, profile_problems
 from microp.job import Job, torch_problems
-from microp.records import flatten
 from microp.settings import (
     COPYING,
     EstimateSettings,
@@ -29,6 +28,7 @@ from microp.settings import (
 from microp.system import (
     GIB,
     MIB,
+    flatten,
     is_joined,
     is_over_hosts,
     memory_bytes,

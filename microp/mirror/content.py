@@ -23,17 +23,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from microp.records import (
-    PEAKS,
-    Row,
-    flatten,
-    rank_of,
-    read_config,
-    read_env,
-    read_rows,
-    read_status,
-    row_files,
-)
+from microp.records import PEAKS, Row, rank_of, read_config, read_env, read_rows, read_status, row_files
+from microp.system import flatten
 
 _ALWAYS = ("pipeline_ms", "optimizer_ms", "compute_ms", "wait_ms", "action_ms")
 _SUMS = ("all_reduce_ms", "exposed_ms", "reduced_bytes")  # of the sums over replicas

@@ -20,17 +20,8 @@ from typing import Any
 from microp.job import NOT_ASKED
 from microp.mirror.content import run_summary
 from microp.mirror.files import completed
-from microp.records import (
-    RecordError,
-    attempts,
-    check_attempt,
-    flatten,
-    read_config,
-    read_env,
-    read_status,
-    read_summary,
-)
-from microp.system import out_of_reach
+from microp.records import RecordError, attempts, check_attempt, read_config, read_env, read_status, read_summary
+from microp.system import flatten, out_of_reach
 
 _FIGURES = {  # what an experiment is about, in the order of the panels; those that its runs have are shown
     "step_ms": "step time, ms (median)",

@@ -390,11 +390,3 @@ def run_seconds(runs: Path) -> dict[str, list[float]]:
         except RecordError:
             continue
     return found
-
-
-def flatten(nested: Mapping[str, Any], prefix: str = "") -> Row:
-    """Return a dictionary without nested ones, whose keys are joined by dots."""
-    flat: Row = {}
-    for key, value in nested.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat

@@ -28,8 +28,9 @@ from typing import Any
 
 from microp.job import Job, Snapshot
 from microp.records.recorder import write_json
-from microp.records.records import RecordError, flatten, read_json, read_status
+from microp.records.records import RecordError, read_json, read_status
 from microp.settings import ADAM, AS_WRITTEN
+from microp.system import flatten
 
 FORMAT = 1
 MANIFEST = "snapshot.json"

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from microp.records import Disturbance, disturbances, flatten, read_env, read_status, read_summary, write_text
+from microp.records import Disturbance, disturbances, read_env, read_status, read_summary, write_text
 from microp.results.swept import differing, text
-from microp.system import redact_values, redact_words
+from microp.system import flatten, redact_values, redact_words
 
 
 class PointRow(NamedTuple):

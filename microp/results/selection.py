@@ -26,8 +26,9 @@ from operator import and_, ge, gt, le, lt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from microp.records import Row, attempts, disturbances, flatten
+from microp.records import Row, attempts, disturbances
 from microp.results.frames import read_attempts, read_runs
+from microp.system import flatten
 
 if TYPE_CHECKING:  # ranks do not import pandas
     import pandas as pd

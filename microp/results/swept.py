@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from microp.job import NOT_ASKED
-from microp.records import flatten
+from microp.system import flatten
 
 MISSING = "-"  # a point whose option does not have the key
 _OPTION = {"tracking": "mode"}  # the key by which a group's option is known, if that is not `name`

@@ -68,6 +68,7 @@ def skewed(layers: int, stages: int, share: float = 0.8, rank: int = 0) -> Parti
 
     Args:
         share: the share of the layers on that stage, between 0 and 1.
+        rank: the number of that stage.
 
     Raises:
         ValueError: `share` is not between 0 and 1, `rank` is not a stage, or there are

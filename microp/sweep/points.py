@@ -24,16 +24,7 @@ from omegaconf import DictConfig
 from microp.config import Config, RunError, plain, read_config
 from microp.factory import config_checks, make_job
 from microp.job import Job
-from microp.records import (
-    LockedError,
-    SweepPlan,
-    flatten,
-    hold,
-    new_attempt,
-    plan_in,
-    read_status,
-    read_summary,
-)
+from microp.records import LockedError, SweepPlan, hold, new_attempt, plan_in, read_status, read_summary
 from microp.settings import SlurmSettings
 from microp.sweep.hydra_callbacks import (
     Point,
@@ -47,7 +38,7 @@ from microp.sweep.hydra_callbacks import (
 from microp.sweep.next_commands import print_failure
 from microp.sweep.planned import Planned, experiment_of, planned
 from microp.sweep.slurm_sweep import slurm_sweep
-from microp.system import is_joined
+from microp.system import flatten, is_joined
 from microp.terminal import Board, console
 
 board = Board()  # global, because Hydra creates the callback that shares it with `run_point`

@@ -3,7 +3,7 @@
 It imports no other package of microp.
 """
 
-from microp.system.command_line import CommandParser, override, run_command
+from microp.system.command_line import CommandParser, flatten, override, run_command
 from microp.system.machine import TORCHRUN, is_joined, is_over_hosts, memory_bytes, no_compiler, processor, this_host
 from microp.system.places import (
     CONF,

@@ -8,10 +8,10 @@ import pytest
 from stored import NOON, store_run
 
 from microp.config.config import compose_config, plain, read_config
-from microp.records import flatten
 from microp.results import SelectionError, column_named, same, spelling, swept
 from microp.results.selection import list_runs, read_filters, select
 from microp.results.swept import differing
+from microp.system import flatten
 
 
 def configs(*points: str):

@@ -76,6 +76,7 @@ def breadth_first(ranks: int, chunks: int, stages_per_rank: int = 2, drain: Drai
     Pipeline Parallelism, arXiv 2211.05953, section 4). Rank r holds stages r, K+r, 2K+r, ...
 
     Args:
+        stages_per_rank: the number of stages that a rank holds.
         drain: the order of the microbatches in a stage's backwards: fifo or lifo. torch's LoopedBFS uses lifo.
 
     Raises:

@@ -24,6 +24,9 @@ def interleaved(ranks: int, chunks: int, stages_per_rank: int = 2) -> Schedule:
     rank r is in flight (Narayanan et al., arXiv 2104.04473, section 2.2, there for chunks divisible
     by ranks).
 
+    Args:
+        stages_per_rank: the number of stages that a rank holds.
+
     Raises:
         ValueError: `stages_per_rank` is below 1.
     """
@@ -48,6 +51,9 @@ def zb_interleaved(ranks: int, chunks: int, stages_per_rank: int = 2) -> Schedul
     on every rank, which is K microbatches where K divides M (the loops of Narayanan et al., arXiv
     2104.04473, with the split of Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241;
     torch calls it InterleavedZeroBubble).
+
+    Args:
+        stages_per_rank: the number of stages that a rank holds.
 
     Raises:
         ValueError: `stages_per_rank` is below 1.
