@@ -65,9 +65,10 @@ def seed_generators(seed: int, device: torch.device | None = None) -> None:
 
 def generator_states() -> tuple[Any, ...]:
     """Return the states of torch's, Python's and numpy's own generators, as values that can be compared."""
-    state: Any = np.random.get_state()
-    kind, numbers, *rest = state
-    return torch.random.get_rng_state().numpy().tobytes(), random.getstate(), (kind, numbers.tobytes(), *rest)
+    with GENERATOR:  # not while another rank that is a thread makes its layers: it sets the states back
+        state: Any = np.random.get_state()
+        kind, numbers, *rest = state
+        return torch.random.get_rng_state().numpy().tobytes(), random.getstate(), (kind, numbers.tobytes(), *rest)
 
 
 class Reseeded:

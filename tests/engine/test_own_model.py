@@ -26,7 +26,8 @@ from test_every_schedule import run_in_threads
 
 from microp.comms import thread_comms
 from microp.engine import ActionError
-from microp.model.randomness import GENERATOR
+from microp.model.own import seeded
+from microp.model.randomness import GENERATOR, generator_states
 from microp.schedule import Partition
 from microp.schedule.builders import gpipe, one_f_one_b, zb_h1, zb_v
 from microp.settings import EngineSettings, OwnSettings, SnapshotSettings
@@ -133,3 +134,15 @@ def test_a_layer_is_divided_while_no_other_rank_makes_its_layers():
         assert setting_up.is_alive()
     setting_up.join(20)
     assert not setting_up.is_alive()
+
+
+def test_generators_are_looked_at_while_no_other_rank_makes_its_layers():
+    """Else what another thread has drawn, and sets back, would count as drawn in a step."""
+    before, seen = generator_states(), []
+    looking = threading.Thread(target=lambda: seen.append(generator_states()))
+    with GENERATOR, seeded(1):
+        looking.start()
+        looking.join(0.2)
+        assert seen == []
+    looking.join()
+    assert seen == [before]
