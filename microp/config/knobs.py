@@ -15,6 +15,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from functools import cache
+from itertools import cycle
 from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
@@ -95,15 +96,29 @@ def _has_no_w(config: Config) -> bool:
 def unused(config: Config) -> dict[str, Unused]:
     """Return the knobs, the whole groups and the other keys that a configuration does not use.
 
-    A plan has all choices before it, of which any may use a knob.
+    What any of the choices of a plan uses is used.
     """
+    first, *others = map(_rules, _choices_of(config))
+    found = {key: why for key, why in first.items() if _is_ours(config, key) and all(key in other for other in others)}
     if isinstance(config, PlanConfig):
-        return dict.fromkeys(_NOT_FOR_A_PLAN, Unused("a plan", "leave it out"))
-    found = {key: why for key, why in _rules(config).items() if _is_ours(config, key)}
-    if isinstance(config, SimulateConfig | ProfileConfig):
+        found |= dict.fromkeys(_NOT_FOR_A_PLAN, Unused("a plan", "leave it out"))
+    elif isinstance(config, SimulateConfig | ProfileConfig):
         what = "a profile" if isinstance(config, ProfileConfig) else "a price"
         found |= dict.fromkeys(_NOT_FOR_A_PRICE, Unused(what, "leave it out"))
     return {key: why for key, why in found.items() if "." not in key or _group(key) not in found}
+
+
+def _choices_of(config: Config) -> list[Config]:
+    """Return configurations that have every value that a plan searches, with these in turn; else only this one."""
+    if not isinstance(config, PlanConfig):
+        return [config]
+    space = config.search
+    names = [name for name in space.schedule if name in options_of("schedule")]
+    policies = [policy for policy in space.checkpointing if policy.partition("=")[0] in options_of("checkpointing")]
+    replicas = [count for count in space.replicas if count > 0]
+    number = max(len(names), len(policies), len(replicas))
+    turns = zip(range(number), cycle(names), cycle(policies), cycle(replicas), strict=False)  # none if a list is empty
+    return [chosen(config, name, policy, count) for _, name, policy, count in turns] or [config]
 
 
 def chosen(config: Config, schedule: str, checkpointing: str, replicas: int, stages_per_rank: int = 0) -> Config:

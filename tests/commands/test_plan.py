@@ -46,9 +46,23 @@ def test_where_nothing_fits_it_says_by_how_much_and_what_would(tmp_path):
     assert microp(*words, enough, folder=tmp_path, program="microp.plan").returncode == 0
 
 
-def test_a_plan_takes_any_knob_of_its_choices_and_no_key_of_a_run():
-    words = ["ranks=8", "device=emulated", "device.reduce_ms=1", "checkpointing=never", "sync=flat"]
-    assert compose_config(*search_words(words), name="plan").device.reduce_ms == 1
+@pytest.mark.parametrize(
+    ("word", "without", "also"),
+    [
+        ("device.reduce_ms=1", "replicas=1", "replicas=1,2"),
+        ("device.recompute_ms=1", "checkpointing=never", "checkpointing=never,always"),
+        ("device.latency_ms=1", "replicas=8", "replicas=8,4"),
+        ("sync=flat", "replicas=1", "replicas=1,2"),
+    ],
+)
+def test_a_plan_uses_what_any_of_its_choices_uses(word, without, also):
+    words = ["ranks=8", "device=emulated", word]
+    assert compose_config(*search_words([*words, also]), name="plan")
+    with pytest.raises(ConfigError, match=rf"{word}(\.0)? is not used by "):
+        compose_config(*search_words([*words, without]), name="plan")
+
+
+def test_a_plan_takes_no_key_of_a_run():
     with pytest.raises(ConfigError, match="steps=3 is not used by a plan: leave it out"):
         compose_config("steps=3", name="plan")
 
