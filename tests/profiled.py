@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from microp.config import compose_config, read_config
+from microp.factory.profiles import machine_of
 from microp.profiling import DIVIDED, UNDIVIDED, Case, Machine, Profile, Transport
 from microp.profiling.profile import After
+from microp.records import write_profile
 from microp.schedule import Schedule
 from microp.settings import NEVER, Checkpointing, MlpSettings
 from microp.simulator import LayerMemory, LayerTimes, Size, costs_of, simulate
@@ -75,3 +78,11 @@ def profile(model: MlpSettings, machine: Machine = MACHINE, **changed: Any) -> P
         "spread": {"forward": 0.02},
     }
     return Profile(**{**given, **changed})
+
+
+def written(folder, *typed: str, **changed) -> Profile:
+    """A made-up profile of the model that was typed, on this machine."""
+    config = read_config(compose_config(*typed))
+    made = profile(config.model, machine_of("cpu", config.device.threads), **changed)
+    write_profile(folder / "profiles", made)
+    return made

@@ -7,17 +7,16 @@ import re
 import time
 
 import pytest
-from profiled import profile
+from profiled import written
 from user import microp, read
 
 from microp.config.config import compose_config, read_config
 from microp.factory.config_checks import warnings
 from microp.factory.job_factory import make_job
 from microp.factory.prediction import lacks_profile, predict, predicted_seconds
-from microp.factory.profiles import machine_of
-from microp.profiling import TORCH, Profile, Transport
+from microp.profiling import TORCH, Transport
 from microp.profiling.cases import make_plan
-from microp.records import read_profile, read_rows, write_profile
+from microp.records import read_profile, read_rows
 from microp.settings import Computing
 from microp.trace.timeline import number
 
@@ -77,14 +76,6 @@ def test_a_run_is_predicted_before_its_ranks_start(profiled):
 def predicted(folder, *typed: str):
     config = read_config(compose_config(*typed, f"output_dir={folder}"))
     return predict(config, make_job(config)), predicted_seconds(config, make_job(config))
-
-
-def written(folder, *typed: str, **changed) -> Profile:
-    """A made-up profile of the model that was typed, on this machine."""
-    config = read_config(compose_config(*typed))
-    made = profile(config.model, machine_of("cpu", config.device.threads), **changed)
-    write_profile(folder / "profiles", made)
-    return made
 
 
 def test_without_a_profile_only_the_memory_is_predicted(tmp_path):

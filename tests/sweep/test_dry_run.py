@@ -7,8 +7,8 @@ import os
 
 import pytest
 from configs import sweep_of
+from profiled import written
 from stored import store_run
-from test_prediction import written
 from user import SMALL, microp
 
 from microp.commands import measure
