@@ -11,6 +11,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from yaml import YAMLError
 
 from microp.config.schema import all_keys
+from microp.settings import quoted
 from microp.system import sweep_names
 
 LONGEST = 400  # characters of a line
@@ -58,6 +59,8 @@ def refusal(error: BaseException) -> list[str]:
             texts = [f"{key}: {text}" if text and key not in " ".join(texts) else text for text in texts]
     if isinstance(error, OverrideParseException) and error.override not in said:
         texts.insert(0, error.override)
+    if isinstance(error, OverrideParseException) and "=~" in error.override:  # a shell leaves it as it is after a word
+        texts = [f"{quoted(error.override)}: only a shell knows what ~ stands for, write the whole path"]
     if isinstance(error, MissingConfigException):
         group, _, key = str(error.missing_cfg_file).rpartition("/")
         names = list(error.options or []) if group else names
