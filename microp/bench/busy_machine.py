@@ -55,7 +55,7 @@ class Times(NamedTuple):
 def launches(
     ranks: Sequence[int], neighbours: Sequence[int], rounds: int, shape: tuple[int, int], minutes: float
 ) -> Iterator[list[Times]]:
-    """Yield the times of each launch, of `rounds` for each number of ranks; none begins after so many minutes."""
+    """Yield the times of each launch, `rounds` for each number of ranks; no launch begins after `minutes`."""
     end = time.monotonic() + 60 * minutes
     for number, count in ((number, count) for number in range(rounds) for count in ranks):
         if time.monotonic() > end:

@@ -48,7 +48,7 @@ OTHERS_SHARE = 0.1  # of the time, for one rank alone, for many ranks, for each 
 
 
 def measure_profile(job: Job, seconds: float) -> Profile:
-    """Run the cases of a profile of the job's model for about so many seconds, and return what they show."""
+    """Run the cases of a profile of the job's model, for about `seconds`, and return what they show."""
     from microp.device import probe_layers  # torch
 
     plan, load = make_plan(job), load_average()

@@ -1,8 +1,7 @@
-"""Predicts from a profile, and chooses: balanced partitions, what fits into memory, plans. It needs no torch.
+"""Chooses: balanced partitions, what fits into memory, plans. It needs no torch.
 
 ::
 
-    Case ──── fit_times ──► Profile ── forecast ──► the step, the bubble and the memory of a run
     Loads ── cut ─────────► the partition whose longest stage is shortest
     Task ─── partition ───► the same, refined for a schedule by simulation
     Pricer ─┬ search ─────► the plans that no other one beats in both time and memory

@@ -241,7 +241,7 @@ def read_some_rows(attempt: Path, ranks: int) -> list[list[Row]]:
     """
     paths = [attempt / f"steps.rank{rank}.jsonl" for rank in range(ranks)]
     lines = max((count_lines(path) for path in paths), default=0)
-    every = -(-lines * ranks // MOST_ROWS)  # of so many pieces one is read
+    every = -(-lines * ranks // MOST_ROWS)  # one of this many pieces is read
     if every < 2:
         return [read_rows(attempt, rank) for rank in range(ranks)]
 

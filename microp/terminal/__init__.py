@@ -4,8 +4,6 @@
 
     rows of store ── swept: the keys that differ ──┐
                      results: the figures ─────────┴─► columns: fit the width ─► console
-
-Names are imported when they are used, so that `--help` and TAB load no tables.
 """
 
 from microp.terminal.console import err, error, note, out, warn
