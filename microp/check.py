@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from microp.bench import self_checks
+from microp.commands import self_checks
 from microp.system import CommandParser, run_command
 from microp.terminal import console
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from microp.bench import busy_machine, overheads
+from microp.commands import busy_machine, overheads
 from microp.system import CommandParser, run_command
 
 

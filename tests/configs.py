@@ -5,8 +5,7 @@ from __future__ import annotations
 from hydra import compose
 from omegaconf import DictConfig
 
-from microp.config import Config, ConfigError, compose_config, read_config
-from microp.factory import config_checks, make_job
+from microp.config import Config, ConfigError, compose_config, config_checks, make_job, read_config
 
 
 def config(*overrides: str) -> Config:

@@ -42,8 +42,8 @@ from typing import Any, NamedTuple
 import torch
 
 import microp
-from microp.bench import self_checks
-from microp.factory import job_of
+from microp.commands import self_checks
+from microp.config import job_of
 from microp.job import Job
 from microp.schedule.builders import gpipe
 from microp.settings import EngineSettings

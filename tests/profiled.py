@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from microp.config import compose_config, read_config
-from microp.factory.profiles import machine_of
+from microp.config.profiles import machine_of
 from microp.profiling import DIVIDED, UNDIVIDED, Case, Machine, Profile, Transport
 from microp.profiling.profile import After
 from microp.records import write_profile

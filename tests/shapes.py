@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.checkpoint import checkpoint
 
-from microp.bench.check_models import (
+from microp.commands.check_models import (
     CONTEXT,
     WIDTH,
     around,

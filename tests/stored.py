@@ -9,8 +9,8 @@ from typing import Any
 
 from configs import config
 
+from microp.config import make_job
 from microp.config.config import Config, to_yaml
-from microp.factory import make_job
 from microp.job import Job
 from microp.records import RankRecorder, new_attempt, write_json, write_schedule
 

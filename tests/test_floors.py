@@ -15,20 +15,19 @@ FLOORS = [
     {"schedule", "system"},
     {"settings", "trace", "comms"},
     {"job", "model"},
-    {"simulator", "config"},
+    {"simulator"},
     {"device", "profiling", "orders"},
     {"planner", "replicas", "records"},
-    {"engine", "mirror", "results", "factory"},
+    {"engine", "mirror", "results", "config"},
     {"worker", "terminal"},
-    {"hosts", "bench", "labs"},
-    {"sweep"},
+    {"sweep", "labs"},
     {"commands"},
     {"microp"},  # the files at the top, one per command
 ]
 DOORS = {  # outside package -> the packages that may import it; `trace.drawing` is one module of trace
     "hydra": {"config", "sweep", "commands.pricing"},
     "omegaconf": {"config", "sweep", "commands"},
-    "torch.distributed": {"comms", "worker", "hosts", "engine"},
+    "torch.distributed": {"comms", "worker", "engine"},
     "wandb": {"mirror"},
     "wandb_workspaces": {"mirror"},
     "matplotlib": {"trace.drawing"},
@@ -120,7 +119,7 @@ def test_each_outside_package_has_few_doors():
         assert not used or {package, f"{package}.{path.stem}"} & packages, f"{name(path)} uses {outside}"
 
 
-COMPOSES = {"config", "factory", "terminal", "sweep", "commands.pricing"}
+COMPOSES = {"config", "terminal", "sweep", "commands.pricing"}
 WITH_TORCH = set().union(*FLOORS) - {"microp", "commands"} - WITHOUT_TORCH - COMPOSES
 ALONE = [  # what is imported before, and the modules of microp that are imported after it, each alone
     ("sys", {"run"}),
@@ -178,4 +177,4 @@ def test_a_command_is_a_screen():
 def test_tests_mirror_the_packages():
     packages = {path.name for path in (ROOT / "microp").iterdir() if (path / "__init__.py").exists()}
     folders = {path.name for path in (ROOT / "tests").iterdir() if any(path.glob("test_*.py"))}
-    assert folders == packages - {"bench"} | {"analysis"}  # tests/commands types the commands of bench
+    assert folders == packages | {"analysis"}

@@ -13,7 +13,7 @@ import pytest
 from configs import config, problems
 from user import pages
 
-from microp.factory import make_job
+from microp.config import make_job
 
 ROOT = Path(__file__).parents[1]
 

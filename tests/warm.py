@@ -225,7 +225,7 @@ def make_forks_cheap() -> None:
 
 def _read_files() -> None:
     """Compose once what most commands compose: the files are kept as long as they do not change."""
-    config, factory = importlib.import_module("microp.config"), importlib.import_module("microp.factory")
+    config, factory = importlib.import_module("microp.config"), importlib.import_module("microp.config")
     for words in (("tracking=disabled", "chunks=2"), ("tracking=disabled", "model.dim=32", "comms=threads")):
         factory.make_job(config.read_config(config.compose_config(*words)))
     config.compose_config("schedule=1f1b", "costs.forward=[1,2]", name="simulate")

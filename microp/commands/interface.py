@@ -17,8 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 from microp import trace
 from microp.commands.pricing import Price
-from microp.config import NOTHING_LEFT, ConfigError, RunError, SimulateConfig, compose_config, read_config
-from microp.factory import config_checks, make_job, make_pricing_job, nothing_to_resume
+from microp.config import (
+    NOTHING_LEFT,
+    ConfigError,
+    RunError,
+    SimulateConfig,
+    compose_config,
+    config_checks,
+    make_job,
+    make_pricing_job,
+    nothing_to_resume,
+    read_config,
+)
 from microp.records import LockedError, read_json, read_spans, read_summary, read_traced_step
 from microp.results import load_steps, spans_frame
 from microp.sweep import board, run_attempt

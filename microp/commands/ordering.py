@@ -22,8 +22,17 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from microp.config import Config, ConfigError, OrderConfig, default_values, read_config, run_of
-from microp.factory import costs_depend_on_order, make_pricing_job, with_order
+from microp.config import (
+    Config,
+    ConfigError,
+    OrderConfig,
+    costs_depend_on_order,
+    default_values,
+    make_pricing_job,
+    read_config,
+    run_of,
+    with_order,
+)
 from microp.orders import Found, Problem, Solved, named_schedules, pairs, search, with_solver
 from microp.schedule import Action, Op, Schedule, to_text, validate
 from microp.settings import EstimateSettings, broken_rules, not_writable, quoted

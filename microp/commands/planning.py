@@ -18,8 +18,20 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from microp.config import Config, ConfigError, PlanConfig, chosen, plain, read_config
-from microp.factory import memory_cap, profile_command, profile_notes, profile_problems, subject_of, used_profile
+from microp.config import (
+    Config,
+    ConfigError,
+    PlanConfig,
+    chosen,
+    memory_cap,
+    plain,
+    profile_command,
+    profile_notes,
+    profile_problems,
+    read_config,
+    subject_of,
+    used_profile,
+)
 from microp.planner import (
     ORDERS,
     POLICIES,

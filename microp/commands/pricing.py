@@ -20,8 +20,7 @@ from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
 from microp import trace
-from microp.config import Config, SimulateConfig, plain, read_config
-from microp.factory import PricingJob, layer_memory, make_pricing_job
+from microp.config import Config, PricingJob, SimulateConfig, layer_memory, make_pricing_job, plain, read_config
 from microp.job import run_id
 from microp.profiling import peak_memory_mib
 from microp.results import spans_frame

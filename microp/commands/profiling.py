@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 from omegaconf import DictConfig
 
-from microp.config import Config, ConfigError, ProfileConfig, Stop, read_config
-from microp.factory import doubt, machine_of, make_job
+from microp.config import Config, ConfigError, ProfileConfig, Stop, doubt, machine_of, make_job, read_config
 from microp.job import Job
 from microp.profiling import (
     DIVIDED,

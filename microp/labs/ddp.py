@@ -16,7 +16,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from microp.comms import Comms
-from microp.factory import job_of
+from microp.config import job_of
 from microp.job import Job
 from microp.system import MIB, run_command
 from microp.worker import Trainer, launch_ranks

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from microp.factory import job_of
+from microp.config import job_of
 from microp.model import build_model, open_data
 from microp.system import MIB, run_command
 from microp.worker import monolith

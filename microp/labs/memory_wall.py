@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 
+from microp.config import job_of
 from microp.device import probe_layers
-from microp.factory import job_of
 from microp.simulator import stage_bytes
 from microp.system import CommandParser, run_command
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from microp.factory import job_of
+from microp.config import job_of
 from microp.model import build_model
 from microp.system import run_command
 from microp.worker import monolith

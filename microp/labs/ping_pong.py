@@ -21,7 +21,7 @@ from statistics import median
 import torch
 
 from microp.comms import Comms, Message, init_process_group
-from microp.factory import job_of
+from microp.config import job_of
 from microp.job import Job
 from microp.system import MIB, is_joined, run_command
 from microp.worker import launch_ranks

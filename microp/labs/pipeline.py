@@ -12,7 +12,7 @@ from statistics import mean
 
 import torch
 
-from microp.factory import job_of
+from microp.config import job_of
 from microp.records import read_spans, summarise
 from microp.trace import bubble_fraction, busy, makespan, screen, timeline
 from microp.worker import launch_ranks

@@ -18,8 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from microp.config import ConfigError
-from microp.factory import job_of
+from microp.config import ConfigError, job_of
 from microp.labs.training import sample, train, train_alone
 from microp.model import build_model
 from microp.system import CommandParser, run_command

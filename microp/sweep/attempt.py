@@ -32,8 +32,7 @@ from typing import Any
 
 import torch
 
-from microp.config import Config, to_yaml
-from microp.factory import predict, with_advice
+from microp.config import Config, predict, to_yaml, with_advice
 from microp.job import Job
 from microp.mirror import take_agent
 from microp.records import (

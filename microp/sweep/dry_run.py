@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import NoReturn
 
-from microp.factory import config_checks, predicted_seconds
+from microp.config import config_checks, predicted_seconds
 from microp.job import Job
 from microp.records import owner_of, run_seconds
 from microp.sweep.hydra_callbacks import Checked, Point, refuse, speaks

@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from microp.config import Config, ConfigError, Stop, plain
-from microp.hosts import HostsError, Joined, gather_rows, join, run_joined
 from microp.job import Job
 from microp.model import open_data
 from microp.records import last_attempt, new_attempt, read_status, unwritable
 from microp.schedule import to_text
 from microp.sweep.attempt import Attempt
 from microp.system import flatten, installed_version
-from microp.worker import RankError
+from microp.worker import HostsError, Joined, RankError, gather_rows, join, run_joined
 
 _OF_A_HOST = {"tracking", "launch", "output_dir", "profile", "skip", "again", "dry_run", "fail_fast", "parallel"}
 _OF_A_HOST |= {"device.memory_gib"}

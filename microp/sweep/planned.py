@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from microp.config import Config, from_plain, plain
-from microp.factory import job_with
+from microp.config import Config, from_plain, job_with, plain
 from microp.job import Job, Snapshot
 from microp.records import (
     RecordError,

@@ -21,8 +21,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from microp.config import Config, RunError, plain, read_config
-from microp.factory import config_checks, make_job
+from microp.config import Config, RunError, config_checks, make_job, plain, read_config
 from microp.job import Job
 from microp.records import LockedError, SweepPlan, hold, new_attempt, plan_in, read_status, read_summary
 from microp.settings import SlurmSettings

@@ -23,8 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from microp.config import ConfigError, Stop
-from microp.factory import find_resumed
+from microp.config import ConfigError, Stop, find_resumed
 from microp.job import Job
 from microp.records import (
     KILLED,

@@ -17,8 +17,17 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from microp.config import Config, plain, read_config
-from microp.factory import about_resumed, config_checks, lacks_profile, make_job, nothing_to_resume, predicted_seconds
+from microp.config import (
+    Config,
+    about_resumed,
+    config_checks,
+    lacks_profile,
+    make_job,
+    nothing_to_resume,
+    plain,
+    predicted_seconds,
+    read_config,
+)
 from microp.job import Job
 from microp.records import (
     DIVERGED,

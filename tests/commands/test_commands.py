@@ -12,7 +12,7 @@ from user import SMALL, microp, read
 
 from microp import check as command
 from microp import null_stages
-from microp.bench import overheads, self_checks
+from microp.commands import overheads, self_checks
 from microp.worker import monolith
 
 

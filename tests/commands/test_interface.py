@@ -11,7 +11,7 @@ import pytest
 from user import ROOT, SMALL, read, start
 
 import microp
-from microp.factory import config_checks
+from microp.config import config_checks
 from microp.model import Stage
 from microp.schedule import Op
 

@@ -11,11 +11,10 @@ import training
 from user import microp
 
 from microp.commands import Price
-from microp.config import ConfigError, compose_config, read_config
+from microp.config import ConfigError, compose_config, make_job, read_config
+from microp.config.prediction import predict
+from microp.config.pricing_job import make_pricing_job
 from microp.device import memory_probe
-from microp.factory import make_job
-from microp.factory.prediction import predict
-from microp.factory.pricing_job import make_pricing_job
 from microp.worker import launch_ranks
 
 KEYS = {"schedule", "ranks", "chunks", "makespan", "bubble", "in_flight_peak", "peak_memory_mib", "closed_form"}

@@ -8,9 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from user import read
 
-from microp.config import ConfigError, compose_config, read_config
-from microp.factory import make_job
-from microp.factory.pricing_job import make_pricing_job
+from microp.config import ConfigError, compose_config, make_job, read_config
+from microp.config.pricing_job import make_pricing_job
 from microp.simulator import nominal_costs, simulate
 from microp.sweep.points import run_attempt
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 from configs import sweep_of
 
-from microp.config import ConfigError, compose_config, read_config
+from microp.config import ConfigError, compose_config, job_of, make_job, read_config
 from microp.config.composing import compose_points, composer, word_problems
 from microp.config.config import evaluate, read_composed, register, what_runs
 from microp.config.knobs import Knobs
-from microp.factory import job_of, make_job
 
 
 def refused(*words: str) -> list[str]:

@@ -7,8 +7,8 @@ import torch
 from configs import config
 from conftest import CHECKPOINTING, small_job
 
+from microp.config import config_checks
 from microp.device import ActivationMeter, Cpu, MemoryMeter
-from microp.factory import config_checks
 from microp.model import Batch, Stage, build_model
 from microp.records import read_rows
 from microp.schedule.builders import gpipe, naive, one_f_one_b

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from microp.config import compose_config, read_config
+from microp.config import compose_config, job_of, read_config
 from microp.config.config import plain
-from microp.factory import job_of
 from microp.job import Job, identity
 from microp.schedule import to_text
 from microp.schedule.builders import gpipe, one_f_one_b

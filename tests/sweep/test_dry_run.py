@@ -12,10 +12,9 @@ from stored import store_run
 from user import SMALL, microp
 
 from microp.commands import measure
-from microp.config import ConfigError
+from microp.config import ConfigError, job_of
 from microp.config.composing import compose_points, composer
 from microp.config.config import compose_config, register
-from microp.factory import job_of
 from microp.records import hold, write_json
 from microp.sweep.sweep import SweepCallback
 from microp.terminal import console

@@ -11,7 +11,7 @@ import yaml
 from user import ROOT, SMALL, microp, read
 
 from microp.config.config import compose_config, from_plain, plain, read_config
-from microp.factory.job_factory import make_job
+from microp.config.job_factory import make_job
 from microp.sweep.planned import Planned, planned
 
 MEDDLER = '''

@@ -15,10 +15,10 @@ from submitit.core.utils import FailedJobError
 from typed import nothing_starts, type_in
 from user import ROOT
 
+from microp.config import config_checks
 from microp.config.config import compose_config, read_config
 from microp.config.errors import ConfigError
-from microp.factory import config_checks
-from microp.factory.job_factory import make_job
+from microp.config.job_factory import make_job
 from microp.records import SweepPlan, hold, read_status
 from microp.sweep import slurm_sweep
 from microp.sweep.planned import Planned, planned

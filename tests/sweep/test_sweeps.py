@@ -13,11 +13,10 @@ import yaml
 from configs import sweep_of
 from omegaconf import DictConfig, OmegaConf
 
-from microp.config import read_config
+from microp.config import make_job, read_config
 from microp.config.composing import compose_points, composer
 from microp.config.config import register
 from microp.config.help_page import about_sweep
-from microp.factory import make_job
 from microp.system.places import sweep_names
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 from user import ROOT, SMALL, begin, microp, read, until
 
-from microp.factory import job_of
+from microp.config import job_of
 from microp.records import hold
 
 WORDS = [*SMALL, "tracking=disabled", "comms=threads"]

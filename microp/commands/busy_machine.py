@@ -27,8 +27,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from microp.bench.overheads import null_step
-from microp.bench.self_checks import JOB
+from microp.commands.overheads import null_step
+from microp.commands.self_checks import JOB
 from microp.comms import Comms, GroupComms
 from microp.job import Job
 from microp.schedule import uniform

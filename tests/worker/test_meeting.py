@@ -16,9 +16,8 @@ from user import SMALL, begin, microp
 from warm import Command
 
 from microp.comms import Hosts, interface_of, own_address
-from microp.hosts import HostsError, clocks, meeting
 from microp.schedule.builders import one_f_one_b
-from microp.worker import launch_ranks
+from microp.worker import HostsError, clocks, launch_ranks, meeting
 
 
 def card(name: str, **facts):
@@ -112,7 +111,7 @@ def begun(folder: Path, text: str, *arguments: str) -> Command:
 WAITS_FOR_OTHERS = """
 from datetime import timedelta
 from torch.distributed import TCPStore
-from microp.hosts import meeting
+from microp.worker import meeting
 def wait(*_):
     print("ready", flush=True)
     TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=timedelta(seconds=60))

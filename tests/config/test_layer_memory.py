@@ -15,8 +15,8 @@ from own_model import mixed, settings_of
 from user import environment_of
 
 import microp.device
+from microp.config import prediction as subject
 from microp.device import probe_layers
-from microp.factory import prediction as subject
 from microp.settings import AS_WRITTEN, NEVER, Computing, GptSettings
 from microp.simulator import stage_bytes
 

@@ -12,8 +12,9 @@ import os
 import shlex
 from pathlib import Path
 
-from microp.config import Config, plain
-from microp.factory.profiles import profile_notes, profile_problems
+from microp.config.config import plain
+from microp.config.profiles import profile_notes, profile_problems
+from microp.config.schema import Config
 from microp.job import Job, torch_problems
 from microp.settings import (
     COPYING,

@@ -16,7 +16,9 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from microp.config import Config, default_values, is_fixed, typed_folder
+from microp.config.composing import typed_folder
+from microp.config.knobs import default_values
+from microp.config.schema import Config, is_fixed
 from microp.job import Workload
 from microp.planner import EstimatedPrices, NominalPrices, Prices, ProfilePrices
 from microp.profiling import (

@@ -14,10 +14,11 @@ from fractions import Fraction
 from math import inf
 from typing import Any
 
-from microp.config import Config, ConfigError, SimulateConfig, asks_for
-from microp.factory.job_factory import make_schedule
-from microp.factory.partition_factory import Chosen, choose_partition
-from microp.factory.profiles import (
+from microp.config.errors import ConfigError
+from microp.config.factory import asks_for
+from microp.config.job_factory import make_schedule
+from microp.config.partition_factory import Chosen, choose_partition
+from microp.config.profiles import (
     doubt,
     held_beside,
     prices_of,
@@ -26,6 +27,7 @@ from microp.factory.profiles import (
     times_of,
     used_profile,
 )
+from microp.config.schema import Config, SimulateConfig
 from microp.job import Workload
 from microp.schedule import Schedule, uniform, validate
 from microp.settings import EmulatedSettings, EstimateSettings, broken_rules, quoted

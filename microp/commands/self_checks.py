@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from microp.bench import check_models as models
+from microp.commands import check_models as models
 from microp.comms import Comms, ThreadComms, thread_comms
 from microp.config import own_model
 from microp.job import Job

@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from microp.config import Config
-from microp.factory.partition_factory import memory_cap
-from microp.factory.prediction import layer_memory
-from microp.factory.profiles import prices_of, profile_problems, used_profile
+from microp.config.partition_factory import memory_cap
+from microp.config.prediction import layer_memory
+from microp.config.profiles import prices_of, profile_problems, used_profile
+from microp.config.schema import Config
 from microp.job import Job
 from microp.planner import Choice, Priced, Pricer, Subject, advice, fill_text
 from microp.schedule.builders import LOOPED

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from microp.bench.self_checks import JOB
+from microp.commands.self_checks import JOB
 from microp.comms import Comms
 from microp.device import open_device
 from microp.engine import Boundary, Engine, Runner, TorchEngine

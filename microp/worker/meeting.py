@@ -25,10 +25,10 @@ import torch.distributed as dist
 from torch.distributed import Store, rendezvous  # type: ignore[attr-defined]
 
 from microp.comms import Comms, GroupComms, Heartbeats, Hosts, interface_of, own_address
-from microp.hosts.clocks import Reading, read_clocks
 from microp.job import Job
 from microp.system import this_host
-from microp.worker import LOOPBACK_INTERFACE, connect, end_with_parent, keep_freed_memory
+from microp.worker.clocks import Reading, read_clocks
+from microp.worker.launch import LOOPBACK_INTERFACE, connect, end_with_parent, keep_freed_memory
 
 _MEETING_S = 60.0  # at least: hosts do not start at the same time
 _MOST_SHOWN = 5  # differences between hosts that a message names

@@ -29,8 +29,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from microp.config import Config
-from microp.factory.profiles import prices_of, profile_command, profile_for
+from microp.config.profiles import prices_of, profile_command, profile_for
+from microp.config.schema import Config
 from microp.job import Job
 from microp.profiling import TORCH, Forecast, peak_memory_mib
 from microp.records import WriteError, write_text

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from microp.config import Config, build
-from microp.factory.config_checks import ranks_here
-from microp.factory.prediction import layer_memory
-from microp.factory.profiles import held_beside, prices_of, profile_command, rows_of_first_replica
+from microp.config.config_checks import ranks_here
+from microp.config.factory import build
+from microp.config.prediction import layer_memory
+from microp.config.profiles import held_beside, prices_of, profile_command, rows_of_first_replica
+from microp.config.schema import Config
 from microp.job import Workload
 from microp.planner import NoRoomError, Task
 from microp.schedule import Partition, Schedule, of_sizes, uniform

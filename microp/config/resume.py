@@ -11,7 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from microp.config import Config, ConfigError
+from microp.config.errors import ConfigError
+from microp.config.schema import Config
 from microp.job import Job, Snapshot
 from microp.records import RecordError, changed_since, read_env, snapshots
 

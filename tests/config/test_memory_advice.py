@@ -9,8 +9,8 @@ import sys
 from configs import config, problems
 from user import environment_of, microp
 
-from microp.factory import job_of, memory_advice
-from microp.factory.memory_advice import with_advice
+from microp.config import job_of, memory_advice
+from microp.config.memory_advice import with_advice
 
 
 def test_a_rank_that_needs_more_than_it_has_is_refused_with_what_would_fit():

@@ -20,8 +20,6 @@ from typing import Any, NoReturn
 import torch
 
 from microp.comms import Comms, Hosts
-from microp.hosts.clocks import Reading, drift_ns, read_clocks
-from microp.hosts.meeting import Joined
 from microp.job import Job
 from microp.records import (
     HOSTS,
@@ -32,7 +30,10 @@ from microp.records import (
     write_json,
     write_text,
 )
-from microp.worker import RankError, error_of, run_rank
+from microp.worker.clocks import Reading, drift_ns, read_clocks
+from microp.worker.failure import RankError, error_of
+from microp.worker.meeting import Joined
+from microp.worker.rank import run_rank
 
 _BLOCK = 4 << 20  # bytes of a file that are sent at once
 _ERRORS_S, _POLL_S = 2.0, 0.1  # in which ranks of other hosts tell their errors

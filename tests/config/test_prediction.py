@@ -11,9 +11,9 @@ from profiled import written
 from user import microp, read
 
 from microp.config.config import compose_config, read_config
-from microp.factory.config_checks import warnings
-from microp.factory.job_factory import make_job
-from microp.factory.prediction import lacks_profile, predict, predicted_seconds
+from microp.config.config_checks import warnings
+from microp.config.job_factory import make_job
+from microp.config.prediction import lacks_profile, predict, predicted_seconds
 from microp.profiling import TORCH, Transport
 from microp.profiling.cases import make_plan
 from microp.records import read_profile, read_rows

@@ -12,12 +12,15 @@ import logging
 from dataclasses import fields, replace
 from typing import Any
 
-from microp.config import Config, ConfigError, build, compose_config, plain, read_config
-from microp.factory import config_checks
-from microp.factory.memory_advice import memory_problem
-from microp.factory.partition_factory import Chosen, choose_partition
-from microp.factory.profiles import rows_of_first_replica, times_of
-from microp.factory.resume import find_resumed
+from microp.config import config_checks
+from microp.config.config import compose_config, plain, read_config
+from microp.config.errors import ConfigError
+from microp.config.factory import build
+from microp.config.memory_advice import memory_problem
+from microp.config.partition_factory import Chosen, choose_partition
+from microp.config.profiles import rows_of_first_replica, times_of
+from microp.config.resume import find_resumed
+from microp.config.schema import Config
 from microp.job import Job, Workload, question_id, run_id, torch_problems
 from microp.schedule import Action, Op, Partition, Schedule, builders, spread, to_text, validate
 from microp.settings import EmulatedSettings, OwnSettings, quoted

@@ -1,1 +1,0 @@
-"""What the harness itself costs, and checks that microp works here."""
