@@ -157,4 +157,4 @@ def _first_sentence(text: str) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return "null" if value is None else str(value).lower()
-    return "" if value == "???" else str(value)
+    return "" if value == "???" or str(value).startswith("${") else str(value)  # its help says what a formula gives

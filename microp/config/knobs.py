@@ -240,6 +240,12 @@ def default_values(group: str, option: str) -> dict[str, Any]:
     return copy.deepcopy(_resolved(group, option))
 
 
+def default_batch_size(model: str) -> int:
+    """Return the rows of a batch that a model has on the default device if no number is chosen."""
+    others = {"device": {"name": default_options()["device"]}, "model": {"name": model}}
+    return int(OmegaConf.create({**others, "batch_size": base_values()["batch_size"]}).batch_size)
+
+
 @cache
 def _resolved(group: str, option: str) -> dict[str, Any]:
     others = {"device": {"name": default_options()["device"]}}

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from microp.config.composing import typed_folder
-from microp.config.knobs import default_values
+from microp.config.knobs import default_batch_size, default_values
 from microp.config.schema import Config, is_fixed
 from microp.job import Workload
 from microp.planner import EstimatedPrices, NominalPrices, Prices, ProfilePrices
@@ -218,6 +218,6 @@ def profile_command(config: Config) -> str:
     if isinstance(config.optimizer, SgdSettings) and not config.optimizer.momentum:
         keys.append("optimizer.momentum=0")
     keys += config.computing.words
-    keys += [f"batch_size={config.batch_size}"] if config.batch_size != 256 else []
+    keys += [f"batch_size={config.batch_size}"] if config.batch_size != default_batch_size(config.model.name) else []
     keys += [override("output_dir", config.output_dir)] if config.output_dir != "outputs" else []
     return shlex.join(["python", "-m", "microp.profile", *typed_folder(), *keys])

@@ -34,7 +34,8 @@ class Config:
     ranks: Annotated[int, Range(1, 10_000)] = MISSING
     chunks: Annotated[int, Range(1, MOST)] = MISSING  # M, the number of microbatches of a step
     replicas: Annotated[int, Range(1, 10_000)] = MISSING  # data-parallel copies of the pipeline
-    batch_size: Annotated[int, Range(1, 1_000_000_000)] = MISSING  # rows of a batch, which one optimizer step consumes
+    # rows of a batch, which one optimizer step consumes (mlp: 8192; gpt: 32; others, and emulated devices: 256)
+    batch_size: Annotated[int, Range(1, 1_000_000_000)] = MISSING
     steps: Annotated[int, Range(1, MOST)] = MISSING  # measured steps
     # steps before them, which are recorded but not used by any figure
     warmup_steps: Annotated[int, Range(0, MOST)] = MISSING

@@ -28,4 +28,4 @@ from microp.results.selection import (
     when,
 )
 from microp.results.swept import same, swept, varied
-from microp.results.verdicts import verdicts
+from microp.results.verdicts import small_microbatches, verdicts

@@ -14,13 +14,16 @@ each is the median over the turns of a launch, so that what slows down both in a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations
 from typing import NamedTuple
 
 from microp.results.comparison import compare
 from microp.results.run_rows import PointRow
 from microp.results.swept import swept
 
+SLOWER, STARVED = 1.03, 1.1  # a step counts as slower, and a row as slower to compute, from these factors on
 LINES = 4  # of comparisons; `python -m microp.runs` compares any two groups
 BRACKETS = "[ ]: 95 % interval of the difference or of the ratio, over launches"
 LAUNCH = "repeat"
@@ -42,6 +45,46 @@ def verdicts(rows: Sequence[PointRow]) -> list[str]:
         (base, first), *others = points.items()
         found = [_Pair(name, base, _times(own), _times(first)) for name, own in others]
     return _sentences(found)
+
+
+def small_microbatches(rows: Sequence[PointRow]) -> str | None:
+    """Return why a step was slower with more microbatches: the same rows took longer to compute; None if none did.
+
+    Runs are compared that differ in nothing but the number of microbatches, by the time that their ranks compute; the
+    pair in which a row's time grew most is named. Nominal times do not know how well a core is used.
+    """
+    alike: dict[str, list[PointRow]] = {}
+    for row in rows:
+        if row.summary["step_ms"] and row.summary["device"] != "emulated":
+            question = {key: value for key, value in row.config.items() if key not in ("chunks", LAUNCH)}
+            alike.setdefault(json.dumps(question, sort_keys=True, default=str), []).append(row)
+    slower = [
+        (_busy_ms(many) / _busy_ms(few), few, many)
+        for runs in alike.values()
+        for few, many in permutations(runs, 2)
+        if few.config["chunks"] < many.config["chunks"]
+        and many.summary["step_ms"]["median"] > SLOWER * few.summary["step_ms"]["median"]
+    ]
+    factor, few, many = max(slower, key=lambda pair: pair[0], default=(1.0, None, None))
+    if few is None or many is None or factor < STARVED:
+        return None
+    (rows_of_few, chunks), (rows_of_many, more) = map(_microbatch, (few, many))
+    return (
+        f"{many.summary['schedule']} is slower with chunks={more} than with {chunks}: a row of a microbatch of "
+        f"{rows_of_many:g} takes {factor:.1f} times as long as one of {rows_of_few:g}; the microbatches are too small "
+        "for this model"
+    )
+
+
+def _busy_ms(row: PointRow) -> float:
+    """Return the time that a rank computes in a step, the mean over the ranks, by the medians over the steps."""
+    return float(row.summary["step_ms"]["median"] * (1 - row.summary["bubble"]["measured"]))
+
+
+def _microbatch(row: PointRow) -> tuple[float, int]:
+    """Return the mean rows of a microbatch, and the number of microbatches."""
+    chunks = row.config["chunks"]
+    return round(row.config["batch_size"] / row.config["replicas"] / chunks, 1), chunks
 
 
 class _Pair(NamedTuple):

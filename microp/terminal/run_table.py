@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from microp.records import DISTURBANCES
-from microp.results import PointRow, same, swept, verdicts
+from microp.results import PointRow, same, small_microbatches, swept, verdicts
 from microp.terminal.columns import Column, paragraph, show
 from microp.terminal.console import error, out
 from microp.terminal.results import results
@@ -42,7 +42,7 @@ def show_runs(rows: Sequence[PointRow], whole: str) -> None:
     about = [result.meaning(rows) for result in found if result.name in shown]
     paragraph(out, " ".join(dict.fromkeys(filter(None, about))))
     _explain_disturbances(rows)
-    for sentence in verdicts(rows):
+    for sentence in filter(None, [*verdicts(rows), small_microbatches(rows)]):
         paragraph(out, sentence, style="")
     for row in rows:
         if row.message and len(rows) > 1:  # a single failure has just been shown

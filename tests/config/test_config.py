@@ -35,13 +35,18 @@ def test_defaults_are_those_of_the_readme(composed):
     assert problems(config) == []
     assert (plan.schedule.name, plan.ranks, plan.schedule.chunks) == ("gpipe", 2, 4)
     assert (plan.model.name, plan.model.layers, plan.partition.sizes) == ("mlp", 16, (8, 8))
-    assert plan.rows == (64, 64, 64, 64)
+    assert plan.rows == (2048, 2048, 2048, 2048)
 
 
 def test_the_model_is_small_where_time_is_emulated_unless_its_size_is_given(composed):
     dims = [composed(*words).model.dim for words in ([], ["device=emulated"], ["device=emulated", "model.dim=512"])]
-    assert dims == [512, 64, 512]
+    assert dims == [256, 64, 512]
     assert composed("device=emulated", "model=gpt").model.dim == composed("model=gpt").model.dim
+
+
+def test_the_rows_of_a_batch_are_those_that_keep_a_core_busy_with_the_model(composed):
+    rows = [composed(*words).batch_size for words in ([], ["model=gpt"], ["device=emulated"], ["batch_size=9"])]
+    assert rows == [8192, 32, 256, 9]
 
 
 @pytest.mark.parametrize("option", sorted(CONF.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -82,7 +87,7 @@ def test_saved_yaml_is_the_configuration(composed):
 
     saved = yaml.safe_load(to_yaml(composed("chunks=8")))
     assert saved["chunks"] == 8
-    assert saved["model"] == {"name": "mlp", "layers": 16, "dim": 512, "dtype": "float32"}
+    assert saved["model"] == {"name": "mlp", "layers": 16, "dim": 256, "dtype": "float32"}
 
 
 def test_rows_are_spread(composed):
