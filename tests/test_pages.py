@@ -59,6 +59,19 @@ def test_the_first_page_is_read_in_one_go():
     assert len((ROOT / "README.md").read_bytes()) <= 10_000
 
 
+def test_pictures_and_closed_forms_of_the_page_are_those_of_the_code():
+    """The builders' pictures are compared with the simulator, and the forms with its makespans, where they stand."""
+    page = (ROOT / "microp/schedule/README.md").read_text()
+    builders = "".join(path.read_text() for path in (ROOT / "microp/schedule/builders").glob("*.py"))
+    forms = (ROOT / "microp/simulator/closed_forms.py").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("rank ")]
+    assert len(rows) > 12
+    assert not [row for row in rows if row not in builders]
+    table = page[page.index("| schedule | makespan") :].partition("\n\n")[0].splitlines()
+    assert len(table) > 12
+    assert not [line for line in table if line not in forms]
+
+
 @pytest.mark.parametrize("command", commands())
 def test_a_command_is_accepted_as_it_stands(command, tmp_path, monkeypatch, capsys):
     if NOT_HERE.search(command):
