@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from microp.model.layers import Gpt, Mlp, Model
 from microp.model.randomness import GENERATOR, Reseeded, derive_seed, generator_states, seed_generators
 from microp.settings import GptSettings, ModelSettings, OwnSettings, TiedWeight
-from microp.system import BYTES
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Layers:
     context: int
     changes_buffers: bool = False
     tied: bool = False
-    vocabulary: int = BYTES
+    vocabulary: int = 256
 
 
 class OwnModel(Model):

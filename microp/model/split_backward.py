@@ -26,12 +26,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 from torch.nn.functional import linear as linear_map
 from torch.utils import _pytree as pytree
 
-from microp.model.autocast import product_input
-from microp.model.engine_calls import gradients_of
 from microp.model.weight_gradients import (
     GraphWeights,
     LinearWeights,
@@ -72,7 +70,7 @@ class Deferred:
             if x._version != version:
                 raise RuntimeError("the input of a Linear layer was written in place after its forward")
             wanted.append(edge)
-        found = gradients_of([*wanted, split.anchor, *split.weights], root, gradient)
+        found = _gradients_of([*wanted, split.anchor, *split.weights], root, gradient)
         for (owner, x, _, _), caught in zip(reversed(forwards), found[len(forwards) : 0 : -1], strict=True):
             if caught is not None:
                 self.linears.append((owner, x, caught))
@@ -210,7 +208,7 @@ class SplitBackward:
             if deferred is None or not torch.is_grad_enabled():
                 return linear_map(x, weight, bias)
             if is_lowered:
-                x = product_input(x)
+                x = _product_input(x)
             y = linear_map(x, *weights.aliases)  # type: ignore[arg-type]
             made = y if y._base is None else y._base  # an operation in place gives a view another node
             edge = GradientEdge(made.grad_fn, made.output_nr)  # type: ignore[arg-type]
@@ -218,6 +216,24 @@ class SplitBackward:
             return y
 
         return linear
+
+
+def run_backward(root: GradientEdge, gradient: Tensor) -> None:
+    """Add the gradients of everything below `root` to its leaves' `grad`, and free the graph.
+
+    autograd's engine is called without the checks of `torch.autograd.backward` and `grad`. They compare the shapes of
+    outputs and gradients as symbols, for which they import sympy (0.2 s in every process) and take about 20 us per
+    call; the engine itself compares shapes, and the sender of a tensor has done so already.
+    """
+    _engine_run_backward((root,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def _gradients_of(wanted: Sequence[Any], root: GradientEdge, gradient: Tensor) -> Sequence[Tensor | None]:
+    """Return the gradients of leaves or nodes, None for those below which `root` does not lie; see `run_backward`."""
+    gradients: Sequence[Tensor | None] = _engine_run_backward(
+        (root,), (gradient,), False, False, tuple(wanted), allow_unreachable=True, accumulate_grad=False
+    )
+    return gradients
 
 
 def trained(module: nn.Module) -> list[nn.Parameter]:
@@ -253,6 +269,14 @@ def _is_plain(linear: nn.Linear) -> bool:
 def _is_from_torch(module: nn.Module) -> bool:
     """Return whether the forward of a module is torch's, which reads no weights but its own."""
     return type(module).__module__.startswith("torch.nn.modules.") and "forward" not in vars(module)
+
+
+def _product_input(x: Tensor) -> Tensor:
+    """Return the tensor that a product computes with if it is given `x`; under autocast a copy in its type."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype is not torch.float64:
+        return x.to(torch.get_autocast_dtype(kind))
+    return x
 
 
 class _Inputs:
