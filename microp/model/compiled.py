@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-import torch
 from torch import nn
 
 BACKEND = "inductor"

@@ -45,7 +45,7 @@ class Weights:
         self.bias = bias if bias is not None and bias.requires_grad else None
         self.make_aliases()
         self.is_small = self.weight is not None and weight.nbytes <= SMALL
-        self._both = tuple(each for each in (self.weight, self.bias) if each is not None)
+        self._both = tuple(w for w in (self.weight, self.bias) if w is not None)
         self._adds: dict[tuple[int, int], bool] = {}  # (rows, threads) -> what `adds_in_product` said
 
     def __iter__(self) -> Iterator[Tensor]:
