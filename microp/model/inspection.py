@@ -11,7 +11,7 @@ with numbers are also run several times, which shows whether they make the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -24,7 +24,7 @@ from microp.model.division import choose_division, undivided_text
 from microp.model.loss_check import check_loss
 from microp.model.own import Layers, seeded, separated
 from microp.model.split_backward import SplitBackward
-from microp.model.trial import TYPES, Trial, or_none
+from microp.model.trial import TYPES, Trial, or_none, weights_of
 from microp.model.watch import layer_text, tensor_text
 from microp.settings import LayerFacts, LayerWork, TiedWeight
 
@@ -73,7 +73,7 @@ def _facts(made: Layers, code: str) -> LayerFacts:
     as_one, undivided = _divisions(layers, few) if few.is_real else ([], [])
     inputs = [few.tokens, *few.outputs[:-1]]
     entered = [(made.context,), *(tuple(output.shape[1:]) for output in few.outputs[:-1])]
-    weights = _weights(layers)
+    weights = weights_of(layers)
     return LayerFacts(
         context=made.context,
         dtype=str((few.outputs[:-1] or few.outputs)[0].dtype).removeprefix("torch."),
@@ -96,11 +96,7 @@ def _facts(made: Layers, code: str) -> LayerFacts:
 def number_of_weights(made: Layers) -> int:
     """Return the number of weights of all layers. Raises ValueError if they are no layers."""
     _check_form(made)
-    return sum(weight.numel() for weight in _weights(made.layers))
-
-
-def _weights(layers: Iterable[nn.Module]) -> set[nn.Parameter]:
-    return {weight for layer in layers for weight in layer.parameters()}
+    return sum(weight.numel() for weight in weights_of(made.layers))
 
 
 def _divisions(layers: Sequence[nn.Module], trial: Trial) -> tuple[list[int], list[str]]:

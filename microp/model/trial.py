@@ -12,7 +12,7 @@ other ranks: so what it makes may depend on nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
 from time import perf_counter
@@ -128,22 +128,16 @@ class Trial:
 
     def _check_reads(self, index: int, seen: Watch, leaves: Sequence[Tensor]) -> None:
         """Raise ValueError if a layer reads a weight of another one, of which another rank would have a copy."""
-        name, weights = layer_text(self._layers, index), set(self._layers[index].parameters())
-        for other, layer in enumerate(self._layers):
-            for weight_name, weight in layer.named_parameters():
-                if weight.requires_grad and weight not in weights and place_of(weight) in seen.memory:
-                    raise ValueError(
-                        f"{name}, which reads the memory of {weight_name} of {layer_text(self._layers, other)}: on "
-                        "another rank it would be a copy that nobody trains, so give the layer its own, or let both "
-                        "own one nn.Parameter with Layers(..., tied=True)"
-                    )
-        for tensor in chain(seen.weights, leaves):
-            if tensor not in weights and tensor.requires_grad and id(tensor) not in seen.made:
-                raise ValueError(
-                    f"{name}, which reads {owner_text(self._layers, tensor)}: on another rank it would read a copy "
-                    "that nobody trains, so give the layer a weight of its own, or let both own it "
-                    "(self.weight = other.weight) with Layers(..., tied=True)"
-                )
+        own = set(self._layers[index].parameters())
+        read = [tensor for tensor in chain(seen.weights, leaves) if id(tensor) not in seen.made]
+        read += [weight for weight in weights_of(self._layers) if place_of(weight) in seen.memory]  # also by their data
+        foreign = [tensor for tensor in read if tensor.requires_grad and tensor not in own]
+        if foreign:
+            raise ValueError(
+                f"{layer_text(self._layers, index)}, which reads {owner_text(self._layers, foreign[0])}: on another "
+                "rank it would read a copy that nobody trains, so give the layer a weight of its own, or let both own "
+                "it (self.weight = other.weight) with Layers(..., tied=True)"
+            )
 
     def _check_same(self, layer: nn.Module, name: str, x: Tensor, y: Tensor) -> None:
         """Raise ValueError if the layer makes something else of the same input, with the same seeds."""
@@ -279,6 +273,11 @@ def leaves_of(output: Tensor) -> list[Tensor]:
             leaves.append(node.variable)
         nodes += [before for before, _ in node.next_functions]
     return leaves
+
+
+def weights_of(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """Return the weights of some layers, each once."""
+    return list(dict.fromkeys(weight for layer in layers for weight in layer.parameters()))
 
 
 def owner_text(layers: Sequence[nn.Module], weight: Tensor) -> str:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-import torch
 import training
 from conftest import CHECKPOINTING, gpt, mlp, small_job
 from emulation import settings
+from one_process import assert_near, by_processes
 
 from microp.job import TORCH_SCHEDULES
 from microp.job.torch_support import nearest_in_torch
@@ -53,16 +53,10 @@ def test_both_engines_give_the_same_losses_and_gradients(tmp_path):
     """Of the first step and of the second, which sees the optimizer's work."""
     jobs = [job_for(build) for build in BUILDERS.values()]
     jobs += [job_for(gpipe, model=gpt(), checkpointing=CHECKPOINTING[name]) for name in ("never", "always", "segments")]
-    both = [replace(job, engine=EngineSettings(name, False)) for job in jobs for name in ("microp", "torch")]
-    results = launch_ranks(both[0], tmp_path, 3, partial(training.train_all_tensors, both))
-    for number, job in enumerate(jobs):
-        for rank in (0, 1):
-            (losses, layers), (theirs, their_layers) = results[rank][2 * number : 2 * number + 2]
-            assert losses == pytest.approx(theirs, rel=1e-5), job.schedule.name
-            assert layers.keys() == their_layers.keys()
-            for index, tensors in layers.items():
-                for mine, other in zip(tensors, their_layers[index], strict=True):
-                    torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-6)
+    by_torch = [replace(job, engine=EngineSettings("torch", False)) for job in jobs]
+    trained = by_processes([*jobs, *by_torch], tmp_path)
+    for ours, theirs in zip(trained[: len(jobs)], trained[len(jobs) :], strict=True):
+        assert_near(theirs, ours, rtol=1e-3, atol=1e-6, of_loss=1e-5)
 
 
 @pytest.mark.parametrize(("build", "engines"), [(gpipe, {"microp", "limit", "torch"}), (naive, {"microp", "limit"})])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from own_model import by_numpy, leaving, mixed, normed, own_job, passing, settings_of
+from own_model import by_numpy, leaving, mixed, normed, own_job, passing, settings_of, tied_layers
 from torch import nn
 from training import digest
 
@@ -123,6 +123,11 @@ def test_the_facts_of_a_model():
     assert (facts.context, facts.dtype, facts.changes_buffers) == (4, "float32", False)
     assert settings_of(mixed, dtype="float64").facts.dtype == "float64"
     assert settings_of(normed).facts.changes_buffers
+    assert settings_of(tied_layers).facts.tied == (
+        ((0, "weight"), (6, "weight")),
+        ((2, "weight"), (3, "0.weight"), (4, "weight")),
+        ((2, "bias"), (4, "bias")),
+    )
     model = settings_of(mixed)
     assert model.weights == sum(p.numel() for layer in mixed().layers for p in layer.parameters())
 
