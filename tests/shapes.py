@@ -363,6 +363,26 @@ def in_place_on_a_part(own, x):
     return torch.tanh(y)
 
 
+twice("in_place_on_a_product", lambda: nn.Sequential(linear(bias=False), nn.ReLU(inplace=True)))
+
+
+class Named(nn.Module):
+    """Owns a weight, takes a tensor by its name, and makes a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = matrix()
+
+    def forward(self, x: Tensor, scale: float = 1.0, *, other: Tensor) -> dict[str, Tensor]:
+        return {"product": x @ self.weight * scale, "sum": other + self.weight.sum()}
+
+
+@layer(named=Named)
+def keywords_and_dictionaries(own, x):
+    made = own.named(x, 0.5, other=x * 3)
+    return torch.tanh(made["product"] + made["sum"])
+
+
 @layer(w=lambda: matrix(2, WIDTH, WIDTH))
 def einsum_of_a_parameter(own, x):
     return torch.tanh(torch.einsum("btd,hde->bte", x, own.w))
@@ -712,7 +732,7 @@ def mask_in_a_context() -> Layers:
     return stack(first, dense(), dense(), later, head())
 
 
-@refuse("which reads weight of layer 0")
+@refuse("which reads weight of layer 4")
 def tied_by_their_data() -> Layers:
     first, last = embedding(), nn.Linear(WIDTH, 256, bias=False)
     last.weight.data = first.weight.data
