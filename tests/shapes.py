@@ -5,7 +5,11 @@
     @shape                 the function returns all layers and the loss
     @layer(fc=linear)      it is the forward of a layer with such a child; a model has two such layers
     @loss                  it is the loss of a model of dense layers
-    twice("pruned", ...)   of one line: what makes a layer
+    twice(
+    "parametrization_read_by_its_parent",
+    does(lambda own, x: torch.tanh(own.fc(x) + F.linear(x, own.fc.weight)), fc=lambda: parametrized(Scaled())),
+)
+twice("pruned", ...)   of one line: what makes a layer
 
                            equal      trains as plain PyTorch does; or, with UNDIVIDED, as microp on one rank
                            refused    before the first step, by these words
@@ -204,10 +208,31 @@ def parameter_list(own, x):
     return x
 
 
-@layer(encode=lambda: nn.Linear(WIDTH, 8), shift=lambda: nn.Parameter(torch.zeros(WIDTH)))
-def transposed_encoder(own, x):
-    """An autoencoder whose decoder is the transposed encoder."""
-    return x + F.linear(torch.tanh(own.encode(x)), own.encode.weight.t(), own.shift)
+twice("forward_of_the_class", does(lambda own, x: torch.tanh(nn.Linear.forward(own.fc, x)), fc=linear))
+twice(
+    "one_child_called_and_one_read",
+    does(lambda own, x: torch.tanh(F.linear(own.one(x), own.other.weight)), one=linear, other=linear),
+)
+twice(
+    "reads_in_every_other_microbatch",  # it depends on the numbers that come in
+    does(lambda own, x: own.fc(x) if x.sum() > 0 else F.linear(x, own.fc.weight, own.fc.bias), fc=linear),
+)
+twice(
+    "transposed_encoder",  # an autoencoder whose decoder is the transposed encoder
+    does(
+        lambda own, x: x + F.linear(torch.tanh(own.encode(x)), own.encode.weight.t(), own.shift),
+        encode=lambda: nn.Linear(WIDTH, 8),
+        shift=lambda: nn.Parameter(torch.zeros(WIDTH)),
+    ),
+)
+twice(
+    "weights_made_by_a_child",  # a hypernetwork
+    does(
+        lambda own, x: torch.tanh(F.linear(x, own.maker(own.codes.weight).view(WIDTH, WIDTH))),
+        maker=lambda: nn.Linear(4, WIDTH),
+        codes=lambda: nn.Embedding(WIDTH, 4),
+    ),
+)
 
 
 @layer(fc=linear)
@@ -225,34 +250,12 @@ def functional_call(own, x):
     return torch.tanh(torch.func.functional_call(own.fc, weights, (x,)))
 
 
-@layer(fc=linear)
-def forward_of_the_class(own, x):
-    return torch.tanh(nn.Linear.forward(own.fc, x))
-
-
-@layer(one=linear, other=linear)
-def one_child_called_and_one_read(own, x):
-    return torch.tanh(F.linear(own.one(x), own.other.weight))
-
-
 @shape
 def layers_that_look_alike() -> Layers:
     """Two layers of equal modules and sizes, of which the second one reads its child's weight."""
     calls = Does(lambda own, x: torch.tanh(own.fc(x)), fc=linear())
     reads = Does(lambda own, x: torch.tanh(F.linear(x, own.fc.weight, own.fc.bias)), fc=linear())
     return stack(embedding(), calls, reads, dense(), dense(), head())
-
-
-@layer(fc=linear)
-def reads_in_every_other_microbatch(own, x):
-    """Whether the parent reads the weight or calls the child depends on the numbers that come in."""
-    return torch.tanh(own.fc(x) if x.sum() > 0 else F.linear(x, own.fc.weight, own.fc.bias))
-
-
-@layer(maker=lambda: nn.Linear(4, WIDTH), codes=lambda: nn.Embedding(WIDTH, 4))
-def weights_made_by_a_child(own, x):
-    """A hypernetwork: a child makes another's weights."""
-    return torch.tanh(F.linear(x, own.maker(own.codes.weight).view(WIDTH, WIDTH)))
 
 
 @layer(NOT_BITS, members=three(linear))
@@ -266,11 +269,6 @@ def ensemble_by_vmap(own, x):
 # --- one weight several times ---------------------------------------------------------------------------------------
 
 
-@layer(fc=linear)
-def module_twice(own, x):
-    return own.fc(torch.tanh(own.fc(x)))
-
-
 def two_with_one_weight() -> nn.Module:
     one, other = linear(), linear()
     other.weight = one.weight
@@ -278,6 +276,7 @@ def two_with_one_weight() -> nn.Module:
 
 
 twice("two_modules_with_one_weight", two_with_one_weight)
+twice("module_twice", does(lambda own, x: own.fc(torch.tanh(own.fc(x))), fc=linear))
 
 
 @shape
@@ -319,12 +318,11 @@ def parametrized(*parts: nn.Module) -> nn.Module:
 twice("old_weight_norm", lambda: tanh_of(torch.nn.utils.weight_norm(linear())))  # by a hook before the forward
 twice("spectral_norm", lambda: tanh_of(parametrizations.spectral_norm(linear())), **CHANGES_BUFFERS)
 twice("own_parametrization", lambda: tanh_of(parametrized(Symmetric(), Scaled())))
+twice(
+    "parametrization_read_by_its_parent",
+    does(lambda own, x: torch.tanh(own.fc(x) + F.linear(x, own.fc.weight)), fc=lambda: parametrized(Scaled())),
+)
 twice("pruned", lambda: tanh_of(prune.l1_unstructured(linear(), "weight", amount=0.5)))
-
-
-@layer(fc=lambda: parametrized(Scaled()))
-def parametrization_read_by_its_parent(own, x):
-    return torch.tanh(own.fc(x) + F.linear(x, own.fc.weight))
 
 
 # --- kinds of layers ------------------------------------------------------------------------------------------------
@@ -339,6 +337,15 @@ twice("lstm_that_is_not_contiguous", does(lambda own, x: own.rnn(x)[0], rnn=lstm
 twice("batch_norm", lambda: nn.Sequential(linear(), nn.BatchNorm1d(CONTEXT), nn.Tanh()), **CHANGES_BUFFERS)
 twice("batch_norm_in_eval", lambda: nn.Sequential(linear(), nn.BatchNorm1d(CONTEXT).eval(), nn.Tanh()))
 twice(
+    "undeclared_batch_norm", lambda: nn.Sequential(linear(), nn.BatchNorm1d(CONTEXT)), **refused("changes_buffers=True")
+)
+twice("in_place_on_a_product", lambda: nn.Sequential(linear(bias=False), nn.ReLU(inplace=True)))
+twice("scalar_gate_of_zero", does(lambda own, x: x + own.alpha * torch.tanh(own.fc(x)), alpha=zero, fc=linear))
+twice(
+    "einsum_of_a_parameter",
+    does(lambda own, x: torch.tanh(torch.einsum("btd,hde->bte", x, own.w)), w=lambda: matrix(2, WIDTH, WIDTH)),
+)
+twice(
     "statistics_of_the_microbatch_alone",
     lambda: nn.Sequential(linear(), nn.BatchNorm1d(CONTEXT, track_running_stats=False), nn.Tanh()),
     reference="undivided",
@@ -350,20 +357,12 @@ twice(
 )
 
 
-@refuse("changes_buffers=True")
-def undeclared_batch_norm() -> Layers:
-    return around(lambda: nn.Sequential(linear(), nn.BatchNorm1d(CONTEXT)))
-
-
 @layer(fc=linear)
 def in_place_on_a_part(own, x):
     y = own.fc(x)
     y[..., :4] *= 0.5
     y += 1
     return torch.tanh(y)
-
-
-twice("in_place_on_a_product", lambda: nn.Sequential(linear(bias=False), nn.ReLU(inplace=True)))
 
 
 class Named(nn.Module):
@@ -383,16 +382,6 @@ def keywords_and_dictionaries(own, x):
     return torch.tanh(made["product"] + made["sum"])
 
 
-@layer(w=lambda: matrix(2, WIDTH, WIDTH))
-def einsum_of_a_parameter(own, x):
-    return torch.tanh(torch.einsum("btd,hde->bte", x, own.w))
-
-
-@layer(alpha=zero, fc=linear)
-def scalar_gate_of_zero(own, x):
-    return x + own.alpha * torch.tanh(own.fc(x))
-
-
 @shape
 def views() -> Layers:
     """Layers that return views of what they are given, and of their products."""
@@ -401,36 +390,29 @@ def views() -> Layers:
     return stack(embedding(), nn.Flatten(), product, nn.Unflatten(1, (CONTEXT, WIDTH)), part, head())
 
 
-@shape
-def frozen_first_layers() -> Layers:
-    return stack(frozen(embedding()), frozen(dense()), frozen(dense()), dense(), dense(), head())
+def normed_dense() -> nn.Module:
+    return nn.Sequential(nn.LayerNorm(WIDTH), linear(), nn.Tanh())
 
 
-@shape
-def frozen_embedding_with_positions() -> Layers:
-    """In one layer a frozen table and a trained one."""
-    first = Does(lambda own, x: own.words(x) + own.places, words=frozen(embedding()), places=matrix(CONTEXT, WIDTH))
-    return stack(first, dense(), dense(), dense(), head())
-
-
-@shape
-def frozen_middle() -> Layers:
-    norm = nn.Sequential(nn.LayerNorm(WIDTH), linear(), nn.Tanh())
-    return stack(embedding(), dense(), frozen(norm), frozen(dense()), frozen(dense()), dense(), head())
-
-
-@shape
-def frozen_head() -> Layers:
-    return stack(embedding(), dense(), dense(), dense(), frozen(head()))
-
-
+words_and_places = does(
+    lambda own, x: own.words(x) + own.places,
+    words=lambda: frozen(embedding()),
+    places=lambda: matrix(CONTEXT, WIDTH),
+)
+SHAPES["frozen_first_layers"] = Shape(
+    lambda: stack(frozen(embedding()), frozen(dense()), frozen(dense()), dense(), dense(), head())
+)
+SHAPES["frozen_middle"] = Shape(
+    lambda: stack(embedding(), dense(), frozen(normed_dense()), frozen(dense()), frozen(dense()), dense(), head())
+)
+SHAPES["frozen_head"] = Shape(lambda: stack(embedding(), dense(), dense(), dense(), frozen(head())))
+SHAPES["frozen_embedding_with_positions"] = Shape(lambda: stack(words_and_places(), dense(), dense(), dense(), head()))
+twice(
+    "unused_child",
+    does(lambda own, x: torch.tanh(own.fc(x)), fc=linear, unused=linear, norm=lambda: nn.LayerNorm(3)),
+)
 twice("frozen_bias", changed(dense, lambda made: made[0].bias.requires_grad_(False)))
 twice("frozen_weight_trained_bias", changed(dense, lambda made: made[0].weight.requires_grad_(False)))
-
-
-@layer(fc=linear, unused=linear, norm=lambda: nn.LayerNorm(3))
-def unused_child(own, x):
-    return torch.tanh(own.fc(x))
 
 
 @layer(fc=linear, teacher=linear, norm=lambda: nn.LayerNorm(WIDTH))
@@ -455,16 +437,11 @@ def experts_by_mask(own, x):
 
 TABLE = torch.linspace(-1, 1, CONTEXT * WIDTH).view(CONTEXT, WIDTH)
 
-
-@layer(fc=linear)
-def table_of_the_file(own, x):
-    """A table that is a constant of the module."""
-    return torch.tanh(own.fc(x * TABLE.to(x.dtype)))
-
-
-@layer(table=lambda: torch.sin(torch.arange(CONTEXT * WIDTH)).view(CONTEXT, WIDTH), fc=linear)
-def table_as_an_attribute(own, x):
-    return torch.tanh(own.fc(x + own.table.to(x.dtype)))
+twice("table_of_the_file", does(lambda own, x: torch.tanh(own.fc(x * TABLE.to(x.dtype))), fc=linear))
+twice(
+    "table_as_an_attribute",
+    does(lambda own, x: torch.tanh(own.fc(x + own.table.to(x.dtype))), table=lambda: torch.sin(TABLE), fc=linear),
+)
 
 
 @layer(refused(""), mean=lambda: torch.zeros(()), fc=linear)
@@ -503,15 +480,16 @@ class Passes(torch.autograd.Function):
         return ctx.of_gradient(gradient), None
 
 
-@layer(fc=linear)
-def gradient_reversal(own, x):
-    return torch.tanh(own.fc(Passes.apply(x, torch.neg)))
+def unit_length(gradient: Tensor) -> Tensor:
+    return 0.1 * gradient / (gradient.norm() + 1e-9)
 
 
-@layer(refused("not linear"), fc=linear)
-def clipped_by_a_function(own, x):
-    """A gradient of a fixed length."""
-    return Passes.apply(torch.tanh(own.fc(x)), lambda gradient: 0.1 * gradient / (gradient.norm() + 1e-9))
+twice("gradient_reversal", does(lambda own, x: torch.tanh(own.fc(Passes.apply(x, torch.neg))), fc=linear))
+twice(
+    "clipped_by_a_function",
+    does(lambda own, x: Passes.apply(torch.tanh(own.fc(x)), unit_length), fc=linear),
+    **refused("not linear"),
+)
 
 
 @refuse("weight")
@@ -662,6 +640,11 @@ def drawing(draw: Callable[[Tensor], Tensor | float]) -> Callable[[], nn.Module]
 GENERATOR, PYTHON_S = torch.Generator().manual_seed(0), random.Random(0)
 
 twice("dropout", lambda: nn.Sequential(linear(), nn.Dropout(0.3), nn.Tanh()), **UNDIVIDED)
+twice(
+    "dropout_of_a_read_weight",
+    does(lambda own, x: torch.tanh(F.linear(x, F.dropout(own.fc.weight, 0.3, own.training))), fc=linear),
+    **UNDIVIDED,
+)
 twice("python_random_number", drawing(lambda x: 1 + random.random()), **UNDIVIDED)
 twice("numpy_random", drawing(lambda x: torch.from_numpy(np.random.rand(*x.shape)).to(x.dtype)), **UNDIVIDED)
 twice("torch_random_number", drawing(lambda x: 1 + torch.rand(()).item()), **UNDIVIDED)
@@ -669,20 +652,14 @@ twice("own_generator", drawing(lambda x: torch.rand(x.shape, generator=GENERATOR
 twice("own_python_generator", drawing(lambda x: 1 + PYTHON_S.random()), **refused("random"))
 twice("system_random", drawing(lambda x: 1 + os.urandom(1)[0] / 256), **refused("random"))
 twice(
+    "asks_for_the_gradient_mode",
+    does(lambda own, x: own.fc(x) * (1.1 if torch.is_grad_enabled() else 1.0), fc=linear),
+    **refused("without a graph"),
+)
+twice(
     "own_generator_that_begins_anew",  # it draws the same numbers in each forward
     drawing(lambda x: torch.rand(x.shape[1:], generator=torch.Generator().manual_seed(3)).to(x.dtype)),
 )
-
-
-@layer(UNDIVIDED, fc=linear)
-def dropout_of_a_read_weight(own, x):
-    """Dropout on the weights themselves."""
-    return torch.tanh(F.linear(x, F.dropout(own.fc.weight, 0.3, own.training)))
-
-
-@layer(refused("without a graph"), fc=linear)
-def asks_for_the_gradient_mode(own, x):
-    return own.fc(x) * (1.1 if torch.is_grad_enabled() else 1.0)
 
 
 # --- layers that read what is not their own ---------------------------------------------------------------------------
@@ -757,14 +734,29 @@ def each_error(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
 
 
-@loss()
-def loss_of_the_last_token(logits, targets):
-    return F.cross_entropy(logits[:, -1], targets[:, -1])
-
-
-@loss()
-def label_smoothing(logits, targets):
-    return F.cross_entropy(logits.transpose(1, 2), targets, label_smoothing=0.1)
+LOSSES = {  # of one line
+    "loss_of_the_last_token": (lambda logits, targets: F.cross_entropy(logits[:, -1], targets[:, -1]), {}),
+    "label_smoothing": (
+        lambda logits, targets: F.cross_entropy(logits.transpose(1, 2), targets, label_smoothing=0.1),
+        {},
+    ),
+    "loss_that_draws": (lambda logits, targets: mean_error(F.dropout(logits, 0.2), targets), refused("random")),
+    "exponential_of_the_mean": (lambda logits, targets: (mean_error(logits, targets) / 4).exp(), NOT_ROWS),
+    "a_small_part_that_is_no_mean": (
+        lambda logits, targets: mean_error(logits, targets) + 1e-2 * logits.std(correction=0),
+        NOT_ROWS,
+    ),
+    "ignore_index_of_another_token": (
+        lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=32),
+        NOT_ROWS,
+    ),
+    "sum_over_a_batch_of_known_size": (
+        lambda logits, targets: mean_error(logits, targets) * len(targets) / 9,
+        NOT_ROWS,
+    ),
+}
+for name, (function, expected) in LOSSES.items():
+    SHAPES[name] = Shape(lambda function=function: around(dense, function), **expected)
 
 
 @loss()
@@ -786,37 +778,12 @@ def loss_that_writes_into_its_targets(logits, targets):
     return mean_error(logits, targets)
 
 
-@loss(refused("random"))
-def loss_that_draws(logits, targets):
-    return mean_error(F.dropout(logits, 0.2), targets)
-
-
-@loss(NOT_ROWS)
-def exponential_of_the_mean(logits, targets):
-    return (mean_error(logits, targets) / 4).exp()
-
-
-@loss(NOT_ROWS)
-def a_small_part_that_is_no_mean(logits, targets):
-    return mean_error(logits, targets) + 1e-2 * logits.std(correction=0)
-
-
-@loss(NOT_ROWS)
-def ignore_index_of_another_token(logits, targets):
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=32)
-
-
 @loss(NOT_ROWS)
 def class_weight_of_one_token(logits, targets):
     """Its mean is one over the weights of the tokens."""
     weights = torch.ones(256)
     weights[0] = 0.1
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), weight=weights.to(logits))
-
-
-@loss(NOT_ROWS)
-def sum_over_a_batch_of_known_size(logits, targets):
-    return mean_error(logits, targets) * len(targets) / 9
 
 
 @loss(NOT_ROWS)

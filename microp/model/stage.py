@@ -262,13 +262,12 @@ class Stage:
     def _loss_gradient(self, microbatch: int) -> Tensor:
         """Return the gradient of a microbatch's loss, which is the same tensor in each step."""
         share = self.batch.weights[microbatch]
-        found = self._loss_gradients.get(share)
-        if found is None:
+        if share not in self._loss_gradients:
             loss = self.losses[microbatch]
             if loss.numel() != 1:
                 raise ValueError(f"the loss has the shape {list(loss.shape)}: it has to be one number")
-            found = self._loss_gradients[share] = torch.full_like(loss, share)
-        return found
+            self._loss_gradients[share] = torch.full_like(loss, share)
+        return self._loss_gradients[share]
 
     def weight_gradient(self, microbatch: int, _: Tensor | None) -> None:
         """Run W: add the weight gradients of a microbatch whose B has been run to the weights' `grad`."""

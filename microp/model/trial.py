@@ -141,16 +141,15 @@ class Trial:
 
     def _check_same(self, layer: nn.Module, name: str, x: Tensor, y: Tensor) -> None:
         """Raise ValueError if the layer makes something else of the same input, with the same seeds."""
-        end, what = perf_counter() + _TRY_S / len(self._layers), f"{name}, which fails for its input a second time"
+        end = perf_counter() + _TRY_S / len(self._layers)
         for turn in range(_TRIES):
-            with seeded(0), torch.set_grad_enabled(turn > 0):
-                again = partial(layer, entering(x)[1])
-                other = tried(again, what, "let it not") if turn else or_none(again)
-            if other is not None and self._differ(other, y):
+            with torch.set_grad_enabled(turn > 0):
+                again = _again(layer, x)
+            if (again is not None or turn) and self._differ(again, y):
                 when = "the second time" if turn else "without a graph, as in the forward of a recomputed stage"
                 raise ValueError(
-                    f"{name}, which makes something else of the same input {when}: let it keep nothing from one "
-                    "forward to the next, not ask for torch.is_grad_enabled(), and draw random numbers from torch, "
+                    f"{name}, which makes something else of the same input {when}, or fails: let it keep nothing from "
+                    "one forward to the next, not ask for torch.is_grad_enabled(), and draw random numbers from torch, "
                     "random or numpy.random, and not from a source of its own"
                 )
             if turn and perf_counter() > end:
@@ -161,9 +160,7 @@ class Trial:
         passed = self.replay(tokens)
         self.replay(tokens.flip(0))
         for index in reversed(range(len(self._layers))):
-            with seeded(0):
-                again = or_none(self._layers[index], entering(passed[index])[1])
-            if self._differ(again, passed[index + 1]):
+            if self._differ(_again(self._layers[index], passed[index]), passed[index + 1]):
                 raise ValueError(
                     f"{layer_text(self._layers, index)}, which depends on what another layer keeps: on another rank "
                     "that is not there, so pass it on in the tensor between the layers"
@@ -173,8 +170,7 @@ class Trial:
         """Raise ValueError if a layer makes something else if its first input, of these copies, is another trial's."""
         for index, (layer, y) in enumerate(zip(fresh, self.outputs, strict=True)):
             for trial in (other, self):
-                with seeded(0):
-                    again = or_none(layer, entering(trial.outputs[index - 1] if index else trial.tokens)[1])
+                again = _again(layer, trial.outputs[index - 1] if index else trial.tokens)
             if again is not None and self._differ(again, y):
                 raise ValueError(
                     f"{layer_text(self._layers, index)}, in which the first input decides what it makes of later ones: "
@@ -211,6 +207,12 @@ class Trial:
             if not all(are_equal(some, rows[:-1]) for some, rows in zip(fewer, whole, strict=True)):
                 mixing.append(index)
         return mixing
+
+
+def _again(layer: nn.Module, x: Tensor) -> Tensor | None:
+    """Return what a layer makes of an input, with the random numbers of its trial; None if it fails."""
+    with seeded(0):
+        return or_none(layer, entering(x)[1])
 
 
 def _both_ways(layer: nn.Module, x: Tensor) -> list[Tensor]:

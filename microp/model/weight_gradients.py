@@ -80,9 +80,6 @@ class GraphWeights(NamedTuple):
     gradients: list[Tensor]
     weights: list[nn.Parameter]
 
-    def run(self) -> None:
-        torch.autograd.backward(self.roots, self.gradients, inputs=self.weights)
-
 
 def add_gradients(
     linears: Sequence[LinearWeights], graphs: Sequence[GraphWeights], several: Collection[Tensor]
@@ -101,7 +98,7 @@ def add_gradients(
     with torch.no_grad():
         _accumulate(linears, several)
     for graph in graphs:
-        graph.run()
+        torch.autograd.backward(graph.roots, graph.gradients, inputs=graph.weights)
     for weight, earlier in before.items():
         if earlier is not None and weight.grad is not None:
             weight.grad = earlier.add_(weight.grad)
