@@ -240,21 +240,24 @@ class Stage:
         while kept:
             held = kept.pop()
             leaf, root = held.input, held.root
+            # 1. run a segment again of which only the input was kept
             if held.is_recomputed:
                 start = self._mark()
                 leaf, output = self._tape(microbatch, held.segment, leaf)
                 root = _root_of(output)
                 del output  # frees its memory, which the backward does not need
                 self.recomputations += (start, self._mark())
-            if root is None:  # nothing from here to the model's input is trained
+            # 2. nothing from here to the model's input is trained
+            if root is None:
                 current = None
-                continue
-            if self._split is None or microbatch not in self._deferred:
+            # 3. the full backward
+            elif self._split is None or microbatch not in self._deferred:
                 run_backward(root, current)
                 current = leaf.grad
+            # 4. or B alone, which leaves the weights' gradients for W
             else:
                 current = self._deferred[microbatch].backward(root, current, leaf, self._split)
-            if current is None and leaf.requires_grad:  # the layers do not use it
+            if current is None and root is not None and leaf.requires_grad:  # the layers do not use their input
                 current = torch.zeros_like(leaf)
         del self.kept[microbatch]
         return current if current is None or given is None else _apart(current, given)
