@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import tempfile
 from collections.abc import Callable
@@ -147,15 +148,13 @@ def trained(job: Job) -> Trained:
             losses.append(trainer.step(step)["loss"] or 0.0)
         return losses, {index: dict(layer.state_dict()) for index, layer in trainer.layers.items()}
 
-    found = in_threads(thread_comms(job.ranks, 20, job.replicas), live)
-    pipelines = [found[first : first + job.ranks] for first in range(0, len(found), job.ranks)]
-    layers = [_in_order({index: own for _, part in each for index, own in part.items()}) for each in pipelines]
-    assert not any(differences(each, layers[0]) for each in layers[1:]), "replicas differ"
-    return Trained([sum(each) for each in zip(*(losses for losses, _ in found), strict=True)], layers[0])
-
-
-def _in_order(layers: dict[int, dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    return [layers[index] for index in sorted(layers)]
+    ranks = in_threads(thread_comms(job.ranks, 20, job.replicas), live)
+    replicas = []
+    for first in range(0, len(ranks), job.ranks):
+        layers = {index: state for _, held in ranks[first : first + job.ranks] for index, state in held.items()}
+        replicas.append(Trained([], [layers[index] for index in sorted(layers)]))
+    assert all(distance(replica, replicas[0])[0] == 0 for replica in replicas), "replicas differ"
+    return Trained([sum(shares) for shares in zip(*(losses for losses, _ in ranks), strict=True)], replicas[0].layers)
 
 
 @cache
@@ -186,27 +185,25 @@ def plain(name: str, dtype: str) -> Trained:
     return Trained(losses, [dict(layer.state_dict()) for layer in made.layers])
 
 
-def differences(got: list[dict[str, Tensor]], want: list[dict[str, Tensor]]) -> dict[str, float]:
-    """The tensors that differ in a bit -> by which share of the largest number in them."""
-    found = {}
-    for index, (mine, theirs) in enumerate(zip(got, want, strict=True)):
-        assert mine.keys() == theirs.keys()
-        for key, tensor in theirs.items():
-            if not torch.equal(mine[key], tensor):
-                largest = tensor.abs().max().item() or 1.0
-                share = (mine[key] - tensor).abs().max().item() / largest
-                found[f"layer {index} {key}"] = share if share == share else float("inf")
-    return found
-
-
 def distance(got: Trained, want: Trained) -> tuple[float, str]:
-    """The largest difference as a share, and where it is; 0 for equal bits."""
-    found = differences(got.layers, want.layers)
-    for step, (mine, theirs) in enumerate(zip(got.losses, want.losses, strict=True)):
-        if mine != theirs:
-            found[f"loss of step {step}"] = abs(mine - theirs) / abs(theirs) if mine == mine else float("inf")
-    where = max(found, key=found.__getitem__, default="")
-    return found.get(where, 0.0), where
+    """The largest difference, as a share of the largest number beside it, and where it is; 0 for equal bits."""
+    pairs: dict[str, tuple[Tensor, Tensor]] = {}
+    for step, losses in enumerate(zip(got.losses, want.losses, strict=True)):
+        one, other = torch.tensor(losses, dtype=torch.float64)
+        pairs[f"loss of step {step}"] = one, other
+    for index, (mine, theirs) in enumerate(zip(got.layers, want.layers, strict=True)):
+        assert mine.keys() == theirs.keys()
+        pairs |= {f"layer {index} {key}": (mine[key], theirs[key]) for key in theirs}
+    shares = {where: _share(*pair) for where, pair in pairs.items()}
+    where = max(shares, key=shares.__getitem__)
+    return shares[where], where
+
+
+def _share(got: Tensor, want: Tensor) -> float:
+    if torch.equal(got, want):
+        return 0.0
+    share = float((got - want).abs().max() / (want.abs().max() or 1.0))
+    return share if share == share else math.inf
 
 
 def problem(name: str, case: Case) -> str:

@@ -18,25 +18,18 @@ ALLOWED = {
         "torch.utils._pytree.tree_leaves",
     },
     "model/compiled.py": {
-        # of torch's compiler: what it raises, and the two settings that have no public name
-        "torch._dynamo.exc.TorchDynamoException",
-        "torch._functorch.config",
-        "torch._inductor.config",
+        "torch._functorch.config",  # a setting of torch's compiler that has no public name
     },
-    "model/engine_calls.py": {
-        # `backward` and `grad` compare shapes in Python, 25 to 35 us a call
-        "torch.autograd.graph._engine_run_backward",
-    },
-    "model/inspection.py": {
-        "torch.utils._python_dispatch.TorchDispatchMode",  # which operations a layer calls, and with what
-    },
-    "model/lowered_types.py": {
-        # which types a layer makes, without computing
-        "torch._subclasses.fake_tensor.FakeTensor",
-        "torch._subclasses.fake_tensor.FakeTensorMode",
+    "model/autocast.py": {
+        "torch._subclasses.fake_tensor.FakeTensorMode",  # which types a layer makes, without computing
     },
     "model/split_backward.py": {
+        # `backward` and `grad` compare shapes in Python, 25 to 35 us a call
+        "torch.autograd.graph._engine_run_backward",
         "torch.utils._pytree",  # a layer may take and return any nest of tensors
+    },
+    "model/watch.py": {
+        "torch.utils._python_dispatch.TorchDispatchMode",  # which operations a layer calls, and with what
     },
     "model/weight_gradients.py": {
         "torch._foreach_add_",  # one call for all small gradients

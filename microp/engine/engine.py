@@ -146,53 +146,46 @@ class Engine:
         groups: Mapping[Action, tuple[int, ...]],
         last: Callable[[int, Run], Run],
     ) -> list[_Bound]:
-        schedule, rank, last_of = self._schedule, self._rank, self._schedule.last_gradients
+        schedule, rank = self._schedule, self._rank
         row = schedule.ranks[rank]
-        posts, completed = receives_to_post(schedule, rank), completed_sends(schedule, rank)
+        # 1. the ends of all transfers: between stages of this rank, from other ranks, to other ranks
         local_boxes = {action: _LocalBox() for action in row}
         inboxes = {source: self._inbox(source) for action in row if (source := remote_source(schedule, rank, action))}
         outboxes = {action: box for action in row if (box := self._outbox(action)) is not None}
+        posts, completed = receives_to_post(schedule, rank), completed_sends(schedule, rank)
         bound = []
         for action in row:
-            stage = stages[action.stage]
-            run: Run = {Op.F: stage.forward, Op.B: stage.backward, Op.W: stage.weight_gradient}[action.op]
-            if action in groups:
-                run = partial(_run_group, stage, groups[action])
-            source, take, give = schedule.source(action), None, None
+            stage, source = stages[action.stage], schedule.source(action)
+            take: Callable[[], Tensor | None] | None = None
+            give: Give | None = None
+            # 2. where its input comes from, and where its output goes
             if source is not None:
                 take = inboxes[source].wait if source in inboxes else local_boxes[source].take
             if action in schedule.consumers:
                 give = self._checked(action, outboxes[action].send) if action in outboxes else local_boxes[action].put
+            # 3. what it runs, as the device and the sums over replicas want it
+            run: Run = {Op.F: stage.forward, Op.B: stage.backward, Op.W: stage.weight_gradient}[action.op]
+            if action in groups:
+                run = partial(_run_group, stage, groups[action])
             run, give = self._device.bind(action, run, give)
-            if action == last_of[action.stage]:
+            if action == schedule.last_gradients[action.stage]:
                 run = last(action.stage, run)
-            bound.append(
-                _Bound(
-                    tuple(post for source in posts[action] if (post := inboxes[source].post) is not None),
-                    take,
-                    run,
-                    action.microbatch,
-                    give,
-                    tuple(finish for sent in completed[action] if (finish := outboxes[sent].finish) is not None),
-                )
-            )
+            # 4. which receives it posts, and which sends the arrival of its input completes
+            posted = tuple(post for source in posts[action] if (post := inboxes[source].post) is not None)
+            finished = tuple(finish for sent in completed[action] if (finish := outboxes[sent].finish) is not None)
+            bound.append(_Bound(posted, take, run, action.microbatch, give, finished))
+        # 5. the sends that nothing completes within the step
         done = {sent for action in row for sent in completed[action]}
         self._left = [box.finish for sent, box in outboxes.items() if sent not in done and box.finish is not None]
         return bound
 
     def _messages(self) -> list[Message]:
         """Return all messages of a step, between any two ranks."""
-        slots = assign_slots(self._schedule)
-        return [
-            Message(
-                src,
-                dest,
-                self._tag(action),
-                math.prod(self._shape(action)) * self._dtype(action).itemsize,
-                slots[action],
-            )
-            for action, (src, dest) in remote_links(self._schedule).items()
-        ]
+        slots, messages = assign_slots(self._schedule), []
+        for action, (src, dest) in remote_links(self._schedule).items():
+            size = math.prod(self._shape(action)) * self._dtype(action).itemsize
+            messages.append(Message(src, dest, self._tag(action), size, slots[action]))
+        return messages
 
     def step(self, number: int) -> StepTrace:
         """Run this rank's actions once; return their trace.
@@ -208,15 +201,19 @@ class Engine:
         now = 0  # twice the index of the action
         try:
             for posts, take, run, microbatch, give, completed in self._bound:
+                # 1. post the next receives
                 for post in posts:
                     post()
+                # 2. wait for the input
                 beat[place] = now
                 marks[at] = mark()
                 x = take() if take is not None else None
                 marks[at + 1] = mark()
+                # 3. run the action
                 beat[place], beat[since] = now + 1, clock()
                 y = run(microbatch, x)
                 marks[at + 2] = mark()
+                # 4. send the output, and complete the sends of which the input has shown that they arrived
                 if give is not None:
                     give(y)
                 for finish in completed:
@@ -226,6 +223,7 @@ class Engine:
                     after()
                 at += 3
                 now += 2
+            # 5. complete the other sends
             beat[place], beat[since] = Place.SENDING, clock()
             for finish in self._left:
                 finish()

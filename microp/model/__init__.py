@@ -8,11 +8,10 @@
 A user's model function imports `Layers` and, for a model that does not embed its tokens, `Bits` from here.
 """
 
-from microp.model.autocast import open_autocast
+from microp.model.autocast import lowered_types, open_autocast
 from microp.model.data import library_text, open_data
 from microp.model.inspection import inspect_layers, number_of_weights
 from microp.model.layers import Bits, Model
-from microp.model.lowered_types import lowered_types
 from microp.model.own import Layers, build_model, code_of, seeded
 from microp.model.randomness import Dropout, generator_states, random_parts
 from microp.model.stage import Batch, Stage

@@ -1,22 +1,32 @@
-"""The context in which layers compute, and what it makes of a product's input.
+"""The context in which layers compute under autocast, and the types of the tensors that they then make.
 
 ::
 
     with autocast:        x float32 ─┐            ┌─► y bf16        products (Linear, attention, convolution)
                      weight float32 ─┴► bf16 copies              everything else: in the type of its inputs
 
+    types    one forward of the layers, before the run ──► ("int64", "float32", "bfloat16", ...)
+
 It encloses forwards, also those of recomputations, and never a backward: a gradient gets the type of the tensor that
 it is of, so that the gradient of a weight is float32 again.
+
+Each device has its own autocast (of a tensor in bf16, LayerNorm and softmax make bf16 on a CPU and float32 on a GPU),
+and the meta device, on which large models are checked otherwise, has none. So layers that are not on the device are
+tried with fake tensors, which have a shape, a type and a device but no numbers, and take none of its memory.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from microp.model.own import Layers
+from microp.model.watch import Watch, device_of, layer_text, tensor_text, tried
 from microp.settings import LOWERED, Computing
 
 
@@ -32,9 +42,55 @@ def open_autocast(computing: Computing, device: torch.device | str) -> AbstractC
     return torch.autocast(torch.device(device).type, dtype=dtype, cache_enabled=False)
 
 
-def product_input(x: Tensor) -> Tensor:
-    """Return the tensor that a product computes with if it is given `x`; under autocast a copy in its type."""
-    kind = x.device.type
-    if torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype is not torch.float64:
-        return x.to(torch.get_autocast_dtype(kind))
-    return x
+def lowered_types(made: Layers, computing: Computing, device: str = "cpu") -> tuple[str, ...]:
+    """Return torch's name of the type of the tensor that enters each layer.
+
+    Args:
+        made: the layers, which have been checked without autocast; those that become fake are changed.
+        computing: how they compute, not as they are written.
+        device: where, `cpu`, or `cuda` with a build of torch that has it.
+
+    Raises:
+        ValueError: a layer or the loss fails under autocast; what follows `<function> returns`.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # it imports sympy, and only this needs it
+
+    how, remedy = " ".join(computing.words), "make them fit, or use dtype=null"
+    types, layers = [], list(made.layers)
+    is_fake = device_of(layers).type != device
+    with FakeTensorMode(allow_non_fake_inputs=True) if is_fake else nullcontext(), _autocast(computing, device):
+        if is_fake:
+            _to_device(nn.ModuleList(layers), device)
+        x = tokens = torch.zeros((2, made.context), dtype=torch.int64, device=device)
+        for index, layer in enumerate(layers):
+            types.append(str(x.dtype).removeprefix("torch."))
+            entered = x.detach().requires_grad_(x.is_floating_point())
+            what = f"{layer_text(layers, index)}, which fails with {how} for its input {tensor_text(x)}"
+            with Watch(entered):
+                x = tried(partial(layer, entered), what, remedy)
+        given = f"(output {tensor_text(x)}, targets {tensor_text(tokens)})"
+        tried(lambda: made.loss(x, tokens), f"a loss that fails with {how} for {given}", remedy)
+    return tuple(types)
+
+
+@contextmanager
+def _autocast(computing: Computing, device: str) -> Iterator[None]:
+    """Turn autocast on also for a device that is not here, for which `torch.autocast` does nothing."""
+    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled()
+    torch.set_autocast_enabled(device, True)
+    torch.set_autocast_dtype(device, getattr(torch, LOWERED[computing.dtype or ""]))
+    torch.set_autocast_cache_enabled(False)  # as in `open_autocast`
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device, before[0])
+        torch.set_autocast_dtype(device, before[1])
+        torch.set_autocast_cache_enabled(before[2])
+
+
+def _to_device(layers: nn.Module, device: str) -> None:
+    """Put fake tensors of a device in the place of all tensors of the layers."""
+    layers.to_empty(device=device)
+    for module in layers.modules():  # tensors that are no weights and no buffers
+        plain = {key: value for key, value in vars(module).items() if isinstance(value, Tensor)}
+        vars(module).update({key: torch.empty_like(value, device=device) for key, value in plain.items()})

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,48 +32,31 @@ def open_data(settings: DataSettings, rows: int, context: int, seed: int) -> Win
     Args:
         context: the number of input tokens per row.
     """
-    if isinstance(settings, TextSettings):
-        return _text(settings, rows, context, seed)
+    windows = None
+    if isinstance(settings, TextSettings | TokenSettings):  # every row that can be drawn, as a view of the corpus
+        windows = np.lib.stride_tricks.sliding_window_view(_corpus(settings), context + 1)
+
+    def draw(step: int) -> Tensor:
+        generator = torch.Generator().manual_seed(derive_seed(seed, "batch", step))
+        if windows is None:
+            return torch.randint(0, 256, (rows, context + 1), generator=generator)
+        starts = torch.randint(0, len(windows), (rows,), generator=generator)
+        return torch.from_numpy(windows[starts.numpy()].astype(np.int64))
+
+    return draw
+
+
+def _corpus(settings: TextSettings | TokenSettings) -> Any:
     if isinstance(settings, TokenSettings):
-        return _tokens(settings, rows, context, seed)
-
-    def draw(step: int) -> Tensor:
-        return torch.randint(0, 256, (rows, context + 1), generator=_generator(seed, step))
-
-    return draw
-
-
-def _text(settings: TextSettings, rows: int, context: int, seed: int) -> Windows:
-    corpus = library_text() if settings.is_library else _read(settings)
-    windows = corpus.unfold(0, context + 1, 1)  # every row that can be drawn, as a view
-
-    def draw(step: int) -> Tensor:
-        starts = torch.randint(0, len(windows), (rows,), generator=_generator(seed, step))
-        return windows.index_select(0, starts).long()
-
-    return draw
+        return settings.open()
+    return library_text() if settings.is_library else _read(settings)
 
 
 @cache
-def library_text() -> Tensor:
+def library_text() -> Any:
     """Return the bytes of Python's standard library, the text that is used without `data.path`; read once."""
     return _read(TextSettings("text", None))
 
 
-def _read(settings: TextSettings) -> Tensor:
-    return torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in settings.files())), dtype=torch.uint8)
-
-
-def _tokens(settings: TokenSettings, rows: int, context: int, seed: int) -> Windows:
-    tokens = settings.open()
-
-    def draw(step: int) -> Tensor:
-        starts = torch.randint(0, len(tokens) - context, (rows,), generator=_generator(seed, step))
-        windows = [tokens[start : start + context + 1] for start in starts.tolist()]
-        return torch.from_numpy(np.stack(windows).astype(np.int64))
-
-    return draw
-
-
-def _generator(seed: int, step: int) -> torch.Generator:
-    return torch.Generator().manual_seed(derive_seed(seed, "batch", step))
+def _read(settings: TextSettings) -> Any:
+    return np.frombuffer(b"".join(path.read_bytes() for path in settings.files()), np.uint8)

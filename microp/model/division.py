@@ -22,13 +22,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from microp.model.engine_calls import run_backward
-from microp.model.split_backward import Deferred, SplitBackward, has_hooks
+from microp.model.split_backward import Deferred, SplitBackward, has_hooks, run_backward
+from microp.model.watch import error_text
 
 Run = Callable[[nn.Module, Tensor], Tensor]
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}  # of the largest number of a gradient
 _LOWERED = 0.05  # the same for types of 16 bits, and under autocast
-_LONGEST = 200  # characters of what an exception says
 
 
 def choose_division(split: SplitBackward, layer: nn.Module, sample: Tensor, run: Run) -> bool:
@@ -47,18 +46,17 @@ def choose_division(split: SplitBackward, layer: nn.Module, sample: Tensor, run:
     split.undo(layer)
     full = _full(layer, sample, run)
     types = {gradient.dtype for gradient in full if gradient is not None}
-    tolerance = _LOWERED if split.is_lowered else max((_TOLERANCE.get(each, _LOWERED) for each in types), default=0.0)
+    tolerance = _LOWERED if split.is_lowered else max((_TOLERANCE.get(kind, _LOWERED) for kind in types), default=0.0)
     # Hooks may be made in a layer's first forward; numbers that are not finite prove nothing.
     is_plain = not has_hooks(layer) and all(g is None or bool(g.isfinite().all()) for g in full)
     said = "other gradients than in one backward"
-    for divide in (split.divide, split.divide_as_one) if is_plain else (split.divide_as_one,):
-        divide(layer)
+    for by_parts in (True, False) if is_plain else (False,):
+        (split.divide if by_parts else split.divide_as_one)(layer)
         try:
             divided, is_pure = _divided(split, layer, sample, run)
         except Exception as error:
-            said = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
+            said = error_text(error)
         else:
-            by_parts = divide == split.divide
             if (is_pure or not by_parts) and all(_equal(a, b, tolerance) for a, b in zip(full, divided, strict=True)):
                 return by_parts
         split.undo(layer)
@@ -75,49 +73,45 @@ def undivided_text(index: int, layer: nn.Module, error: ValueError) -> str:
 
 def _full(layer: nn.Module, sample: Tensor, run: Run) -> list[Tensor | None]:
     """Return the gradients of the input and of each weight, by one backward."""
+    leaf = sample.detach().clone().requires_grad_(sample.is_floating_point())
     with _unchanged(layer):
-        leaf = _leaf(sample)
         output = run(layer, leaf)
         if output.requires_grad:
-            run_backward(get_gradient_edge(output), _gradient(output))
+            run_backward(get_gradient_edge(output), random_gradient(output))
         return [leaf.grad, *_taken(layer)]
 
 
 def _divided(split: SplitBackward, layer: nn.Module, sample: Tensor, run: Run) -> tuple[list[Tensor | None], bool]:
     """Return the same by B and W, and whether B computed no gradient of a weight."""
-    leaf, deferred, found = _leaf(sample), Deferred(), None
+    leaf = sample.detach().clone().requires_grad_(sample.is_floating_point())
+    deferred, of_input = Deferred(), None
     with _unchanged(layer):
         split.deferred = deferred
         try:
             output = run(layer, leaf)
             split.deferred = None
             if output.requires_grad:
-                found = deferred.backward(get_gradient_edge(output), _gradient(output), leaf, split)
+                of_input = deferred.backward(get_gradient_edge(output), random_gradient(output), leaf, split)
             is_pure = not deferred.read_elsewhere
             deferred.run()
         finally:
             split.deferred = None
-            gradients = _taken(layer)
-    return [found, *gradients], is_pure
+            of_weights = _taken(layer)
+    return [of_input, *of_weights], is_pure
 
 
-def _leaf(sample: Tensor) -> Tensor:
-    return sample.detach().clone().requires_grad_(sample.is_floating_point())
-
-
-def _gradient(output: Tensor) -> Tensor:
-    """Return random numbers, the same in each call."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(output.shape, generator=generator).to(output.device, output.dtype)
+def random_gradient(output: Tensor) -> Tensor:
+    """Return random numbers as the gradient of an output, the same in each call."""
+    return torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
 
 
 def _taken(layer: nn.Module) -> list[Tensor | None]:
     """Return the gradients of a layer's weights, and take them away."""
     weights = list(layer.parameters())
-    found = [weight.grad for weight in weights]
+    gradients = [weight.grad for weight in weights]
     for weight in weights:
         weight.grad = None
-    return [gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient for gradient in found]
+    return [gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient for gradient in gradients]
 
 
 def _equal(a: Tensor | None, b: Tensor | None, tolerance: float) -> bool:

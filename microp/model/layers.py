@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from microp.model.randomness import Dropout, derive_seed
 from microp.settings import Computing, GptSettings, ModelSettings
-from microp.system import BYTES
 
 
 class Model(ABC):
@@ -31,7 +30,7 @@ class Model(ABC):
 
     def __init__(self, settings: ModelSettings) -> None:
         self._settings = settings
-        self.layers, self.dim = settings.layers, settings.dim
+        self.layers, self.dim, self.vocabulary = settings.layers, settings.dim, settings.vocabulary
         self.dtype: torch.dtype = getattr(torch, settings.dtype)
 
     def build(self, indices: Iterable[int], seed: int) -> list[nn.Module]:
@@ -67,7 +66,7 @@ class Mlp(Model):
         last = index == self.layers - 1
         modules: list[nn.Module] = [Bits(self.dtype)] if index == 0 else []
         std = math.sqrt((1 if last else 2) / self.dim)  # He et al., arXiv 1502.01852
-        modules.append(_linear(self.dim, BYTES if last else self.dim, std, generator, self.dtype))
+        modules.append(_linear(self.dim, self.vocabulary if last else self.dim, std, generator, self.dtype))
         if not last:
             modules.append(nn.ReLU())
         return nn.Sequential(*modules)
@@ -81,8 +80,8 @@ class Gpt(Model):
 
     def __init__(self, settings: GptSettings) -> None:
         super().__init__(settings)
-        self.heads, self.context, self.dropout = settings.heads, settings.context, settings.dropout
-        self.vocabulary, self.tied = settings.vocabulary, settings.tied
+        self.heads, self.context = settings.heads, settings.context
+        self.dropout, self.tied = settings.dropout, settings.tied
 
     def layer(self, index: int, seed: int) -> nn.Module:
         layer_seed = derive_seed(seed, "layer", index)

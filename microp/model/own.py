@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from microp.model.layers import Gpt, Mlp, Model
 from microp.model.randomness import GENERATOR, Reseeded, derive_seed, generator_states, seed_generators
 from microp.settings import GptSettings, ModelSettings, OwnSettings, TiedWeight
-from microp.system import BYTES
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Layers:
     context: int
     changes_buffers: bool = False
     tied: bool = False
-    vocabulary: int = BYTES
+    vocabulary: int = 256
 
 
 class OwnModel(Model):
@@ -79,12 +78,12 @@ class OwnModel(Model):
             made: Layers = self._function(**self._settings.keys)
         self._loss = made.loss
         layers = separated(made.layers, self._settings.tied_weights)
-        own = [(index, layers[index]) for index in indices]
-        _spoil(layers, {weight for _, layer in own for weight in layer.parameters()})
+        held = {index: layers[index] for index in indices}
+        _spoil(layers, {weight for layer in held.values() for weight in layer.parameters()})
         if self._settings.facts.random:  # any layer may draw only sometimes
-            for index, layer in own:
+            for index, layer in held.items():
                 Reseeded(layer, derive_seed(seed, "random", index))
-        return [layer for _, layer in own]
+        return list(held.values())
 
     def layer(self, index: int, seed: int) -> nn.Module:
         return self.build([index], seed)[0]
@@ -114,24 +113,24 @@ def seeded(seed: int) -> Iterator[Callable[[], bool]]:
         np.random.set_state(before[2])
 
 
-def _spoil(layers: Iterable[nn.Module], own: set[nn.Parameter]) -> None:
+def _spoil(layers: Iterable[nn.Module], held: set[nn.Parameter]) -> None:
     """Make NaN of the trained weights of the other layers, so that nothing reads a copy that nobody trains unnoticed.
 
     They also need no memory any more.
     """
-    for weight in {weight for layer in layers for weight in layer.parameters() if weight.requires_grad} - own:
+    for weight in {weight for layer in layers for weight in layer.parameters() if weight.requires_grad} - held:
         weight.data = torch.full((1,) * weight.dim(), nan, dtype=weight.dtype).expand(weight.shape)
 
 
 def separated(layers: Iterable[nn.Module], tied: Iterable[TiedWeight]) -> list[nn.Module]:
     """Return layers of which each has its own copies of the weights and of the modules that they share."""
     copied = {layer for copies in tied for layer, _ in copies[1:]}
-    known, found = set[nn.Module](), []
+    known, apart = set[nn.Module](), []
     for index, layer in enumerate(layers):
         modules = set(layer.modules())
-        found.append(layer if index not in copied and modules.isdisjoint(known) else copy.deepcopy(layer))
+        apart.append(layer if index not in copied and modules.isdisjoint(known) else copy.deepcopy(layer))
         known |= modules
-    return found
+    return apart
 
 
 def code_of(function: Callable[..., Any]) -> str:

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 from hashlib import blake2b
 from threading import RLock
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,13 +21,6 @@ def derive_seed(seed: int, *path: str | int) -> int:
     """Return a 63-bit seed for `path` under the run's seed, e.g. `derive_seed(0, "layer", 3)`."""
     digest = blake2b("/".join(map(str, (seed, *path))).encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
-
-
-class Random(Protocol):
-    """A part of a layer that draws random numbers."""
-
-    def at(self, step: int, microbatch: int) -> None:
-        """Set the step and the microbatch of the next forward."""
 
 
 class Dropout(nn.Module):
@@ -90,7 +83,7 @@ class Reseeded:
         seed_generators(derive_seed(self._seed, *self._now), given[0].device)
 
 
-def random_parts(layers: nn.Module) -> Iterator[Random]:
+def random_parts(layers: nn.Module) -> Iterator[Dropout | Reseeded]:
     """Yield the parts of layers whose `at` must be called before each forward."""
     for module in layers.modules():
         if isinstance(module, Dropout) and module.probability:

@@ -26,12 +26,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 from torch.nn.functional import linear as linear_map
 from torch.utils import _pytree as pytree
 
-from microp.model.autocast import product_input
-from microp.model.engine_calls import gradients_of
 from microp.model.weight_gradients import (
     GraphWeights,
     LinearWeights,
@@ -66,18 +64,21 @@ class Deferred:
         Raises:
             RuntimeError: a layer's input was written in place after its forward.
         """
+        # 1. what is wanted: the gradients of the leaf, of each Linear's output, and of weights that others read
         forwards, self.forwards = self.forwards, []
         wanted: list[Any] = [leaf if leaf.requires_grad else split.anchor]
         for _, x, version, edge in forwards:
             if x._version != version:
                 raise RuntimeError("the input of a Linear layer was written in place after its forward")
             wanted.append(edge)
-        found = gradients_of([*wanted, split.anchor, *split.weights], root, gradient)
-        for (owner, x, _, _), caught in zip(reversed(forwards), found[len(forwards) : 0 : -1], strict=True):
+        # 2. one pass down, in which small graphs leave what W needs of them
+        gradients = _gradients_of([*wanted, split.anchor, *split.weights], root, gradient)
+        # 3. keep what W needs, in the order in which the full backward adds it
+        for (owner, x, _, _), caught in zip(reversed(forwards), gradients[len(forwards) : 0 : -1], strict=True):
             if caught is not None:
                 self.linears.append((owner, x, caught))
-        self.keep_read_elsewhere(split.weights, found[len(wanted) + 1 :])
-        return found[0] if leaf.requires_grad else None
+        self.keep_read_elsewhere(split.weights, gradients[len(wanted) + 1 :])
+        return gradients[0] if leaf.requires_grad else None
 
     def keep_read_elsewhere(self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
         """Keep the gradients that a graph has of weights whose owner is another module; None where it has none."""
@@ -93,10 +94,12 @@ class Deferred:
 
     def run(self) -> None:
         """Run W: add the remaining weight gradients to the weights' `grad`."""
-        owners = [id(owner) for owner, _, _ in self.linears] + [id(graph.weights) for graph in self.graphs]
-        if owners != self._owners:
-            self._owners = owners
-            self._several = used_several_times([*(o for o, _, _ in self.linears), *(g.weights for g in self.graphs)])
+        owners: list[Iterable[Tensor]] = [
+            *(owner for owner, _, _ in self.linears),
+            *(graph.weights for graph in self.graphs),
+        ]
+        if (ids := list(map(id, owners))) != self._owners:
+            self._owners, self._several = ids, used_several_times(owners)
         add_gradients(self.linears, self.graphs, self._several)
         for weight, gradient in self.read_elsewhere:
             weight.grad = gradient.clone() if weight.grad is None else weight.grad.add_(gradient)
@@ -193,9 +196,8 @@ class SplitBackward:
             deferred = self.deferred
             if deferred is None or not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
-            inputs = _Inputs(args, kwargs)
-            call = _Call(forward, inputs, weights, others, deferred)
-            results = _Divided.apply(call, self.anchor, *inputs.tensors)
+            call = _Call(forward, (args, kwargs), weights, others, deferred)
+            results = _Divided.apply(call, self.anchor, *call.tensors)
             return pytree.tree_unflatten(list(results), call.result_form)
 
         return divided
@@ -210,7 +212,7 @@ class SplitBackward:
             if deferred is None or not torch.is_grad_enabled():
                 return linear_map(x, weight, bias)
             if is_lowered:
-                x = product_input(x)
+                x = _product_input(x)
             y = linear_map(x, *weights.aliases)  # type: ignore[arg-type]
             made = y if y._base is None else y._base  # an operation in place gives a view another node
             edge = GradientEdge(made.grad_fn, made.output_nr)  # type: ignore[arg-type]
@@ -218,6 +220,24 @@ class SplitBackward:
             return y
 
         return linear
+
+
+def run_backward(root: GradientEdge, gradient: Tensor) -> None:
+    """Add the gradients of everything below `root` to its leaves' `grad`, and free the graph.
+
+    autograd's engine is called without the checks of `torch.autograd.backward` and `grad`. They compare the shapes of
+    outputs and gradients as symbols, for which they import sympy (0.2 s in every process) and take about 20 us per
+    call; the engine itself compares shapes, and the sender of a tensor has done so already.
+    """
+    _engine_run_backward((root,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def _gradients_of(wanted: Sequence[Any], root: GradientEdge, gradient: Tensor) -> Sequence[Tensor | None]:
+    """Return the gradients of leaves or nodes, None for those below which `root` does not lie; see `run_backward`."""
+    gradients: Sequence[Tensor | None] = _engine_run_backward(
+        (root,), (gradient,), False, False, tuple(wanted), allow_unreachable=True, accumulate_grad=False
+    )
+    return gradients
 
 
 def trained(module: nn.Module) -> list[nn.Parameter]:
@@ -255,41 +275,46 @@ def _is_from_torch(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.modules.") and "forward" not in vars(module)
 
 
-class _Inputs:
-    """The arguments of a call in any nesting, and the distinct tensors among them."""
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._leaves, self._form = pytree.tree_flatten((args, kwargs))
-        self.tensors = list({id(leaf): leaf for leaf in self._leaves if isinstance(leaf, Tensor)}.values())
-
-    def with_tensors(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with `self.tensors` replaced by `tensors`; a tensor passed twice stays one tensor."""
-        others = {id(old): new for old, new in zip(self.tensors, tensors, strict=True)}
-        leaves = [others[id(leaf)] if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, self._form)
-        return args, kwargs
+def _product_input(x: Tensor) -> Tensor:
+    """Return the tensor that a product computes with if it is given `x`; under autocast a copy in its type."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype is not torch.float64:
+        return x.to(torch.get_autocast_dtype(kind))
+    return x
 
 
 class _Call:
-    """One forward of a module that is not a plain Linear, with its small graph."""
+    """One forward of a module that is not a plain Linear, with its small graph.
+
+    Attributes:
+        tensors: the distinct tensors among its arguments, in any nesting.
+        leaves: their copies, from which the small graph is recorded.
+        constants: the indices of the results that are tensors without a gradient.
+    """
 
     def __init__(
         self,
         forward: Callable[..., Any],
-        inputs: _Inputs,
+        arguments: tuple[tuple[Any, ...], dict[str, Any]],
         weights: list[nn.Parameter],
         others: list[nn.Parameter],
         deferred: Deferred,
     ) -> None:
-        self._forward, self._inputs, self._deferred = forward, inputs, deferred
-        self._weights, self._others = weights, others
+        self._forward, self._weights, self._others, self._deferred = forward, weights, others, deferred
+        self._arguments, self._form = pytree.tree_flatten(arguments)
+        self.tensors = list({id(value): value for value in self._arguments if isinstance(value, Tensor)}.values())
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         """Run the forward and record the small graph; return the results detached from it (non-tensors unchanged)."""
+        # 1. the arguments with leaves in place of the tensors; a tensor that is passed twice stays one
         self.leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
-        args, kwargs = self._inputs.with_tensors(self.leaves)
+        leaf_of = {id(tensor): leaf for tensor, leaf in zip(self.tensors, self.leaves, strict=True)}
+        arguments = [leaf_of[id(value)] if isinstance(value, Tensor) else value for value in self._arguments]
+        args, kwargs = pytree.tree_unflatten(arguments, self._form)
+        # 2. the small graph
         with torch.enable_grad():
             results, self.result_form = pytree.tree_flatten(self._forward(*args, **kwargs))
+        # 3. where its backward begins
         self._indices = [i for i, r in enumerate(results) if isinstance(r, Tensor) and r.requires_grad]
         self.constants = [i for i, r in enumerate(results) if isinstance(r, Tensor) and not r.requires_grad]
         self._roots = [get_gradient_edge(results[i]) for i in self._indices]
@@ -297,16 +322,16 @@ class _Call:
 
     def input_gradients(self, gradients: Sequence[Tensor]) -> list[Tensor | None]:
         """Run B: return the gradient of each input, or None if it requires none; leave the weights' for W."""
-        own = [gradients[i] for i in self._indices]
+        of_results = [gradients[i] for i in self._indices]
         wanted = [*(leaf for leaf in self.leaves if leaf.requires_grad), *self._others]
         found: Sequence[Tensor | None] = [None] * len(wanted)
         if self._roots:
-            self._deferred.graphs.append(GraphWeights(self._roots, own, self._weights))
+            self._deferred.graphs.append(GraphWeights(self._roots, of_results, self._weights))
             if wanted:
-                found = torch.autograd.grad(self._roots, wanted, own, retain_graph=True, allow_unused=True)
-        by_leaf = iter(found)
-        of_leaves = [next(by_leaf) if leaf.requires_grad else None for leaf in self.leaves]
-        self._deferred.keep_read_elsewhere(self._others, list(by_leaf))
+                found = torch.autograd.grad(self._roots, wanted, of_results, retain_graph=True, allow_unused=True)
+        gradient_of = iter(found)
+        of_leaves = [next(gradient_of) if leaf.requires_grad else None for leaf in self.leaves]
+        self._deferred.keep_read_elsewhere(self._others, list(gradient_of))
         return of_leaves
 
 

@@ -21,17 +21,16 @@ from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from microp.model.autocast import open_autocast
-from microp.model.compiled import Segment
+from microp.model.compiled import compile_segment
 from microp.model.division import choose_division, undivided_text
-from microp.model.engine_calls import run_backward
 from microp.model.randomness import GENERATOR, Reseeded, random_parts
-from microp.model.split_backward import Deferred, SplitBackward, run_together
-from microp.schedule import spread
+from microp.model.split_backward import Deferred, SplitBackward, run_backward, run_together
 from microp.settings import AS_WRITTEN, Checkpointing, Computing
 
 
@@ -104,39 +103,34 @@ class Stage:
         self._loss, self._checkpointing, self._chunks = loss, checkpointing, chunks
         self._segments = [checkpointing.segments_of(microbatch, chunks) for microbatch in range(chunks)]
         self._random = list(random_parts(self.layers))
-        reseeds = any(isinstance(part, Reseeded) for part in self._random)
-        self._generators: AbstractContextManager[Any] = (
-            GENERATOR if reseeds else nullcontext()
-        )  # ranks may be threads, which share them
+        # Ranks may be threads, which share the generators.
+        self._generators: AbstractContextManager[Any] = nullcontext()
+        if any(isinstance(part, Reseeded) for part in self._random):
+            self._generators = GENERATOR
         self._split = SplitBackward(self.layers, computing.dtype is not None) if split else None
         self._deferred = {microbatch: Deferred() for microbatch in split}
         self.batch = Batch(0, None, None, ())
         self._cut_layers()
 
-    def divide(self, samples: Sequence[Tensor], indices: Sequence[int]) -> list[int]:
+    def divide(self, samples: Sequence[Tensor], indices: Sequence[int]) -> None:
         """Divide the backward of each layer in the quickest way that gives the full backward.
 
         Args:
             samples: for each layer an input of a few rows.
-
-        Returns:
-            The indices of the layers that are divided as one.
+            indices: the layers' places in the model.
 
         Raises:
             ValueError: a layer gives other gradients if its backward is divided.
         """
         if self._split is None:
-            return []
-        as_one = []
+            return
         with GENERATOR:  # torch's checkpoint sets its state back, while another rank that is a thread makes its layers
             for index, layer, sample in zip(indices, self.layers, samples, strict=True):
                 try:
-                    if not choose_division(self._split, layer, sample, self._run_alone):
-                        as_one.append(index)
+                    choose_division(self._split, layer, sample, self._run_alone)
                 except ValueError as error:
                     raise ValueError(undivided_text(index, layer, error)) from error
         self._cut_layers()
-        return as_one
 
     def _run_alone(self, layer: nn.Module, x: Tensor) -> Tensor:
         for part in self._random:
@@ -155,10 +149,9 @@ class Stage:
         self.load(self.batch)
 
     def _cut(self, segments: int) -> list[list[nn.Module]]:
-        layers = iter(self.layers)
-        sizes = spread(len(self.layers), min(segments, len(self.layers)))
-        cut = [[next(layers) for _ in range(size)] for size in sizes]
-        return [[Segment(modules)] for modules in cut] if self._computing.compile else cut
+        shares = np.array_split(range(len(self.layers)), min(segments, len(self.layers)))
+        cut = [[self.layers[index] for index in share] for share in shares]
+        return [[compile_segment(modules)] for modules in cut] if self._computing.compile else cut
 
     def load(self, batch: Batch) -> None:
         """Set the step's batch; discard the losses and the recomputations of the last step."""
@@ -247,21 +240,24 @@ class Stage:
         while kept:
             held = kept.pop()
             leaf, root = held.input, held.root
+            # 1. run a segment again of which only the input was kept
             if held.is_recomputed:
                 start = self._mark()
                 leaf, output = self._tape(microbatch, held.segment, leaf)
                 root = _root_of(output)
                 del output  # frees its memory, which the backward does not need
                 self.recomputations += (start, self._mark())
-            if root is None:  # nothing from here to the model's input is trained
+            # 2. nothing from here to the model's input is trained
+            if root is None:
                 current = None
-                continue
-            if self._split is None or microbatch not in self._deferred:
+            # 3. the full backward
+            elif self._split is None or microbatch not in self._deferred:
                 run_backward(root, current)
                 current = leaf.grad
+            # 4. or B alone, which leaves the weights' gradients for W
             else:
                 current = self._deferred[microbatch].backward(root, current, leaf, self._split)
-            if current is None and leaf.requires_grad:  # the layers do not use it
+            if current is None and root is not None and leaf.requires_grad:  # the layers do not use their input
                 current = torch.zeros_like(leaf)
         del self.kept[microbatch]
         return current if current is None or given is None else _apart(current, given)
@@ -269,13 +265,12 @@ class Stage:
     def _loss_gradient(self, microbatch: int) -> Tensor:
         """Return the gradient of a microbatch's loss, which is the same tensor in each step."""
         share = self.batch.weights[microbatch]
-        found = self._loss_gradients.get(share)
-        if found is None:
+        if share not in self._loss_gradients:
             loss = self.losses[microbatch]
             if loss.numel() != 1:
                 raise ValueError(f"the loss has the shape {list(loss.shape)}: it has to be one number")
-            found = self._loss_gradients[share] = torch.full_like(loss, share)
-        return found
+            self._loss_gradients[share] = torch.full_like(loss, share)
+        return self._loss_gradients[share]
 
     def weight_gradient(self, microbatch: int, _: Tensor | None) -> None:
         """Run W: add the weight gradients of a microbatch whose B has been run to the weights' `grad`."""

@@ -45,7 +45,7 @@ class Weights:
         self.bias = bias if bias is not None and bias.requires_grad else None
         self.make_aliases()
         self.is_small = self.weight is not None and weight.nbytes <= SMALL
-        self._both = tuple(each for each in (self.weight, self.bias) if each is not None)
+        self._both = tuple(w for w in (self.weight, self.bias) if w is not None)
         self._adds: dict[tuple[int, int], bool] = {}  # (rows, threads) -> what `adds_in_product` said
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -80,9 +80,6 @@ class GraphWeights(NamedTuple):
     gradients: list[Tensor]
     weights: list[nn.Parameter]
 
-    def run(self) -> None:
-        torch.autograd.backward(self.roots, self.gradients, inputs=self.weights)
-
 
 def add_gradients(
     linears: Sequence[LinearWeights], graphs: Sequence[GraphWeights], several: Collection[Tensor]
@@ -101,7 +98,7 @@ def add_gradients(
     with torch.no_grad():
         _accumulate(linears, several)
     for graph in graphs:
-        graph.run()
+        torch.autograd.backward(graph.roots, graph.gradients, inputs=graph.weights)
     for weight, earlier in before.items():
         if earlier is not None and weight.grad is not None:
             weight.grad = earlier.add_(weight.grad)

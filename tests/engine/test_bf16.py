@@ -1,70 +1,34 @@
-"""`dtype=bf16`: every pipeline equals its single process bit for bit, and only products are in bf16."""
+"""`dtype=bf16`: only products are in bf16, and the types between layers are known before the run.
+
+`test_every_schedule.py` has that every pipeline equals its single process.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
-import training
-from conftest import CHECKPOINTING
-from test_every_schedule import BF16, expected, job_of, model_of
+from one_process import by_one_process
+from test_every_schedule import BF16, job_of, model_of
 from threads import in_threads
 from torch import nn
 
 from microp.model import Layers, build_model, lowered_types, open_autocast
-from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
-from microp.settings import AS_WRITTEN, EngineSettings
-from microp.worker import Trainer, launch_ranks, monolith
+from microp.schedule.builders import gpipe
+from microp.settings import AS_WRITTEN
+from microp.worker import Trainer
 
 MODELS = ("mlp", "gpt", "mixed", "tied")
 
 
-@pytest.mark.parametrize("backend", ["shm", "gloo"])
-def test_processes_bit_for_bit(backend, tmp_path):
-    """Tensors of two bytes per number in mailboxes and on sockets; torch's own runtime needs sockets."""
-    jobs = [
-        job_of(f"{name}, bf16", build(2, 4), checkpointing=CHECKPOINTING[mode], batch_size=8, backend=backend)
-        for name, build, mode in (
-            ("mlp", one_f_one_b, "segments"),
-            ("mixed", zb_h1, "except_last"),
-            ("gpt", interleaved, "always"),
-            ("tied", zb_v, "never"),
-        )
-    ]
-    if backend == "gloo":
-        by_torch = EngineSettings("torch", False)
-        jobs += [
-            job_of(
-                f"{name}, bf16",
-                build(2, 4),
-                checkpointing=CHECKPOINTING[mode],
-                batch_size=8,
-                backend=backend,
-                engine=by_torch,
-            )
-            for name, build, mode in (
-                ("mlp", gpipe, "never"),
-                ("mixed", one_f_one_b, "always"),
-                ("gpt", interleaved, "segments"),
-            )
-        ]
-    results = launch_ranks(jobs[0], tmp_path, 3, partial(training.train_all, jobs))
-    for number, job in enumerate(jobs):
-        losses, want = expected(f"{job.model.name.removesuffix('_layers')}, bf16", 4, 8)
-        case = (job.model.name, job.engine.name)
-        assert results[job.schedule.placement[job.schedule.stages - 1]][number][0] == losses, case
-        got = {index: bits for rank in range(2) for index, bits in results[rank][number][1].items()}
-        assert [got[index] for index in range(job.model.layers)] == want, case
-
-
 def test_products_are_in_bf16_and_weights_gradients_and_optimizer_in_float32():
     for name in ("mlp", "gpt"):
-        losses, _ = expected(f"{name}, bf16", 3)
-        [exact] = monolith.steps(replace(job_of(f"{name}, bf16", gpipe(1, 3)), computing=AS_WRITTEN), 1)
-        assert losses[0] != exact.loss
-        assert losses[0] == pytest.approx(exact.loss, rel=0.02)
+        job = job_of(f"{name}, bf16", gpipe(1, 3))
+        (lowered, *_), _ = by_one_process(job)
+        (exact, *_), _ = by_one_process(replace(job, computing=AS_WRITTEN))
+        assert lowered != exact
+        assert lowered == pytest.approx(exact, rel=0.02)
 
     def trained(comms):
         trainer = Trainer(job_of("mlp, bf16", gpipe(1, 3), backend="threads"), comms)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import pytest
 import torch
 import training
 from configs import config, problems
 from conftest import CHECKPOINTING, gpt, mlp, small_job
+from one_process import assert_near, by_one_process, by_threads
 from own_model import mixed, settings_of
 from threads import in_threads
 
@@ -19,7 +20,7 @@ from microp.schedule import builders, skewed, uniform
 from microp.schedule.builders import gpipe, interleaved
 from microp.settings import AS_WRITTEN, Computing, MlpSettings
 from microp.system import machine
-from microp.worker import RankError, Trainer, compiling, monolith
+from microp.worker import RankError, Trainer, compiling
 from microp.worker.threads import run_threads
 
 COMPILED = Computing(compile=True)
@@ -30,13 +31,6 @@ MODELS = {
 }
 MODES = {"mlp": ("segments",), "gpt": ("except_last",), "mixed": ("always",)}  # all of them with `--whole`
 WITHOUT_W = ("naive", "gpipe", "one_f_one_b", "eager_1f1b", "interleaved", "breadth_first")
-
-
-@cache
-def expected(name: str, chunks: int):
-    job = small_job(schedule=gpipe(1, chunks), model=MODELS[name]())
-    *_, last = monolith.steps(job, training.STEPS)
-    return last.loss, last.gradients
 
 
 @pytest.fixture
@@ -55,9 +49,7 @@ def graphs(monkeypatch):
     return found
 
 
-def assert_near(got, want):
-    for mine, theirs in zip(got, want, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+NEAR = {"rtol": 1e-4, "atol": 1e-6, "of_loss": 1e-5}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -76,23 +68,15 @@ def test_gradients_are_those_of_the_single_process(name, graphs, whole):
             backend="threads",
             computing=COMPILED,
         )
-        results = in_threads(2, partial(training.train, job), timeout_s=300)
-        loss, want = expected(name, 4)
-        layers = {index: own for _, part in results for index, own in part.items()}
-        assert results[schedule.placement[schedule.stages - 1]][0][-1] == pytest.approx(loss, rel=1e-5)
-        for index, gradients in enumerate(want):
-            assert_near(layers[index], gradients)
+        assert_near(by_threads(job, 300), by_one_process(job), **NEAR)
     assert graphs
 
 
 def test_bf16_compiled_is_bf16_as_it_is_written(graphs):
     computing, model = Computing("bf16", True), replace(MODELS["gpt"](), layers=3)
-    losses = []
-    for how in (computing, replace(computing, compile=False)):
-        job = small_job(schedule=gpipe(2, 4), model=model, backend="threads", computing=how)
-        _, (own, _) = in_threads(2, partial(training.train, job), timeout_s=300)
-        losses.append(own)
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    job = small_job(schedule=gpipe(2, 4), model=model, backend="threads", computing=computing)
+    losses, written = (by_threads(run, 300)[0] for run in (job, replace(job, computing=Computing("bf16"))))
+    assert losses == pytest.approx(written, rel=1e-3)
     assert graphs
 
 
@@ -183,11 +167,7 @@ def test_generated_code():
     torch._dynamo.reset()
     model = MlpSettings("mlp", 1, 16, "float32")
     job = small_job(schedule=gpipe(1, 3), model=model, partition=uniform(1, 1), backend="threads", computing=COMPILED)
-    [(losses, layers)] = in_threads(1, partial(training.train, job), timeout_s=300)
-    *_, want = monolith.steps(job, training.STEPS)
-    assert losses[-1] == pytest.approx(want.loss, rel=1e-5)
-    for index, gradients in enumerate(want.gradients):
-        assert_near(layers[index], gradients)
+    assert_near(by_threads(job, 300), by_one_process(job), **NEAR)
 
 
 def test_without_a_compiler_nothing_starts(monkeypatch):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-import torch
-from conftest import small_job
+from conftest import gpt, mlp, small_job
 
-from microp.records import read_spans
+from microp.comms import thread_comms
+from microp.records import read_rows, read_spans
 from microp.schedule.builders import gpipe, naive, one_f_one_b
 from microp.trace import in_flight_peak
 from microp.worker import Trainer, launch_ranks
@@ -33,10 +33,6 @@ def test_measured_spans_keep_the_order_and_the_dependencies(build, ranks, tmp_pa
 
 
 def test_the_loss_falls_on_both_models(tmp_path):
-    from conftest import gpt, mlp
-
-    from microp.records import read_rows
-
     for model in (mlp(), gpt(dropout=0.0)):
         folder = tmp_path / model.name
         folder.mkdir()
@@ -47,14 +43,11 @@ def test_the_loss_falls_on_both_models(tmp_path):
 
 
 def test_gradients_are_dropped_between_steps():
-    from microp.comms import thread_comms
-
-    job = small_job(schedule=gpipe(1, 2))
     [comms] = thread_comms(1)
-    trainer = Trainer(job, comms, 0)
+    trainer = Trainer(small_job(schedule=gpipe(1, 2)), comms, 0)
     trainer.load(0)
     trainer.step(0)
     weight = next(trainer.stages[0].layers.parameters())
-    assert isinstance(weight.grad, torch.Tensor)
+    assert weight.grad is not None
     trainer.load(1)
     assert weight.grad is None

@@ -1,4 +1,4 @@
-"""Gradients and losses equal the monolith's bit for bit, on real processes.
+"""Gradients and losses equal the single process's bit for bit, on real processes.
 
 CASES lists schedules x chunks x partitions x checkpointing x models, which one launch for each number of ranks trains
 one after another. On K ranks M goes below K, is no multiple of it, and does not divide the batch of 9 rows.
@@ -8,33 +8,19 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
 from itertools import cycle, product
 
 import pytest
 import torch
-import training
 from conftest import CHECKPOINTING, gpt, mlp, small_job
+from one_process import assert_equal, assert_near, by_one_process, by_processes, by_threads
+from own_model import mixed, settings_of
+from training import digest
 
-from microp.job import Job
 from microp.schedule import Op, skewed, uniform
 from microp.schedule import builders as schedules
 from microp.schedule.builders import Drain, gpipe, naive, one_f_one_b, zb_h1
 from microp.settings import EngineSettings
-from microp.worker import launch_ranks, monolith
-
-BUILDERS = list(schedules.ORDERS.values())
-MODELS = {"mlp": mlp, "gpt": gpt}
-
-
-@cache
-def expected(name: str, chunks: int, layers: int | None = None, batch_size: int = 9):
-    """The monolith's losses, and a digest of each layer's gradients."""
-    model = MODELS[name]() if layers is None else replace(MODELS[name](), layers=layers)
-    job = small_job(schedule=gpipe(1, chunks), model=model, batch_size=batch_size)
-    done = list(monolith.steps(job, training.STEPS))
-    return [step.loss for step in done], [training.digest(layer) for layer in done[-1].gradients]
-
 
 CASES = [  # schedule, M, partition, checkpointing, model: every pair of values occurs
     (naive, 1, skewed, "except_last", gpt),
@@ -61,33 +47,22 @@ CASES = [  # schedule, M, partition, checkpointing, model: every pair of values 
 ALL = [*product((naive, gpipe, one_f_one_b), (1, 2, 3, 5, 8), (uniform, skewed), CHECKPOINTING, (mlp, gpt))]
 
 
+def job_of(schedule, cut, mode, model, **changes):
+    partition = cut(model.layers, schedule.stages)
+    return small_job(schedule=schedule, partition=partition, checkpointing=CHECKPOINTING[mode], model=model, **changes)
+
+
 @pytest.mark.parametrize(("ranks", "backend"), [(1, "shm"), (2, "shm"), (3, "shm"), (4, "shm"), (3, "gloo")])
 def test_bit_for_bit(ranks, backend, whole, tmp_path):
-    jobs = []
-    for build, chunks, cut, mode, model in ALL if whole else CASES:
-        if ranks == 1 and cut is skewed:  # one rank has all layers
-            cut = uniform
-        jobs.append(
-            small_job(
-                schedule=build(ranks, chunks),
-                partition=cut(model().layers, ranks),
-                checkpointing=CHECKPOINTING[mode],
-                model=model(),
-                backend=backend,
-            )
-        )
-    results = launch_ranks(jobs[0], tmp_path, 3, partial(training.train_all, jobs))
-    for number, job in enumerate(jobs):
-        losses, layers = expected(job.model.name, job.schedule.chunks)
-        case = (job.schedule.name, job.schedule.chunks, job.partition, job.checkpointing.name, job.model.name)
-        got = {}
-        for rank in range(ranks):
-            got |= results[rank][number][1]
-        assert results[ranks - 1][number][0] == losses, case
-        assert [got[index] for index in range(job.model.layers)] == layers, case
+    jobs = [
+        job_of(build(ranks, chunks), uniform if ranks == 1 else cut, mode, model(), backend=backend)
+        for build, chunks, cut, mode, model in (ALL if whole else CASES)
+    ]
+    for job, trained in zip(jobs, by_processes(jobs, tmp_path), strict=True):
+        assert_equal(job, trained)
 
 
-OTHERS = [b for b in BUILDERS if b not in (naive, gpipe, one_f_one_b)]
+OTHERS = [build for build in schedules.ORDERS.values() if build not in (naive, gpipe, one_f_one_b)]
 
 
 def defined(build, ranks: int, numbers):
@@ -113,91 +88,47 @@ def test_every_schedule(ranks, whole, tmp_path):
 
     Without `--whole` a builder has every third M on one number of ranks, and others on the next.
     """
-    turns = cycle(product((mlp, gpt), CHECKPOINTING.values(), (uniform, skewed)))
+    turns = cycle(product((mlp, gpt), CHECKPOINTING, (uniform, skewed)))
+    numbers = range(1, 3 * ranks + 1) if whole else sorted({1, ranks - 1, ranks, ranks + 1, 2 * ranks, 2 * ranks + 1})
     jobs = []
-    numbers = sorted({1, ranks - 1, ranks, ranks + 1, 2 * ranks, 2 * ranks + 1})
-    if whole:
-        numbers = range(1, 3 * ranks + 1)
     for number, build in enumerate(OTHERS):
-        schedules_of = list(defined(build, ranks, numbers))
-        part = schedules_of if whole or len(schedules_of) < 3 else schedules_of[(number + ranks) % 3 :: 3]
-        for schedule in part:
-            make, checkpointing, cut = next(turns)
+        all_of_it = list(defined(build, ranks, numbers))
+        for schedule in all_of_it if whole or len(all_of_it) < 3 else all_of_it[(number + ranks) % 3 :: 3]:
+            model, mode, cut = next(turns)
             assert in_monolith_s_order(schedule)
-            model = replace(make(), layers=schedule.stages + 1)
-            jobs.append(
-                small_job(
-                    schedule=schedule,
-                    model=model,
-                    partition=cut(model.layers, schedule.stages),
-                    checkpointing=checkpointing,
-                    batch_size=13,
-                )
-            )
-    results = launch_ranks(jobs[0], tmp_path, 3, partial(training.train_all, jobs))
-    for number, job in enumerate(jobs):
-        case = (job.schedule.name, job.schedule.chunks, job.partition.sizes, job.checkpointing.name)
-        losses, layers = expected(job.model.name, job.schedule.chunks, job.model.layers, 13)
-        got = {index: bits for rank in range(ranks) for index, bits in results[rank][number][1].items()}
-        assert [got[index] for index in range(job.model.layers)] == layers, case
-        last = job.schedule.placement[job.schedule.stages - 1]
-        assert results[last][number][0] == losses, case
+            jobs.append(job_of(schedule, cut, mode, replace(model(), layers=schedule.stages + 1), batch_size=13))
+    for job, trained in zip(jobs, by_processes(jobs, tmp_path), strict=True):
+        assert_equal(job, trained)
 
 
 OTHER_SUMS = {"last in, first out": (gpipe(3, 5, Drain.lifo), False), "W batched": (zb_h1(3, 5), True)}
+MODELS = {
+    "mlp": lambda: mlp("float64"),
+    "gpt": lambda: gpt("float64"),
+    "mixed": lambda: settings_of(mixed, dtype="float64", dropout=0.1),
+}
 
 
-def job_of_other_sums(model: str, checkpointing: str, sums: str) -> Job:
-    subject = MODELS[model]("float64")
-    schedule, batch_weights = OTHER_SUMS[sums]
-    return small_job(
-        schedule=schedule,
-        engine=EngineSettings("microp", batch_weights),
-        partition=uniform(subject.layers, 3),
-        model=subject,
-        checkpointing=CHECKPOINTING[checkpointing],
-    )
-
-
-@pytest.fixture(scope="module")
-def other_sums(tmp_path_factory):
-    """Of all these jobs, in one launch: (model, checkpointing, sums) -> (the job, what each rank returned)."""
-    jobs = {case: job_of_other_sums(*case) for case in product(MODELS, CHECKPOINTING, OTHER_SUMS)}
-    every = list(jobs.values())
-    results = launch_ranks(every[0], tmp_path_factory.mktemp("sums"), 3, partial(training.train_all_tensors, every))
-    return {
-        case: (job, [results[rank][number] for rank in range(3)]) for number, (case, job) in enumerate(jobs.items())
-    }
-
-
-@pytest.mark.parametrize("sums", OTHER_SUMS)
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
-def test_another_order_of_summation(model, checkpointing, sums, other_sums):
+@pytest.mark.parametrize("sums", OTHER_SUMS)
+def test_another_order_of_summation(model, sums):
     """float64, to 1e-12."""
-    job, ranks = other_sums[model, checkpointing, sums]
-    *_, want = monolith.steps(job, training.STEPS)
-    got = {index: grads for _, layers in ranks for index, grads in layers.items()}
-    for index, gradients in enumerate(want.gradients):
-        for mine, theirs in zip(got[index], gradients, strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
-    assert ranks[2][0][-1] == pytest.approx(want.loss, abs=1e-12)
+    schedule, batch_weights = OTHER_SUMS[sums]
+    engine = EngineSettings("microp", batch_weights)
+    for mode in CHECKPOINTING:
+        job = job_of(schedule, uniform, mode, MODELS[model](), engine=engine, backend="threads")
+        assert_near(by_threads(job), by_one_process(job))
 
 
 def test_the_gradient_is_the_batch_s():
     """Weighting each microbatch by its rows gives the gradient of the whole batch's mean."""
-    [whole], [split] = (
-        list(monolith.steps(small_job(model=mlp("float64"), schedule=gpipe(1, chunks)), 1)) for chunks in (1, 4)
-    )
-    for mine, theirs in zip(split.gradients, whole.gradients, strict=True):
-        for a, b in zip(mine, theirs, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    whole, split = (by_one_process(small_job(model=mlp("float64"), schedule=gpipe(1, chunks))) for chunks in (1, 4))
+    assert_near(split, whole)
 
 
 def test_a_wrong_gradient_is_seen():
     """The comparison can fail: one changed bit changes a digest."""
-    [step] = monolith.steps(small_job(), 1)
-    weight, bias = step.gradients[0]
+    weight, bias = by_one_process(small_job())[1][0]
     changed = weight.clone()
     changed.view(-1).view(torch.int32)[3] ^= 1
-    assert training.digest([changed, bias]) != training.digest([weight, bias])
+    assert digest([changed, bias]) != digest([weight, bias])

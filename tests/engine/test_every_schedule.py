@@ -7,19 +7,16 @@ Each rank is a thread. The models take turns over schedules, checkpointing modes
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from itertools import product
 
 import pytest
-import training
 from conftest import CHECKPOINTING, gpt, mlp, small_job
-from own_model import mixed, settings_of, tied_layers
-from threads import in_threads
+from one_process import assert_equal, by_processes, by_threads
+from own_model import mixed, passing, settings_of, tied_layers
 
 from microp.schedule import builders, skewed, uniform
-from microp.schedule.builders import gpipe
-from microp.settings import AS_WRITTEN, Computing
-from microp.worker import monolith
+from microp.settings import AS_WRITTEN, Computing, EngineSettings
 
 BF16 = Computing("bf16")
 BUILDERS = [build.__name__ for build in builders.ORDERS.values()]
@@ -27,6 +24,7 @@ MODELS = {  # at least 7 layers; layers of `mixed` send float32 and bf16, tied o
     "mixed": (lambda: settings_of(mixed, dropout=0.1), AS_WRITTEN),
     "tied gpt": (lambda: replace(gpt(dropout=0.0), layers=7, tied=True), AS_WRITTEN),
     "tied": (lambda: settings_of(tied_layers), AS_WRITTEN),
+    "passing": (lambda: settings_of(passing), AS_WRITTEN),
     "mlp, bf16": (lambda: replace(mlp(), layers=7), BF16),
     "gpt, bf16": (lambda: replace(gpt(), layers=7), BF16),
     "mixed, bf16": (lambda: settings_of(mixed, BF16, dropout=0.1), BF16),
@@ -39,19 +37,12 @@ def model_of(name: str):
     return MODELS[name][0]()
 
 
-def job_of(name: str, schedule, **changes):
-    model = model_of(name)
-    cut = changes.pop("cut", uniform)(model.layers, schedule.stages)
+def job_of(name: str, schedule, mode: str = "never", cut=uniform, **changes):
+    model, computing = model_of(name), MODELS[name][1]
+    partition, policy = cut(model.layers, schedule.stages), CHECKPOINTING[mode]
     return small_job(
-        **{"schedule": schedule, "model": model, "partition": cut, "computing": MODELS[name][1], **changes}
+        schedule=schedule, model=model, partition=partition, computing=computing, checkpointing=policy, **changes
     )
-
-
-@cache
-def expected(name: str, chunks: int, batch_size: int = 9):
-    """The losses of the single process, and a digest of each layer's gradients."""
-    done = list(monolith.steps(job_of(name, gpipe(1, chunks), batch_size=batch_size), training.STEPS))
-    return [step.loss for step in done], list(map(training.digest, done[-1].gradients))
 
 
 def schedule_of(name: str, ranks: int):
@@ -64,13 +55,6 @@ def schedule_of(name: str, ranks: int):
     raise AssertionError(name)
 
 
-def run_in_threads(job):
-    """The losses, and the gradients of every layer; each rank is a thread."""
-    results = in_threads(job.ranks, partial(training.train, job))
-    losses = results[job.schedule.placement[job.schedule.stages - 1]][0]
-    return losses, {index: own for _, layers in results for index, own in layers.items()}
-
-
 @pytest.mark.parametrize("name", BUILDERS)
 def test_every_schedule_and_checkpointing_mode(name, whole):
     """On one rank both ends of tied weights are there; so they are with stages that are laid out as a V."""
@@ -79,11 +63,44 @@ def test_every_schedule_and_checkpointing_mode(name, whole):
         turn += turn // 4 + 2 * BUILDERS.index(name)
         for model in names if whole else [names[turn % len(names)]]:
             schedule = schedule_of(name, ranks)
-            if schedule.stages > model_of(model).layers:
-                continue
-            cut, policy = skewed if ranks == 3 else uniform, CHECKPOINTING[mode]
-            job = job_of(model, schedule, cut=cut, checkpointing=policy, backend="threads")
-            losses, layers = run_in_threads(job)
-            want_losses, want = expected(model, schedule.chunks)
-            assert losses == want_losses, (mode, ranks, model)
-            assert [training.digest(layers[index]) for index in range(job.model.layers)] == want, (mode, ranks, model)
+            if schedule.stages <= model_of(model).layers:
+                job = job_of(model, schedule, mode, skewed if ranks == 3 else uniform, backend="threads")
+                assert_equal(job, by_threads(job))
+
+
+BY_MICROP = [
+    ("mixed", "zb_v", "segments"),
+    ("tied", "zb_h1", "never"),
+    ("passing", "zb_v", "never"),
+    ("mlp, bf16", "one_f_one_b", "segments"),
+    ("mixed, bf16", "zb_h1", "except_last"),
+    ("gpt, bf16", "interleaved", "always"),
+    ("tied, bf16", "zb_v", "never"),
+]
+BY_TORCH = [
+    ("mixed", "one_f_one_b", "never"),
+    ("mixed", "gpipe", "always"),
+    ("tied", "gpipe", "never"),
+    ("mlp, bf16", "gpipe", "never"),
+    ("mixed, bf16", "one_f_one_b", "always"),
+    ("gpt, bf16", "interleaved", "segments"),
+]
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_processes(backend, tmp_path):
+    """Each imports the function itself; tensors of 2 and 4 bytes per number; torch's own runtime needs sockets."""
+    cases = [(case, "microp") for case in BY_MICROP] + [(case, "torch") for case in BY_TORCH if backend == "gloo"]
+    jobs = [
+        job_of(
+            model,
+            getattr(builders, build)(2, 4),
+            mode,
+            batch_size=8,
+            backend=backend,
+            engine=EngineSettings(engine, False),
+        )
+        for (model, build, mode), engine in cases
+    ]
+    for job, trained in zip(jobs, by_processes(jobs, tmp_path), strict=True):
+        assert_equal(job, trained)

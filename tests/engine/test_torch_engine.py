@@ -6,10 +6,10 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-import torch
 import training
 from conftest import CHECKPOINTING, gpt, mlp, small_job
 from emulation import settings
+from one_process import assert_near, by_processes
 
 from microp.job import TORCH_SCHEDULES
 from microp.job.torch_support import nearest_in_torch
@@ -53,16 +53,10 @@ def test_both_engines_give_the_same_losses_and_gradients(tmp_path):
     """Of the first step and of the second, which sees the optimizer's work."""
     jobs = [job_for(build) for build in BUILDERS.values()]
     jobs += [job_for(gpipe, model=gpt(), checkpointing=CHECKPOINTING[name]) for name in ("never", "always", "segments")]
-    both = [replace(job, engine=EngineSettings(name, False)) for job in jobs for name in ("microp", "torch")]
-    results = launch_ranks(both[0], tmp_path, 3, partial(training.train_all_tensors, both))
-    for number, job in enumerate(jobs):
-        for rank in (0, 1):
-            (losses, layers), (theirs, their_layers) = results[rank][2 * number : 2 * number + 2]
-            assert losses == pytest.approx(theirs, rel=1e-5), job.schedule.name
-            assert layers.keys() == their_layers.keys()
-            for index, tensors in layers.items():
-                for mine, other in zip(tensors, their_layers[index], strict=True):
-                    torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-6)
+    by_torch = [replace(job, engine=EngineSettings("torch", False)) for job in jobs]
+    trained = by_processes([*jobs, *by_torch], tmp_path)
+    for ours, theirs in zip(trained[: len(jobs)], trained[len(jobs) :], strict=True):
+        assert_near(theirs, ours, rtol=1e-3, atol=1e-6, of_loss=1e-5)
 
 
 @pytest.mark.parametrize(("build", "engines"), [(gpipe, {"microp", "limit", "torch"}), (naive, {"microp", "limit"})])
@@ -71,6 +65,8 @@ def test_a_comparison_alternates_and_is_summed_up(build, engines, tmp_path):
     launch_ranks(job, tmp_path, 3)
     rows = read_rows(tmp_path, 0)
     measured = [row["engine"] for row in rows if row["phase"] == "measured"]
+    columns = {row["engine"]: set(row) for row in rows if row["phase"] == "measured"}
+    assert columns["microp"] == columns.get("torch", columns["microp"])
     turns = [measured[i : i + len(engines)] for i in range(0, len(measured), len(engines))]
     assert len(turns) == 4
     assert all(set(turn) == engines for turn in turns)
@@ -93,16 +89,6 @@ def test_torch_runs_the_order_that_is_priced(tmp_path):
     ran = launch_ranks(jobs[0], tmp_path, 3, partial(training.order_of_a_step, jobs))
     for number, job in enumerate(jobs):
         assert tuple(ran[rank][number] for rank in (0, 1)) == job.schedule.ranks, job.schedule.name
-
-
-def test_a_run_by_torch_leaves_the_same_rows(tmp_path):
-    for name in ("microp", "torch"):
-        (tmp_path / name).mkdir()
-        launch_ranks(job_for(one_f_one_b, engine=EngineSettings(name, False)), tmp_path / name, 3)
-    keys = [[set(row) for row in read_rows(tmp_path / name, 1)] for name in ("microp", "torch")]
-    assert keys[0] == keys[1]
-    mine, theirs = ({span.action for span in read_spans(tmp_path / name)} for name in ("microp", "torch"))
-    assert mine == theirs
 
 
 def test_beside_a_schedule_that_torch_lacks_its_nearest_is_run():

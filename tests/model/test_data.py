@@ -27,43 +27,43 @@ def test_a_batch_follows_from_seed_and_step(source):
 
 
 def test_default_text_is_the_standard_library():
-    files = TextSettings("text", None).files()
-    library = Path(sysconfig.get_paths()["stdlib"])
-    assert library / "argparse.py" in files
-    assert not any("site-packages" in file.parts for file in files)
-    corpus = b"".join(file.read_bytes() for file in files)
-    for row in open_data(TextSettings("text", None), 3, 40, 0)(0):
-        assert bytes(row.tolist()) in corpus
+    settings = TextSettings("text", None)
+    corpus = b"".join(file.read_bytes() for file in settings.files())
+    assert Path(sysconfig.get_paths()["stdlib"]) / "argparse.py" in settings.files()
+    assert not any("site-packages" in file.parts for file in settings.files())
+    assert all(bytes(row.tolist()) in corpus for row in open_data(settings, 3, 40, 0)(0))
 
 
 def test_a_folder_is_read_by_name_with_its_subfolders(tmp_path):
     (tmp_path / "tests").mkdir()
-    (tmp_path / "b.txt").write_bytes(b"b")
-    (tmp_path / "a.txt").write_bytes(b"a")
-    (tmp_path / "tests" / "c.txt").write_bytes(b"c")
-    (tmp_path / ".hidden").write_bytes(b"h")
-    assert [file.name for file in TextSettings("text", str(tmp_path)).files()] == ["a.txt", "b.txt", "c.txt"]
-    assert set(open_data(TextSettings("text", str(tmp_path)), 50, 1, 0)(0).flatten().tolist()) == {97, 98, 99}
-
-
-def test_the_shortest_text_that_will_do(tmp_path):
-    path = tmp_path / "text"
-    path.write_bytes(b"012345678")
-    assert TextSettings("text", str(path)).problems(8, 256) == []
-    assert open_data(TextSettings("text", str(path)), 2, 8, 0)(0).tolist() == [list(b"012345678")] * 2
+    for name in ("b.txt", "a.txt", "tests/c.txt", ".hidden"):
+        (tmp_path / name).write_text(Path(name).stem[0])
+    settings = TextSettings("text", str(tmp_path))
+    assert [file.name for file in settings.files()] == ["a.txt", "b.txt", "c.txt"]
+    assert set(open_data(settings, 50, 1, 0)(0).flatten().tolist()) == {97, 98, 99}
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "does not exist"), (b"", "is empty: give a text of at least 9 bytes"), (b"01234567", "has 8 bytes")],
+    [
+        (b"012345678", None),
+        (None, "does not exist"),
+        (b"", "is empty: give a text of at least 9 bytes"),
+        (b"01234567", "has 8 bytes"),
+    ],
 )
-def test_problems(tmp_path, content, message):
+def test_the_shortest_text_that_will_do(tmp_path, content, message):
     path = tmp_path / "text"
     if content is not None:
         path.write_bytes(content)
-    [problem] = TextSettings("text", str(path)).problems(8, 256)
-    assert message in problem
-    assert f"data.path={path}" in problem
+    problems = TextSettings("text", str(path)).problems(8, 256)
+    if message is None:
+        assert problems == []
+        assert open_data(TextSettings("text", str(path)), 2, 8, 0)(0).tolist() == [list(content)] * 2
+    else:
+        assert len(problems) == 1
+        assert message in problems[0]
+        assert f"data.path={path}" in problems[0]
 
 
 def write_tokens(folder: Path) -> dict[str, Path]:
@@ -146,13 +146,7 @@ WORDS, MANY = SOME.zipf(1.3, 5000) % 50_000, SOME.zipf(1.1, 5000) % 120_000  # l
         (np.arange(5000) * 24, "uint32", "uint16", 2**16, "as every other token, .*: set data.type=uint32"),
         (MANY, "uint32", "uint16", 2**17, "as every other token, .*: set data.type=uint32"),
         (WORDS, "uint16", "uint16", 2**17, "no token above 65535, .*: set data.type=uint32, or use a model with a voc"),
-        (
-            np.arange(5000) * 9,
-            "uint16",
-            "uint8",
-            50_257,
-            "no token above 255, .*: set data.type=uint16, as which they fit",
-        ),
+        (np.arange(5000) * 9, "uint16", "uint8", 50_257, "no token above 255, .*: set data.type=uint16, as which they"),
         (WORDS, "uint16", "uint32", 50_257, "use a model with a vocabulary of .*, or data.type=uint16, as which they"),
         (WORDS, "uint16", "int16", 50_257, "count from 0: give data.type=uint16, as which they fit, or other numbers"),
     ],

@@ -54,29 +54,31 @@ def test_what_a_stage_only_passes_on_has_memory_of_its_own(name, module, split):
     y = stage.forward(0, x)
     g = torch.randn(4, 32)
     back = stage.backward(0, g)
+    if split:
+        stage.weight_gradient(0, None)
     assert torch.equal(x, y)
     assert torch.equal(g, back)
-    assert len({each.untyped_storage().data_ptr() for each in (x, y, g, back)}) == 4
+    assert len({tensor.untyped_storage().data_ptr() for tensor in (x, y, g, back)}) == 4
 
 
 @pytest.mark.parametrize(
-    ("name", "kept"), [("never", [1, 1, 1]), ("except_last", [1, 1, 1]), ("always", [1, 1, 1]), ("segments", [2, 2, 2])]
+    ("checkpointing", "kept", "graphs"),
+    [
+        (CHECKPOINTING["never"], 1, [True] * 3),
+        (CHECKPOINTING["except_last"], 1, [False, False, True]),
+        (CHECKPOINTING["always"], 1, [False] * 3),
+        (CHECKPOINTING["segments"], 2, [False] * 3),
+        (Checkpointing("segments", 99, False), 4, [False] * 3),  # more segments than layers are one per layer
+    ],
 )
-def test_what_is_kept(name, kept):
-    stage = make(CHECKPOINTING[name])
+def test_what_is_kept(checkpointing, kept, graphs):
+    stage = make(checkpointing)
     for microbatch in range(3):
         stage.forward(microbatch, torch.randn(4, 32))
-    assert [len(stage.kept[m]) for m in range(3)] == kept
-    graphs = [stage.kept[m][0].root is not None for m in range(3)]
-    assert graphs == {"never": [True] * 3, "except_last": [False, False, True]}.get(name, [False] * 3)
+    assert [len(stage.kept[m]) for m in range(3)] == [kept] * 3
+    assert [stage.kept[m][0].root is not None for m in range(3)] == graphs
     stage.backward(0, torch.ones(4, 32))
     assert sorted(stage.kept) == [1, 2]
-
-
-def test_more_segments_than_layers_is_one_a_layer():
-    stage = make(Checkpointing("segments", 99, False))
-    stage.forward(0, torch.randn(4, 32))
-    assert len(stage.kept[0]) == 4
 
 
 def test_dropout_is_the_same_in_the_recomputation():
@@ -101,33 +103,6 @@ def test_recomputation_is_timed_and_only_then():
 def test_problems():
     assert Checkpointing("segments", 0, False).problems() == ["checkpointing.segments=0 is below 1: use at least 1"]
     assert Checkpointing("never", 0, False).problems() == []
-
-
-@pytest.mark.parametrize("kind", ["forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"])
-@pytest.mark.parametrize("everywhere", [False, True])
-def test_hooks_of_a_module_are_called_from_the_next_step_on(kind, everywhere):
-    """They are looked for once per step, since to look in every call takes a sixth of the forward of small layers."""
-    stage, seen = make(CHECKPOINTING["always"], 1), []
-    owner = torch.nn.modules.module if everywhere else next(each for each in stage.layers[0] if list(each.parameters()))
-    for calls in (0, 1):
-        if calls:
-            added = getattr(owner, f"register_module_{kind}" if everywhere else f"register_{kind}")(
-                lambda module, *_: seen.append(module)
-            )
-        stage.load(Batch(0, None, None, [1.0]))
-        run(stage, 1)
-        assert bool(seen) == bool(calls)
-    added.remove()
-
-
-def test_a_module_with_a_call_of_its_own_keeps_it():
-    class Own(torch.nn.Identity):
-        def __call__(self, x):
-            return 2 * super().__call__(x)
-
-    stage = Stage([Own()], None, CHECKPOINTING["never"], 1)
-    stage.load(Batch(0, None, None, [1.0]))
-    assert torch.equal(stage.forward(0, torch.ones(1, 2)), torch.full((1, 2), 2.0))
 
 
 def test_a_loss_that_is_not_one_number_is_refused():

@@ -1,0 +1,151 @@
+"""Checks the loss of a user's own model: is it the mean over the rows, and does it read nothing of other ranks?
+
+::
+
+    layers ──► output ─ watched ─► loss       what it reads and writes; again, after other inputs of the layers
+    numbers of many rows ─────┬──► loss       together
+                              └──► losses     one by one: their mean, and its gradient, must be the same
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from math import isfinite
+
+import torch
+from torch import Tensor, nn
+
+from microp.model.own import Layers, seeded
+from microp.model.trial import COARSE, MOST, TOLERANCE, Trial, are_equal, leaves_of, or_none, owner_text, size_of
+from microp.model.watch import Watch, tensor_text, tried
+
+_KINDS: tuple[Callable[[Tensor], Tensor], ...] = (  # what a loss may ask of its numbers: any, or shares
+    torch.Tensor.clone,
+    lambda logits: logits.flatten(1).softmax(1).view_as(logits),
+)
+
+
+def check_loss(made: Layers, layers: Sequence[nn.Module], trials: Sequence[Trial]) -> None:
+    """Raise ValueError if the loss would be another one, or have another gradient, in a pipeline."""
+    for trial in trials:
+        _check_call(made, layers, trial.outputs[-1], trial.tokens)
+    if trials[0].is_real:
+        _check_alone(made, trials[0])
+    _check_mean(made, trials[0].outputs[-1])
+
+
+def _check_call(made: Layers, layers: Sequence[nn.Module], output: Tensor, tokens: Tensor) -> None:
+    """Raise ValueError if one call fails, or reads, writes or draws what it must not."""
+    given = f"(output {tensor_text(output)}, targets {tensor_text(tokens)})"
+    leaf, targets = output.detach().requires_grad_(), tokens.clone()
+    entered = leaf.clone()
+    version = targets._version
+    with seeded(0) as draws, Watch(entered) as seen:
+        loss = tried(lambda: made.loss(entered, targets), f"a loss that fails for {given}", "make them fit")
+    if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
+        got = tensor_text(loss) if isinstance(loss, Tensor) and loss.requires_grad else "no tensor with a gradient"
+        raise ValueError(f"a loss that makes {got} of {given}: return the mean over the rows, one number")
+    if targets._version != version:
+        raise ValueError("a loss that writes into its targets, which are the next steps' data: let it copy them first")
+    for tensor in chain(seen.weights, leaves_of(loss)):
+        if tensor is not leaf and tensor.requires_grad and id(tensor) not in seen.made:
+            raise ValueError(
+                f"a loss that reads {owner_text(layers, tensor)}, which may be on another rank: let the last layer "
+                "return what the loss needs; a penalty on weights is optimizer.weight_decay"
+            )
+    if seen.draws or draws():
+        raise ValueError("a loss that draws random numbers, which depend on the microbatches: draw them in a layer")
+
+
+def _check_alone(made: Layers, trial: Trial) -> None:
+    """Raise ValueError if the loss depends on what layers keep, which is of their newest input."""
+    tokens = trial.most_tokens()
+    output = trial.replay(tokens)[-1]
+    kept = or_none(_loss_of, made, output, tokens)
+    trial.replay(tokens.flip(0))
+    other = or_none(_loss_of, made, output, tokens)
+    differ = kept and other and not are_equal(kept[1], other[1], size_of(kept[1]))
+    if (kept is None) != (other is None) or differ:
+        raise ValueError(
+            "a loss that depends on what a layer keeps, which may be on another rank: let the last layer return it"
+        )
+
+
+def _check_mean(made: Layers, output: Tensor) -> None:
+    """Raise ValueError if the loss is not the mean over the rows, whatever the tokens."""
+    logits, targets, groups = _rows_that_differ(made, output)
+    failed: Exception | None = None
+    for kind in _KINDS:
+        try:
+            given = kind(logits)
+            apart = [_loss_of(made, given[row : row + 1], targets[row : row + 1], 0.5) for row in range(len(given))]
+            wholes = [_loss_of(made, given[group], targets[group]) for group in groups]
+            again, _ = _loss_of(made, given[groups[0]], targets[groups[0]])
+        except IndexError as error:
+            raise ValueError(
+                f"a loss that fails for targets from 0 to {made.vocabulary - 1} (IndexError: {error}): let the last "
+                f"layer make {made.vocabulary} numbers for each token"
+            ) from error
+        except Exception as error:  # it may need numbers of another kind
+            failed = error
+            continue
+        if wholes[0][0] != again and again == again:
+            raise ValueError(
+                "a loss that makes another number of the same output: let it draw no random numbers, and keep nothing"
+            )
+        if all(isfinite(whole) for whole, _ in wholes):
+            for group, whole in zip(groups, wholes, strict=True):
+                _compare(whole, apart[group], given.dtype)
+            return
+    said = "it is not finite" if failed is None else f"{type(failed).__name__}: {failed}"
+    raise ValueError(f"a loss that cannot be tried with numbers ({said}): let it take any numbers of the last layer")
+
+
+def _rows_that_differ(made: Layers, output: Tensor) -> tuple[Tensor, Tensor, list[slice]]:
+    """Return outputs and targets of many rows, and groups of rows of which a loss must be the mean.
+
+    The rows differ in what they are worth: their numbers have other sizes, and each has few tokens, at its end another
+    one than the row before. So a loss that leaves a token out, or weighs tokens, is no mean over the rows. All tokens
+    of a small vocabulary are tried; of a large one those from both ends, since padding is often the first or the last.
+    """
+    vocabulary = made.vocabulary
+    rows = max(2, min(vocabulary + 16, MOST // max(1, output[0].numel())))
+    blocks = min(made.context, max(8, min(64, -(-vocabulary // rows))))
+    generator = torch.Generator().manual_seed(0)
+    ends = torch.tensor([end for token in range(8) for end in (token, vocabulary - 1 - token)]).clamp(0, vocabulary - 1)
+    order = torch.cat([ends, torch.randperm(vocabulary, generator=generator)])
+    block = torch.arange(made.context) * blocks // made.context
+    stride = 1 if rows > vocabulary or output.dim() < 3 else blocks
+    targets = order[(stride * torch.arange(rows)[:, None] + blocks - 1 - block) % len(order)]
+    normal = torch.randn((rows, *output.shape[1:]), generator=generator, dtype=torch.float32)
+    logits = normal * torch.rand(rows, generator=generator).mul_(4).view(-1, *[1] * (output.dim() - 1))
+    if output.shape[1:] == (made.context, vocabulary):  # some are sure of their tokens, as after training
+        logits.scatter_add_(2, targets[..., None], torch.rand((*targets.shape, 1), generator=generator).mul_(12))
+    groups = [slice(first, first + blocks + 1) for first in range(0, rows, blocks + 1)]  # the rows that have one token
+    return logits.to(output.dtype), targets, [*groups, slice(0, rows)]  # a group has only some of the tokens
+
+
+def _compare(whole: tuple[float, Tensor], parts: Sequence[tuple[float, Tensor]], dtype: torch.dtype) -> None:
+    """Raise ValueError if the loss of some rows and its gradient are not the means of the rows' own."""
+    (loss, gradient), mean = whole, sum(part for part, _ in parts) / len(parts)
+    if not abs(loss - mean) <= TOLERANCE.get(dtype, COARSE) * max(abs(loss), abs(mean)):
+        raise ValueError(
+            f"a loss that is not the mean over the rows ({loss:.6g} for {len(parts)} rows, {mean:.6g} the "
+            "mean of their own): microbatches would not add up, so divide it by the number of rows, and let "
+            "every row and every token count the same (no ignore_index, no mask, no class weights)"
+        )
+    if not are_equal(gradient, torch.cat([part for _, part in parts]) / len(parts), size_of(gradient)):
+        raise ValueError(
+            "a loss whose gradient is not the mean over the rows: microbatches would not add up, so let every "
+            "row and every token count the same (no ignore_index, no mask, no class weights, no hardest "
+            "tokens), and a Function use the gradient that it is given"
+        )
+
+
+def _loss_of(made: Layers, logits: Tensor, targets: Tensor, factor: float = 1.0) -> tuple[float, Tensor]:
+    """Return the loss and its gradient, which the backward of `factor` gives; zeros if it has none."""
+    leaf = logits.detach().requires_grad_()
+    loss = made.loss(leaf.clone(), targets.clone())
+    loss.backward(torch.full_like(loss, factor))
+    return float(loss.detach()), torch.zeros_like(leaf) if leaf.grad is None else leaf.grad / factor

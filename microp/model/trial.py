@@ -1,0 +1,318 @@
+"""A forward of all layers of a user's own model, in which each layer is checked.
+
+::
+
+    tokens ── layer 0 ── layer 1 ── ... ──► outputs, or ValueError with what does not fit
+                 └ watched: what it reads, writes, draws and makes
+                   with numbers: does it make the same again, also without a graph? is its backward linear?
+
+A layer of a pipeline has only the tensor from the layer before it, may be recomputed, and meets other microbatches on
+other ranks: so what it makes may depend on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import chain
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from microp.model.division import random_gradient
+from microp.model.own import Layers, seeded
+from microp.model.split_backward import trained
+from microp.model.watch import Watch, device_of, layer_text, place_of, tensor_text, tried
+
+TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+MOST = 4_000_000  # numbers in a tensor for a trial
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}  # of two results that must be equal; of lower types:
+COARSE = 0.02
+_TRIES = 16  # forwards of a layer that must make the same: half of them may draw the same by chance
+_TRY_S = 1.0  # seconds that all layers may take for that
+
+
+class Trial:
+    """One forward of all layers, each checked.
+
+    Attributes:
+        is_real: whether the tensors have numbers.
+        tokens: the input of the first layer.
+        outputs: what each layer makes.
+        random: the layers that draw random numbers.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], made: Layers, rows: int) -> None:
+        self._layers, self._made = layers, made
+        device = device_of(layers)
+        self.is_real = device.type != "meta"
+        self.outputs: list[Tensor] = []
+        self.random: list[int] = []
+        generator = torch.Generator().manual_seed(rows)
+        self.tokens = torch.randint(0, made.vocabulary, (rows, made.context), generator=generator).to(device)
+        x = self.tokens
+        for index in range(len(layers)):
+            x = self._run(index, x)
+            self.outputs.append(x)
+
+    def _run(self, index: int, x: Tensor) -> Tensor:
+        layer, name = self._layers[index], layer_text(self._layers, index)
+        # 1. run the layer, and watch it
+        leaf, entered = entering(x)
+        version, memory, buffers, numbers = entered._version, _memory(layer), _buffers(layer), _numbers(layer)
+        with seeded(0) as draws, Watch(entered) as seen:
+            what = f"{name}, which fails for its input {tensor_text(entered)}"
+            y = tried(partial(layer, entered), what, "make them fit")
+        # 2. what it writes
+        if entered._version != version:
+            raise ValueError(
+                f"{name}, which writes into its input, from which a recomputation starts: let it make a new tensor"
+            )
+        written = [key for key, place in _memory(layer).items() if place != memory[key] or place[1] in seen.written]
+        if written:
+            raise ValueError(
+                f"{name}, whose forward writes into its weight {written[0]}: microbatches and replicas would write at "
+                "other times than one process, so leave that to the optimizer"
+            )
+        now = _numbers(layer)
+        changed = [key for key, state in _buffers(layer).items() if buffers.get(key) != state]
+        changed += [key for key, value in numbers.items() if now.get(key) != value]
+        if changed and not self._made.changes_buffers:
+            raise ValueError(
+                f"{name}, whose forward changes {changed[0]} from one microbatch to the next: use a layer that does "
+                "not, or declare it with Layers(..., changes_buffers=True)"
+            )
+        # 3. what it makes
+        self._check_output(index, leaf, y)
+        # 4. what it reads
+        self._check_reads(index, seen, [tensor for tensor in leaves_of(y) if tensor is not leaf])
+        if seen.vocabulary is not None and seen.vocabulary < (wanted := self._made.vocabulary):
+            raise ValueError(
+                f"{name}, which embeds {seen.vocabulary} different tokens: the data have tokens from 0 to "
+                f"{wanted - 1}, give it {wanted}"
+            )
+        # 5. with numbers: whether it makes the same again, and its backward
+        if self.is_real:
+            self._check_same(layer, name, x, y)
+            _check_backward(layer, name, leaf, y)
+        if seen.draws or draws():
+            self.random.append(index)
+        return y
+
+    def _check_output(self, index: int, leaf: Tensor, y: Any) -> None:
+        layer, name = self._layers[index], layer_text(self._layers, index)
+        if not isinstance(y, Tensor):
+            got = "None" if y is None else f"a {type(y).__name__}"
+            raise ValueError(f"{name}, which makes {got} of {tensor_text(leaf)}: let it return one tensor")
+        if index < len(self._layers) - 1:
+            if y.dtype not in TYPES:
+                raise ValueError(f"{name}, which makes {tensor_text(y)}: let it return floating-point numbers")
+            if index and y.dtype != self.outputs[0].dtype:
+                raise ValueError(
+                    f"{name}, which makes {tensor_text(y)}, and layer 0, which makes {tensor_text(self.outputs[0])}: "
+                    "let the tensors between layers have one type"
+                )
+        if not y.requires_grad and (leaf.requires_grad or trained(layer)):
+            raise ValueError(
+                f"{name}, whose output has no gradient: join it and its neighbour with weights to one layer "
+                "(nn.Sequential), and do not detach"
+            )
+        is_cut = leaf.requires_grad and not any(tensor is leaf for tensor in leaves_of(y))
+        if is_cut and any(map(trained, self._layers[:index])):
+            raise ValueError(
+                f"{name}, which cuts the gradient of its input: the layers before it would not be trained, so freeze "
+                "their weights (requires_grad_(False)), or do not detach"
+            )
+
+    def _check_reads(self, index: int, seen: Watch, leaves: Sequence[Tensor]) -> None:
+        """Raise ValueError if a layer reads a weight of another one, of which another rank would have a copy."""
+        own = set(self._layers[index].parameters())
+        read = [tensor for tensor in chain(seen.weights, leaves) if id(tensor) not in seen.made]
+        read += [weight for weight in weights_of(self._layers) if place_of(weight) in seen.memory]  # also by their data
+        foreign = [tensor for tensor in read if tensor.requires_grad and tensor not in own]
+        if foreign:
+            raise ValueError(
+                f"{layer_text(self._layers, index)}, which reads {owner_text(self._layers, foreign[0])}: on another "
+                "rank it would read a copy that nobody trains, so give the layer a weight of its own, or let both own "
+                "it (self.weight = other.weight) with Layers(..., tied=True)"
+            )
+
+    def _check_same(self, layer: nn.Module, name: str, x: Tensor, y: Tensor) -> None:
+        """Raise ValueError if the layer makes something else of the same input, with the same seeds."""
+        end = perf_counter() + _TRY_S / len(self._layers)
+        for turn in range(_TRIES):
+            with torch.set_grad_enabled(turn > 0):
+                again = _again(layer, x)
+            if (again is not None or turn) and self._differ(again, y):
+                when = "the second time" if turn else "without a graph, as in the forward of a recomputed stage"
+                raise ValueError(
+                    f"{name}, which makes something else of the same input {when}, or fails: let it keep nothing from "
+                    "one forward to the next, not ask for torch.is_grad_enabled(), and draw random numbers from torch, "
+                    "random or numpy.random, and not from a source of its own"
+                )
+            if turn and perf_counter() > end:
+                break
+
+    def check_alone(self, tokens: Tensor) -> None:
+        """Raise ValueError if a layer makes something else when other layers have been given another input since."""
+        passed = self.replay(tokens)
+        self.replay(tokens.flip(0))
+        for index in reversed(range(len(self._layers))):
+            if self._differ(_again(self._layers[index], passed[index]), passed[index + 1]):
+                raise ValueError(
+                    f"{layer_text(self._layers, index)}, which depends on what another layer keeps: on another rank "
+                    "that is not there, so pass it on in the tensor between the layers"
+                )
+
+    def check_first(self, fresh: Sequence[nn.Module], other: Trial) -> None:
+        """Raise ValueError if a layer makes something else if its first input, of these copies, is another trial's."""
+        for index, (layer, y) in enumerate(zip(fresh, self.outputs, strict=True)):
+            for trial in (other, self):
+                again = _again(layer, trial.outputs[index - 1] if index else trial.tokens)
+            if again is not None and self._differ(again, y):
+                raise ValueError(
+                    f"{layer_text(self._layers, index)}, in which the first input decides what it makes of later ones: "
+                    "ranks and replicas begin with others, so set it when the layer is made"
+                )
+
+    def _differ(self, again: Tensor | None, y: Tensor) -> bool:
+        """Return whether a layer that changes no buffers has made something else, or has failed."""
+        return not self._made.changes_buffers and (again is None or not are_equal(again, y))
+
+    def replay(self, x: Tensor) -> list[Tensor]:
+        """Run all layers once more, without a check, and return the input of each and the output of the last."""
+        passed = [x]
+        for index, layer in enumerate(self._layers):
+            what = f"{layer_text(self._layers, index)}, which fails for {len(x)} rows"
+            with seeded(0):
+                passed.append(tried(partial(layer, entering(passed[-1])[1]), what, "let it take any number").detach())
+        return passed
+
+    def most_tokens(self) -> Tensor:
+        """Return an input with each token of the vocabulary, or with as many as take no long time."""
+        made = self._made
+        rows = max(2, min(-(-made.vocabulary // made.context), MOST // max(1, self.outputs[-1][0].numel())))
+        order = torch.randperm(made.vocabulary, generator=torch.Generator().manual_seed(0))
+        return order.repeat(2 * made.context)[: rows * made.context].view(rows, -1).to(self.tokens.device)
+
+    def mixing(self) -> list[int]:
+        """Return the layers of which rows, or their gradients, depend on the rows beside them."""
+        mixing = []
+        for index, (layer, x) in enumerate(zip(self._layers, [self.tokens, *self.outputs], strict=False)):
+            if index in self.random:
+                continue
+            whole, fewer = _both_ways(layer, x), _both_ways(layer, x[:-1])
+            if not all(are_equal(some, rows[:-1]) for some, rows in zip(fewer, whole, strict=True)):
+                mixing.append(index)
+        return mixing
+
+
+def _again(layer: nn.Module, x: Tensor) -> Tensor | None:
+    """Return what a layer makes of an input, with the random numbers of its trial; None if it fails."""
+    with seeded(0):
+        return or_none(layer, entering(x)[1])
+
+
+def _both_ways(layer: nn.Module, x: Tensor) -> list[Tensor]:
+    """Return a layer's output, and the gradient of its input if it has one."""
+    leaf, entered = entering(x)
+    with seeded(0):
+        y = layer(entered)
+    if leaf.requires_grad and y.requires_grad:
+        y.backward(random_gradient(y))
+        layer.zero_grad()
+    return [y] if leaf.grad is None else [y, leaf.grad]
+
+
+def _check_backward(layer: nn.Module, name: str, leaf: Tensor, y: Tensor) -> None:
+    """Raise ValueError if the backward depends on more than the gradient, or not linearly on it."""
+    if not y.requires_grad:
+        return
+    gradients = []
+    with seeded(0) as draws:
+        for factor in (1, 2):
+            backward = partial(y.backward, factor * random_gradient(y), retain_graph=True)
+            tried(backward, f"{name}, whose backward fails", "make it work")
+            gradients.append([tensor.grad for tensor in (leaf, *layer.parameters()) if tensor.grad is not None])
+            leaf.grad = None
+            layer.zero_grad()
+    if draws():
+        raise ValueError(f"{name}, whose backward draws random numbers: draw them in the forward")
+    if any(gradient.is_sparse for gradient in gradients[0]):
+        raise ValueError(f"{name}, which makes sparse gradients: the optimizers take dense ones, use sparse=False")
+    if not all(are_equal(2 * single, double, size_of(double)) for single, double in zip(*gradients, strict=True)):
+        raise ValueError(
+            f"{name}, whose backward is not linear in the gradient that it is given, for example because a hook or "
+            "a Function clips it: the gradients of microbatches would not add up to the batch's"
+        )
+
+
+def entering(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a leaf that gets the gradient of `x`, and the tensor that enters a layer, which is no leaf."""
+    leaf = x.detach().requires_grad_(x.is_floating_point())
+    return leaf, leaf.clone()
+
+
+def or_none(function: Callable[..., Any], *given: Any) -> Any:
+    """Return a function's result; None if it fails."""
+    try:
+        return function(*given)
+    except Exception:
+        return None
+
+
+def leaves_of(output: Tensor) -> list[Tensor]:
+    """Return the leaves of a tensor's graph that accumulate a gradient."""
+    nodes, known, leaves = [output.grad_fn], set(), []
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+        nodes += [before for before, _ in node.next_functions]
+    return leaves
+
+
+def weights_of(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """Return the weights of some layers, each once."""
+    return list(dict.fromkeys(weight for layer in layers for weight in layer.parameters()))
+
+
+def owner_text(layers: Sequence[nn.Module], weight: Tensor) -> str:
+    """Return which weight this is: that of a layer, or of none of them."""
+    for index, layer in enumerate(layers):
+        for name, parameter in layer.named_parameters():
+            if parameter is weight:
+                return f"{name} of {layer_text(layers, index)}"
+    return f"a tensor {list(weight.shape)} with a gradient that is no weight of a layer"
+
+
+def are_equal(a: Tensor, b: Tensor, scale: float = 1.0) -> bool:
+    """Return whether two results are equal but for the order in which they were added up; `scale`: their size."""
+    tolerance = TOLERANCE.get(a.dtype, COARSE)
+    return a.shape == b.shape and torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+
+
+def size_of(gradient: Tensor) -> float:
+    """Return the largest size of the numbers that are finite; what is not, the first step names."""
+    return float(gradient.abs().nan_to_num(0, 0, 0).max()) if gradient.numel() else 0.0
+
+
+def _memory(layer: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return for each weight how often it was written, and where it is."""
+    return {name: (weight._version, place_of(weight)) for name, weight in layer.named_parameters()}
+
+
+def _buffers(layer: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return for each buffer which tensor it is and how often it was written."""
+    return {name: (id(buffer), buffer._version) for name, buffer in layer.named_buffers()}
+
+
+def _numbers(layer: nn.Module) -> dict[str, str]:
+    """Return the plain numbers that the modules of a layer keep, as text."""
+    values = [(path, key, value) for path, module in layer.named_modules() for key, value in vars(module).items()]
+    return {f"{path}.{key}".lstrip("."): repr(value) for path, key, value in values if isinstance(value, int | float)}

@@ -1,0 +1,101 @@
+"""Watches the operations of a layer or a loss of the user's own, and names it in errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+LONGEST = 200  # characters of what an exception says
+_ATEN = torch.ops.aten
+_PRODUCTS = {_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default, _ATEN.convolution.default}
+
+
+class Watch(TorchDispatchMode):
+    """Watches the operations of a layer or a loss.
+
+    Attributes:
+        draws: whether one draws random numbers.
+        weights: the weights that they read.
+        memory: where the memory is that they read or write; nothing without numbers.
+        written: where the memory is into which they write.
+        made: the ids of the tensors that they made, which live as long as this object.
+        vocabulary: the number of different tokens that are embedded; None if none are.
+    """
+
+    def __init__(self, entered: Tensor) -> None:
+        super().__init__()
+        self._entered, self.draws = entered, False
+        self.vocabulary: int | None = None
+        self.weights: dict[nn.Parameter, None] = {}
+        self.made: dict[int, Tensor] = {}
+        self.memory: set[int] = set()
+        self.written: set[int] = set()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and to say so to torch's compiler would import it
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # 1. what the meta device computes and a real one refuses
+        dtypes = {arg.dtype for arg in args if isinstance(arg, Tensor)} if func in _PRODUCTS else set()
+        if len(dtypes) > 1:
+            raise TypeError(f"a product of {' and '.join(sorted(map(str, dtypes)))}")
+        # 2. what is read and written
+        self.draws |= torch.Tag.nondeterministic_seeded in func.tags
+        if func is _ATEN.embedding.default and args[1] is self._entered:
+            self.vocabulary = args[0].shape[0]
+        tensors = _tensors(args)
+        self.weights |= {tensor: None for tensor in tensors if isinstance(tensor, nn.Parameter)}
+        self.memory |= {place_of(tensor) for tensor in tensors} - {0}
+        if func._schema.is_mutable and isinstance(args[0], Tensor):
+            self.written |= {place_of(args[0])} - {0}
+        # 3. what is made
+        result = func(*args, **(kwargs or {}))
+        self.made |= {id(tensor): tensor for tensor in _tensors([result])}
+        return result
+
+
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    """Return the tensors among some values, and in those that are lists or tuples."""
+    flat = chain.from_iterable(value if isinstance(value, list | tuple) else (value,) for value in values)
+    return [value for value in flat if isinstance(value, Tensor)]
+
+
+def place_of(tensor: Tensor) -> int:
+    """Return where a tensor's memory is; 0 if it has none, or is of a kind that hides it."""
+    return tensor.untyped_storage().data_ptr() if type(tensor) in (Tensor, nn.Parameter) else 0
+
+
+def tried(call: Callable[[], Any], what: str, remedy: str) -> Any:
+    """Return what a call returns. Raises ValueError with the error of a call that fails."""
+    try:
+        return call()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a layer may be the user's own, and exit
+        raise ValueError(f"{what} ({error_text(error)}): {remedy}") from error
+
+
+def error_text(error: BaseException) -> str:
+    """Return the beginning of what an error says, on one line."""
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    return said if len(said) <= LONGEST else f"{said[: LONGEST - 3]}..."
+
+
+def layer_text(layers: Sequence[nn.Module], index: int) -> str:
+    return f"layer {index} ({type(layers[index]).__name__})"
+
+
+def tensor_text(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def device_of(layers: Sequence[nn.Module]) -> torch.device:
+    """Return the device of the layers."""
+    tensors = chain.from_iterable((*layer.parameters(), *layer.buffers()) for layer in layers)
+    return next((tensor.device for tensor in tensors), torch.get_default_device())
