@@ -13,6 +13,7 @@ functions take simulated or measured spans.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from microp.schedule import Schedule
@@ -39,15 +40,14 @@ def reductions(schedule: Schedule, spans: Iterable[Span], times: Sequence[Any]) 
     """
     if len(times) != schedule.stages:
         raise ValueError(f"{len(times)} reduction times for {schedule.stages} stages: give one per stage")
-    ends, last = {span.action: span.end for span in spans}, schedule.last_gradients
-    found = []
-    for rank in range(len(schedule.ranks)):
-        free = None
-        for stage in sorted(schedule.stages_of(rank), key=lambda stage: ends[last[stage]]):
-            start = ends[last[stage]] if free is None else max(ends[last[stage]], free)
+    summed = []
+    for rank, queue in enumerate(_queues(schedule, spans)):
+        _, free = queue[0]
+        for stage, made in queue:
+            start = max(made, free)
             free = start + times[stage]
-            found.append(Reduction(rank, stage, start, free))
-    return found
+            summed.append(Reduction(rank, stage, start, free))
+    return summed
 
 
 def after_last_gradient(schedule: Schedule, spans: Iterable[Span], found: Iterable[Reduction]) -> tuple[Any, ...]:
@@ -55,20 +55,29 @@ def after_last_gradient(schedule: Schedule, spans: Iterable[Span], found: Iterab
 
     The result is empty unless there are spans and every stage has a reduction.
     """
-    ends = {span.action: span.end for span in spans}
-    last = schedule.last_gradients
     reduced: dict[int, Any] = {}  # stage -> the end of its last reduction
     for reduction in found:
         reduced[reduction.stage] = max(reduction.end, reduced.get(reduction.stage, reduction.end))
-    if set(reduced) != set(range(schedule.stages)) or not ends:
+    spans = list(spans)
+    if set(reduced) != set(range(schedule.stages)) or not spans:
         return ()
-    times = dict.fromkeys(reduced, 0)
-    for rank in range(len(schedule.ranks)):
-        free = None
-        for stage in sorted(schedule.stages_of(rank), key=lambda stage: ends[last[stage]]):
-            start = ends[last[stage]] if free is None else max(ends[last[stage]], free)
+    times: dict[int, Any] = {}
+    for queue in _queues(schedule, spans):
+        _, free = queue[0]
+        for stage, made in queue:
+            start = max(made, free)
             times[stage], free = max(0, reduced[stage] - start), max(reduced[stage], start)
     return tuple(times[stage] for stage in range(schedule.stages))
+
+
+def _queues(schedule: Schedule, spans: Iterable[Span]) -> list[list[tuple[int, Any]]]:
+    """Return, for each rank, its stages with the ends of their last gradients, in the order of these."""
+    ends = {span.action: span.end for span in spans}
+    made = {stage: ends[action] for stage, action in schedule.last_gradients.items()}
+    return [
+        sorted(((stage, made[stage]) for stage in schedule.stages_of(rank)), key=itemgetter(1))
+        for rank in range(len(schedule.ranks))
+    ]
 
 
 def ends_at(spans: Iterable[Span], found: Iterable[Reduction]) -> Any:

@@ -149,37 +149,7 @@ def test_several_steps_are_one_after_the_other():
     assert middle == calibrate(schedule, other)
 
 
-def test_noise_gives_costs_all_the_same():
-    """Times that contradict each other: tensors that are there too early."""
-    random = Random(14)
-    for _ in range(100):
-        schedule = random_schedule(random)
-        spans = []
-        for span in simulate(schedule, uneven_costs(random, schedule)):
-            wait_start = 10 * span.wait_start + random.randint(0, 9)
-            start = 10 * span.start + random.randint(9, 18)
-            end = max(start, 10 * span.end + random.randint(0, 9))
-            spans.append(span._replace(wait_start=wait_start, ready=start, start=start, end=end))
-        calibrate(schedule, spans)
-        hurried = [span._replace(wait_start=0, ready=0) for span in spans]
-        assert calibrate(schedule, hurried).latency == (0,) * schedule.stages
-
-
 # --- hops -----------------------------------------------------------------------------------------
-
-
-def test_a_link_takes_the_median_of_its_own_hops():
-    """Also where every action begins one moment late."""
-    pair = read("0F0 0B0", "1F0 2F0 2B0 1B0")
-    spans = [
-        Span(0, Op.F, 0, 0, 0, 1, 1, 10),
-        Span(1, Op.F, 1, 0, 0, 13, 13, 20),  # waited for since 0: the hop takes 3
-        Span(1, Op.F, 2, 0, 20, 21, 21, 30),
-        Span(1, Op.B, 2, 0, 30, 31, 31, 40),
-        Span(1, Op.B, 1, 0, 40, 41, 41, 50),
-        Span(0, Op.B, 0, 0, 10, 57, 57, 60),  # waited for since 10: 7
-    ]
-    assert calibrate(pair, spans).latency == (0, 5, 0)
 
 
 def ring(there: int, used: int) -> tuple[Schedule, list[Span]]:

@@ -184,6 +184,8 @@ def test_integers_beyond_64_bits_stay_exact():
         (("0F0 0F1 0B0 0B1", "1F0 1B1 1F1 1B0"), r"it deadlocks: 1B1 waits for 1F1, which comes after 1B1"),
         (("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"), r"it deadlocks: 0B0 waits for 1B0"),
         (("0F0 0B0 0F7 0B7",), r"0F7 and 0B7 are out of range"),
+        (("0F0 0F1 0B0 0B1", ""), r"rank 1 has nothing to do"),
+        (("0F0 0F1", "0B0 0B1"), r"0B0 is on rank 1, but rank 0 holds stage 0"),
     ],
 )
 def test_what_cannot_end_is_refused(rows, message):
@@ -258,14 +260,3 @@ def seconds(chunks: int) -> float:
 def test_time_grows_with_the_number_of_actions():
     few, many = (min(seconds(chunks) for _ in range(3)) for chunks in (128, 512))
     assert many < 14 * few  # 4 times the actions; the rest is for a busy machine, and 16 would be the square
-
-
-def test_negative_numbers_idle_ranks_and_misplaced_actions_are_refused():
-    forward, backward = Action(Op.F, 0, 0), Action(Op.B, 0, 0)
-    below = Schedule("below", 1, ((forward._replace(microbatch=-1), backward._replace(microbatch=-1)),))
-    with pytest.raises(ValueError, match="0F-1 and 0B-1 are out of range"):
-        simulate(below, Costs((1,), (1,)))
-    with pytest.raises(ValueError, match="rank 1 has nothing to do"):
-        simulate(Schedule("idle", 1, ((forward, backward), ())), Costs((1,), (1,)))
-    with pytest.raises(ValueError, match="0B0 is on rank 1, but rank 0 holds stage 0"):
-        simulate(Schedule("moved", 1, ((forward,), (backward,))), Costs((1,), (1,)))

@@ -12,7 +12,7 @@ from random_schedules import random_schedule
 
 from microp.records import read_rows, summarise
 from microp.schedule import Action, Op, Schedule
-from microp.schedule.builders import gpipe, interleaved, naive, one_f_one_b
+from microp.schedule.builders import gpipe, naive, one_f_one_b
 from microp.settings import EmulatedSettings
 from microp.simulator import Costs, simulate
 from microp.trace import KINDS, Span, StepClock, account, makespan
@@ -80,14 +80,6 @@ def test_a_wait_is_the_peer_s_fault_until_its_end_and_the_link_s_after_it():
     }
 
 
-def test_what_comes_from_the_own_rank_is_no_transfer():
-    schedule = interleaved(1, 1)  # two stages on one rank
-    times = ((10 * place - 1, 10 * place, 10 * place, 10 * place + 6) for place in range(4))
-    spans = [Span(0, *action, *moments) for action, moments in zip(schedule.ranks[0], times, strict=True)]
-    [times] = account(schedule, spans, {0: StepClock(-2, 40, 3, 0)}).values()
-    assert times == {**dict.fromkeys(KINDS, 0), "compute": 24, "optimizer": 3, "host": 42 - 24 - 3}
-
-
 BOOKED = {
     # F = 1, B = 2: idle (K-1)(F+B) = 9 on every rank; the first backward waits for all ranks below it
     "1f1b": (
@@ -108,15 +100,6 @@ BOOKED = {
             {"compute": 12, "drain": 6},
             {"compute": 12, "warmup": 1, "drain": 5},
             {"compute": 12, "warmup": 2, "drain": 4},
-        ],
-    ),
-    # the second rank is twice as slow: between a forward and the next backward the first one waits 3
-    "a slow rank": (
-        one_f_one_b(2, 6),
-        Costs((1, 2), (2, 4)),
-        [
-            {"compute": 18, "warmup": 5, "steady": 3 * 3, "drain": 3 + 4},
-            {"compute": 36, "warmup": 1, "drain": 2},
         ],
     ),
     # one microbatch after the other, a hop 1: all 5 tensors are waited for from beginning to end
