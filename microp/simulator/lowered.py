@@ -76,10 +76,10 @@ def with_times(lowered: Lowered, takes: Mapping[Action, Any], hops: Mapping[Acti
     """Return the columns with a time of its own for every action, and for the hops of the inputs of some."""
     kinds = Kinds(*([values[kind] for kind in lowered.kind.tolist()] for values in lowered.kinds))
     actions = [lowered.actions.at(position) for position in range(len(lowered.actions))]
-    own = [takes[action] for action in actions]
+    of_actions = [takes[action] for action in actions]
     hop_in = [hops.get(action, usual) for action, usual in zip(actions, kinds.hop_in, strict=True)]
-    kind = np.arange(len(own), dtype=np.int32)
-    return lowered._replace(kind=kind, kinds=kinds._replace(takes=own, hop_in=hop_in))
+    kind = np.arange(len(actions), dtype=np.int32)
+    return lowered._replace(kind=kind, kinds=kinds._replace(takes=of_actions, hop_in=hop_in))
 
 
 class _Lane(NamedTuple):
@@ -159,7 +159,7 @@ def parent_positions(schedule: Schedule, actions: Actions) -> list[Column]:
         refuse(schedule)
     columns = []
     for which in range(max(map(len, parents))):
-        wanted = np.array([own[which] if which < len(own) else NONE for own in parents], np.int32)
+        wanted = np.array([needs[which] if which < len(needs) else NONE for needs in parents], np.int32)
         columns.append(position[wanted[lane], actions.microbatch])
     return columns
 

@@ -71,8 +71,8 @@ def simulate(
     times = [*lowered.kinds.takes, *lowered.kinds.hop_in, *lowered.kinds.after]
     dtype = column_type(times, bound=3 * len(lowered.actions) * max(times))
     walk = _delayed if type(costs.transfer) in (Asynchronous, LinkModel) else _queued
-    found = walk(lowered, costs.transfer, dtype)
-    return refuse(schedule) if found is None else found
+    spans = walk(lowered, costs.transfer, dtype)
+    return refuse(schedule) if spans is None else spans
 
 
 def critical_path(spans: Simulated) -> list[Span]:

@@ -50,13 +50,13 @@ def reductions(schedule: Schedule, spans: Iterable[Span], times: Sequence[Any]) 
     return summed
 
 
-def after_last_gradient(schedule: Schedule, spans: Iterable[Span], found: Iterable[Reduction]) -> tuple[Any, ...]:
+def after_last_gradient(schedule: Schedule, spans: Iterable[Span], sums: Iterable[Reduction]) -> tuple[Any, ...]:
     """Return each stage's time from the earliest start of its reduction to its end, as `reductions` takes it.
 
     The result is empty unless there are spans and every stage has a reduction.
     """
     reduced: dict[int, Any] = {}  # stage -> the end of its last reduction
-    for reduction in found:
+    for reduction in sums:
         reduced[reduction.stage] = max(reduction.end, reduced.get(reduction.stage, reduction.end))
     spans = list(spans)
     if set(reduced) != set(range(schedule.stages)) or not spans:
@@ -80,26 +80,26 @@ def _queues(schedule: Schedule, spans: Iterable[Span]) -> list[list[tuple[int, A
     ]
 
 
-def ends_at(spans: Iterable[Span], found: Iterable[Reduction]) -> Any:
+def ends_at(spans: Iterable[Span], sums: Iterable[Reduction]) -> Any:
     """Return the time at which all actions and reductions have ended."""
-    return max([*(span.end for span in spans), *(reduction.end for reduction in found)])
+    return max([*(span.end for span in spans), *(reduction.end for reduction in sums)])
 
 
-def exposed(spans: Sequence[Span], found: Iterable[Reduction]) -> dict[int, Any]:
+def exposed(spans: Sequence[Span], sums: Iterable[Reduction]) -> dict[int, Any]:
     """Return rank -> the time from its last action's end to its last reduction's end; at least 0."""
     last_action: dict[int, Any] = {}
     for span in spans:
         last_action[span.rank] = max(span.end, last_action.get(span.rank, span.end))
     left = dict.fromkeys(last_action, 0)
-    for reduction in found:
+    for reduction in sums:
         left[reduction.rank] = max(left[reduction.rank], reduction.end - last_action[reduction.rank])
     return left
 
 
-def time_reducing(found: Iterable[Reduction]) -> Any:
+def time_reducing(sums: Iterable[Reduction]) -> Any:
     """Return the time during which at least one of a rank's reductions was running."""
     total, until = 0, None
-    for reduction in sorted(found, key=lambda reduction: reduction.start):
+    for reduction in sorted(sums, key=lambda reduction: reduction.start):
         start = reduction.start if until is None else max(until, reduction.start)
         total += max(0, reduction.end - start)
         until = max(start, reduction.end)

@@ -168,8 +168,8 @@ def _axis(length: float, unit: str, room: int) -> str:
 
 def _legend(drawn: Sequence[Line], panels: Sequence[Panel]) -> Iterator[str | Line]:
     """Yield what the drawn characters mean, those of them that are there, and what the header's figures are."""
-    cells = [cells for line in drawn for cells in line if cells.look]
-    looks, marks = {each.look for each in cells}, set("".join(each.text for each in cells))
+    parts = [cells for line in drawn for cells in line if cells.look]
+    looks, marks = {cells.look for cells in parts}, set("".join(cells.text for cells in parts))
     for op, word in (SPLIT if any("W" in look for look in looks) else OPS).items():
         if any(look.startswith(op) for look in looks):
             yield [Cells(op, f"{op}0"), Cells(FILL[op] * 2, f"{op}0-"), Cells(f" {word}")]
@@ -191,14 +191,13 @@ def _wrapped(items: Iterable[str | Line], columns: int, between: str = "") -> li
     lines: list[Line] = []
     used = columns
     for item in items:
-        parts = textwrap.wrap(item, columns) if isinstance(item, str) else [item]
+        parts = [[Cells(part)] for part in textwrap.wrap(item, columns)] if isinstance(item, str) else [item]
         for part in parts:
-            cells = [Cells(part)] if isinstance(part, str) else part
-            length = sum(len(each.text) for each in cells)
+            length = sum(len(cells.text) for cells in part)
             if len(parts) > 1 or used + len(between) + length > columns:
-                lines.append(list(cells))
+                lines.append(list(part))
                 used = length
             else:
-                lines[-1] += [Cells(between), *cells]
+                lines[-1] += [Cells(between), *part]
                 used += len(between) + length
     return lines
