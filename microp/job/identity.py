@@ -27,11 +27,8 @@ NOT_ASKED = (
     *("tracking", "launch", "snapshot", "output_dir", "activation_limit", "profile"),
     *("skip", "again", "dry_run", "fail_fast", "parallel"),
 )
-PATIENCE: dict[str, Any] = {
-    "comms.timeout_s": 60.0,
-    "device.memory_gib": None,
-}  # keys that do not count although their group does: hashed with these values
-ADDED: dict[str, Any] = {
+PATIENCE: dict[str, Any] = {"comms.timeout_s": 60.0, "device.memory_gib": None}  # not asked; hashed with these values
+ADDED: dict[str, Any] = {  # `group.key`, or a key or a whole group of the top -> the default at which it is left out
     "device.memory_gib": None,
     "device.speed": None,
     "device.full_ms": None,
@@ -41,11 +38,8 @@ ADDED: dict[str, Any] = {
     "data.skip": 0,
     "optimizer": asdict(ADAM),
     **asdict(AS_WRITTEN),
-}  # `group.key`, or a key or a whole group of the top -> the default at which it is left out
+}
 LATER = {key: default for key, default in ADDED.items() if "." not in key}  # what a run that lacks a key had
-_TIMES = (  # of a device: 5 and 5.0 are one time
-    *("forward_ms", "backward_ms", "weight_ms", "full_ms", "recompute_ms", "reduce_ms", "overhead_ms", "optimizer_ms"),
-)
 _FLOATS = {"forward_ms": 5.0, "backward_ms": 10.0}  # whole times that count as floats: the first results have them so
 _FIRST_PATHS = {  # module of a builder -> its module when the first results were recorded
     "microp.schedule.builders.": "microp.schedules.",
@@ -88,7 +82,8 @@ def _asked(config: Mapping[str, Any]) -> dict[str, Any]:
             holder = holder.get(group, {})
         if holder.get(key, default) == default:
             holder.pop(key, None)
-    asked["device"] |= {key: _as_first(key, asked["device"][key]) for key in _TIMES if key in asked["device"]}
+    times = [key for key in asked["device"] if key.endswith("_ms") and key != "latency_ms"]  # that was always a float
+    asked["device"] |= {key: _as_first(key, asked["device"][key]) for key in times}
     for group in ("schedule", "partition"):
         for now, first in _FIRST_PATHS.items():
             asked[group]["builder"] = asked[group]["builder"].replace(now, first)
@@ -98,7 +93,7 @@ def _asked(config: Mapping[str, Any]) -> dict[str, Any]:
 def _as_first(key: str, value: Any) -> Any:
     """Return a time, or a list of them, so that the same number is always written the same."""
     if isinstance(value, list):
-        return [_as_first("", each) for each in value]
+        return [_as_first("", time) for time in value]
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return float(value) if value is not None and value == _FLOATS.get(key) else value

@@ -171,16 +171,16 @@ class Job:
         return self.resumed.step if self.resumed else 0
 
     def phases(self) -> Iterator[tuple[int, str, str]]:
-        """Return (index, phase, engine) of every step to run; phases are warmup, measured and memory.
+        """Yield (index, phase, engine) of every step to run; phases are warmup, measured and memory.
 
         A run that goes on from a snapshot warms up like every other, loads the snapshot, and makes the other steps.
         """
-        rounds = ["warmup"] * self.warmup_steps + ["measured"] * self.steps
-        count = len(self.engines)
-        steps = [
-            (phase, self.engines[(turn + place) % count])  # so that no engine always comes first
-            for turn, phase in enumerate(rounds)
-            for place in range(count)
-        ]
-        every = enumerate([*steps, ("memory", self.engines[0])])
-        return ((index, *step) for index, step in every if step[0] == "warmup" or index >= self.first_step)
+        engines, index = self.engines, 0
+        for turn in range(self.warmup_steps + self.steps):
+            phase = "warmup" if turn < self.warmup_steps else "measured"
+            for place in range(len(engines)):
+                if phase == "warmup" or index >= self.first_step:
+                    yield index, phase, engines[(turn + place) % len(engines)]  # so that none always comes first
+                index += 1
+        if index >= self.first_step:
+            yield index, "memory", engines[0]

@@ -32,46 +32,38 @@ _NEAREST: dict[str, Callable[[int, int, int], Schedule]] = {  # not in torch -> 
 
 def torch_problems(schedule: Schedule, checkpointing: Checkpointing, rows: Sequence[int]) -> list[str]:
     """List the reasons why torch cannot run this, one sentence each."""
-    found = []
+    problems = []
+    ranks, chunks = len(schedule.ranks), schedule.chunks
+    rounds = max(1, chunks // ranks)  # of microbatches, which torch's interleaved 1F1B needs to be equal
     if schedule.name in _OTHER_DRAIN:
         known = schedule.name.removesuffix("_lifo")
-        found.append(f"engine=torch runs the backwards of {known} {_OTHER_DRAIN[schedule.name]}")
+        problems.append(f"engine=torch runs the backwards of {known} {_OTHER_DRAIN[schedule.name]}")
     elif schedule.name not in TORCH_SCHEDULES:
         names = ", ".join(name.removesuffix("_lifo") for name in TORCH_SCHEDULES)
-        found.append(f"engine=torch has no schedule {schedule.name!r}: use one of {names}")
-    if len(schedule.ranks) < 2:
-        found.append("engine=torch needs a pipeline: use ranks=2 or more")
-    if schedule.name == "1f1b" and schedule.chunks < schedule.stages:
-        found.append(
-            f"engine=torch needs at least one microbatch per stage for 1f1b: chunks={schedule.chunks} is too few "
+        problems.append(f"engine=torch has no schedule {schedule.name!r}: use one of {names}")
+    if ranks < 2:
+        problems.append("engine=torch needs a pipeline: use ranks=2 or more")
+    if schedule.name == "1f1b" and chunks < schedule.stages:
+        problems.append(
+            f"engine=torch needs at least one microbatch per stage for 1f1b: chunks={chunks} is too few "
             f"for {schedule.stages} stages, use chunks={schedule.stages} or more"
         )
-    if schedule.name == "interleaved" and schedule.chunks % _rounds(len(schedule.ranks), schedule.chunks):
-        ranks, chunks = len(schedule.ranks), schedule.chunks
-        near = [
-            next(each for each in candidates if each % _rounds(ranks, each) == 0)
-            for candidates in (range(chunks - 1, 0, -1), range(chunks + 1, 2 * chunks))
-        ]
-        found.append(
+    if schedule.name == "interleaved" and chunks % rounds:
+        problems.append(
             f"engine=torch needs chunks in equal rounds for interleaved, a multiple of chunks // ranks: "
-            f"chunks={chunks} in {_rounds(ranks, chunks)} rounds is not, use chunks={near[0]} or {near[1]}"
+            f"chunks={chunks} in {rounds} rounds is not, use chunks={rounds * ranks} or {(rounds + 1) * ranks}"
         )
     if len(set(rows)) > 1:
-        found.append(
+        problems.append(
             f"engine=torch needs equal microbatches: {sum(rows)} rows in chunks={len(rows)} are not, "
             "use a batch_size that chunks divides"
         )
     if checkpointing.spare_last:
-        found.append(
+        problems.append(
             f"engine=torch treats all microbatches alike: checkpointing={checkpointing.name} does not, "
             "use checkpointing=always or never"
         )
-    return found
-
-
-def _rounds(ranks: int, chunks: int) -> int:
-    """Return in how many rounds torch's interleaved 1F1B takes the microbatches; it needs them to be equal."""
-    return max(1, chunks // ranks)
+    return problems
 
 
 def nearest_in_torch(schedule: Schedule) -> Schedule:

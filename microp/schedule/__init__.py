@@ -10,9 +10,15 @@
     Partition: which layers each stage holds
 """
 
-from microp.schedule.mailboxes import assign_slots, remote_links, take_slots
+from microp.schedule.messages import (
+    assign_slots,
+    completed_sends,
+    receives_to_post,
+    remote_links,
+    remote_source,
+    take_slots,
+)
 from microp.schedule.partition import Partition, balanced, of_sizes, skewed, spread, uniform
-from microp.schedule.prefetch import completed_sends, receives_to_post, remote_source, weight_groups
-from microp.schedule.schedule import Action, Op, Schedule, rows
+from microp.schedule.schedule import Action, Op, Schedule, rows, weight_groups
 from microp.schedule.text import from_text, from_torch_csv, to_text, to_torch_csv
 from microp.schedule.validation import validate

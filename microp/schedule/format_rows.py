@@ -34,39 +34,34 @@ def format_rows(schedule: Schedule, marked: Collection[Action], width: int = 100
     Returns:
         One line per rank; an empty string if no marked action is in the schedule.
     """
-    places: dict[int, set[int]] = {}  # rank -> the indices of marked actions in its row
-    for rank, row in enumerate(schedule.ranks):
-        if found := {place for place, action in enumerate(row) if action in marked}:
-            places[rank] = found
-    if not places:
+    named = [rank for rank, row in enumerate(schedule.ranks) if any(action in marked for action in row)]
+    if not named:
         return ""
-    shown = _with_neighbours(list(places), len(schedule.ranks))
-    rows = {f"rank {rank}": schedule.ranks[rank] for rank in shown}
-    wanted = set().union(*(places.get(rank, ()) for rank in shown))
+    # 1. the ranks: with their neighbours, if these are not too many
+    near_ranks = [rank for rank in range(len(schedule.ranks)) if {rank - 1, rank, rank + 1} & {*named}]
+    shown = near_ranks if len(near_ranks) <= MOST_RANKS else named[:MOST_RANKS]
+    rows = {rank: schedule.ranks[rank] for rank in shown}
+    # 2. the columns: as many around each marked action as fit
+    places = sorted({place for row in rows.values() for place, action in enumerate(row) if action in marked})
     longest = max(map(len, rows.values()))
     for near in range(NEAR, -1, -1):
-        around = {column for place in wanted for column in range(place - near, place + near + 1)}
-        columns = sorted(column for column in around if 0 <= column < longest)[:width]  # more cannot fit
+        around = {column for place in places for column in range(place - near, place + near + 1)}
+        columns = sorted(around.intersection(range(longest)))[:width]  # more cannot fit
         lines = _lines(rows, columns, marked)
         if max(map(len, lines)) <= width:
-            break
+            return "\n".join(lines)
+    # 3. if not even the marked ones fit, the first of them
     while max(map(len, lines)) > width and len(columns) > 1:
         columns.pop()
         lines = _lines(rows, columns, marked)
     return "\n".join(lines)
 
 
-def _with_neighbours(ranks: Sequence[int], count: int) -> list[int]:
-    """Return the ranks and those next to them; if these are too many, the first `MOST_RANKS` of the ranks."""
-    near = sorted({near for rank in ranks for near in (rank - 1, rank, rank + 1) if 0 <= near < count})
-    return near if len(near) <= MOST_RANKS else list(ranks[:MOST_RANKS])
-
-
-def _lines(rows: Mapping[str, Sequence[Action]], columns: Sequence[int], marked: Collection[Action]) -> list[str]:
-    """Return each row's label and its cells in the columns; a cell has room for the longest action in brackets."""
+def _lines(rows: Mapping[int, Sequence[Action]], columns: Sequence[int], marked: Collection[Action]) -> list[str]:
+    """Return each rank's label and its cells in the columns; a cell has room for the longest action in brackets."""
     size = 2 + max(len(str(row[column])) for row in rows.values() for column in columns if column < len(row))
-    margin = max(map(len, rows)) + 1
-    return [f"{label:{margin}}{_line(row, columns, size, marked)}".rstrip() for label, row in rows.items()]
+    margin = len(f"rank {max(rows)} ")
+    return [f"{f'rank {rank}':{margin}}{_line(row, columns, size, marked)}".rstrip() for rank, row in rows.items()]
 
 
 def _line(row: Sequence[Action], columns: Sequence[int], size: int, marked: Collection[Action]) -> str:

@@ -20,10 +20,11 @@ is a send.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -158,3 +159,20 @@ class Schedule:
 def rows(ranks: Iterable[Iterable[Action]]) -> tuple[tuple[Action, ...], ...]:
     """Return a builder's rows as tuples."""
     return tuple(tuple(row) for row in ranks)
+
+
+def weight_groups(row: Sequence[Action]) -> dict[Action, tuple[int, ...]]:
+    """Return W -> the microbatches it computes, for consecutive W of one stage: the last takes all, the others none.
+
+    ::
+
+        row          B0   W0   B1   B2   W1   W2
+        together                         ()   (1, 2)
+    """
+    groups: dict[Action, tuple[int, ...]] = {}
+    for (op, _), run in groupby(row, key=itemgetter(0, 1)):
+        together = list(run)
+        if op is _W and len(together) > 1:
+            groups |= dict.fromkeys(together, ())
+            groups[together[-1]] = tuple(action.microbatch for action in together)
+    return groups

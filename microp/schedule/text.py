@@ -58,20 +58,19 @@ def from_text(text: str) -> Schedule:
     header = _HEADER.fullmatch(lines[0].strip()) or _HEADER.fullmatch(" ".join(lines[0].translate(_BOUNDS).split()))
     if header is None:
         raise ValueError("line 1, column 1: expected '# microp schedule <name> chunks=<M> ranks=<K>'")
-    found = rows((_parsed(*word) for word in row) for row in _words(text)[1:])
-    if len(found) != int(header["ranks"]):
-        raise ValueError(f"line 1, column 1: ranks={header['ranks']}, but {len(found)} rows of actions follow")
-    return Schedule(header["name"], int(header["chunks"]), found)
+    ranks = rows((_parsed(*word) for word in row) for row in _words(text)[1:])
+    if len(ranks) != int(header["ranks"]):
+        raise ValueError(f"line 1, column 1: ranks={header['ranks']}, but {len(ranks)} rows of actions follow")
+    return Schedule(header["name"], int(header["chunks"]), ranks)
 
 
 def _words(text: str) -> list[list[tuple[str, str]]]:
     """Return the lines' words, each with its line and column; lines without any are left out."""
-    lines = enumerate(text.translate(_BOUNDS).splitlines(), start=1)
-    found = [
+    table = [
         [(f"line {number}, column {word.start() + 1}", word.group()) for word in re.finditer(r"\S+", line)]
-        for number, line in lines
+        for number, line in enumerate(text.translate(_BOUNDS).splitlines(), start=1)
     ]
-    return [words for words in found if words]
+    return [words for words in table if words]
 
 
 def _parsed(where: str, word: str) -> Action:

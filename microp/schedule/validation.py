@@ -34,10 +34,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import NamedTuple
 
-from microp.schedule.deadlock import find_cycle
 from microp.schedule.format_rows import format_rows
 from microp.schedule.schedule import Action, Op, Schedule
 
@@ -164,29 +163,69 @@ def _deadlocked(schedule: Schedule) -> Iterator[_Problem]:
     yield _Problem(f"it deadlocks: {cycle[0]} {', which '.join(steps)}{more}", cycle)
 
 
+def find_cycle(schedule: Schedule) -> list[Action]:
+    """Return actions that wait for each other in a cycle (first = last), two of a rank; empty if all rows end.
+
+    ::
+
+        rank 0   0F0 │ 0B0 0F1 0B1       each rank runs until its next action waits for one that never
+        rank 1   1F0 │ 1F1 1B0 1B1       ends; the actions to the right of the bar never run
+
+        0B0 waits for 1B0, which comes after 1F1, which waits for 0F1, which comes after 0B0
+
+    An action waits for its parents, and for every action before it in its row. The schedule must be
+    complete, with each action on its stage's rank. The cost is linear in the number of actions.
+    """
+    # 1. Each rank runs until its next action waits for one that has not run.
+    done: set[Action] = set()
+    reached = [0] * len(schedule.ranks)
+    waiting: dict[Action, list[int]] = {}  # an action that has not run -> the ranks that wait for it
+    free = list(range(len(schedule.ranks)))
+    while free:
+        rank = free.pop()
+        row = schedule.ranks[rank]
+        for place in range(reached[rank], len(row)):
+            missing = [parent for parent in schedule.parents(row[place]) if parent not in done]
+            if missing:
+                waiting.setdefault(missing[0], []).append(rank)
+                break
+            done.add(row[place])
+            reached[rank] += 1
+            free += waiting.pop(row[place], ())
+    if not waiting:
+        return []
+    # 2. What a rank's next action waits for is, or comes after, the next action of its own rank, and so on:
+    #    the path ends when it comes to a rank for the second time.
+    needs = {rank: need for need, ranks in waiting.items() for rank in ranks}
+    rank = min(needs)
+    path: list[Action] = []
+    came: dict[int, int] = {}  # rank -> the index of its next action in the path
+    while rank not in came:
+        came[rank] = len(path)
+        path += [schedule.ranks[rank][reached[rank]], needs[rank]]
+        rank = schedule.placement[needs[rank].stage]
+    cycle = [*path[came[rank] :], path[came[rank]]]
+    return [cycle[0], *(action for before, action in pairwise(cycle) if action != before)]
+
+
 # --- memory ------------------------------------------------------------------------------------------
 
 
-def _held(schedule: Schedule, row: Sequence[Action]) -> Iterator[int]:
-    """Yield, after each action of a row, the number of (stage, microbatch) pairs between F and W (or full B)."""
-    now = 0
-    for action in row:
-        if action.op is Op.F:
-            now += 1
-        elif action.op is Op.W or action[1:] not in schedule.split:
-            now -= 1
-        yield now
-
-
 def _held_beyond(schedule: Schedule, limit: int) -> Iterator[_Problem]:
-    peaks = [max(_held(schedule, row)) for row in schedule.ranks]
-    if max(peaks) <= limit:
+    held = [_held(schedule, row) for row in schedule.ranks]
+    most = max(map(max, held))
+    if most <= limit:
         return
-    rank = next(rank for rank, peak in enumerate(peaks) if peak > limit)
-    row = schedule.ranks[rank]
-    first = next(action for action, held in zip(row, _held(schedule, row), strict=True) if held > limit)
+    rank = next(rank for rank, numbers in enumerate(held) if max(numbers) > limit)
+    first = next(action for action, number in zip(schedule.ranks[rank], held[rank], strict=True) if number > limit)
     yield _Problem(
         f"{first} is the first that makes rank {rank} hold more than activation_limit={limit} "
-        f"(stage, microbatch) pairs: allow {max(peaks)} or more, or use a schedule that holds less",
+        f"(stage, microbatch) pairs: allow {most} or more, or use a schedule that holds less",
         [first],
     )
+
+
+def _held(schedule: Schedule, row: Sequence[Action]) -> list[int]:
+    """Return, after each action of a row, the number of (stage, microbatch) pairs between F and W (or full B)."""
+    ends = (action.op is Op.W or (action.op is Op.B and action[1:] not in schedule.split) for action in row)
+    return list(accumulate((action.op is Op.F) - end for action, end in zip(row, ends, strict=True)))

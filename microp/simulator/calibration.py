@@ -13,19 +13,15 @@ Other link models are not recovered: the costs that it returns always have async
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from statistics import mean, median_low
-from typing import Any
+from typing import Any, NamedTuple
 
 from microp.schedule import Action, Op, Schedule, remote_source
-from microp.simulator.costs import Costs
+from microp.simulator.costs import Costs, ratio
 from microp.simulator.simulation import Simulated, simulate
 from microp.trace import Reduction, Span, after_last_gradient, as_spans, reductions
-
-Times = Mapping[tuple[int, str], Any]
-"""(stage, kind) -> the time of such an action; see `kind_of`."""
 
 
 def kind_of(schedule: Schedule, action: Action) -> str:
@@ -39,63 +35,51 @@ def kind_of(schedule: Schedule, action: Action) -> str:
     return "X" if stage in schedule.split_stages else "B"
 
 
-def calibrate(schedule: Schedule, spans: Iterable[Span], spared: Collection[int] = ()) -> Costs:
+def schedule_of(spans: Iterable[Span], name: str) -> Schedule:
+    """Return the schedule that was run: each rank's actions in the order of their starts."""
+    spans = as_spans(spans)
+    rows: list[list[Action]] = [[] for _ in range(int(spans.rank.max()) + 1)]
+    for span in spans:
+        rows[span.rank].append(span.action)
+    return Schedule(name, int(spans.microbatch.max()) + 1, tuple(map(tuple, rows)))
+
+
+def calibrate(schedule: Schedule, spans: Iterable[Span]) -> Costs:
     """Return the costs in `spans`: the median time of each stage's F, B and W, and of each hop.
 
     Args:
         spans: the spans of one or more steps, in any unit of time; the costs are in the same unit.
-        spared: the microbatches that were not recomputed, if the others were.
     """
-    spans = list(as_spans(spans))
     lengths: dict[tuple[int, str], list[Any]] = defaultdict(list)
-    again: dict[tuple[int, str], list[Any]] = defaultdict(list)  # the same for recomputed backwards
-    for span in spans:
-        recomputed = spared and span.op is Op.B and span.microbatch not in spared
-        (again if recomputed else lengths)[span.stage, kind_of(schedule, span.action)].append(span.end - span.start)
-    times = {key: _median(values) for key, values in lengths.items()}
-    times_again = {key: _median(values) for key, values in again.items()}
-    differences: dict[int, list[Any]] = defaultdict(list)
-    for (stage, kind), time in times_again.items():
-        if (stage, kind) in times:
-            differences[stage].append(time - times[stage, kind])
-    extra = {stage: max(0, _median(values)) for stage, values in differences.items()}
-    for (stage, kind), time in times_again.items():  # a kind that was never spared: the other kind's difference
-        times.setdefault((stage, kind), max(0, time - extra.get(stage, 0)))
-    hops = _hops(schedule, spans, list(_received(schedule, spans)))
-    return _costs(schedule, times, hops, _overhead(schedule, spans, hops), extra, spared)
+    for span in (spans := as_spans(spans)):
+        lengths[span.stage, kind_of(schedule, span.action)].append(span.end - span.start)
+    return _costs(schedule, lengths, _taken(schedule, spans), 1)
 
 
 def calibrate_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, Any]]], spans: Iterable[Span]) -> Costs:
     """Return costs in milliseconds: the median action times over several steps, and the hops of the traced step.
 
     Args:
-        steps: for each step, the ranks' rows in the order of the ranks; see `store.records`.
+        steps: for each step, the ranks' rows in the order of the ranks; see `microp.records`.
         spans: the spans of the traced step, in nanoseconds.
     """
-    spans = list(as_spans(spans))
-    return _costs_of_steps(schedule, steps, spans, list(_received(schedule, spans)))
+    return _costs(schedule, _action_ms(steps), _taken(schedule, spans), 1e6)
 
 
-def _costs_of_steps(
-    schedule: Schedule,
-    steps: Sequence[Sequence[Mapping[str, Any]]],
-    spans: Sequence[Span],
-    received: Sequence[tuple[Span, Action, Any]],
-) -> Costs:
-    times = {key: _median(each) for key, each in _action_ms(steps).items()}
-    hops = _hops(schedule, spans, received)
-    overhead = [between / 1e6 for between in _overhead(schedule, spans, hops)]
-    return _costs(schedule, times, tuple(hop / 1e6 for hop in hops), overhead)
+def replay(schedule: Schedule, spans: Iterable[Span]) -> Simulated:
+    """Return simulated spans of the schedule with the median times of `spans`, in any unit of time."""
+    return simulate(schedule, calibrate(schedule, spans))
 
 
-def _action_ms(steps: Iterable[Sequence[Mapping[str, Any]]]) -> dict[tuple[int, str], list[float]]:
-    """Return (stage, kind) -> the times of such actions in the rows of these steps; see `kind_of`."""
-    values: dict[tuple[int, str], list[float]] = defaultdict(list)
-    for step in steps:
-        for row in step:
-            for name, milliseconds in row["action_ms"].items():
-                values[int(name[:-1]), name[-1]].append(milliseconds)
-    return values
+def replay_reductions(schedule: Schedule, spans: Iterable[Span], taken: Sequence[Reduction]) -> list[Reduction]:
+    """Return the reductions that follow `replay`'s spans, each with its measured time after its last gradient.
+
+    Args:
+        taken: the measured reductions; empty if there is one replica.
+    """
+    spans = as_spans(spans)
+    times = after_last_gradient(schedule, spans, taken)
+    return reductions(schedule, replay(schedule, spans), times) if times else []
 
 
 def replay_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, Any]]], spans: Iterable[Span]) -> Simulated:
@@ -112,25 +96,35 @@ def replay_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, Any]]
     few hops take a hundred times the median. The engine's own time is the traced step's median.
 
     Args:
-        steps: for each step, the ranks' rows in the order of the ranks; see `store.records`.
+        steps: for each step, the ranks' rows in the order of the ranks; see `microp.records`.
         spans: the spans of the traced step, in nanoseconds.
     """
-    spans = list(as_spans(spans))
-    values, received = _action_ms(_middle_half(steps)), list(_received(schedule, spans))
-    traced = {span.action: span.end - span.start for span in spans}
-    alike: dict[tuple[int, str], list[Action]] = defaultdict(list)
-    for action in traced:
-        alike[action.stage, kind_of(schedule, action)].append(action)
+    taken = _taken(schedule, spans)
+    costs, usual = _costs(schedule, _action_ms(steps), taken, 1e6), _action_ms(_middle_half(steps))
+    alike: dict[tuple[int, str], dict[Action, Any]] = defaultdict(dict)
+    for span, _, _ in taken:
+        alike[span.stage, kind_of(schedule, span.action)][span.action] = span.end - span.start
     takes: dict[Action, float] = {}
-    for kind, actions in alike.items():
-        usual, own = mean(values[kind]), mean(traced[action] for action in actions)
-        takes |= {action: usual * (traced[action] / own if own else 1.0) for action in actions}
-    costs, hops = _costs_of_steps(schedule, steps, spans, received), {}
-    for span, source, made in received:
-        usual = costs.hop(max(source.stage, span.stage)) * 1e6
-        if span.wait_start < made or span.ready - span.wait_start > usual:  # the rank waited for it
-            hops[span.action] = (span.ready - made) / 1e6
+    for kind, times in alike.items():
+        middle, here = mean(usual[kind]), mean(times.values())
+        takes |= {action: middle * (time / here if here else 1.0) for action, time in times.items()}
+    hops = {}
+    for span, source, made in taken:
+        if source is None or made == inf:
+            continue
+        if span.wait_start < made or span.ready - span.wait_start > costs.hop(max(source.stage, span.stage)) * 1e6:
+            hops[span.action] = (span.ready - made) / 1e6  # the rank waited for it
     return simulate(schedule, costs, takes, hops)
+
+
+def _action_ms(steps: Iterable[Sequence[Mapping[str, Any]]]) -> dict[tuple[int, str], list[float]]:
+    """Return (stage, kind) -> the times of such actions in the rows of these steps; see `kind_of`."""
+    values: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for step in steps:
+        for row in step:
+            for name, milliseconds in row["action_ms"].items():
+                values[int(name[:-1]), name[-1]].append(milliseconds)
+    return values
 
 
 def _middle_half(steps: Sequence[Sequence[Mapping[str, Any]]]) -> Sequence[Sequence[Mapping[str, Any]]]:
@@ -143,31 +137,59 @@ def _middle_half(steps: Sequence[Sequence[Mapping[str, Any]]]) -> Sequence[Seque
     return ordered[left_out : len(steps) - left_out]
 
 
+# --- medians ---------------------------------------------------------------------------------------
+
+
+class _Taken(NamedTuple):
+    """A span, the action on another rank whose tensor it took, or None, and when that had ended; inf: not in spans."""
+
+    span: Span
+    source: Action | None
+    made: Any
+
+
+def _taken(schedule: Schedule, spans: Iterable[Span]) -> list[_Taken]:
+    """Return the spans in the order of `Spans`, each with its input of the same step."""
+    spans = list(as_spans(spans))
+    ends: dict[Action, list[Any]] = defaultdict(list)
+    for span in spans:
+        ends[span.action].append(span.end)
+    steps: Counter[Action] = Counter()
+    taken = []
+    for span in spans:
+        source, step = remote_source(schedule, span.rank, span.action), steps[span.action]
+        steps[span.action] += 1
+        made = ends[source][step] if source is not None and step < len(ends[source]) else inf
+        taken.append(_Taken(span, source, made))
+    return taken
+
+
 def _costs(
-    schedule: Schedule,
-    times: Times,
-    hops: tuple[Any, ...],
-    overhead: Sequence[Any],
-    extra: Mapping[int, Any] | None = None,
-    spared: Collection[int] = (),
+    schedule: Schedule, times: Mapping[tuple[int, str], Iterable[Any]], taken: Sequence[_Taken], unit: float
 ) -> Costs:
+    """Return the costs with the median of the times of each (stage, kind).
+
+    Args:
+        unit: the length of the unit of `times`, in that of the spans.
+    """
+    hops = _hops(schedule, taken)
+    overhead = _overhead(schedule, taken, hops)
+    medians = {key: _median(values) for key, values in times.items()}
     stages = range(schedule.stages)
-    backward = tuple(times[stage, "B"] for stage in stages)
-    weight = tuple(times.get((stage, "W"), 0) for stage in stages)
-    full = tuple(times.get((stage, "X"), backward[stage] + weight[stage]) for stage in stages)
+    backward = tuple(medians[stage, "B"] for stage in stages)
+    weight = tuple(medians.get((stage, "W"), 0) for stage in stages)
+    full = tuple(medians.get((stage, "X"), backward[stage] + weight[stage]) for stage in stages)
     return Costs(
-        forward=tuple(times[stage, "F"] for stage in stages),
+        forward=tuple(medians[stage, "F"] for stage in stages),
         backward=backward,
         weight=weight,
-        full=full if any(kind == "X" for _, kind in times) else (),
-        latency=hops,
-        recompute=tuple(extra.get(stage, 0) for stage in stages) if extra else (),
-        spared=tuple(spared) if extra else (),
-        overhead=tuple(overhead) if any(overhead) else (),
+        full=full if any(kind == "X" for _, kind in medians) else (),
+        latency=tuple(ratio(hop, unit) for hop in hops),
+        overhead=tuple(ratio(time, unit) for time in overhead) if any(overhead) else (),
     )
 
 
-def _overhead(schedule: Schedule, spans: Sequence[Span], hops: Sequence[Any]) -> list[Any]:
+def _overhead(schedule: Schedule, taken: Sequence[_Taken], hops: Sequence[Any]) -> list[Any]:
     """Return, for each stage, the engine's own time per action: 0 if the spans were simulated without one.
 
     ::
@@ -177,37 +199,31 @@ def _overhead(schedule: Schedule, spans: Sequence[Span], hops: Sequence[Any]) ->
     """
     gaps: dict[tuple[int, Op], list[Any]] = defaultdict(list)
     leads: dict[tuple[int, Op], list[Any]] = defaultdict(list)
-    ends: dict[Action, list[Any]] = defaultdict(list)
-    for span in spans:
-        ends[span.action].append(span.end)
-    steps: Counter[Action] = Counter()
+    seen: set[Action] = set()
     before: Span | None = None
-    for span in spans:
-        source, step = schedule.source(span.action), steps[span.action]
-        steps[span.action] += 1
-        if before is not None and before.rank == span.rank and span.wait_start >= before.end and not step:
+    for span, source, made in taken:
+        is_first = span.action not in seen
+        seen.add(span.action)
+        if before is not None and before.rank == span.rank and span.wait_start >= before.end and is_first:
             gaps[before.stage, before.op].append(span.wait_start - before.end)
         before = span
-        if source is not None and schedule.placement[source.stage] != span.rank:
-            made = ends[source][step] if step < len(ends[source]) else inf
-            if made + hops[max(source.stage, span.stage)] > span.wait_start:
-                continue  # the rank waited for it
-        leads[span.stage, span.op].append(span.ready - span.wait_start)
-    shortest = {key: [min(each)] * len(each) for key, each in leads.items()}  # in others there may be some of a hop
+        if source is None or made + hops[max(source.stage, span.stage)] <= span.wait_start:  # it was there
+            leads[span.stage, span.op].append(span.ready - span.wait_start)
+    shortest = {key: [min(times)] * len(times) for key, times in leads.items()}  # in others there may be some of a hop
     return [_mean_of_medians(gaps, stage) + _mean_of_medians(shortest, stage) for stage in range(schedule.stages)]
 
 
 def _mean_of_medians(values: Mapping[tuple[int, Op], Sequence[Any]], stage: int) -> Any:
     """Return the mean over a stage's ops of the median time, weighted by their actions."""
-    own = {key: each for key, each in values.items() if key[0] == stage and each}
-    medians = {key: _median(each) for key, each in own.items()}
+    of_stage = {key: times for key, times in values.items() if key[0] == stage and times}
+    medians = {key: _median(times) for key, times in of_stage.items()}
     if len(set(medians.values())) <= 1:
         return next(iter(medians.values()), 0)
-    total = sum(map(len, own.values()))
-    return sum(medians[key] * len(each) for key, each in own.items()) / total
+    total = sum(map(len, of_stage.values()))
+    return sum(medians[key] * len(times) for key, times in of_stage.items()) / total
 
 
-def _hops(schedule: Schedule, spans: Sequence[Span], received: Sequence[tuple[Span, Action, Any]]) -> tuple[Any, ...]:
+def _hops(schedule: Schedule, taken: Sequence[_Taken]) -> list[Any]:
     """Return, for each stage, the time of a hop between it and the stage before it.
 
     A hop can be timed if the consumer was waiting before the tensor was made: it lasts from the
@@ -223,13 +239,15 @@ def _hops(schedule: Schedule, spans: Sequence[Span], received: Sequence[tuple[Sp
     """
     timed: dict[int, list[Any]] = defaultdict(list)
     seen: dict[int, list[tuple[Any, Any]]] = defaultdict(list)  # link -> (made to ready, wait_start to ready)
-    for span, source, made in received:
+    for span, source, made in taken:
+        if source is None or made == inf:
+            continue
         link = max(source.stage, span.stage)
         seen[link].append((span.ready - made, span.ready - span.wait_start))
         if span.wait_start < made:
             timed[link].append(span.ready - made)
-    alone = (span for span in spans if remote_source(schedule, span.rank, span.action) is None)
-    late = any(span.ready > span.wait_start for span in alone)  # if none is, the spans have no overhead
+    # If no action without a message begins later than its rank is free, the spans have no overhead.
+    late = any(span.ready > span.wait_start for span, source, _ in taken if source is None)
     typical = median_low([hop for hops in timed.values() for hop in hops]) if timed else inf
     overhead = typical if late else 0
 
@@ -241,20 +259,7 @@ def _hops(schedule: Schedule, spans: Sequence[Span], received: Sequence[tuple[Sp
         shortest = min(hop for hop, _ in seen[link])
         return shortest if any(wait > overhead for _, wait in seen[link]) else min(typical, shortest)
 
-    return tuple(max(0, hop(stage)) for stage in range(schedule.stages))
-
-
-def _received(schedule: Schedule, spans: Sequence[Span]) -> Iterator[tuple[Span, Action, Any]]:
-    """Yield each span whose tensor came from another rank, the action that made it, and when that had ended."""
-    ends: dict[Action, list[Any]] = defaultdict(list)
-    for span in spans:
-        ends[span.action].append(span.end)
-    steps: Counter[Action] = Counter()
-    for span in spans:
-        source, step = remote_source(schedule, span.rank, span.action), steps[span.action]
-        steps[span.action] += 1
-        if source is not None and step < len(ends[source]):
-            yield span, source, ends[source][step]
+    return [max(0, hop(stage)) for stage in range(schedule.stages)]
 
 
 def _median(values: Iterable[Any]) -> Any:
@@ -262,34 +267,3 @@ def _median(values: Iterable[Any]) -> Any:
     ordered = sorted(values)
     low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
     return low if low == high else (low + high) / 2
-
-
-def schedule_of(spans: Iterable[Span], name: str) -> Schedule:
-    """Return the schedule that was run: each rank's actions in the order of their starts."""
-    spans = as_spans(spans)
-    rows: list[list[Action]] = [[] for _ in range(int(spans.rank.max()) + 1)]
-    for span in spans:
-        rows[span.rank].append(span.action)
-    return _order(name, int(spans.microbatch.max()) + 1, tuple(map(tuple, rows)))
-
-
-@lru_cache(maxsize=128)
-def _order(name: str, chunks: int, ranks: tuple[tuple[Action, ...], ...]) -> Schedule:
-    """Return a schedule, the same one for runs of one order, so that they share what is derived from it."""
-    return Schedule(name, chunks, ranks)
-
-
-def replay(schedule: Schedule, spans: Iterable[Span], spared: Collection[int] = ()) -> Simulated:
-    """Return simulated spans of the schedule with the median times of `spans`; arguments as for `calibrate`."""
-    return simulate(schedule, calibrate(schedule, spans, spared))
-
-
-def replay_reductions(schedule: Schedule, spans: Iterable[Span], taken: Sequence[Reduction]) -> list[Reduction]:
-    """Return the reductions that follow `replay`'s spans, each with its measured time after its last gradient.
-
-    Args:
-        taken: the measured reductions; empty if there is one replica.
-    """
-    spans = as_spans(spans)
-    times = after_last_gradient(schedule, spans, taken)
-    return reductions(schedule, replay(schedule, spans), times) if times else []

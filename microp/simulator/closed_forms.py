@@ -135,18 +135,13 @@ _MAKESPANS: dict[str, list[_Form]] = {
         (
             lambda s: s.equal or s.c == 0,
             lambda s: s.total + (s.M - 1) * (max(s.forwards) + max(s.backwards)) + 2 * (s.K - 1) * s.c,
-        ),
+        )
     ],
     "1f1b": [
-        (
-            lambda s: s.equal,
-            lambda s: (s.M + s.K - 1) * s.t + 2 * s.c * ((s.K - 1) + (s.M - 1) * (s.K - 1) // s.K),
-        ),
+        (lambda s: s.equal, lambda s: (s.M + s.K - 1) * s.t + 2 * s.c * ((s.K - 1) + (s.M - 1) * (s.K - 1) // s.K)),
         (_is_one_heavier, _one_heavier),
     ],
-    "eager_1f1b": [
-        (lambda s: s.equal and 2 * s.c <= s.t, lambda s: (s.M + s.K - 1) * s.t + 2 * (s.K - 1) * s.c),
-    ],
+    "eager_1f1b": [(lambda s: s.equal and 2 * s.c <= s.t, lambda s: (s.M + s.K - 1) * s.t + 2 * (s.K - 1) * s.c)],
     "interleaved": [
         (lambda s: s.near and s.M >= s.K, lambda s: s.M * s.T + (s.K - 1) * s.t),
         (lambda s: s.near, lambda s: (s.v * s.K + s.M - 1) * s.t),
@@ -161,23 +156,18 @@ _MAKESPANS: dict[str, list[_Form]] = {
         (
             lambda s: s.unit and s.K >= 3 and s.M >= 2 * s.K,
             lambda s: s.M * s.T + (3 * s.K - (4 if s.K % 2 else 7)) * s.f,
-        ),
+        )
     ],
     "v_min": [
         (
             lambda s: s.unit and s.K >= 2 and s.M >= 2 * s.K,
             lambda s: s.M * s.T + (4 * s.K - (5 if s.K % 3 else 7)) * s.f,
-        ),
+        )
     ],
 }
 
 _LARGEST_SPANS: dict[str, list[_Form]] = {
-    "zb_h2": [
-        (
-            lambda s: s.short_w and s.M >= 2 * s.K - 1,
-            lambda s: s.M * s.T + (s.K - 1) * (s.f + s.b - 2 * s.w),
-        ),
-    ],
+    "zb_h2": [(lambda s: s.short_w and s.M >= 2 * s.K - 1, lambda s: s.M * s.T + (s.K - 1) * (s.f + s.b - 2 * s.w))],
     "zb_v": [(lambda s: s.unit and s.M >= 2 * s.K - 1, lambda s: s.M * s.T)],
 }
 

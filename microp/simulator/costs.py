@@ -192,19 +192,18 @@ def costs_of(
         raise ValueError(
             f"partition {list(sizes)} does not cut {len(layers)} layers into the schedule's {schedule.stages} stages"
         )
-    each = [fixed] * len(sizes) if isinstance(fixed, LayerTimes) else fixed
-    stages = [
-        LayerTimes(*map(sum, zip(own, *layers[end - size : end], strict=True)))
-        for own, end, size in zip(each, accumulate(sizes), sizes, strict=True)
+    fixed_times = [fixed] * len(sizes) if isinstance(fixed, LayerTimes) else fixed
+    times = [
+        LayerTimes(*map(sum, zip(fixed_time, *layers[end - size : end], strict=True)))
+        for fixed_time, end, size in zip(fixed_times, accumulate(sizes), sizes, strict=True)
     ]
     split = schedule.split_stages
-    is_split = [stage in split for stage in range(len(stages))]
     return Costs(
-        forward=tuple(stage.forward for stage in stages),
-        backward=tuple(stage.backward if own else stage.full for stage, own in zip(stages, is_split, strict=True)),
-        weight=tuple(stage.weight if own else 0 for stage, own in zip(stages, is_split, strict=True)) if split else (),
-        full=tuple(stage.full for stage in stages) if split else (),
-        recompute=tuple(stage.recompute for stage in stages) if checkpointing.segments else (),
+        forward=tuple(time.forward for time in times),
+        backward=tuple(time.backward if stage in split else time.full for stage, time in enumerate(times)),
+        weight=tuple(time.weight if stage in split else 0 for stage, time in enumerate(times)) if split else (),
+        full=tuple(time.full for time in times) if split else (),
+        recompute=tuple(time.recompute for time in times) if checkpointing.segments else (),
         spared=checkpointing.spared(schedule.chunks) if checkpointing.segments else (),
         latency=latency,
         boundary=tuple(boundary),
@@ -229,8 +228,8 @@ def _check_stages(stages: int, **given: Sequence[Any]) -> None:
 def _check_sign(key: str, value: Any) -> None:
     right = value >= 0
     if not (right if isinstance(right, bool) else right.all()):  # a column has a number for each of many costs
-        found = "negative" if np.any(value < 0) else "not a number"
-        raise ValueError(f"{key}={value} is {found}: give a number from 0 up")
+        wrong = "negative" if np.any(value < 0) else "not a number"
+        raise ValueError(f"{key}={value} is {wrong}: give a number from 0 up")
 
 
 def at(values: Sequence[Any], stage: int) -> Any:

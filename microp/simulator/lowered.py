@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import count
 from typing import Any, NamedTuple, NoReturn
-from weakref import ref
+from weakref import finalize
 
 import numpy as np
 
-from microp.schedule import Action, Op, Schedule, validate
+from microp.schedule import Action, Op, Schedule, remote_source, validate
 from microp.simulator.costs import Costs, at
 from microp.trace import Actions, Column
 
@@ -76,10 +76,10 @@ def with_times(lowered: Lowered, takes: Mapping[Action, Any], hops: Mapping[Acti
     """Return the columns with a time of its own for every action, and for the hops of the inputs of some."""
     kinds = Kinds(*([values[kind] for kind in lowered.kind.tolist()] for values in lowered.kinds))
     actions = [lowered.actions.at(position) for position in range(len(lowered.actions))]
-    own = [takes[action] for action in actions]
+    of_actions = [takes[action] for action in actions]
     hop_in = [hops.get(action, usual) for action, usual in zip(actions, kinds.hop_in, strict=True)]
-    kind = np.arange(len(own), dtype=np.int32)
-    return lowered._replace(kind=kind, kinds=kinds._replace(takes=own, hop_in=hop_in))
+    kind = np.arange(len(actions), dtype=np.int32)
+    return lowered._replace(kind=kind, kinds=kinds._replace(takes=of_actions, hop_in=hop_in))
 
 
 class _Lane(NamedTuple):
@@ -107,17 +107,16 @@ class Order(NamedTuple):
     lanes: list[_Lane]
 
 
-_ORDERS: dict[int, tuple[ref[Schedule], Order]] = {}  # a search prices a schedule again and again
+_ORDERS: dict[int, Order] = {}  # by the schedule's id: a search prices a schedule again and again
 
 
 def order_of(schedule: Schedule) -> Order:
     """Return the order's columns; they are kept as long as the schedule is."""
     key = id(schedule)
-    if key in _ORDERS and _ORDERS[key][0]() is schedule:
-        return _ORDERS[key][1]
-    order = _read_order(schedule)
-    _ORDERS[key] = ref(schedule, lambda _: _ORDERS.pop(key, None)), order
-    return order
+    if key not in _ORDERS:
+        _ORDERS[key] = _read_order(schedule)
+        finalize(schedule, _ORDERS.pop, key)
+    return _ORDERS[key]
 
 
 def _read_order(schedule: Schedule) -> Order:
@@ -160,7 +159,7 @@ def parent_positions(schedule: Schedule, actions: Actions) -> list[Column]:
         refuse(schedule)
     columns = []
     for which in range(max(map(len, parents))):
-        wanted = np.array([own[which] if which < len(own) else NONE for own in parents], np.int32)
+        wanted = np.array([needs[which] if which < len(needs) else NONE for needs in parents], np.int32)
         columns.append(position[wanted[lane], actions.microbatch])
     return columns
 
@@ -183,31 +182,34 @@ def _lane_column(schedule: Schedule, actions: Actions) -> Column:
 
 def _lanes_with_links(schedule: Schedule) -> list[_Lane]:
     rank_of, lanes = schedule.placement, _lanes(schedule)
-    sources = {lane: source for lane in lanes if (source := schedule.source(lane)) is not None}
-    messages = {lane: source for lane, source in sources.items() if rank_of[source.stage] != rank_of[lane.stage]}
-    links = {lane: max(source.stage, lane.stage) for lane, source in messages.items()}
-    consumers = {source: lane for lane, source in messages.items()}
-    found = []
-    for lane in lanes:
-        out = consumers.get(lane)
-        peer, hop_out = (NONE, NONE) if out is None else (rank_of[out.stage], links[out])
-        found.append(_Lane(lane, links.get(lane, NONE), peer, hop_out))
-    return found
+    sources = {lane: source for lane in lanes if (source := remote_source(schedule, rank_of[lane.stage], lane))}
+    takers = {source: lane for lane, source in sources.items()}
+
+    def link(lane: Action, other: Action | None) -> int:
+        return NONE if other is None else max(lane.stage, other.stage)
+
+    return [
+        _Lane(
+            action=lane,
+            hop_in=link(lane, sources.get(lane)),
+            peer=rank_of[takers[lane].stage] if lane in takers else NONE,
+            hop_out=link(lane, takers.get(lane)),
+        )
+        for lane in lanes
+    ]
 
 
 def _kinds(lanes: list[_Lane], costs: Costs) -> Kinds:
     """Return the kinds in the order of the column: by lane, then full or split, then recomputed or spared."""
-    found = Kinds([], [], [], [], [])
     recomputed = next(microbatch for microbatch in count() if microbatch not in costs.spared)
     both = recomputed, next(iter(costs.spared), recomputed)
     hops = {link: 0 if link == NONE else costs.hop(link) for link in {lane.hop_in for lane in lanes} | {NONE}}
+    table = []
     for action, hop_in, peer, hop_out in lanes:
         if action.op is Op.B:
-            found.takes.extend(costs.of(Action(Op.B, action.stage, m), split) for split in (False, True) for m in both)
+            takes = [costs.of(Action(Op.B, action.stage, m), is_split) for is_split in (False, True) for m in both]
         else:
-            found.takes.extend([costs.of(action, False)] * 4)
-        found.hop_in.extend([hops[hop_in]] * 4)
-        found.peer.extend([peer] * 4)
-        found.hop_out.extend([hops[hop_out]] * 4)
-        found.after.extend([at(costs.overhead, action.stage)] * 4)
-    return found
+            takes = [costs.of(action, False)] * 4
+        others = hops[hop_in], peer, hops[hop_out], at(costs.overhead, action.stage)
+        table += [(time, *others) for time in takes]
+    return Kinds(*map(list, zip(*table, strict=True)))

@@ -34,24 +34,22 @@ def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None
         sizes = tuple(Fraction(size) for size in workload.layers)
         return slowed(Costs(forward=sizes, backward=sizes, weight=sizes), device, workload.schedule)
     rows = sum(workload.rows) / len(workload.rows) if rows is None else rows
-    stages = len(workload.layers)
     of_layers = [layers if "layer" in device.per else 1 for layers in workload.layers]
     scale = [factor * (rows if "row" in device.per else 1) for factor in of_layers]
 
-    def times(key: str, value: Any, scale: Sequence[Any] = scale) -> list[Any]:
-        return _of_stages(key, value, scale)
+    def times(key: str, value: Any, scale: Sequence[Any] = scale) -> list[Any] | None:
+        return None if value is None else _of_stages(key, value, scale)
 
     forward, backward = times("forward_ms", device.forward_ms), times("backward_ms", device.backward_ms)
-    weight = times("weight_ms", device.weight_ms) if device.weight_ms is not None else None
-    full = times("full_ms", device.full_ms) if device.full_ms is not None else None
-    if weight is None and workload.schedule.split:
+    weight, full = times("weight_ms", device.weight_ms), times("full_ms", device.full_ms)
+    if workload.schedule.split and weight is None and backward is not None:
         weight = backward = [time / 2 for time in backward]
-    if full is not None and not workload.schedule.split:
+    if not workload.schedule.split and full is not None:
         backward, weight, full = full, None, None
     recompute = times("recompute_ms", device.forward_ms if device.recompute_ms is None else device.recompute_ms)
     checkpointing = workload.checkpointing
     costs = for_stages(
-        stages,
+        len(workload.layers),
         forward=forward,
         backward=backward,
         weight=weight,
@@ -59,7 +57,7 @@ def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None
         recompute=recompute if checkpointing.segments else None,
         spared=checkpointing.spared(workload.schedule.chunks),
         latency=device.latency_ms,
-        reduction=None if device.reduce_ms is None else times("reduce_ms", device.reduce_ms, of_layers),
+        reduction=times("reduce_ms", device.reduce_ms, of_layers),
         overhead=device.overhead_ms or None,
     )
     return slowed(costs, device, workload.schedule)
@@ -71,7 +69,7 @@ def nominal_optimizer(device: EmulatedSettings, layers: Sequence[int]) -> list[f
     Raises:
         ValueError: a list of times does not have one value per stage; the message names the key.
     """
-    scale = [each if "layer" in device.per else 1 for each in layers]
+    scale = [count if "layer" in device.per else 1 for count in layers]
     return _of_stages("optimizer_ms", device.optimizer_ms, scale)
 
 
@@ -91,10 +89,8 @@ def slowed(costs: Costs, device: DeviceSettings, schedule: Schedule) -> Costs:
     if not device.speed:
         return costs
     speeds = [device.speed_of(rank) for rank in schedule.placement.values()]
-    names = ("forward", "backward", "weight", "full", "recompute")
-    times: dict[str, Any] = {
-        name: tuple(ratio(time, speed) for time, speed in zip(values, speeds, strict=True))
-        for name in names
-        if (values := getattr(costs, name))
-    }
-    return replace(costs, **times)
+    slower: dict[str, Any] = {}
+    for name in ("forward", "backward", "weight", "full", "recompute"):
+        if times := getattr(costs, name):
+            slower[name] = tuple(map(ratio, times, speeds))
+    return replace(costs, **slower)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -146,20 +145,20 @@ def held_counts(schedule: Schedule, holds: Holds, spared: Collection[int], rows:
     """
     order = order_of(schedule)
     boxes = _Mailboxes(schedule, order.actions, order.source) if holds.mailboxes else None
-    shares = np.append(np.array(rows, float) * len(rows) / sum(rows), 1.0)  # the last one: gradients of weights
-    is_spared = np.isin(np.arange(schedule.chunks + 1), list(spared))
-    divided = order.actions.is_split()
+    shares = np.array(rows, float) * len(rows) / sum(rows)
+    is_spared = np.isin(np.arange(schedule.chunks), list(spared))
+    is_split = order.actions.is_split()
     for rank in range(len(schedule.ranks)):
-        events = _Events(schedule, rank, order.actions, divided)
+        counts = _RankCounts(schedule, rank, order.actions, shares)
+        counts.add_activations(is_split[counts.part], is_spared[counts.microbatch])
         if boxes is not None:
-            boxes.add(events)
+            boxes.add_to(counts)
         if holds.messages:
-            _add_receives(events, boxes)
-            _add_sends(events)
-        held = np.cumsum(events.summed(events.changes, is_spared, shares), axis=0)
-        during = events.summed(events.needs, is_spared, shares)
-        during[1:] += held[:-1]
-        yield np.concatenate([held, during])
+            _add_receives(counts, boxes)
+            _add_sends(counts)
+        held = np.cumsum(counts.changes, axis=0)
+        counts.needs[1:] += held[:-1]
+        yield np.concatenate([held, counts.needs])
 
 
 def _distinct(counts: Floats) -> Floats:
@@ -169,14 +168,15 @@ def _distinct(counts: Floats) -> Floats:
     return np.frombuffer(b"".join(moments)).reshape(-1, *counts.shape[1:])
 
 
-class _Events:
-    """The changes of what one rank holds with each action, and what it needs during it, as events.
+class _RankCounts:
+    """What changes on one rank with each action, and what the action needs, by (action, stage of the rank, field).
 
-    An event is the index of the action, the stage's place on the rank, the field, the microbatch, and 1 or -1; here in
-    columns of many events.
+    Attributes:
+        part: the rank's actions among those of all ranks.
+        firsts: of each stage the first W or undivided backward, which makes the gradients of its weights.
     """
 
-    def __init__(self, schedule: Schedule, rank: int, actions: Actions, divided: Column) -> None:
+    def __init__(self, schedule: Schedule, rank: int, actions: Actions, shares: Floats) -> None:
         self.schedule, self.rank, self.row = schedule, rank, schedule.ranks[rank]
         first = int(actions.first[rank])
         self.part = slice(first, first + len(self.row))
@@ -184,50 +184,34 @@ class _Events:
             column[self.part] for column in (actions.op, actions.stage, actions.microbatch)
         )
         stages = schedule.stages_of(rank)
-        places = np.zeros(schedule.stages, np.int64)
-        places[list(stages)] = np.arange(len(stages))
-        self._shape = len(self.row), len(stages), len(FIELDS)
-        self.places, self.place, self.turn = places, places[self.stage], np.arange(len(self.row))
-        self.changes: list[tuple[Any, ...]] = []
-        self.needs: list[tuple[Any, ...]] = []
-        self._add_activations(divided[self.part])
+        self._place, self._share = np.searchsorted(stages, self.stage), shares[self.microbatch]
+        self.changes, self.needs = (np.zeros((len(self.row), len(stages), len(FIELDS))) for _ in range(2))
 
-    def add(self, events: list[tuple[Any, ...]], at: Column, field: Any, sign: int) -> None:
-        """Add an event of each of the actions at these indices."""
-        events.append((self.turn[at], self.place[at], field, self.microbatch[at], sign))
+    def add(self, to: Floats, at: Column, of: Column, field: Any, sign: int = 1) -> None:
+        """Add to `changes` or `needs` at some actions, for the stages and microbatches `of` some, by their indices."""
+        np.add.at(to, (at, self._place[of], field), sign * self._share[of])
 
-    def _add_activations(self, divided: Column) -> None:
+    def add_activations(self, is_split: Column, is_spared: Column) -> None:
         """Add what actions keep, release and need."""
-        schedule, changes, needs = self.schedule, self.changes, self.needs
+        changes, needs, kept = self.changes, self.needs, np.where(is_spared, WHOLE, KEPT)
         forward, backward, weight = (np.flatnonzero(self.op == op) for op in (F, B, W))
-        self.add(changes, forward, KEPT, 1)
-        self.add(needs, forward, KEPT, 1)
-        self.add(needs, forward, IN_FORWARD, 1)
-        self.add(changes, backward, KEPT, -1)
-        self.add(changes, backward[divided[backward]], PENDING, 1)
-        self.add(needs, backward, REBUILT, 1)
-        extra = np.where(divided[backward] | (not schedule.split), IN_BACKWARD, IN_FULL)
-        self.add(needs, backward, extra, 1)
-        self.add(changes, weight, PENDING, -1)
-        self.add(needs, weight, IN_WEIGHT, 1)
-        # The first W or undivided backward of each stage makes its gradients.
-        makes = np.flatnonzero((self.op == W) | ((self.op == B) & ~divided))
+        recomputed, split = backward[~is_spared[backward]], backward[is_split[backward]]
+        keeps_little = forward[~is_spared[forward]]
+        for to in (changes, needs):
+            self.add(to, forward, forward, kept[forward])
+        self.add(needs, keeps_little, keeps_little, IN_FORWARD)
+        self.add(changes, backward, backward, kept[backward], -1)
+        self.add(changes, split, split, PENDING)
+        self.add(needs, recomputed, recomputed, REBUILT)
+        extra = np.where(is_split[backward] | (not self.schedule.split), IN_BACKWARD, IN_FULL)
+        self.add(needs, backward, backward, extra)
+        self.add(changes, weight, weight, PENDING, -1)
+        self.add(needs, weight, weight, IN_WEIGHT)
+        makes = np.flatnonzero((self.op == W) | ((self.op == B) & ~is_split))
         self.firsts = makes[np.unique(self.stage[makes], return_index=True)[1]]
-        columns = self.turn[self.firsts], self.place[self.firsts]
-        changes.append((*columns, GRADIENTS, schedule.chunks, 1))
+        changes[self.firsts, self._place[self.firsts], GRADIENTS] = 1
         fields = np.where(self.op[self.firsts] == W, FIRST_WEIGHT, FIRST_BACKWARD)
-        needs.append((*columns, fields, schedule.chunks, 1))
-
-    def summed(self, events: list[tuple[Any, ...]], is_spared: NDArray[np.bool_], shares: Floats) -> Floats:
-        """Return the sums of events by (action, place, field)."""
-        blocks = [np.stack(np.broadcast_arrays(*columns)) for columns in events]
-        turn, place, field, microbatch, sign = np.concatenate(blocks, axis=1)
-        spared = is_spared[microbatch]
-        field = np.where(spared & (field == KEPT), WHOLE, field)
-        size = sign * shares[microbatch] * ~(spared & ((field == REBUILT) | (field == IN_FORWARD)))
-        cell = (turn * self._shape[1] + place) * self._shape[2] + field
-        summed: Floats = np.bincount(cell, size, minlength=prod(self._shape)).astype(np.float64)
-        return summed.reshape(self._shape)
+        needs[self.firsts, self._place[self.firsts], fields] = 1
 
 
 class _Mailboxes:
@@ -238,12 +222,11 @@ class _Mailboxes:
     """
 
     def __init__(self, schedule: Schedule, actions: Actions, source: Column) -> None:
-        self._actions, ranks = actions, len(schedule.ranks)
         local = np.arange(len(actions)) - actions.first[actions.rank]  # the index in the rank's row
         last = np.zeros((schedule.stages, schedule.chunks), np.int64)
         last[actions.stage, actions.microbatch] = local  # the last action on a (stage, microbatch) is kept
         self._until, self.first = last[actions.stage, actions.microbatch], np.full(len(actions), NONE)
-        takers = np.flatnonzero(source != NONE)
+        takers, ranks = np.flatnonzero(source != NONE), len(schedule.ranks)
         links = actions.rank[source[takers]].astype(np.int64) * ranks + actions.rank[takers]
         takers = takers[np.argsort(links, kind="stable")]  # by link, in the order in which they are received
         names, begins = np.unique(np.sort(links), return_index=True)
@@ -257,51 +240,51 @@ class _Mailboxes:
             slots = take_slots(self._until[taken].tolist(), heard.tolist())
             self.first[taken] = taken[np.unique(slots, return_index=True)[1]][slots]
 
-    def add(self, events: _Events) -> None:
-        """Add the mailboxes that a tensor has left to the events of a rank."""
-        first, until = self.first[events.part], self._until[events.part]
+    def add_to(self, counts: _RankCounts) -> None:
+        """Add the mailboxes that a tensor has left to the counts of a rank."""
+        first, until = self.first[counts.part], self._until[counts.part]
         takers = np.flatnonzero(first != NONE)
-        at = first[takers] - events.part.start
-        coming = events.place[at], np.where(events.op[at] == F, COMING_INPUT, COMING_GRADIENT), events.microbatch[at]
-        events.changes.append((until[takers], *coming, 1))
-        again = at != takers
-        for each in (events.changes, events.needs):
-            each.append((takers[again], *(column[again] for column in coming), -1))
+        of = first[takers] - counts.part.start
+        field = np.where(counts.op[of] == F, COMING_INPUT, COMING_GRADIENT)
+        counts.add(counts.changes, until[takers], of, field)
+        again = of != takers
+        for to in (counts.changes, counts.needs):
+            counts.add(to, takers[again], of[again], field[again], -1)
 
 
-def _add_receives(events: _Events, boxes: _Mailboxes | None) -> None:
+def _add_receives(counts: _RankCounts, boxes: _Mailboxes | None) -> None:
     """Add the places of tensors to come; of mailboxes only for the actions that are the first to use theirs."""
-    turns = {action: turn for turn, action in enumerate(events.row)}
+    turns = {action: turn for turn, action in enumerate(counts.row)}
     places = [
-        (turns[action], turns[events.schedule.consumers[made]])
-        for action, posted in receives_to_post(events.schedule, events.rank).items()
+        (turns[action], turns[counts.schedule.consumers[made]])
+        for action, posted in receives_to_post(counts.schedule, counts.rank).items()
         for made in posted
     ]
     posts, takers = np.array(places, np.int64).reshape(-1, 2).T
     if boxes is not None:
-        is_first = boxes.first[events.part][takers] == takers + events.part.start
+        is_first = boxes.first[counts.part][takers] == takers + counts.part.start
         posts, takers = posts[is_first], takers[is_first]
-    field = np.where(events.op[takers] == F, COMING_INPUT, COMING_GRADIENT)
-    for each in (events.changes, events.needs):
-        each.append((posts, events.place[takers], field, events.microbatch[takers], 1))
-        events.add(each, takers, field, -1)
+    field = np.where(counts.op[takers] == F, COMING_INPUT, COMING_GRADIENT)
+    for to in (counts.changes, counts.needs):
+        counts.add(to, posts, takers, field)
+        counts.add(to, takers, takers, field, -1)
 
 
-def _add_sends(events: _Events) -> None:
+def _add_sends(counts: _RankCounts) -> None:
     """Add the tensors that were sent, until it is known that their receivers have used them.
 
     An output that lives on in its own backward is a need of that backward; a first backward's needs contain it.
     """
-    schedule, completed = events.schedule, completed_sends(events.schedule, events.rank)
-    turns = {action: turn for turn, action in enumerate(events.row)}
-    done = [(turns[action], turns[sent]) for action, every in completed.items() for sent in every]
+    schedule, turns = counts.schedule, {action: turn for turn, action in enumerate(counts.row)}
+    completed = completed_sends(schedule, counts.rank)
+    done = [(turns[action], turns[made]) for action, every in completed.items() for made in every]
     used, sent = np.array(done, np.int64).reshape(-1, 2).T
-    takers = [schedule.consumers.get(action) for action in events.row]
-    away = [taker is not None and schedule.placement[taker.stage] != events.rank for taker in takers]
+    takers = [schedule.consumers.get(action) for action in counts.row]
+    away = [taker is not None and schedule.placement[taker.stage] != counts.rank for taker in takers]
     sends = np.flatnonzero(away)
-    fields = np.where(events.op == F, SENT_OUTPUT, SENT_GRADIENT)
-    events.add(events.changes, sends, fields[sends], 1)
-    events.changes.append((used, events.place[sent], fields[sent], events.microbatch[sent], -1))
-    same = (events.op[used] == B) & (events.op[sent] == F) & (events.stage[used] == events.stage[sent])
-    same &= (events.microbatch[used] == events.microbatch[sent]) & ~np.isin(used, events.firsts)
-    events.add(events.needs, used[same], OWN_SEND, 1)
+    fields = np.where(counts.op == F, SENT_OUTPUT, SENT_GRADIENT)
+    counts.add(counts.changes, sends, sends, fields[sends])
+    counts.add(counts.changes, used, sent, fields[sent], -1)
+    same = (counts.op[used] == B) & (counts.op[sent] == F) & (counts.stage[used] == counts.stage[sent])
+    same &= (counts.microbatch[used] == counts.microbatch[sent]) & ~np.isin(used, counts.firsts)
+    counts.add(counts.needs, used[same], used[same], OWN_SEND)

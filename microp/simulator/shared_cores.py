@@ -21,12 +21,12 @@ import numpy as np
 from microp.schedule import Schedule
 from microp.simulator.costs import Costs
 from microp.simulator.lowered import NONE, lower, refuse
-from microp.simulator.simulation import Simulated
+from microp.trace import Spans
 
 SMALL = 1e-9  # of the longest time; two moments that are closer are one
 
 
-def simulate_on_cores(schedule: Schedule, costs: Costs, speed: Callable[[int], float]) -> Simulated:
+def simulate_on_cores(schedule: Schedule, costs: Costs, speed: Callable[[int], float]) -> Spans:
     """Return the spans of one step as `simulate`, of ranks whose speed depends on how many compute at once.
 
     Args:
@@ -46,27 +46,21 @@ def simulate_on_cores(schedule: Schedule, costs: Costs, speed: Callable[[int], f
     work = [0.0] * len(firsts)  # what is left of it
     is_after = [False] * len(firsts)  # whether the engine's own time after the action is running
     waits = [0.0] * len(actions)
-    starts, finished, cause = [0.0] * len(actions), [0.0] * len(actions), [NONE] * len(actions)
+    starts, finished = [0.0] * len(actions), [0.0] * len(actions)
     arrivals: dict[int, float] = {}  # sender's position -> when its message is there
     running: set[int] = set()
     waiting = {row for row in range(len(firsts)) if at[row] < ends[row]}
     tiny = SMALL * max(1e-6, *map(float, takes))
     now = 0.0
 
-    def begin(row: int) -> None:
-        position = at[row]
-        starts[position] = now
-        previous = position - 1 if position > firsts[row] else NONE
-        cause[position] = source[position] if source[position] != NONE and now > waits[position] else previous
-        work[row], is_after[row] = float(takes[position]), False
-        running.add(row)
-
     while waiting or running:
         for row in sorted(waiting):
-            sender = source[at[row]]
-            if sender == NONE or arrivals.get(sender, inf) <= now + tiny:
+            position = at[row]
+            if source[position] == NONE or arrivals.get(source[position], inf) <= now + tiny:
+                starts[position] = now
+                work[row], is_after[row] = float(takes[position]), False
                 waiting.discard(row)
-                begin(row)
+                running.add(row)
         rate = speed(len(running)) if running else 1.0
         next_end = min((now + work[row] / rate for row in running), default=inf)
         needed = [arrivals[source[at[row]]] for row in waiting if source[at[row]] in arrivals]
@@ -91,4 +85,4 @@ def simulate_on_cores(schedule: Schedule, costs: Costs, speed: Callable[[int], f
                 waits[at[row]] = now
                 waiting.add(row)
     wait, start, end = (np.array(times, np.float64) for times in (waits, starts, finished))
-    return Simulated(actions, wait, start, end, np.array(cause, np.int32))
+    return Spans(actions, wait, start, start, end)

@@ -71,8 +71,8 @@ def simulate(
     times = [*lowered.kinds.takes, *lowered.kinds.hop_in, *lowered.kinds.after]
     dtype = column_type(times, bound=3 * len(lowered.actions) * max(times))
     walk = _delayed if type(costs.transfer) in (Asynchronous, LinkModel) else _queued
-    found = walk(lowered, costs.transfer, dtype)
-    return refuse(schedule) if found is None else found
+    spans = walk(lowered, costs.transfer, dtype)
+    return refuse(schedule) if spans is None else spans
 
 
 def critical_path(spans: Simulated) -> list[Span]:
@@ -216,47 +216,35 @@ def step_times(schedule: Schedule, costs: Costs) -> Floats:
         schedule: a valid order.
         costs: with a column as the value of a stage where a plain `Costs` has a number; hops are pure delays.
     """
-    clocks, ends = _ends_of_many(lower(schedule, costs))
+    clocks, ends = _ends_of_many(schedule, lower(schedule, costs))
     if costs.reduction:
-        clocks += [_sums_end(schedule, ends, rank, costs.reduction) for rank in range(len(schedule.ranks))]
+        positions = {action: position for position, (_, action) in enumerate(schedule)}
+        for rank in range(len(schedule.ranks)):
+            stages = schedule.stages_of(rank)
+            made = np.array([ends[positions[schedule.last_gradients[stage]]] for stage in stages])
+            clocks.append(_sums_end(made, np.array([costs.reduction[stage] for stage in stages])))
     step: Floats = np.max(np.broadcast_arrays(*clocks), axis=0)
     return step
 
 
-def _ends_of_many(lowered: Lowered) -> tuple[list[Any], list[Any]]:
+def _ends_of_many(schedule: Schedule, lowered: Lowered) -> tuple[list[Any], list[Any]]:
     """Return the end of each rank's last action, and of every action; as `_ends`, with a column for each number."""
     takes, hops, _, _, after = lowered.kinds
-    source, kind, first = lowered.source.tolist(), lowered.kind.tolist(), lowered.actions.first.tolist()
-    whole = [time + more for time, more in zip(takes, after, strict=True)]
-    ends: list[Any] = [None] * len(source)
-    reached, stops, free = list(first), [*first[1:], len(source)], list[Any]([0.0]) * len(first)
-    waiting: dict[int, int] = {}  # sender's position -> the row that waits for it
-    runnable = list(range(len(first)))
-    while runnable:
-        row = runnable.pop()
-        now = free[row]
-        for position in range(reached[row], stops[row]):
-            sender, of_kind = source[position], kind[position]
-            if sender >= 0:
-                if ends[sender] is None:
-                    waiting[sender] = row
-                    reached[row], free[row] = position, now
-                    break
-                now = np.maximum(now, ends[sender] + hops[of_kind])
-            ends[position] = now + takes[of_kind]
-            now = now + whole[of_kind]
-            if position in waiting:
-                runnable.append(waiting.pop(position))
-    assert not waiting, "a valid order does not deadlock"
-    return [ends[stop - 1] for stop in stops], ends
+    source, kind, rank = lowered.source.tolist(), lowered.kind.tolist(), lowered.actions.rank.tolist()
+    ones = (1,) * schedule.stages
+    times_of_one = simulate(schedule, Costs(ones, ones, ones))  # in the order of which no action comes before a parent
+    free, ends = list[Any]([0.0]) * len(schedule.ranks), list[Any]([0.0]) * len(source)
+    for position in np.argsort(times_of_one.end, kind="stable").tolist():
+        sender, of_kind, row = source[position], kind[position], rank[position]
+        start = free[row] if sender == NONE else np.maximum(free[row], ends[sender] + hops[of_kind])
+        ends[position] = start + takes[of_kind]
+        free[row] = ends[position] + after[of_kind]
+    return [ends[stop - 1] for stop in (*lowered.actions.first[1:], len(source))], ends
 
 
-def _sums_end(schedule: Schedule, ends: list[Any], rank: int, sums: tuple[Any, ...]) -> Any:
+def _sums_end(made: Floats, times: Floats) -> Any:
     """Return when a rank has ended the sums of its stages, one after the other in the order of their last gradients."""
-    place = {action: at for at, action in enumerate(action for row in schedule.ranks for action in row)}
-    stages = schedule.stages_of(rank)
-    made = np.array([ends[place[schedule.last_gradients[stage]]] for stage in stages])
-    order, times = np.argsort(made, axis=0, kind="stable"), np.array([sums[stage] for stage in stages])
+    order = np.argsort(made, axis=0, kind="stable")
     free: Any = 0.0
     for start, time in zip(np.take_along_axis(made, order, 0), np.take_along_axis(times, order, 0), strict=True):
         free = np.maximum(free, start) + time

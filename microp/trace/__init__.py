@@ -5,11 +5,11 @@
     spans ──┬── metrics          makespan, three bubbles, microbatches in flight
             ├── time_breakdown   where each nanosecond of a step went
             ├── reductions       the sums over replicas that follow the actions
-            ├── palette          the colours of all drawings
             └── timeline         as text; drawing: as a figure; picture: of pixels; perfetto: for ui.perfetto.dev
 """
 
 from microp.trace.drawing import curves, figure
+from microp.trace.look import COLOURS, INK, MILLISECONDS, REDUCTION, UNITS, shade
 from microp.trace.metrics import (
     bubble_fraction,
     busy,
@@ -21,7 +21,6 @@ from microp.trace.metrics import (
     megatron_bubble,
     zero_bubble_rate,
 )
-from microp.trace.palette import COLOURS, INK, REDUCTION, shade
 from microp.trace.perfetto import perfetto
 from microp.trace.picture import picture
 from microp.trace.reductions import (
@@ -32,7 +31,6 @@ from microp.trace.reductions import (
     reductions,
     time_reducing,
 )
-from microp.trace.scale import MILLISECONDS, UNITS
 from microp.trace.screen import screen
 from microp.trace.spans import (
     MOMENTS,

@@ -3,8 +3,8 @@
 ::
 
     measured: 63.0 ms, bubble 0.211
-    rank 0 ▕F0▏F1▏        ▕ B0 ▏ B1 ▏
-    rank 1    ▕F0▏ B0 ▏F1▏ B1 ▏▁▁▁▁▁          below the actions: a sum over the replicas
+    rank 0 ▕ 0▏ 1▏        ▕ 0  ▏ 1  ▏         numbers of microbatches, on nearly all F, B or W of a rank or on none
+    rank 1    ▕ 0▏ 0  ▏ 1▏ 1  ▏▁▁▁▁▁          below the actions: a sum over the replicas
            └───────┴───────┴───────┴─ ms
 """
 
@@ -12,25 +12,18 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from microp.schedule import Op
+from microp.trace.look import COLOURS, INK, MILLISECONDS, REDUCTION, Scale, named, shade
 from microp.trace.metrics import bubble_fraction, makespan
-from microp.trace.palette import COLOURS, INK, REDUCTION, shade
 from microp.trace.reductions import Reduction, ends_at
-from microp.trace.scale import MILLISECONDS, Scale
 from microp.trace.spans import Span
 
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if the home folder cannot be written
-
-
-def _by_rank(spans: Sequence[Span]) -> dict[int, list[Span]]:
-    rows: dict[int, list[Span]] = defaultdict(list)
-    for span in sorted(spans, key=lambda span: span.start):
-        rows[span.rank].append(span)
-    return rows
 
 
 WIDTH = 6.4  # inches: the text of a page
@@ -63,15 +56,10 @@ def figure(
     Returns:
         The paths of the two files.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     sums = sums or {}
     ranks = max(len(_by_rank(spans)) for spans in panels.values())
     until = max(_length(spans, sums.get(name, ())) for name, spans in panels.items())
-    files = [path.with_name(f"{path.name}.{ending}") for ending in ("svg", "png")]
-    with rc_context({**TEXT, "svg.hashsalt": "microp"}):  # the same spans give the same bytes
-        sheet = Figure(figsize=(WIDTH, len(panels) * (0.5 + 0.4 * ranks) + 1.0), layout="constrained")
+    with _sheet(len(panels) * (0.5 + 0.4 * ranks) + 1.0) as sheet:
         axes = sheet.subplots(len(panels), 1, sharex=True, squeeze=False)
         for axis, (name, spans) in zip(axes[:, 0], panels.items(), strict=True):
             draw(axis, spans, scale.length, sums.get(name, ()), until)
@@ -81,9 +69,7 @@ def figure(
         sheet.suptitle(title, wrap=True)
         handles = keys([span for spans in panels.values() for span in spans], any(sums.values()))
         sheet.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
-        for file in files:
-            sheet.savefig(file, dpi=200, metadata={"Date": None} if file.suffix == ".svg" else None)
-    return files
+        return _saved(sheet, path)
 
 
 def curves(lines: Mapping[str, Sequence[float]], axes: tuple[str, str], path: Path) -> list[Path]:
@@ -93,25 +79,35 @@ def curves(lines: Mapping[str, Sequence[float]], axes: tuple[str, str], path: Pa
         axes: what the two axes show, each with its unit.
         path: the files' path without an ending.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    files = [path.with_name(f"{path.name}.{ending}") for ending in ("svg", "png")]
-    with rc_context({**TEXT, "svg.hashsalt": "microp"}):
-        sheet = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+    with _sheet(3.2) as sheet:
         axis = sheet.subplots()
+        pale, dark = COLOURS[Op.F][0], COLOURS[Op.B][0]
         for number, (name, values) in enumerate(lines.items()):
-            pale, dark = COLOURS[Op.F][0], COLOURS[Op.B][0]
             axis.plot(values, label=name, linewidth=2.5 if number == 0 else 0.6, color=pale if number == 0 else dark)
         axis.set(xlabel=axes[0], ylabel=axes[1])
         axis.legend(frameon=False)
-        for file in files:
-            sheet.savefig(file, dpi=200, metadata={"Date": None} if file.suffix == ".svg" else None)
-    return files
+        return _saved(sheet, path)
+
+
+@contextmanager
+def _sheet(height: float) -> Iterator[Any]:
+    """Yield an empty figure of a page's width; the same drawing gives the same bytes."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({**TEXT, "svg.hashsalt": "microp"}):
+        yield Figure(figsize=(WIDTH, height), layout="constrained")
+
+
+def _saved(sheet: Any, path: Path) -> list[Path]:
+    svg, png = (path.with_name(f"{path.name}.{ending}") for ending in ("svg", "png"))
+    sheet.savefig(svg, metadata={"Date": None})
+    sheet.savefig(png, dpi=200)
+    return [svg, png]
 
 
 def draw(axis: Any, spans: Sequence[Span], unit: float, sums: Sequence[Reduction] = (), until: Any = None) -> None:
-    """Draw spans on a matplotlib axis, each with its name or its microbatch where that fits.
+    """Draw spans on a matplotlib axis, with the numbers of their microbatches where these fit.
 
     Args:
         unit: the length of the axis' unit of time.
@@ -124,18 +120,20 @@ def draw(axis: Any, spans: Sequence[Span], unit: float, sums: Sequence[Reduction
     for rank, _, start, end in sums:
         place = (float(start - begin) / unit, float(end - start) / unit)
         axis.broken_barh([place], (rank + 0.4, 0.1), facecolor=REDUCTION, edgecolor="white", linewidth=0.5)
-    for rank, row in _by_rank(spans).items():
+    by_rank = _by_rank(spans)
+    for rank, row in by_rank.items():
         stages = sorted({span.stage for span in row})
         bars = [(float(span.start - begin) / unit, float(span.end - span.start) / unit) for span in row]
         colours = [COLOURS[span.op][shade(span.stage, stages)] for span in row]
         axis.broken_barh(bars, (rank - 0.4, 0.8), facecolors=colours, edgecolor="white")
-        for span, (start, length) in zip(row, bars, strict=True):
-            room = float((span.end - span.start) / until) * letters - 0.25
-            fitting = (name for name in (f"{span.op}{span.microbatch}", str(span.microbatch)) if len(name) <= room)
-            if name := next(fitting, ""):
+        needed = len(str(max(span.microbatch for span in row))) + 0.25
+        has_room = [length * unit / float(until) * letters >= needed for _, length in bars]
+        numbered = named([span.op for span in row], has_room)
+        for span, (start, length), is_numbered in zip(row, bars, numbered, strict=True):
+            if is_numbered:
                 look = {"ha": "center", "va": "center", "fontsize": POINTS, "color": INK[span.op]}
-                axis.text(start + length / 2, rank, name, **look)
-    ranks = sorted(_by_rank(spans))
+                axis.text(start + length / 2, rank, str(span.microbatch), **look)
+    ranks = sorted(by_rank)
     axis.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
     axis.set(xlim=(0, float(until) / unit), ylim=(ranks[-1] + 0.6, ranks[0] - 0.6))
     axis.spines[["top", "right"]].set_visible(False)
@@ -145,13 +143,22 @@ def keys(spans: Sequence[Span], sums: bool = False) -> list[Any]:
     """Return a legend's entries for what `draw` draws: the ops that occur, and reductions if there are `sums`."""
     from matplotlib.patches import Patch
 
-    named = {Op.F: "F: forward", Op.B: "B: backward", Op.W: "W: weight gradient"}
-    found = [Patch(color=COLOURS[op][0], label=named[op]) for op in COLOURS if any(span.op is op for span in spans)]
+    words = {Op.F: "forward", Op.B: "backward", Op.W: "weight gradient"}
+    entries = [Patch(color=COLOURS[op][0], label=words[op]) for op in COLOURS if any(span.op is op for span in spans)]
     if any(len({span.stage for span in row}) > 1 for row in _by_rank(spans).values()):
-        found.append(Patch(color=COLOURS[Op.B][1], label="other shade: a rank's second stage"))
-    return found + ([Patch(color=REDUCTION, label="sum over the replicas")] if sums else [])
+        entries.append(Patch(color=COLOURS[Op.B][1], label="other shade: a rank's second stage"))
+    if sums:
+        entries.append(Patch(color=REDUCTION, label="sum over the replicas"))
+    return [*entries, Patch(color="none", label="3: microbatch 3")]
 
 
 def _length(spans: Sequence[Span], sums: Sequence[Reduction]) -> Any:
     """Return the time from the first start to the last end of spans and reductions."""
     return ends_at(spans, sums) - min(span.start for span in spans)
+
+
+def _by_rank(spans: Sequence[Span]) -> dict[int, list[Span]]:
+    rows: dict[int, list[Span]] = defaultdict(list)
+    for span in sorted(spans, key=lambda span: span.start):
+        rows[span.rank].append(span)
+    return rows

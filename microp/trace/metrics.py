@@ -22,8 +22,8 @@ from microp.trace.spans import Span, as_spans
 
 def makespan(spans: Iterable[Span]) -> Any:
     """Return the time from the first start to the last end, over all ranks."""
-    spans = as_spans(spans)
-    return max(spans.per_rank(spans.end, np.maximum).values()) - min(spans.per_rank(spans.start, np.minimum).values())
+    first, last = _edges(spans)
+    return max(last.values()) - min(first.values())
 
 
 def busy(spans: Iterable[Span]) -> dict[int, Any]:
@@ -66,7 +66,7 @@ def zero_bubble_rate(spans: Iterable[Span]) -> Any:
         rank 1      F0 B0 F1 B1 F2 B2 W0 W1 W2           bubble: the next step follows directly
     """
     per_rank = busy(spans := as_spans(spans))
-    first, last = spans.per_rank(spans.start, np.minimum), spans.per_rank(spans.end, np.maximum)
+    first, last = _edges(spans)
     return idle_fraction(list(per_rank.values()), max(last[rank] - first[rank] for rank in per_rank))
 
 
@@ -78,8 +78,7 @@ def in_flight_peak(spans: Iterable[Span]) -> dict[int, int]:
 
 def idle_edges(spans: Iterable[Span]) -> dict[int, tuple[Any, Any]]:
     """Return rank -> (idle before its first span, idle after its last one) within the makespan."""
-    spans = as_spans(spans)
-    first, last = spans.per_rank(spans.start, np.minimum), spans.per_rank(spans.end, np.maximum)
+    first, last = _edges(spans)
     begin, end = min(first.values()), max(last.values())
     return {rank: (first[rank] - begin, end - last[rank]) for rank in first}
 
@@ -96,3 +95,9 @@ def early_receive(schedule: Schedule, spans: Iterable[Span]) -> Any:
         if source in by_action and by_action[source].rank != span.rank:
             early.append(by_action[source].end - span.ready)
     return max(early)
+
+
+def _edges(spans: Iterable[Span]) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Return rank -> its first start, and rank -> its last end."""
+    spans = as_spans(spans)
+    return spans.per_rank(spans.start, np.minimum), spans.per_rank(spans.end, np.maximum)

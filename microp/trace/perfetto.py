@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from microp.schedule import Schedule
-from microp.trace.scale import MILLISECONDS, Scale
+from microp.trace.look import MILLISECONDS, Scale
 from microp.trace.spans import Span
 
 

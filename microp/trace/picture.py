@@ -20,9 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from microp.trace.look import COLOURS, MILLISECONDS, Scale, tick_step
 from microp.trace.metrics import bubble_fraction, makespan
-from microp.trace.palette import COLOURS
-from microp.trace.scale import MILLISECONDS, Scale, tick_step
 from microp.trace.spans import Span
 
 WIDTH = 800  # pixels, as all lengths here

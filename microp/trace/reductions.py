@@ -13,6 +13,7 @@ functions take simulated or measured spans.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from microp.schedule import Schedule
@@ -39,58 +40,66 @@ def reductions(schedule: Schedule, spans: Iterable[Span], times: Sequence[Any]) 
     """
     if len(times) != schedule.stages:
         raise ValueError(f"{len(times)} reduction times for {schedule.stages} stages: give one per stage")
-    ends, last = {span.action: span.end for span in spans}, schedule.last_gradients
-    found = []
-    for rank in range(len(schedule.ranks)):
-        free = None
-        for stage in sorted(schedule.stages_of(rank), key=lambda stage: ends[last[stage]]):
-            start = ends[last[stage]] if free is None else max(ends[last[stage]], free)
+    summed = []
+    for rank, queue in enumerate(_queues(schedule, spans)):
+        _, free = queue[0]
+        for stage, made in queue:
+            start = max(made, free)
             free = start + times[stage]
-            found.append(Reduction(rank, stage, start, free))
-    return found
+            summed.append(Reduction(rank, stage, start, free))
+    return summed
 
 
-def after_last_gradient(schedule: Schedule, spans: Iterable[Span], found: Iterable[Reduction]) -> tuple[Any, ...]:
+def after_last_gradient(schedule: Schedule, spans: Iterable[Span], sums: Iterable[Reduction]) -> tuple[Any, ...]:
     """Return each stage's time from the earliest start of its reduction to its end, as `reductions` takes it.
 
     The result is empty unless there are spans and every stage has a reduction.
     """
-    ends = {span.action: span.end for span in spans}
-    last = schedule.last_gradients
     reduced: dict[int, Any] = {}  # stage -> the end of its last reduction
-    for reduction in found:
+    for reduction in sums:
         reduced[reduction.stage] = max(reduction.end, reduced.get(reduction.stage, reduction.end))
-    if set(reduced) != set(range(schedule.stages)) or not ends:
+    spans = list(spans)
+    if set(reduced) != set(range(schedule.stages)) or not spans:
         return ()
-    times = dict.fromkeys(reduced, 0)
-    for rank in range(len(schedule.ranks)):
-        free = None
-        for stage in sorted(schedule.stages_of(rank), key=lambda stage: ends[last[stage]]):
-            start = ends[last[stage]] if free is None else max(ends[last[stage]], free)
+    times: dict[int, Any] = {}
+    for queue in _queues(schedule, spans):
+        _, free = queue[0]
+        for stage, made in queue:
+            start = max(made, free)
             times[stage], free = max(0, reduced[stage] - start), max(reduced[stage], start)
     return tuple(times[stage] for stage in range(schedule.stages))
 
 
-def ends_at(spans: Iterable[Span], found: Iterable[Reduction]) -> Any:
+def _queues(schedule: Schedule, spans: Iterable[Span]) -> list[list[tuple[int, Any]]]:
+    """Return, for each rank, its stages with the ends of their last gradients, in the order of these."""
+    ends = {span.action: span.end for span in spans}
+    made = {stage: ends[action] for stage, action in schedule.last_gradients.items()}
+    return [
+        sorted(((stage, made[stage]) for stage in schedule.stages_of(rank)), key=itemgetter(1))
+        for rank in range(len(schedule.ranks))
+    ]
+
+
+def ends_at(spans: Iterable[Span], sums: Iterable[Reduction]) -> Any:
     """Return the time at which all actions and reductions have ended."""
-    return max([*(span.end for span in spans), *(reduction.end for reduction in found)])
+    return max([*(span.end for span in spans), *(reduction.end for reduction in sums)])
 
 
-def exposed(spans: Sequence[Span], found: Iterable[Reduction]) -> dict[int, Any]:
+def exposed(spans: Sequence[Span], sums: Iterable[Reduction]) -> dict[int, Any]:
     """Return rank -> the time from its last action's end to its last reduction's end; at least 0."""
     last_action: dict[int, Any] = {}
     for span in spans:
         last_action[span.rank] = max(span.end, last_action.get(span.rank, span.end))
     left = dict.fromkeys(last_action, 0)
-    for reduction in found:
+    for reduction in sums:
         left[reduction.rank] = max(left[reduction.rank], reduction.end - last_action[reduction.rank])
     return left
 
 
-def time_reducing(found: Iterable[Reduction]) -> Any:
+def time_reducing(sums: Iterable[Reduction]) -> Any:
     """Return the time during which at least one of a rank's reductions was running."""
     total, until = 0, None
-    for reduction in sorted(found, key=lambda reduction: reduction.start):
+    for reduction in sorted(sums, key=lambda reduction: reduction.start):
         start = reduction.start if until is None else max(until, reduction.start)
         total += max(0, reduction.end - start)
         until = max(start, reduction.end)

@@ -116,8 +116,7 @@ class Actions:
         split = np.zeros((self.stage.max(initial=0) + 1, self.microbatch.max(initial=0) + 1), dtype=bool)
         put_off = self.op == W
         split[self.stage[put_off], self.microbatch[put_off]] = True
-        found: Column = split[self.stage, self.microbatch]
-        return found
+        return np.asarray(split[self.stage, self.microbatch])
 
 
 class Spans(Actions, Sequence[Span]):

@@ -24,14 +24,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from microp.trace.cells import FILL, IDLE, REDUCED, SPARSE, Cells, has_several_stages, merged, row
+from microp.trace.cells import FILL, IDLE, REDUCED, Cells, has_several_stages, merged, row
+from microp.trace.look import MILLISECONDS, Scale, tick_step
 from microp.trace.metrics import bubble_fraction, makespan
 from microp.trace.reductions import Reduction
-from microp.trace.scale import MILLISECONDS, Scale, tick_step
 from microp.trace.spans import Span, Spans, as_spans
 
 Line = list[Cells]
-IN_COLOUR = "in colour"  # the look of what is shown only with colours
 LEAST = 20  # columns of time, however narrow the terminal
 MEANING = {
     "predicted": "known before the run",
@@ -51,18 +50,9 @@ class Panel(NamedTuple):
     sums: Sequence[Reduction]
 
     @property
-    def begin(self) -> Any:
-        return self.spans.start.min()
-
-    @property
     def length(self) -> Any:
         """The time from the first start to the last end of an action or of a sum."""
-        return max([self.spans.end.max(), *(reduction.end for reduction in self.sums)]) - self.begin
-
-    @property
-    def staged(self) -> bool:
-        """True if a rank holds several stages."""
-        return has_several_stages(self.spans)
+        return max([self.spans.end.max(), *(reduction.end for reduction in self.sums)]) - self.spans.start.min()
 
 
 def timeline(
@@ -95,17 +85,13 @@ def timeline(
     drawn: list[Line] = []
     for panel in shown:
         if len(shown) > 1:
-            drawn += [[]] * bool(drawn) + _wrapped([[Cells(f"{panel.name}: {MEANING[panel.name]}")]], columns)
+            drawn += [[]] * bool(drawn) + _wrapped([f"{panel.name}: {MEANING[panel.name]}"], columns)
         drawn += _rows(panel, room, total, rows, digits)
     axis = Cells(" " * (len("rank  |") + digits) + _axis(float(total) / scale.length, scale.short, room), "idle")
-    which = [f"replica 0 of {replicas}"] * (replicas > 1)
-    facts = [[Cells(fact)] for fact in [*which, *_header(every, scale, predicted)]]
-    legend = list(_legend(drawn, every))
-    untitled = [panel.name for panel in every if len(shown) == 1] + ["predicted"] * bool(
-        predicted and predicted["step_ms"] is not None
-    )
-    legend[:0] = [[Cells(f"{name}: {MEANING[name]}")] for name in untitled]
-    legend += [[Cells(clocks)]] * bool(clocks)
+    facts = [f"replica 0 of {replicas}"] * (replicas > 1) + header(panels, sums, predicted, scale)
+    untitled = [panel.name for panel in every if len(shown) == 1]
+    untitled += ["predicted"] * bool(predicted and predicted["step_ms"] is not None)
+    legend = [*(f"{name}: {MEANING[name]}" for name in untitled), *_legend(drawn, every), *[clocks] * bool(clocks)]
     return [*_wrapped(facts, columns, " · "), [], *drawn, [axis], *_wrapped(legend, columns, "   ")]
 
 
@@ -115,14 +101,27 @@ def header(
     predicted: Mapping[str, Any] | None = None,
     scale: Scale = MILLISECONDS,
 ) -> list[str]:
-    """Return the parts of the line above timelines: the time and the bubble of each; see `timeline`."""
-    return list(_header(_panels(panels, sums), scale, predicted))
+    """Return the parts of the line above timelines: the time and the bubble of each, and the difference of the times.
+
+    The arguments are those of `timeline`.
+    """
+    facts = []
+    if predicted and predicted["step_ms"] is not None:
+        step, bubble = predicted["step_ms"], predicted["bubble"]
+        facts.append(f"predicted {number(step)} ms with the optimizer, bubble {bubble:.3f}")
+    before = None
+    for panel in _panels(panels, sums):
+        time, bubble = makespan(panel.spans), float(bubble_fraction(panel.spans))
+        change = "" if before is None else f" ({100 * float(time / before - 1):+.1f} %)"
+        longer = f"; {number(panel.length / scale.length)} with the sums" if panel.length > time else ""
+        facts.append(f"{panel.name} {number(time / scale.length)} {scale.unit}{change}, bubble {bubble:.3f}{longer}")
+        before = time
+    return facts
 
 
 def plain(lines: Iterable[Line]) -> str:
-    """Return lines without their colours, and without what is said of these."""
-    kept = ("".join(cells.text for cells in line if cells.look != IN_COLOUR) for line in lines)
-    return "\n".join(line.rstrip() for line in kept).rstrip()
+    """Return lines without their colours."""
+    return "\n".join("".join(cells.text for cells in line).rstrip() for line in lines).rstrip()
 
 
 def _panels(panels: Mapping[str, Sequence[Span]], sums: Mapping[str, Sequence[Reduction]] | None) -> list[Panel]:
@@ -131,7 +130,7 @@ def _panels(panels: Mapping[str, Sequence[Span]], sums: Mapping[str, Sequence[Re
 
 def _rows(panel: Panel, room: int, total: Any, rows: int, digits: int) -> list[Line]:
     """Return one line per rank; a panel that is shorter than `total` ends earlier."""
-    unit, begin = room / float(total), panel.begin
+    unit, begin = room / float(total), panel.spans.start.min()
 
     def place(times: NDArray[np.generic]) -> NDArray[np.float64]:
         return np.asarray(times - begin, np.float64) * unit
@@ -146,20 +145,6 @@ def _rows(panel: Panel, room: int, total: Any, rows: int, digits: int) -> list[L
     if left_out > 0:
         lines.insert(first, [Cells(f"  ... {left_out} ranks ...")])
     return lines
-
-
-def _header(panels: Sequence[Panel], scale: Scale, predicted: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield what each panel says: its time, its bubble, and how its time differs from that of the panel before."""
-    if predicted and predicted["step_ms"] is not None:
-        step, bubble = predicted["step_ms"], predicted["bubble"]
-        yield f"predicted {number(step)} ms with the optimizer, bubble {bubble:.3f}"
-    before = None
-    for panel in panels:
-        time, bubble = makespan(panel.spans), float(bubble_fraction(panel.spans))
-        change = "" if before is None else f" ({100 * float(time / before - 1):+.1f} %)"
-        longer = f"; {number(panel.length / scale.length)} with the sums" if panel.length > time else ""
-        yield f"{panel.name} {number(time / scale.length)} {scale.unit}{change}, bubble {bubble:.3f}{longer}"
-        before = time
 
 
 def number(value: Any) -> str:
@@ -181,10 +166,10 @@ def _axis(length: float, unit: str, room: int) -> str:
     return drawn.ljust(room + 1 - len(end)) + end
 
 
-def _legend(drawn: Sequence[Line], panels: Sequence[Panel]) -> Iterator[Line]:
+def _legend(drawn: Sequence[Line], panels: Sequence[Panel]) -> Iterator[str | Line]:
     """Yield what the drawn characters mean, those of them that are there, and what the header's figures are."""
-    cells = [each for line in drawn for each in line if each.look]
-    looks, marks = {each.look for each in cells}, set("".join(each.text for each in cells))
+    parts = [cells for line in drawn for cells in line if cells.look]
+    looks, marks = {cells.look for cells in parts}, set("".join(cells.text for cells in parts))
     for op, word in (SPLIT if any("W" in look for look in looks) else OPS).items():
         if any(look.startswith(op) for look in looks):
             yield [Cells(op, f"{op}0"), Cells(FILL[op] * 2, f"{op}0-"), Cells(f" {word}")]
@@ -193,31 +178,26 @@ def _legend(drawn: Sequence[Line], panels: Sequence[Panel]) -> Iterator[Line]:
     if REDUCED in marks:
         yield [Cells(REDUCED, "sum"), Cells(" sum over the replicas")]
     if any(char.isdigit() for char in marks):
-        yield [Cells("1F3: stage 1, microbatch 3" if panels[0].staged else "F3: microbatch 3")]
-    if small := [op for op in FILL if op.lower() in marks]:
-        yield [Cells(f"{' '.join(small).lower()}: actions narrower than a column, mostly {', '.join(small)}")]
-    if SPARSE in marks:
-        yield [Cells(f"{SPARSE} such actions, mostly idle")]
-    yield [Cells("time: first action's start to last one's end")]
-    summed = any(panel.length > makespan(panel.spans) for panel in panels)
-    yield [Cells(f"bubble: idle / (ranks x time{' without the sums' if summed else ''})")]
-    if any(look.endswith("1") for look in looks):
-        yield [Cells("darker: a rank's second stage", IN_COLOUR)]
+        yield "1F3: stage 1, microbatch 3" if has_several_stages(panels[0].spans) else "F3: microbatch 3"
+    if narrow := [op for op in FILL if op.lower() in marks]:
+        yield f"{' '.join(narrow).lower()}: actions narrower than a column, mostly {', '.join(narrow)}"
+    yield "time: first action's start to last one's end"
+    has_longer_sums = any(panel.length > makespan(panel.spans) for panel in panels)
+    yield f"bubble: idle / (ranks x time{' without the sums' if has_longer_sums else ''})"
 
 
-def _wrapped(items: Sequence[Line], columns: int, between: str = "") -> list[Line]:
-    """Return items on as few lines as they need; an item that is longer than a line is cut between words."""
+def _wrapped(items: Iterable[str | Line], columns: int, between: str = "") -> list[Line]:
+    """Return items on as few lines as they need; a text that is longer than a line is cut between words."""
     lines: list[Line] = []
     used = columns
     for item in items:
-        length = sum(len(cells.text) for cells in item)
-        if length > columns:  # it is plain text
-            lines += [[Cells(part)] for part in textwrap.wrap(item[0].text, columns)]
-            used = len(lines[-1][0].text)
-        elif used + len(between) + length > columns:
-            lines.append(list(item))
-            used = length
-        else:
-            lines[-1] += [Cells(between, item[-1].look), *item]
-            used += len(between) + length
+        parts = [[Cells(part)] for part in textwrap.wrap(item, columns)] if isinstance(item, str) else [item]
+        for part in parts:
+            length = sum(len(cells.text) for cells in part)
+            if len(parts) > 1 or used + len(between) + length > columns:
+                lines.append(list(part))
+                used = length
+            else:
+                lines[-1] += [Cells(between), *part]
+                used += len(between) + length
     return lines

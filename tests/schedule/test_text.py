@@ -1,47 +1,21 @@
-"""Both text forms there and back, torch's reading of what is written, and what is said of errors."""
+"""Both text forms, torch's reading of what is written, and what is said of errors; `test_builders` reads all back."""
 
 from __future__ import annotations
 
 import csv
 
 import pytest
+from catalogue import EVERY, Builder, build, label
 
 from microp.schedule import Schedule, from_text, from_torch_csv, to_text, to_torch_csv, validate
 from microp.schedule import builders as schedules
 
-EACH = [
-    schedules.naive(2, 3),
-    schedules.gpipe(3, 4),
-    schedules.gpipe(3, 4, schedules.Drain.lifo),
-    schedules.one_f_one_b(4, 6),
-    schedules.eager_1f1b(3, 5),
-    schedules.interleaved(4, 6, stages_per_rank=3),
-    schedules.breadth_first(2, 3),
-    schedules.zb_h1(3, 5),
-    schedules.zb_h2(3, 5),
-    schedules.zb_interleaved(4, 8),
-    schedules.zb_v(3, 4),
-    schedules.dualpipe_v(4, 11),
-    schedules.v_half(4, 8),
-    schedules.v_min(3, 6),
-]
-each = pytest.mark.parametrize("schedule", EACH, ids=lambda schedule: schedule.name)
 
-
-@each
-def test_text_there_and_back(schedule: Schedule) -> None:
-    assert from_text(to_text(schedule)) == schedule
-
-
-@each
-def test_torch_csv_there_and_back(schedule: Schedule) -> None:
-    assert from_torch_csv(to_torch_csv(schedule), schedule.name) == schedule
-
-
-@each
-def test_torch_reads_and_accepts_what_is_written(schedule: Schedule) -> None:
+@pytest.mark.parametrize("builder", EVERY, ids=label)
+def test_torch_reads_and_accepts_what_is_written(builder: Builder) -> None:
     from torch.distributed.pipelining import schedules as torch_schedules  # takes 2 s, and is not needed to collect
 
+    schedule = build(builder, 3, 6)
     rows = csv.reader(to_torch_csv(schedule).splitlines())
     actions = {rank: [torch_schedules._Action.from_str(cell) for cell in row] for rank, row in enumerate(rows)}
     ranks = len(schedule.ranks)

@@ -10,11 +10,10 @@ import random
 import time
 from collections import Counter
 from contextlib import suppress
-from functools import partial
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
-from catalogue import BUILDERS, held_peak
+from catalogue import EVERY, build, each_builder, held_peak, label
 from drawn import read
 from mutants import mutants
 from threads import differs, run, tagless
@@ -22,17 +21,7 @@ from threads import differs, run, tagless
 from microp.comms import thread_comms
 from microp.schedule import Action, Op, Schedule, receives_to_post, validate
 from microp.schedule.builders import gpipe, naive, one_f_one_b, zb_v
-
-EVERY = [pytest.param(build, id=f"{name}-{i}") for name, builds in BUILDERS.items() for i, build in enumerate(builds)]
-
-
-def build(builder, ranks: int, chunks: int) -> Schedule:
-    """With more chunks where the builder asks for them."""
-    try:
-        return builder(ranks, chunks)
-    except ValueError:
-        return builder(ranks, 2 * ranks)
-
+from microp.schedule.validation import find_cycle
 
 # --- what is said ----------------------------------------------------------------------------------
 
@@ -77,13 +66,35 @@ def test_what_runs_is_given_back():
         assert validate(fine) is fine
 
 
-def test_a_circle_of_many_is_cut_short():
+def test_a_cycle_of_many_is_cut_short():
     ring = (
         (Action(Op.F, 20 + r, 0), Action(Op.F, r, 0), Action(Op.B, 20 + r, 0), Action(Op.B, r, 0)) for r in range(20)
     )
     with pytest.raises(ValueError, match=r"and so on in a cycle of 21 actions\n") as caught:
         validate(Schedule("ring", 1, tuple(ring)))
     assert len(str(caught.value).splitlines()) == 9
+
+
+def is_accepted(schedule: Schedule) -> bool:
+    with suppress(ValueError):
+        return validate(schedule) is schedule
+    return False
+
+
+@pytest.mark.parametrize(("number", "builder"), list(enumerate(EVERY)), ids=label)
+def test_a_cycle_is_one_of_actions_that_wait_for_each_other(number, builder):
+    cycles = 0
+    for what, mutant in mutants(build(builder, 2 + number % 3, 4), seed=number):
+        if what not in ("swapped", "moved"):
+            continue
+        cycle = find_cycle(mutant)
+        assert is_accepted(mutant) == (not cycle)
+        cycles += bool(cycle)
+        assert cycle[:1] == cycle[-1:]
+        for action, need in pairwise(cycle):
+            row = next(row for row in mutant.ranks if action in row)
+            assert need in {*mutant.parents(action), *row[: row.index(action)]}
+    assert cycles > 0
 
 
 @pytest.mark.parametrize(
@@ -113,7 +124,7 @@ def test_the_cost_is_linear():
     assert min(seconds(1600) for _ in range(3)) < 25 * min(seconds(200) for _ in range(3))  # 8 if it is linear
 
 
-@pytest.mark.parametrize("builder", EVERY)
+@each_builder
 def test_the_activation_limit_is_the_peak(builder):
     for ranks in (1, 3, 4):
         schedule = build(builder, ranks, 7)
@@ -132,7 +143,7 @@ def test_the_first_forward_beyond_the_limit_is_drawn():
     ]
 
 
-# --- what each link carries ------------------------------------------------------------------------
+# --- what is accepted runs -------------------------------------------------------------------------
 
 
 def links(schedule: Schedule) -> tuple[dict, dict, dict]:
@@ -155,22 +166,16 @@ def links(schedule: Schedule) -> tuple[dict, dict, dict]:
 
 def accepted(schedule: Schedule, seed: int) -> list[tuple[str, Schedule]]:
     """The mutants that are not refused."""
-    found = []
-    for what, mutant in mutants(schedule, seed):
-        with suppress(ValueError):
-            found.append((what, validate(mutant)))
-    return found
+    return [(what, mutant) for what, mutant in mutants(schedule, seed) if is_accepted(mutant)]
 
 
-@pytest.mark.parametrize(
-    ("number", "builder"), [pytest.param(n, *each.values, id=each.id) for n, each in enumerate(EVERY)]
-)
+@pytest.mark.parametrize(("number", "builder"), list(enumerate(EVERY)), ids=label)
 def test_sends_and_receives_match_by_tag_and_in_order(number, builder, whole):
     """Of every builder and of every mutant that is accepted; without `--whole` the numbers of ranks take turns."""
     for ranks in (2, 3, 4) if whole else (2 + number % 3,):
         schedule = build(builder, ranks, 5)
-        for each in (schedule, *(mutant for _, mutant in accepted(schedule, seed=ranks))):
-            sent, posted, used = links(each)
+        for order in (schedule, *(mutant for _, mutant in accepted(schedule, seed=ranks))):
+            sent, posted, used = links(order)
             assert posted == sent
             assert {link: sorted(tensors) for link, tensors in used.items()} == {
                 link: sorted(tensors) for link, tensors in sent.items()
@@ -178,37 +183,28 @@ def test_sends_and_receives_match_by_tag_and_in_order(number, builder, whole):
             assert all(count == 1 for tensors in sent.values() for count in Counter(tensors).values())
 
 
-def out_of_order(schedule: Schedule) -> set[tuple[int, int]]:
-    """The links on which tensors are used in another order than they are sent in."""
-    sent, _, used = links(schedule)
-    return {link for link in sent if sent[link] != used[link]}
-
-
 def test_some_orders_use_tensors_in_another_order_than_they_are_sent():
-    assert out_of_order(read("0F0 0F1 0B0 0B1", "1F1 1F0 1B0 1B1", chunks=2)) == {(0, 1)}
-    assert out_of_order(gpipe(4, 8)) == set()
-    assert out_of_order(zb_v(3, 6)) == {(0, 1), (1, 2)}
-
-
-# --- what is accepted runs -------------------------------------------------------------------------
+    drawn = read("0F0 0F1 0B0 0B1", "1F1 1F0 1B0 1B1", chunks=2)
+    for schedule, turned in ((drawn, {(0, 1)}), (gpipe(4, 8), set()), (zb_v(3, 6), {(0, 1), (1, 2)})):
+        sent, _, used = links(schedule)
+        assert {link for link in sent if sent[link] != used[link]} == turned
 
 
 SMALL = [
-    pytest.param(partial(build, builder, ranks, chunks), id=f"{name}-{i}-k{ranks}-m{chunks}")
-    for name, builders in BUILDERS.items()
-    for i, builder in enumerate(builders)
+    (builder, ranks, chunks)
+    for builder in EVERY
     for ranks, chunks in ((2, 3), (3, 4))
-    if ranks * getattr(builder, "keywords", {}).get("stages_per_rank", 1) <= 6  # the model's layers
+    if build(builder, ranks, chunks).stages <= 6  # the model's layers
 ]
 
 
-@pytest.mark.parametrize("make", SMALL)
-def test_a_mutant_is_refused_or_runs_correctly(make, whole):
+@pytest.mark.parametrize(("builder", "ranks", "chunks"), SMALL, ids=label)
+def test_a_mutant_is_refused_or_runs_correctly(builder, ranks, chunks, whole):
     """Deleted, doubled, misplaced, moved and swapped actions; of those that are accepted a sample is run.
 
     It is a larger one with `--whole`.
     """
-    schedule = make()
+    schedule = build(builder, ranks, chunks)
     fine = accepted(schedule, seed=7)
     kinds = Counter(what for what, _ in fine)
     weights = sum(action.op is Op.W for _, action in schedule)
@@ -225,12 +221,11 @@ def test_a_mutant_is_refused_or_runs_correctly(make, whole):
         assert differs(mutant, got) <= 1e-12, mutant.ranks
 
 
-@pytest.mark.parametrize("builder", EVERY)
+@each_builder
 def test_every_builder_runs_over_links_without_tags(builder):
-    per_rank = getattr(builder, "keywords", {}).get("stages_per_rank", 1)
     for ranks, chunks in product((2, 3, 4), (3, 5)):
         schedule = build(builder, ranks, chunks)
-        if ranks * per_rank <= 6 and schedule.stages <= 6:
+        if schedule.stages <= 6:
             assert differs(schedule, run(schedule, tagless)) <= 1e-12
 
 

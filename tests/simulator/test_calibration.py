@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
-from itertools import chain
+from itertools import chain, product
 from random import Random
 
 import pytest
-from catalogue import BUILDERS, lengths
+from catalogue import build, each_builder, label
 from costs_helper import equal
 from drawn import read, read_spans
 from random_schedules import random_costs, random_schedule
 
 from microp.schedule import Op, Schedule
-from microp.schedule.builders import dualpipe_v, gpipe, naive, one_f_one_b, zb_h1
+from microp.schedule.builders import gpipe, naive, one_f_one_b, zb_h1
 from microp.simulator import (
     Costs,
     calibrate,
     calibrate_steps,
-    closed_forms,
     for_stages,
     kind_of,
     replay,
@@ -31,10 +30,6 @@ from microp.simulator import (
 from microp.simulator.link_model import Asynchronous
 from microp.trace import Actions, Span, StepTrace, makespan
 from microp.worker.trainer import ActionTimes
-
-EVERY = [
-    pytest.param(name, build, id=f"{name}-{i}") for name, all_of in BUILDERS.items() for i, build in enumerate(all_of)
-]
 
 
 def uneven_costs(random: Random, schedule: Schedule) -> Costs:
@@ -50,20 +45,13 @@ def uneven_costs(random: Random, schedule: Schedule) -> Costs:
         weight=random.choice(((), times(0, 9))),
         full=random.choice(((), times(1, 18))),
         latency=random.choice((0, random.randint(1, 9), times(0, 4), times(0, 30))),
+        recompute=random.choice(((), times(0, 5))),
     )
-
-
-def spared_costs(random: Random, schedule: Schedule) -> Costs:
-    """The same, with recomputation of some microbatches."""
-    again = tuple(random.randint(0, 5) for _ in range(schedule.stages))
-    some = tuple(microbatch for microbatch in range(schedule.chunks) if random.random() < 0.3)
-    spared = random.choice(((), (schedule.chunks - 1,), some))
-    return replace(uneven_costs(random, schedule), recompute=again, spared=spared)
 
 
 def assert_same_spans(schedule: Schedule, costs: Costs) -> None:
     spans = simulate(schedule, costs)
-    again = simulate(schedule, calibrate(schedule, spans, costs.spared))
+    again = replay(schedule, spans)
     assert list(again) == list(spans), (schedule.name, len(schedule.ranks), schedule.chunks, costs)
     exact = {int, Fraction} if Fraction in map(type, spans.end.tolist()) else {int}
     assert set(map(type, again.end.tolist())) <= exact
@@ -81,49 +69,33 @@ def shown(schedule: Schedule, spans: list[Span]) -> Iterator[int]:
 
 
 def assert_same_costs(schedule: Schedule, costs: Costs) -> None:
-    """As far as the spans show them; of a stage without divided backwards the backward is the full one."""
+    """As far as the spans show them; a backward's time is with its recomputation, an undivided one's with W."""
     spans = simulate(schedule, costs)
-    found = calibrate(schedule, spans, costs.spared)
+    found = calibrate(schedule, spans)
     kinds = {(span.stage, kind_of(schedule, span.action)) for span in spans}
-    plain = {
-        (span.stage, kind_of(schedule, span.action))
-        for span in spans
-        if not costs.spared or span.microbatch in costs.spared
-    }
     for stage in range(schedule.stages):
+        again = costs.recompute[stage] if costs.recompute else 0
+        is_divided = (stage, "W") in kinds
         assert found.forward[stage] == costs.forward[stage]
-        if costs.recompute and not plain & {(stage, "B"), (stage, "X")}:
-            continue
-        own = {kind for place, kind in kinds if place == stage}
-        told = {kind for place, kind in plain if place == stage}
-        again = 0
-        if costs.recompute and not costs.spared:
-            again = costs.recompute[stage]  # of all microbatches: it cannot be told from the backward
-        divided = "W" in own
-        if "B" in told:
-            expected = costs.backward[stage] if divided else costs.full_backward(stage)
-            assert found.backward[stage] == expected + again
-        if divided:
+        expected = costs.backward[stage] if is_divided else costs.full_backward(stage)
+        assert found.backward[stage] == expected + again
+        if is_divided:
             assert found.weight[stage] == (costs.weight[stage] if costs.weight else 0)
-        if "X" in told:
+        if (stage, "X") in kinds:
             assert found.full[stage] == costs.full_backward(stage) + again
     for link in set(shown(schedule, list(spans))):
         assert found.hop(link) == costs.hop(link)
 
 
-@pytest.mark.parametrize("recomputed", [False, True], ids=["", "recomputed"])
-@pytest.mark.parametrize(("name", "build"), EVERY)
-def test_costs_of_simulated_spans_give_the_same_spans_again(name, build, recomputed, whole):
-    """For every K of at most 4 and every M; without `--whole` one M with recomputation, and the next one without."""
-    random = Random(name)
-    for ranks, chunks in lengths(name, most=4):
-        if not whole and (ranks + chunks + recomputed) % 2:
-            continue
-        schedule = build(ranks, chunks)
-        for _ in range(2 if whole else 1):
-            costs = (spared_costs if recomputed else uneven_costs)(random, schedule)
-            assert_same_spans(schedule, costs)
-            assert_same_costs(schedule, costs)
+@each_builder
+def test_costs_of_simulated_spans_give_the_same_spans_again(builder, whole):
+    """For every K of at most 4 and every M; without `--whole` for every other M."""
+    random = Random(label(builder))
+    for ranks, chunks in product(range(1, 5), range(1, 15) if whole else range(1, 15, 2)):
+        schedule = build(builder, ranks, chunks)
+        costs = uneven_costs(random, schedule)
+        assert_same_spans(schedule, costs)
+        assert_same_costs(schedule, costs)
 
 
 def test_any_schedule(whole):
@@ -131,38 +103,11 @@ def test_any_schedule(whole):
     random = Random(12)
     for _ in range(400 if whole else 150):
         schedule = random_schedule(random)
-        costs = random.choice((spared_costs, uneven_costs))(random, schedule)
+        costs = uneven_costs(random, schedule)
         assert_same_spans(schedule, costs)
         assert_same_costs(schedule, costs)
         bandwidth = random_costs(random, schedule, Asynchronous())  # a hop is latency and size over bandwidth
-        assert_same_spans(schedule, bandwidth)
-
-
-def test_where_everything_shows_the_costs_are_found_again():
-    schedule = one_f_one_b(3, 6)
-    assert calibrate(schedule, simulate(schedule, Costs((5, 6, 7), (11, 12, 13), latency=4))) == Costs(
-        (5, 6, 7), (11, 12, 13), (0, 0, 0), latency=(0, 4, 4)
-    )
-    schedule = zb_h1(3, 6)
-    costs = Costs((5, 6, 7), (11, 12, 13), (3, 2, 1), latency=(0, 4, 6))
-    assert calibrate(schedule, simulate(schedule, costs)) == costs
-    costs = replace(costs, recompute=(5, 6, 7), spared=(5,))
-    assert calibrate(schedule, simulate(schedule, costs), spared=(5,)) == costs
-    schedule = dualpipe_v(2, 4)  # every stage has divided and full backwards; stages 1 and 2 are on one rank
-    costs = Costs((5,) * 4, (6, 20, 7, 8), (4, 1, 3, 2), full=(15, 20, 12, 11), latency=(0, 2, 0, 2))
-    assert calibrate(schedule, simulate(schedule, costs)) == costs
-
-
-@pytest.mark.parametrize(
-    ("ranks", "chunks", "steps"), [pytest.param(2, 8, 245), pytest.param(4, 8, 255), pytest.param(4, 16, 495)]
-)
-def test_a_replay_of_dualpipe_v_without_noise_is_the_step(ranks, chunks, steps):
-    """Its divided and its full backwards have different lengths: one median over both would be wrong."""
-    schedule = dualpipe_v(ranks, chunks)
-    costs = for_stages(2 * ranks, forward=5, backward=5, weight=5)
-    spans = simulate(schedule, costs)
-    assert makespan(replay(schedule, spans)) == makespan(spans) == closed_forms.makespan(schedule, costs) == steps
-    assert list(replay(schedule, spans)) == list(spans)
+        assert_same_spans(schedule, replace(bandwidth, spared=()))
 
 
 def test_the_order_that_was_run_is_read_off_the_spans():
@@ -204,37 +149,7 @@ def test_several_steps_are_one_after_the_other():
     assert middle == calibrate(schedule, other)
 
 
-def test_noise_gives_costs_all_the_same():
-    """Times that contradict each other: recomputed backwards that are shorter, tensors that are there too early."""
-    random = Random(14)
-    for _ in range(100):
-        schedule = random_schedule(random)
-        spans = []
-        for span in simulate(schedule, uneven_costs(random, schedule)):
-            wait_start = 10 * span.wait_start + random.randint(0, 9)
-            start = 10 * span.start + random.randint(9, 18)
-            end = max(start, 10 * span.end + random.randint(0, 9))
-            spans.append(span._replace(wait_start=wait_start, ready=start, start=start, end=end))
-        calibrate(schedule, spans, spared=random.choice([(), (0,), (0, schedule.chunks - 1)]))
-        hurried = [span._replace(wait_start=0, ready=0) for span in spans]
-        assert calibrate(schedule, hurried).latency == (0,) * schedule.stages
-
-
 # --- hops -----------------------------------------------------------------------------------------
-
-
-def test_a_link_takes_the_median_of_its_own_hops():
-    """Also where every action begins one moment late."""
-    pair = read("0F0 0B0", "1F0 2F0 2B0 1B0")
-    spans = [
-        Span(0, Op.F, 0, 0, 0, 1, 1, 10),
-        Span(1, Op.F, 1, 0, 0, 13, 13, 20),  # waited for since 0: the hop takes 3
-        Span(1, Op.F, 2, 0, 20, 21, 21, 30),
-        Span(1, Op.B, 2, 0, 30, 31, 31, 40),
-        Span(1, Op.B, 1, 0, 40, 41, 41, 50),
-        Span(0, Op.B, 0, 0, 10, 57, 57, 60),  # waited for since 10: 7
-    ]
-    assert calibrate(pair, spans).latency == (0, 5, 0)
 
 
 def ring(there: int, used: int) -> tuple[Schedule, list[Span]]:
@@ -284,21 +199,21 @@ def rows_of(schedule: Schedule, spans: list[Span]) -> list[dict]:
     return [{"rank": rank, **ActionTimes(schedule, own.actions).of(own)} for rank, own in enumerate(traces)]
 
 
-@pytest.mark.parametrize(("name", "build"), EVERY)
-def test_rows_give_the_same_costs_as_spans(name, build):
-    random = Random(name)
+@each_builder
+def test_rows_give_the_same_costs_as_spans(builder):
+    random = Random(label(builder))
     for ranks, chunks in ((1, 3), (2, 4), (3, 7), (4, 8)):
-        schedule = build(ranks, chunks)
+        schedule = build(builder, ranks, chunks)
         costs = uneven_costs(random, schedule)
-        times = {
-            key: tuple(int(420_000 * time) for time in getattr(costs, key))
-            for key in ("forward", "backward", "weight", "full")
-        }
+        keys = ("forward", "backward", "weight", "full")
+        times = {key: tuple(int(420_000 * time) for time in getattr(costs, key)) for key in keys}
         latency = random.choice((0, 300_000, tuple(random.randint(0, 900_000) for _ in range(schedule.stages))))
         spans = simulate(schedule, Costs(**times, latency=latency))
-        rows = rows_of(schedule, list(spans))
-        found, expected = calibrate_steps(schedule, [rows] * 3, spans), calibrate(schedule, spans)
-        for key in ("forward", "backward", "weight", "full", "latency"):
+        found, expected = (
+            calibrate_steps(schedule, [rows_of(schedule, list(spans))] * 3, spans),
+            calibrate(schedule, spans),
+        )
+        for key in (*keys, "latency"):
             in_ms = [time / 1e6 for time in getattr(expected, key)]
             assert list(getattr(found, key)) == pytest.approx(in_ms, rel=1e-12), key
         assert makespan(simulate(schedule, found)) == pytest.approx(makespan(spans) / 1e6, rel=1e-9)

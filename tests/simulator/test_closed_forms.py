@@ -88,13 +88,6 @@ def test_makespan_of_1f1b_with_one_heavy_stage() -> None:
         assert makespan(simulate(schedule, costs)) == closed_forms.makespan(schedule, costs)
 
 
-def test_fractions_stay_exact() -> None:
-    schedule = schedules.zb_interleaved(3, 6)
-    third = (Fraction(1, 3),) * 6
-    costs = Costs(third, third, third)
-    assert closed_forms.makespan(schedule, costs) == makespan(simulate(schedule, costs)) == Fraction(38, 3)
-
-
 @pytest.mark.parametrize("name", BUILDERS)
 def test_in_flight_and_held_peaks(name: str) -> None:
     known = {"in flight": 0, "held": 0}
@@ -136,16 +129,6 @@ def test_no_form_where_none_is_exact(schedule: Schedule, costs: Costs) -> None:
     assert closed_forms.bubble(schedule, costs) is None
 
 
-@pytest.mark.parametrize(("ranks", "chunks", "expected"), [(4, 10, 345), (4, 15, 495), (3, 8, 270), (5, 12, 420)])
-def test_interleaved_is_as_fast_where_the_ranks_do_not_divide_the_chunks(
-    ranks: int, chunks: int, expected: int
-) -> None:
-    """The makespans of torch's order with F = 5 and B = 10, which are those of the formula for any M >= K."""
-    schedule = schedules.interleaved(ranks, chunks)
-    costs = Costs((5,) * 2 * ranks, (10,) * 2 * ranks)
-    assert makespan(simulate(schedule, costs)) == closed_forms.makespan(schedule, costs) == expected
-
-
 # --- published -------------------------------------------------------------------------------------
 
 
@@ -156,12 +139,6 @@ def test_zero_bubble_tables_5_and_9(build: str, rate: float) -> None:
     spans = simulate(getattr(schedules, build)(8, 24), Costs((f,) * 8, (b,) * 8, (w,) * 8, c))
     cost = _largest_span(spans)
     assert round(float((cost - 24 * (f + b + w)) / cost), 4) == rate
-
-
-@pytest.mark.parametrize(("chunks", "rate"), [(4, Fraction(3, 7)), (32, Fraction(3, 35))])
-def test_gpipe_bubble(chunks: int, rate: Fraction) -> None:
-    ones = (Fraction(1),) * 4
-    assert closed_forms.bubble(schedules.gpipe(4, chunks), Costs(ones, ones)) == rate
 
 
 def test_a_heavy_first_stage_is_cheaper_than_a_heavy_last_one() -> None:

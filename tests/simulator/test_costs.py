@@ -13,11 +13,10 @@ import pytest
 from costs_helper import equal
 from random_schedules import random_costs, random_schedule
 
-from microp.schedule import Action, Op
-from microp.schedule.builders import gpipe, naive, one_f_one_b, zb_h1
+from microp.schedule import Op
+from microp.schedule.builders import gpipe, one_f_one_b, zb_h1
 from microp.settings import NEVER, Checkpointing, Holds
 from microp.simulator import (
-    LINK_MODELS,
     Costs,
     LayerMemory,
     LayerTimes,
@@ -33,30 +32,6 @@ from microp.simulator.costs import ratio
 from microp.simulator.link_model import Asynchronous, Rendezvous, SenderBusy, SerialLink
 from microp.trace import makespan
 
-EXAMPLE = Costs(forward=(1, 2), backward=(10, 20), weight=(100, 200), recompute=(1000, 2000), spared=(3,))
-
-
-def test_what_an_action_takes():
-    def whole(text: str) -> int:
-        return EXAMPLE.of(Action.parse(text), split=False)
-
-    def split(text: str) -> int:
-        return EXAMPLE.of(Action.parse(text), split=True)
-
-    assert (whole("1F0"), split("1F0")) == (2, 2)
-    assert (whole("1B0"), split("1B0")) == (2220, 2020)
-    assert (whole("1B3"), split("1B3")) == (220, 20)
-    assert split("1W0") == split("1W3") == 200
-    assert [EXAMPLE.recomputation(Action.parse(text)) for text in ("0B0", "1B0", "1B3")] == [1000, 2000, 0]
-
-
-def test_a_full_backward_may_have_its_own_time():
-    costs = replace(EXAMPLE, full=(7, 8))
-    assert [costs.of(Action.parse(text), split=False) for text in ("0B3", "1B3", "1B0")] == [7, 8, 2008]
-    assert [costs.of(Action.parse(text), split=True) for text in ("0B3", "1B3", "1B0", "1W0")] == [10, 20, 2020, 200]
-    assert [each.full_backward(1) for each in (EXAMPLE, costs)] == [220, 8]
-    assert Costs((1,), (1,), (1,), 5) == Costs((1,), (1,), (1,), latency=5)  # `full` is given by its name alone
-
 
 def test_a_hop_is_latency_and_size_over_bandwidth():
     costs = for_stages(3, forward=1, backward=1, latency=2, boundary=(8, 9, 6), bandwidth=3)
@@ -65,13 +40,6 @@ def test_a_hop_is_latency_and_size_over_bandwidth():
     assert for_stages(2, forward=1, backward=1, boundary=5, bandwidth=Fraction(1, 2)).hop(1) == 10
     assert for_stages(2, forward=1, backward=1, boundary=5, bandwidth=0.5).hop(1) == 10.0
     assert for_stages(2, forward=1, backward=1, boundary=5, latency=7).hop(1) == 7
-
-
-def test_a_hop_may_have_its_own_latency():
-    costs = for_stages(3, forward=1, backward=1, latency=(0, 2, 9), boundary=(8, 9, 6), bandwidth=3)
-    assert [costs.hop(stage) for stage in (1, 2)] == [5, 11]
-    starts = {str(span.action): span.start for span in simulate(naive(3, 1), replace(costs, boundary=()))}
-    assert starts == {"0F0": 0, "1F0": 3, "2F0": 13, "2B0": 14, "1B0": 24, "0B0": 27}
 
 
 def test_a_ratio_is_exact_where_it_can_be():
@@ -108,11 +76,6 @@ def test_one_value_for_all_stages():
 def test_refusals_name_the_key(given, message):
     with pytest.raises(ValueError, match=message):
         for_stages(4, **{"forward": 1, "backward": 2, **given})
-
-
-def test_lists_of_different_lengths():
-    with pytest.raises(ValueError, match=r"costs.weight has 3 values for 2 stages"):
-        Costs((1, 1), (2, 2), (1, 1, 1))
 
 
 # --- stages from layers: memory and times ---------------------------------------------------------
@@ -207,35 +170,6 @@ def test_hops_longer_and_shorter_than_a_forward(transfer, forward, hop, rows):
     assert drawn([span for span in simulate(gpipe(2, 4), costs) if span.op is Op.F], 2) == rows
 
 
-@pytest.mark.parametrize("transfer", LINK_MODELS.values(), ids=LINK_MODELS)
-def test_one_tensor_under_way_at_a_time_costs_the_same_by_every_rule(transfer):
-    costs = Costs((1, 1, 1), (2, 2, 2), latency=5, transfer=transfer)
-    assert makespan(simulate(naive(3, 4), costs)) == 4 * (3 * (1 + 2) + 4 * 5)
-
-
-@pytest.mark.parametrize("transfer", LINK_MODELS.values(), ids=LINK_MODELS)
-def test_without_hops_the_rules_are_one(transfer):
-    spans = simulate(gpipe(3, 4), Costs((1, 2, 3), (3, 2, 4), transfer=transfer))
-    assert spans.end.tolist() == simulate(gpipe(3, 4), Costs((1, 2, 3), (3, 2, 4))).end.tolist()
-
-
-def test_the_two_directions_of_a_link_do_not_queue():
-    """The activation of F1 is under way from 4 to 7, the gradient of B0 from 6 to 9."""
-    costs = Costs((1, 1), (1, 1), latency=3, transfer=SerialLink())
-    starts = {str(span.action): span.start for span in simulate(one_f_one_b(2, 3), costs)}
-    assert (starts["1F0"], starts["1B0"], starts["1F1"], starts["0B0"]) == (4, 5, 7, 9)
-
-
-def test_rules_are_values():
-    assert Costs((1,), (1,)) == Costs((1,), (1,), transfer=Asynchronous()) != Costs((1,), (1,), transfer=SerialLink())
-    assert {name: type(rule).__name__ for name, rule in LINK_MODELS.items()} == {
-        "asynchronous": "Asynchronous",
-        "sender_busy": "SenderBusy",
-        "serial_link": "SerialLink",
-        "rendezvous": "Rendezvous",
-    }
-
-
 # --- ranks that share cores: no work is lost, and a core each is the plain simulation -------------
 
 
@@ -261,12 +195,6 @@ def test_no_work_is_lost(cores):
     if cores == 1:
         assert time == pytest.approx(work)  # something always runs
     assert time < makespan(simulate(schedule, costs)) * 4 / cores + 1e-9
-
-
-def test_a_rank_alone_can_be_faster():
-    speed = lambda computing: 2.0 if computing == 1 else 1.0  # noqa: E731
-    spans = simulate_on_cores(gpipe(2, 2), equal(2, 2, 2), speed)
-    assert makespan(spans) == pytest.approx(1 + 2 + 1 + 1 + 2 + 1)  # F0 alone, F1 with F0, F1 alone, and back
 
 
 def test_the_engine_s_own_time_is_no_compute():

@@ -72,40 +72,6 @@ def test_the_law_of_memory(builder, segments):
     assert activation_peak(schedule, recomputed(A, BOUNDARY, segments) if segments else StageBytes(A)) == law
 
 
-def test_except_last_saves_only_where_the_last_comes_back_first():
-    memory = recomputed(A, BOUNDARY)
-    assert activation_peak(order(3, "F0 F1 F2 B0 B1 B2"), memory, spared=(2,)) == {0: 2 * BOUNDARY + A + A}
-    assert activation_peak(order(3, "F0 F1 F2 B2 B1 B0"), memory, spared=(2,)) == {0: 2 * BOUNDARY + A}
-
-
-def test_what_waits_for_w_is_held():
-    memory = StageBytes(A, pending=100)
-    assert activation_peak(order(3, "F0 B0 F1 B1 F2 B2 W0 W1 W2"), memory) == {0: A + 2 * 100}
-    assert activation_peak(order(2, "F0 B0 W0 F1 B1 W1"), memory) == {0: A}
-    assert activation_peak(order(2, "F0 B0 F1 B1"), memory) == {0: A}  # a full backward keeps nothing
-
-
-def test_gradients_stay_once_they_are_made():
-    memory = StageBytes(A, gradients=50, in_backward=7, in_weight=3)
-    assert activation_peak(order(2, "F0 F1 B0 B1"), memory) == {0: 2 * A + 7}  # the first backward finds none
-    assert activation_peak(order(2, "F0 B0 F1 B1"), memory) == {0: A + 50 + 7}
-    assert activation_peak(order(1, "F0 B0 W0"), memory) == {0: A + 7}
-    assert activation_peak(order(2, "F0 B0 W0 F1 B1 W1"), memory) == {0: A + 50 + 7}
-
-
-def test_a_backward_that_is_not_divided_while_others_are():
-    memory = StageBytes(A, in_backward=7, in_full=9)
-    assert activation_peak(order(2, "F0 B0 W0 F1 B1"), memory) == {0: A + 9}
-    assert activation_peak(order(2, "F0 B0 F1 B1"), memory) == {0: A + 7}  # it is the schedule's own kind
-
-
-def test_a_forward_that_keeps_its_input_needs_more_while_it_runs():
-    memory, spared = recomputed(A, BOUNDARY, in_forward=2 * A), (1,)
-    assert activation_peak(order(2, "F0 B0 F1 B1"), memory, spared=spared) == {0: BOUNDARY + 2 * A}
-    assert activation_peak(order(2, "F1 B1 F0 B0"), memory, spared=spared) == {0: BOUNDARY + 2 * A}
-    assert activation_peak(order(2, "F1 F0 B0 B1"), memory, spared=spared) == {0: A + BOUNDARY + 2 * A}
-
-
 def bookkeeper(schedule: Schedule, memory: list[StageBytes], spared: tuple[int, ...]) -> dict[int, float]:
     """Peaks from what lies on a rank's shelf, by (stage, microbatch, what for)."""
     peaks = {}

@@ -8,6 +8,7 @@ from itertools import pairwise
 from random import Random
 from time import process_time
 
+import numpy as np
 import pytest
 from costs_helper import equal
 from drawn import read
@@ -15,10 +16,10 @@ from random_schedules import random_costs, random_schedule
 
 from microp.schedule import Action, Op, Schedule
 from microp.schedule.builders import gpipe, one_f_one_b
-from microp.simulator import LINK_MODELS, Costs, critical_path, for_stages, simulate, simulation
+from microp.simulator import LINK_MODELS, Costs, critical_path, for_stages, simulate, simulation, step_times
 from microp.simulator.link_model import Asynchronous, Rendezvous, SenderBusy, SerialLink
 from microp.simulator.lowered import NONE, parent_positions
-from microp.trace import Actions, Span, busy, makespan
+from microp.trace import Actions, Span, ends_at, makespan, reductions
 
 RULES = pytest.mark.parametrize("transfer", LINK_MODELS.values(), ids=LINK_MODELS)
 
@@ -105,20 +106,6 @@ def test_times_are_those_of_the_fixed_point(transfer):
         assert [(span.rank, span.action) for span in spans] == list(schedule)
 
 
-def test_inputs_are_ready_when_the_last_parent_is_there():
-    random = Random(2)
-    for _ in range(60):
-        schedule = random_schedule(random)
-        costs = random_costs(random, schedule, Asynchronous())
-        times = FixedPoint(schedule, costs)
-        for span in simulate(schedule, costs):
-            there = [
-                times.end[parent] + (times.hop(parent, span.action) if times.rank[parent] != span.rank else 0)
-                for parent in schedule.parents(span.action)
-            ]
-            assert span.ready == span.start == max([span.wait_start, *there])
-
-
 def test_positions_of_parents_are_the_rule():
     random = Random(3)
     for schedule in (random_schedule(random) for _ in range(60)):
@@ -127,29 +114,6 @@ def test_positions_of_parents_are_the_rule():
         for index, action in enumerate(actions):
             parents = [actions[column[index]] for column in found if column[index] != NONE]
             assert parents == list(schedule.parents(action))
-
-
-@pytest.mark.parametrize("builder", [gpipe, one_f_one_b])
-def test_recomputation_is_a_part_of_the_backward(builder):
-    random = Random(5)
-    for _ in range(40):
-        ranks, chunks, f = random.randint(1, 6), random.randint(1, 12), random.randint(1, 9)
-        x = random.randint(f, 20)
-        costs = for_stages(ranks, forward=f, backward=x, recompute=f)
-        assert makespan(simulate(builder(ranks, chunks), costs)) == (chunks + ranks - 1) * (2 * f + x)
-
-
-def test_full_backwards_have_their_own_time():
-    """On stage 0 microbatch 0 is divided, microbatch 1 is not."""
-    schedule = read("0F0 0F1 0B0 0W0 0B1", chunks=2)
-    for full, end in (((), 7), ((9,), 9)):
-        spans = simulate(schedule, Costs((1,), (3,), (4,), full=full))
-        assert [span.end - span.start for span in spans] == [1, 1, 3, 4, end]
-
-
-def test_except_last_recomputes_all_but_one():
-    costs = for_stages(2, forward=3, backward=6, recompute=3, spared=(4,))
-    assert busy(simulate(gpipe(2, 5), costs)) == dict.fromkeys((0, 1), 5 * 9 + 4 * 3)
 
 
 @RULES
@@ -202,17 +166,6 @@ def test_a_pure_delay_has_the_times_and_causes_of_the_rules_in_general(unit, sma
         assert quick.start.dtype == general.start.dtype
 
 
-def test_what_is_on_the_critical_path_matters():
-    """Without hops, a path is found again by its length alone: shorten any stage of it and the step is shorter."""
-    schedule = one_f_one_b(4, 8)
-    forward = (5, 5, 9, 5)
-    path = critical_path(simulate(schedule, Costs(forward, (10,) * 4)))
-    assert sum(span.end - span.start for span in path) == path[-1].end
-    assert {span.stage for span in path if span.op is Op.F} >= {2}
-    shorter = Costs((5, 5, 8, 5), (10,) * 4)
-    assert makespan(simulate(schedule, shorter)) < path[-1].end
-
-
 def test_floats_are_what_the_same_sums_of_floats_give():
     schedule, costs = one_f_one_b(3, 5), equal(3, 0.1, 0.2, 0.05)
     assert {span.action: span.end for span in simulate(schedule, costs)} == FixedPoint(schedule, costs).end
@@ -231,6 +184,8 @@ def test_integers_beyond_64_bits_stay_exact():
         (("0F0 0F1 0B0 0B1", "1F0 1B1 1F1 1B0"), r"it deadlocks: 1B1 waits for 1F1, which comes after 1B1"),
         (("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"), r"it deadlocks: 0B0 waits for 1B0"),
         (("0F0 0B0 0F7 0B7",), r"0F7 and 0B7 are out of range"),
+        (("0F0 0F1 0B0 0B1", ""), r"rank 1 has nothing to do"),
+        (("0F0 0F1", "0B0 0B1"), r"0B0 is on rank 1, but rank 0 holds stage 0"),
     ],
 )
 def test_what_cannot_end_is_refused(rows, message):
@@ -283,6 +238,18 @@ def test_costs_of_another_length_are_refused():
         simulate(gpipe(4, 2), equal(3, 1, 1))
 
 
+def test_many_costs_at_once_give_the_steps_of_each():
+    random = Random(8)
+    for schedule in (random_schedule(random) for _ in range(40)):
+        table = np.array([[[random.randint(1, 9) for _ in range(3)] for _ in range(schedule.stages)] for _ in range(6)])
+        names = ("forward", "backward", "weight", "full", "overhead", "reduction")
+        steps = step_times(schedule, Costs(**dict(zip(names, map(tuple, table), strict=True)), latency=tuple(table[0])))
+        for number, step in enumerate(steps):
+            one = {name: tuple(stages[:, number].tolist()) for name, stages in zip(names, table, strict=True)}
+            spans = simulate(schedule, Costs(**one, latency=one["forward"]))
+            assert step == ends_at(spans, reductions(schedule, spans, one["reduction"]))
+
+
 def seconds(chunks: int) -> float:
     schedule = one_f_one_b(64, chunks)
     start = process_time()
@@ -293,14 +260,3 @@ def seconds(chunks: int) -> float:
 def test_time_grows_with_the_number_of_actions():
     few, many = (min(seconds(chunks) for _ in range(3)) for chunks in (128, 512))
     assert many < 14 * few  # 4 times the actions; the rest is for a busy machine, and 16 would be the square
-
-
-def test_negative_numbers_idle_ranks_and_misplaced_actions_are_refused():
-    forward, backward = Action(Op.F, 0, 0), Action(Op.B, 0, 0)
-    below = Schedule("below", 1, ((forward._replace(microbatch=-1), backward._replace(microbatch=-1)),))
-    with pytest.raises(ValueError, match="0F-1 and 0B-1 are out of range"):
-        simulate(below, Costs((1,), (1,)))
-    with pytest.raises(ValueError, match="rank 1 has nothing to do"):
-        simulate(Schedule("idle", 1, ((forward, backward), ())), Costs((1,), (1,)))
-    with pytest.raises(ValueError, match="0B0 is on rank 1, but rank 0 holds stage 0"):
-        simulate(Schedule("moved", 1, ((forward,), (backward,))), Costs((1,), (1,)))

@@ -12,7 +12,7 @@ from random_schedules import random_schedule
 
 from microp.records import read_rows, summarise
 from microp.schedule import Action, Op, Schedule
-from microp.schedule.builders import gpipe, interleaved, naive, one_f_one_b
+from microp.schedule.builders import gpipe, naive, one_f_one_b
 from microp.settings import EmulatedSettings
 from microp.simulator import Costs, simulate
 from microp.trace import KINDS, Span, StepClock, account, makespan
@@ -80,47 +80,43 @@ def test_a_wait_is_the_peer_s_fault_until_its_end_and_the_link_s_after_it():
     }
 
 
-def test_what_comes_from_the_own_rank_is_no_transfer():
-    schedule = interleaved(1, 1)  # two stages on one rank
-    times = ((10 * place - 1, 10 * place, 10 * place, 10 * place + 6) for place in range(4))
-    spans = [Span(0, *action, *moments) for action, moments in zip(schedule.ranks[0], times, strict=True)]
-    [times] = account(schedule, spans, {0: StepClock(-2, 40, 3, 0)}).values()
-    assert times == {**dict.fromkeys(KINDS, 0), "compute": 24, "optimizer": 3, "host": 42 - 24 - 3}
+BOOKED = {
+    # F = 1, B = 2: idle (K-1)(F+B) = 9 on every rank; the first backward waits for all ranks below it
+    "1f1b": (
+        one_f_one_b(4, 8),
+        equal(4, 1, 2),
+        [
+            {"compute": 24, "warmup": 6, "drain": 3},
+            {"compute": 24, "warmup": 5, "drain": 4},
+            {"compute": 24, "warmup": 4, "drain": 5},
+            {"compute": 24, "warmup": 3, "drain": 6},
+        ],
+    ),
+    # the wait between the last forward and the first backward is the drain's: nothing new comes in
+    "gpipe": (
+        gpipe(3, 4),
+        equal(3, 1, 2),
+        [
+            {"compute": 12, "drain": 6},
+            {"compute": 12, "warmup": 1, "drain": 5},
+            {"compute": 12, "warmup": 2, "drain": 4},
+        ],
+    ),
+    # one microbatch after the other, a hop 1: all 5 tensors are waited for from beginning to end
+    "hops": (
+        naive(2, 5),
+        equal(2, 4, 8, 1),
+        [
+            {"compute": 60, "transfer": 5, "warmup": 13, "steady": 3 * 13, "drain": 13},
+            {"compute": 60, "transfer": 5, "warmup": 4, "steady": 4 * 13, "drain": 9},
+        ],
+    ),
+}
 
 
-def test_phases_of_1f1b():
-    """F = 1, B = 2: idle (K-1)(F+B) = 9 on every rank; the first backward waits for all ranks below it."""
-    accounts = booked(one_f_one_b(4, 8), equal(4, 1, 2))
-    assert accounts == {
-        0: {"compute": 24, "warmup": 6, "drain": 3},
-        1: {"compute": 24, "warmup": 5, "drain": 4},
-        2: {"compute": 24, "warmup": 4, "drain": 5},
-        3: {"compute": 24, "warmup": 3, "drain": 6},
-    }
-
-
-def test_phases_of_gpipe():
-    """The wait between the last forward and the first backward is the drain's: nothing new comes in."""
-    assert booked(gpipe(3, 4), equal(3, 1, 2)) == {
-        0: {"compute": 12, "drain": 6},
-        1: {"compute": 12, "warmup": 1, "drain": 5},
-        2: {"compute": 12, "warmup": 2, "drain": 4},
-    }
-
-
-def test_a_slow_rank_makes_the_others_wait_in_the_steady_phase():
-    """Two ranks, the second twice as slow: between a forward and the next backward the first waits 3."""
-    accounts = booked(one_f_one_b(2, 6), Costs((1, 2), (2, 4)))
-    assert accounts[1] == {"compute": 36, "warmup": 1, "drain": 2}
-    assert accounts[0] == {"compute": 18, "warmup": 5, "steady": 3 * 3, "drain": 3 + 4}
-
-
-def test_a_hop_is_transfer_and_the_peer_s_work_is_not():
-    """One microbatch after the other, F = 4, B = 8, a hop 1: all 5 tensors are waited for from beginning to end."""
-    assert booked(naive(2, 5), equal(2, 4, 8, 1)) == {
-        0: {"compute": 60, "transfer": 5, "warmup": 13, "steady": 3 * 13, "drain": 13},
-        1: {"compute": 60, "transfer": 5, "warmup": 4, "steady": 4 * 13, "drain": 9},
-    }
+@pytest.mark.parametrize(("schedule", "costs", "accounts"), BOOKED.values(), ids=BOOKED)
+def test_waits_are_booked_by_phase(schedule, costs, accounts):
+    assert list(booked(schedule, costs).values()) == accounts
 
 
 # --- against a clerk who looks at every moment -----------------------------------------------------

@@ -15,17 +15,12 @@ stages. A rank holds activations for the length of the block, which determines t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
-from operator import itemgetter
-from sys import maxsize
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 from microp.schedule.schedule import Action, Op, Schedule, rows
 
 INTERVAL = 6  # slots between two microbatches
-NEVER = maxsize  # the slot of an action that has not run
-_F, _B, _W = Op  # a name of an enumeration takes longer to look up
-_OPS = (_F, _B)
-_new = tuple.__new__  # of an action takes a third of the time of `Action(...)`
 
 
 def v_half(ranks: int, chunks: int) -> Schedule:
@@ -75,15 +70,15 @@ def repeat(name: str, block: Sequence[tuple[int, int, int, int]], chunks: int) -
         block: for each rank r, the slots of microbatch 0: F of stage r, F and B of stage 2K-1-r, B of stage r.
     """
 
-    def row(rank: int, starts: tuple[int, int, int, int]) -> Iterable[Action]:
+    def row(rank: int, starts: tuple[int, int, int, int]) -> list[Action]:
         first, second = rank, 2 * len(block) - 1 - rank
         lanes = zip(starts, ((Op.F, first), (Op.F, second), (Op.B, second), (Op.B, first)), strict=True)
-        slots = [
-            (start + INTERVAL * microbatch, _new(Action, (op, stage, microbatch)))
+        slots = {
+            Action(op, stage, microbatch): start + INTERVAL * microbatch
             for start, (op, stage) in lanes
             for microbatch in range(chunks)
-        ]
-        return map(itemgetter(1), sorted(slots))
+        }
+        return sorted(slots, key=slots.__getitem__)
 
     return Schedule(name, chunks, rows(row(rank, starts) for rank, starts in enumerate(block)))
 
@@ -99,69 +94,39 @@ def squeeze(repeated: Schedule, limit: int) -> Schedule:
         limit: the most (stage, microbatch) pairs that a rank may hold, each from its F to its W; a
             forward beyond the limit waits.
     """
-    stages = range(2 * len(repeated.ranks))
-    ran = [[[NEVER] * repeated.chunks for _ in stages] for _ in _OPS]
-    parents = [[repeated.parents(Action(op, stage, 0)) for stage in stages] for op in _OPS]
-    needs = [[[ran[_OPS.index(need.op)][need.stage] for need in each] for each in own] for own in parents]
-    done: list[list[Action]] = [[] for _ in repeated.ranks]
-    fillers = [_fill(list(row), limit, ran, needs, own) for row, own in zip(repeated.ranks, done, strict=True)]
-    while fillers:
-        started = [next(filler, None) for filler in fillers]
-        assert True in started or None in started, f"{repeated.name}: no rank can continue, each may hold {limit} pairs"
-        if None in started:
-            fillers = [filler for filler, each in zip(fillers, started, strict=True) if each is not None]
+    todo = [deque(row) for row in repeated.ranks]
+    weights: list[deque[Action]] = [deque() for _ in todo]
+    done: list[list[Action]] = [[] for _ in todo]
+    room = [limit] * len(todo)
+    ran: set[Action] = set()  # in the slots before this one
+    while any(todo) or any(weights):
+        started = []
+        for rank, row in enumerate(todo):
+            action = _next(row, lambda action: ran.issuperset(repeated.parents(action)), room[rank])
+            if action is not None:
+                row.remove(action)
+                if action.op is Op.F:
+                    room[rank] -= 1
+                else:
+                    weights[rank].append(action._replace(op=Op.W))
+            elif weights[rank]:
+                action = weights[rank].popleft()
+                room[rank] += 1
+            if action is not None:
+                done[rank].append(action)
+                started.append(action)
+        assert started, f"{repeated.name}: no rank can continue, each may hold {limit} pairs"
+        ran.update(started)
     return Schedule(repeated.name, repeated.chunks, rows(done))
 
 
-def _fill(
-    todo: list[Action],
-    room: int,
-    ran: list[list[list[int]]],
-    needs: list[list[list[list[int]]]],
-    done: list[Action],
-) -> Generator[bool]:
-    """Fill one slot of a rank's row per turn; yield whether an action could start.
-
-    Args:
-        todo: the row in the block's order.
-        room: the number of pairs that the rank may hold.
-        ran: for F and B, for each stage and microbatch the slot in which it ran, or `NEVER`; shared by all ranks.
-        needs: for F and B, for each stage the lists of `ran` of its parents.
-        done: gets the actions as they run.
-    """
-    weights: deque[Action] = deque()
-    slot = 0
-    while todo or weights:
-        started, waits = False, None  # `waits`: the stage of the next action, if that cannot start yet
-        next_op = todo[0][0] if todo else None
-        is_backward = next_op is _B
-        of_stages = needs[is_backward]
-        for action in todo if is_backward or room else ():
-            op, stage, microbatch = action
-            if op is not next_op:
-                break
-            if stage == waits:
-                continue
-            for slots in of_stages[stage]:
-                if slots[microbatch] >= slot:
-                    break
-            else:
-                started = True
-                break
-            if waits is not None:
-                break
-            waits = stage
-        if started:
-            todo.remove(action)
-            done.append(action)
-            ran[is_backward][stage][microbatch] = slot
-            if is_backward:
-                weights.append(_new(Action, (_W, stage, microbatch)))
-            else:
-                room -= 1
-        elif weights:
-            started = True
-            done.append(weights.popleft())
-            room += 1
-        yield started
-        slot += 1
+def _next(todo: deque[Action], is_ready: Callable[[Action], bool], room: int) -> Action | None:
+    """Return the first action, or if that has to wait the next one of its op and of the other stage, or None."""
+    if not todo or (todo[0].op is Op.F and not room):
+        return None
+    first = todo[0]
+    if is_ready(first):
+        return first
+    same_op = takewhile(lambda action: action.op is first.op, todo)
+    other = next((action for action in same_op if action.stage != first.stage), None)
+    return other if other is not None and is_ready(other) else None

@@ -9,8 +9,6 @@ from pathlib import Path
 from microp.schedule.schedule import Schedule
 from microp.schedule.text import from_text, from_torch_csv
 
-LONGEST = 100_000_000  # bytes of a file
-
 
 def from_file(ranks: int, chunks: int, path: str) -> Schedule:
     """Return the schedule in a text file, in microp's form (it starts with the header) or as torch's CSV.
@@ -31,26 +29,17 @@ def from_file(ranks: int, chunks: int, path: str) -> Schedule:
         ValueError: the file cannot be read, a word is not an action (with line and column), or the
             schedule is not for these `ranks` and `chunks`.
     """
-    text = _read(Path(path))
+    try:
+        content = Path(path).read_bytes()
+        text = content.decode("utf-16" if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ValueError(f"path={path} cannot be read: {reason}: give a text file") from error
     try:
         schedule = from_text(text) if text.lstrip("\ufeff\"' ").startswith("#") else from_torch_csv(text, "file")
     except ValueError as error:
         raise ValueError(f"path={path}: {error}") from error
     if (len(schedule.ranks), schedule.chunks) != (ranks, chunks):
-        found = f"ranks={len(schedule.ranks)} chunks={schedule.chunks}"
-        raise ValueError(f"path={path} is a schedule for {found}, not for ranks={ranks} chunks={chunks}: set {found}")
+        given = f"ranks={len(schedule.ranks)} chunks={schedule.chunks}"
+        raise ValueError(f"path={path} is a schedule for {given}, not for ranks={ranks} chunks={chunks}: set {given}")
     return replace(schedule, name="file")
-
-
-def _read(path: Path) -> str:
-    try:
-        size = path.stat().st_size
-        if path.is_file() and size <= LONGEST:  # reading a pipe would wait forever
-            content = path.read_bytes()
-            return content.decode("utf-16" if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8")
-        reason = f"it has {size} bytes, and at most {LONGEST} are read" if path.is_file() else "it is not a file"
-    except UnicodeDecodeError:
-        reason = "it is not text"
-    except OSError as error:
-        reason = error.strerror or str(error)
-    raise ValueError(f"path={path} cannot be read: {reason}: give a text file")

@@ -19,14 +19,13 @@ def naive(ranks: int, chunks: int) -> Schedule:
 
     One rank works at a time. The bubble is (K-1)/K for every M, with 1 microbatch in flight.
     """
-    return Schedule(
-        "naive",
-        chunks,
-        rows(
-            (Action(op, rank, microbatch) for microbatch in range(chunks) for op in (Op.F, Op.B))
-            for rank in range(ranks)
-        ),
-    )
+
+    def row(rank: int) -> Iterator[Action]:
+        for microbatch in range(chunks):
+            yield Action(Op.F, rank, microbatch)
+            yield Action(Op.B, rank, microbatch)
+
+    return Schedule("naive", chunks, rows(row(rank) for rank in range(ranks)))
 
 
 class Drain(StrEnum):
@@ -49,18 +48,14 @@ def gpipe(ranks: int, chunks: int, drain: Drain = Drain.fifo) -> Schedule:
     Args:
         drain: the order of the microbatches in the backwards: fifo or lifo.
     """
-    order = range(chunks) if drain == Drain.fifo else range(chunks - 1, -1, -1)
-    return Schedule(
-        "gpipe" if drain == Drain.fifo else "gpipe_lifo",
-        chunks,
-        rows(
-            (
-                *(Action(Op.F, rank, microbatch) for microbatch in range(chunks)),
-                *(Action(Op.B, rank, microbatch) for microbatch in order),
-            )
-            for rank in range(ranks)
-        ),
-    )
+    backwards = range(chunks) if drain == Drain.fifo else range(chunks - 1, -1, -1)
+
+    def row(rank: int) -> Iterator[Action]:
+        yield from (Action(Op.F, rank, microbatch) for microbatch in range(chunks))
+        yield from (Action(Op.B, rank, microbatch) for microbatch in backwards)
+
+    name = "gpipe" if drain == Drain.fifo else "gpipe_lifo"
+    return Schedule(name, chunks, rows(row(rank) for rank in range(ranks)))
 
 
 def breadth_first(ranks: int, chunks: int, stages_per_rank: int = 2, drain: Drain = Drain.fifo) -> Schedule:

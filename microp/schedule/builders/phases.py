@@ -109,12 +109,12 @@ def play(phases: Iterable[tuple[int, str]], stages: Sequence[int], chunks: int) 
     split = count()
     for times, text in phases:
         words = [(word[0], [stages[int(digit)] for digit in word[1:]]) for word in text.split()]
-        for letter, own in words * times:
+        for letter, named in words * times:
             if letter == "W":
-                lane = waiting[own[0]] if own else min(filter(None, waiting.values()), key=itemgetter(0))
+                lane = waiting[named[0]] if named else min(filter(None, waiting.values()), key=itemgetter(0))
                 action = lane.popleft()[1]
             else:
-                op, stage = ops[letter], own[0]
+                op, stage = ops[letter], named[0]
                 microbatch = seen[op][stage]
                 seen[op][stage] += 1
                 action = Action(op, stage, microbatch)

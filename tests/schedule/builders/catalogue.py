@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import pytest
+
 from microp.schedule import Op, Schedule
 from microp.schedule import builders as schedules
 from microp.simulator import Costs, simulate
@@ -32,8 +34,24 @@ BUILDERS: dict[str, list[Builder]] = {
     "v_min": [schedules.v_min],
 }
 BUILDERS["breadth_first"].append(partial(schedules.breadth_first, drain=schedules.Drain.lifo))
+EVERY = [builder for builders in BUILDERS.values() for builder in builders]
 
-V_SHAPED = ("zb_v", "dualpipe_v", "v_half", "v_min")
+
+def label(value) -> str:
+    """The id of a builder with its knobs, or of another parameter, in a test's name."""
+    knobs = getattr(value, "keywords", {}).values()
+    return "-".join([getattr(getattr(value, "func", value), "__name__", str(value)), *map(str, knobs)])
+
+
+each_builder = pytest.mark.parametrize("builder", EVERY, ids=label)
+
+
+def build(builder: Builder, ranks: int, chunks: int) -> Schedule:
+    """With more chunks where the builder asks for them."""
+    try:
+        return builder(ranks, chunks)
+    except ValueError:
+        return builder(ranks, 2 * ranks)
 
 
 def lengths(name: str, most: int = 8) -> Iterator[tuple[int, int]]:

@@ -8,25 +8,25 @@ from pathlib import Path
 
 import pytest
 import yaml
-from catalogue import BUILDERS, LOOPED, V_SHAPED, Builder, grid, lengths, pictured
+from catalogue import BUILDERS, LOOPED, Builder, grid, label, lengths, pictured
 
-from microp.schedule import Op, Schedule, validate
+from microp.schedule import Op, from_text, from_torch_csv, to_text, to_torch_csv, validate
 from microp.schedule import builders as schedules
 from microp.schedule.builders.phases import rounds_of
 
 CONF = Path(__file__).parents[3] / "conf" / "schedule"
-EVERY = [
-    pytest.param(name, build, id=f"{name}-{i}") for name, all_of in BUILDERS.items() for i, build in enumerate(all_of)
-]
+NAMED = [(name, builder) for name, builders in BUILDERS.items() for builder in builders]
+each_named = pytest.mark.parametrize(("name", "build"), NAMED, ids=label)
 
 
-@pytest.mark.parametrize(("name", "build"), EVERY)
-def test_every_schedule_runs_to_its_end(name: str, build: Builder) -> None:
+@each_named
+def test_every_schedule_runs_to_its_end_and_is_written_as_text(name: str, build: Builder) -> None:
     for ranks, chunks in lengths(name):
         schedule = validate(build(ranks, chunks))
-        assert len(schedule.ranks) == ranks
-        assert schedule.chunks == chunks
+        assert (len(schedule.ranks), schedule.chunks) == (ranks, chunks)
         assert schedule.name.removesuffix("_lifo") == name
+        assert from_text(to_text(schedule)) == schedule
+        assert from_torch_csv(to_torch_csv(schedule), schedule.name) == schedule
 
 
 @pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
@@ -46,7 +46,7 @@ def test_looped_schedules_place_stages_in_turn() -> None:
         assert build(4, 4, stages_per_rank=3).stages_of(1) == (1, 5, 9)
 
 
-@pytest.mark.parametrize("name", V_SHAPED)
+@pytest.mark.parametrize("name", schedules.V_SHAPED)
 def test_v_shapes_fold_the_stages(name: str) -> None:
     schedule = BUILDERS[name][0](4, 8)
     assert [schedule.stages_of(rank) for rank in range(4)] == [(0, 7), (1, 6), (2, 5), (3, 4)]
@@ -64,47 +64,6 @@ def test_a_docstring_draws_what_the_simulator_does(name: str) -> None:
     assert picture == drawn
 
 
-# --- orders ----------------------------------------------------------------------------------------
-
-
-def _order(schedule: Schedule) -> list[str]:
-    return [" ".join(f"{a.op}{a.microbatch}" for a in row) for row in schedule.ranks]
-
-
-def test_eager_1f1b_warms_up_twice_as_far() -> None:
-    assert _order(schedules.eager_1f1b(3, 5)) == [
-        "F0 F1 F2 F3 F4 B0 B1 B2 B3 B4",
-        "F0 F1 F2 B0 F3 B1 F4 B2 B3 B4",
-        "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4",
-    ]
-
-
-def test_zb_h1_puts_a_weight_off_by_the_rank() -> None:
-    assert _order(schedules.zb_h1(3, 4)) == [
-        "F0 F1 F2 B0 W0 F3 B1 W1 B2 W2 B3 W3",
-        "F0 F1 B0 F2 B1 W0 F3 B2 W1 B3 W2 W3",
-        "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3",
-    ]
-
-
-def test_zb_h2_puts_a_weight_off_by_twice_the_rank() -> None:
-    assert _order(schedules.zb_h2(2, 4)) == [
-        "F0 F1 F2 B0 W0 F3 B1 W1 B2 W2 B3 W3",
-        "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3",
-    ]
-
-
-def _stages(schedule: Schedule) -> list[str]:
-    return [" ".join(map(str, row)) for row in schedule.ranks]
-
-
-def test_interleaved_takes_as_many_microbatches_as_ranks_through_each_stage() -> None:
-    assert _stages(schedules.interleaved(2, 4)) == [
-        "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
-        "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3",
-    ]
-
-
 def test_rounds_that_ranks_do_not_divide_are_even_and_the_larger_come_first() -> None:
     assert [rounds_of(4, chunks) for chunks in (3, 4, 7, 8, 11)] == [(3,), (4,), (7,), (4, 4), (6, 5)]
     forwards = [a for a in schedules.interleaved(2, 5).ranks[1] if a.op is Op.F]
@@ -115,20 +74,6 @@ def test_with_one_stage_a_rank_the_looped_orders_are_the_plain_ones() -> None:
     assert schedules.interleaved(4, 8, stages_per_rank=1).ranks == schedules.eager_1f1b(4, 8).ranks
     assert schedules.breadth_first(4, 8, stages_per_rank=1).ranks == schedules.gpipe(4, 8).ranks
     assert schedules.zb_interleaved(4, 8, stages_per_rank=1).ranks == schedules.zb_h1(4, 8).ranks
-
-
-def test_breadth_first_finishes_a_stage_before_the_next() -> None:
-    assert _stages(schedules.breadth_first(2, 2)) == [
-        "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1",
-        "1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1",
-    ]
-
-
-def test_dualpipe_v_splits_the_second_half_of_its_last_backwards() -> None:
-    assert _stages(schedules.dualpipe_v(2, 4)) == [
-        "0F0 0F1 0F2 3F0 3B0 3W0 3F1 0F3 3B1 3F2 0B0 3B2 3F3 0B1 3B3 0B2 0W2 0B3 0W3",
-        "1F0 2F0 1F1 2F1 1F2 2B0 2F2 1B0 1F3 2B1 2F3 1B1 2B2 1B2 2B3 1B3 2W3 1W3",
-    ]
 
 
 # --- what is refused -------------------------------------------------------------------------------
@@ -145,7 +90,7 @@ def test_a_rank_holds_at_least_one_stage(build: Builder) -> None:
         build(2, 4, stages_per_rank=0)
 
 
-@pytest.mark.parametrize(("name", "build"), EVERY)
+@each_named
 @pytest.mark.parametrize(("ranks", "chunks"), [(0, 4), (2, 0)])
 def test_no_ranks_or_no_chunks_is_an_error_in_words(name: str, build: Builder, ranks: int, chunks: int) -> None:
     with pytest.raises(ValueError, match=f"{name}.*chunks={chunks}.*ranks={ranks}"):
