@@ -20,20 +20,17 @@ from torch.distributed import Store, rendezvous  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 
 from microp.comms.base import Comms, Inbox, Message, Outbox, Sum
-from microp.comms.countdown import Countdown
-from microp.comms.deadline import Pacer, sleep_until, wake_on_time
-from microp.comms.delayed import DelayedComms
-from microp.comms.direct import direct_sums
+from microp.comms.delay import DelayedComms, Pacer, sleep_until, wake_on_time
 from microp.comms.group import NEVER, GroupComms, in_our_words, peer_error
 from microp.comms.heartbeat import PLACE, SINCE, Heartbeats, Place, awaited_rank, last_awaited, trail
 from microp.comms.hosts import Hosts, interface_of, one_host, own_address
 from microp.comms.nccl import GRACE_S, NcclComms
-from microp.comms.processes import state as process_state
-from microp.comms.ring import Ring
 from microp.comms.shm import ShmComms
 from microp.comms.staged import StagedComms
+from microp.comms.sums import Ring, direct_sums
 from microp.comms.tcp import TcpComms
 from microp.comms.threads import ThreadComms, thread_comms
+from microp.comms.waiting import Countdown, process_state
 
 
 def init_process_group(

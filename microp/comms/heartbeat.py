@@ -109,13 +109,11 @@ class Heartbeats:
         if sys.platform != "linux":
             return cls(count)
         made = os.memfd_create("heartbeats", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(made, count * WORDS * 8)
-            found = cls(count, f"/proc/{os.getpid()}/fd/{made}")
-        finally:
-            os.close(made)
-        found.path = f"/proc/{os.getpid()}/fd/{found._descriptor}"
-        return found
+        os.ftruncate(made, count * WORDS * 8)
+        lines = cls(count, f"/proc/self/fd/{made}")
+        os.close(made)
+        lines.path = f"/proc/{os.getpid()}/fd/{lines._descriptor}"
+        return lines
 
     def line(self, world_rank: int) -> memoryview:
         """Return the line of a rank, into which it writes; its words are PID, STEP, PLACE and SINCE."""

@@ -35,11 +35,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from microp.comms.base import Done, Inbox, Message, Outbox, Pending
-from microp.comms.countdown import TICK_S, Countdown
+from microp.comms.base import Inbox, Message, Outbox, mailbox_sizes
 from microp.comms.hosts import Hosts
-from microp.comms.processes import is_alive
 from microp.comms.tcp import TcpComms, check_fits
+from microp.comms.waiting import TICK_S, Countdown, is_alive
 
 LINE = 64  # bytes: a cache line, and the alignment at which matrix products give the same bits
 STAMP = 32  # the offset of the stamp in the first line, after the semaphore
@@ -82,27 +81,17 @@ class ShmComms(TcpComms):
     def expect(self, messages: Iterable[Message]) -> None:
         messages = list(messages)
         super().expect(message for message in messages if self._host_of[message.src] != self._host_of[message.dest])
-        meeting = [
-            Message(*link, _BARRIER_TAG, 0, _BARRIER_TAG)
-            for rank in self._near[1:]
-            for link in ((rank, self._first), (self._first, rank))
-        ]
-        messages = [*filter(self._is_near, messages), *meeting]
-        sizes: dict[tuple[int, int, int], int] = {}
-        for message in messages:
-            key = (message.src, message.dest, message.slot)
-            sizes[key] = max(sizes.get(key, 0), message.nbytes)
-        offsets, total = {}, 0
+        near = [message for message in messages if {message.src, message.dest} <= {*self._near}]
+        for rank in self._near[1:]:
+            for link in ((rank, self._first), (self._first, rank)):
+                near.append(Message(*link, _BARRIER_TAG, 0, _BARRIER_TAG))
+        sizes, offsets, total = mailbox_sizes(near), {}, 0
         for key, nbytes in sorted(sizes.items()):
             offsets[key] = total
             total += LINE + -(-nbytes // LINE) * LINE
         self._map(max(total, LINE), list(offsets.values()))
         boxes = {key: self._box(offset, sizes[key]) for key, offset in offsets.items()}
-        self._boxes = {(m.src, m.dest, m.tag): boxes[m.src, m.dest, m.slot] for m in messages}
-
-    def _is_near(self, message: Message) -> bool:
-        """Return whether a message stays on this rank's host."""
-        return message.src in self._near and message.dest in self._near
+        self._boxes = {(src, dest, tag): boxes[src, dest, slot] for src, dest, tag, _, slot in near}
 
     def is_received(self, address: int) -> bool:
         in_segment = bool(self._boxes) and self._base <= address < self._base + len(self._segment)
@@ -155,17 +144,6 @@ class ShmComms(TcpComms):
         if box is None:
             return super().inbox(shape, src, tag, dtype)
         return _Receiver(self, box, self._data(box, shape, dtype), src)
-
-    def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
-        if (self.rank, dest, tag) not in self._boxes:
-            return super().isend_tensor(tensor, dest, tag)
-        self.outbox(tensor.shape, dest, tag, tensor.dtype).send(tensor, perf_counter_ns())
-        return Done(tensor)
-
-    def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
-        if (src, self.rank, tag) not in self._boxes:
-            return super().irecv_tensor(shape, src, tag, dtype)
-        return self.inbox(shape, src, tag, dtype)
 
     def _meet(self) -> None:
         others = self._near[1:] if self.rank == self._first else [self._first]

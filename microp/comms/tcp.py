@@ -20,19 +20,17 @@ import ctypes
 import select
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from microp.comms.base import Inbox, Message, Outbox, Pending
-from microp.comms.connecting import open_connections
-from microp.comms.connection import Connection, Mailbox, Unsent, header
-from microp.comms.countdown import TICK_S, Countdown
+from microp.comms.base import Inbox, Message, Outbox, bytes_of, view_of
+from microp.comms.connection import Connection, Mailbox, Unsent, header, open_connections
 from microp.comms.group import GroupComms
 from microp.comms.hosts import Hosts, listening_address
-from microp.comms.patience import Patience
+from microp.comms.waiting import TICK_S, Countdown, Patience
 
 LARGEST = 256 * 1024  # bytes of a message that does not go through gloo
 _MEETING = header(-1, 0)  # the barrier's message; tags of actions are not negative
@@ -63,8 +61,8 @@ class TcpComms(GroupComms):
         pairs |= {(min(message.src, message.dest), max(message.src, message.dest)) for message in small}
         self._connect(pairs - self._connected)
         self._sizes = {(message.dest, message.tag): message.nbytes for message in small if message.src == self.rank}
-        own = {(message.src, message.tag): message.nbytes for message in small if message.dest == self.rank}
-        self._mailboxes = {key: Mailbox(self._buffers[key].numpy().data[:size]) for key, size in own.items()}
+        mine = {(message.src, message.tag): message.nbytes for message in small if message.dest == self.rank}
+        self._mailboxes = {key: Mailbox(self._buffers[key].numpy().data[:size]) for key, size in mine.items()}
         for rank, connection in self._connections.items():
             boxes = {tag: box for (src, tag), box in self._mailboxes.items() if src == rank}
             connection.mailboxes = {-1: self._meetings[rank], **boxes}
@@ -88,27 +86,14 @@ class TcpComms(GroupComms):
         if size is None:
             return super().outbox(shape, dest, tag, dtype)
         check_fits(shape, dtype, size)
-        return _Sender(self, dest, tag, torch.Size(shape).numel() * dtype.itemsize)
+        return _Sender(self, dest, tag, bytes_of(shape, dtype))
 
     def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Inbox:
         box = self._mailboxes.get((src, tag))
         if box is None:
             return super().inbox(shape, src, tag, dtype)
         check_fits(shape, dtype, box.place.nbytes)
-        size = torch.Size(shape).numel() * dtype.itemsize
-        return _Receiver(self, src, box, self._buffers[src, tag][:size].view(dtype).view(*shape))
-
-    def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
-        if (dest, tag) not in self._sizes:
-            return super().isend_tensor(tensor, dest, tag)
-        sender = self.outbox(tensor.shape, dest, tag, tensor.dtype)
-        sender.send(tensor)
-        return _Sent(sender, tensor)
-
-    def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
-        if (src, tag) not in self._mailboxes:
-            return super().irecv_tensor(shape, src, tag, dtype)
-        return self.inbox(shape, src, tag, dtype)
+        return _Receiver(self, src, box, view_of(self._buffers[src, tag], shape, dtype))
 
     def send(self, dest: int, start: bytes, data: Any, owner: object) -> Unsent | None:
         """Send a message to rank `dest`; see `Connection.send`."""
@@ -182,11 +167,9 @@ class TcpComms(GroupComms):
             self.receive(self._meetings[first], first)
 
     def close(self) -> None:
-        group = self.replica_group
-        connections = [
-            *self._connections.values(),
-            *(group._connections.values() if isinstance(group, TcpComms) else ()),
-        ]
+        connections = list(self._connections.values())
+        if isinstance(self.replica_group, TcpComms):
+            connections += self.replica_group._connections.values()
         super().close()  # when it returns, every rank has come to its end and uses no connection any more
         for connection in connections:
             connection.close()
@@ -194,19 +177,8 @@ class TcpComms(GroupComms):
 
 def check_fits(shape: Sequence[int], dtype: torch.dtype, nbytes: int) -> None:
     """Raise ConnectionError if a tensor is larger than its mailbox of `nbytes` bytes."""
-    if torch.Size(shape).numel() * dtype.itemsize > nbytes:
+    if bytes_of(shape, dtype) > nbytes:
         raise ConnectionError(f"{dtype} {list(shape)} does not fit into a mailbox of {nbytes} bytes")
-
-
-class _Sent(NamedTuple):
-    """A send that has been started."""
-
-    sender: Any
-    tensor: Tensor
-
-    def wait(self) -> Tensor:
-        self.sender.finish()
-        return self.tensor
 
 
 class _Sender:
@@ -240,8 +212,8 @@ class _Receiver:
     def wait(self) -> Tensor:
         came, nbytes = self._comms.receive(self._box, self._src), self._tensor.nbytes
         if came != nbytes:
-            shape = list(self._tensor.shape)
             raise ConnectionError(
-                f"{self._comms.names[self._src]} sent {came} bytes, not the {nbytes} of shape {shape}"
+                f"{self._comms.names[self._src]} sent {came} bytes, not the {nbytes} of shape "
+                f"{list(self._tensor.shape)}"
             )
         return self._tensor
