@@ -12,7 +12,6 @@ one host, `tcp` between hosts), `tcp`, `group` (gloo), `nccl` (between GPUs) and
 
 import os
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -57,8 +56,10 @@ def init_process_group(
     Raises:
         TimeoutError, ConnectionError: another rank did not join.
     """
-    group = "gloo" if backend in ("shm", "tcp") else backend
-    patience = timedelta(seconds=timeout_s + GRACE_S) if group == "nccl" else NEVER
+    kinds = {"shm": ShmComms, "tcp": TcpComms, "gloo": GroupComms, "nccl": NcclComms}
+    group, patience = "gloo", NEVER
+    if backend == "nccl":
+        group, patience = "nccl", timedelta(seconds=timeout_s + GRACE_S)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with in_our_words(timeout_s, "another rank"):
         if store is None:
@@ -68,19 +69,12 @@ def init_process_group(
         dist.init_process_group(group, timeout=patience, store=store, rank=rank, world_size=world)
     row = column = None
     if replicas > 1:
-        shape = (replicas, dist.get_world_size() // replicas)
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replica", "pipeline"))
+        names = ("replica", "pipeline")
+        mesh = init_device_mesh(device.type, (replicas, world // replicas), mesh_dim_names=names)
         row, column = mesh.get_group("pipeline"), mesh.get_group("replica")
 
-    hosts = hosts or one_host(dist.get_world_size())
-
-    def of(members: Any) -> GroupComms:
-        if backend in ("shm", "tcp"):
-            return (ShmComms if backend == "shm" else TcpComms)(device, timeout_s, members, hosts)
-        kind = NcclComms if backend == "nccl" else GroupComms
-        return kind(device, timeout_s, members, hosts)
-
-    comms = of(row)
+    hosts = hosts or one_host(world)
+    comms: GroupComms = kinds[backend](device, timeout_s, row, hosts)
     if column is not None:
-        comms.replica_group = of(column)
+        comms.replica_group = kinds[backend](device, timeout_s, column, hosts)
     return comms

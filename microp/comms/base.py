@@ -65,15 +65,12 @@ class Outbox(Protocol):
         """A function that waits until `tensor` may be written; None if no wait is needed."""
 
 
-class Inbox(Protocol):
+class Inbox(Pending, Protocol):
     """Receives one message of a step, again in each step."""
 
     @property
     def post(self) -> Callable[[], None] | None:
         """A function that posts the receive, so that bytes move before `wait()`; None if they do so without it."""
-
-    def wait(self) -> Tensor:
-        """Block until the tensor has arrived and return it. Raises like `Pending.wait`."""
 
 
 class PostedSend:
@@ -282,9 +279,6 @@ class OverComms(Comms):
 
     def barrier(self) -> None:
         self._inner.barrier()
-
-    def waiting(self, peer: str = "another rank") -> AbstractContextManager[Countdown]:
-        return self._inner.waiting(peer)
 
     def close(self) -> None:
         self._inner.close()

@@ -50,10 +50,6 @@ _trywait, _post, _copy = _quick.sem_trywait, _quick.sem_post, _quick.memmove
 _copy.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
 
 
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
 class _Box(NamedTuple):
     """One mailbox as mapped by one rank."""
 
@@ -70,7 +66,6 @@ class ShmComms(TcpComms):
         super().__init__(device, timeout_s, group, hosts)
         self._boxes: dict[tuple[int, int, int], _Box] = {}
         self._pids: list[int] = []  # of the ranks
-        self._shared = -1  # the descriptor of the segment on the rank that made it, for those that have to open it
         self._host_of = host_of = [hosts.of[rank] for rank in dist.get_process_group_ranks(self.group)]
         mine = host_of[self.rank]
         self._near = [rank for rank, host in enumerate(host_of) if host == mine]
@@ -99,35 +94,25 @@ class ShmComms(TcpComms):
 
     def _map(self, size: int, semaphores: list[int]) -> None:
         """Create the host's segment on its first rank and map it on all its ranks."""
-        made = -1
+        made = -1  # the segment's descriptor
         if self.rank == self._first:
             made = os.memfd_create("microp", os.MFD_CLOEXEC)
             os.ftruncate(made, size)
             self._open(made, size)
             for offset in semaphores:
                 _libc.sem_init(ctypes.c_void_p(self._base + offset), 1, 0)
-        cards = self.all_gather((os.getpid(), made))  # after it every rank has opened the segment before this one
-        self._keep(made)
+        cards = self.all_gather((os.getpid(), made))
         self._pids = [pid for pid, _ in cards]
         if self.rank != self._first:
             pid, theirs = cards[self._first]
-            descriptor = os.open(f"/proc/{pid}/fd/{theirs}", os.O_RDWR | os.O_CLOEXEC)
-            self._open(descriptor, size)
-            os.close(descriptor)
+            made = os.open(f"/proc/{pid}/fd/{theirs}", os.O_RDWR | os.O_CLOEXEC)
+            self._open(made, size)
+        self.all_gather(None)  # after it every rank has mapped the segment
+        os.close(made)
 
     def _open(self, descriptor: int, size: int) -> None:
         self._segment = mmap.mmap(descriptor, size)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._segment))
-
-    def _keep(self, descriptor: int) -> None:
-        """Keep the descriptor of a segment that was made here, in place of the one before; -1: keep none."""
-        if self._shared >= 0:
-            os.close(self._shared)
-        self._shared = descriptor
-
-    def close(self) -> None:
-        super().close()
-        self._keep(-1)
 
     def _box(self, offset: int, nbytes: int) -> _Box:
         stamp = ctypes.c_int64.from_buffer(self._segment, offset + STAMP)
@@ -187,7 +172,7 @@ class ShmComms(TcpComms):
         countdown = Countdown(self.timeout_s)
         while (left := countdown.tick()) > 0:
             until = time.time() + min(left, TICK_S)
-            moment = _Timespec(int(until), int(until % 1 * 1e9))
+            moment = (ctypes.c_long * 2)(int(until), int(until % 1 * 1e9))  # a timespec: seconds, nanoseconds
             if _libc.sem_timedwait(semaphore, ctypes.byref(moment)) == 0:
                 return
             if ctypes.get_errno() not in (errno.ETIMEDOUT, errno.EINTR):

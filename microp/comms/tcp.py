@@ -59,7 +59,8 @@ class TcpComms(GroupComms):
         first, *others = self._meeting_ranks
         pairs = {(first, rank) for rank in others}
         pairs |= {(min(message.src, message.dest), max(message.src, message.dest)) for message in small}
-        self._connect(pairs - self._connected)
+        if pairs - self._connected:
+            self._connect(pairs - self._connected)
         self._sizes = {(message.dest, message.tag): message.nbytes for message in small if message.src == self.rank}
         mine = {(message.src, message.tag): message.nbytes for message in small if message.dest == self.rank}
         self._mailboxes = {key: Mailbox(self._buffers[key].numpy().data[:size]) for key, size in mine.items()}
@@ -72,8 +73,6 @@ class TcpComms(GroupComms):
 
     def _connect(self, pairs: set[tuple[int, int]]) -> None:
         """Make the connections between these pairs of ranks."""
-        if not pairs:
-            return
         peers = {rank for pair in pairs if self.rank in pair for rank in pair} - {self.rank}
         address = listening_address(self._hosts)
         made = open_connections(self.rank, peers, self.names, address, self.all_gather, self.timeout_s)
@@ -86,7 +85,7 @@ class TcpComms(GroupComms):
         if size is None:
             return super().outbox(shape, dest, tag, dtype)
         check_fits(shape, dtype, size)
-        return _Sender(self, dest, tag, bytes_of(shape, dtype))
+        return _Sender(self, dest, self._connections[dest], tag, bytes_of(shape, dtype))
 
     def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Inbox:
         box = self._mailboxes.get((src, tag))
@@ -94,10 +93,6 @@ class TcpComms(GroupComms):
             return super().inbox(shape, src, tag, dtype)
         check_fits(shape, dtype, box.place.nbytes)
         return _Receiver(self, src, box, view_of(self._buffers[src, tag], shape, dtype))
-
-    def send(self, dest: int, start: bytes, data: Any, owner: object) -> Unsent | None:
-        """Send a message to rank `dest`; see `Connection.send`."""
-        return self._connections[dest].send(start, data, owner)
 
     def receive(self, box: Mailbox, src: int) -> int:
         """Wait until the message from rank `src` is in its mailbox; return its size. Raises like `wait_until`."""
@@ -161,9 +156,9 @@ class TcpComms(GroupComms):
             for rank in others:
                 self.receive(self._meetings[rank], rank)
             for rank in others:
-                self.send(rank, _MEETING, b"", None)
+                self._connections[rank].send(_MEETING, b"", None)
         else:
-            self.send(first, _MEETING, b"", None)
+            self._connections[first].send(_MEETING, b"", None)
             self.receive(self._meetings[first], first)
 
     def close(self) -> None:
@@ -184,16 +179,16 @@ def check_fits(shape: Sequence[int], dtype: torch.dtype, nbytes: int) -> None:
 class _Sender:
     """The sender's side of a message."""
 
-    def __init__(self, comms: TcpComms, dest: int, tag: int, nbytes: int) -> None:
-        self._comms, self._dest, self._header = comms, dest, header(tag, nbytes)
-        self._bytes = ctypes.c_char * nbytes
+    def __init__(self, comms: TcpComms, dest: int, connection: Connection, tag: int, nbytes: int) -> None:
+        self._comms, self._dest, self._connection = comms, dest, connection
+        self._header, self._bytes = header(tag, nbytes), ctypes.c_char * nbytes
         self._unsent: Unsent | None = None
 
     def send(self, tensor: Tensor, leaves_ns: int = 0) -> None:
         del leaves_ns  # messages have no stamp
         tensor = tensor.contiguous()
         data = self._bytes.from_address(tensor.data_ptr())
-        self._unsent = self._comms.send(self._dest, self._header, data, tensor)
+        self._unsent = self._connection.send(self._header, data, tensor)
 
     def finish(self) -> None:
         if (unsent := self._unsent) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
@@ -16,20 +16,16 @@ from microp.comms.base import Comms, Inbox, Outbox, Sum, check_reduction
 from microp.comms.waiting import Countdown
 
 
-@dataclass
 class _Hub:
     """The state that the threads of one pipeline, or of one column of replicas, share."""
 
-    world_size: int
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    boxes: dict[tuple[int, int, int], deque[tuple[Tensor, int]]] = field(default_factory=lambda: defaultdict(deque))
-    slots: list[Any] = field(default_factory=list)
-    broken: bool = False
-    here: int = 0  # how many threads have come to the present meeting
-    met: int = 0  # how many meetings are over
-
-    def __post_init__(self) -> None:
-        self.slots = [None] * self.world_size
+    def __init__(self, world_size: int) -> None:
+        self.world_size, self.broken = world_size, False
+        self.changed = threading.Condition()
+        self.boxes: dict[tuple[int, int, int], deque[tuple[Tensor, int]]] = defaultdict(deque)
+        self.slots: list[Any] = [None] * world_size
+        self.here = 0  # how many threads have come to the present meeting
+        self.met = 0  # how many meetings are over
 
     def meet(self, timeout_s: float) -> None:
         """Return when all threads have called this.
