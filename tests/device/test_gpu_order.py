@@ -96,7 +96,7 @@ def on_gpus(schedule, names: tuple[str, str] = ("up", "down"), timeout_s: float 
 def finished(ranks: list[Rank]) -> list[Rank]:
     """The same ranks; the first error of one is raised."""
     if errors := [rank.error for rank in ranks if rank.error]:
-        raise next((each for each in errors if not isinstance(each, ConnectionError)), errors[0])
+        raise next((error for error in errors if not isinstance(error, ConnectionError)), errors[0])
     return ranks
 
 
@@ -138,37 +138,39 @@ def test_a_memory_step_gives_the_allocator_s_peaks():
 # --- each wait, taken away ------------------------------------------------------------------------
 
 
-def test_a_receive_that_is_not_waited_for_is_found():
-    def forget(work: Work) -> None:
-        work._waited = True
+def without_wait(work: Work) -> None:
+    work._waited = True
 
-    with patch.object(Work, "wait", forget):
-        found = finished(on_gpus(one_f_one_b(2, 4)))
-    assert not are_equal(gradients_of(found), run_on_cpu(one_f_one_b(2, 4)))
+
+def blocking_wait(work: Work) -> None:
+    """As that of a transfer whose `wait` is given a time-out."""
+    work._waited = True
+    work._after.synchronize()
+
+
+def settle_too_early(device: Cuda) -> None:
+    device._anchor = device.mark(), 0
+
+
+def test_a_receive_that_is_not_waited_for_is_found():
+    with patch.object(Work, "wait", without_wait):
+        ranks = finished(on_gpus(one_f_one_b(2, 4)))
+    assert not are_equal(gradients_of(ranks), run_on_cpu(one_f_one_b(2, 4)))
 
 
 def test_a_tensor_that_is_given_away_under_way_is_found():
     with patch.object(PostedSend, "finish", None):
         ranks = finished(on_gpus(one_f_one_b(2, 4)))
-    assert any("rank 0 send" in each for each in ranks[0].comms.gpu.world.dropped)
+    assert any("rank 0 send" in name for name in ranks[0].comms.gpu.world.dropped)
 
 
 def test_times_read_before_the_end_of_the_step_are_found():
-    def too_early(device: Cuda) -> None:
-        device._anchor = device.mark(), 0
-
-    with patch.object(Cuda, "settle", too_early), pytest.raises(NotReadyError):
+    with patch.object(Cuda, "settle", settle_too_early), pytest.raises(NotReadyError):
         finished(on_gpus(gpipe(2, 2)))
 
 
 def test_a_wait_of_the_host_inside_the_step_is_found():
-    """As in a transfer whose `wait` is given a time-out."""
-
-    def blocking(work: Work) -> None:
-        work._waited = True
-        work._after.synchronize()
-
-    with patch.object(Work, "wait", blocking):
+    with patch.object(Work, "wait", blocking_wait):
         ranks = finished(on_gpus(one_f_one_b(2, 4)))
     assert all(waits > 1 for rank in ranks for waits in rank.waits)
 
