@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from hmac import compare_digest
 from secrets import token_bytes
 from struct import Struct
@@ -31,24 +32,20 @@ _HEADER = Struct("<qq")  # the tag, and the number of bytes of the data
 BUFFER = 1 << 20  # bytes that are asked for in each direction; the system may give less
 
 
+@dataclass(slots=True)
 class Mailbox:
     """The place of a received message."""
 
-    __slots__ = ("came", "place")
-
-    def __init__(self, place: memoryview) -> None:
-        self.place = place
-        self.came: int | None = None  # the number of bytes that have come
+    place: memoryview
+    came: int | None = None  # the number of bytes that have come
 
 
+@dataclass(slots=True)
 class Unsent:
     """A message of which the system has not taken all."""
 
-    __slots__ = ("_owner", "rest")
-
-    def __init__(self, rest: list[memoryview], owner: object) -> None:
-        self.rest = rest  # what it has not taken
-        self._owner = owner  # of the memory
+    rest: list[memoryview]  # what it has not taken
+    owner: object  # of the memory
 
 
 class Connection:

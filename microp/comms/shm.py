@@ -37,12 +37,11 @@ from torch import Tensor
 
 from microp.comms.base import Inbox, Message, Outbox, mailbox_sizes
 from microp.comms.hosts import Hosts
-from microp.comms.tcp import TcpComms, check_fits
+from microp.comms.tcp import BARRIER_TAG, TcpComms, check_fits
 from microp.comms.waiting import TICK_S, Countdown, is_alive
 
 LINE = 64  # bytes: a cache line, and the alignment at which matrix products give the same bits
 STAMP = 32  # the offset of the stamp in the first line, after the semaphore
-_BARRIER_TAG = -1  # the tag of the barrier's mailboxes
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _quick = ctypes.PyDLL(None)  # calls that return at once: to let go of the interpreter takes longer than they do
@@ -79,7 +78,7 @@ class ShmComms(TcpComms):
         near = [message for message in messages if {message.src, message.dest} <= {*self._near}]
         for rank in self._near[1:]:
             for link in ((rank, self._first), (self._first, rank)):
-                near.append(Message(*link, _BARRIER_TAG, 0, _BARRIER_TAG))
+                near.append(Message(*link, BARRIER_TAG, 0, BARRIER_TAG))
         sizes, offsets, total = mailbox_sizes(near), {}, 0
         for key, nbytes in sorted(sizes.items()):
             offsets[key] = total
@@ -132,8 +131,8 @@ class ShmComms(TcpComms):
 
     def _meet(self) -> None:
         others = self._near[1:] if self.rank == self._first else [self._first]
-        come = [self._boxes[rank, self.rank, _BARRIER_TAG].semaphore for rank in others]
-        go = [self._boxes[self.rank, rank, _BARRIER_TAG].semaphore for rank in others]
+        come = [self._boxes[rank, self.rank, BARRIER_TAG].semaphore for rank in others]
+        go = [self._boxes[self.rank, rank, BARRIER_TAG].semaphore for rank in others]
         if self.rank != self._first:
             _post(ctypes.c_void_p(go[0]))
         for rank, semaphore in zip(others, come, strict=True):

@@ -109,13 +109,13 @@ class Ring:
 
     Args:
         comms: the transport between the ranks.
-        nbytes: the size of the largest tensor in bytes; its messages then use mailboxes. 0 if unknown.
+        nbytes: the size of the largest tensor in bytes.
     """
 
-    def __init__(self, comms: Comms, nbytes: int = 0) -> None:
+    def __init__(self, comms: Comms, nbytes: int) -> None:
         self._comms = comms
         ranks, part = comms.world_size, -(-nbytes // comms.world_size) + LONGEST
-        turns = range(2 * (ranks - 1) if nbytes else 0)
+        turns = range(2 * (ranks - 1))
         comms.expect(Message(rank, (rank + 1) % ranks, turn, part, turn) for turn in turns for rank in range(ranks))
         self._thread = ThreadPoolExecutor(1, initializer=self._use_device)
 

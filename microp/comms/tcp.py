@@ -33,7 +33,8 @@ from microp.comms.hosts import Hosts, listening_address
 from microp.comms.waiting import TICK_S, Countdown, Patience
 
 LARGEST = 256 * 1024  # bytes of a message that does not go through gloo
-_MEETING = header(-1, 0)  # the barrier's message; tags of actions are not negative
+BARRIER_TAG = -1  # those of actions are not negative
+_MEETING = header(BARRIER_TAG, 0)
 
 
 class TcpComms(GroupComms):
@@ -47,7 +48,6 @@ class TcpComms(GroupComms):
         self._meeting_ranks = list(range(self.world_size))  # those that the barrier needs a connection between
         self._connected: set[tuple[int, int]] = set()  # the pairs of ranks that have a connection, of all ranks
         self._connections: dict[int, Connection] = {}  # of this rank
-        self._meetings: dict[int, Mailbox] = {}  # rank -> the mailbox of its messages of the barrier
         self._sizes: dict[tuple[int, int], int] = {}  # (destination, tag) -> the bytes of the mailbox there
         self._mailboxes: dict[tuple[int, int], Mailbox] = {}  # (source, tag) -> the mailbox here
         self._meets_here = False
@@ -65,8 +65,8 @@ class TcpComms(GroupComms):
         mine = {(message.src, message.tag): message.nbytes for message in small if message.dest == self.rank}
         self._mailboxes = {key: Mailbox(self._buffers[key].numpy().data[:size]) for key, size in mine.items()}
         for rank, connection in self._connections.items():
-            boxes = {tag: box for (src, tag), box in self._mailboxes.items() if src == rank}
-            connection.mailboxes = {-1: self._meetings[rank], **boxes}
+            self._mailboxes[rank, BARRIER_TAG] = Mailbox(memoryview(b""))
+            connection.mailboxes = {tag: box for (src, tag), box in self._mailboxes.items() if src == rank}
         if pairs:
             self.all_gather(None)  # after it every rank has its mailboxes
         self._meets_here = True
@@ -75,9 +75,7 @@ class TcpComms(GroupComms):
         """Make the connections between these pairs of ranks."""
         peers = {rank for pair in pairs if self.rank in pair for rank in pair} - {self.rank}
         address = listening_address(self._hosts)
-        made = open_connections(self.rank, peers, self.names, address, self.all_gather, self.timeout_s)
-        self._connections |= made
-        self._meetings |= {rank: Mailbox(memoryview(b"")) for rank in made}
+        self._connections |= open_connections(self.rank, peers, self.names, address, self.all_gather, self.timeout_s)
         self._connected |= pairs
 
     def outbox(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Outbox:
@@ -154,12 +152,12 @@ class TcpComms(GroupComms):
         first, *others = self._meeting_ranks
         if self.rank == first:
             for rank in others:
-                self.receive(self._meetings[rank], rank)
+                self.receive(self._mailboxes[rank, BARRIER_TAG], rank)
             for rank in others:
                 self._connections[rank].send(_MEETING, b"", None)
         else:
             self._connections[first].send(_MEETING, b"", None)
-            self.receive(self._meetings[first], first)
+            self.receive(self._mailboxes[first, BARRIER_TAG], first)
 
     def close(self) -> None:
         connections = list(self._connections.values())
