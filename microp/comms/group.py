@@ -38,6 +38,7 @@ from microp.comms.waiting import TICK_S, Countdown
 
 NEVER = timedelta(days=365)  # gloo's own time-out
 _NOBODY_S = 2**31 - 1  # a tag that no message has
+_CANARY = torch.frombuffer(bytearray(b"microp\xf4\x7f"), dtype=torch.uint8)
 
 
 class GroupComms(Comms):
@@ -82,12 +83,12 @@ class GroupComms(Comms):
 
         def start() -> Pending:
             tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
-            return receive(tensor, _Canary(tensor))
+            return receive(tensor, _with_canary(tensor))
 
         return PostedReceive(start)
 
     def _start(
-        self, transfer: Callable[..., Any], peer: int, tag: int, tensor: Tensor, canary: _Canary | None = None
+        self, transfer: Callable[..., Any], peer: int, tag: int, tensor: Tensor, canary: Tensor | None = None
     ) -> Pending:
         """Start to send to a peer or to receive from it."""
         try:
@@ -189,26 +190,15 @@ class Watchdog:
                 group.recv([torch.empty(1)], peer, _NOBODY_S).wait(timedelta(milliseconds=1))
 
 
-class _Canary:
-    """Detects a message that was shorter than its buffer, for which gloo reports no error.
+def _with_canary(buffer: Tensor) -> Tensor | None:
+    """Write a signalling NaN into the last element of a buffer and return the bytes of that element.
 
-    The buffer's last element holds a signalling NaN before the transfer, and a complete
-    message overwrites it. (A message that ends in exactly these bits is refused. Elements of
-    less than 4 bytes have too few bits for a distinct pattern and are not checked.)
+    A complete message overwrites it; of a shorter one gloo reports no error. (A message that ends in exactly these bits
+    is refused. Elements of less than 4 bytes have too few bits for a distinct pattern and are not checked: None.)
     """
-
-    PATTERN = torch.frombuffer(bytearray(b"microp\xf4\x7f"), dtype=torch.uint8)
-
-    def __init__(self, buffer: Tensor) -> None:
-        size = buffer.element_size()
-        self._tail: Tensor | None = None
-        if buffer.numel() and size >= 4:
-            self._tail = buffer.view(-1)[-1:].view(torch.uint8)
-            self._tail.copy_(self.PATTERN[-size:])
-
-    def is_unwritten(self) -> bool:
-        """Return whether the last element has not been overwritten."""
-        return self._tail is not None and torch.equal(self._tail, self.PATTERN[-len(self._tail) :])
+    if not buffer.numel() or buffer.element_size() < 4:
+        return None
+    return buffer.view(-1)[-1:].view(torch.uint8).copy_(_CANARY[-buffer.element_size() :])
 
 
 @contextmanager
@@ -230,13 +220,13 @@ def peer_error(error: BaseException, timeout_s: float, peer: str) -> TimeoutErro
 class _Transfer:
     """A torch.distributed transfer; keeps its tensor alive, as gloo requires."""
 
-    def __init__(self, comms: GroupComms, work: Any, tensor: Tensor, peer: str, canary: _Canary | None = None) -> None:
+    def __init__(self, comms: GroupComms, work: Any, tensor: Tensor, peer: str, canary: Tensor | None = None) -> None:
         self._comms, self._work, self._tensor, self._peer, self._canary = comms, work, tensor, peer, canary
 
     def wait(self) -> Tensor:
         with in_our_words(self._comms.timeout_s, self._peer), self._comms.waiting(self._peer):
             self._work.wait(NEVER)
-        if self._canary is not None and self._canary.is_unwritten():
+        if self._canary is not None and torch.equal(self._canary, _CANARY[-len(self._canary) :]):
             raise ConnectionError(
                 f"{self._peer} sent fewer bytes than the {self._tensor.nbytes} of shape {list(self._tensor.shape)}"
             )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import threading
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 from conftest import CHECKPOINTING, mlp, small_job
 from gpu import Gpu, Group, NotReadyError, Stream, Work, World
-from threads import are_equal
+from threads import are_equal, in_threads
 from threads import run as run_on_cpu
 
 from microp.comms import Heartbeats, NcclComms, thread_comms
@@ -39,58 +40,53 @@ class Nccl(NcclComms):
         self.device, self.names = torch.device("cpu"), [f"rank {rank}" for rank in range(threads.world_size)]
         self._up, self._down = (Group(gpu, self.rank, name) for name in names)
         self.gpu, self.all_reduce, self.all_gather = gpu, threads.all_reduce, threads.all_gather
-        self.heartbeats = Heartbeats(threads.world_size)
-        self.barrier, self.close, self.abort = threads.barrier, threads.close, threads.abort
+        self.barrier, self.close = threads.barrier, threads.close
 
     close = all_reduce = all_gather = barrier = lambda *_: None  # abstract in the base class
 
 
-class Rank(threading.Thread):
-    """One rank: its losses and its gradients after two steps, and how often its host waited in each."""
+@dataclass
+class Rank:
+    """What became of one rank: its gradients after two steps, and how often its host waited in each."""
 
-    def __init__(self, job, comms: Nccl) -> None:
-        super().__init__(daemon=True)
-        self.said = ""
-        self.job, self.comms, self.error = job, comms, None
-        self.gradients, self.waits, self.rows = {}, [], []
-
-    def run(self) -> None:
-        try:
-            self.trainer = trainer = Trainer(self.job, self.comms)
-            for step in range(STEPS):
-                trainer.load(step)
-                before = self.comms.gpu.waits
-                with self.comms.gpu:
-                    self.rows.append(trainer.step(step))
-                self.waits.append(self.comms.gpu.waits - before)
-            for index, layer in trainer.layers.items():
-                self.gradients[index] = monolith.gradients_of(layer)
-        except Exception as error:
-            self.error = error
-            self.said = describe_failure(self.comms, self.job.schedule, error)
-            self.comms.abort()
+    comms: Nccl
+    gradients: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    waits: list[int] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    trainer: Trainer | None = None
+    error: Exception | None = None
+    said: str = ""
 
 
 def on_gpus(schedule, names: tuple[str, str] = ("up", "down"), timeout_s: float = 20, **changes) -> list[Rank]:
     """The ranks of a job after two steps, each with a GPU of its own."""
     job, world = small_job(schedule=schedule, model=mlp("float64"), **changes), World(timeout_s)
+    heartbeats = Heartbeats(len(schedule.ranks))
 
     def open_cuda(_settings, _workload, comms, _local_rank):
         device = Cuda(0, timeout_s, comms.gpu)
         device.torch_device = torch.device("cpu")
         return device
 
-    everyone = thread_comms(len(schedule.ranks), timeout_s)
-    ranks = [Rank(job, Nccl(comms, Gpu(world), names)) for comms in everyone]
-    for rank in ranks:
-        rank.comms.heartbeats = ranks[0].comms.heartbeats
+    def live(threads) -> Rank:
+        rank = Rank(Nccl(threads, Gpu(world), names))
+        rank.comms.heartbeats = heartbeats
+        try:
+            rank.trainer = trainer = Trainer(job, rank.comms)
+            for step in range(STEPS):
+                trainer.load(step)
+                before = rank.comms.gpu.waits
+                with rank.comms.gpu:
+                    rank.rows.append(trainer.step(step))
+                rank.waits.append(rank.comms.gpu.waits - before)
+            rank.gradients = {index: monolith.gradients_of(layer) for index, layer in trainer.layers.items()}
+        except Exception as error:
+            rank.error, rank.said = error, describe_failure(rank.comms, schedule, error)
+            threads.abort()
+        return rank
+
     with patch.object(trainer_module, "open_device", open_cuda):
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join(300)
-            assert not rank.is_alive(), "it hangs"
-    return ranks
+        return in_threads(thread_comms(len(schedule.ranks), timeout_s), live, 280)
 
 
 def finished(ranks: list[Rank]) -> list[Rank]:
