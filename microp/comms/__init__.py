@@ -19,11 +19,11 @@ from torch.distributed import Store, rendezvous  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 
 from microp.comms.base import Comms, Inbox, Message, Outbox, Sum
-from microp.comms.delay import DelayedComms, Pacer, sleep_until, wake_on_time
-from microp.comms.group import NEVER, GroupComms, in_our_words, peer_error
+from microp.comms.delay import DelayedComms, Pacer, sleep_until
+from microp.comms.group import GroupComms, in_our_words, peer_error
 from microp.comms.heartbeat import PLACE, SINCE, Heartbeats, Place, awaited_rank, last_awaited, trail
 from microp.comms.hosts import Hosts, interface_of, one_host, own_address
-from microp.comms.nccl import GRACE_S, NcclComms
+from microp.comms.nccl import NcclComms
 from microp.comms.shm import ShmComms
 from microp.comms.staged import StagedComms
 from microp.comms.sums import Ring, direct_sums
@@ -56,17 +56,16 @@ def init_process_group(
     Raises:
         TimeoutError, ConnectionError: another rank did not join.
     """
-    kinds = {"shm": ShmComms, "tcp": TcpComms, "gloo": GroupComms, "nccl": NcclComms}
-    group, patience = "gloo", NEVER
-    if backend == "nccl":
-        group, patience = "nccl", timedelta(seconds=timeout_s + GRACE_S)
+    kinds: dict[str, type[GroupComms]] = {"shm": ShmComms, "tcp": TcpComms, "gloo": GroupComms, "nccl": NcclComms}
+    kind, patience = kinds[backend], timedelta(seconds=timeout_s)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with in_our_words(timeout_s, "another rank"):
         if store is None:
-            store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+            store, _, _ = next(rendezvous("env://", timeout=patience))
         store.set(f"came/{rank}", "")  # gloo itself would wait for ever for a rank that does not come
-        store.wait([f"came/{other}" for other in range(world)], timedelta(seconds=timeout_s))
-        dist.init_process_group(group, timeout=patience, store=store, rank=rank, world_size=world)
+        store.wait([f"came/{other}" for other in range(world)], patience)
+        own_timeout = kind.own_timeout(timeout_s)
+        dist.init_process_group(kind.library, timeout=own_timeout, store=store, rank=rank, world_size=world)
     row = column = None
     if replicas > 1:
         names = ("replica", "pipeline")
@@ -74,7 +73,7 @@ def init_process_group(
         row, column = mesh.get_group("pipeline"), mesh.get_group("replica")
 
     hosts = hosts or one_host(world)
-    comms: GroupComms = kinds[backend](device, timeout_s, row, hosts)
+    comms = kind(device, timeout_s, row, hosts)
     if column is not None:
-        comms.replica_group = kinds[backend](device, timeout_s, column, hosts)
+        comms.replica_group = kind(device, timeout_s, column, hosts)
     return comms

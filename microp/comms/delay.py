@@ -27,12 +27,6 @@ SPIN_NS = 60_000
 _PR_SET_TIMERSLACK = 29  # linux/prctl.h
 
 
-def wake_on_time() -> None:
-    """Make Linux wake this thread at the end of its sleeps; by default it may do so up to 50 µs late."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
-
-
 def sleep_until(deadline_ns: int) -> None:
     """Return when `perf_counter_ns` reaches `deadline_ns`, or at once if that has passed."""
     left = deadline_ns - perf_counter_ns() - SPIN_NS
@@ -43,7 +37,7 @@ def sleep_until(deadline_ns: int) -> None:
 
 
 class Pacer:
-    """The clock of one rank with an emulated device; it subtracts the time by which the host overslept.
+    """The clock of one rank with an emulated device, in its thread; it subtracts the time by which the host overslept.
 
     ::
 
@@ -60,6 +54,8 @@ class Pacer:
 
     def __init__(self) -> None:
         self.late_ns = 0
+        if sys.platform == "linux":  # which by default wakes this thread up to 50 µs after the end of a sleep
+            ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
     def now(self) -> int:
         """Return the device's time in nanoseconds: `perf_counter_ns` minus `late_ns`."""

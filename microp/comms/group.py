@@ -36,7 +36,7 @@ from microp.comms.base import (
 from microp.comms.hosts import Hosts
 from microp.comms.waiting import TICK_S, Countdown
 
-NEVER = timedelta(days=365)  # gloo's own time-out
+_NEVER = timedelta(days=365)
 _NOBODY_S = 2**31 - 1  # a tag that no message has
 _CANARY = torch.frombuffer(bytearray(b"microp\xf4\x7f"), dtype=torch.uint8)
 
@@ -50,6 +50,14 @@ class GroupComms(Comms):
         group: the process group of the ranks; None for all processes.
         hosts: the hosts of all processes, which messages name if they are several.
     """
+
+    library = "gloo"  # torch's name of what moves the tensors
+
+    @staticmethod
+    def own_timeout(timeout_s: float) -> timedelta:
+        """Return the library's own time-out, for waits of at most `timeout_s`."""
+        del timeout_s  # the watchdog counts it
+        return _NEVER
 
     def __init__(self, device: torch.device, timeout_s: float, group: Any = None, hosts: Hosts | None = None) -> None:
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
@@ -225,7 +233,7 @@ class _Transfer:
 
     def wait(self) -> Tensor:
         with in_our_words(self._comms.timeout_s, self._peer), self._comms.waiting(self._peer):
-            self._work.wait(NEVER)
+            self._work.wait(_NEVER)
         if self._canary is not None and torch.equal(self._canary, _CANARY[-len(self._canary) :]):
             raise ConnectionError(
                 f"{self._peer} sent fewer bytes than the {self._tensor.nbytes} of shape {list(self._tensor.shape)}"

@@ -33,14 +33,19 @@ GRACE_S = 10.0  # after a time-out until torch ends the process itself, so that 
 class NcclComms(GroupComms):
     """A `GroupComms` over NCCL. `wait()` of a transfer lets the current stream wait, and returns at once."""
 
+    library = "nccl"
     waiting = Comms.waiting  # torch has a watchdog for NCCL, which goes by the clock
+
+    @staticmethod
+    def own_timeout(timeout_s: float) -> timedelta:
+        return timedelta(seconds=timeout_s + GRACE_S)
 
     def __init__(self, device: torch.device, timeout_s: float, group: Any = None, hosts: Hosts | None = None) -> None:
         super().__init__(device, timeout_s, group, hosts)
         self._watchdog.close()
-        members, patience = dist.get_process_group_ranks(self.group), timedelta(seconds=timeout_s + GRACE_S)
+        members, own_timeout = dist.get_process_group_ranks(self.group), self.own_timeout(timeout_s)
         self._up, self._down = (
-            dist.new_group(members, timeout=patience, use_local_synchronization=True) for _ in range(2)
+            dist.new_group(members, timeout=own_timeout, use_local_synchronization=True) for _ in range(2)
         )
 
     def expect(self, messages: Iterable[Message]) -> None:
