@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from microp.comms import Comms, ThreadComms
+from microp.comms.base import PostedReceive, PostedSend
 
 ACTION_MS = 1.0  # of each operation, on the GPU's own clock
 
@@ -307,12 +308,15 @@ class HostComms(Comms):
         self.device, self.timeout_s = threads.device, threads.timeout_s
         self._threads, self._gpu = threads, gpu
 
-    def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Any:
-        with _disable_current_modes():
-            return self._threads.isend_tensor(tensor, dest, tag)
+    def outbox(self, shape: Any, dest: int, tag: int, dtype: torch.dtype) -> PostedSend:
+        def start(tensor: Tensor) -> Any:
+            with _disable_current_modes():
+                return self._threads.isend_tensor(tensor, dest, tag)
 
-    def irecv_tensor(self, shape: Any, src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Any:
-        return Received(self._threads.irecv_tensor(shape, src, tag, dtype), self._gpu)
+        return PostedSend(start)
+
+    def inbox(self, shape: Any, src: int, tag: int, dtype: torch.dtype) -> PostedReceive:
+        return PostedReceive(lambda: Received(self._threads.irecv_tensor(shape, src, tag, dtype), self._gpu))
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         with _disable_current_modes():

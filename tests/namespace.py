@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,15 +9,7 @@ from typing import Self
 
 import pytest
 
-WAYS = (["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"])
-
-
-@functools.cache
-def _way() -> list[str] | None:
-    """The command that gives another command its own mounts: as root, else in a user namespace; None if neither may."""
-    probe = ["sh", "-c", "mount -t tmpfs -o size=64k none /mnt"]
-    able = (way for way in WAYS if shutil.which("unshare"))
-    return next((way for way in able if subprocess.run([*way, *probe], capture_output=True).returncode == 0), None)
+WAYS = (["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"])  # as root, and as others
 
 
 class Mounts:
@@ -29,13 +20,17 @@ class Mounts:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        probe = ["sh", "-c", "mount -t tmpfs -o size=64k none /mnt"]
+        able = (way for way in WAYS if shutil.which("unshare"))
+        ways = [way for way in able if subprocess.run([*way, *probe], capture_output=True).returncode == 0]
+        if not ways:
+            pytest.skip("neither root nor a user namespace, so no full or read-only disk can be mounted")
+        self._folder, self._way = folder, ways[0]
 
     def __enter__(self) -> Self:
-        command = [*_way_or_skip(), "sh", "-e"]
         pipe = subprocess.PIPE
         self._shell = subprocess.Popen(
-            command, cwd=self._folder, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True, bufsize=1
+            [*self._way, "sh", "-e"], cwd=self._folder, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True
         )
         self.pid = self._shell.pid
         self.run(":")
@@ -49,13 +44,6 @@ class Mounts:
         """Run lines of the shell, as to mount something."""
         assert self._shell.stdin is not None
         assert self._shell.stdout is not None
-        self._shell.stdin.write(f"{script}\necho done\n")
+        print(script, "echo done", sep="\n", file=self._shell.stdin, flush=True)
         said = self._shell.stdout.readline()
         assert said == "done\n", said + self._shell.stdout.read()
-
-
-def _way_or_skip() -> list[str]:
-    way = _way()
-    if way is None:
-        pytest.skip("neither root nor a user namespace, so no full or read-only disk can be mounted")
-    return way

@@ -8,14 +8,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 ALLOWED = {
-    "comms/threads.py": {
-        # a meter of one thread would count the sums that another one makes for it
-        "torch.utils._python_dispatch._disable_current_modes",
-    },
     "device/meters.py": {
         # torch shows each tensor that is made only to such a mode; profilers are too slow within a step
         "torch.utils._python_dispatch.TorchDispatchMode",
-        "torch.utils._pytree.tree_leaves",
     },
     "model/compiled.py": {
         "torch._functorch.config",  # a setting of torch's compiler that has no public name

@@ -13,6 +13,7 @@ import training
 from conftest import mlp, small_job
 
 from microp.comms import Comms, ThreadComms, thread_comms
+from microp.comms.base import PostedReceive
 from microp.schedule import Schedule
 from microp.schedule.builders import gpipe
 from microp.worker import monolith
@@ -51,13 +52,16 @@ class Tagless(ThreadComms):
         self._sent: Counter[int] = Counter()
         self._posted: Counter[int] = Counter()
 
-    def isend_tensor(self, tensor, dest, tag=0, leaves_ns=0):
+    def put(self, tensor, dest, tag, leaves_ns):
         self._sent[dest] += 1
-        return super().isend_tensor(tensor, dest, self._sent[dest], leaves_ns)
+        super().put(tensor, dest, self._sent[dest], leaves_ns)
 
-    def irecv_tensor(self, shape, src, tag=0, dtype=torch.float32):
-        self._posted[src] += 1
-        return super().irecv_tensor(shape, src, self._posted[src], dtype)
+    def inbox(self, shape, src, tag, dtype):
+        def post():
+            self._posted[src] += 1
+            return super(Tagless, self).inbox(shape, src, self._posted[src], dtype)
+
+        return PostedReceive(post)
 
 
 def tagless(world_size: int, timeout_s: float) -> list[Tagless]:

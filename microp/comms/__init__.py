@@ -12,7 +12,6 @@ one host, `tcp` between hosts), `tcp`, `group` (gloo), `nccl` (between GPUs) and
 
 import os
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,20 +19,17 @@ from torch.distributed import Store, rendezvous  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 
 from microp.comms.base import Comms, Inbox, Message, Outbox, Sum
-from microp.comms.countdown import Countdown
-from microp.comms.deadline import Pacer, sleep_until, wake_on_time
-from microp.comms.delayed import DelayedComms
-from microp.comms.direct import direct_sums
-from microp.comms.group import NEVER, GroupComms, in_our_words, peer_error
+from microp.comms.delay import DelayedComms, Pacer, sleep_until
+from microp.comms.group import GroupComms, in_our_words, peer_error
 from microp.comms.heartbeat import PLACE, SINCE, Heartbeats, Place, awaited_rank, last_awaited, trail
 from microp.comms.hosts import Hosts, interface_of, one_host, own_address
-from microp.comms.nccl import GRACE_S, NcclComms
-from microp.comms.processes import state as process_state
-from microp.comms.ring import Ring
+from microp.comms.nccl import NcclComms
 from microp.comms.shm import ShmComms
 from microp.comms.staged import StagedComms
+from microp.comms.sums import Ring, direct_sums
 from microp.comms.tcp import TcpComms
 from microp.comms.threads import ThreadComms, thread_comms
+from microp.comms.waiting import Countdown, process_state
 
 
 def init_process_group(
@@ -60,30 +56,24 @@ def init_process_group(
     Raises:
         TimeoutError, ConnectionError: another rank did not join.
     """
-    group = "gloo" if backend in ("shm", "tcp") else backend
-    patience = timedelta(seconds=timeout_s + GRACE_S) if group == "nccl" else NEVER
+    kinds: dict[str, type[GroupComms]] = {"shm": ShmComms, "tcp": TcpComms, "gloo": GroupComms, "nccl": NcclComms}
+    kind, patience = kinds[backend], timedelta(seconds=timeout_s)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with in_our_words(timeout_s, "another rank"):
         if store is None:
-            store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+            store, _, _ = next(rendezvous("env://", timeout=patience))
         store.set(f"came/{rank}", "")  # gloo itself would wait for ever for a rank that does not come
-        store.wait([f"came/{other}" for other in range(world)], timedelta(seconds=timeout_s))
-        dist.init_process_group(group, timeout=patience, store=store, rank=rank, world_size=world)
+        store.wait([f"came/{other}" for other in range(world)], patience)
+        own_timeout = kind.own_timeout(timeout_s)
+        dist.init_process_group(kind.library, timeout=own_timeout, store=store, rank=rank, world_size=world)
     row = column = None
     if replicas > 1:
-        shape = (replicas, dist.get_world_size() // replicas)
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replica", "pipeline"))
+        names = ("replica", "pipeline")
+        mesh = init_device_mesh(device.type, (replicas, world // replicas), mesh_dim_names=names)
         row, column = mesh.get_group("pipeline"), mesh.get_group("replica")
 
-    hosts = hosts or one_host(dist.get_world_size())
-
-    def of(members: Any) -> GroupComms:
-        if backend in ("shm", "tcp"):
-            return (ShmComms if backend == "shm" else TcpComms)(device, timeout_s, members, hosts)
-        kind = NcclComms if backend == "nccl" else GroupComms
-        return kind(device, timeout_s, members, hosts)
-
-    comms = of(row)
+    hosts = hosts or one_host(world)
+    comms = kind(device, timeout_s, row, hosts)
     if column is not None:
-        comms.replica_group = of(column)
+        comms.replica_group = kind(device, timeout_s, column, hosts)
     return comms

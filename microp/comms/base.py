@@ -5,15 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property, partial
+from functools import cached_property
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from microp.comms.countdown import Countdown
 from microp.comms.heartbeat import Heartbeats
+from microp.comms.waiting import Countdown
 
 REDUCTIONS = ("sum", "product", "min", "max")
 
@@ -39,7 +39,7 @@ class Sum(Pending, Protocol):
 
 
 class Done(NamedTuple):
-    """A transfer or a sum over ranks that has completed."""
+    """A sum over ranks that has completed."""
 
     tensor: Tensor
     ended_ns: int = 0
@@ -65,25 +65,22 @@ class Outbox(Protocol):
         """A function that waits until `tensor` may be written; None if no wait is needed."""
 
 
-class Inbox(Protocol):
+class Inbox(Pending, Protocol):
     """Receives one message of a step, again in each step."""
 
     @property
     def post(self) -> Callable[[], None] | None:
         """A function that posts the receive, so that bytes move before `wait()`; None if they do so without it."""
 
-    def wait(self) -> Tensor:
-        """Block until the tensor has arrived and return it. Raises like `Pending.wait`."""
-
 
 class PostedSend:
-    """An outbox that uses `isend_tensor`."""
+    """An outbox whose sends are started by a function, and have to be waited for."""
 
     def __init__(self, start: Callable[[Tensor], Pending]) -> None:
         self._start = start
 
     def send(self, tensor: Tensor, leaves_ns: int = 0) -> None:
-        del leaves_ns  # `isend_tensor` sends no stamp
+        del leaves_ns  # it sends no stamp
         self._pending = self._start(tensor)
 
     def finish(self) -> None:
@@ -92,7 +89,7 @@ class PostedSend:
 
 
 class PostedReceive:
-    """An inbox that uses `irecv_tensor`."""
+    """An inbox whose receives are started by a function."""
 
     def __init__(self, start: Callable[[], Pending]) -> None:
         self._start = start
@@ -104,6 +101,18 @@ class PostedReceive:
         pending = self._pending
         del self._pending  # only the receiver keeps the tensor alive
         return pending.wait()
+
+
+class _Sent(NamedTuple):
+    """A send that has been started."""
+
+    outbox: Outbox
+    tensor: Tensor
+
+    def wait(self) -> Tensor:
+        if self.outbox.finish is not None:
+            self.outbox.finish()
+        return self.tensor
 
 
 class Message(NamedTuple):
@@ -154,11 +163,6 @@ class Comms(ABC):
         """Where the ranks are in their step; only of this rank, unless the launcher has set that of all ranks."""
         return Heartbeats(self.world_rank + 1)
 
-    def gather_all(self, value: Any) -> list[Any]:
-        """Return the `value` of every rank of all pipelines, in the order of `world_rank`; JSON can write it."""
-        row = self.all_gather(value)
-        return [each for row in self.replica_group.all_gather(row) for each in row] if self.replica_group else row
-
     def get_next_rank(self) -> int | None:
         """Return the rank after this one, or None on the last rank."""
         return self.rank + 1 if self.rank + 1 < self.world_size else None
@@ -166,6 +170,39 @@ class Comms(ABC):
     def get_prev_rank(self) -> int | None:
         """Return the rank before this one, or None on the first rank."""
         return self.rank - 1 if self.rank > 0 else None
+
+    def expect(self, messages: Iterable[Message]) -> None:
+        """Prepare for the messages of a step; every rank passes the messages of all ranks."""
+        del messages  # by default a transport needs no preparation
+
+    @abstractmethod
+    def outbox(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Outbox:
+        """Return an object that sends one message of a step; all look-ups are done here, not in the step."""
+
+    @abstractmethod
+    def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Inbox:
+        """Return an object that receives one message of a step; all look-ups are done here, not in the step.
+
+        The data of the tensor start at a 64-byte boundary.
+        """
+
+    def is_received(self, address: int) -> bool:
+        """Return whether a tensor at `address` lies in memory that this transport keeps for received tensors."""
+        del address
+        return False
+
+    def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
+        """Start to send `tensor`, which must not be written before `wait()`."""
+        outbox = self.outbox(tensor.shape, dest, tag, tensor.dtype)
+        outbox.send(tensor, perf_counter_ns())
+        return _Sent(outbox, tensor)
+
+    def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
+        """Start to receive; `wait()` returns the tensor."""
+        inbox = self.inbox(shape, src, tag, dtype)
+        if inbox.post is not None:
+            inbox.post()
+        return inbox
 
     def send_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> None:
         """Send `tensor`; return when it may be written again."""
@@ -178,32 +215,6 @@ class Comms(ABC):
             ConnectionError: the message has a different size.
         """
         return self.irecv_tensor(shape, src, tag, dtype).wait()
-
-    def expect(self, messages: Iterable[Message]) -> None:
-        """Prepare for the messages of a step; every rank passes the messages of all ranks."""
-        del messages  # by default a transport needs no preparation
-
-    def outbox(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Outbox:
-        """Return an object that sends one message of a step; all look-ups are done here, not in the step."""
-        del shape, dtype
-        return PostedSend(partial(self.isend_tensor, dest=dest, tag=tag))
-
-    def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Inbox:
-        """Return an object that receives one message of a step; all look-ups are done here, not in the step."""
-        return PostedReceive(partial(self.irecv_tensor, shape, src, tag, dtype))
-
-    def is_received(self, address: int) -> bool:
-        """Return whether a tensor at `address` lies in memory that this transport keeps for received tensors."""
-        del address
-        return False
-
-    @abstractmethod
-    def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
-        """Start to send `tensor`, which must not be written before `wait()`."""
-
-    @abstractmethod
-    def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
-        """Start to receive; `wait()` returns the tensor, whose data start at a 64-byte boundary."""
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
@@ -231,6 +242,13 @@ class Comms(ABC):
         The value is one that JSON can write, because nothing that comes from another process is unpickled.
         """
 
+    def gather_all(self, value: Any) -> list[Any]:
+        """Return the `value` of every rank of all pipelines, in the order of `world_rank`; JSON can write it."""
+        row = self.all_gather(value)
+        if self.replica_group is None:
+            return row
+        return [gathered for replica in self.replica_group.all_gather(row) for gathered in replica]
+
     @abstractmethod
     def barrier(self) -> None:
         """Return when every rank of every pipeline has called it."""
@@ -253,17 +271,35 @@ class OverComms(Comms):
         self.device, self.timeout_s = inner.device, inner.timeout_s
         self._inner = inner
 
+    def expect(self, messages: Iterable[Message]) -> None:
+        self._inner.expect(messages)
+
     def all_gather(self, value: Any) -> list[Any]:
         return self._inner.all_gather(value)
 
     def barrier(self) -> None:
         self._inner.barrier()
 
-    def waiting(self, peer: str = "another rank") -> AbstractContextManager[Countdown]:
-        return self._inner.waiting(peer)
-
     def close(self) -> None:
         self._inner.close()
+
+
+def mailbox_sizes(messages: Iterable[Message]) -> dict[tuple[int, int, int], int]:
+    """Return (sender, receiver, slot) -> the bytes of the largest message that uses this mailbox."""
+    sizes: dict[tuple[int, int, int], int] = {}
+    for src, dest, _, nbytes, slot in messages:
+        sizes[src, dest, slot] = max(nbytes, sizes.get((src, dest, slot), 0))
+    return sizes
+
+
+def bytes_of(shape: Sequence[int], dtype: torch.dtype) -> int:
+    """Return the number of bytes of a contiguous tensor."""
+    return torch.Size(shape).numel() * dtype.itemsize
+
+
+def view_of(memory: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return the first of some bytes as a tensor."""
+    return memory[: bytes_of(shape, dtype)].view(dtype).view(*shape)
 
 
 def ended_now(tensor: Tensor) -> int:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -29,20 +30,15 @@ from microp.comms.base import (
     PostedSend,
     Sum,
     check_reduction,
+    mailbox_sizes,
+    view_of,
 )
-from microp.comms.countdown import TICK_S, Countdown
 from microp.comms.hosts import Hosts
+from microp.comms.waiting import TICK_S, Countdown
 
-NEVER = timedelta(days=365)  # gloo's own time-out
+_NEVER = timedelta(days=365)
 _NOBODY_S = 2**31 - 1  # a tag that no message has
-_SIZE = 8  # bytes of the number that says how long a text is
-_AT_ONCE = 248  # bytes of a text that every rank takes in the first of at most two exchanges
-_REDUCE = {
-    "sum": dist.ReduceOp.SUM,
-    "product": dist.ReduceOp.PRODUCT,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-}
+_CANARY = torch.frombuffer(bytearray(b"microp\xf4\x7f"), dtype=torch.uint8)
 
 
 class GroupComms(Comms):
@@ -55,6 +51,14 @@ class GroupComms(Comms):
         hosts: the hosts of all processes, which messages name if they are several.
     """
 
+    library = "gloo"  # torch's name of what moves the tensors
+
+    @staticmethod
+    def own_timeout(timeout_s: float) -> timedelta:
+        """Return the library's own time-out, for waits of at most `timeout_s`."""
+        del timeout_s  # the watchdog counts it
+        return _NEVER
+
     def __init__(self, device: torch.device, timeout_s: float, group: Any = None, hosts: Hosts | None = None) -> None:
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self.device, self.timeout_s = device, timeout_s
@@ -63,68 +67,48 @@ class GroupComms(Comms):
         if hosts and hosts.are_several:
             self.names = [hosts.rank_text(rank) for rank in dist.get_process_group_ranks(self.group)]
         self._watchdog = Watchdog(self.group, timeout_s)
-        self._pool: list[Tensor] = []
         self._buffers: dict[tuple[int, int], Tensor] = {}  # (source, tag) -> the receive buffer
 
     def expect(self, messages: Iterable[Message]) -> None:
         """Allocate the receive buffers of a step, one per mailbox of the schedule."""
         mine = [message for message in messages if message.dest == self.rank]
-        sizes: dict[tuple[int, int], int] = {}
-        for message in mine:
-            sizes[message.src, message.slot] = max(message.nbytes, sizes.get((message.src, message.slot), 0))
-        pool = {key: torch.empty(nbytes, dtype=torch.uint8) for key, nbytes in sizes.items()}
-        self._pool = list(pool.values())
-        self._buffers = {(message.src, message.tag): pool[message.src, message.slot] for message in mine}
+        pool = {key: torch.empty(nbytes, dtype=torch.uint8) for key, nbytes in mailbox_sizes(mine).items()}
+        self._buffers = {(src, tag): pool[src, dest, slot] for src, dest, tag, _, slot in mine}
 
     def is_received(self, address: int) -> bool:
-        return any(buffer.data_ptr() <= address < buffer.data_ptr() + buffer.nbytes for buffer in self._pool)
+        buffers = self._buffers.values()
+        return any(buffer.data_ptr() <= address < buffer.data_ptr() + buffer.nbytes for buffer in buffers)
 
     def outbox(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Outbox:
-        group, name = self.group, self.names[dest]
-
-        def start(tensor: Tensor) -> Pending:
-            tensor = tensor.contiguous()
-            try:
-                work = group.send([tensor], dest, tag)
-            except RuntimeError as error:  # the connection has been closed already
-                raise peer_error(error, self.timeout_s, name) from error
-            return _Transfer(self, work, tensor, name)
-
-        return PostedSend(start)
+        send = partial(self._start, self.group.send, dest, tag)
+        return PostedSend(lambda tensor: send(tensor.contiguous()))
 
     def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Inbox:
-        """Return an inbox that receives into the buffer from `expect`; the sender checks the size, so no canary."""
-        buffer, group, name = self._buffers.get((src, tag)), self.group, self.names[src]
-        if buffer is None:
-            return super().inbox(shape, src, tag, dtype)
-        tensor = buffer[: torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(*shape)
+        """Return an inbox. The size of what was announced in `expect` is checked by its sender, so without a canary."""
+        receive = partial(self._start, self.group.recv, src, tag)
+        if (src, tag) in self._buffers:
+            return PostedReceive(partial(receive, view_of(self._buffers[src, tag], shape, dtype)))
 
         def start() -> Pending:
-            try:
-                work = group.recv([tensor], src, tag)
-            except RuntimeError as error:
-                raise peer_error(error, self.timeout_s, name) from error
-            return _Transfer(self, work, tensor, name)
+            tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
+            return receive(tensor, _with_canary(tensor))
 
         return PostedReceive(start)
 
-    def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
-        tensor = tensor.contiguous()
-        with in_our_words(self.timeout_s, self.names[dest]):  # the connection may have been closed already
-            work = dist.isend(tensor, group=self.group, tag=tag, group_dst=dest)
-        return _Transfer(self, work, tensor, self.names[dest])
-
-    def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
-        tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
-        canary = _Canary(tensor)
-        with in_our_words(self.timeout_s, self.names[src]):
-            work = dist.irecv(tensor, group=self.group, tag=tag, group_src=src)
-        return _Transfer(self, work, tensor, self.names[src], canary)
+    def _start(
+        self, transfer: Callable[..., Any], peer: int, tag: int, tensor: Tensor, canary: Tensor | None = None
+    ) -> Pending:
+        """Start to send to a peer or to receive from it."""
+        try:
+            work = transfer([tensor], peer, tag)
+        except RuntimeError as error:  # the connection has been closed already
+            raise peer_error(error, self.timeout_s, self.names[peer]) from error
+        return _Transfer(self, work, tensor, self.names[peer], canary)
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         check_reduction(op)
         with in_our_words(self.timeout_s, "another rank"), self.waiting():
-            dist.all_reduce(tensor, _REDUCE[op], group=self.group)
+            dist.all_reduce(tensor, getattr(dist.ReduceOp, op.upper()), group=self.group)
         return tensor
 
     def iall_reduce(self, tensor: Tensor) -> Sum:
@@ -132,21 +116,18 @@ class GroupComms(Comms):
         return _Sum(self, work, tensor, self.names[(self.rank + 1) % self.world_size])
 
     def all_gather(self, value: Any) -> list[Any]:
-        text = json.dumps(value).encode()
-        found = self._gather_bytes(text, _AT_ONCE)
-        longest = max(int.from_bytes(each[:_SIZE], "little") for each in found)
-        if longest > _AT_ONCE:  # every rank sees this
-            found = self._gather_bytes(text, longest)
-        return [json.loads(each[_SIZE : _SIZE + int.from_bytes(each[:_SIZE], "little")]) for each in found]
+        text = bytearray(json.dumps(value).encode())
+        lengths = [int(length) for length in self._gather(torch.tensor([len(text)]))]
+        texts = self._gather(torch.frombuffer(text.ljust(max(lengths)), dtype=torch.uint8))
+        return [json.loads(text[:length].numpy().tobytes()) for text, length in zip(texts, lengths, strict=True)]
 
-    def _gather_bytes(self, text: bytes, length: int) -> list[bytes]:
-        """Return of each rank the size of its text in _SIZE bytes, and at most `length` bytes of the text."""
-        framed = len(text).to_bytes(_SIZE, "little") + text[:length].ljust(length)
-        own = torch.frombuffer(bytearray(framed), dtype=torch.uint8).to(self.device)
-        every = [torch.empty_like(own) for _ in range(self.world_size)]
+    def _gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensor of every rank, all of one size."""
+        mine = tensor.to(self.device)
+        gathered = [torch.empty_like(mine) for _ in range(self.world_size)]
         with in_our_words(self.timeout_s, "another rank"), self.waiting():
-            dist.all_gather(every, own, group=self.group)
-        return [each.cpu().numpy().tobytes() for each in every]
+            dist.all_gather(gathered, mine, group=self.group)
+        return [each.cpu() for each in gathered]
 
     def barrier(self) -> None:
         with in_our_words(self.timeout_s, "another rank"), self.waiting():
@@ -217,26 +198,15 @@ class Watchdog:
                 group.recv([torch.empty(1)], peer, _NOBODY_S).wait(timedelta(milliseconds=1))
 
 
-class _Canary:
-    """Detects a message that was shorter than its buffer, for which gloo reports no error.
+def _with_canary(buffer: Tensor) -> Tensor | None:
+    """Write a signalling NaN into the last element of a buffer and return the bytes of that element.
 
-    The buffer's last element holds a signalling NaN before the transfer, and a complete
-    message overwrites it. (A message that ends in exactly these bits is refused. Elements of
-    less than 4 bytes have too few bits for a distinct pattern and are not checked.)
+    A complete message overwrites it; of a shorter one gloo reports no error. (A message that ends in exactly these bits
+    is refused. Elements of less than 4 bytes have too few bits for a distinct pattern and are not checked: None.)
     """
-
-    PATTERN = torch.frombuffer(bytearray(b"microp\xf4\x7f"), dtype=torch.uint8)
-
-    def __init__(self, buffer: Tensor) -> None:
-        size = buffer.element_size()
-        self._tail: Tensor | None = None
-        if buffer.numel() and size >= 4:
-            self._tail = buffer.view(-1)[-1:].view(torch.uint8)
-            self._tail.copy_(self.PATTERN[-size:])
-
-    def is_unwritten(self) -> bool:
-        """Return whether the last element has not been overwritten."""
-        return self._tail is not None and torch.equal(self._tail, self.PATTERN[-len(self._tail) :])
+    if not buffer.numel() or buffer.element_size() < 4:
+        return None
+    return buffer.view(-1)[-1:].view(torch.uint8).copy_(_CANARY[-buffer.element_size() :])
 
 
 @contextmanager
@@ -258,13 +228,13 @@ def peer_error(error: BaseException, timeout_s: float, peer: str) -> TimeoutErro
 class _Transfer:
     """A torch.distributed transfer; keeps its tensor alive, as gloo requires."""
 
-    def __init__(self, comms: GroupComms, work: Any, tensor: Tensor, peer: str, canary: _Canary | None = None) -> None:
+    def __init__(self, comms: GroupComms, work: Any, tensor: Tensor, peer: str, canary: Tensor | None = None) -> None:
         self._comms, self._work, self._tensor, self._peer, self._canary = comms, work, tensor, peer, canary
 
     def wait(self) -> Tensor:
         with in_our_words(self._comms.timeout_s, self._peer), self._comms.waiting(self._peer):
-            self._work.wait(NEVER)
-        if self._canary is not None and self._canary.is_unwritten():
+            self._work.wait(_NEVER)
+        if self._canary is not None and torch.equal(self._canary, _CANARY[-len(self._canary) :]):
             raise ConnectionError(
                 f"{self._peer} sent fewer bytes than the {self._tensor.nbytes} of shape {list(self._tensor.shape)}"
             )

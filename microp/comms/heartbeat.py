@@ -53,7 +53,6 @@ class Place(IntEnum):
         return place
 
 
-_PLACES = {int(place): place for place in Place}
 _MEETINGS = (Place.BARRIER, Place.REDUCING, Place.CONNECTING, Place.RUNTIME)  # left when the others have come
 
 
@@ -81,7 +80,7 @@ class Beat(NamedTuple):
     def where(self, schedule: Schedule, rank: int) -> str:
         """Return the action or the place as words: `1B4`, `the optimizer`."""
         action = self.action(schedule, rank)
-        return str(action) if action else _PLACES[self.place].words
+        return str(action) if action else next(place.words for place in Place if place == self.place)
 
 
 class Heartbeats:
@@ -109,13 +108,11 @@ class Heartbeats:
         if sys.platform != "linux":
             return cls(count)
         made = os.memfd_create("heartbeats", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(made, count * WORDS * 8)
-            found = cls(count, f"/proc/{os.getpid()}/fd/{made}")
-        finally:
-            os.close(made)
-        found.path = f"/proc/{os.getpid()}/fd/{found._descriptor}"
-        return found
+        os.ftruncate(made, count * WORDS * 8)
+        lines = cls(count, f"/proc/self/fd/{made}")
+        os.close(made)
+        lines.path = f"/proc/{os.getpid()}/fd/{lines._descriptor}"
+        return lines
 
     def line(self, world_rank: int) -> memoryview:
         """Return the line of a rank, into which it writes; its words are PID, STEP, PLACE and SINCE."""
@@ -159,22 +156,18 @@ def trail(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) -> str:
     Returns:
         relative clauses that follow the rank's name; empty if nothing is known of it.
     """
-    text, seen = "", set[int]()
-    while world_rank not in seen:
-        seen.add(world_rank)
-        beat = heartbeats.read(world_rank)
+    text = ""
+    for waiting in _chain(heartbeats, schedule, world_rank):
+        beat, rank = heartbeats.read(waiting), waiting % len(schedule.ranks)
         if not beat.pid:
             break
-        rank = world_rank % len(schedule.ranks)
-        seconds = (perf_counter_ns() - beat.since) / 1e9
-        awaited = awaited_rank(heartbeats, schedule, world_rank)
+        where, awaited = beat.where(schedule, rank), awaited_rank(heartbeats, schedule, waiting)
         if awaited is None:
-            return f"{text}, which has been in {beat.where(schedule, rank)} for {seconds:.1f} s"
+            return f"{text}, which has been in {where} for {(perf_counter_ns() - beat.since) / 1e9:.1f} s"
         action = beat.action(schedule, rank)
         source = schedule.source(action) if action else None
-        what = f"waits for {source} from" if source else f"is at {beat.where(schedule, rank)} and waits for"
+        what = f"waits for {source} from" if source else f"is at {where} and waits for"
         text += f", which {what} {heartbeats.rank_text(awaited)}"
-        world_rank = awaited
     return text
 
 
@@ -200,10 +193,15 @@ def awaited_rank(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) ->
 
 def last_awaited(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) -> int:
     """Return the rank at which a trail ends: the one that waits for no other, or with which a circle closes."""
-    seen = [world_rank]
-    while (other := awaited_rank(heartbeats, schedule, seen[-1])) is not None and other not in seen:
-        seen.append(other)
-    return seen[-1]
+    return _chain(heartbeats, schedule, world_rank)[-1]
+
+
+def _chain(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) -> list[int]:
+    """Return a rank, the rank for which it waits, the one for which that one waits, and so on."""
+    ranks = [world_rank]
+    while (other := awaited_rank(heartbeats, schedule, ranks[-1])) is not None and other not in ranks:
+        ranks.append(other)
+    return ranks
 
 
 def _receiver(heartbeats: Heartbeats, schedule: Schedule, world_rank: int) -> int | None:

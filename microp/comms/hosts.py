@@ -14,10 +14,8 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
-from pathlib import Path
 
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux: the IPv4 address of an interface
-_IPV6 = Path("/proc/net/if_inet6")
 
 
 @dataclass(frozen=True)
@@ -58,11 +56,9 @@ def own_address(other: str, port: int) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of the network interface that has an address; None if the system does not tell."""
-    wanted = ip_address(address)
-    if wanted.version == 6:
-        return next((name for packed, name in _ipv6_addresses() if packed == wanted.packed), None)
-    return next((name for _, name in socket.if_nameindex() if _ipv4_address(name) == wanted.packed), None)
+    """Return the name of the network interface that has an IPv4 address; None if the system does not tell."""
+    packed = ip_address(address).packed
+    return next((name for _, name in socket.if_nameindex() if _address_of(name) == packed), None)
 
 
 def listening_address(hosts: Hosts) -> str:
@@ -71,27 +67,15 @@ def listening_address(hosts: Hosts) -> str:
     It is that of the interface which `GLOO_SOCKET_IFNAME` names. If the system does not tell it, loopback if there is
     one host, else the address from which this host reaches the first one.
     """
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
-    if packed := _ipv4_address(interface) or _ipv6_address(interface):
+    if packed := _address_of(os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]):
         return str(ip_address(packed))
     if hosts.are_several:
         return own_address(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     return "127.0.0.1"
 
 
-def _ipv6_addresses() -> list[tuple[bytes, str]]:
-    """Return the address and the interface of each line of the system's list."""
-    lines = _IPV6.read_text().splitlines() if _IPV6.exists() else []
-    return [(bytes.fromhex(text), name) for text, *_, name in map(str.split, lines)]
-
-
-def _ipv6_address(interface: str) -> bytes | None:
-    """Return an address of an interface that needs no interface beside it, which link-local ones do."""
-    own = (packed for packed, name in _ipv6_addresses() if name == interface)
-    return next((packed for packed in own if not ip_address(packed).is_link_local), None)
-
-
-def _ipv4_address(interface: str) -> bytes | None:
+def _address_of(interface: str) -> bytes | None:
+    """Return the IPv4 address of a network interface."""
     if sys.platform != "linux":
         return None
     import fcntl  # not on every system

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from microp.comms.base import Comms, Message, Pending, Sum
+from microp.comms.base import Comms, Inbox, Message, Outbox, Pending, PostedReceive, PostedSend, Sum
 from microp.comms.group import GroupComms, in_our_words
 from microp.comms.hosts import Hosts
 
@@ -33,19 +33,20 @@ GRACE_S = 10.0  # after a time-out until torch ends the process itself, so that 
 class NcclComms(GroupComms):
     """A `GroupComms` over NCCL. `wait()` of a transfer lets the current stream wait, and returns at once."""
 
-    outbox, inbox = Comms.outbox, Comms.inbox  # the GPU's allocator reuses memory in the order of its stream
+    library = "nccl"
     waiting = Comms.waiting  # torch has a watchdog for NCCL, which goes by the clock
+
+    @staticmethod
+    def own_timeout(timeout_s: float) -> timedelta:
+        return timedelta(seconds=timeout_s + GRACE_S)
 
     def __init__(self, device: torch.device, timeout_s: float, group: Any = None, hosts: Hosts | None = None) -> None:
         super().__init__(device, timeout_s, group, hosts)
         self._watchdog.close()
-        members, patience = dist.get_process_group_ranks(self.group), timedelta(seconds=timeout_s + GRACE_S)
+        members, own_timeout = dist.get_process_group_ranks(self.group), self.own_timeout(timeout_s)
         self._up, self._down = (
-            dist.new_group(members, timeout=patience, use_local_synchronization=True) for _ in range(2)
+            dist.new_group(members, timeout=own_timeout, use_local_synchronization=True) for _ in range(2)
         )
-
-    def _between(self, src: int, dest: int) -> Any:
-        return self._up if src < dest else self._down
 
     def expect(self, messages: Iterable[Message]) -> None:
         """Open the communicators of the step's links, in the same order on all ranks.
@@ -59,15 +60,23 @@ class NcclComms(GroupComms):
             elif self.rank == dest:
                 self.irecv_tensor([1], src).wait()
 
-    def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
-        tensor = tensor.contiguous()
-        with in_our_words(self.timeout_s, self.names[dest]):
-            return _Enqueued(self._between(self.rank, dest).send([tensor], dest, 0), tensor)
+    def outbox(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Outbox:
+        def start(tensor: Tensor) -> Pending:
+            tensor = tensor.contiguous()
+            group = self._up if self.rank < dest else self._down
+            with in_our_words(self.timeout_s, self.names[dest]):
+                return _Enqueued(group.send([tensor], dest, 0), tensor)
 
-    def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
-        tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
-        with in_our_words(self.timeout_s, self.names[src]):
-            return _Enqueued(self._between(src, self.rank).recv([tensor], src, 0), tensor)
+        return PostedSend(start)
+
+    def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Inbox:
+        def start() -> Pending:  # each time a new tensor: the GPU's allocator reuses memory in the order of its stream
+            tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
+            group = self._up if src < self.rank else self._down
+            with in_our_words(self.timeout_s, self.names[src]):
+                return _Enqueued(group.recv([tensor], src, 0), tensor)
+
+        return PostedReceive(start)
 
     def iall_reduce(self, tensor: Tensor) -> Sum:
         return _Enqueued(dist.all_reduce(tensor, group=self.group, async_op=True), tensor)

@@ -35,24 +35,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from microp.comms.base import Done, Inbox, Message, Outbox, Pending
-from microp.comms.countdown import TICK_S, Countdown
+from microp.comms.base import Inbox, Message, Outbox, mailbox_sizes
 from microp.comms.hosts import Hosts
-from microp.comms.processes import is_alive
-from microp.comms.tcp import TcpComms, check_fits
+from microp.comms.tcp import BARRIER_TAG, TcpComms, check_fits
+from microp.comms.waiting import TICK_S, Countdown, is_alive
 
 LINE = 64  # bytes: a cache line, and the alignment at which matrix products give the same bits
 STAMP = 32  # the offset of the stamp in the first line, after the semaphore
-_BARRIER_TAG = -1  # the tag of the barrier's mailboxes
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _quick = ctypes.PyDLL(None)  # calls that return at once: to let go of the interpreter takes longer than they do
 _trywait, _post, _copy = _quick.sem_trywait, _quick.sem_post, _quick.memmove
 _copy.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
-
-
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
 class _Box(NamedTuple):
@@ -71,7 +65,6 @@ class ShmComms(TcpComms):
         super().__init__(device, timeout_s, group, hosts)
         self._boxes: dict[tuple[int, int, int], _Box] = {}
         self._pids: list[int] = []  # of the ranks
-        self._shared = -1  # the descriptor of the segment on the rank that made it, for those that have to open it
         self._host_of = host_of = [hosts.of[rank] for rank in dist.get_process_group_ranks(self.group)]
         mine = host_of[self.rank]
         self._near = [rank for rank, host in enumerate(host_of) if host == mine]
@@ -82,27 +75,17 @@ class ShmComms(TcpComms):
     def expect(self, messages: Iterable[Message]) -> None:
         messages = list(messages)
         super().expect(message for message in messages if self._host_of[message.src] != self._host_of[message.dest])
-        meeting = [
-            Message(*link, _BARRIER_TAG, 0, _BARRIER_TAG)
-            for rank in self._near[1:]
-            for link in ((rank, self._first), (self._first, rank))
-        ]
-        messages = [*filter(self._is_near, messages), *meeting]
-        sizes: dict[tuple[int, int, int], int] = {}
-        for message in messages:
-            key = (message.src, message.dest, message.slot)
-            sizes[key] = max(sizes.get(key, 0), message.nbytes)
-        offsets, total = {}, 0
+        near = [message for message in messages if {message.src, message.dest} <= {*self._near}]
+        for rank in self._near[1:]:
+            for link in ((rank, self._first), (self._first, rank)):
+                near.append(Message(*link, BARRIER_TAG, 0, BARRIER_TAG))
+        sizes, offsets, total = mailbox_sizes(near), {}, 0
         for key, nbytes in sorted(sizes.items()):
             offsets[key] = total
             total += LINE + -(-nbytes // LINE) * LINE
         self._map(max(total, LINE), list(offsets.values()))
         boxes = {key: self._box(offset, sizes[key]) for key, offset in offsets.items()}
-        self._boxes = {(m.src, m.dest, m.tag): boxes[m.src, m.dest, m.slot] for m in messages}
-
-    def _is_near(self, message: Message) -> bool:
-        """Return whether a message stays on this rank's host."""
-        return message.src in self._near and message.dest in self._near
+        self._boxes = {(src, dest, tag): boxes[src, dest, slot] for src, dest, tag, _, slot in near}
 
     def is_received(self, address: int) -> bool:
         in_segment = bool(self._boxes) and self._base <= address < self._base + len(self._segment)
@@ -110,35 +93,25 @@ class ShmComms(TcpComms):
 
     def _map(self, size: int, semaphores: list[int]) -> None:
         """Create the host's segment on its first rank and map it on all its ranks."""
-        made = -1
+        made = -1  # the segment's descriptor
         if self.rank == self._first:
             made = os.memfd_create("microp", os.MFD_CLOEXEC)
             os.ftruncate(made, size)
             self._open(made, size)
             for offset in semaphores:
                 _libc.sem_init(ctypes.c_void_p(self._base + offset), 1, 0)
-        cards = self.all_gather((os.getpid(), made))  # after it every rank has opened the segment before this one
-        self._keep(made)
+        cards = self.all_gather((os.getpid(), made))
         self._pids = [pid for pid, _ in cards]
         if self.rank != self._first:
             pid, theirs = cards[self._first]
-            descriptor = os.open(f"/proc/{pid}/fd/{theirs}", os.O_RDWR | os.O_CLOEXEC)
-            self._open(descriptor, size)
-            os.close(descriptor)
+            made = os.open(f"/proc/{pid}/fd/{theirs}", os.O_RDWR | os.O_CLOEXEC)
+            self._open(made, size)
+        self.all_gather(None)  # after it every rank has mapped the segment
+        os.close(made)
 
     def _open(self, descriptor: int, size: int) -> None:
         self._segment = mmap.mmap(descriptor, size)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._segment))
-
-    def _keep(self, descriptor: int) -> None:
-        """Keep the descriptor of a segment that was made here, in place of the one before; -1: keep none."""
-        if self._shared >= 0:
-            os.close(self._shared)
-        self._shared = descriptor
-
-    def close(self) -> None:
-        super().close()
-        self._keep(-1)
 
     def _box(self, offset: int, nbytes: int) -> _Box:
         stamp = ctypes.c_int64.from_buffer(self._segment, offset + STAMP)
@@ -156,21 +129,10 @@ class ShmComms(TcpComms):
             return super().inbox(shape, src, tag, dtype)
         return _Receiver(self, box, self._data(box, shape, dtype), src)
 
-    def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
-        if (self.rank, dest, tag) not in self._boxes:
-            return super().isend_tensor(tensor, dest, tag)
-        self.outbox(tensor.shape, dest, tag, tensor.dtype).send(tensor, perf_counter_ns())
-        return Done(tensor)
-
-    def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
-        if (src, self.rank, tag) not in self._boxes:
-            return super().irecv_tensor(shape, src, tag, dtype)
-        return self.inbox(shape, src, tag, dtype)
-
     def _meet(self) -> None:
         others = self._near[1:] if self.rank == self._first else [self._first]
-        come = [self._boxes[rank, self.rank, _BARRIER_TAG].semaphore for rank in others]
-        go = [self._boxes[self.rank, rank, _BARRIER_TAG].semaphore for rank in others]
+        come = [self._boxes[rank, self.rank, BARRIER_TAG].semaphore for rank in others]
+        go = [self._boxes[self.rank, rank, BARRIER_TAG].semaphore for rank in others]
         if self.rank != self._first:
             _post(ctypes.c_void_p(go[0]))
         for rank, semaphore in zip(others, come, strict=True):
@@ -209,7 +171,7 @@ class ShmComms(TcpComms):
         countdown = Countdown(self.timeout_s)
         while (left := countdown.tick()) > 0:
             until = time.time() + min(left, TICK_S)
-            moment = _Timespec(int(until), int(until % 1 * 1e9))
+            moment = (ctypes.c_long * 2)(int(until), int(until % 1 * 1e9))  # a timespec: seconds, nanoseconds
             if _libc.sem_timedwait(semaphore, ctypes.byref(moment)) == 0:
                 return
             if ctypes.get_errno() not in (errno.ETIMEDOUT, errno.EINTR):

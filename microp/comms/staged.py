@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from microp.comms.base import Comms, Inbox, Message, Outbox, OverComms, Pending, check_reduction
+from microp.comms.base import Comms, Inbox, Message, Outbox, OverComms, check_reduction, mailbox_sizes, view_of
 
 
 class StagedComms(OverComms):
@@ -40,12 +40,9 @@ class StagedComms(OverComms):
     def expect(self, messages: Iterable[Message]) -> None:
         messages = list(messages)
         mine = [message for message in messages if self.rank in (message.src, message.dest)]
-        sizes: dict[tuple[int, int, int], int] = {}
-        for src, dest, _, nbytes, slot in mine:
-            sizes[src, dest, slot] = max(nbytes, sizes.get((src, dest, slot), 0))
-        boxes = {key: self._pin([nbytes], torch.uint8) for key, nbytes in sizes.items()}
+        boxes = {key: self._pin([nbytes], torch.uint8) for key, nbytes in mailbox_sizes(mine).items()}
         self._pinned = {(src, dest, tag): boxes[src, dest, slot] for src, dest, tag, _, slot in mine}
-        self._inner.expect(messages)
+        super().expect(messages)
 
     def _pin(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=self.device.type == "cuda")
@@ -53,9 +50,7 @@ class StagedComms(OverComms):
     def _staging(self, shape: Sequence[int], dtype: torch.dtype, src: int, dest: int, tag: int) -> Tensor:
         """Return the pinned memory of a message as a tensor."""
         box = self._pinned.get((src, dest, tag))
-        if box is None:
-            return self._pin(shape, dtype)
-        return box[: torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(*shape)
+        return self._pin(shape, dtype) if box is None else view_of(box, shape, dtype)
 
     def to_host(self, tensor: Tensor, host: Tensor) -> Tensor:
         """Copy a tensor of the GPU into `host`; return it when the copy has been made."""
@@ -77,14 +72,6 @@ class StagedComms(OverComms):
         host = self._staging(shape, dtype, src, self.rank, tag)
         return _Receiver(self, self._inner.inbox(shape, src, tag, dtype), host)
 
-    def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
-        host = self._staging(tensor.shape, tensor.dtype, self.rank, dest, tag)
-        return self._inner.isend_tensor(self.to_host(tensor, host), dest, tag)
-
-    def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
-        host = self._staging(shape, dtype, src, self.rank, tag)
-        return _Receiver(self, self._inner.irecv_tensor(shape, src, tag, dtype), host)
-
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         check_reduction(op)
         host = self.to_host(tensor, self._pin(tensor.shape, tensor.dtype))
@@ -105,9 +92,9 @@ class _Sender:
 class _Receiver:
     """The receiver's side of a message."""
 
-    def __init__(self, comms: StagedComms, inner: Any, host: Tensor) -> None:
+    def __init__(self, comms: StagedComms, inner: Inbox, host: Tensor) -> None:
         self._comms, self._inner, self._host = comms, inner, host
-        self.post = getattr(inner, "post", None)
+        self.post = inner.post
 
     def wait(self) -> Tensor:
         self._host.copy_(self._inner.wait())

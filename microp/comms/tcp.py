@@ -20,22 +20,21 @@ import ctypes
 import select
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from microp.comms.base import Inbox, Message, Outbox, Pending
-from microp.comms.connecting import open_connections
-from microp.comms.connection import Connection, Mailbox, Unsent, header
-from microp.comms.countdown import TICK_S, Countdown
+from microp.comms.base import Inbox, Message, Outbox, bytes_of, view_of
+from microp.comms.connection import Connection, Mailbox, Unsent, header, open_connections
 from microp.comms.group import GroupComms
 from microp.comms.hosts import Hosts, listening_address
-from microp.comms.patience import Patience
+from microp.comms.waiting import TICK_S, Countdown, Patience
 
 LARGEST = 256 * 1024  # bytes of a message that does not go through gloo
-_MEETING = header(-1, 0)  # the barrier's message; tags of actions are not negative
+BARRIER_TAG = -1  # those of actions are not negative
+_MEETING = header(BARRIER_TAG, 0)
 
 
 class TcpComms(GroupComms):
@@ -49,7 +48,6 @@ class TcpComms(GroupComms):
         self._meeting_ranks = list(range(self.world_size))  # those that the barrier needs a connection between
         self._connected: set[tuple[int, int]] = set()  # the pairs of ranks that have a connection, of all ranks
         self._connections: dict[int, Connection] = {}  # of this rank
-        self._meetings: dict[int, Mailbox] = {}  # rank -> the mailbox of its messages of the barrier
         self._sizes: dict[tuple[int, int], int] = {}  # (destination, tag) -> the bytes of the mailbox there
         self._mailboxes: dict[tuple[int, int], Mailbox] = {}  # (source, tag) -> the mailbox here
         self._meets_here = False
@@ -61,26 +59,23 @@ class TcpComms(GroupComms):
         first, *others = self._meeting_ranks
         pairs = {(first, rank) for rank in others}
         pairs |= {(min(message.src, message.dest), max(message.src, message.dest)) for message in small}
-        self._connect(pairs - self._connected)
+        if pairs - self._connected:
+            self._connect(pairs - self._connected)
         self._sizes = {(message.dest, message.tag): message.nbytes for message in small if message.src == self.rank}
-        own = {(message.src, message.tag): message.nbytes for message in small if message.dest == self.rank}
-        self._mailboxes = {key: Mailbox(self._buffers[key].numpy().data[:size]) for key, size in own.items()}
+        mine = {(message.src, message.tag): message.nbytes for message in small if message.dest == self.rank}
+        self._mailboxes = {key: Mailbox(self._buffers[key].numpy().data[:size]) for key, size in mine.items()}
         for rank, connection in self._connections.items():
-            boxes = {tag: box for (src, tag), box in self._mailboxes.items() if src == rank}
-            connection.mailboxes = {-1: self._meetings[rank], **boxes}
+            self._mailboxes[rank, BARRIER_TAG] = Mailbox(memoryview(b""))
+            connection.mailboxes = {tag: box for (src, tag), box in self._mailboxes.items() if src == rank}
         if pairs:
             self.all_gather(None)  # after it every rank has its mailboxes
         self._meets_here = True
 
     def _connect(self, pairs: set[tuple[int, int]]) -> None:
         """Make the connections between these pairs of ranks."""
-        if not pairs:
-            return
         peers = {rank for pair in pairs if self.rank in pair for rank in pair} - {self.rank}
         address = listening_address(self._hosts)
-        made = open_connections(self.rank, peers, self.names, address, self.all_gather, self.timeout_s)
-        self._connections |= made
-        self._meetings |= {rank: Mailbox(memoryview(b"")) for rank in made}
+        self._connections |= open_connections(self.rank, peers, self.names, address, self.all_gather, self.timeout_s)
         self._connected |= pairs
 
     def outbox(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Outbox:
@@ -88,31 +83,14 @@ class TcpComms(GroupComms):
         if size is None:
             return super().outbox(shape, dest, tag, dtype)
         check_fits(shape, dtype, size)
-        return _Sender(self, dest, tag, torch.Size(shape).numel() * dtype.itemsize)
+        return _Sender(self, dest, self._connections[dest], tag, bytes_of(shape, dtype))
 
     def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Inbox:
         box = self._mailboxes.get((src, tag))
         if box is None:
             return super().inbox(shape, src, tag, dtype)
         check_fits(shape, dtype, box.place.nbytes)
-        size = torch.Size(shape).numel() * dtype.itemsize
-        return _Receiver(self, src, box, self._buffers[src, tag][:size].view(dtype).view(*shape))
-
-    def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0) -> Pending:
-        if (dest, tag) not in self._sizes:
-            return super().isend_tensor(tensor, dest, tag)
-        sender = self.outbox(tensor.shape, dest, tag, tensor.dtype)
-        sender.send(tensor)
-        return _Sent(sender, tensor)
-
-    def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
-        if (src, tag) not in self._mailboxes:
-            return super().irecv_tensor(shape, src, tag, dtype)
-        return self.inbox(shape, src, tag, dtype)
-
-    def send(self, dest: int, start: bytes, data: Any, owner: object) -> Unsent | None:
-        """Send a message to rank `dest`; see `Connection.send`."""
-        return self._connections[dest].send(start, data, owner)
+        return _Receiver(self, src, box, view_of(self._buffers[src, tag], shape, dtype))
 
     def receive(self, box: Mailbox, src: int) -> int:
         """Wait until the message from rank `src` is in its mailbox; return its size. Raises like `wait_until`."""
@@ -174,19 +152,17 @@ class TcpComms(GroupComms):
         first, *others = self._meeting_ranks
         if self.rank == first:
             for rank in others:
-                self.receive(self._meetings[rank], rank)
+                self.receive(self._mailboxes[rank, BARRIER_TAG], rank)
             for rank in others:
-                self.send(rank, _MEETING, b"", None)
+                self._connections[rank].send(_MEETING, b"", None)
         else:
-            self.send(first, _MEETING, b"", None)
-            self.receive(self._meetings[first], first)
+            self._connections[first].send(_MEETING, b"", None)
+            self.receive(self._mailboxes[first, BARRIER_TAG], first)
 
     def close(self) -> None:
-        group = self.replica_group
-        connections = [
-            *self._connections.values(),
-            *(group._connections.values() if isinstance(group, TcpComms) else ()),
-        ]
+        connections = list(self._connections.values())
+        if isinstance(self.replica_group, TcpComms):
+            connections += self.replica_group._connections.values()
         super().close()  # when it returns, every rank has come to its end and uses no connection any more
         for connection in connections:
             connection.close()
@@ -194,34 +170,23 @@ class TcpComms(GroupComms):
 
 def check_fits(shape: Sequence[int], dtype: torch.dtype, nbytes: int) -> None:
     """Raise ConnectionError if a tensor is larger than its mailbox of `nbytes` bytes."""
-    if torch.Size(shape).numel() * dtype.itemsize > nbytes:
+    if bytes_of(shape, dtype) > nbytes:
         raise ConnectionError(f"{dtype} {list(shape)} does not fit into a mailbox of {nbytes} bytes")
-
-
-class _Sent(NamedTuple):
-    """A send that has been started."""
-
-    sender: Any
-    tensor: Tensor
-
-    def wait(self) -> Tensor:
-        self.sender.finish()
-        return self.tensor
 
 
 class _Sender:
     """The sender's side of a message."""
 
-    def __init__(self, comms: TcpComms, dest: int, tag: int, nbytes: int) -> None:
-        self._comms, self._dest, self._header = comms, dest, header(tag, nbytes)
-        self._bytes = ctypes.c_char * nbytes
+    def __init__(self, comms: TcpComms, dest: int, connection: Connection, tag: int, nbytes: int) -> None:
+        self._comms, self._dest, self._connection = comms, dest, connection
+        self._header, self._bytes = header(tag, nbytes), ctypes.c_char * nbytes
         self._unsent: Unsent | None = None
 
     def send(self, tensor: Tensor, leaves_ns: int = 0) -> None:
         del leaves_ns  # messages have no stamp
         tensor = tensor.contiguous()
         data = self._bytes.from_address(tensor.data_ptr())
-        self._unsent = self._comms.send(self._dest, self._header, data, tensor)
+        self._unsent = self._connection.send(self._header, data, tensor)
 
     def finish(self) -> None:
         if (unsent := self._unsent) is not None:
@@ -240,8 +205,8 @@ class _Receiver:
     def wait(self) -> Tensor:
         came, nbytes = self._comms.receive(self._box, self._src), self._tensor.nbytes
         if came != nbytes:
-            shape = list(self._tensor.shape)
             raise ConnectionError(
-                f"{self._comms.names[self._src]} sent {came} bytes, not the {nbytes} of shape {shape}"
+                f"{self._comms.names[self._src]} sent {came} bytes, not the {nbytes} of shape "
+                f"{list(self._tensor.shape)}"
             )
         return self._tensor

@@ -5,32 +5,27 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
-from microp.comms.base import Comms, Done, Outbox, Pending, Sum, check_reduction
-from microp.comms.countdown import Countdown
+from microp.comms.base import Comms, Inbox, Outbox, Sum, check_reduction
+from microp.comms.waiting import Countdown
 
 
-@dataclass
 class _Hub:
     """The state that the threads of one pipeline, or of one column of replicas, share."""
 
-    world_size: int
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    boxes: dict[tuple[int, int, int], deque[tuple[Tensor, int]]] = field(default_factory=lambda: defaultdict(deque))
-    slots: list[Any] = field(default_factory=list)
-    broken: bool = False
-    here: int = 0  # how many threads have come to the present meeting
-    met: int = 0  # how many meetings are over
-
-    def __post_init__(self) -> None:
-        self.slots = [None] * self.world_size
+    def __init__(self, world_size: int) -> None:
+        self.world_size, self.broken = world_size, False
+        self.changed = threading.Condition()
+        self.boxes: dict[tuple[int, int, int], deque[tuple[Tensor, int]]] = defaultdict(deque)
+        self.slots: list[Any] = [None] * world_size
+        self.here = 0  # how many threads have come to the present meeting
+        self.met = 0  # how many meetings are over
 
     def meet(self, timeout_s: float) -> None:
         """Return when all threads have called this.
@@ -74,16 +69,16 @@ class ThreadComms(Comms):
     def outbox(self, shape: Sequence[int], dest: int, tag: int, dtype: torch.dtype) -> Outbox:
         return _Sender(self, dest, tag)
 
-    def isend_tensor(self, tensor: Tensor, dest: int, tag: int = 0, leaves_ns: int = 0) -> Pending:
-        with _disable_current_modes():  # the copy belongs to the receiver: this rank's meter must not count it
-            copy = tensor.detach().clone()
-        with self._hub.changed:
-            self._hub.boxes[self.rank, dest, tag].append((copy, leaves_ns or perf_counter_ns()))
-            self._hub.changed.notify_all()
-        return Done(copy)
-
-    def irecv_tensor(self, shape: Sequence[int], src: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Pending:
+    def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Inbox:
         return _Receiver(self._hub, (src, self.rank, tag), tuple(shape), dtype, self.timeout_s)
+
+    def put(self, tensor: Tensor, dest: int, tag: int, leaves_ns: int) -> None:
+        """Put a copy of a tensor into the box of its receiver."""
+        # Only written, and so not counted by this rank's meter of memory: the copy is the receiver's.
+        copy = torch.empty(0, dtype=tensor.dtype).resize_(tensor.shape).copy_(tensor.detach())
+        with self._hub.changed:
+            self._hub.boxes[self.rank, dest, tag].append((copy, leaves_ns))
+            self._hub.changed.notify_all()
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         check_reduction(op)
@@ -146,11 +141,14 @@ class _Sender:
     finish = None  # `send` has copied the tensor
 
     def send(self, tensor: Tensor, leaves_ns: int = 0) -> None:
-        self.comms.isend_tensor(tensor, self.dest, self.tag, leaves_ns)
+        self.comms.put(tensor, self.dest, self.tag, leaves_ns)
 
 
 @dataclass
 class _Receiver:
+    """The receiver's side of a box."""
+
+    post = None
     hub: _Hub
     key: tuple[int, int, int]
     shape: tuple[int, ...]

@@ -23,7 +23,7 @@ from typing import Any
 
 from torch import Tensor
 
-from microp.comms import Comms, DelayedComms, Pacer, sleep_until, wake_on_time
+from microp.comms import Comms, DelayedComms, Pacer, sleep_until
 from microp.device.base import Cpu, Give, Run
 from microp.job import Workload
 from microp.schedule import Action, Op
@@ -42,7 +42,6 @@ class Emulated(Cpu):
 
     def __init__(self, settings: EmulatedSettings, workload: Workload, stamps: bool) -> None:
         super().__init__()
-        wake_on_time()
         self._costs = [nominal_costs(settings, workload, rows) for rows in workload.rows]  # per microbatch
         self._latency_ns, self._split = round(settings.latency_ms * 1e6), workload.schedule.split
         self._overhead_ns = round(settings.overhead_ms * 1e6)

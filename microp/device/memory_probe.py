@@ -42,36 +42,30 @@ def probe_layers(
     """
     if settings.weights > LARGEST:
         raise ValueError(f"the model has more than {LARGEST:,} weights: too many to be built and measured here")
-    threads = torch.get_num_threads()
+    model, threads = build_model(settings), torch.get_num_threads()
     torch.set_num_threads(1)  # the work is small; on busy cores, threads that wait for each other take seconds
+    measured: dict[int, LayerMemory] = {}
     try:
-        model = build_model(settings)
-        known = {kind: _measured(settings, model, kind, split, rows, computing) for kind in set(settings.kinds)}
-    finally:
-        torch.set_num_threads(threads)
-    return [known[kind] for kind in settings.kinds]
-
-
-def _measured(
-    settings: ModelSettings, model: Model, kind: int, split: bool, rows: float, computing: Computing
-) -> LayerMemory:
-    try:
-        return _Probe(settings, model, kind, split, computing).measure(rows)
+        for kind in settings.kinds:
+            if kind not in measured:
+                measured[kind] = _Probe(settings, model, kind, split, computing).measure(rows)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a layer may be the user's own, and exit
         raise ValueError(f"layer {kind} cannot be measured: {type(error).__name__}: {error}") from error
+    finally:
+        torch.set_num_threads(threads)
+    return [measured[kind] for kind in settings.kinds]
 
 
 class _Probe:
     """One layer, built as a stage of its own to run microbatches under a memory meter."""
 
     def __init__(self, settings: ModelSettings, model: Model, index: int, split: bool, computing: Computing) -> None:
-        self._settings, self._computing = settings, computing
-        self._model, self._split = model, split
+        self._settings, self._computing, self._model, self._split = settings, computing, model, split
         [self._layer] = model.build([index], 0)
-        self._first, self._last, self._index = index == 0, index == settings.layers - 1, index
-        self._loss = model.loss if self._last else None
+        self._first, self._index = index == 0, index
+        self._loss = model.loss if index == settings.layers - 1 else None
         parameters = list(self._layer.parameters())
         self._weights = sum(p.nbytes for p in parameters if p.requires_grad)
         self._frozen = sum(p.nbytes for p in parameters) - self._weights
@@ -106,7 +100,7 @@ class _Probe:
                 sent, with_output = output.nbytes, meter.bytes
                 del output
                 activation, meter.peak_bytes = meter.bytes - before, meter.bytes
-                shared = 0 if self._last else sent - (with_output - meter.bytes)
+                shared = 0 if self._loss else sent - (with_output - meter.bytes)
                 subject.backward(microbatch, None if self._loss else self._entering(rows, self._index + 1))
                 pending, in_backward = meter.bytes - before, meter.peak_bytes - before - activation
                 meter.peak_bytes = meter.bytes
@@ -116,18 +110,15 @@ class _Probe:
             in_forward, in_full = self._send_undivided(subject, meter, rows)
         subject.layers.zero_grad()
         subject.undo_division()
-        boundary = 0 if self._first else self._entering(rows, self._index).nbytes
         products = min(in_weight, small)
-        in_weight -= products
-        pending = pending if split else 0
         return LayerBytes(
             weights=self._weights,
             activation=activation,
-            boundary=boundary,
+            boundary=0 if self._first else self._entering(rows, self._index).nbytes,
             shared=shared,
-            pending=pending,
+            pending=pending if split else 0,
             in_backward=in_backward,
-            in_weight=in_weight,
+            in_weight=in_weight - products,
             products=products,
             in_forward=in_forward,
             in_full=in_full,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from microp.model import Stage
 
@@ -48,9 +47,8 @@ class MemoryMeter(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func._schema.is_mutable:  # it allocates nothing: what it writes existed, here or on another rank
             return result
-        for leaf in tree_leaves((args, kwargs, result)):  # a tensor from another rank is the result of no operation
-            if isinstance(leaf, Tensor):
-                self._count(leaf)
+        for tensor in _tensors(args, kwargs, result):  # a tensor from another rank is the result of no operation
+            self._count(tensor)
         return result
 
     def _count(self, tensor: Tensor) -> None:
@@ -119,6 +117,17 @@ class _SavedTensor:
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
+
+
+def _tensors(*values: Any) -> Iterator[Tensor]:
+    """Yield the tensors in what an operation is given and makes, which may be lists of them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(*value)
+        elif isinstance(value, dict):
+            yield from _tensors(*value.values())
 
 
 def _key(tensor: Tensor) -> int:

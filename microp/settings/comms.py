@@ -55,16 +55,16 @@ class CommsSettings:
 
     def problems(self, device: DeviceSettings) -> list[str]:
         """List the values that are wrong or do not fit `device`, one sentence each."""
-        found = broken_rules(self, "comms.")
+        problems = broken_rules(self, "comms.")
         unfit: tuple[str, ...] = ("nccl",)
         if device.name == "cuda":
             unfit = ("nccl", "threads") if device.is_shared else ("shm", "tcp", "gloo", "threads")
         if self.backend(device) in unfit:
             shared = " with device.share=true" if device.is_shared else ""
-            found.append(f"comms={self.name} cannot move tensors of device={device.name}{shared}: use comms=auto")
+            problems.append(f"comms={self.name} cannot move tensors of device={device.name}{shared}: use comms=auto")
         if self.name == "shm" and not _has_shm():
-            found.append("comms=shm needs Linux: use comms=gloo")
-        return found
+            problems.append("comms=shm needs Linux: use comms=gloo")
+        return problems
 
 
 def transport_holds(backend: str, device: DeviceSettings, has_buckets: bool) -> Holds:

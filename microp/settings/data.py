@@ -14,7 +14,7 @@ from typing import Annotated
 from zlib import crc32
 
 from microp.settings.rules import PATH, Line, Name, broken_rules, quoted
-from microp.system import BYTES, GIB, memory_bytes
+from microp.system import BYTES, memory_bytes
 
 MOST_FILES = 100_000
 _HEAD = 2**20  # bytes at the beginning of the data that are read for their checksum
@@ -37,9 +37,8 @@ class DataSettings:
         It is their size, when the last file was written, and a checksum of all sizes and of the first MiB.
         """
         try:
-            files = self.sources()
-            found = [path.stat() for path in files]
-            sizes, left = [each.st_size for each in found], _HEAD
+            files = {path: path.stat() for path in self.sources()}
+            sizes, left = [status.st_size for status in files.values()], _HEAD
             checksum = crc32(repr(sizes).encode())
             for path, size in zip(files, sizes, strict=True):
                 if left > 0 and size:
@@ -47,22 +46,23 @@ class DataSettings:
                         checksum = crc32(file.read(left), checksum)
                     left -= size
         except (OSError, RuntimeError) as error:
-            return f"nothing that can be read ({getattr(error, 'strerror', None) or error})"
-        if not found:
+            return f"nothing that can be read ({reason(error)})"
+        if not files:
             return None
-        written = datetime.fromtimestamp(max(each.st_mtime for each in found), UTC).isoformat(" ", "milliseconds")
+        last = max(status.st_mtime for status in files.values())
+        written = datetime.fromtimestamp(last, UTC).isoformat(" ", "milliseconds")
         count = "" if len(files) == 1 else f" in {len(files)} files"
         return f"{sum(sizes)} bytes{count}, written {written}, checksum {checksum:08x}"
 
     def problems(self, context: int, vocabulary: int) -> list[str]:
         """List what is wrong with the source for rows of `context` tokens, of which the model knows `vocabulary`."""
-        found = broken_rules(self, "data.")
+        problems = broken_rules(self, "data.")
         if vocabulary < BYTES:
-            found.append(
+            problems.append(
                 f"data={self.name} has {BYTES} different tokens, the bytes, but the model knows {vocabulary}: use "
                 f"data=tokens, or a model with a vocabulary of {BYTES}"
             )
-        return found
+        return problems
 
 
 @dataclass
@@ -91,16 +91,15 @@ class TextSettings(DataSettings):
         return [] if self.is_library else self.files()
 
     def problems(self, context: int, vocabulary: int) -> list[str]:
-        if (found := super().problems(context, vocabulary)) or self.path is None:
-            return found
+        if (problems := super().problems(context, vocabulary)) or self.path is None:
+            return problems
         given = f"data.path={quoted(self.path, PATH)}"
         try:
             sizes = [regular_size(path) for path in islice(self._files(), MOST_FILES + 1)]
         except FileNotFoundError:
             return [f"{given} does not exist: {_GIVE}"]
         except (OSError, RuntimeError) as error:  # RuntimeError: there is no such user, in ~user
-            reason = getattr(error, "strerror", None) or str(error)
-            return [f"{given} cannot be read ({reason}): {_GIVE}"]
+            return [f"{given} cannot be read ({reason(error)}): {_GIVE}"]
         if len(sizes) > MOST_FILES:
             return [f"{given} has more than {MOST_FILES} files: give a smaller folder"]
         if sum(sizes) == 0:
@@ -110,11 +109,8 @@ class TextSettings(DataSettings):
                 f"{given} has {sum(sizes)} bytes, but one row needs {context + 1} "
                 f"(its context and the byte after it): give a longer text or a shorter context"
             ]
-        if sum(sizes) > memory_bytes():
-            return [
-                f"{given} has {sum(sizes) / GIB:.0f} GiB, which is more than the {memory_bytes() / GIB:.0f} GiB of "
-                "memory here: give a shorter text"
-            ]
+        if sum(sizes) > (most := memory_bytes()):
+            return [f"{given} has {sum(sizes)} bytes, more than the {most} bytes of memory here: give a shorter text"]
         return []
 
     def _files(self) -> Iterator[Path]:
@@ -129,12 +125,17 @@ _NOT_THE_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests"}
 
 def regular_size(path: Path) -> int:
     """Return the bytes of a file; OSError if it is no regular one (a pipe would wait forever), or may not be read."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise OSError("it is neither a file nor a folder")
     if not os.access(path, os.R_OK):
         raise PermissionError("permission denied")
-    return found.st_size
+    return status.st_size
+
+
+def reason(error: Exception) -> str:
+    """Return why a file cannot be read, in words."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _walk(folder: Path, ending: str = "", without: frozenset[str] = frozenset()) -> Iterator[Path]:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from microp.settings.rules import OneOf, Positive, Range, broken_rules, quoted
 
-PER = ("layer", "row")
 LONGEST_MS = 3_600_000  # an hour
 OPTIONAL = ("weight_ms", "full_ms", "recompute_ms", "reduce_ms")  # of these times
 TIMES = (
@@ -120,25 +119,24 @@ class EmulatedSettings(DeviceSettings):
         return True
 
     def problems(self) -> list[str]:
-        found = super().problems()
+        problems = super().problems()
         for key in TIMES:
             value = getattr(self, key)
-            values = value if isinstance(value, list) else [value]
-            needed = key not in OPTIONAL or isinstance(value, list)
-            if any((each is None and needed) or (each is not None and not _is_time(each)) for each in values):
-                found.append(
+            times = value if isinstance(value, list) else [value]
+            if not all(map(_is_time, times)) and not (value is None and key in OPTIONAL):
+                problems.append(
                     f"device.{key}={quoted(value)} is not a time: give milliseconds from 0 to {LONGEST_MS}, "
                     "or a list of them"
                 )
-        times = (self.forward_ms, self.backward_ms, self.weight_ms)
-        if not found and not any(any(each) if isinstance(each, list) else each for each in times):
-            found.append(
+        of_actions = (self.forward_ms, self.backward_ms, self.weight_ms)
+        if not problems and not any(any(time) if isinstance(time, list) else time for time in of_actions):
+            problems.append(
                 f"device.forward_ms={quoted(self.forward_ms)} and device.backward_ms={quoted(self.backward_ms)}: no "
                 "action takes any time: give one of them a value above 0"
             )
-        if set(self.per) - set(PER) or len(set(self.per)) < len(self.per):
-            found.append(f"device.per={quoted(self.per)}: use layer, row, both or neither, e.g. [layer,row]")
-        return found
+        if sorted(self.per) not in ([], ["layer"], ["row"], ["layer", "row"]):
+            problems.append(f"device.per={quoted(self.per)}: use layer, row, both or neither, e.g. [layer,row]")
+        return problems
 
 
 def _is_time(value: Any) -> bool:

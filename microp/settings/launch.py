@@ -25,29 +25,28 @@ class LaunchSettings:
 
     def problems(self, ranks: int, replicas: int = 1) -> list[str]:
         """List the values that are wrong or do not fit the environment, one sentence each."""
-        found = broken_rules(self, "launch.")
+        problems, processes = broken_rules(self, "launch."), ranks * replicas
         world = os.environ.get("WORLD_SIZE")
         lacking = [name for name in TORCHRUN if not os.environ.get(name, "").isdecimal()]
         if lacking and "RANK" in os.environ:
-            found.append(
+            problems.append(
                 f"RANK={quoted(os.environ['RANK'])} is in the environment, but {', '.join(lacking)}, which torchrun "
                 f"sets too, {'is' if len(lacking) == 1 else 'are'} missing or no number: start the ranks with "
                 "torchrun, or take RANK away, with env -u RANK"
             )
         elif self.name == "torchrun" and lacking:
-            found.append(
+            problems.append(
                 "launch=torchrun, but RANK is not in the environment: start with "
-                f"`torchrun --nproc_per_node={ranks * replicas} -m microp.run ...`, or use launch=elastic"
+                f"`torchrun --nproc_per_node={processes} -m microp.run ...`, or use launch=elastic"
             )
-        if not lacking and world and int(world) != ranks * replicas:
-            found.append(
+        if not lacking and world and int(world) != processes:
+            problems.append(
                 f"ranks={ranks}, but torchrun started {world} processes: use ranks={world}"
                 if replicas == 1
-                else f"ranks={ranks} times replicas={replicas} is {ranks * replicas}, but torchrun started {world} "
-                f"processes in all: let it start {ranks * replicas} (--nnodes times --nproc-per-node), or change ranks "
-                "or replicas"
+                else f"ranks={ranks} times replicas={replicas} is {processes}, but torchrun started {world} processes "
+                f"in all: let it start {processes} (--nnodes times --nproc-per-node), or change ranks or replicas"
             )
-        return found
+        return problems
 
 
 @dataclass
@@ -76,16 +75,16 @@ class SlurmSettings(LaunchSettings):
 
     def problems(self, ranks: int, replicas: int = 1) -> list[str]:
         """List the values that are wrong or do not fit the number of ranks, one sentence each."""
-        found = super().problems(ranks, replicas)
-        if words := [each for each in self.options if not each.startswith("--")]:
-            found.append(f"launch.options has {words[0]}: give options of sbatch, such as --mem=8G")
+        problems = super().problems(ranks, replicas)
+        if words := [option for option in self.options if not option.startswith("--")]:
+            problems.append(f"launch.options has {words[0]}: give options of sbatch, such as --mem=8G")
         if self.nodes >= 1 and ranks * replicas % self.nodes:
             who = f"ranks={ranks}" if replicas == 1 else f"ranks={ranks} times replicas={replicas}"
-            found.append(
+            problems.append(
                 f"launch.nodes={self.nodes} does not divide {who}: every node gets as many ranks, "
                 f"use launch.nodes=1 or a divisor of {ranks * replicas}"
             )
-        return found
+        return problems
 
     def ranks_per_node(self, ranks: int) -> int:
         """Return how many of all ranks run on each node."""

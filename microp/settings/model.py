@@ -37,10 +37,8 @@ class Computing:
 
     def difference(self, other: Computing) -> str | None:
         """Return the first difference as `dtype=bf16, this run has dtype=null`; None if there is none."""
-        for key, mine in asdict(self).items():
-            if mine != (theirs := asdict(other)[key]):
-                return f"{override(key, mine)}, this run has {override(key, theirs)}"
-        return None
+        mine, theirs = ([override(*item) for item in asdict(computing).items()] for computing in (self, other))
+        return next((f"{a}, this run has {b}" for a, b in zip(mine, theirs, strict=True) if a != b), None)
 
     def problems(self, model: str, dtype: str) -> list[str]:
         """List what is wrong with these values for a model of this name and with this type of its weights."""
@@ -162,10 +160,10 @@ class MlpSettings(ModelSettings):
         return LOWERED[computing.dtype] if computing.dtype else self.dtype  # a Linear makes it
 
     def problems(self) -> list[str]:
-        found = super().problems()
+        problems = super().problems()
         if self.dim % 8 and self.dim > 0:
-            found.append(f"model.dim={self.dim} is not a positive multiple of 8, the bits of a byte: use e.g. 64")
-        return found
+            problems.append(f"model.dim={self.dim} is not a positive multiple of 8, the bits of a byte: use e.g. 64")
+        return problems
 
 
 @dataclass
@@ -198,15 +196,13 @@ class GptSettings(ModelSettings):
 
     @property
     def weights(self) -> int:
-        block = 12 * self.dim**2 + 13 * self.dim  # two norms, attention (3 + 1) dim x dim, the widened mlp (4 + 4)
-        words = self.vocabulary
-        embedding, head = (words + self.context) * self.dim, (words + 2) * self.dim + words
-        return self.layers * block + embedding + head
+        (_, block), (_, last) = self.work(0), self.work(self.layers - 1)
+        return (self.vocabulary + self.context) * self.dim + (self.layers - 1) * block + last
 
     def work(self, layer: int) -> LayerWork:
         """A token takes two operations per weight of a product, and its products with all tokens of its row."""
         flops = self.context * (24.0 * self.dim**2 + 4.0 * self.context * self.dim)
-        weights = 12 * self.dim**2 + 13 * self.dim
+        weights = 12 * self.dim**2 + 13 * self.dim  # two norms, attention (3 + 1) dim x dim, the widened mlp (4 + 4)
         if layer == self.layers - 1:
             flops += 2.0 * self.context * self.dim * self.vocabulary
             weights += (self.vocabulary + 2) * self.dim + self.vocabulary
@@ -219,12 +215,12 @@ class GptSettings(ModelSettings):
         return self.dtype  # a block adds to its input, which begins as vectors in this type
 
     def problems(self) -> list[str]:
-        found = super().problems()
+        problems = super().problems()
         if self.dim > 0 and (self.heads < 1 or self.dim % self.heads):
-            found.append(f"model.heads={self.heads} does not divide model.dim={self.dim}: use a divisor of model.dim")
+            problems.append(f"model.heads={self.heads} does not divide model.dim={self.dim}: use a divisor of it")
         if not 0 <= self.dropout < 1:
-            found.append(f"model.dropout={self.dropout} is not in [0, 1): use 0 for no dropout")
-        return found
+            problems.append(f"model.dropout={self.dropout} is not in [0, 1): use 0 for no dropout")
+        return problems
 
 
 MODELS: dict[str, type[ModelSettings]] = {"mlp": MlpSettings, "gpt": GptSettings}

@@ -11,7 +11,6 @@ null is allowed.
 
 from __future__ import annotations
 
-import math
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -19,14 +18,13 @@ from functools import cache
 from typing import Any, get_type_hints
 
 SHOWN, PATH = 60, 200  # characters of a value in a message, and of a path
-LONGEST = 1000  # characters of a text
 
 
 def quoted(value: object, most: int = SHOWN) -> str:
     """Return a value as it stands in a message: on one line, printable, and cut after `most` characters."""
     text = str(value)
     text = text if len(text) <= most else f"{text[: most - 3]}..."
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 class Rule(ABC):
@@ -47,11 +45,11 @@ class Range(Rule):
 
     def broken(self, value: Any) -> str | None:
         more = self.otherwise and f", or {self.otherwise}"
-        if value != value:
-            return f"is not a number from {self.least} to {self.most}: use at least {self.least}{more}"
-        if value < self.least:
+        if value > self.most:
+            return f"is above {self.most}: use at most {self.most}{more}"
+        if not value >= self.least:  # also NaN
             return f"is below {self.least}: use at least {self.least}{more}"
-        return f"{_above(value, self.most)}{more}" if value > self.most else None
+        return None
 
 
 @dataclass(frozen=True)
@@ -67,21 +65,11 @@ class Positive(Rule):
             return f"is not a number above 0: {self.advice}"
         if value < self.least:
             return f"is below {self.least:g}: use at least {self.least:g}"
-        return _above(value, self.most) if value > self.most else None
-
-
-def _above(value: float, most: int) -> str:
-    """Return that a value is above a limit; for inf also that a number such as 1e400 is read as that."""
-    is_what = "infinite, as numbers above 1.8e308 are" if value == math.inf else f"above {most}"
-    return f"is {is_what}: use at most {most}"
+        return f"is above {self.most}: use at most {self.most}" if value > self.most else None
 
 
 class OneOf(Rule):
-    """One of these words.
-
-    Attributes:
-        otherwise: a further remedy, for example `null for none`.
-    """
+    """One of these words; `otherwise` is a further remedy, for example `null for none`."""
 
     def __init__(self, *words: str, otherwise: str = "") -> None:
         self.words, self.otherwise = words, otherwise
@@ -107,7 +95,7 @@ class Line(Rule):
     """A text on one line: not empty, not longer than `longest`, without characters that cannot be printed."""
 
     advice: str  # what to give instead
-    longest: int = LONGEST
+    longest: int = 1000
     without: str = ""  # characters that it must not have
 
     def broken(self, value: Any) -> str | None:
@@ -119,22 +107,21 @@ class Line(Rule):
             return f"has characters that cannot be printed: {self.advice}"
         if len(value) > self.longest:
             return f"has {len(value)} characters: use at most {self.longest}"
-        if found := sorted(set(value) & set(self.without)):
-            return f"has {' '.join(found)}: use none of {' '.join(self.without)}"
+        if unfit := sorted(set(value) & set(self.without)):
+            return f"has {' '.join(unfit)}: use none of {' '.join(self.without)}"
         return None
 
 
 def broken_rules(settings: object, before: str = "") -> list[str]:
     """Return one sentence per value of a dataclass that breaks its rule; `before`: of its keys, such as `model.`."""
-    found = []
     kind: Any = type(settings)
+    problems = []
     for key, rule in _rules_of(kind):
         value = getattr(settings, key)
         values = value if isinstance(value, list) else [value]
-        broken = next(filter(None, (rule.broken(each) for each in values if each is not None)), None)
-        if broken:
-            found.append(f"{before}{key}={quoted(value)} {broken}")
-    return found
+        broken = [wrong for element in values if element is not None and (wrong := rule.broken(element))]
+        problems += [f"{before}{key}={quoted(value)} {wrong}" for wrong in broken[:1]]
+    return problems
 
 
 @cache

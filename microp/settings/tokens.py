@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from microp.settings.data import DataSettings, regular_size
+from microp.settings.data import DataSettings, reason, regular_size
 from microp.settings.rules import PATH, Line, OneOf, Range, broken_rules, quoted
 
 _GIVE = "give a file of tokens, .bin or .npy"
@@ -27,12 +27,12 @@ _HEAD = 4096  # bytes
 
 
 class _Header(NamedTuple):
-    """What a file of tokens begins with: its first bytes, whose form it is, its length in bytes, its tokens' type."""
+    """What a file of tokens begins with."""
 
-    begins: bytes
-    of: str
-    length: int
-    type: str | None
+    begins: bytes  # its first bytes
+    of: str  # whose form it is
+    length: int  # in bytes
+    type: str | None  # of the tokens
 
 
 _HEADERS = (
@@ -73,8 +73,8 @@ class TokenSettings(DataSettings):
         return [self._file]
 
     def problems(self, context: int, vocabulary: int) -> list[str]:
-        if found := broken_rules(self, "data."):
-            return found
+        if problems := broken_rules(self, "data."):
+            return problems
         given = f"data.path={quoted(self.path, PATH)}"
         try:
             size = regular_size(self._file)
@@ -83,7 +83,7 @@ class TokenSettings(DataSettings):
         except FileNotFoundError:
             return [f"{given} does not exist: {_GIVE}"]
         except (OSError, RuntimeError) as error:
-            return [f"{given} cannot be read ({getattr(error, 'strerror', None) or error}): {_GIVE}"]
+            return [f"{given} cannot be read ({reason(error)}): {_GIVE}"]
         if self._is_npy and self.skip:
             return [f"data.skip={self.skip} is not used by {given}, whose header says where tokens begin: leave it out"]
         if not self._is_npy and (problem := self._problem_of_bytes(size, head)):
@@ -121,26 +121,23 @@ class TokenSettings(DataSettings):
 
     def _problem_of_values(self, vocabulary: int) -> str | None:
         """Return why the numbers in the file, read as this type, are not tokens of this vocabulary."""
-        found, known = self._values(), 2 ** (8 * _width(self.type) - self.type.startswith("int"))
-        if not self._is_npy and found.alternates:
-            kind = self._type_that_fits(vocabulary) or self._type_that_fits(2**31)
+        values, known = self._values(), 2 ** (8 * _width(self.type) - self.type.startswith("int"))
+        kind = None if self._is_npy else self._type_that_fits(vocabulary)
+        if not self._is_npy and values.alternates:
+            kind = kind or self._type_that_fits(2**31)
             return (
                 f"read as data.type={self.type} has a small number as every other token, like the upper half of a "
                 f"wider one: set {f'data.type={kind}' if kind else 'the data.type that the file has'}; if its tokens "
                 "really are so, give a .npy file, whose header says their type"
             )
-        kind = None if self._is_npy else self._type_that_fits(vocabulary)
         other = f"data.type={kind}, as which they fit" if kind else "the data.type that the file has"
-        if found.least < 0:
+        has = f"has tokens from {values.least} to {values.most}"
+        if values.least < 0:
+            return f"{has}, but tokens count from 0: give {'' if self._is_npy else f'{other}, or '}other numbers"
+        if values.most >= vocabulary:
             return (
-                f"has tokens from {found.least} to {found.most}, but tokens count from 0: give "
-                f"{'' if self._is_npy else f'{other}, or '}other numbers"
-            )
-        if found.most >= vocabulary:
-            return (
-                f"has tokens from {found.least} to {found.most}, but the model has {vocabulary} different ones, from 0 "
-                f"to {vocabulary - 1}: use a model with a vocabulary of {found.most + 1}"
-                f"{'' if self._is_npy else f', or {other}'}"
+                f"{has}, but the model has {vocabulary} different ones, from 0 to {vocabulary - 1}: use a model with a "
+                f"vocabulary of {values.most + 1}{'' if self._is_npy else f', or {other}'}"
             )
         if vocabulary > known and not self._is_npy:
             return (
@@ -155,8 +152,8 @@ class TokenSettings(DataSettings):
         size = self._file.stat().st_size - self.skip
         for kind in ("uint16", "uint32", "int64"):
             if kind != self.type and size % _width(kind) == 0:
-                found = replace(self, type=kind)._values()
-                if found.least >= 0 and found.most < vocabulary and not found.alternates:
+                values = replace(self, type=kind)._values()
+                if values.least >= 0 and values.most < vocabulary and not values.alternates:
                     return kind
         return None
 
@@ -219,7 +216,8 @@ def _width(kind: str) -> int:
 def _is_text(head: bytes) -> bool:
     """Return whether bytes are printable text; those of tokens are not, unless they are few."""
     text = head.decode(errors="replace").rstrip("\N{REPLACEMENT CHARACTER}")  # the last character may be cut
-    return len(head) >= 32 and all(each.isprintable() or each.isspace() for each in text) and "\ufffd" not in text
+    printable = all(letter.isprintable() or letter.isspace() for letter in text)
+    return len(head) >= 32 and printable and "\ufffd" not in text
 
 
 def _pieces(tokens: Any) -> Iterator[Any]:

@@ -19,7 +19,6 @@ _PROJECT = Line("give a name, or leave the key out for microp", longest=128, wit
 _ENTITY = Line("give a W&B team or user, or leave the key out", longest=128, without=_REFUSED)
 _DIR = Line("give a folder, or leave the key out for the output folder")
 _TAGS = Line("give words of 1 to 64 characters, e.g. [first,night]", longest=64)
-_SPELLINGS = {"dryrun": "offline", "run": "online"}  # W&B's older words, which WANDB_MODE still takes
 
 
 @dataclass
@@ -44,7 +43,6 @@ class TrackingSettings:
     def resolved(self) -> TrackingSettings:
         """Return the settings with a value for each key that was left to the environment."""
         mode = self.mode or os.environ.get("WANDB_MODE") or "offline"
-        mode = _SPELLINGS.get(mode, mode)
         return replace(
             self,
             mode=mode,
@@ -70,11 +68,9 @@ class TrackingSettings:
                 f"use tracking=offline, or set WANDB_MODE to one of them"
             ]
         if self.mode == "online" and not has_key():
-            return [
-                f"tracking=online {NEEDS_KEY} use tracking=offline and `wandb sync` later",
-            ]
-        if self.mode != "disabled" and (found := broken_rules(self, "tracking.")):
-            return found
+            return [f"tracking=online {NEEDS_KEY} use tracking=offline and `wandb sync` later"]
+        if self.mode != "disabled" and (problems := broken_rules(self, "tracking.")):
+            return problems
         if self.system_metrics and not self.follow:
             return [
                 "tracking.system_metrics=true measures the host while a run is followed: "
@@ -95,7 +91,7 @@ def not_writable(folder: Path) -> str | None:
     if folder.parts[:1] and folder.parts[0].startswith("~") and not Path(folder.parts[0]).exists():
         return "only a shell knows what ~ stands for, write the whole path"
     try:
-        there = next(each for each in (folder, *folder.absolute().parents) if _is_there(each))
+        there = next(path for path in (folder, *folder.absolute().parents) if _is_there(path))
         if not there.exists():
             return "a link to nothing" if there == folder else f"{there} is a link to nothing"
         Path(tempfile.mkdtemp(dir=there)).rmdir()

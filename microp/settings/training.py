@@ -93,13 +93,13 @@ class OptimizerSettings:
 
     def problems(self, steps: int) -> list[str]:
         """List what is wrong with these values for this number of training steps, one sentence each."""
-        found = broken_rules(self, "optimizer.")
-        if not found and self.warmup_steps >= steps > 0:
-            found.append(
+        problems = broken_rules(self, "optimizer.")
+        if not problems and self.warmup_steps >= steps > 0:
+            problems.append(
                 f"optimizer.warmup_steps={self.warmup_steps} is not less than the {steps} training steps: "
                 f"use at most {steps - 1}, or more steps"
             )
-        return found
+        return problems
 
 
 @dataclass
@@ -109,10 +109,10 @@ class AdamSettings(OptimizerSettings):
     betas: list[float]  # the decay of its two moments
 
     def problems(self, steps: int) -> list[str]:
-        found = super().problems(steps)
+        problems = super().problems(steps)
         if len(self.betas) != 2 or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in self.betas):
-            found.append(f"optimizer.betas={self.betas} are not two numbers in [0, 1): use for example [0.9,0.999]")
-        return found
+            problems.append(f"optimizer.betas={self.betas} are not two numbers in [0, 1): use for example [0.9,0.999]")
+        return problems
 
 
 @dataclass
@@ -130,10 +130,10 @@ class SgdSettings(OptimizerSettings):
         return "sgd with momentum" if self.momentum else "sgd"
 
     def problems(self, steps: int) -> list[str]:
-        found = super().problems(steps)
+        problems = super().problems(steps)
         if not 0 <= self.momentum < 1:
-            found.append(f"optimizer.momentum={self.momentum} is not in [0, 1): use 0 for none")
-        return found
+            problems.append(f"optimizer.momentum={self.momentum} is not in [0, 1): use 0 for none")
+        return problems
 
 
 ADAM = AdamSettings("adam", 0.0, "constant", 0, [0.9, 0.999])
@@ -168,18 +168,17 @@ class BucketSettings(SyncSettings):
     first_bucket_mb: Annotated[float, _MIB]  # the same for the first bucket of a stage (1 for torch_ddp)
 
     def problems(self, schedule: str, is_split: bool, backend: str) -> list[str]:
-        found = super().problems(schedule, is_split, backend)
-        if self.name in ("torch_ddp", "compare"):
-            if is_split:
-                found.append(
-                    f"sync={self.name} does not support schedule {schedule!r}, which divides the backward "
-                    "into B and W: use sync=ddp, or a schedule that does not divide it, e.g. 1f1b"
-                )
-            if backend == "threads":
-                found.append(f"sync={self.name} needs ranks that are processes: use comms=auto")
+        problems = super().problems(schedule, is_split, backend)
+        if self.name != "ddp" and is_split:
+            problems.append(
+                f"sync={self.name} does not support schedule {schedule!r}, which divides the backward into B and W: "
+                "use sync=ddp, or a schedule that does not divide it, e.g. 1f1b"
+            )
+        if self.name != "ddp" and backend == "threads":
+            problems.append(f"sync={self.name} needs ranks that are processes: use comms=auto")
         if self.name == "torch_ddp" and self.all_reduce not in ("auto", "library"):
-            found.append(f"sync.all_reduce={self.all_reduce} does not work with sync=torch_ddp: use auto or library")
-        return found
+            problems.append(f"sync.all_reduce={self.all_reduce} does not work with sync=torch_ddp: use auto or library")
+        return problems
 
 
 @dataclass
@@ -199,11 +198,11 @@ class SnapshotSettings:
 
     def problems(self) -> list[str]:
         """List the values that are wrong or contradict each other, one sentence each."""
-        found = broken_rules(self, "snapshot.")
-        if self.resume and self.path is not None and not found:
+        problems = broken_rules(self, "snapshot.")
+        if self.resume and self.path is not None and not problems:
             one = f"snapshot.path={quoted(self.path)}"
-            found.append(f"snapshot.resume=true and {one} name two snapshots: give only one of them")
-        return found
+            problems.append(f"snapshot.resume=true and {one} name two snapshots: give only one of them")
+        return problems
 
 
 NO_SNAPSHOTS = SnapshotSettings("disk", None, 1, False, None, False)

@@ -1,16 +1,22 @@
-"""What commands have in common: how they begin and end, and a parser with one line for each mistake."""
+"""What commands have in common: how they begin and end, one line for each mistake, words without secrets.
+
+::
+
+    schedule.api_key=abc  chunks=4   ── redact_words ──►   schedule.api_key=REDACTED  chunks=4
+    {"api_key": "abc", "chunks": 4}  ── redact_values ─►   {"api_key": "REDACTED", "chunks": 4}
+
+The value of a key that says key, token, secret or password is not written to a file.
+"""
 
 from __future__ import annotations
 
 import argparse
-import atexit
-import gc
 import io
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 from microp.system.machine import is_joined
@@ -18,6 +24,10 @@ from microp.system.places import answer_version
 
 _PLAIN = re.compile(r"[\w/.:+@%-]([\w/.:+@% -]*[\w/.:+@%-])?", re.ASCII)  # Hydra reads such a value as it stands
 _INTERRUPTED = 130
+REDACTED = "REDACTED"
+_SAYS_SO = r"(?:key|token|secret|password)"
+_SECRET = re.compile(_SAYS_SO, re.IGNORECASE)
+_INSIDE = re.compile(rf"([\w.]*{_SAYS_SO}[\w.]*\s*[:=]\s*)('[^']*'|\"[^\"]*\"|[^,}}\]\s]+)", re.IGNORECASE)
 
 
 def run_command(command: Callable[[], Any]) -> NoReturn:
@@ -28,7 +38,6 @@ def run_command(command: Callable[[], Any]) -> NoReturn:
     SIGTERM and SIGHUP end it as Ctrl-C does, so that what it started is ended and recorded. What is ignored, as SIGHUP
     after `nohup`, still is; a rank of torchrun leaves them as they are, because it may wait in torch's C++ code.
     """
-    atexit.register(gc.freeze)  # else Python looks for cycles in all of torch as it ends: a third of a second
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL and not is_joined():
             signal.signal(number, signal.default_int_handler)
@@ -70,3 +79,27 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print what is wrong with the command line; nothing has been started."""
         self.exit(2, f"error: {message}\n")
+
+
+def redact_words(words: Iterable[str]) -> list[str]:
+    """Return the words of a command, in which the values of secret keys are replaced, also those inside of a value."""
+    return [_redact_word(word) for word in words]
+
+
+def _redact_word(word: str) -> str:
+    key, assigned, value = word.partition("=")
+    if assigned and _SECRET.search(key):
+        return f"{key}={REDACTED}"
+    return key + assigned + _INSIDE.sub(rf"\1{REDACTED}", value)
+
+
+def redact_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration, nested or with dots in its keys, in which the values of secret keys are replaced."""
+    return {
+        key: redact_values(value)
+        if isinstance(value, Mapping)
+        else REDACTED
+        if value is not None and _SECRET.search(str(key))
+        else value
+        for key, value in values.items()
+    }

@@ -1,19 +1,31 @@
-"""What this machine has."""
+"""What this machine has and reaches, and sizes in bytes.
+
+::
+
+    WANDB_BASE_URL ─ server ─► https://api.wandb.ai ─ out_of_reach ─► None, or why no connection can be made
+"""
 
 from __future__ import annotations
 
+import netrc
 import os
 import platform
 import shutil
+import socket
 import sys
 import sysconfig
+import urllib.request
 from functools import cache
 from pathlib import Path
+from urllib.parse import urlparse
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # what torchrun sets; others set some of them
-
-
 _LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+BYTES = 256  # different bytes: the vocabulary of a model of text
+_UNITS = {"GiB": GIB, "MiB": MIB, "KiB": KIB}
+_PATIENCE_S = 3.0
+_PORTS = {"http": 80, "https": 443}
 
 
 @cache
@@ -38,12 +50,11 @@ def processor() -> str:
 @cache
 def this_host() -> dict[str, str | None]:
     """Return what tells this system from others: its name, its boot, and the container in which process ids count."""
-    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
-    is_linux = sys.platform == "linux"
+    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")  # of Linux
     return {
         "host": platform.node(),
-        "boot": boot.read_text().strip() if is_linux and boot.exists() else None,
-        "namespace": str(namespace.readlink()) if is_linux and namespace.is_symlink() else None,
+        "boot": boot.read_text().strip() if boot.exists() else None,
+        "namespace": str(namespace.readlink()) if namespace.is_symlink() else None,
     }
 
 
@@ -69,3 +80,46 @@ def is_joined() -> bool:
 def is_over_hosts() -> bool:
     """Return whether torchrun started some of the ranks on other hosts."""
     return is_joined() and os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE")
+
+
+def size_text(nbytes: float) -> str:
+    """Return a number of bytes with three digits in the largest unit of which it has one: `300 B`, `1.5 MiB`."""
+    unit = next((unit for unit, size in _UNITS.items() if nbytes >= size), "B")
+    number = nbytes / _UNITS.get(unit, 1)
+    return f"{number:.0f} {unit}" if number >= 1000 or unit == "B" else f"{number:.3g} {unit}"
+
+
+def server() -> str:
+    """Return the address of W&B's server."""
+    return os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
+
+
+def has_key() -> bool:
+    """Return whether W&B's client finds a key: in WANDB_API_KEY or in the netrc file, for its server."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(urlparse(server()).hostname or "") is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def out_of_reach() -> str | None:
+    """Return why the server takes no connection, with its address; None if it does. It is tried once, for 3 s."""
+    reason = _refusal(server())
+    return f"W&B's server {server()} cannot be reached ({reason})" if reason else None
+
+
+@cache
+def _refusal(address: str) -> str | None:
+    """Return why no connection to an address, or to the proxy before it, can be made."""
+    url = urlparse(address)
+    proxy = urllib.request.getproxies().get(url.scheme)
+    if proxy and not urllib.request.proxy_bypass(url.hostname or ""):
+        url = urlparse(proxy if "://" in proxy else f"http://{proxy}")
+    try:
+        port = url.port or _PORTS.get(url.scheme, 443)
+        socket.create_connection((url.hostname or "", port), _PATIENCE_S).close()
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None

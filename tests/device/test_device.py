@@ -7,8 +7,9 @@ import torch
 from configs import config
 from conftest import CHECKPOINTING, small_job
 
+from microp.comms import thread_comms
 from microp.config import config_checks
-from microp.device import ActivationMeter, Cpu, MemoryMeter
+from microp.device import ActivationMeter, MemoryMeter
 from microp.model import Batch, Stage, build_model
 from microp.records import read_rows
 from microp.schedule.builders import gpipe, naive, one_f_one_b
@@ -58,8 +59,6 @@ def test_memory_meter_counts_received_tensors_apart():
 
 
 def test_a_sent_copy_is_not_the_sender_s_memory():
-    from microp.comms import thread_comms
-
     first, second = thread_comms(2)
     with MemoryMeter([]) as meter:
         first.send_tensor(torch.ones(MIB // 4), 1)
@@ -93,7 +92,7 @@ def test_activation_meter_by_hand():
         assert meter.peak_in_flight == 3
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("chunks", [1, 3, 7])
 @pytest.mark.parametrize(
     ("build", "peak"),
     [(naive, lambda r, k, m: 1), (gpipe, lambda r, k, m: m), (one_f_one_b, lambda r, k, m: min(k - r, m))],
@@ -133,9 +132,3 @@ def test_problems_without_a_gpu(monkeypatch):
         "ranks=3 is more than the 2 GPUs here: use at most 2, or device.share=true, by which ranks share one"
     ]
     assert DeviceSettings("cpu", 0).problems() == ["device.threads=0 is below 1: use at least 1"]
-
-
-def test_marks_are_the_host_s_clock():
-    device = Cpu()
-    marks = [device.mark() for _ in range(3)]
-    assert device.read(marks) == sorted(marks)

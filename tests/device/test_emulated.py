@@ -74,17 +74,19 @@ def test_recomputation(given, checkpointing, recompute, spared):
 
 
 @pytest.mark.parametrize(
-    ("given", "action", "nominal"),
+    ("build", "given", "action", "nominal"),
     [
-        ({"forward_ms": [1, 4]}, "1F0", 4),
-        ({"backward_ms": [1, 4]}, "1B0", 4),
-        ({"backward_ms": 1.0, "weight_ms": 3.0}, "1B0", 4),
-        ({"forward_ms": 2.0, "per": ["row"]}, "0F1", 4),  # the second microbatch has 2 rows
-        ({"forward_ms": 1.0, "per": ["layer"]}, "0F0", 3),
+        (gpipe, {"forward_ms": [1, 4]}, "1F0", 4),
+        (gpipe, {"backward_ms": [1, 4]}, "1B0", 4),
+        (gpipe, {"backward_ms": 1.0, "weight_ms": 3.0}, "1B0", 4),
+        (gpipe, {"forward_ms": 2.0, "per": ["row"]}, "0F1", 4),  # the second microbatch has 2 rows
+        (gpipe, {"forward_ms": 1.0, "per": ["layer"]}, "0F0", 3),
+        (zb_h1, {}, "0B0", 3),
+        (zb_h1, {}, "0W0", 3),
     ],
 )
-def test_an_action_lasts_its_nominal_time(given, action, nominal):
-    device = opened(workload(gpipe(2, 2), (3, 2), (4, 2)), **given)
+def test_an_action_lasts_its_nominal_time(build, given, action, nominal):
+    device = opened(workload(build(2, 2), (3, 2), (4, 2)), **given)
     calls = []
 
     def work(microbatch, x):
@@ -99,15 +101,6 @@ def test_an_action_lasts_its_nominal_time(given, action, nominal):
     assert paced(action.microbatch, "x") == "y"
 
 
-@pytest.mark.parametrize(("action", "nominal"), [("0B0", 3), ("0W0", 3)])
-def test_the_halves_of_a_backward_that_is_split(action, nominal):
-    action = Action.parse(action)
-    device = opened(workload(zb_h1(3, 3)))
-    paced, _ = device.bind(action, lambda _, x: x)
-    most = 1.5 * nominal
-    assert nominal <= shortest(lambda: (device.prepare_step(), paced(action.microbatch, None)), most) < most
-
-
 def test_an_action_that_takes_too_long_is_counted():
     for nominal_ms, takes_ms, overruns in ((2000.0, 0, 0), (1.0, 5, 1)):
         device = opened(workload(), forward_ms=nominal_ms)
@@ -120,8 +113,7 @@ def test_an_action_that_takes_too_long_is_counted():
 TINY = {"forward_ms": 0.2, "backward_ms": 0.4}
 
 
-@pytest.mark.parametrize("build", [gpipe, one_f_one_b, zb_h1, interleaved, zb_v])
-@pytest.mark.parametrize("checkpointing", ["never", "except_last"])
+@pytest.mark.parametrize(("build", "checkpointing"), [(interleaved, "never"), (zb_v, "except_last")])
 def test_gradients_are_the_monolith_s(build, checkpointing):
     schedule = build(2, 4)
     job = small_job(
@@ -176,8 +168,7 @@ def test_overruns_are_counted_and_said(tmp_path):
     assert min(rank_0) < 8  # none, unless the machine stands still for 30 ms
     counted = sum(rank_0) + sum(rank_1)
     assert (summary["overruns"], summary["actions"]) == (counted, 4 * 16)
-    assert [each.text for each in disturbances(summary, {}) if each.kind == "overruns"] == [f"{counted} overruns"]
-    assert "overruns" not in [each.kind for each in disturbances({**summary, "overruns": 0}, {})]
+    assert f"{counted} overruns" in [disturbance.text for disturbance in disturbances(summary, {})]
 
 
 def test_recomputation_is_booked_as_it_was_told(tmp_path):
@@ -188,6 +179,3 @@ def test_recomputation_is_booked_as_it_was_told(tmp_path):
         busy_ms = sum(span.end - span.start for span in spans if span.rank == rank) / 1e6
         assert summary["time_ms"]["compute"][rank] + summary["time_ms"]["recompute"][rank] == pytest.approx(busy_ms)
         assert busy_ms >= 4 * 1 + 4 * 2 + 3 * (1, 3)[rank]
-
-
-# --- a hop ---------------------------------------------------------------------------------------

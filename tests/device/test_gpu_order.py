@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import threading
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 from conftest import CHECKPOINTING, mlp, small_job
 from gpu import Gpu, Group, NotReadyError, Stream, Work, World
-from threads import are_equal
+from threads import are_equal, in_threads
 from threads import run as run_on_cpu
 
 from microp.comms import Heartbeats, NcclComms, thread_comms
@@ -39,64 +40,59 @@ class Nccl(NcclComms):
         self.device, self.names = torch.device("cpu"), [f"rank {rank}" for rank in range(threads.world_size)]
         self._up, self._down = (Group(gpu, self.rank, name) for name in names)
         self.gpu, self.all_reduce, self.all_gather = gpu, threads.all_reduce, threads.all_gather
-        self.heartbeats = Heartbeats(threads.world_size)
-        self.barrier, self.close, self.abort = threads.barrier, threads.close, threads.abort
+        self.barrier, self.close = threads.barrier, threads.close
 
     close = all_reduce = all_gather = barrier = lambda *_: None  # abstract in the base class
 
 
-class Rank(threading.Thread):
-    """One rank: its losses and its gradients after two steps, and how often its host waited in each."""
+@dataclass
+class Rank:
+    """What became of one rank: its gradients after two steps, and how often its host waited in each."""
 
-    def __init__(self, job, comms: Nccl) -> None:
-        super().__init__(daemon=True)
-        self.said = ""
-        self.job, self.comms, self.error = job, comms, None
-        self.gradients, self.waits, self.rows = {}, [], []
-
-    def run(self) -> None:
-        try:
-            self.trainer = trainer = Trainer(self.job, self.comms)
-            for step in range(STEPS):
-                trainer.load(step)
-                before = self.comms.gpu.waits
-                with self.comms.gpu:
-                    self.rows.append(trainer.step(step))
-                self.waits.append(self.comms.gpu.waits - before)
-            for index, layer in trainer.layers.items():
-                self.gradients[index] = monolith.gradients_of(layer)
-        except Exception as error:
-            self.error = error
-            self.said = describe_failure(self.comms, self.job.schedule, error)
-            self.comms.abort()
+    comms: Nccl
+    gradients: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    waits: list[int] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    trainer: Trainer | None = None
+    error: Exception | None = None
+    said: str = ""
 
 
 def on_gpus(schedule, names: tuple[str, str] = ("up", "down"), timeout_s: float = 20, **changes) -> list[Rank]:
     """The ranks of a job after two steps, each with a GPU of its own."""
     job, world = small_job(schedule=schedule, model=mlp("float64"), **changes), World(timeout_s)
+    heartbeats = Heartbeats(len(schedule.ranks))
 
     def open_cuda(_settings, _workload, comms, _local_rank):
         device = Cuda(0, timeout_s, comms.gpu)
         device.torch_device = torch.device("cpu")
         return device
 
-    everyone = thread_comms(len(schedule.ranks), timeout_s)
-    ranks = [Rank(job, Nccl(comms, Gpu(world), names)) for comms in everyone]
-    for rank in ranks:
-        rank.comms.heartbeats = ranks[0].comms.heartbeats
+    def live(threads) -> Rank:
+        rank = Rank(Nccl(threads, Gpu(world), names))
+        rank.comms.heartbeats = heartbeats
+        try:
+            rank.trainer = trainer = Trainer(job, rank.comms)
+            for step in range(STEPS):
+                trainer.load(step)
+                before = rank.comms.gpu.waits
+                with rank.comms.gpu:
+                    rank.rows.append(trainer.step(step))
+                rank.waits.append(rank.comms.gpu.waits - before)
+            rank.gradients = {index: monolith.gradients_of(layer) for index, layer in trainer.layers.items()}
+        except Exception as error:
+            rank.error, rank.said = error, describe_failure(rank.comms, schedule, error)
+            threads.abort()
+        return rank
+
     with patch.object(trainer_module, "open_device", open_cuda):
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join(300)
-            assert not rank.is_alive(), "it hangs"
-    return ranks
+        return in_threads(thread_comms(len(schedule.ranks), timeout_s), live, 280)
 
 
 def finished(ranks: list[Rank]) -> list[Rank]:
     """The same ranks; the first error of one is raised."""
     if errors := [rank.error for rank in ranks if rank.error]:
-        raise next((each for each in errors if not isinstance(each, ConnectionError)), errors[0])
+        raise next((error for error in errors if not isinstance(error, ConnectionError)), errors[0])
     return ranks
 
 
@@ -138,37 +134,39 @@ def test_a_memory_step_gives_the_allocator_s_peaks():
 # --- each wait, taken away ------------------------------------------------------------------------
 
 
-def test_a_receive_that_is_not_waited_for_is_found():
-    def forget(work: Work) -> None:
-        work._waited = True
+def without_wait(work: Work) -> None:
+    work._waited = True
 
-    with patch.object(Work, "wait", forget):
-        found = finished(on_gpus(one_f_one_b(2, 4)))
-    assert not are_equal(gradients_of(found), run_on_cpu(one_f_one_b(2, 4)))
+
+def blocking_wait(work: Work) -> None:
+    """As that of a transfer whose `wait` is given a time-out."""
+    work._waited = True
+    work._after.synchronize()
+
+
+def settle_too_early(device: Cuda) -> None:
+    device._anchor = device.mark(), 0
+
+
+def test_a_receive_that_is_not_waited_for_is_found():
+    with patch.object(Work, "wait", without_wait):
+        ranks = finished(on_gpus(one_f_one_b(2, 4)))
+    assert not are_equal(gradients_of(ranks), run_on_cpu(one_f_one_b(2, 4)))
 
 
 def test_a_tensor_that_is_given_away_under_way_is_found():
     with patch.object(PostedSend, "finish", None):
         ranks = finished(on_gpus(one_f_one_b(2, 4)))
-    assert any("rank 0 send" in each for each in ranks[0].comms.gpu.world.dropped)
+    assert any("rank 0 send" in name for name in ranks[0].comms.gpu.world.dropped)
 
 
 def test_times_read_before_the_end_of_the_step_are_found():
-    def too_early(device: Cuda) -> None:
-        device._anchor = device.mark(), 0
-
-    with patch.object(Cuda, "settle", too_early), pytest.raises(NotReadyError):
+    with patch.object(Cuda, "settle", settle_too_early), pytest.raises(NotReadyError):
         finished(on_gpus(gpipe(2, 2)))
 
 
 def test_a_wait_of_the_host_inside_the_step_is_found():
-    """As in a transfer whose `wait` is given a time-out."""
-
-    def blocking(work: Work) -> None:
-        work._waited = True
-        work._after.synchronize()
-
-    with patch.object(Work, "wait", blocking):
+    with patch.object(Work, "wait", blocking_wait):
         ranks = finished(on_gpus(one_f_one_b(2, 4)))
     assert all(waits > 1 for rank in ranks for waits in rank.waits)
 

@@ -78,12 +78,13 @@ def test_nvidia_smi_is_asked_while_the_steps_run(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "go")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     busy = Utilisation("GPU-12")
+    process = busy._process
     until(lambda: len(busy._answers) == 1)
     since = perf_counter_ns()
     (tmp_path / "go").write_text("\n")
     until(lambda: len(busy._answers) == 3)
     assert busy.end(since) == 85.0
-    assert busy.end(since) == 85.0
+    assert process.returncode == -signal.SIGTERM
     assert "--id=GPU-12 --query-gpu=utilization.gpu --format=csv,noheader,nounits" in (tmp_path / "asked").read_text()
 
 

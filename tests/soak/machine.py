@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from microp.comms.processes import is_alive
+from microp.comms.waiting import is_alive
 
 MARK = "MICROP_SOAK"
 ENDS_S = 3.0

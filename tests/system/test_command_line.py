@@ -51,27 +51,10 @@ def test_every_command_is_run_so():
     assert without == []
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        *(
-            "outputs",
-            "a b",
-            "it's",
-            "a,b",
-            "a=b (1)",
-            "${x}",
-            "back\\",
-            "back\\'s",
-            "\\\\'",
-            "é",
-            "[a]",
-            "{a: b}",
-            '"q"',
-        ),
-        *("~/x", " a", "1.5", True, None, 3),
-    ],
-)
+TEXTS = ["outputs", "a b", "it's", "a,b", "a=b (1)", "${x}", "back\\", "back\\'s", "\\\\'", "é", "[a]", "{a: b}", '"q"']
+
+
+@pytest.mark.parametrize("value", [*TEXTS, "~/x", " a", "1.5", True, None, 3])
 def test_a_value_comes_back_through_the_shell_and_hydra(value):
     [word] = shlex.split(shlex.join([override("key", value)]))
     parsed = OverridesParser.create().parse_override(word)

@@ -14,7 +14,7 @@ import pytest
 from conftest import small_job
 from rank_faults import Fault, Unreadable
 
-from microp.comms.processes import is_alive
+from microp.comms.waiting import is_alive
 from microp.model import Stage
 from microp.records import read_rows
 from microp.schedule.builders import one_f_one_b, zb_h1

@@ -21,7 +21,7 @@ from conftest import small_job
 from sockets import is_loopback, listening
 from user import until
 
-from microp.comms.processes import is_alive
+from microp.comms.waiting import is_alive
 from microp.records import WriteError
 from microp.schedule.builders import gpipe
 from microp.settings import BucketSettings, EngineSettings

@@ -1,9 +1,12 @@
-"""Decides how long a rank that waits for a message keeps its core before it sleeps.
+"""How a rank waits for another one: how long it keeps its core, when it gives up, and whether the other still runs.
 
 ::
 
     cores are free     spin ──────────────────────┤ 2 ms ├─ sleep     a wake-up would cost 0.1 ms
     cores are wanted   spin ┤ 0.05 ms ├─ sleep                        the core is another's meanwhile
+
+    sleeps ── 0.25 ─ 0.25 ─┤ Ctrl-Z ...... fg ├─ 0.25 ─ 0.25 ──► time-out
+                           └──── counts 0.25 ─┘
 
 A rank that spins while others want its core uses up the turn in which it would compute, and the rank that it waits
 for may be one of those others. Linux counts for every thread how long it was ready to run and had no core. A step in
@@ -12,14 +15,20 @@ cores, and a wait that sleeps is delayed by its own wake-up. The cores are wante
 `CROWDED` of the time, of which what is long ago counts less. On a quiet machine something takes the core for some
 milliseconds a few times per second; that delays a short step by half of its time, but few steps. Only steps in which
 the rank waited for a message count: the steps of another engine have other threads, and wait elsewhere.
+
+Ctrl-Z stops all ranks, but no clock. A wait is therefore divided into ticks, of which each counts at most `TICK_S`.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from math import exp
 from pathlib import Path
+from threading import Condition
 from time import perf_counter_ns
 
 LONG_NS = 2_000_000  # a shorter wait never sleeps
@@ -28,6 +37,9 @@ DELAYED = 0.04
 CROWDED = 0.5
 MEMORY_NS = 0.25e9
 DELAYS = Path("/proc/thread-self/schedstat")  # nanoseconds on a core, nanoseconds without one, number of turns
+TICK_S = 0.25
+_ENDED = ("Z", "X")  # a zombie, which its parent has not waited for, has ended
+_EXITING = 0x4  # in the flags: PF_EXITING of Linux's sched.h
 
 
 class Patience:
@@ -63,3 +75,55 @@ class Patience:
             self._crowded = kept * self._crowded + (1 - kept) * (delayed - self._seen > DELAYED * passed)
             self.spin_ns = SHORT_NS if self._crowded > CROWDED else LONG_NS
         self._seen, self._at = delayed, now
+
+
+class Countdown:
+    """The rest of a time-out."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin again."""
+        self._left, self._last = self._seconds, time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no time is left."""
+        return self._left <= 0
+
+    def tick(self) -> float:
+        """Return the seconds that are left, at most 0 when time is up; called at least once per `TICK_S`."""
+        now = time.monotonic()
+        self._left -= min(now - self._last, TICK_S)
+        self._last = now
+        return self._left
+
+    def wait_for(self, changed: Condition, is_done: Callable[[], object]) -> bool:
+        """Wait until `is_done`, which is asked when the condition is notified; return whether it is in time."""
+        while not changed.wait_for(is_done, max(0.0, min(self._left, TICK_S))):
+            if self.tick() <= 0:
+                return False
+        return True
+
+
+def process_state(pid: int) -> str | None:
+    """Return the letter by which Linux names the state of a process, such as R, S, T; None if it has ended.
+
+    A process that has begun to end has ended: the system closes its connections before it makes it a zombie.
+    On other systems a process that exists is in state R.
+    """
+    try:
+        if sys.platform != "linux":
+            os.kill(pid, 0)
+            return "R"
+        letter, _, _, _, _, _, flags, *_ = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):  # it ended, perhaps between opening and reading
+        return None
+    return None if letter in _ENDED or int(flags) & _EXITING else letter
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether process `pid` runs."""
+    return process_state(pid) is not None
