@@ -168,12 +168,12 @@ def read_json(path: Path, remedy: str = AGAIN) -> Any:
 
 def read_config(attempt: Path) -> dict[str, Any]:
     """Return the resolved configuration of an attempt as plain values; raises as `read_json`."""
-    return _record(attempt / "config.yaml", _CONFIG, lambda text: yaml.load(text, _Loader))
+    return read_record(attempt / "config.yaml", _CONFIG, parse=lambda text: yaml.load(text, _Loader))
 
 
 def read_env(attempt: Path) -> dict[str, Any]:
     """Return the machine and the versions of an attempt; raises as `read_json`."""
-    return _record(attempt / "env.json", _ENV)
+    return read_record(attempt / "env.json", _ENV)
 
 
 def read_status(attempt: Path) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def read_status(attempt: Path) -> dict[str, Any]:
 
     The state of an attempt that never ended, and whose process has gone, is `killed`.
     """
-    status = _record(attempt / "status.json", ("status", "started"))
+    status = read_record(attempt / "status.json", ("status", "started"))
     if status["status"] != RUNNING or (gone := has_gone(status)) is False:
         return status
     if gone:
@@ -191,21 +191,23 @@ def read_status(attempt: Path) -> dict[str, Any]:
     return {**status, "message": f"it was started {where}: whether it still runs cannot be told from here"}
 
 
-def _parsed(path: Path, parse: Callable[[str], Any], remedy: str = AGAIN) -> Any:
+def _parsed(path: Path, parse: Callable[[str], Any], remedy: str) -> Any:
     try:
         return parse(path.read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise unreadable(path, error, remedy) from error
 
 
-def _record(path: Path, needed: Iterable[str], parse: Callable[[str], Any] = json.loads) -> dict[str, Any]:
-    """Return the keys and values in a file, those that are needed among them."""
-    record = _parsed(path, parse)
+def read_record(
+    path: Path, needed: Iterable[str], remedy: str = AGAIN, parse: Callable[[str], Any] = json.loads
+) -> dict[str, Any]:
+    """Return the keys and values in a file, those that are needed among them; raises as `read_json`."""
+    record = _parsed(path, parse, remedy)
     if not isinstance(record, dict):
-        raise unreadable(path, "it does not hold keys and values")
+        raise unreadable(path, "it does not hold keys and values", remedy)
     check_version(record, path)
     if missing := [key for key in needed if key not in record]:
-        raise unreadable(path, f"it has no {', '.join(missing)}")
+        raise unreadable(path, f"it has no {', '.join(missing)}", remedy)
     return record
 
 
@@ -273,7 +275,7 @@ def _trace(attempt: Path, kind: str, replica: int, parse: Callable[[Row], T]) ->
 
 def read_schedule(attempt: Path) -> Schedule:
     """Return the schedule that an attempt ran; raises as `read_json`."""
-    schedule: Schedule = _parsed(attempt / "schedule.txt", from_text)
+    schedule: Schedule = _parsed(attempt / "schedule.txt", from_text, AGAIN)
     return schedule
 
 
@@ -283,7 +285,7 @@ def read_summary(attempt: Path) -> dict[str, Any]:
     Raises:
         RecordError: a newer microp wrote the file, or it is not a summary.
     """
-    return _record(attempt / "summary.json", _SUMMARY)
+    return read_record(attempt / "summary.json", _SUMMARY)
 
 
 def check_version(record: Mapping[str, Any], path: Path) -> None:
@@ -301,7 +303,7 @@ def read_errors(attempt: Path) -> list[Row]:
     Raises:
         RecordError: a file cannot be read.
     """
-    errors = [_record(path, ("lost_peer", "time")) for path in sorted(attempt.glob("error.rank*.json"))]
+    errors = [read_record(path, ("lost_peer", "time")) for path in sorted(attempt.glob("error.rank*.json"))]
     return sorted(errors, key=lambda error: (error["lost_peer"], error["time"]))
 
 
