@@ -8,8 +8,7 @@ import pytest
 from stored import NOON, store_run
 
 from microp.config.config import compose_config, plain, read_config
-from microp.results import SelectionError, column_named, same, spelling, swept
-from microp.results.selection import list_runs, read_filters, select
+from microp.results import SelectionError, column_named, find, same, spelling, swept
 from microp.results.swept import differing
 from microp.system import flatten
 
@@ -91,10 +90,10 @@ RUNS = {  # the name of a run in these tests: its configuration
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The rows of the runs above, one started each minute, and their names by id."""
+    """A folder with the runs above, one started each minute, and their names by id."""
     outputs = tmp_path_factory.mktemp("runs")
     status, env = {"failed": "failed"}, {"1f1b 16": {"processor": "AMD EPYC"}}
-    found = {
+    names = {
         store_run(
             outputs,
             *overrides,
@@ -105,19 +104,17 @@ def runs(tmp_path_factory):
         ): name
         for minute, (name, overrides) in enumerate(RUNS.items())
     }
-    rows, unreadable = list_runs(outputs)
-    assert not unreadable
-    return rows, found
+    return outputs, names
 
 
 def passing(runs, *filters: str) -> set[str]:
-    rows, names = runs
-    return {names[run] for run in select(rows, [each for text in filters for each in read_filters(text)])["run_id"]}
+    outputs, names = runs
+    return {names[run] for run in find([str(outputs), *filters]).rows["run_id"]}
 
 
 def test_the_newest_comes_first(runs):
-    rows, names = runs
-    assert [names[run] for run in rows["run_id"]] == list(RUNS)[::-1]
+    outputs, names = runs
+    assert [names[run] for run in find([str(outputs)]).all["run_id"]] == list(RUNS)[::-1]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +185,7 @@ def test_bad_filters_are_refused_with_the_remedy(runs, text, reason):
 
 def test_every_spelling_that_is_offered_names_a_column(runs):
     """A summary's `schedule` and the configuration's `schedule.name` are both called schedule: the latter is meant."""
-    columns = list(runs[0])
+    columns = list(find([str(runs[0])]).all)
     assert all(column_named(spelling(column), columns) for column in columns)
     assert column_named("schedule", columns) == "config.schedule.name"
     assert column_named("model.dim", columns) == "config.model.dim"
@@ -198,5 +195,5 @@ def test_every_spelling_that_is_offered_names_a_column(runs):
 def test_a_disturbed_timing_is_a_column(tmp_path):
     store_run(tmp_path, "chunks=2")
     store_run(tmp_path, "chunks=4", step_ms=100, spread=(0.8, 3.0))
-    rows = list_runs(tmp_path)[0]
+    rows = find([str(tmp_path)]).all
     assert dict(zip(rows["chunks"], rows["disturbed"], strict=True)) == {2: None, 4: "spread 220 %"}
