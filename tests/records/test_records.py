@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-from stored import write_steps
+from stored import store_run
 
 from microp.records import (
     RankRecorder,
@@ -22,7 +21,7 @@ from microp.records import (
     write_json,
     write_schedule,
 )
-from microp.results import finished_runs, load_runs, load_steps
+from microp.results import finished_runs, load_runs
 from microp.schedule import Op, to_text
 from microp.schedule.builders import gpipe, zb_v
 from microp.trace import Reduction, Span, Spans
@@ -84,46 +83,22 @@ def test_the_cause_comes_before_its_victims(tmp_path):
     assert [error["rank"] for error in read_errors(tmp_path)] == [1, 0, 2]
 
 
-def write_attempt(runs: Path, run: str, status: str, started: float, step_ms: float | None) -> Path:
-    """An attempt's small files; without a step time it has no summary."""
-    attempt = new_attempt(runs, run)
-    write_json(attempt / "status.json", {"status": status, "started": started, "message": None})
-    write_json(attempt / "env.json", {"cores": 2, "commit": "c0ffee", "processor": "a processor"})
-    options = "".join(f"{group}: {{name: any}}\n" for group in ("schedule", "device", "checkpointing", "engine"))
-    (attempt / "config.yaml").write_text(
-        f"ranks: 2\nchunks: 4\nrepeat: 0\nmodel: {{name: mlp, dim: 64}}\ntracking: {{}}\nlaunch: {{}}\n{options}"
-    )
-    write_schedule(attempt, gpipe(2, 4))
-    if step_ms is not None:
-        write_steps(attempt, 2)
-        point = {"run_id": run, "question_id": "0123456789ab", "status": status, "schedule": "gpipe", "chunks": 4}
-        numbers = {
-            "ranks": 2,
-            "replicas": 1,
-            "step_ms": dict.fromkeys(("p10", "median", "p90"), step_ms),
-            "bubble": {"measured": 0.2},
-        }
-        write_json(attempt / "summary.json", {"schema_version": 2, **point, **numbers})
-    return attempt
-
-
 def test_a_run_is_one_row_of_its_newest_finished_attempt(tmp_path):
     """A run that never finished is its newest attempt."""
-    for status, started, step_ms in (("finished", 1, 10.0), ("finished", 3, 11.0)):
-        write_attempt(tmp_path / "runs", "a", status, started, step_ms)
-    write_attempt(tmp_path / "runs", "a", "failed", 4, 13.0)
-    write_attempt(tmp_path / "runs", "b", "interrupted", 1, 20.0)
-    write_attempt(tmp_path / "runs", "b", "running", 2, None)
+    for status, step_ms in (("finished", 10.0), ("finished", 11.0), ("failed", 13.0)):
+        finished = store_run(tmp_path, "chunks=4", "model.dim=64", status=status, step_ms=step_ms)
+    for status in ("interrupted", "running"):
+        running = store_run(tmp_path, "chunks=8", "model.dim=64", status=status)
     runs = load_runs(tmp_path).set_index("run_id")
     assert runs.attrs["unreadable"] == []
-    assert runs["attempt"].to_dict() == {"a": "attempt-2", "b": "attempt-2"}
-    assert runs["status"].to_dict() == {"a": "finished", "b": "running"}
-    assert runs.loc["a", "step_ms.median"] == 11.0
-    assert runs.loc["a", "question"] == "0123456789ab"
+    assert runs["attempt"].to_dict() == {finished: "attempt-2", running: "attempt-2"}
+    assert runs["status"].to_dict() == {finished: "finished", running: "running"}
+    assert runs.loc[finished, "step_ms.median"] == 11.0
+    assert runs.loc[finished, "question"] == runs.loc[finished, "question_id"]
     assert (runs["config.model.dim"] == 64).all()
     assert (runs["env.cores"] == 2).all()
-    assert runs.loc["b", "folder"] == str(tmp_path / "runs" / "b" / "attempt-2")
-    assert finished_runs(tmp_path)["run_id"].tolist() == ["a"]
+    assert runs.loc[running, "folder"] == str(tmp_path / "runs" / running / "attempt-2")
+    assert finished_runs(tmp_path)["run_id"].tolist() == [finished]
 
 
 def test_a_folder_without_runs_has_no_rows_and_one_that_is_not_there_is_named(tmp_path):
@@ -131,15 +106,6 @@ def test_a_folder_without_runs_has_no_rows_and_one_that_is_not_there_is_named(tm
     assert finished_runs(tmp_path).empty
     with pytest.raises(NotADirectoryError, match="nothing is not a folder: give outputs"):
         load_runs(tmp_path / "nothing")
-
-
-def test_the_steps_of_an_attempt_are_one_row_per_step_and_rank(tmp_path):
-    for rank in range(2):
-        recorder = RankRecorder(tmp_path, rank)
-        for step in range(3):
-            recorder.step({"step": step, "rank": rank})
-    steps = load_steps(tmp_path)
-    assert steps[["rank", "step"]].to_numpy().tolist() == [[rank, step] for rank in range(2) for step in range(3)]
 
 
 def test_half_a_file_is_never_seen(tmp_path):

@@ -19,18 +19,14 @@ def configs(*points: str):
 
 SWEPT = {
     ("model.dim=64", "model.dim=128"): {"model.dim": ["64", "128"]},
-    ("engine=microp", "engine=torch"): {"engine": ["microp", "torch"]},
     ("learning_rate=1e-3", "learning_rate=1e-5"): {"learning_rate": ["0.001", "1e-05"]},
     ("data.path=a.txt", ""): {"data.path": ["a.txt", "null"]},
     ("schedule=gpipe", "schedule=1f1b"): {"schedule": ["gpipe", "1f1b"]},
     ("schedule=gpipe schedule.drain=lifo", "schedule=gpipe"): {"schedule.drain": ["lifo", "fifo"]},
-    ("checkpointing=never", "checkpointing=always"): {"checkpointing": ["never", "always"]},
     ("partition=sizes partition.sizes=[4,12]", "partition=sizes partition.sizes=[8,8]"): {
         "partition.sizes": ["[4,12]", "[8,8]"]
     },
-    ("schedule=zb_h1 engine.batch_weights=true", "schedule=zb_h1"): {"engine.batch_weights": ["true", "false"]},
     ("tracking=offline", "tracking=disabled"): {"tracking": ["offline", "disabled"]},
-    ("seed=1 repeat=1", "seed=2 repeat=2"): {"seed": ["1", "2"], "repeat": ["1", "2"]},
     ("chunks=4", "chunks=4"): {},
     # gpt's heads follow from the option; a width that is swept does not
     ("model=mlp", "model=gpt"): {"model": ["mlp", "gpt"]},
@@ -112,19 +108,12 @@ def passing(runs, *filters: str) -> set[str]:
     return {names[run] for run in find([str(outputs), *filters]).rows["run_id"]}
 
 
-def test_the_newest_comes_first(runs):
-    outputs, names = runs
-    assert [names[run] for run in find([str(outputs)]).all["run_id"]] == list(RUNS)[::-1]
-
-
 @pytest.mark.parametrize(
     ("filters", "expected"),
     [
         (["schedule=gpipe"], {"gpipe 4", "gpipe 8"}),
-        (["schedule==gpipe"], {"gpipe 4", "gpipe 8"}),
         (["schedule!=gpipe"], {"1f1b 4", "1f1b 16", "sizes", "failed"}),
         (["schedule=gpipe,zb_h1"], {"gpipe 4", "gpipe 8", "failed"}),
-        (["schedule!=gpipe,1f1b"], {"failed"}),
         (["chunks>4"], {"gpipe 8", "1f1b 16", "failed"}),
         (["chunks >= 12"], {"1f1b 16", "failed"}),
         (["chunks<8", "schedule=1f1b"], {"1f1b 4", "sizes"}),
@@ -132,19 +121,16 @@ def test_the_newest_comes_first(runs):
         (["chunks>4,schedule=1f1b,gpipe"], {"gpipe 8", "1f1b 16"}),
         (["chunks=8,16"], {"gpipe 8", "1f1b 16"}),
         (["chunks=8.0"], {"gpipe 8"}),
-        (["config.model.dim=64"], {"gpipe 8"}),
         (["status=failed"], {"failed"}),
         (["step_ms>53"], {"sizes"}),
         (["step_ms.median<51"], {"gpipe 4"}),
         (["partition.sizes=[4,12]"], {"sizes"}),
         (["partition.sizes=null", "schedule=1f1b"], {"1f1b 4", "1f1b 16"}),
-        (["partition=sizes"], {"sizes"}),
         (["engine.batch_weights=True"], {"failed"}),
         (["processor=AMD EPYC chunks=16"], {"1f1b 16"}),
         (["partition.sizes!=null"], {"sizes"}),
         (["peak_memory_mib>40"], {"1f1b 16"}),  # the largest of [46, 20]; the failed run has none
         (["commit=c0ffee"], set(RUNS)),
-        (["schedule>4"], set()),
         (["chunks=abc"], set()),
     ],
 )
@@ -173,7 +159,6 @@ def test_filters_of_the_time(runs):
             "chunks",
             "or in quotes 'key>number'. Without quotes the shell takes > or < and what follows for a redirection",
         ),
-        ("/no/folder", "/no/folder is neither a folder nor a filter: write key=value"),
         (">4", ">4 is neither a folder nor a filter"),
     ],
 )
