@@ -32,7 +32,6 @@ from microp.records.records import (
     StepRow,
     attempts,
     check_attempt,
-    json_lines,
     number_of,
     rank_of,
     read_config,

@@ -33,7 +33,6 @@ from microp.records import (
     check_attempt,
     command,
     disturbances,
-    json_lines,
     rank_of,
     read_plans,
     read_rows,
@@ -149,9 +148,9 @@ def _row(attempt: Path) -> dict[str, Any]:
         "config": {**LATER, **config},
         "env": env,
     }
-    if summary is None:  # killed, or still running
-        files = row_files(attempt, "steps")  # of the measured steps, count those that every rank has recorded so far
-        steps = min((sum(row["phase"] == "measured" for row in json_lines(path)) for path in files), default=0)
+    if summary is None:  # killed, or still running: of the measured steps, count those that every rank has recorded
+        ranks = [read_rows(attempt, rank_of(path)) for path in row_files(attempt, "steps")]
+        steps = min((sum(row["phase"] == "measured" for row in rows) for rows in ranks), default=0)
         return {"run_id": attempt.parent.name, "question": None, **origin, "steps": steps}
     return {**summary, "question": summary["question_id"], **origin}
 
