@@ -28,7 +28,7 @@ class RankRecorder:
 
     def step(self, row: StepRow) -> None:
         """Append one row and pass it to the operating system, so that it survives a kill."""
-        self._steps.add(_line(self._shifted({**row})))
+        self._steps.add(self._line({**row}))
 
     def spans(self, step: int, spans: Iterable[Span]) -> None:
         """Write the trace of one step."""
@@ -42,21 +42,20 @@ class RankRecorder:
         if rows:
             self._write("reductions", step, rows)
 
-    def _write(self, kind: str, step: int, rows: Iterable[Row]) -> None:
-        place = {"step": step, "replica": self._replica}
-        lines = (_line(self._shifted({**place, **row})) for row in rows)
-        write_text(self._attempt / f"{kind}.rank{self._rank}.jsonl", "".join(lines))
-
     def error(self, row: Row) -> None:
         """Write the error of this rank."""
         write_json(self._attempt / f"error.rank{self._rank}.json", row)
 
-    def _shifted(self, row: Row) -> Row:
-        offset = self._offset_ns
-        return with_moments(row, lambda moment: moment + offset) if offset else row
-
     def close(self) -> None:
         self._steps.close()
+
+    def _write(self, kind: str, step: int, rows: Iterable[Row]) -> None:
+        lines = [self._line({"step": step, "replica": self._replica, **row}) for row in rows]
+        write_text(self._attempt / f"{kind}.rank{self._rank}.jsonl", "".join(lines))
+
+    def _line(self, row: Row) -> str:
+        shifted = with_moments(row, lambda moment: moment + self._offset_ns)
+        return to_json({"schema_version": SCHEMA_VERSION, **shifted}) + "\n"
 
 
 def with_moments(row: Row, convert: Callable[[int], int]) -> Row:
@@ -69,10 +68,6 @@ def shift_moments(attempt: Path, rank: int, convert: Callable[[int], int]) -> No
     for kind in ROWS:
         if (path := attempt / f"{kind}.rank{rank}.jsonl").exists():
             write_text(path, "".join(to_json(with_moments(row, convert)) + "\n" for row in json_lines(path)))
-
-
-def _line(row: Row) -> str:
-    return to_json({"schema_version": SCHEMA_VERSION, **row}) + "\n"
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
