@@ -43,62 +43,63 @@ from tests.made_sweeps import (
 SWEEPS = Path(__file__).parents[1] / "sweeps"
 
 
-def stored(name: str, key: str) -> list[Any]:
-    """Return the values that a stored sweep gives to a key."""
+def stored(name: str, *keys: str) -> list[list[Any]]:
+    """Return the values that a stored sweep gives to each key."""
     params = yaml.safe_load((SWEEPS / f"{name}.yaml").read_text())["hydra"]["sweeper"]["params"]
-    return [yaml.safe_load(value) for value in str(params[key]).split(",")]
+    return [[yaml.safe_load(value) for value in str(params[key]).split(",")] for key in keys]
 
 
 def panels(name: str) -> list[tuple[str, int]]:
     """Return the device and the number of ranks of each part of a stored sweep."""
     parts = [yaml.safe_load(path.read_text()) for path in sorted((SWEEPS / name).glob("*.yaml"))]
-    found = [("emulated" if "emulated" in str(part.get("defaults")) else "cpu", part.get("ranks", 2)) for part in parts]
-    return list(dict.fromkeys(found))
+    both = [("emulated" if "emulated" in str(part.get("defaults")) else "cpu", part.get("ranks", 2)) for part in parts]
+    return list(dict.fromkeys(both))
 
 
 def any_sweep(store: Any) -> list:
     return [sweep.exhibit(store.runs(), "sweep", "Sweep")]
 
 
+# --- all points of the stored sweeps, in one launch ---
+
+
 def _all_m(folder: Path) -> Rows:
-    name = "m_sensitivity"
-    where = [(device, ranks) for device, ranks in panels(name) if ranks > 1]
-    return m_runs(folder, where, stored(name, "chunks"), stored(name, "schedule"), (0,))
+    where = [(device, ranks) for device, ranks in panels("m_sensitivity") if ranks > 1]
+    return m_runs(folder, where, *stored("m_sensitivity", "chunks", "schedule"), (0,))
 
 
 def _all_checkpoint(folder: Path) -> Rows:
-    values = (stored("checkpoint_overhead", key) for key in ("checkpointing", "chunks", "schedule", "model"))
+    values = stored("checkpoint_overhead", "checkpointing", "chunks", "schedule", "model")
     return checkpoint_runs(folder, *values, launches=(0,))
 
 
 def _all_skew(folder: Path) -> Rows:
-    name = "partition_skew"
-    values = (stored(name, key) for key in ("partition.share", "partition.rank", "schedule"))
-    return skew_runs(folder, panels(name), *values, launches=(0,))
+    values = stored("partition_skew", "partition.share", "partition.rank", "schedule")
+    return skew_runs(folder, panels("partition_skew"), *values, launches=(0,))
 
 
 def _all_schedules(folder: Path) -> Rows:
-    values = (stored("schedules", key) for key in ("schedule", "chunks", "checkpointing"))
+    values = stored("schedules", "schedule", "chunks", "checkpointing")
     return schedule_runs(folder, *values, devices=("emulated",), ranks=4, launches=(0,))
 
 
 def _all_latency(folder: Path) -> Rows:
-    values = (stored("hop_latency", key) for key in ("schedule", "chunks", "device.latency_ms"))
+    values = stored("hop_latency", "schedule", "chunks", "device.latency_ms")
     return latency_runs(folder, *values, ranks=4, launches=(0,))
 
 
 def _all_engine(folder: Path) -> Rows:
     where = [("cpu", 2, dim, comms) for dim in (128, 512) for comms in ("shm", "tcp", "gloo")]
     where += [("emulated", ranks, 64, "shm") for ranks in (4, 8)]
-    return engine_runs(folder, where, stored("engine_speed", "schedule"), stored("engine_speed", "chunks"), (0,))
+    return engine_runs(folder, where, *stored("engine_speed", "schedule", "chunks"), (0,))
 
 
 def _all_sync(folder: Path) -> Rows:
-    return sync_runs(folder, stored("gradient_sync", "model.dim"), (0.25, 1.0, 4.0, 25.0), (1, 2, 3, 4), (0,))
+    return sync_runs(folder, *stored("gradient_sync", "model.dim"), (0.25, 1.0, 4.0, 25.0), (1, 2, 3, 4), (0,))
 
 
 def _all_hybrid(folder: Path) -> Rows:
-    values = (stored("hybrid", key) for key in ("schedule", "chunks", "device.reduce_ms"))
+    values = stored("hybrid", "schedule", "chunks", "device.reduce_ms")
     return hybrid_runs(folder, *values, ranks=4, replicas=(2,), launches=(0,))
 
 

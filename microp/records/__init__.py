@@ -32,7 +32,6 @@ from microp.records.records import (
     StepRow,
     attempts,
     check_attempt,
-    json_lines,
     number_of,
     rank_of,
     read_config,
@@ -42,15 +41,14 @@ from microp.records.records import (
     read_reductions,
     read_rows,
     read_schedule,
-    read_some_rows,
     read_spans,
     read_status,
     read_summary,
     row_files,
     run_seconds,
 )
+from microp.records.replays import TracedStep, read_traced_step
 from microp.records.statistics import LAUNCH, RANGE_UP_TO, WIDE_FRACTION, least_squares, over_launches, paired
 from microp.records.summary import HOSTS, clocks_text, summarise
 from microp.records.sweep_plan import Plan, Point, SweepPlan, claim_folder, command, plan_in, read_plans
-from microp.records.traced_step import TracedStep, read_traced_step
 from microp.records.training_data import changed_between, changed_since, changed_while

@@ -21,8 +21,7 @@ from microp.system import KIB, size_text
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _SMALL = 16 * KIB  # bytes: an error with its traceback, a status
-AGAIN = "the same command then goes on"
-OTHER_FOLDER = f"or choose another output_dir; {AGAIN}"
+_INSTEAD = "or choose another output_dir; the same command then goes on"
 _ASKED = re.compile(r"tried to allocate (\d+) bytes")
 _LONGEST = 300  # characters of what an error says
 _UNEXPECTED = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
@@ -40,12 +39,35 @@ class WriteError(OSError):
         self.no_room = no_room
 
 
-def unwritable(path: Path, error: OSError, nbytes: int = 0, instead: str = OTHER_FOLDER) -> WriteError:
-    """Return the error that tells why a file of `nbytes` cannot be written.
+def unwritable(path: Path, error: OSError, nbytes: int = 0) -> WriteError:
+    """Return the error that tells why a file of `nbytes` cannot be written."""
+    if error.errno in _FULL:
+        folder = _first_folder(path)
+        disk = next(parent for parent in (folder, *folder.parents) if parent.is_mount())
+        room = f"{size_text(nbytes)} needed, {size_text(_free(folder))} free"
+        return WriteError(f"no room in {disk} for {path} ({room}): free some, {_INSTEAD}", no_room=True)
+    if error.errno in _NO_DESCRIPTORS:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        remedy = f"a process may have {limit}; raise it, for example ulimit -n 4096"
+        return WriteError(f"too few file descriptors for {path}: {remedy}")
+    return WriteError(f"{path} cannot be written ({error.strerror or error}): make it writable, {_INSTEAD}")
 
-    `instead` is the remedy if neither room nor permission can be had.
-    """
-    return WriteError(_why(path, error, nbytes, instead), error.errno in _FULL)
+
+def full_disk(path: Path, nbytes: int = _SMALL) -> WriteError | None:
+    """Return the error of a path if there is no room for `nbytes` there, or None if there is."""
+    if _free(_first_folder(path)) >= nbytes:
+        return None
+    return unwritable(path, OSError(errno.ENOSPC, ""), nbytes)
+
+
+def _first_folder(path: Path) -> Path:
+    """Return the innermost folder of a path that exists."""
+    return next(folder for folder in path.absolute().parents if folder.is_dir())
+
+
+def _free(folder: Path) -> int:
+    room = os.statvfs(folder)
+    return room.f_bavail * room.f_frsize
 
 
 def in_a_line(error: OSError) -> str:
@@ -53,7 +75,7 @@ def in_a_line(error: OSError) -> str:
     if isinstance(error, WriteError):
         return str(error)
     if error.errno in _NO_DESCRIPTORS or error.filename is not None:
-        return _why(Path(os.fsdecode(error.filename or "a pipe")), error, 0, OTHER_FOLDER)
+        return str(unwritable(Path(os.fsdecode(error.filename or "a pipe")), error))
     return " ".join(str(error.strerror or error).split()) or type(error).__name__
 
 
@@ -70,37 +92,6 @@ def in_words(error: BaseException) -> str:
     says_little = is_long or isinstance(error, _UNEXPECTED) or not isinstance(error, Exception)
     text = quoted(text, _LONGEST)
     return f"{name}: {text}" if says_little else text
-
-
-def _why(path: Path, error: OSError, nbytes: int, instead: str) -> str:
-    if error.errno in _NO_DESCRIPTORS:
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return f"too few file descriptors for {path}: a process may have {limit}; raise it, for example ulimit -n 4096"
-    if error.errno not in _FULL:
-        closed = error.errno in (errno.EACCES, errno.EPERM)  # one cannot ask what is in such a folder
-        is_dead = not closed and path.is_symlink() and not path.exists()
-        reason = "a link to nothing" if is_dead else error.strerror or str(error)
-        return f"{path} cannot be written ({reason}): make it writable, {instead}"
-    there = _first_folder(path)
-    disk = next(each for each in (there, *there.parents) if each.is_mount())
-    room = os.statvfs(there)
-    needed, free = size_text(nbytes), size_text(room.f_bavail * room.f_frsize)
-    if room.f_files and not room.f_favail:
-        free = "no more files"
-    return f"no room in {disk} for {path} ({needed} needed, {free} free): free some, {instead}"
-
-
-def _first_folder(path: Path) -> Path:
-    """Return the innermost folder of a path that exists."""
-    return next(each for each in path.absolute().parents if each.is_dir())
-
-
-def full_disk(path: Path, instead: str = OTHER_FOLDER, nbytes: int = _SMALL) -> WriteError | None:
-    """Return the error of a path if there is no room for `nbytes` there, or None if there is; `instead` as above."""
-    room = os.statvfs(_first_folder(path))
-    if room.f_bavail * room.f_frsize >= nbytes:
-        return None
-    return unwritable(path, OSError(errno.ENOSPC, ""), nbytes, instead)
 
 
 def write_text(path: Path, text: str) -> None:

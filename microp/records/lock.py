@@ -93,12 +93,12 @@ def owner_of(folder: Path) -> str | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return what its holder wrote into a lock's file, with at least `pid`, `host` and `since`; else nothing."""
+    """Return what its holder wrote into a lock's file; nothing if it has not yet, or has gone."""
     try:
-        owner = json.loads(path.read_text())
-        return {**owner, "pid": int(owner["pid"]), "host": str(owner["host"]), "since": float(owner["since"])}
-    except (OSError, ValueError, KeyError, TypeError):
+        owner: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
         return {}
+    return owner
 
 
 def _named(owner: Mapping[str, Any]) -> str:
@@ -116,20 +116,17 @@ def this_process() -> dict[str, Any]:
 def has_gone(owner: Mapping[str, Any]) -> bool | None:
     """Return whether the process has ended in which `this_process` returned this; None if that cannot be known here."""
     here = this_host()
-    if "host" not in owner or owner["host"] != here["host"]:
+    if owner.get("host") != here["host"]:
         return None
     if owner.get("boot") != here["boot"]:
         return True
     if owner.get("namespace") != here["namespace"]:
         return None
-    return _started(owner.get("pid", 0)) != owner.get("process_started")
+    return bool(_started(owner["pid"]) != owner["process_started"])
 
 
 def _started(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since the boot; None if it has ended.
-
-    On systems other than Linux it is 0 for every process that exists.
-    """
+    """Return when a process started, in clock ticks since the boot (0 if it is not Linux); None if it has ended."""
     try:
         if sys.platform != "linux":
             os.kill(pid, 0)
@@ -137,6 +134,4 @@ def _started(pid: int) -> int | None:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()  # from the third field, the state, on
     except (FileNotFoundError, ProcessLookupError):
         return None
-    except PermissionError:  # os.kill: it exists, and is another user's
-        return 0
     return None if fields[0] in _ENDED else int(fields[19])

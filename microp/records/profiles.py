@@ -1,4 +1,4 @@
-"""Writes, reads and finds the profiles of models, `outputs/profiles/<model>-<hash>.yaml`, and reads predictions."""
+"""Writes, reads and finds the profiles of models, `outputs/profiles/<model>-<hash>.yaml`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import json
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -15,7 +14,6 @@ from microp.records.files import write_text
 from microp.settings import ADAM, AS_WRITTEN, Computing, ModelSettings, OptimizerSettings
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-PREDICTED = ("step_ms", "bubble", "peak_memory_mib")
 
 
 class ProfileError(ValueError):
@@ -58,8 +56,6 @@ def read_profile(path: Path) -> Profile:
 def _read(path: Path, _changed: int) -> Profile:
     try:
         return read_plain(yaml.load(path.read_text(), _Loader), str(path))
-    except ProfileError:
-        raise
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         why = " ".join(str(error).split())[:120]
         raise ProfileError(f"profile={path} is not a profile ({why}): python -m microp.profile makes one") from error
@@ -74,7 +70,7 @@ def find_profile(
     computing: Computing = AS_WRITTEN,
 ) -> Profile | None:
     """Return the profile of a model on this kind of machine made with the nearest batch size; None if none was."""
-    found = []
+    profiles = []
     for path in sorted(folder.glob(f"{model.name}-*.yaml")):
         try:
             profile = read_profile(path)
@@ -82,14 +78,5 @@ def find_profile(
             continue
         is_same = profile.machine == machine and profile.optimizer_kind == optimizer.kind
         if is_same and model_problem(profile, model, computing) is None:
-            found.append(profile)
-    return min(found, key=lambda profile: abs(profile.batch_size - batch_size), default=None)
-
-
-def read_predicted(attempt: Path) -> dict[str, Any]:
-    """Return what was known of an attempt before it started; None for each number that was not known."""
-    try:
-        found = json.loads((attempt / "predicted.json").read_text())
-        return {key: found[key] for key in PREDICTED}
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
-        return dict.fromkeys(PREDICTED)
+            profiles.append(profile)
+    return min(profiles, key=lambda profile: abs(profile.batch_size - batch_size), default=None)

@@ -28,7 +28,7 @@ class RankRecorder:
 
     def step(self, row: StepRow) -> None:
         """Append one row and pass it to the operating system, so that it survives a kill."""
-        self._steps.add(_line(self._shifted({**row})))
+        self._steps.add(self._line({**row}))
 
     def spans(self, step: int, spans: Iterable[Span]) -> None:
         """Write the trace of one step."""
@@ -36,27 +36,26 @@ class RankRecorder:
         rows = [{names.get(key, key): value for key, value in span._asdict().items()} for span in spans]
         self._write("spans", step, rows)
 
-    def reductions(self, step: int, found: Iterable[Reduction]) -> None:
+    def reductions(self, step: int, reductions: Iterable[Reduction]) -> None:
         """Write one step's sums over the replicas; write no file if there are none."""
-        rows = [{"rank": r.rank, "stage": r.stage, "start_ns": r.start, "end_ns": r.end} for r in found]
+        rows = [{"rank": r.rank, "stage": r.stage, "start_ns": r.start, "end_ns": r.end} for r in reductions]
         if rows:
             self._write("reductions", step, rows)
-
-    def _write(self, kind: str, step: int, rows: Iterable[Row]) -> None:
-        own = {"step": step, "replica": self._replica}
-        lines = (_line(self._shifted({**own, **row})) for row in rows)
-        write_text(self._attempt / f"{kind}.rank{self._rank}.jsonl", "".join(lines))
 
     def error(self, row: Row) -> None:
         """Write the error of this rank."""
         write_json(self._attempt / f"error.rank{self._rank}.json", row)
 
-    def _shifted(self, row: Row) -> Row:
-        offset = self._offset_ns
-        return with_moments(row, lambda moment: moment + offset) if offset else row
-
     def close(self) -> None:
         self._steps.close()
+
+    def _write(self, kind: str, step: int, rows: Iterable[Row]) -> None:
+        lines = [self._line({"step": step, "replica": self._replica, **row}) for row in rows]
+        write_text(self._attempt / f"{kind}.rank{self._rank}.jsonl", "".join(lines))
+
+    def _line(self, row: Row) -> str:
+        shifted = with_moments(row, lambda moment: moment + self._offset_ns)
+        return to_json({"schema_version": SCHEMA_VERSION, **shifted}) + "\n"
 
 
 def with_moments(row: Row, convert: Callable[[int], int]) -> Row:
@@ -71,10 +70,6 @@ def shift_moments(attempt: Path, rank: int, convert: Callable[[int], int]) -> No
             write_text(path, "".join(to_json(with_moments(row, convert)) + "\n" for row in json_lines(path)))
 
 
-def _line(row: Row) -> str:
-    return to_json({"schema_version": SCHEMA_VERSION, **row}) + "\n"
-
-
 def to_json(value: Any, indent: int | None = None) -> str:
     """Return a value as JSON, which knows no NaN and no infinity: such a number becomes null."""
     try:
@@ -85,9 +80,9 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 def _with_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _with_nulls(each) for key, each in value.items()}
+        return {key: _with_nulls(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_with_nulls(each) for each in value]
+        return [_with_nulls(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -116,23 +111,16 @@ def last_attempt(run: Path) -> int:
 
 
 def new_attempt(runs: Path, run_id: str, number: int = 1) -> Path:
-    """Make and return the next `attempt-<n>` folder of a run below `runs`.
-
-    Its number is above those of all others, and at least `number`.
+    """Make and return the next `attempt-<n>` folder of a run below `runs`; n is at least `number`.
 
     Raises:
         WriteError: the folder cannot be made, for example because a part of its path is a file or a broken link.
     """
     run = runs / run_id
-    number = max(number, last_attempt(run) + 1)
-    while True:
-        attempt = run / f"attempt-{number}"
-        try:
-            run.mkdir(parents=True, exist_ok=True)
-            attempt.mkdir()
-        except OSError as error:
-            if not (isinstance(error, FileExistsError) and run.is_dir()):
-                raise unwritable(Path(error.filename), error) from error
-            number += 1  # another process has just made it
-        else:
-            return attempt
+    attempt = run / f"attempt-{max(number, last_attempt(run) + 1)}"
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        attempt.mkdir()
+    except OSError as error:
+        raise unwritable(Path(error.filename), error) from error
+    return attempt

@@ -32,10 +32,9 @@ attempt and no other. Reports leave it out and name the file, a sweep runs its p
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
@@ -43,7 +42,7 @@ import yaml
 
 from microp.records.lock import has_gone
 from microp.schedule import Op, Schedule, from_text
-from microp.trace import Reduction, Span, Spans, as_spans
+from microp.trace import MOMENTS, Reduction, Span, Spans, as_spans
 
 Row = dict[str, Any]
 T = TypeVar("T")
@@ -51,8 +50,6 @@ SCHEMA_VERSION = 2
 _CONFIG = ("ranks", "chunks", "repeat", "schedule", "model", "device", "tracking")  # what readers need
 _ENV = ("cores", "commit", "processor")
 _SUMMARY = ("run_id", "question_id", "status", "schedule", "chunks", "ranks", "replicas", "step_ms", "bubble")
-MOST_ROWS = 2**15  # of all ranks, of those that `read_some_rows` reads
-PIECE = 64  # consecutive rows of a rank
 ROWS = ("steps", "spans", "reductions")  # the kinds of files with rows, one file per rank
 AGAIN = "run its command again"
 RUNNING, KILLED, DIVERGED = "running", "killed", "diverged"
@@ -110,11 +107,8 @@ class RecordError(ValueError):
 
 def attempts(folder: Path) -> list[Path]:
     """Return all attempts below `folder` (an outputs folder, a runs folder, a run or an attempt)."""
-    found = [folder] if _ATTEMPT.fullmatch(folder.name) and folder.is_dir() else []
-    for parent, folders, _ in os.walk(folder):  # `rglob` takes three times as long, and looks into the attempts
-        found += [Path(parent, name) for name in folders if _ATTEMPT.fullmatch(name)]
-        folders[:] = [name for name in folders if not _ATTEMPT.fullmatch(name)]
-    return sorted(found, key=lambda path: (path.parent.name, number_of(path)))
+    folders = [path for path in (folder, *folder.rglob("attempt-*")) if _ATTEMPT.fullmatch(path.name) and path.is_dir()]
+    return sorted(folders, key=lambda path: (path.parent.name, number_of(path)))
 
 
 def number_of(attempt: Path) -> int:
@@ -143,25 +137,24 @@ def check_attempt(attempt: Path) -> Records:
     records = Records(status, read_config(attempt), read_env(attempt), summary)
     read_errors(attempt)
     ranks, replicas = records.config["ranks"], records.config.get("replicas", 1)
-    read_some_rows(attempt, ranks * replicas)
+    steps = {rank: sum(1 for _ in _rows(attempt, "steps", rank)) for rank in range(ranks * replicas)}
+    traces = [read_spans(attempt, replica) for replica in range(replicas)]
     for replica in range(replicas):
-        read_spans(attempt, replica)
         read_reductions(attempt, replica)
     if finished or (attempt / "schedule.txt").exists():
         order = read_schedule(attempt)
     if finished:
-        steps = [attempt / f"steps.rank{rank}.jsonl" for rank in range(ranks * replicas)]
-        longest = max(1, *map(count_lines, steps))
-        for rank, path in enumerate(steps):
-            _check_length(path, longest)
+        for rank, rows in steps.items():
+            _check_length(attempt, "steps", rank, rows, max(1, *steps.values()))
             if summary and summary.get("time_ms"):  # every rank has left its trace
-                _check_length(attempt / f"spans.rank{rank}.jsonl", len(order.ranks[rank % ranks]))
+                spans = int((traces[rank // ranks].rank == rank % ranks).sum())
+                _check_length(attempt, "spans", rank, spans, len(order.ranks[rank % ranks]))
     return records
 
 
-def _check_length(path: Path, rows: int) -> None:
-    if (found := count_lines(path)) != rows:
-        raise unreadable(path, f"it has {found} rows, and {rows} were written" if path.exists() else "it is missing")
+def _check_length(attempt: Path, kind: str, rank: int, rows: int, written: int) -> None:
+    if rows != written:
+        raise unreadable(attempt / f"{kind}.rank{rank}.jsonl", f"it has {rows} of {written} rows")
 
 
 def read_json(path: Path, remedy: str = AGAIN) -> Any:
@@ -175,12 +168,12 @@ def read_json(path: Path, remedy: str = AGAIN) -> Any:
 
 def read_config(attempt: Path) -> dict[str, Any]:
     """Return the resolved configuration of an attempt as plain values; raises as `read_json`."""
-    return _record(attempt / "config.yaml", _CONFIG, lambda text: yaml.load(text, _Loader))
+    return read_record(attempt / "config.yaml", _CONFIG, parse=lambda text: yaml.load(text, _Loader))
 
 
 def read_env(attempt: Path) -> dict[str, Any]:
     """Return the machine and the versions of an attempt; raises as `read_json`."""
-    return _record(attempt / "env.json", _ENV)
+    return read_record(attempt / "env.json", _ENV)
 
 
 def read_status(attempt: Path) -> dict[str, Any]:
@@ -188,7 +181,7 @@ def read_status(attempt: Path) -> dict[str, Any]:
 
     The state of an attempt that never ended, and whose process has gone, is `killed`.
     """
-    status = _record(attempt / "status.json", ("status", "started"))
+    status = read_record(attempt / "status.json", ("status", "started"))
     if status["status"] != RUNNING or (gone := has_gone(status)) is False:
         return status
     if gone:
@@ -198,21 +191,23 @@ def read_status(attempt: Path) -> dict[str, Any]:
     return {**status, "message": f"it was started {where}: whether it still runs cannot be told from here"}
 
 
-def _parsed(path: Path, parse: Callable[[str], Any], remedy: str = AGAIN) -> Any:
+def _parsed(path: Path, parse: Callable[[str], Any], remedy: str) -> Any:
     try:
         return parse(path.read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise unreadable(path, error, remedy) from error
 
 
-def _record(path: Path, needed: Iterable[str], parse: Callable[[str], Any] = json.loads) -> dict[str, Any]:
-    """Return the keys and values in a file, those that are needed among them."""
-    record = _parsed(path, parse)
+def read_record(
+    path: Path, needed: Iterable[str], remedy: str = AGAIN, parse: Callable[[str], Any] = json.loads
+) -> dict[str, Any]:
+    """Return the keys and values in a file, those that are needed among them; raises as `read_json`."""
+    record = _parsed(path, parse, remedy)
     if not isinstance(record, dict):
-        raise unreadable(path, "it does not hold keys and values")
+        raise unreadable(path, "it does not hold keys and values", remedy)
     check_version(record, path)
     if missing := [key for key in needed if key not in record]:
-        raise unreadable(path, f"it has no {', '.join(missing)}")
+        raise unreadable(path, f"it has no {', '.join(missing)}", remedy)
     return record
 
 
@@ -229,35 +224,13 @@ def read_rows(attempt: Path, rank: int) -> list[Row]:
     Raises:
         RecordError: a newer microp wrote the file, or it does not hold rows.
     """
-    path = attempt / f"steps.rank{rank}.jsonl"
-    return list(json_lines(path)) if path.exists() else []
+    return list(_rows(attempt, "steps", rank))
 
 
-def read_some_rows(attempt: Path, ranks: int) -> list[list[Row]]:
-    """Return the rows of each rank, of a run of very many steps those of evenly spread pieces of it and of its end.
-
-    A median over some thousand steps is that over a million, whose rows would need gigabytes. All ranks have the rows
-    of the same steps, and a piece is long enough for engines that run steps in turn. Raises as `read_rows`.
-    """
-    paths = [attempt / f"steps.rank{rank}.jsonl" for rank in range(ranks)]
-    lines = max((count_lines(path) for path in paths), default=0)
-    every = -(-lines * ranks // MOST_ROWS)  # one of this many pieces is read
-    if every < 2:
-        return [read_rows(attempt, rank) for rank in range(ranks)]
-
-    def is_read(line: int) -> bool:
-        return line // PIECE % every == 0 or line >= lines - PIECE
-
-    return [list(json_lines(path, is_read)) if path.exists() else [] for path in paths]
-
-
-def count_lines(path: Path) -> int:
-    """Return the number of lines of a file, 0 if it is not there or cannot be read; it is not held in memory."""
-    try:
-        with path.open("rb") as file:
-            return sum(block.count(b"\n") for block in iter(partial(file.read, 2**20), b""))
-    except OSError:
-        return 0
+def _rows(attempt: Path, kind: str, rank: int) -> Iterator[Row]:
+    """Yield the rows of a rank; none if it has written no file."""
+    path = attempt / f"{kind}.rank{rank}.jsonl"
+    return json_lines(path) if path.exists() else iter(())
 
 
 def row_files(attempt: Path, kind: str) -> list[Path]:
@@ -267,8 +240,8 @@ def row_files(attempt: Path, kind: str) -> list[Path]:
 
 def rank_of(path: Path) -> int:
     """Return r of `<kind>.rank<r>.jsonl` and `error.rank<r>.json`, -1 if it is no number."""
-    found = re.fullmatch(r"\w+\.rank([0-9]+)\.jsonl?", path.name)
-    return int(found[1]) if found else -1
+    match = re.fullmatch(r"\w+\.rank([0-9]+)\.jsonl?", path.name)
+    return int(match[1]) if match else -1
 
 
 def read_spans(attempt: Path, replica: int = 0) -> Spans:
@@ -277,10 +250,8 @@ def read_spans(attempt: Path, replica: int = 0) -> Spans:
 
 
 def _span(row: Row) -> Span:
-    rank, stage, microbatch = _numbers(row, "rank", "stage", "microbatch")
-    return Span(
-        rank, Op(row["op"]), stage, microbatch, *_numbers(row, "wait_start_ns", "ready_ns", "start_ns", "end_ns")
-    )
+    moments = [row[f"{moment}_ns"] for moment in MOMENTS]
+    return Span(row["rank"], Op(row["op"]), row["stage"], row["microbatch"], *moments)
 
 
 def read_reductions(attempt: Path, replica: int = 0) -> list[Reduction]:
@@ -289,50 +260,7 @@ def read_reductions(attempt: Path, replica: int = 0) -> list[Reduction]:
 
 
 def _reduction(row: Row) -> Reduction:
-    return Reduction(*_numbers(row, "rank", "stage", "start_ns", "end_ns"))
-
-
-def _numbers(row: Row, *keys: str) -> list[Any]:
-    values = [row[key] for key in keys]
-    if not all(isinstance(value, int | float) for value in values):
-        raise TypeError(f"{keys} are not all numbers")
-    return values
-
-
-def read_schedule(attempt: Path) -> Schedule:
-    """Return the schedule that an attempt ran; raises as `read_json`."""
-    schedule: Schedule = _parsed(attempt / "schedule.txt", from_text)
-    return schedule
-
-
-def read_summary(attempt: Path) -> dict[str, Any]:
-    """Return the numbers of a run.
-
-    Raises:
-        RecordError: a newer microp wrote the file, or it is not a summary.
-    """
-    return _record(attempt / "summary.json", _SUMMARY)
-
-
-def check_version(record: Mapping[str, Any], path: Path) -> None:
-    """Raise RecordError if a newer microp than this one wrote the record."""
-    version = record.get("schema_version", SCHEMA_VERSION)
-    if not isinstance(version, int):
-        raise unreadable(path, f"schema_version={version} is not a whole number")
-    if version > SCHEMA_VERSION:
-        raise RecordError(
-            f"{path} has schema_version={version}, and this microp reads up to {SCHEMA_VERSION}: update microp"
-        )
-
-
-def read_errors(attempt: Path) -> list[Row]:
-    """Return the errors that the ranks wrote, the likely cause first and the errors that it caused after it.
-
-    Raises:
-        RecordError: a file cannot be read.
-    """
-    errors = [_record(path, ("lost_peer", "time")) for path in sorted(attempt.glob("error.rank*.json"))]
-    return sorted(errors, key=lambda error: (error["lost_peer"], error["time"]))
+    return Reduction(row["rank"], row["stage"], row["start_ns"], row["end_ns"])
 
 
 def _trace(attempt: Path, kind: str, replica: int, parse: Callable[[Row], T]) -> Iterator[T]:
@@ -345,30 +273,58 @@ def _trace(attempt: Path, kind: str, replica: int, parse: Callable[[Row], T]) ->
                     raise unreadable(path, f"a row is not one of {kind}: {error!r}") from error
 
 
-def json_lines(path: Path, wanted: Callable[[int], bool] = lambda _: True) -> Iterator[Row]:
-    """Yield the rows of a file, without a last line that was cut short, after checking the version of the first row.
+def read_schedule(attempt: Path) -> Schedule:
+    """Return the schedule that an attempt ran; raises as `read_json`."""
+    schedule: Schedule = _parsed(attempt / "schedule.txt", from_text, AGAIN)
+    return schedule
 
-    Args:
-        path: the file.
-        wanted: whether a line is read, by its number from 0; the first line always is.
+
+def read_summary(attempt: Path) -> dict[str, Any]:
+    """Return the numbers of a run.
+
+    Raises:
+        RecordError: a newer microp wrote the file, or it is not a summary.
+    """
+    return read_record(attempt / "summary.json", _SUMMARY)
+
+
+def check_version(record: Mapping[str, Any], path: Path) -> None:
+    """Raise RecordError if a newer microp than this one wrote the record."""
+    version = record.get("schema_version", SCHEMA_VERSION)
+    if version > SCHEMA_VERSION:
+        raise RecordError(
+            f"{path} has schema_version={version}, and this microp reads up to {SCHEMA_VERSION}: update microp"
+        )
+
+
+def read_errors(attempt: Path) -> list[Row]:
+    """Return the errors that the ranks wrote, the likely cause first and the errors that it caused after it.
+
+    Raises:
+        RecordError: a file cannot be read.
+    """
+    errors = [read_record(path, ("lost_peer", "time")) for path in sorted(attempt.glob("error.rank*.json"))]
+    return sorted(errors, key=lambda error: (error["lost_peer"], error["time"]))
+
+
+def json_lines(path: Path) -> Iterator[Row]:
+    """Yield the rows of a file, without a last line that was cut short, after checking the version of the first row.
 
     Raises:
         RecordError: a newer microp wrote the file, or a whole line is no row.
     """
     try:
         with path.open() as lines:
-            for number, line in enumerate(lines):
-                if number and not wanted(number):
-                    continue
+            for number, line in enumerate(lines, 1):
                 try:
                     row = json.loads(line)
                 except json.JSONDecodeError:
                     if line.endswith("\n"):
-                        raise unreadable(path, f"line {number + 1} is not JSON") from None
+                        raise unreadable(path, f"line {number} is not JSON") from None
                     return
                 if not isinstance(row, dict):
-                    raise unreadable(path, f"line {number + 1} does not hold keys and values")
-                if number == 0:
+                    raise unreadable(path, f"line {number} does not hold keys and values")
+                if number == 1:
                     check_version(row, path)
                 yield row
     except (OSError, UnicodeDecodeError) as error:
@@ -380,13 +336,11 @@ def run_seconds(runs: Path) -> dict[str, list[float]]:
 
     They count from the start of the ranks to the last record. An attempt that cannot be read is left out.
     """
-    found: dict[str, list[float]] = {}
+    seconds: dict[str, list[float]] = {}
     for attempt in attempts(runs):
-        try:
+        with suppress(RecordError):
             status = read_status(attempt)
             if status["status"] == "finished" and "ended" in status:
                 question = read_summary(attempt)["question_id"]
-                found.setdefault(question, []).append(status["ended"] - status["started"])
-        except RecordError:
-            continue
-    return found
+                seconds.setdefault(question, []).append(status["ended"] - status["started"])
+    return seconds

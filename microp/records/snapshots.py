@@ -20,7 +20,7 @@ from __future__ import annotations
 import shutil
 import time
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +28,7 @@ from typing import Any
 
 from microp.job import Job, Snapshot
 from microp.records.recorder import write_json
-from microp.records.records import RecordError, read_json, read_status
+from microp.records.records import RecordError, attempts, read_record, read_status
 from microp.settings import ADAM, AS_WRITTEN
 from microp.system import flatten
 
@@ -55,22 +55,19 @@ def layer_file(folder: Path, layer: int) -> Path:
 
 def snapshots_of(attempt: Path) -> list[Path]:
     """Return the whole snapshots of an attempt, the oldest first."""
-    return _by_number((attempt / "snapshots").glob("step-*"))
+    folders = (folder for folder in (attempt / "snapshots").glob("step-*") if folder.name[len("step-") :].isdigit())
+    return sorted(folders, key=_steps)
 
 
-def _by_number(folders: Iterable[Path]) -> list[Path]:
-    return sorted((each for each in folders if each.name.partition("-")[2].isdigit()), key=_number)
-
-
-def _number(folder: Path) -> int:
-    """Return the number in the name of a snapshot or an attempt."""
-    return int(folder.name.partition("-")[2])
+def _steps(folder: Path) -> int:
+    """Return how many steps a snapshot has, by its name."""
+    return int(folder.name.removeprefix("step-"))
 
 
 def write_manifest(folder: Path, job: Job, step: int) -> None:
     """Write what is trained and how far: the last file of a snapshot."""
-    about = {"format": FORMAT, "run_id": job.run_id, "step": step, "saved": time.time()}
-    write_json(folder / MANIFEST, {**about, "training": _training(job)})
+    origin = {"format": FORMAT, "run_id": job.run_id, "step": step, "saved": time.time()}
+    write_json(folder / MANIFEST, {**origin, "training": _training(job)})
 
 
 def _training(job: Job) -> dict[str, Any]:
@@ -94,13 +91,13 @@ def unfinished_snapshot(run: Path, steps: int) -> Snapshot | None:
     Raises:
         RecordError: the snapshot cannot be read.
     """
-    found = [folder for attempt in _unfinished(run) for folder in snapshots_of(attempt) if _number(folder) < steps]
-    return _open(max(found, key=_number)) if found else None
+    found = [folder for attempt in _unfinished(run) for folder in snapshots_of(attempt) if _steps(folder) < steps]
+    return _open(max(found, key=_steps)) if found else None
 
 
 def _unfinished(run: Path) -> Iterator[Path]:
     """Yield the attempts of a run that were made after its last finished one, the newest first."""
-    for attempt in reversed(_by_number(run.glob("attempt-*"))):
+    for attempt in reversed(attempts(run)):
         with suppress(RecordError):
             if read_status(attempt)["status"] == "finished":
                 return
@@ -117,7 +114,7 @@ def find_snapshot(path: Path) -> Snapshot:
         raise RecordError(f"{path} is not a folder: give the folder of a snapshot, of an attempt or of a run")
     if (path / MANIFEST).exists():
         return _open(path)
-    for attempt in (path, *reversed(_by_number(path.glob("attempt-*")))):
+    for attempt in (path, *reversed(attempts(path))):
         if found := snapshots_of(attempt):
             return _open(found[-1])
     raise RecordError(f"{path} has no snapshot: give the folder of a snapshot, of an attempt or of a run")
@@ -131,20 +128,18 @@ def about(snapshot: Snapshot, attempt: Path) -> dict[str, Any]:
 
 
 def _open(folder: Path) -> Snapshot:
-    return Snapshot(str(folder), int(_manifest(folder)["step"]))
+    return Snapshot(str(folder), _manifest(folder)["step"])
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    manifest = read_json(folder / MANIFEST, OTHER)
-    if not isinstance(manifest, dict):
-        raise _damaged(folder, MANIFEST, "it does not hold keys and values")
-    version, step = manifest.get("format"), manifest.get("step")
-    if isinstance(version, int) and version > FORMAT:
+    path = folder / MANIFEST
+    manifest = read_record(path, ("format", "step", "training"), OTHER)
+    if manifest["step"] < 0:
+        raise _damaged(folder, MANIFEST, "its step is below 0")
+    if manifest["format"] > FORMAT:
         raise RecordError(
-            f"{folder / MANIFEST} has format={version}, and this microp reads up to {FORMAT}: update microp"
+            f"{path} has format={manifest['format']}, and this microp reads up to {FORMAT}: update microp"
         )
-    if type(version) is not int or type(step) is not int or step < 0 or not isinstance(manifest.get("training"), dict):
-        raise _damaged(folder, MANIFEST, "it does not say what was trained, and for how many steps")
     return manifest
 
 
@@ -156,12 +151,9 @@ def snapshot_problem(snapshot: Snapshot, job: Job) -> str | None:
     """Return why a job cannot go on from a snapshot, in one sentence; every byte of the snapshot is read."""
     folder = Path(snapshot.folder)
     try:
-        manifest = _manifest(folder)
-        saved = flatten(manifest["training"])
-        here = flatten(_training(job))
-        other = [key for key in {**here, **saved} if here.get(key) != saved.get(key)]
-        if other:
-            theirs, ours = (", ".join(f"{key}={each.get(key)}" for key in other) for each in (saved, here))
+        saved, here = flatten(_manifest(folder)["training"]), flatten(_training(job))
+        if other := [key for key in {**here, **saved} if here.get(key) != saved.get(key)]:
+            theirs, ours = (", ".join(f"{key}={values.get(key)}" for key in other) for values in (saved, here))
             return f"{folder} is of another training: it has {theirs}, this run has {ours}: give the same values"
         if snapshot.step >= job.training_steps:
             return (
@@ -180,10 +172,9 @@ def _check(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as parts:
             bad = parts.testzip()
-    except OSError as error:
-        raise _damaged(path.parent, path.name, error.strerror or str(error)) from error
-    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
-        raise _damaged(path.parent, path.name, "it is cut, or no file of a snapshot") from error
+    except (OSError, zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or "it is cut, or no file of a snapshot"
+        raise _damaged(path.parent, path.name, reason) from error
     if bad is not None:
         raise _damaged(path.parent, path.name, f"wrong checksum of {bad}")
 
@@ -194,11 +185,12 @@ def remove_older(attempt: Path, keep: int, resumed: Snapshot | None) -> None:
     Those of earlier attempts up to the snapshot of the same run from which this one has `resumed` are older ones too.
     """
     older: list[Path] = []
-    for earlier in _unfinished(attempt.parent) if resumed else ():
-        if resumed and earlier != attempt:
-            older += (each for each in snapshots_of(earlier) if _number(each) <= resumed.step)
-            remove_drafts(earlier)
-    for folder in [*sorted(older, key=_number), *snapshots_of(attempt)][:-keep]:
+    if resumed:
+        for earlier in _unfinished(attempt.parent):
+            if earlier != attempt:
+                older += (folder for folder in snapshots_of(earlier) if _steps(folder) <= resumed.step)
+                remove_drafts(earlier)
+    for folder in [*sorted(older, key=_steps), *snapshots_of(attempt)][:-keep]:
         remove(folder)
 
 

@@ -11,10 +11,6 @@ Four bubbles, all idle over total (GPipe's definition):
 
 `predicted.step_ms` and `replayed.step_ms` are those steps with the sums over the replicas and the optimizer.
 
-A replay is the run's schedule, simulated with the run's own times::
-
-    step_ms = head ── simulated actions ── what follows a rank's last action (its sums, the optimizer)
-
 If there were several hosts, the moments in all rows are on the clock of the first. `hosts.json` lists each host with
 its ranks and its residual, the most by which its clock may be wrong: half of the time of the quickest message there and
 back.
@@ -22,7 +18,7 @@ back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
@@ -32,33 +28,15 @@ import numpy as np
 
 from microp.job import Job
 from microp.records import snapshots
-from microp.records.profiles import read_predicted
-from microp.records.records import (
-    PEAKS,
-    SCHEMA_VERSION,
-    Row,
-    read_json,
-    read_reductions,
-    read_rows,
-    read_spans,
-)
+from microp.records.records import PEAKS, SCHEMA_VERSION, Row, read_json, read_rows, read_spans
+from microp.records.replays import Replay, by_replica
 from microp.schedule import Schedule
 from microp.settings import EmulatedSettings
-from microp.simulator import (
-    Costs,
-    Simulated,
-    closed_forms,
-    nominal_costs,
-    nominal_optimizer,
-    replay_steps,
-    simulate,
-)
+from microp.simulator import Costs, closed_forms, nominal_costs, nominal_optimizer, simulate
 from microp.trace import (
     KINDS,
     StepClock,
     account,
-    after_last_gradient,
-    bubble_fraction,
     early_receive,
     ends_at,
     exposed,
@@ -68,6 +46,7 @@ from microp.trace import (
 )
 
 HOSTS = "hosts.json"
+Step = list[Row]  # the rows of one step, rank by rank
 
 
 def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
@@ -78,8 +57,9 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
         steps = [step for step in steps if step[0]["sync"] == "ddp"]
     memory = _complete_steps(rows, "memory", job.engines[0])
     losses = _losses(job, steps)
-    step_ms = [max(row["step_ms"] for row in step) for step in steps]
+    step_ms = _slowest(steps, "step_ms")
     replayed = Replay(job, steps, attempt)
+    form = closed_forms.bubble(job.schedule, _costs(job))
     return {
         "schema_version": SCHEMA_VERSION,
         "run_id": job.run_id,
@@ -97,7 +77,7 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
         "device": job.device.name,
         "shared_gpu": job.device.is_shared,
         "comms": job.backend,
-        "hosts": hosts_of(attempt, job.schedule, job.replicas),
+        "hosts": _hosts(job, attempt),
         "batch_size": job.batch_size,
         "seed": job.seed,
         "engine": job.engine.name,
@@ -109,10 +89,10 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
         "involuntary_switches": mean(row["involuntary_switches"] for step in steps for row in step) if steps else None,
         "samples_per_s": job.batch_size / median(step_ms) * 1e3 if steps else None,
         "bubble": {
-            "measured": median(mean(map(_bubble, _by_replica(job, step))) for step in steps) if steps else None,
-            "closed_form": closed_form(job),
+            "measured": median(mean(map(_bubble, by_replica(job, step))) for step in steps) if steps else None,
+            "closed_form": None if form is None else float(form),
         },
-        "predicted": read_predicted(attempt),
+        "predicted": _predicted(attempt / "predicted.json"),
         "replayed": replayed.numbers(),
         "reduction": _reduction(job, steps, replayed),
         **{peak: _per_rank(job, memory, peak) for peak in PEAKS},
@@ -125,92 +105,18 @@ def summarise(job: Job, attempt: Path, status: str) -> dict[str, Any]:
     }
 
 
-def _utilisation(job: Job, steps: list[list[Row]], memory: list[list[Row]]) -> dict[str, list[float]] | None:
-    """Return how busy each rank's GPU was, in per cent, by its actions and by nvidia-smi; None without the latter."""
-    by_driver = _per_rank(job, memory, "smi_percent")
-    if by_driver is None or not steps:
-        return None
-    shares = [[100 * row["compute_ms"] / row["step_ms"] for row in step] for step in steps]
-    return {"actions": [median(rank) for rank in zip(*shares, strict=True)], "nvidia_smi": by_driver}
+# --- steps and their rows --------------------------------------------------------------------------
 
 
-def _nominal(job: Job, steps: list[list[Row]]) -> dict[str, float] | None:
-    """Return by which factor a step outlasts its nominal times, and the real work's share of them; None without any.
-
-    A step is counted with its optimizer, which takes its real time or longer, and without the sums over the replicas.
-    """
-    if not (isinstance(job.device, EmulatedSettings) and steps and job.engines[0] == "microp"):
-        return None
-    spans, optimizer = simulate(job.schedule, job_costs(job)), nominal_optimizer(job.device, job.partition.sizes)
-    last = spans.per_rank(spans.end, np.maximum)
-    ends = float(max(end + sum(optimizer[s] for s in job.schedule.stages_of(rank)) for rank, end in last.items()))
-    own = median(max(row["step_ms"] - row["exposed_ms"] for row in step) for step in steps)
-    work, whole = (sum(row[key] for step in steps for row in step) for key in ("work_ms", "compute_ms"))
-    return {"step": own / ends, "work": work / whole} if ends and whole else None
-
-
-def _between_steps(rows: list[list[Row]], engine: str) -> float | None:
-    """Return the median time from the end of the step before to the start of a measured step, in ms.
-
-    Between two steps a rank writes its row, saves a snapshot if asked, loads a batch, and waits for the others.
-    The clock is that of rank 0.
-    """
-    steps = list(zip(*rows, strict=False))
-    gaps = [
-        (step[0]["began_ns"] - before[0]["began_ns"]) / 1e6 - max(row["step_ms"] for row in before)
-        for before, step in pairwise(steps)
-        if step[0]["phase"] == "measured" and step[0]["engine"] == engine
-    ]
-    return median(gaps) if gaps else None
-
-
-def _losses(job: Job, steps: list[list[Row]]) -> list[float | None]:
-    """Return the loss of the whole batch in each step, the sum over the replicas' last ranks; None if not finite."""
-    last_rank = job.schedule.placement[job.schedule.stages - 1]
-    parts = [[row["loss"] for row in step if row["rank"] == last_rank] for step in steps]
-    return [None if None in own else sum(own) for own in parts]
-
-
-def _complete_steps(rows: list[list[Row]], phase: str, engine: str) -> list[list[Row]]:
+def _complete_steps(rows: list[list[Row]], phase: str, engine: str) -> list[Step]:
     """Return the ranks' rows of each step of `phase` by `engine` that every rank finished."""
-    wanted = [[row for row in own if row["phase"] == phase and row["engine"] == engine] for own in rows]
+    wanted = [[row for row in of_rank if row["phase"] == phase and row["engine"] == engine] for of_rank in rows]
     return [list(step) for step in zip(*wanted, strict=False)]
 
 
-def _engines(job: Job, rows: list[list[Row]]) -> dict[str, Any] | None:
-    """Return each engine's time of forward and backward, and the median ratios within a turn; None for one engine."""
-    if job.engine.name != "compare":
-        return None
-    times = {
-        engine: [max(row["pipeline_ms"] for row in step) for step in _complete_steps(rows, "measured", engine)]
-        for engine in job.engines
-    }
-    if job.is_emulated:
-        times["limit"] = [float(makespan(simulate(job.schedule, job_costs(job))))] * len(times["microp"])
-    pairs = [(a, b) for a, b in (("microp", "limit"), ("torch", "limit"), ("torch", "microp")) if {a, b} <= set(times)]
-    return {
-        "pipeline_ms": {engine: _spread(values) for engine, values in times.items()},
-        "ratio": {f"{a}/{b}": _median_ratio(times[a], times[b]) for a, b in pairs},
-        "torch_schedule": job.torch_schedule.name if "torch" in times else None,
-        "own_limit_ms": own_limits_ms(job, times["limit"]),
-    }
-
-
-def _median_ratio(times: list[float], others: list[float]) -> float | None:
-    ratios = [time / other for time, other in zip(times, others, strict=False)]
-    return median(ratios) if ratios else None
-
-
-def _per_rank(job: Job, steps: list[list[Row]], key: str) -> list[float] | None:
-    """Return one value per rank of the pipeline, the largest over the replicas, from the last step, if it has them."""
-    if not steps or any(key not in row for row in steps[-1]):
-        return None
-    return [max(row[key] for row in own) for own in zip(*_by_replica(job, steps[-1]), strict=True)]
-
-
-def _by_replica(job: Job, step: list[Row]) -> list[list[Row]]:
-    """Return a step's rows, one list per pipeline."""
-    return [step[first : first + job.ranks] for first in range(0, len(step), job.ranks)]
+def _slowest(steps: list[Step], key: str) -> list[float]:
+    """Return the largest value over the ranks, for each step."""
+    return [max(row[key] for row in step) for step in steps]
 
 
 def _spread(values: list[float]) -> dict[str, float | int] | None:
@@ -220,7 +126,83 @@ def _spread(values: list[float]) -> dict[str, float | int] | None:
     return {"median": median(values), "p10": float(low), "p90": float(high), "n": len(values)}
 
 
-def _time(job: Job, steps: list[list[Row]], attempt: Path) -> dict[str, list[float]] | None:
+def _median_ratio(times: list[float], others: list[float]) -> float | None:
+    ratios = [time / other for time, other in zip(times, others, strict=False)]
+    return median(ratios) if ratios else None
+
+
+def _per_rank(job: Job, steps: list[Step], key: str) -> list[float] | None:
+    """Return one value per rank of the pipeline, the largest over the replicas, from the last step, if it has them."""
+    if not steps or any(key not in row for row in steps[-1]):
+        return None
+    return [max(row[key] for row in same_rank) for same_rank in zip(*by_replica(job, steps[-1]), strict=True)]
+
+
+def _costs(job: Job) -> Costs:
+    """Return the costs for the formulas: an emulated device's times, else F = B = W = layers."""
+    return nominal_costs(job.device, job.workload)
+
+
+# --- the numbers -----------------------------------------------------------------------------------
+
+
+def _predicted(path: Path) -> dict[str, Any]:
+    """Return what was known of an attempt before it started; None for each number that was not known."""
+    known = read_json(path) if path.exists() else {}
+    return {key: known.get(key) for key in ("step_ms", "bubble", "peak_memory_mib")}
+
+
+def _bubble(pipeline: Step) -> float:
+    """Return the idle fraction of one pipeline in one step, from its ranks' rows."""
+    total_ms = (max(row["last_end_ns"] for row in pipeline) - min(row["first_start_ns"] for row in pipeline)) / 1e6
+    return float(idle_fraction([row["compute_ms"] for row in pipeline], total_ms))
+
+
+def _losses(job: Job, steps: list[Step]) -> list[float | None]:
+    """Return the loss of the whole batch in each step, the sum over the replicas' last ranks; None if not finite."""
+    last_rank = job.schedule.placement[job.schedule.stages - 1]
+    parts = [[row["loss"] for row in step if row["rank"] == last_rank] for step in steps]
+    return [None if None in losses else sum(losses) for losses in parts]
+
+
+def _between_steps(rows: list[list[Row]], engine: str) -> float | None:
+    """Return the median time from the end of the step before to the start of a measured step, in ms, on rank 0's clock.
+
+    Between two steps a rank writes its row, saves a snapshot if asked, loads a batch, and waits for the others.
+    """
+    gaps = [
+        (step[0]["began_ns"] - before[0]["began_ns"]) / 1e6 - max(row["step_ms"] for row in before)
+        for before, step in pairwise(zip(*rows, strict=False))
+        if step[0]["phase"] == "measured" and step[0]["engine"] == engine
+    ]
+    return median(gaps) if gaps else None
+
+
+def _utilisation(job: Job, steps: list[Step], memory: list[Step]) -> dict[str, list[float]] | None:
+    """Return how busy each rank's GPU was, in per cent, by its actions and by nvidia-smi; None without the latter."""
+    by_driver = _per_rank(job, memory, "smi_percent")
+    if by_driver is None or not steps:
+        return None
+    shares = [[100 * row["compute_ms"] / row["step_ms"] for row in step] for step in steps]
+    return {"actions": [median(of_rank) for of_rank in zip(*shares, strict=True)], "nvidia_smi": by_driver}
+
+
+def _nominal(job: Job, steps: list[Step]) -> dict[str, float] | None:
+    """Return by which factor a step outlasts its nominal times, and the real work's share of them; None without any.
+
+    A step is counted with its optimizer, which takes its real time or longer, and without the sums over the replicas.
+    """
+    if not (isinstance(job.device, EmulatedSettings) and steps and job.engines[0] == "microp"):
+        return None
+    spans, optimizer = simulate(job.schedule, _costs(job)), nominal_optimizer(job.device, job.partition.sizes)
+    last = spans.per_rank(spans.end, np.maximum)
+    nominal = float(max(end + sum(optimizer[s] for s in job.schedule.stages_of(rank)) for rank, end in last.items()))
+    taken = median(max(row["step_ms"] - row["exposed_ms"] for row in step) for step in steps)
+    work, whole = (sum(row[key] for step in steps for row in step) for key in ("work_ms", "compute_ms"))
+    return {"step": taken / nominal, "work": work / whole} if nominal and whole else None
+
+
+def _time(job: Job, steps: list[Step], attempt: Path) -> dict[str, list[float]] | None:
     """Return the traced step's time by kind, in ms, each a list over the pipeline's ranks; see `trace.account`.
 
     With replicas it is the mean over them. The kinds of a rank add up to the wall time of the step.
@@ -231,36 +213,22 @@ def _time(job: Job, steps: list[list[Row]], attempt: Path) -> dict[str, list[flo
         return None
     wall = min(row["began_ns"] for row in steps[-1]), max(row["ended_ns"] for row in steps[-1])
     booked = []
-    for replica, own in enumerate(_by_replica(job, steps[-1])):
-        clocks = {row["rank"]: step_clock(row) for row in own}
-        booked.append(account(job.schedule, traces[replica], clocks, wall))
-    return {kind: [mean(own[rank][kind] for own in booked) / 1e6 for rank in range(job.ranks)] for kind in KINDS}
+    for spans, pipeline in zip(traces, by_replica(job, steps[-1]), strict=True):
+        clocks = {row["rank"]: _clock(row) for row in pipeline}
+        booked.append(account(job.schedule, spans, clocks, wall))
+    return {kind: [mean(times[rank][kind] for times in booked) / 1e6 for rank in range(job.ranks)] for kind in KINDS}
 
 
-def step_clock(row: Row) -> StepClock:
+def _clock(row: Row) -> StepClock:
     """Return the times of a rank's row that are not in its spans."""
     optimizer, recompute, reduction = (round(row[f"{key}_ms"] * 1e6) for key in ("optimizer", "recompute", "exposed"))
     return StepClock(row["began_ns"], row["ended_ns"], optimizer, recompute, reduction)
 
 
-def _bubble(step: list[Row]) -> float:
-    """Return the idle fraction of one pipeline in one step, from its ranks' rows."""
-    total_ms = (max(row["last_end_ns"] for row in step) - min(row["first_start_ns"] for row in step)) / 1e6
-    return float(idle_fraction([row["compute_ms"] for row in step], total_ms))
+# --- replicas, engines and hosts -------------------------------------------------------------------
 
 
-def job_costs(job: Job) -> Costs:
-    """Return the costs for the formulas: an emulated device's times, else F = B = W = layers."""
-    return nominal_costs(job.device, job.workload)
-
-
-def closed_form(job: Job) -> float | None:
-    """Return the bubble by formula, or None if there is no formula for these costs."""
-    form = closed_forms.bubble(job.schedule, job_costs(job))
-    return None if form is None else float(form)
-
-
-def _reduction(job: Job, steps: list[list[Row]], replay: Replay) -> dict[str, Any] | None:
+def _reduction(job: Job, steps: list[Step], replay: Replay) -> dict[str, Any] | None:
     """Return the times of the sum over the replicas, measured (medians of the slowest rank) and simulated.
 
     The times are those of the step up to its optimizer. On an emulated device its nominal times are
@@ -269,16 +237,15 @@ def _reduction(job: Job, steps: list[list[Row]], replay: Replay) -> dict[str, An
     """
     if job.replicas == 1 or not steps:
         return None
-    figures = {
-        key: median(max(row[key] for row in step) for step in steps)
-        for key in ("all_reduce_ms", "exposed_ms", "reduced_bytes")
+    figures: dict[str, Any] = {
+        key: median(_slowest(steps, key)) for key in ("all_reduce_ms", "exposed_ms", "reduced_bytes")
     }
     figures["measured_ms"] = median(max(row["step_ms"] - row["optimizer_ms"] for row in step) for step in steps)
     figures["simulated_ms"] = figures["simulated_exposed_ms"] = None
     spans, sum_ms = replay.spans, replay.sum_ms
     if job.is_emulated:
-        given = job_costs(job)
-        spans, sum_ms = simulate(job.schedule, given), given.reduction or sum_ms
+        costs = _costs(job)
+        spans, sum_ms = simulate(job.schedule, costs), costs.reduction or sum_ms
     if spans is not None and sum_ms:
         sums = reductions(job.schedule, spans, sum_ms)
         figures["simulated_ms"] = float(ends_at(spans, sums))
@@ -286,14 +253,12 @@ def _reduction(job: Job, steps: list[list[Row]], replay: Replay) -> dict[str, An
     return figures
 
 
-def _syncs(job: Job, steps: list[list[Row]]) -> dict[str, Any] | None:
+def _syncs(job: Job, steps: list[Step]) -> dict[str, Any] | None:
     """Return the step times of two ways to sum in turn, and the median ratio within a turn; None for one way."""
     if job.replicas == 1 or job.sync.name != "compare":
         return None
-    times = {
-        name: [max(row["step_ms"] for row in step) for step in steps if step[0]["sync"] == name]
-        for name in ("ddp", "torch_ddp")
-    }
+    ways = ("ddp", "torch_ddp")
+    times = {name: _slowest([step for step in steps if step[0]["sync"] == name], "step_ms") for name in ways}
     return {
         "step_ms": {name: _spread(values) for name, values in times.items()},
         "reduced_bytes": {row["sync"]: row["reduced_bytes"] for step in steps for row in step},
@@ -301,44 +266,20 @@ def _syncs(job: Job, steps: list[list[Row]]) -> dict[str, Any] | None:
     }
 
 
-# --- the replay ------------------------------------------------------------------------------------
-
-
-class Replay:
-    """The run's schedule, simulated with the times of its measured steps and of the attempt's spans."""
-
-    def __init__(self, job: Job, steps: list[list[Row]], attempt: Path) -> None:
-        self._job, self._steps = job, steps
-        self.spans: Simulated | None = None  # of the first replica, in milliseconds; None if no step was traced
-        self.sum_ms: Sequence[float] = ()  # each stage's sum over the replicas; empty if there is one replica
-        traced = read_spans(attempt)
-        if not steps or not len(traced):
-            return
-        pairs = [own for step in steps for own in _by_replica(job, step)]
-        self.spans = replay_steps(job.schedule, pairs, traced)
-        self.sum_ms = [ns / 1e6 for ns in after_last_gradient(job.schedule, traced, read_reductions(attempt))]
-
-    def numbers(self) -> dict[str, float | None]:
-        """Return the time of a step, and its bubble; None without a traced step."""
-        if self.spans is None:
-            return {"step_ms": None, "bubble": None}
-        return {"step_ms": self._step_ms(self.spans), "bubble": float(bubble_fraction(self.spans))}
-
-    def _step_ms(self, spans: Simulated) -> float:
-        if self.sum_ms:
-            optimizer_ms = float(median(max(row["optimizer_ms"] for row in step) for step in self._steps))
-            return float(ends_at(spans, reductions(self._job.schedule, spans, self.sum_ms))) + optimizer_ms
-        ends: dict[int, float] = spans.per_rank(spans.end, np.maximum)
-        return max(ends[rank] + self._outside_ms(rank) for rank in range(self._job.ranks))
-
-    def _outside_ms(self, rank: int) -> float:
-        """Return a rank's median time before the first action of a step and after its own last one."""
-        before = median(min(row["first_start_ns"] for row in step) - step[rank]["began_ns"] for step in self._steps)
-        after = median(step[rank]["ended_ns"] - step[rank]["last_end_ns"] for step in self._steps)
-        return float(before + after) / 1e6
-
-
-# --- engines and hosts -----------------------------------------------------------------------------
+def _engines(job: Job, rows: list[list[Row]]) -> dict[str, Any] | None:
+    """Return each engine's time of forward and backward, and the median ratios within a turn; None for one engine."""
+    if job.engine.name != "compare":
+        return None
+    times = {e: _slowest(_complete_steps(rows, "measured", e), "pipeline_ms") for e in job.engines}
+    if job.is_emulated:
+        times["limit"] = [float(makespan(simulate(job.schedule, _costs(job))))] * len(times["microp"])
+    pairs = [(a, b) for a, b in (("microp", "limit"), ("torch", "limit"), ("torch", "microp")) if {a, b} <= set(times)]
+    return {
+        "pipeline_ms": {engine: _spread(values) for engine, values in times.items()},
+        "ratio": {f"{a}/{b}": _median_ratio(times[a], times[b]) for a, b in pairs},
+        "torch_schedule": job.torch_schedule.name if "torch" in times else None,
+        "own_limit_ms": own_limits_ms(job, times["limit"]),
+    }
 
 
 def own_limits_ms(job: Job, limit_ms: list[float]) -> dict[str, float] | None:
@@ -352,7 +293,7 @@ def own_limits_ms(job: Job, limit_ms: list[float]) -> dict[str, float] | None:
     orders = {"microp": job.schedule, "torch": job.torch_schedule}
     if "torch" not in job.engines or not limit_ms or job.schedule.ranks == job.torch_schedule.ranks:
         return None
-    costs = nominal_costs(job.device, job.workload)
+    costs = _costs(job)
     if job.is_emulated:
         return {engine: float(makespan(simulate(order, costs))) for engine, order in orders.items()}
     alone_ms = median(limit_ms) * job.schedule.chunks / (job.schedule.chunks + job.ranks - 1)
@@ -366,13 +307,13 @@ def _over_busiest(order: Schedule, costs: Costs) -> float:
     return float(makespan(simulate(order, costs)) / (order.chunks * max(loads)))
 
 
-def hosts_of(attempt: Path, schedule: Schedule, replicas: int) -> dict[str, Any] | None:
+def _hosts(job: Job, attempt: Path) -> dict[str, Any] | None:
     """Return what a summary holds of the hosts; None if there was one, or if the rows were not gathered."""
     path = attempt / HOSTS
     if not path.exists():
         return None
     hosts = read_json(path)
-    early = max(early_receive(schedule, read_spans(attempt, replica)) for replica in range(replicas))
+    early = max(early_receive(job.schedule, read_spans(attempt, replica)) for replica in range(job.replicas))
     return {
         "names": [host["host"] for host in hosts],
         "ranks": [host["ranks"] for host in hosts],
@@ -383,11 +324,9 @@ def hosts_of(attempt: Path, schedule: Schedule, replicas: int) -> dict[str, Any]
 
 def clocks_text(summary: Mapping[str, Any]) -> str:
     """Return a caption about the clocks of a run's hosts; empty if there was one host."""
-    hosts = summary.get("hosts")
-    if not hosts:
+    if not (hosts := summary.get("hosts")):
         return ""
     early = hosts["early_receive_ms"]
-    check = (
-        f"a receive ends {early:.3f} ms before its send begins" if early else "no receive ends before its send begins"
-    )
-    return f"clocks of {len(hosts['names'])} hosts, ±{hosts['clock_residual_ms']:.3f} ms: {check}"
+    check = f"a receive ends {early:.3f} ms before" if early else "no receive ends before"
+    residual = f"clocks of {len(hosts['names'])} hosts, ±{hosts['clock_residual_ms']:.3f} ms"
+    return f"{residual}: {check} its send begins"

@@ -20,7 +20,6 @@ import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache, cached_property
-from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +27,10 @@ from microp.job import NOT_ASKED
 from microp.records.files import write_text
 from microp.records.lock import hold
 from microp.records.recorder import write_json
-from microp.records.records import RecordError, Row, check_version, read_json
+from microp.records.records import RecordError, Row, read_json, read_record, unreadable
 from microp.system import redact_values, redact_words
+
+REMEDY = "run its sweep again"
 
 
 class SweepPlan:
@@ -44,7 +45,7 @@ class SweepPlan:
     @property
     def head(self) -> dict[str, Any]:
         """The content of `plan.json`; reading it raises RecordError if that cannot be read."""
-        return _read_head(self.folder / "plan.json")
+        return _read_head(self.folder)
 
     @cached_property
     def again(self) -> bool:
@@ -85,12 +86,10 @@ class SweepPlan:
 
     def points(self) -> list[Row]:
         """Return all points, in their order; a line that a kill cut short is left out."""
-        points = []
+        points: list[Row] = []
         for line in self._points.read_bytes().splitlines() if self._points.exists() else ():
             with suppress(ValueError):
-                point = json.loads(line)
-                if isinstance(point, dict) and isinstance(point.get("overrides"), list):
-                    points.append(point)
+                points.append(json.loads(line))
         return points
 
     def _line(self, point: Row) -> str:
@@ -115,24 +114,15 @@ def _plan_in(folder: Path, _current: Path) -> SweepPlan:
 
 def claim_folder(wanted: Path) -> Path:
     """Make and return a sweep's folder: `wanted`, or if another sweep has it `wanted` with `_2`, `_3`, ..."""
-    wanted.parent.mkdir(parents=True, exist_ok=True)
-    for number in count(1):
-        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}_{number}")
+    folder, number = wanted, 1
+    while True:
         try:
-            folder.mkdir()
+            folder.mkdir(parents=True)
         except FileExistsError:
-            continue
-        return folder
-    raise AssertionError
-
-
-def _read_head(path: Path) -> dict[str, Any]:
-    """Return the content of a sweep's `plan.json`."""
-    plan = read_json(path, "run its sweep again")
-    if not isinstance(plan, dict) or not isinstance(plan.get("name"), str):
-        raise RecordError(f"{path} cannot be read (it is not a plan): run its sweep again")
-    check_version(plan, path)
-    return plan
+            number += 1
+            folder = wanted.with_name(f"{wanted.name}_{number}")
+        else:
+            return folder
 
 
 def _listed(points: Iterable[Row]) -> list[Row]:
@@ -153,7 +143,7 @@ class Point(NamedTuple):
     @property
     def asked(self) -> tuple[str, ...]:
         """The overrides that are part of the question."""
-        return tuple(sorted(each for each in self.overrides if not each.lstrip("+").startswith(NOT_ASKED)))
+        return tuple(sorted(word for word in self.overrides if not word.lstrip("+").startswith(NOT_ASKED)))
 
 
 class Plan(NamedTuple):
@@ -188,10 +178,14 @@ def read_plan(file: Path) -> Plan:
     Raises:
         RecordError: the file is truncated or not a plan, or a newer microp wrote it.
     """
-    plan = _read_head(file)
+    plan = _read_head(file.parent)
     name = plan["name"]
     try:
         points = tuple(Point(point["run_id"], tuple(point["overrides"]), name) for point in plan["points"])
     except (KeyError, TypeError) as error:
-        raise RecordError(f"{file} cannot be read ({error!r}): run its sweep again") from error
+        raise unreadable(file, repr(error), REMEDY) from error
     return Plan(file.parent, name, plan.get("experiment", name), points)
+
+
+def _read_head(folder: Path) -> dict[str, Any]:
+    return read_record(folder / "plan.json", ("name", "points"), REMEDY)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # ranks do not import pandas
 Verdict = Literal["faster", "slower", "too noisy to say"]
 CONFIDENCE = 0.95
 FEW = 3  # launches of each side to ask for where the spread is unknown: with 2, Student's factor is 12.7
+NODES = 10_001  # of the trapezoidal rule: t is off by at most 0.02 %
 MOST = 100  # launches of each side; a comparison that would need more is not worth them
 
 
@@ -116,7 +117,7 @@ def compare(times: Mapping[int, float], others: Mapping[int, float]) -> Comparis
         samples = [[math.log(times[launch] / others[launch]) for launch in sorted(shared)]]
         centre = fmean(samples[0])
     else:
-        samples = [[math.log(time) for time in own.values()] for own in (times, others)]
+        samples = [[math.log(time) for time in group.values()] for group in (times, others)]
         centre = fmean(samples[0]) - fmean(samples[1])
     counts = [len(sample) for sample in samples]
     spread = [variance(sample) for sample in samples] if min(counts) > 1 else None
@@ -152,7 +153,7 @@ def _more(centre: float, spread: Sequence[float] | None, count: int) -> int | No
 
 def _half_width(variances: Sequence[float], counts: Sequence[int]) -> float:
     """Return half the width of the interval of a mean, or of the difference of two means by Welch's method."""
-    parts = [own / count for own, count in zip(variances, counts, strict=True)]
+    parts = [spread / count for spread, count in zip(variances, counts, strict=True)]
     if not (total := sum(parts)):
         return 0.0
     freedom = total**2 / sum(part**2 / (count - 1) for part, count in zip(parts, counts, strict=True))
@@ -163,23 +164,11 @@ def _half_width(variances: Sequence[float], counts: Sequence[int]) -> float:
 def student_factor(freedom: float) -> float:
     """Return t such that Student's distribution of v >= 1 degrees of `freedom` has 95 % of its mass between -t and t.
 
-    With t = sqrt(v) tan(a) that mass is 2 G((v+1)/2) / (sqrt(pi) G(v/2)) times the integral of cos(x)^(v-1) from
-    0 to a (Abramowitz and Stegun, 26.7.1 with this substitution). Gauss's rule integrates it. Newton's method solves
-    for a, from 0 and never beyond the solution, because the integrand falls.
+    With t = sqrt(v) tan(a) that mass is proportional to the integral of cos(x)^(v-1) from 0 to a (Abramowitz and
+    Stegun, 26.7.1 with this substitution); the whole mass is that up to pi/2.
     """
-    nodes, weights = _gauss()
-    scale = 2 * math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
-    angle = 0.0
-    while True:
-        mass = scale * angle * float(weights @ np.cos(angle * nodes) ** (freedom - 1))
-        step = (CONFIDENCE - mass) / (scale * math.cos(angle) ** (freedom - 1))
-        angle += step
-        if step < 1e-12:
-            return math.sqrt(freedom) * math.tan(angle)
-
-
-@cache
-def _gauss() -> tuple[np.ndarray, np.ndarray]:
-    """Return the nodes and weights of Gauss's rule on [0, 1]."""
-    nodes, weights = np.polynomial.legendre.leggauss(64)
-    return (nodes + 1) / 2, weights / 2
+    angles = np.linspace(0, math.pi / 2, NODES)
+    density = np.cos(angles) ** (freedom - 1)
+    mass = np.cumsum((density[1:] + density[:-1]) / 2)
+    angle = float(np.interp(CONFIDENCE * mass[-1], mass, angles[1:]))
+    return math.sqrt(freedom) * math.tan(angle)

@@ -20,21 +20,19 @@ run counts, so that rows of an older sweep are not mixed in.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from microp.job import LATER
 from microp.records import (
-    Plan,
     Point,
     RecordError,
     attempts,
     check_attempt,
     command,
     disturbances,
-    json_lines,
     rank_of,
     read_plans,
     read_rows,
@@ -112,46 +110,31 @@ def spans_frame(spans: Spans, per_unit: float = 1, suffix: str = "") -> pd.DataF
     return frame.rename(columns={moment: moment + suffix for moment in moments})
 
 
-def read_runs(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the nested rows of `load_runs`, ordered by run, and why attempts are left out, one sentence each.
+def read_runs(folder: Path, every: bool = False) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the nested rows of `load_runs` (or of `every` attempt), ordered by run, and why attempts are left out.
 
-    An attempt that cannot be read is named if its run has no newer one that finished.
+    An attempt that cannot be read is named, in one sentence, if its run has no newer one that finished.
     """
-    runs: dict[str, list[Path]] = {}
-    for attempt in attempts(folder):
-        runs.setdefault(attempt.parent.name, []).append(attempt)
     rows, unreadable = [], []
-    for _, found in sorted(runs.items()):
-        row, reasons = _read_run(found)
-        rows += [row] if row is not None else []
+    for _, run in groupby(attempts(folder), key=lambda attempt: attempt.parent.name):
+        run_rows, reasons = _read_run(reversed(list(run)), every)
+        rows += run_rows
         unreadable += reasons
     return rows, unreadable
 
 
-def _read_run(found: Sequence[Path]) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the row of the newest finished attempt that can be read, else of the newest, and why newer ones cannot."""
-    newest, reasons = None, []
-    for attempt in reversed(found):
-        try:
-            row = _row(attempt)
-        except RecordError as error:
-            reasons.append(str(error))
-            continue
-        if row["status"] == "finished":
-            return row, reasons
-        newest = newest or row
-    return newest, reasons
-
-
-def read_attempts(folders: Iterable[Path]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return one nested row per attempt, and why others are left out, one sentence each."""
-    rows, unreadable = [], []
-    for attempt in folders:
+def _read_run(newest_first: Iterable[Path], every: bool) -> tuple[list[dict[str, Any]], list[str]]:
+    rows: list[dict[str, Any]] = []
+    reasons = []
+    for attempt in newest_first:
         try:
             rows.append(_row(attempt))
         except RecordError as error:
-            unreadable.append(str(error))
-    return rows, unreadable
+            reasons.append(str(error))
+            continue
+        if rows[-1]["status"] == "finished" and not every:
+            return rows[-1:], reasons
+    return rows if every else rows[:1], reasons
 
 
 def _row(attempt: Path) -> dict[str, Any]:
@@ -165,9 +148,9 @@ def _row(attempt: Path) -> dict[str, Any]:
         "config": {**LATER, **config},
         "env": env,
     }
-    if summary is None:  # killed, or still running
-        files = row_files(attempt, "steps")  # of the measured steps, count those that every rank has recorded so far
-        steps = min((sum(row["phase"] == "measured" for row in json_lines(path)) for path in files), default=0)
+    if summary is None:  # killed, or still running: of the measured steps, count those that every rank has recorded
+        ranks = [read_rows(attempt, rank_of(path)) for path in row_files(attempt, "steps")]
+        steps = min((sum(row["phase"] == "measured" for row in rows) for rows in ranks), default=0)
         return {"run_id": attempt.parent.name, "question": None, **origin, "steps": steps}
     return {**summary, "question": summary["question_id"], **origin}
 
@@ -176,48 +159,33 @@ def _row(attempt: Path) -> dict[str, Any]:
 
 
 class Store:
-    """A reader of an outputs folder, which may be absent; it reads each file once."""
+    """The runs and sweeps of an outputs folder, which may be absent.
+
+    Attributes:
+        rows: the nested rows of all runs that can be read, also of those that did not finish.
+        plans: all sweeps that were started, oldest first.
+        unreadable: why runs and sweeps are left out, one sentence each.
+    """
 
     def __init__(self, outputs: Path) -> None:
         self.outputs = outputs
-
-    @cached_property
-    def plans(self) -> list[Plan]:
-        """All sweeps that were started, oldest first."""
-        return read_plans(self.outputs / "sweeps")[0]
-
-    @cached_property
-    def _read(self) -> tuple[list[dict[str, Any]], list[str]]:
-        return read_runs(self.outputs / "runs")
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """The nested rows of all runs that can be read, also of those that did not finish."""
-        return self._read[0]
-
-    @property
-    def unreadable(self) -> list[str]:
-        """The reasons why runs and sweeps are left out, one sentence each."""
-        return [*self._read[1], *read_plans(self.outputs / "sweeps")[1]]
-
-    @cached_property
-    def _all(self) -> pd.DataFrame:
-        return _finished(self._read[0])
+        self.rows, unreadable_runs = read_runs(outputs / "runs")
+        self.plans, unreadable_plans = read_plans(outputs / "sweeps")
+        self.unreadable = [*unreadable_runs, *unreadable_plans]
+        self._finished = _finished(self.rows)
 
     def runs(self, name: str | None = None) -> pd.DataFrame:
         """Return one row per finished run of the experiment `name`, or of all experiments without a name.
 
         The frame has neither rows nor columns if there are no runs.
         """
-        if name is None:
-            return self._all.copy()
-        return self.of({point.run_id for point in self.points(name)})
+        return self._finished.copy() if name is None else self.of({point.run_id for point in self.points(name)})
 
     def of(self, run_ids: set[str]) -> pd.DataFrame:
         """Return the rows of these runs."""
-        if self._all.empty:
-            return self._all.copy()
-        return self._all[self._all["run_id"].isin(run_ids)].reset_index(drop=True)
+        if self._finished.empty:
+            return self._finished.copy()
+        return self._finished[self._finished["run_id"].isin(run_ids)].reset_index(drop=True)
 
     def points(self, name: str) -> list[Point]:
         """Return the points that the sweeps of the experiment `name` planned, each point once."""
@@ -227,9 +195,7 @@ class Store:
     def missing(self, name: str) -> list[str]:
         """Return the commands of an experiment's unfinished points, or of its whole sweep if it was never started."""
         points = self.points(name)
-        if not points:
-            return [command(name)]
-        return self.unfinished(points)
+        return self.unfinished(points) if points else [command(name)]
 
     def unfinished(self, points: Iterable[Point]) -> list[str]:
         """Return the commands of those points that were not run; runs without a result are among `rows`."""

@@ -2,7 +2,7 @@
 
 ::
 
-    outputs/runs/... ── list_runs ──► a frame, newest first ── select ──► the rows that all filters let pass
+    outputs/runs/... ── find ──► a frame, newest first ── select ──► the rows that all filters let pass
 
     model.dim           config.model.dim         a key of the configuration, as typed on the command line
     schedule            config.schedule.name     a group: its option
@@ -10,8 +10,8 @@
     step_ms             step_ms.median           a shorter name of one
     commit              env.commit               a fact of env.json
 
-A frame's columns are those of `load_runs`. Its values are as they were recorded: a list stays a list, and a value that
-is missing is None or NaN.
+A frame's columns are those of `load_runs`; `disturbed` says why not to trust a run's times. Its values are as they were
+recorded: a list stays a list, and a value that is missing is None or NaN.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from difflib import get_close_matches
 from functools import reduce
 from operator import and_, ge, gt, le, lt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from microp.records import Row, attempts, disturbances
-from microp.results.frames import read_attempts, read_runs
+from microp.records import Row, disturbances
+from microp.results.frames import read_runs
 from microp.system import flatten
 
 if TYPE_CHECKING:  # ranks do not import pandas
     import pandas as pd
 
-T = TypeVar("T")
 SHORT = {
     "run": "run_id",
     "when": "started",
@@ -41,7 +40,7 @@ SHORT = {
     "bubble": "bubble.measured",
     "loss": "loss.last",
 }
-ORDERS: dict[str, Callable[[Any, Any], Any]] = {">": gt, ">=": ge, "<": lt, "<=": le}
+ORDERS: dict[str, Callable[[Any, Any], pd.Series]] = {">": gt, ">=": ge, "<": lt, "<=": le}
 FEW = 8  # values of a key that a message lists
 MISSING = "-"  # the text of a value that is missing
 _FILTER = re.compile(r"\s*([^=<>!]+?)\s*(!=|>=|<=|==?|>|<)(.*)", re.DOTALL)
@@ -52,31 +51,7 @@ class SelectionError(ValueError):
     """A filter or a column cannot be used; the message says why and what to write instead."""
 
 
-# --- frames and their columns ------------------------------------------------------------------------------
-
-
-def list_runs(folder: Path, every: bool = False) -> tuple[pd.DataFrame, list[str]]:
-    """Return a frame with one row per run (or `every` attempt) below `folder`, newest first, and why others are not.
-
-    A run's row is that of its newest finished attempt, or else of its newest attempt. The column `disturbed` says why
-    not to trust its times. `folder` is an outputs folder, a runs folder, a run or an attempt.
-    """
-    rows, unreadable = _nested_rows(folder, every)
-    return _frame_of(rows), unreadable
-
-
-def _nested_rows(folder: Path, every: bool) -> tuple[list[Row], list[str]]:
-    rows, unreadable = read_attempts(attempts(folder)) if every else read_runs(folder)
-    return sorted(rows, key=lambda row: float(row["started"]), reverse=True), unreadable
-
-
-def _frame_of(rows: Iterable[Row]) -> pd.DataFrame:
-    import pandas as pd
-
-    reasons = [disturbances(row, row["env"]) if "step_ms" in row else [] for row in rows]
-    texts = [", ".join(reason.text for reason in own) or None for own in reasons]
-    flat = [flatten(row) | {"disturbed": text} for row, text in zip(rows, texts, strict=True)]
-    return pd.DataFrame(flat, dtype=object)
+# --- columns -----------------------------------------------------------------------------------------------
 
 
 def column_named(name: str, columns: Iterable[Hashable]) -> str:
@@ -193,30 +168,28 @@ def select(frame: pd.DataFrame, filters: Sequence[Filter]) -> pd.DataFrame:
 def _meets(values: pd.Series, condition: Filter) -> pd.Series:
     """Return for each value of a column whether it meets the condition."""
     text, name, sign, wanted = condition
-    passing: pd.Series
     if values.name == "started":  # times are compared as texts: a day is the beginning of all times of it
         times = tuple(value.replace("T", " ") for value in wanted)
-        if None in [_read(datetime.fromisoformat, time) for time in times]:
+        if not all(_can_be(datetime.fromisoformat, time) for time in times):
             raise SelectionError(f"{text} is no time: write for example {name}=2026-11-22 or '{name}>2026-11-22 05:10'")
         texts = values.map(lambda started: when(started, "%Y-%m-%d %H:%M:%S"))
-        passing = ORDERS[sign](texts, times[0]) if sign in ORDERS else texts.str.startswith(times) == (sign == "=")
-    elif sign in ORDERS:
-        if (bound := _read(float, wanted[0])) is None:
+        return ORDERS[sign](texts, times[0]) if sign in ORDERS else texts.str.startswith(times) == (sign == "=")
+    if sign in ORDERS:
+        if not _can_be(float, wanted[0]):
             raise SelectionError(f"{text}: {wanted[0]} is not a number: write for example {name}>4")
-        passing = ORDERS[sign](values.map(size_of), bound)
-    else:
-        accepted = [value.replace(" ", "").lower() for value in wanted]
-        accepted += [MISSING for value in accepted if value in ("null", "none")]
-        accepted += [text_of(number) for value in accepted if (number := _read(float, value)) is not None]
-        passing = values.map(lambda value: text_of(value).replace(" ", "").lower()).isin(accepted) == (sign == "=")
-    return passing
+        return ORDERS[sign](values.map(size_of), float(wanted[0]))
+    accepted = [value.replace(" ", "").lower() for value in wanted]
+    accepted += [MISSING for value in accepted if value in ("null", "none")]
+    accepted += [text_of(float(value)) for value in accepted if _can_be(float, value)]
+    return values.map(lambda value: text_of(value).replace(" ", "").lower()).isin(accepted) == (sign == "=")
 
 
-def _read(parse: Callable[[str], T], text: str) -> T | None:
+def _can_be(parse: Callable[[str], Any], text: str) -> bool:
     try:
-        return parse(text)
+        parse(text)
     except ValueError:
-        return None
+        return False
+    return True
 
 
 # --- what a command line asks for --------------------------------------------------------------------------
@@ -248,14 +221,24 @@ def find(words: Sequence[str], every: bool = False) -> Runs:
     folder = folders[0] if folders else Path("outputs")
     if not folder.is_dir():
         raise SelectionError("there is no folder outputs here: give the folder with your runs as the first word")
-    found, unreadable = _nested_rows(folder, every)
-    frame = _frame_of(found)
-    if frame.empty and unreadable:
+    rows, unreadable = read_runs(folder, every)
+    if not rows and unreadable:
         raise SelectionError(f"{folder} holds no run that can be read: {'; '.join(unreadable[:FEW])}")
-    if frame.empty:
+    if not rows:
         raise SelectionError(f"{folder} holds no runs: make one with python -m microp.run")
-    nested = {row["folder"]: row for row in found}
-    return Runs(folder, filters, frame, select(frame, filters), unreadable, nested)
+    rows.sort(key=lambda row: float(row["started"]), reverse=True)
+    frame = _frame_of(rows)
+    return Runs(folder, filters, frame, select(frame, filters), unreadable, {row["folder"]: row for row in rows})
+
+
+def _frame_of(rows: Iterable[Row]) -> pd.DataFrame:
+    import pandas as pd
+
+    flat = []
+    for row in rows:
+        reasons = disturbances(row, row["env"]) if "step_ms" in row else []
+        flat.append({**flatten(row), "disturbed": ", ".join(reason.text for reason in reasons) or None})
+    return pd.DataFrame(flat, dtype=object)
 
 
 def nothing_found(runs: Runs) -> str:
@@ -312,7 +295,7 @@ def read_groups(words: Sequence[str], runs: Runs) -> tuple[Group, Group]:
 
 def _asked(word: str, runs: Runs) -> pd.DataFrame:
     if Path(word).is_dir():
-        return select(list_runs(Path(word))[0], runs.filters)
+        return select(find([word]).all, runs.filters)
     if re.search(r"[=<>]", word):
         asked = runs._replace(filters=[*runs.filters, *read_filters(word)])
         rows = select(asked.all, asked.filters)
@@ -328,5 +311,4 @@ def _asked(word: str, runs: Runs) -> pd.DataFrame:
         raise SelectionError(
             f"{word} is no run in {runs.folder}, no folder and no filter: write an id from the list, or key=value"
         )
-    found: pd.DataFrame = runs.rows[runs.rows["run_id"] == meant[0]]
-    return found
+    return runs.rows[runs.rows["run_id"].isin(meant)]

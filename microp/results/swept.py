@@ -30,15 +30,13 @@ _LAST = "repeat"  # launches of the same question stand side by side
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the dotted keys whose values differ between the configurations, also those that an option implies."""
-    flats = [flatten(config) for config in configs]
-    keys = dict.fromkeys(key for each in flats for key in each)
-    return [key for key in keys if len({text(each.get(key, MISSING)) for each in flats}) > 1]
+    return [key for key, values in _texts(configs).items() if len({*values}) > 1]
 
 
-def varied(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the dotted keys whose values differ between the configurations, without those that an option implies."""
-    flats = [flatten(config) for config in configs]
-    return [key for key in differing(configs) if not _follows_from_option(key, flats)]
+def varied(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the dotted keys whose values differ, without those that an option implies: key -> one text per point."""
+    texts = _texts(configs)
+    return {key: texts[key] for key in texts if len({*texts[key]}) > 1 and not _follows_from_option(key, texts)}
 
 
 def swept(configs: Sequence[Mapping[str, Any]], typed: Sequence[str] = ()) -> dict[str, list[str]]:
@@ -46,11 +44,10 @@ def swept(configs: Sequence[Mapping[str, Any]], typed: Sequence[str] = ()) -> di
 
     They have the order of the overrides of a point, `typed`.
     """
-    flats = [flatten(config) for config in configs]
-    found = {heading(key): [text(each.get(key, MISSING)) for each in flats] for key in varied(configs)}
-    order = [override.lstrip("+").split("=")[0] for override in typed]
-    place = {key: (key == _LAST, order.index(key) if key in order else len(order)) for key in found}
-    return {key: found[key] for key in sorted(found, key=place.__getitem__)}
+    columns = {heading(key): values for key, values in varied(configs).items()}
+    order = _keys(typed)
+    place = {key: (key == _LAST, order.index(key) if key in order else len(order)) for key in columns}
+    return {key: columns[key] for key in sorted(columns, key=place.__getitem__)}
 
 
 def same(
@@ -59,17 +56,34 @@ def same(
     """Return what all points have in common, as `key=value`: what was `typed`, and of what `matters` even if it was not
     as much as has room in `width` characters.
     """
-    differ = {heading(key) for key in differing(configs)}
-    values = {heading(key): text(value) for key, value in flatten(configs[0]).items()}
-    asked = [override.lstrip("+").split("=")[0] for override in typed]
-    asked = [key for key in dict.fromkeys(asked) if key in values]
-    keys = [key for key in dict.fromkeys((*matters, *asked)) if key in values and key not in differ]
-    keys = [key for key in keys if key.partition(".")[0] not in NOT_ASKED]
+    values = {heading(key): texts[0] for key, texts in _texts(configs).items() if len({*texts}) == 1}
+    asked = [key for key in _keys(typed) if key in values]
+    keys = [key for key in dict.fromkeys((*matters, *asked)) if key in values and key.split(".")[0] not in NOT_ASKED]
     items = {key: f"{key}={values[key]}" for key in keys}
     for key in reversed(keys):
         if len(" ".join(items.values())) > width and key not in (*asked, *matters[:ALWAYS]):
             del items[key]
     return list(items.values())
+
+
+def _texts(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return dotted key -> its value in each configuration, as it is typed."""
+    flats = [flatten(config) for config in configs]
+    keys = dict.fromkeys(key for flat in flats for key in flat)
+    return {key: [text(flat.get(key, MISSING)) for flat in flats] for key in keys}
+
+
+def _follows_from_option(key: str, texts: Mapping[str, list[str]]) -> bool:
+    """Return whether a group's key is the same wherever the group's option is."""
+    group, _, rest = key.partition(".")
+    option = f"{group}.{_OPTION.get(group, 'name')}"
+    if not rest or key == option or MISSING in texts.get(option, [MISSING]):
+        return False
+    return len({*zip(texts[option], texts[key], strict=True)}) == len({*texts[option]})
+
+
+def _keys(typed: Sequence[str]) -> list[str]:
+    return [override.lstrip("+").split("=")[0] for override in typed]
 
 
 def heading(key: str) -> str:
@@ -85,15 +99,3 @@ def text(value: Any) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _follows_from_option(key: str, flats: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a group's key is the same wherever the group's option is."""
-    group, _, rest = key.partition(".")
-    name = f"{group}.{_OPTION.get(group, 'name')}"
-    if not rest or key == name or not all(name in each for each in flats):
-        return False
-    values: dict[str, set[str]] = {}
-    for each in flats:
-        values.setdefault(each[name], set()).add(text(each.get(key, MISSING)))
-    return all(len(found) == 1 for found in values.values())

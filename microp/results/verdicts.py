@@ -40,11 +40,11 @@ def verdicts(rows: Sequence[PointRow]) -> list[str]:
         texts = zip(keys, values, strict=True)  # the option of a group, `key=value` of another key
         names = [value if isinstance(row.config.get(key), Mapping) else f"{key}={value}" for key, value in texts]
         points.setdefault(" ".join(names), []).append(row)
-    found = [each for name, own in points.items() for each in _in_turn(name, own)]
-    if not found and len(keys) == 1:
+    pairs = [pair for name, launches in points.items() for pair in _in_turn(name, launches)]
+    if not pairs and len(keys) == 1:
         (base, first), *others = points.items()
-        found = [_Pair(name, base, _times(own), _times(first)) for name, own in others]
-    return _sentences(found)
+        pairs = [_Pair(name, base, _times(launches), _times(first)) for name, launches in others]
+    return _sentences(pairs)
 
 
 def small_microbatches(rows: Sequence[PointRow]) -> str | None:
@@ -99,14 +99,14 @@ class _Pair(NamedTuple):
 
 def _sentences(pairs: Sequence[_Pair]) -> list[str]:
     compared = [compare(pair.times, pair.others) for pair in pairs]
-    if compared and all(1 in each.launches for each in compared):  # the same sentence for all
+    if compared and all(1 in comparison.launches for comparison in compared):  # the same sentence for all
         names = list(dict.fromkeys(pair.name for pair in pairs))
         some = ", ".join([*names[:LINES], *["..."] * (len(names) > LINES)])
         return [compared[0].sentence(some, pairs[0].other)]
-    found = [f"{pair.of}{each.sentence(pair.name, pair.other)}" for pair, each in zip(pairs, compared, strict=True)]
-    if (more := len(found) - LINES) > 0:
-        found[LINES:] = [f"{more} more comparisons: python -m microp.runs"]
-    return [*found, BRACKETS] if any("[" in each for each in found) else found
+    said = [f"{pair.of}{result.sentence(pair.name, pair.other)}" for pair, result in zip(pairs, compared, strict=True)]
+    if (more := len(said) - LINES) > 0:
+        said[LINES:] = [f"{more} more comparisons: python -m microp.runs"]
+    return [*said, BRACKETS] if any("[" in sentence for sentence in said) else said
 
 
 def _times(rows: Sequence[PointRow]) -> dict[int, float]:
@@ -117,7 +117,7 @@ def _times(rows: Sequence[PointRow]) -> dict[int, float]:
 def _in_turn(point: str, rows: Sequence[PointRow]) -> Iterator[_Pair]:
     """Yield what ran in turn within each launch of a point."""
     for (name, other), key in _TURNS.items():
-        found = {int(row.config[LAUNCH]): (row.summary.get(key) or {"ratio": {}})["ratio"] for row in rows}
-        ratios = {launch: own[f"{name}/{other}"] for launch, own in found.items() if own.get(f"{name}/{other}")}
+        shown = {int(row.config[LAUNCH]): (row.summary.get(key) or {"ratio": {}})["ratio"] for row in rows}
+        ratios = {launch: ratio for launch, of in shown.items() if (ratio := of.get(f"{name}/{other}"))}
         if ratios:
             yield _Pair(name, other, ratios, dict.fromkeys(ratios, 1.0), f"{point}: " if point else "")

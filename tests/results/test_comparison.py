@@ -30,12 +30,12 @@ def test_pairs_by_hand():
     others = launches(50.0, 80.0, 20.0)
     times = {repeat: others[repeat] * math.exp(log) for repeat, log in launches(-0.02, -0.04, -0.06).items()}
     half = 4.302653 * 0.02 / math.sqrt(3)
-    found = compare(times, others)
-    assert (found.ratio, found.low, found.high) == pytest.approx(
-        (math.exp(-0.04), math.exp(-0.04 - half), math.exp(-0.04 + half))
-    )
+    found, inverse = compare(times, others), compare(others, times)
+    expected = math.exp(-0.04), math.exp(-0.04 - half), math.exp(-0.04 + half)
+    assert (found.ratio, found.low, found.high) == pytest.approx(expected)
+    assert (1 / inverse.ratio, 1 / inverse.high, 1 / inverse.low) == pytest.approx(expected)
     assert found.paired
-    assert found.verdict == "too noisy to say"  # the half width is 0.0497
+    assert found.verdict == inverse.verdict == "too noisy to say"  # the half width is 0.0497
 
 
 def test_welch_by_hand():
@@ -49,13 +49,6 @@ def test_welch_by_hand():
     assert found.launches == (3, 2)
     assert (found.low, found.high) == pytest.approx((math.exp(-1 - half), math.exp(-1 + half)))
     assert found.verdict == "faster"
-
-
-def test_exchanging_the_groups_inverts_the_ratio():
-    times, others = launches(40.0, 42.0, 41.0), launches(50.0, 49.0, 52.0)
-    one, two = compare(times, others), compare(others, times)
-    assert (one.ratio, one.low, one.high) == pytest.approx((1 / two.ratio, 1 / two.high, 1 / two.low))
-    assert (one.verdict, two.verdict) == ("faster", "slower")
 
 
 def test_what_slows_down_both_is_no_difference():
@@ -93,32 +86,25 @@ def test_the_launches_asked_for_would_settle_it(spread, paired):
     assert at(3 + found.more).verdict == "too noisy to say"
 
 
-def test_a_difference_close_to_nothing_is_not_worth_settling():
-    found = compare(launches(50.0, 51.0, 50.5, 49.5), launches(50.1, 50.9, 50.4, 49.6))
-    assert (found.verdict, found.more) == ("too noisy to say", None)
-    assert found.ruled_out < 0.005
-    assert found.sentence("a", "b") == (
-        "a against b: too noisy to say: 0.0 % less time [-0.4 %, +0.4 %], 4 launches each; "
-        "a difference of more than 0.4 % is ruled out; "
-        f"it would take more than {MOST} launches each to settle a difference of this size"
-    )
-
-
-def test_one_launch_has_no_spread():
-    found = compare(launches(50.0), launches(60.0))
-    assert (found.verdict, found.low, found.high, found.more) == ("too noisy to say", 0, math.inf, 2)
-    assert found.sentence("a", "b") == (
-        "a against b: too noisy to say: the spread of 1 launch each is unknown; "
-        "2 more launches each (repeat=1,2) would show it"
-    )
-
-
 @pytest.mark.parametrize(
     ("times", "others", "sentence"),
     [
         ((48.1, 47.0, 49.9), (50.2, 49.3, 51.4), "a is 3.9 % faster than b [1.7 %, 6.1 %], 3 launches each"),
         ((50.2, 49.3, 51.4), (48.1, 47.0, 49.9), "a is 4.1 % slower than b [1.7 %, 6.5 %], 3 launches each"),
         ((148.0, 147.0), (50.0, 51.0), "a takes 2.92 times as long as b [2.47, 3.46], 2 launches each"),
+        (
+            (50.0,),
+            (60.0,),
+            "a against b: too noisy to say: the spread of 1 launch each is unknown; "
+            "2 more launches each (repeat=1,2) would show it",
+        ),
+        (
+            (50.0, 51.0, 50.5, 49.5),
+            (50.1, 50.9, 50.4, 49.6),
+            "a against b: too noisy to say: 0.0 % less time [-0.4 %, +0.4 %], 4 launches each; "
+            "a difference of more than 0.4 % is ruled out; "
+            f"it would take more than {MOST} launches each to settle a difference of this size",
+        ),
         (
             (48.1, 49.5, 48.9),
             (50.2, 49.3, 51.4),
@@ -138,9 +124,9 @@ def test_the_sentence(times, others, sentence):
     assert compare(launches(*times), launches(*others)).sentence("a", "b") == sentence
 
 
-@pytest.mark.parametrize("paired", [True, False])
-@pytest.mark.parametrize("busy", [0.0, 0.1])
-@pytest.mark.parametrize("count", [3, 5])
+@pytest.mark.parametrize(
+    ("paired", "busy", "count"), [(True, 0.0, 5), (True, 0.1, 3), (False, 0.0, 3), (False, 0.1, 5)]
+)
 def test_equal_groups_are_seldom_called_different(paired, busy, count):
     """600 comparisons of a thing with itself: 5 % give 30, and 46 are three standard deviations more.
 

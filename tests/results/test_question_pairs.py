@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from stored import store_run
 
-from microp.results import pair_questions, spelling
-from microp.results.selection import list_runs, read_filters, select
+from microp.results import find, pair_questions, spelling
 
 
 @pytest.fixture
@@ -16,8 +15,7 @@ def groups(tmp_path):
     def made(runs: list[tuple[list[str], dict]], a: str, b: str):
         for overrides, figures in runs:
             store_run(tmp_path, *overrides, **figures)
-        rows = list_runs(tmp_path)[0]
-        return [select(rows, read_filters(text)) for text in (a, b)]
+        return [find([str(tmp_path), text]).rows for text in (a, b)]
 
     return made
 

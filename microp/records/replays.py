@@ -1,0 +1,93 @@
+"""Replays a run: its schedule, simulated with the times that the run measured.
+
+::
+
+    spans.rank<r>.jsonl ──► measured ── schedule_of, replay ──► replayed         the traced step, action by action
+    reductions.rank<r>.jsonl ──► sums of both
+
+    all measured steps  ──► step_ms = head ── simulated actions ── what follows a rank's last action (sums, optimizer)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from microp.job import Job
+from microp.records.records import Row, read_reductions, read_spans
+from microp.schedule import Schedule
+from microp.simulator import Simulated, replay, replay_reductions, replay_steps, schedule_of
+from microp.trace import Reduction, Span, after_last_gradient, bubble_fraction, ends_at, reductions
+
+
+class TracedStep(NamedTuple):
+    """The last measured step of a run, of its first replica."""
+
+    schedule: Schedule  # the order that was run
+    panels: dict[str, Sequence[Span]]  # `replayed`, if every rank left its trace, and `measured`: spans in nanoseconds
+    sums: dict[str, Sequence[Reduction]]  # the same names -> the reductions over the replicas
+
+
+def read_traced_step(attempt: Path, summary: Mapping[str, Any]) -> TracedStep | None:
+    """Return the traced step of an attempt, None if it has an empty trace.
+
+    The summary's `time_ms` is None if a rank failed before it had written its trace.
+
+    Raises:
+        RecordError: a file cannot be read.
+    """
+    measured, sums = read_spans(attempt), read_reductions(attempt)
+    if not measured:
+        return None
+    schedule = schedule_of(measured, summary["schedule"])
+    step = TracedStep(schedule, {"measured": measured}, {"measured": sums})
+    if not summary["time_ms"]:
+        return step
+    replayed, replayed_sums = replay(schedule, measured), replay_reductions(schedule, measured, sums)
+    return TracedStep(schedule, {"replayed": replayed, **step.panels}, {"replayed": replayed_sums, **step.sums})
+
+
+class Replay:
+    """The run's schedule, simulated with the times of its measured steps and of the attempt's spans.
+
+    `spans` is the simulated step of the first replica, in milliseconds; None if no step was traced. `sum_ms` has each
+    stage's sum over the replicas; it is empty if there is one replica.
+    """
+
+    def __init__(self, job: Job, steps: list[list[Row]], attempt: Path) -> None:
+        self._job, self._steps = job, steps
+        self.spans: Simulated | None = None
+        self.sum_ms: Sequence[float] = ()
+        traced = read_spans(attempt)
+        if steps and len(traced):
+            pipelines = [pipeline for step in steps for pipeline in by_replica(job, step)]
+            self.spans = replay_steps(job.schedule, pipelines, traced)
+            self.sum_ms = [ns / 1e6 for ns in after_last_gradient(job.schedule, traced, read_reductions(attempt))]
+
+    def numbers(self) -> dict[str, float | None]:
+        """Return the time of a step, and its bubble; None without a traced step."""
+        if self.spans is None:
+            return {"step_ms": None, "bubble": None}
+        return {"step_ms": self._step_ms(self.spans), "bubble": float(bubble_fraction(self.spans))}
+
+    def _step_ms(self, spans: Simulated) -> float:
+        if self.sum_ms:
+            optimizer_ms = median(max(row["optimizer_ms"] for row in step) for step in self._steps)
+            return float(ends_at(spans, reductions(self._job.schedule, spans, self.sum_ms))) + float(optimizer_ms)
+        ends: dict[int, float] = spans.per_rank(spans.end, np.maximum)
+        return max(ends[rank] + self._outside_ms(rank) for rank in range(self._job.ranks))
+
+    def _outside_ms(self, rank: int) -> float:
+        """Return a rank's median time before the first action of a step and after its own last one."""
+        before = median(min(row["first_start_ns"] for row in step) - step[rank]["began_ns"] for step in self._steps)
+        after = median(step[rank]["ended_ns"] - step[rank]["last_end_ns"] for step in self._steps)
+        return float(before + after) / 1e6
+
+
+def by_replica(job: Job, step: list[Row]) -> list[list[Row]]:
+    """Return a step's rows, one list per pipeline."""
+    return [step[first : first + job.ranks] for first in range(0, len(step), job.ranks)]
