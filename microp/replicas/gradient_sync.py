@@ -8,9 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from math import inf
 from time import perf_counter_ns
 from typing import Any
 
@@ -20,12 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from microp.comms import Comms, GroupComms, Ring, ShmComms, direct_sums
 from microp.device import Device, Run
-from microp.replicas.buckets import Bucket, Buckets, Start, each_alone, fill
+from microp.replicas.buckets import Bucket, Buckets, Start, fill
 from microp.settings import BucketSettings, SyncSettings
-from microp.system import MIB
 from microp.trace import Reduction
 
-OpenSums = Callable[[Sequence[tuple[int, torch.dtype]]], Iterable[Start]]
+MIB = 2**20
 
 
 class GradientSync:
@@ -72,26 +71,28 @@ class BucketSync(GradientSync):
     """Sums over the replicas bucket by bucket.
 
     Args:
-        cut: cuts a stage's parameters into buckets.
+        settings: how a stage's parameters are cut into buckets, and how a bucket is summed.
         early: the stages whose buckets are summed when they are full, and not when the stage is done.
-        open_sums: the sizes of the buckets, in the order of stages and buckets -> the functions that start their sums.
+        comms: this rank's transport, with that between the replicas.
     """
 
     def __init__(
         self,
+        settings: SyncSettings,
         stages: Mapping[int, nn.Module],
-        name: str,
-        cut: Callable[[list[nn.Parameter]], Iterable[list[nn.Parameter]]],
         early: Collection[int],
-        open_sums: OpenSums,
-        rank: int,
+        comms: Comms,
         device: Device,
     ) -> None:
-        super().__init__(stages, name)
-        self._rank, self._device, self._early = rank, device, early
-        buckets = {index: [Bucket(part) for part in cut(own)] for index, own in self.parameters.items()}
-        starts = iter(open_sums([bucket.size for own in buckets.values() for bucket in own]))
-        self._buckets = {index: Buckets(own, islice(starts, len(own)), device.mark) for index, own in buckets.items()}
+        super().__init__(stages, "ddp" if settings.name == "compare" else settings.name)
+        assert comms.replica_group is not None
+        self._rank, self._device, self._early = comms.rank, device, early
+        cuts = {index: list(map(Bucket, _cut(settings, held))) for index, held in self.parameters.items()}
+        sizes = [bucket.size for buckets in cuts.values() for bucket in buckets]
+        starts = iter(_open_sums(settings.all_reduce, comms.replica_group, sizes))
+        self._buckets = {
+            index: Buckets(buckets, islice(starts, len(buckets)), device.mark) for index, buckets in cuts.items()
+        }
         self._done: list[tuple[int, int]] = []  # (stage, the time at which its last gradient was complete)
         self._sums: list[tuple[int, Any, Any]] = []  # (stage, the marks at the start and the end of a sum)
         self._hooks: list[Any] = []
@@ -224,28 +225,24 @@ def open_sync(
     """
     if comms.replica_group is None:
         return GradientSync(stages)
-
-    def buckets(early: Collection[int]) -> BucketSync:
-        assert comms.replica_group is not None
-        sums = partial(_open_sums, settings.all_reduce, comms.replica_group)
-        name = "ddp" if settings.name == "compare" else settings.name
-        return BucketSync(stages, name, partial(_cut, settings), early, sums, comms.rank, device)
-
     if not isinstance(settings, BucketSettings):
-        return buckets(())
+        return BucketSync(settings, stages, (), comms, device)
+    if settings.name == "torch_ddp":
+        return TorchDdp(stages, comms.replica_group, settings.bucket_mb)
     # A W that bypasses autograd calls no hook, so the sums of such a stage start when the stage is done.
-    early = [stage for stage in stages if stage not in split]
+    buckets = BucketSync(settings, stages, [stage for stage in stages if stage not in split], comms, device)
     if settings.name == "ddp":
-        return buckets(early)
-    torch_ddp = TorchDdp(stages, comms.replica_group, settings.bucket_mb)
-    return torch_ddp if settings.name == "torch_ddp" else InTurn([buckets(early), torch_ddp])
+        return buckets
+    return InTurn([buckets, TorchDdp(stages, comms.replica_group, settings.bucket_mb)])
 
 
-def _cut(settings: SyncSettings, parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+def _cut(settings: SyncSettings, parameters: list[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
     """Cut a stage's parameters into buckets."""
+    if settings.name == "naive":
+        return [[parameter] for parameter in parameters]
     if isinstance(settings, BucketSettings):
         return fill(parameters, settings.first_bucket_mb * MIB, settings.bucket_mb * MIB)
-    return each_alone(parameters) if settings.name == "naive" else fill(parameters)
+    return fill(parameters, inf, inf)
 
 
 def _open_sums(all_reduce: str, comms: Comms, sizes: Sequence[tuple[int, torch.dtype]]) -> Sequence[Start]:
