@@ -16,8 +16,8 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,13 +75,13 @@ class Host(NamedTuple):
                 text=True,
             )
 
-    def torchrun(self, *words: str) -> subprocess.Popen[str]:
-        """Start this host's part of the README's launch over both hosts."""
-        return self.start(sys.executable, "-m", "torch.distributed.run", *_words_of_torchrun(2), *words)
-
-    def warm_torchrun(self, *words: str, ranks: int = 2) -> Command:
-        """Start the same with `ranks` ranks here, all of them forks of the warm process."""
-        words = (*_words_of_torchrun(ranks), *words)
+    def torchrun(self, *words: str) -> Command:
+        """Start this host's part of the README's launch over both hosts, as forks of the warm process."""
+        page = (ROOT / "sweeps" / "README.md").read_text()
+        [launch] = re.findall(r"^torchrun (.*HOST.*-m microp.run)", page, re.MULTILINE)
+        *options, option, module = launch.replace("HOST", NAMES[0]).split()
+        quickly = "--rdzv-conf=read_timeout=10"  # its own wait for a host that was cut off, by default a minute
+        words = (*options, "--nproc-per-node=2", "--rdzv-id=test", quickly, option, module, *words)
         where = {"folder": self.folder, "inside": self.process, "TMPDIR": str(self.folder / "tmp")}
         return begin(*words, program="torch.distributed.run", **where)
 
@@ -89,18 +89,13 @@ class Host(NamedTuple):
         """Take this host's end of the link down."""
         _ip("-n", self.namespace, "link", "set", self.link, "down")
 
+    def end(self) -> None:
+        """Kill all processes of this host, with the first process of its namespace."""
+        os.kill(self.process, signal.SIGKILL)
+
     def said(self) -> str:
         """What the host's last command printed."""
         return (self.folder / "out").read_text() + (self.folder / "err").read_text()
-
-
-def _words_of_torchrun(ranks: int) -> list[str]:
-    [launch] = re.findall(
-        r"^torchrun (.*HOST.*-m microp.run)", (ROOT / "sweeps" / "README.md").read_text(), re.MULTILINE
-    )
-    *words, option, module = launch.replace("HOST", NAMES[0]).split()
-    quickly = "--rdzv-conf=read_timeout=10"  # its own wait for a host that was cut off, by default a minute
-    return [*words, f"--nproc-per-node={ranks}", "--rdzv-id=test", quickly, option, module]
 
 
 @contextmanager

@@ -15,9 +15,7 @@ from microp.records import read_errors, read_rows, summarise
 from microp.records.recorder import to_json
 from microp.schedule.builders import one_f_one_b, zb_h1
 from microp.settings import SnapshotSettings
-from microp.worker import RankError, first_not_finite, launch_ranks
-from microp.worker.first_not_finite import explained
-from microp.worker.threads import run_threads
+from microp.worker import RankError, explained, first_not_finite, launch_ranks, run_threads
 
 
 def constant(name: str) -> float:
@@ -90,35 +88,20 @@ def test_as_typed(tmp_path):
 
 # --- the first action after which something is not finite -------------------------------------------
 
-SNAPSHOTS = SnapshotSettings("disk", 2, 1, False, None, False)
+BACKWARD, SPLIT = "by 1B1 in step 3 on rank 1", {"schedule": zb_h1(2, 4)}
 LOWER, LOOK = "lower learning_rate=0.01", "look at the model and the data, for before the first step .*"
 
 
 @pytest.mark.parametrize(
     ("spoiled", "step", "changes", "said"),
     [
-        (
-            "backward",
-            3,
-            {},
-            rf"loss is nan at step 4 .*; the first .*: the gradient of the input, by 1B1 in step 3 on rank 1: {LOWER}",
-        ),
+        ("backward", 3, {}, rf"loss is nan at step 4 .*; the first .*: the gradient of the input, {BACKWARD}: {LOWER}"),
         ("backward", 0, {}, rf"loss is nan at step 1 .*, by 1B1 in step 0 on rank 1: {LOOK}"),
         ("forward", 0, {}, rf"loss is nan at step 0 .*: the output, by 0F1 in step 0 on rank 0: {LOOK}"),
-        (
-            "weights",
-            3,
-            {"schedule": zb_h1(2, 4)},
-            rf"loss .*: the gradient of 0.weight in layer 5, by 1W1 in step 3 on rank 1: {LOWER}",
-        ),
+        ("weights", 3, SPLIT, rf"loss .*: the gradient of 0.weight in layer 5, by 1W1 in step 3 on rank 1: {LOWER}"),
         ("backward", 3, {"replicas": 2}, r"loss .* of the input, by 1B1 in step 3 on rank 3: .*"),
-        ("backward", 3, {"snapshot": SNAPSHOTS}, r"weights .* after step 3 .*, by 1B1 in step 3 on rank 1: .*"),
-        (
-            "backward",
-            3,
-            {"snapshot": SNAPSHOTS, "limit": 1e-9},
-            r"weights .* after step 3 \(.*\), and are not saved: .*",
-        ),
+        ("backward", 3, {"snapshot": SAVED_THEN}, rf"weights .* after step 3 .*, {BACKWARD}: .*"),
+        ("backward", 3, {"snapshot": SAVED_THEN, "limit": 1e-9}, r"weights .* after step 3 \(.*\), .* not saved: .*"),
     ],
 )
 def test_it_is_named(spoiled, step, changes, said, tmp_path, monkeypatch):
