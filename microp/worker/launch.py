@@ -73,7 +73,7 @@ def launch_ranks(job: Job, attempt: Path, shutdown_s: float, entry: Entry = run_
     store, heartbeats = _open_store(), Heartbeats.shared(job.processes)
     # 2. start them and wait, with this process as it was before elastic and multiprocessing changed it
     try:
-        with _parent_hidden(entry), _signal_handlers_kept(), _killed_after(shutdown_s, heartbeats):
+        with _process_kept(entry), _killed_after(shutdown_s, heartbeats):
             launched = elastic_launch(_launch_config(job, attempt, store.port), _in_new_process)
             results: dict[int, Any] = launched(job, attempt, entry, heartbeats.path)
         return results
@@ -132,28 +132,15 @@ def _open_store() -> TCPStore:
 
 
 @contextmanager
-def _signal_handlers_kept() -> Iterator[None]:
-    """Restore the signal handlers that elastic replaces."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _process_kept(entry: Callable[..., Any]) -> Iterator[None]:
+    """Restore the signal handlers that elastic replaces, and hide from the ranks what they would take over from here.
 
-
-@contextmanager
-def _parent_hidden(entry: Callable[..., Any]) -> Iterator[None]:
-    """Hide what multiprocessing lets ranks take over from this process: its main module, and how it starts others.
-
-    Ranks would run the user's script again to import its definitions. A script that calls `microp.measure` needs no
-    `if __name__ == "__main__"`; one that defines the entry is not hidden, because the ranks must import that. A worker
-    of joblib starts processes in a way of its own, which ranks do not know.
+    With multiprocessing that is the main module: ranks would run the user's script again to import its definitions. A
+    script that calls `microp.measure` needs no `if __name__ == "__main__"`; one that defines the entry is not hidden,
+    because the ranks must import that. And how this process starts others: a worker of joblib has a way of its own.
     """
     main, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     if getattr(entry, "func", entry).__module__ != "__main__":
         sys.modules["__main__"] = ModuleType("__main__")
     multiprocessing.set_start_method("forkserver", force=True)
@@ -162,6 +149,9 @@ def _parent_hidden(entry: Callable[..., Any]) -> Iterator[None]:
     finally:
         multiprocessing.set_start_method(method, force=True)
         sys.modules["__main__"] = main
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 @contextmanager
