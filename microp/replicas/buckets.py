@@ -92,7 +92,6 @@ class Buckets:
         self._buckets, self._starts, self._mark = buckets, list(starts), mark
         self._next = len(buckets)  # all sums have been started: no gradient is expected
         self._taken: set[nn.Parameter] = set()
-        self.nbytes = sum(bucket.nbytes for bucket in buckets)
 
     def watch(self) -> Iterator[Any]:
         """Register a hook on each parameter that reports its gradients; yield the handles that remove the hooks."""
@@ -142,10 +141,6 @@ class Buckets:
             bucket.sum.wait()
             ends.append(bucket.sum.ended_ns or self._mark())
         return [(bucket.started, end) for bucket, end in zip(self._buckets, ends, strict=True)]
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield the buffers of the buckets."""
-        yield from (bucket.buffer for bucket in self._buckets if bucket.buffer is not None)
 
 
 def fill(parameters: list[nn.Parameter], first: float, others: float) -> Iterator[list[nn.Parameter]]:

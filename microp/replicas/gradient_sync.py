@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from math import inf
 from time import perf_counter_ns
@@ -33,6 +33,7 @@ class GradientSync:
     Attributes:
         nbytes: the number of bytes that a step sums over the replicas.
         loss_scale: the factor by which losses are multiplied, to undo a division by the number of replicas.
+        tensors: the tensors that it allocates itself.
     """
 
     nbytes = 0
@@ -40,6 +41,7 @@ class GradientSync:
 
     def __init__(self, stages: Mapping[int, nn.Module], name: str = "alone") -> None:
         self.name = name
+        self.tensors: list[Tensor] = []
         self.parameters = {index: [p for p in stage.parameters() if p.requires_grad] for index, stage in stages.items()}
 
     def clear(self, step: int) -> None:
@@ -61,10 +63,6 @@ class GradientSync:
 
     def pause(self) -> None:
         """Remove all hooks until the next `clear`, so that another object can sum the gradients."""
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors that it allocates itself."""
-        yield from ()
 
 
 class BucketSync(GradientSync):
@@ -88,15 +86,16 @@ class BucketSync(GradientSync):
         assert comms.replica_group is not None
         self._rank, self._device, self._early = comms.rank, device, early
         cuts = {index: list(map(Bucket, _cut(settings, held))) for index, held in self.parameters.items()}
-        sizes = [bucket.size for buckets in cuts.values() for bucket in buckets]
-        starts = iter(_open_sums(settings.all_reduce, comms.replica_group, sizes))
+        every = [bucket for buckets in cuts.values() for bucket in buckets]
+        self.nbytes = sum(bucket.nbytes for bucket in every)
+        self.tensors = [bucket.buffer for bucket in every if bucket.buffer is not None]
+        starts = iter(_open_sums(settings.all_reduce, comms.replica_group, [bucket.size for bucket in every]))
         self._buckets = {
             index: Buckets(buckets, islice(starts, len(buckets)), device.mark) for index, buckets in cuts.items()
         }
         self._done: list[tuple[int, int]] = []  # (stage, the time at which its last gradient was complete)
         self._sums: list[tuple[int, Any, Any]] = []  # (stage, the marks at the start and the end of a sum)
         self._hooks: list[Any] = []
-        self.nbytes = sum(buckets.nbytes for buckets in self._buckets.values())
 
     def clear(self, step: int) -> None:
         super().clear(step)
@@ -134,10 +133,6 @@ class BucketSync(GradientSync):
         read, rank = self._device.read, self._rank
         return [Reduction(rank, stage, *read([start, end])) for stage, start, end in self._sums]
 
-    def tensors(self) -> Iterator[Tensor]:
-        for buckets in self._buckets.values():
-            yield from buckets.tensors()
-
 
 class TorchDdp(GradientSync):
     """PyTorch's DistributedDataParallel, for comparison: its reducer averages the gradients in the last backward.
@@ -145,16 +140,13 @@ class TorchDdp(GradientSync):
     It also waits for the sums there, so that their time is part of that action.
 
     Args:
+        comms: the transport between the replicas, over a process group.
         bucket_mb: the size at which a bucket is full, in MiB.
-
-    Raises:
-        ValueError: `comms` is not over a process group.
     """
 
     def __init__(self, stages: Mapping[int, nn.Module], comms: Comms, bucket_mb: float) -> None:
         super().__init__(stages, "torch_ddp")
-        if not isinstance(comms, GroupComms):
-            raise ValueError("sync=torch_ddp needs ranks that are processes: use comms=auto")
+        assert isinstance(comms, GroupComms)  # `BucketSettings.problems` refuses ranks that are threads
         self._waiting, self.loss_scale = comms.waiting, comms.world_size
         self.nbytes = sum(parameter.nbytes for parameters in self.parameters.values() for parameter in parameters)
         self._reducers = {
@@ -191,6 +183,7 @@ class InTurn(GradientSync):
     def __init__(self, syncs: Sequence[GradientSync]) -> None:
         super().__init__({})
         self._syncs, self._now = syncs, syncs[0]
+        self.tensors = [tensor for sync in syncs for tensor in sync.tensors]
 
     def clear(self, step: int) -> None:
         count = len(self._syncs)
@@ -209,10 +202,6 @@ class InTurn(GradientSync):
 
     def reductions(self) -> list[Reduction]:
         return self._now.reductions()
-
-    def tensors(self) -> Iterator[Tensor]:
-        for sync in self._syncs:
-            yield from sync.tensors()
 
 
 def open_sync(

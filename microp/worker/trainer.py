@@ -206,7 +206,7 @@ class Trainer:
 
     def _tensors(self) -> Iterator[Tensor]:
         """Yield the tensors alive between two steps: weights, buckets, the optimizer's state, the loaded batch."""
-        yield from self.sync.tensors()
+        yield from self.sync.tensors
         for stage in self.stages.values():
             yield from stage.tensors()
         for state in self.optimizer.state.values():

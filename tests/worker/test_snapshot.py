@@ -97,19 +97,6 @@ def test_it_goes_on_bit_for_bit(where, uninterrupted, whole, tmp_path):
         assert phases == ["warmup", "measured", "measured", "memory"]
 
 
-def test_a_wrong_state_would_be_seen(uninterrupted, tmp_path):
-    """Without the optimizer's state, or one step too early, the losses are others."""
-    attempt, losses = uninterrupted["gpt"]
-    forgetful = tmp_path / "step-4"
-    shutil.copytree(snapshots.snapshot_folder(attempt, 4), forgetful)
-    for file in forgetful.glob("layer-*.pt"):
-        torch.save({**torch.load(file, weights_only=True), "optimizer": {}}, file)
-    job = job_of("gpt", resumed=Snapshot(str(forgetful), 4))
-    assert run(job, tmp_path / "a")[5] != losses[5]
-    early = job_of("gpt", resumed=saved(attempt, 2)._replace(step=4))
-    assert run(early, tmp_path / "b")[4] != losses[4]
-
-
 def test_replicas_go_on_bit_for_bit_and_one_replica_takes_over(tmp_path):
     pair = job_of("gpt", schedule=one_f_one_b(2, 2), replicas=2, batch_size=12, model=gpt("float64"))
     losses = run(pair, tmp_path / "attempt-1")
