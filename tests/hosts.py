@@ -59,19 +59,15 @@ class Host(NamedTuple):
     clock_s: int
     process: int = 0
 
-    def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:
-        """Start a command on this host; its output goes to `out` and `err` in the host's folder."""
+    def start(self, *command: str) -> subprocess.Popen[str]:
+        """Start a command on this host; its output goes to `out` in the host's folder."""
         own = {"HOST_NAME": self.name, "HOSTS_FILE": str(self.folder / "hosts"), "TMPDIR": str(self.folder / "tmp")}
         apart = ["--mount", "--uts", "--pid", "--time", "--monotonic", str(self.clock_s), "--fork", "--kill-child"]
         enter = ["ip", "netns", "exec", self.namespace, "unshare", *apart, "--mount-proc", "sh", "-e", "-c", ENTER]
-        with (self.folder / "out").open("w") as out, (self.folder / "err").open("w") as err:
+        environment = environment_of(self.folder, own)
+        with (self.folder / "out").open("w") as out:
             return subprocess.Popen(
-                [*enter, "sh", *command],
-                cwd=self.folder,
-                env=environment_of(self.folder, {**own, **environment}),
-                stdout=out,
-                stderr=err,
-                text=True,
+                [*enter, "sh", *command], cwd=self.folder, env=environment, stdout=out, stderr=out, text=True
             )
 
     def torchrun(self, *words: str) -> Command:
@@ -91,10 +87,6 @@ class Host(NamedTuple):
     def end(self) -> None:
         """Kill all processes of this host, with the first process of its namespace."""
         os.kill(self.process, signal.SIGKILL)
-
-    def said(self) -> str:
-        """What the host's last command printed."""
-        return (self.folder / "out").read_text() + (self.folder / "err").read_text()
 
 
 @contextmanager
@@ -130,9 +122,9 @@ def two_hosts(folder: Path) -> Iterator[tuple[Host, ...]]:
 
 def _child(process: subprocess.Popen[str], host: Host) -> int:
     """Return the process that runs on the host for the one that was started, once it does."""
-    while host.said() != "ready\n":
+    while (said := (host.folder / "out").read_text()) != "ready\n":
         if process.poll() is not None:
-            pytest.skip(f"two hosts need namespaces: {host.said()}")
+            pytest.skip(f"two hosts need namespaces: {said}")
         time.sleep(0.01)
     [child] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return int(child)

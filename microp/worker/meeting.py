@@ -39,7 +39,7 @@ class Joined:
     """A launch of several processes, as one of its ranks sees it."""
 
     comms: Comms  # the transport between the ranks of this rank's pipeline
-    everyone: Comms  # the transport between all ranks of all pipelines, not for the timed path
+    everyone: GroupComms  # the transport between all ranks of all pipelines, not for the timed path
     hosts: Hosts  # the hosts of all ranks
 
     @property
@@ -54,8 +54,7 @@ class Joined:
 
     def close(self) -> None:
         """Disconnect."""
-        if isinstance(self.everyone, GroupComms):
-            self.everyone.drop()
+        self.everyone.drop()
         self.comms.close()
 
 
