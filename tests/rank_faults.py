@@ -95,6 +95,22 @@ class Fault(NamedTuple):
         os.kill(os.getpid(), SIGNALS[self.how])
 
 
+def told(fault: Fault, rank: int, place: str, step: int) -> str:
+    """The pattern of what is said of a fault of a rank; `place` is `action 1F1` or `the optimizer`."""
+    at = f"in {place.removeprefix('action ')}, step {step}"
+    raised = {"raise": "the layer is broken", "memory": "out of memory", "quit": "SystemExit: 0"}
+    if fault.how in ("hang", "stop"):
+        where = place.removeprefix("action ")
+        return rf"rank \d waited .* rank {rank}, which has been in {where} for \d+\.\d s \(step {step}\)"
+    if fault.how in raised:
+        return f"rank {rank}, {place}, step {step}: {raised[fault.how]}"
+    if fault.how in SIGNALS:
+        return f"rank {rank} was killed by {SIGNALS[fault.how].name} {at}"
+    if fault.how == "leave":
+        return f"rank {rank} was lost {at}, and wrote no error"
+    return f"rank {rank} ended with exit code {EXITS[fault.how]} {at}"
+
+
 class Unreadable:
     """An entry that no rank can read."""
 

@@ -79,8 +79,8 @@ def _gather(everyone: Comms, attempt: Path, shares: bool) -> None:
     """Send this rank's files to rank 0, unless its folder is theirs."""
     paths = [attempt / f"{kind}.rank{everyone.rank}.jsonl" for kind in ROWS]
     files = {path.name: path.stat().st_size for path in paths if path.exists() and not shares}
-    for sender, theirs in enumerate(everyone.all_gather(files)):
-        for name, nbytes in theirs.items():
+    for sender, sizes in enumerate(everyone.all_gather(files)):
+        for name, nbytes in sizes.items():
             if everyone.rank == 0:
                 with (attempt / name).open("wb") as file:
                     for start in range(0, nbytes, _BLOCK):
@@ -137,9 +137,9 @@ def read_clocks(everyone: Comms, hosts: Hosts) -> list[Reading]:
 def _ask(everyone: Comms) -> Reading:
     asked = perf_counter_ns()
     everyone.send_tensor(torch.tensor([asked]), 0)
-    theirs = int(everyone.recv_tensor([1], 0, dtype=torch.int64).item())
+    time_there = int(everyone.recv_tensor([1], 0, dtype=torch.int64).item())
     answered = perf_counter_ns()
-    return Reading(answered, theirs - (asked + answered) // 2, (answered - asked + 1) // 2)
+    return Reading(answered, time_there - (asked + answered) // 2, (answered - asked + 1) // 2)
 
 
 def drift_ns(before: Reading, after: Reading, moment_ns: int) -> int:

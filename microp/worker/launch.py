@@ -210,13 +210,13 @@ def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats_path: str 
 
 def connect(job: Job, local_rank: int, hosts: Hosts | None = None, store: Store | None = None) -> Comms:
     """Connect this rank with the others of the job; the last arguments are those of `init_process_group`."""
-    own = cpu = torch.device("cpu")
+    device = cpu = torch.device("cpu")
     if job.device.name == "cuda":
-        own = torch.device("cuda", gpu_of(job.device, local_rank))
-        torch.cuda.set_device(own)
+        device = torch.device("cuda", gpu_of(job.device, local_rank))
+        torch.cuda.set_device(device)
     is_staged = job.device.is_shared
-    comms = init_process_group(job.backend, cpu if is_staged else own, job.timeout_s, job.replicas, hosts, store)
-    return StagedComms(comms, own) if is_staged else comms
+    comms = init_process_group(job.backend, cpu if is_staged else device, job.timeout_s, job.replicas, hosts, store)
+    return StagedComms(comms, device) if is_staged else comms
 
 
 def keep_freed_memory() -> None:

@@ -86,7 +86,7 @@ def _join(job: Job, facts: Mapping[str, Any]) -> Joined:
     card = {"host": this_host(), "address": address, "heartbeats": heartbeats.path, "facts": facts}
     cards = _exchange(store, rank, card, world, patience_s)
     # 2. find out who shares a host, and whether all do the same
-    keys = [tuple(each["host"].values()) for each in cards]
+    keys = [tuple(other["host"].values()) for other in cards]
     order = list(dict.fromkeys(keys))
     hosts = Hosts(tuple(str(name) for name, *_ in order), tuple(order.index(key) for key in keys))
     _check_equal(cards, hosts)

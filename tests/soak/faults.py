@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from conftest import small_job
-from rank_faults import EXITS, SIGNALS, Fault
+from rank_faults import EXITS, SIGNALS, Fault, told
 
 from microp.comms.processes import is_alive
 from microp.records import read_rows
@@ -43,10 +44,10 @@ class Moment(NamedTuple):
 
 
 MOMENTS = (
-    Moment("warm-up", "forward", 0, "1F0"),
-    Moment("steady F", "forward", 3, "1F3"),
-    Moment("steady B", "backward", 2, "1B2"),
-    Moment("cooldown", "backward", 5, "1B5"),
+    Moment("warm-up", "forward", 0, "action 1F0"),
+    Moment("steady F", "forward", 3, "action 1F3"),
+    Moment("steady B", "backward", 2, "action 1B2"),
+    Moment("cooldown", "backward", 5, "action 1B5"),
     Moment("optimizer", "optimizer", 0, "the optimizer"),
     Moment("constructor", "Trainer", 0, "its set-up"),
 )
@@ -85,8 +86,9 @@ def job(backend: str, steps: int = 50):
 def make(machine: Machine, how: str, moment: Moment, backend: str) -> tuple[list[str], float]:
     """Make one fault: what is wrong with what followed, and the seconds from the fault to the end of every rank."""
     attempt, message, before = machine.new_folder(), "", usage(os.getpid())
+    fault = Fault(how, moment.where, moment.microbatch, VICTIM)
     try:
-        launch_ranks(job(backend), attempt, SHUTDOWN_S, Fault(how, moment.where, moment.microbatch, VICTIM))
+        launch_ranks(job(backend), attempt, SHUTDOWN_S, fault)
     except RankError as error:
         message = str(error)
     if not (attempt / "happened").exists():
@@ -98,7 +100,7 @@ def make(machine: Machine, how: str, moment: Moment, backend: str) -> tuple[list
     seconds = time.time() - float((attempt / "happened").read_text())
     if seconds > (limit := SHUTDOWN_S + SLACK_S + TIMEOUT_S * (how in ("hang", "stop"))):
         problems.append(f"the ranks took longer than {limit} s")
-    if not is_named(message, how, moment):
+    if not re.fullmatch(told(fault, VICTIM, moment.place, moment.step), message):
         problems.append(f"named wrongly: {message}")
     for rank in range(RANKS):
         if [row["step"] for row in read_rows(attempt, rank)] != list(range(moment.step)):
@@ -110,22 +112,3 @@ def make(machine: Machine, how: str, moment: Moment, backend: str) -> tuple[list
 
     wait_until(lambda: not grown(), ENDS_S)
     return problems + grown(), seconds
-
-
-def is_named(message: str, how: str, moment: Moment) -> bool:
-    """Whether the message blames the rank, and says what it was doing and in which step."""
-    place, step = moment.place, moment.step
-    if how in ("hang", "stop"):
-        blames = f"rank {VICTIM}, which has been in {place} for " in message
-        return blames and message.endswith(f"(step {step})") and not message.startswith(f"rank {VICTIM}")
-    action = "action " if moment.where in ("forward", "backward") else ""
-    if how in SIGNALS:
-        return message == f"rank {VICTIM} was killed by {SIGNALS[how].name} in {place}, step {step}"
-    said = {
-        "exit": f"rank {VICTIM} ended with exit code 3 in {place}, step {step}",
-        "leave": f"rank {VICTIM} was lost in {place}, step {step}, and wrote no error",
-        "raise": f"rank {VICTIM}, {action}{place}, step {step}: the layer is broken",
-        "memory": f"rank {VICTIM}, {action}{place}, step {step}: out of memory",
-        "quit": f"rank {VICTIM}, {action}{place}, step {step}: SystemExit: 0",
-    }
-    return message == said[how]

