@@ -44,22 +44,17 @@ def check_equal_weights(job: Job, layers: Mapping[int, nn.Module], comms: Comms)
         for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
             if job.replicas > 1 or (index, name) in tied:
                 mine.append((index, name, _checksum(tensor)))
-    first: dict[tuple[int, str], tuple[int, int, str]] = {}  # weight -> checksum, replica and place of its first copy
+    first: dict[tuple[int, str], tuple[int, str]] = {}  # weight -> checksum and place of its first copy
     for rank, weights in enumerate(comms.gather_all(mine)):
-        replica = rank // job.ranks
         for index, name, checksum in weights:
             weight = tied.get((index, name), ((index, name),))[0]
-            place = f"{name} of layer {index}"
-            first_checksum, first_replica, first_place = first.setdefault(weight, (checksum, replica, place))
-            if first_checksum == checksum:
-                continue
-            differs = f"replica {replica} (rank {rank}) began with another {place} than replica {first_replica}"
-            if replica == first_replica:
-                differs = f"rank {rank} began with another {place} than the {first_place} to which it is tied"
-            raise ValueError(
-                f"{differs}: the model's function must give the same weights each time, so draw random numbers from "
-                "torch's generator, which is seeded for it"
-            )
+            place = f"{name} of layer {index} on rank {rank}"
+            first_checksum, first_place = first.setdefault(weight, (checksum, place))
+            if first_checksum != checksum:
+                raise ValueError(
+                    f"{place} began with other numbers than {first_place}: the model's function must give the same "
+                    "weights each time, so draw random numbers from torch's generator, which is seeded for it"
+                )
 
 
 def _checksum(tensor: Tensor) -> int:
