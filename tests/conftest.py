@@ -110,7 +110,7 @@ def pytest_collection_finish():
     has_ranks = sys.platform == "linux" and "microp.worker" in sys.modules
     if has_ranks:
         importlib.import_module("torch._dynamo")  # the optimizer needs it, here and in ranks
-        importlib.import_module("microp.worker.library")  # the text on which most ranks train
+        importlib.import_module("microp.model").library_text()  # on which most ranks train
         with torch.autograd.profiler.record_function("the first step imports what this does"):
             pass
     gc.collect()

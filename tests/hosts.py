@@ -11,13 +11,12 @@ that host itself. Everything ends with the processes, and `two_hosts` removes wh
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import re
 import shutil
+import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,28 +59,24 @@ class Host(NamedTuple):
     clock_s: int
     process: int = 0
 
-    def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:
-        """Start a command on this host; its output goes to `out` and `err` in the host's folder."""
+    def start(self, *command: str) -> subprocess.Popen[str]:
+        """Start a command on this host; its output goes to `out` in the host's folder."""
         own = {"HOST_NAME": self.name, "HOSTS_FILE": str(self.folder / "hosts"), "TMPDIR": str(self.folder / "tmp")}
         apart = ["--mount", "--uts", "--pid", "--time", "--monotonic", str(self.clock_s), "--fork", "--kill-child"]
         enter = ["ip", "netns", "exec", self.namespace, "unshare", *apart, "--mount-proc", "sh", "-e", "-c", ENTER]
-        with (self.folder / "out").open("w") as out, (self.folder / "err").open("w") as err:
+        environment = environment_of(self.folder, own)
+        with (self.folder / "out").open("w") as out:
             return subprocess.Popen(
-                [*enter, "sh", *command],
-                cwd=self.folder,
-                env=environment_of(self.folder, {**own, **environment}),
-                stdout=out,
-                stderr=err,
-                text=True,
+                [*enter, "sh", *command], cwd=self.folder, env=environment, stdout=out, stderr=out, text=True
             )
 
-    def torchrun(self, *words: str) -> subprocess.Popen[str]:
-        """Start this host's part of the README's launch over both hosts."""
-        return self.start(sys.executable, "-m", "torch.distributed.run", *_words_of_torchrun(2), *words)
-
-    def warm_torchrun(self, *words: str, ranks: int = 2) -> Command:
-        """Start the same with `ranks` ranks here, all of them forks of the warm process."""
-        words = (*_words_of_torchrun(ranks), *words)
+    def torchrun(self, *words: str) -> Command:
+        """Start this host's part of the README's launch over both hosts, as forks of the warm process."""
+        page = (ROOT / "sweeps" / "README.md").read_text()
+        [launch] = re.findall(r"^torchrun (.*HOST.*-m microp.run)", page, re.MULTILINE)
+        *options, option, module = launch.replace("HOST", NAMES[0]).split()
+        quickly = "--rdzv-conf=read_timeout=10"  # its own wait for a host that was cut off, by default a minute
+        words = (*options, "--nproc-per-node=2", "--rdzv-id=test", quickly, option, module, *words)
         where = {"folder": self.folder, "inside": self.process, "TMPDIR": str(self.folder / "tmp")}
         return begin(*words, program="torch.distributed.run", **where)
 
@@ -89,33 +84,27 @@ class Host(NamedTuple):
         """Take this host's end of the link down."""
         _ip("-n", self.namespace, "link", "set", self.link, "down")
 
-    def said(self) -> str:
-        """What the host's last command printed."""
-        return (self.folder / "out").read_text() + (self.folder / "err").read_text()
-
-
-def _words_of_torchrun(ranks: int) -> list[str]:
-    [launch] = re.findall(
-        r"^torchrun (.*HOST.*-m microp.run)", (ROOT / "sweeps" / "README.md").read_text(), re.MULTILINE
-    )
-    *words, option, module = launch.replace("HOST", NAMES[0]).split()
-    quickly = "--rdzv-conf=read_timeout=10"  # its own wait for a host that was cut off, by default a minute
-    return [*words, f"--nproc-per-node={ranks}", "--rdzv-id=test", quickly, option, module]
+    def end(self) -> None:
+        """Kill all processes of this host, with the first process of its namespace."""
+        os.kill(self.process, signal.SIGKILL)
 
 
 @contextmanager
-def two_hosts(folder: Path) -> Iterator[tuple[Host, Host]]:
+def two_hosts(folder: Path) -> Iterator[tuple[Host, ...]]:
     """Make two hosts whose folders are in `folder`, which is empty; skip the test where that is not possible."""
-    if why := why_not():
-        pytest.skip(why)
+    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("unshare"):
+        pytest.skip("two hosts need root, to make network namespaces, and the packages iproute2 and util-linux")
     hosts = [_host(folder, number) for number in range(len(NAMES))]
     idle: list[subprocess.Popen[str]] = []
     try:
-        for host in hosts:
-            _ip("netns", "add", host.namespace)
         first, second = hosts
         ends = ["netns", first.namespace, "type", "veth", "peer", "name", second.link, "netns", second.namespace]
-        _ip("link", "add", first.link, *ends)
+        try:
+            for host in hosts:
+                _ip("netns", "add", host.namespace)
+            _ip("link", "add", first.link, *ends)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"two hosts need namespaces: {error.stderr.strip()}")
         for host in hosts:
             inside = ["-n", host.namespace]
             _ip(*inside, "link", "set", "lo", "up")
@@ -133,8 +122,9 @@ def two_hosts(folder: Path) -> Iterator[tuple[Host, Host]]:
 
 def _child(process: subprocess.Popen[str], host: Host) -> int:
     """Return the process that runs on the host for the one that was started, once it does."""
-    while host.said() != "ready\n":
-        assert process.poll() is None, host.said()
+    while (said := (host.folder / "out").read_text()) != "ready\n":
+        if process.poll() is not None:
+            pytest.skip(f"two hosts need namespaces: {said}")
         time.sleep(0.01)
     [child] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return int(child)
@@ -148,30 +138,6 @@ def _host(folder: Path, number: int) -> Host:
     (own / "hosts").write_text("".join(lines))
     name = NAMES[number]
     return Host(name, ADDRESSES[number], f"microp-{os.getpid()}-{next(_made)}", f"link{number}", own, number * CLOCK_S)
-
-
-@functools.cache
-def why_not() -> str:
-    """Why two hosts cannot be made here; empty if they can."""
-    if os.geteuid() != 0:
-        return "two hosts need root, to make network namespaces"
-    if missing := [tool for tool in ("ip", "unshare") if not shutil.which(tool)]:
-        return f"two hosts need {' and '.join(missing)} (packages iproute2 and util-linux)"
-    probe = f"microp-{os.getpid()}-probe"
-    try:
-        _ip("netns", "add", probe)
-        apart = ["--mount", "--uts", "--pid", "--time", "--monotonic", "1", "--fork", "--mount-proc"]
-        subprocess.run(
-            ["ip", "netns", "exec", probe, "unshare", *apart, "sh", "-c", "mount -t tmpfs none /dev/shm"],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-    except subprocess.CalledProcessError as error:
-        return f"two hosts need namespaces: {error.stderr.strip()}"
-    finally:
-        subprocess.run(["ip", "netns", "delete", probe], capture_output=True)
-    return ""
 
 
 def _ip(*words: str) -> None:

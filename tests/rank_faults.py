@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from sockets import listening
@@ -43,18 +43,16 @@ class Fault(NamedTuple):
     def __call__(self, job: Job, comms: Comms, _local_rank: int, attempt: Path) -> None:
         from microp.engine import torch_engine
         from microp.model import Stage
-        from microp.worker import run_rank
+        from microp.worker import run_rank, trainer
 
         (attempt / f"pid{comms.rank}").write_text(str(os.getpid()))
         if comms.rank == self.rank % job.ranks:
-            holder: type = Stage
-            name = self.where
-            if self.where == "optimizer":
-                holder, name = torch.optim.Adam, "step"
-            elif self.where == "Trainer":
-                holder, name = Trainer, "_build"
-            elif self.where == "torch":
-                holder, name = torch_engine._Layers, "forward"
+            others: dict[str, tuple[Any, str]] = {
+                "optimizer": (torch.optim.Adam, "step"),
+                "Trainer": (trainer, "open_device"),
+                "torch": (torch_engine._Layers, "forward"),
+            }
+            holder, name = others.get(self.where, (Stage, self.where))
             original, calls = getattr(holder, name), [0]
 
             def faulty(that, *given, **named):
@@ -67,14 +65,14 @@ class Fault(NamedTuple):
             setattr(holder, name, faulty)
         run_rank(job, comms, comms.rank, attempt)
 
-    def _is_due(self, that: object, given: Sequence[object], calls: int) -> bool:
+    def _is_due(self, that: Any, given: Sequence[object], calls: int) -> bool:
         if self.where == "Trainer":
             return True
         if self.where == "optimizer":
             return calls == 3
         if self.where == "torch":
-            return that._stage[0].batch.step == 2  # type: ignore[attr-defined]
-        return given[0] == self.microbatch and that.batch.step == 2  # type: ignore[attr-defined]
+            return that._stage[0].batch.step == 2
+        return given[0] == self.microbatch and that.batch.step == 2
 
     def _happen(self) -> None:
         if self.how == "raise":
@@ -97,6 +95,22 @@ class Fault(NamedTuple):
         os.kill(os.getpid(), SIGNALS[self.how])
 
 
+def told(fault: Fault, rank: int, place: str, step: int) -> str:
+    """The pattern of what is said of a fault of a rank; `place` is `action 1F1` or `the optimizer`."""
+    at = f"in {place.removeprefix('action ')}, step {step}"
+    raised = {"raise": "the layer is broken", "memory": "out of memory", "quit": "SystemExit: 0"}
+    if fault.how in ("hang", "stop"):
+        where = place.removeprefix("action ")
+        return rf"rank \d waited .* rank {rank}, which has been in {where} for \d+\.\d s \(step {step}\)"
+    if fault.how in raised:
+        return f"rank {rank}, {place}, step {step}: {raised[fault.how]}"
+    if fault.how in SIGNALS:
+        return f"rank {rank} was killed by {SIGNALS[fault.how].name} {at}"
+    if fault.how == "leave":
+        return f"rank {rank} was lost {at}, and wrote no error"
+    return f"rank {rank} ended with exit code {EXITS[fault.how]} {at}"
+
+
 class Unreadable:
     """An entry that no rank can read."""
 
@@ -108,20 +122,6 @@ class Unreadable:
 
     def __getstate__(self) -> object:
         return 1
-
-
-def never_send(job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> str:
-    """Rank 1 runs a step, rank 0 does not."""
-    trainer = Trainer(job, comms, 0)
-    trainer.load(0)
-    if comms.rank == 0:
-        time.sleep(8)  # longer than rank 1 waits, however late it begins
-        return ""
-    try:
-        trainer.step(0)
-    except RuntimeError as error:
-        return str(error)
-    return "nothing was noticed"
 
 
 def sleep_on(_job: Job, comms: Comms, _local_rank: int, attempt: Path) -> None:

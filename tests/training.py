@@ -21,30 +21,25 @@ def digest(tensors: Sequence[Tensor]) -> str:
     return hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest()
 
 
-def train(job: Job, comms: Comms) -> tuple[list[float], dict[int, list[Tensor]]]:
-    """Losses (on the last rank, else empty), and the last gradients of this rank's layers."""
-    trainer = Trainer(job, comms, comms.rank)
-    losses = []
+def trained(job: Job, comms: Comms) -> tuple[Trainer, list[float]]:
+    """A trainer after some steps, and its losses: on the last rank, else none."""
+    trainer, losses = Trainer(job, comms, comms.rank), []
     for step in range(STEPS):
         trainer.load(step)
-        row = trainer.step(step)
-        if row["loss"] is not None:
-            losses.append(row["loss"])
-    gradients = {
-        index: monolith.gradients_of(layer)
-        for number, stage in trainer.stages.items()
-        for index, layer in zip(job.partition.layers_of(number), stage.layers, strict=True)
-    }
-    return losses, gradients
+        losses.append(trainer.step(step)["loss"])
+    return trainer, [loss for loss in losses if loss is not None]
+
+
+def train(job: Job, comms: Comms) -> tuple[list[float], dict[int, list[Tensor]]]:
+    """Losses (on the last rank, else empty), and the last gradients of this rank's layers."""
+    trainer, losses = trained(job, comms)
+    return losses, {index: monolith.gradients_of(layer) for index, layer in trainer.layers.items()}
 
 
 def train_all(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: int, _attempt: Path):
     """(losses, digest of each layer's gradients) of every job, one after the other."""
-    results = []
-    for job in jobs:
-        losses, gradients = train(job, comms)
-        results.append((losses, {index: digest(tensors) for index, tensors in gradients.items()}))
-    return results
+    results = [train(job, comms) for job in jobs]
+    return [(losses, {index: digest(layer) for index, layer in gradients.items()}) for losses, gradients in results]
 
 
 def train_all_tensors(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: int, _attempt: Path):
@@ -91,25 +86,12 @@ class Left(NamedTuple):
 
 
 def train_replica(job: Job, comms: Comms) -> Left:
-    trainer = Trainer(job, comms, comms.rank)
-    rows = []
-    for step in range(STEPS):
-        trainer.load(step)
-        rows.append(trainer.step(step))
-    layers = {
-        index: layer
-        for number, stage in trainer.stages.items()
-        for index, layer in zip(job.partition.layers_of(number), stage.layers, strict=True)
-    }
-    gradients = {index: monolith.gradients_of(layer) for index, layer in layers.items()}
-    weights = {index: [p.detach() for p in layer.parameters()] for index, layer in layers.items()}
-    first = trainer.stages.get(0)
-    return Left(
-        [row["loss"] for row in rows if row["loss"] is not None],
-        {index: (digest(gradients[index]), digest(weights[index])) for index in layers},
-        {} if comms.replica else gradients,
-        digest(first.batch.inputs) if first else None,
-    )
+    trainer, losses = trained(job, comms)
+    gradients = {index: monolith.gradients_of(layer) for index, layer in trainer.layers.items()}
+    weights = {index: [p.detach() for p in layer.parameters()] for index, layer in trainer.layers.items()}
+    bits = {index: (digest(gradients[index]), digest(weights[index])) for index in weights}
+    inputs = digest(trainer.stages[0].batch.inputs) if 0 in trainer.stages else None
+    return Left(losses, bits, {} if comms.replica else gradients, inputs)
 
 
 def train_replicas(jobs: Sequence[Job], _job: Job, comms: Comms, _local_rank: int, _attempt: Path) -> list[Left]:

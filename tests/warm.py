@@ -62,7 +62,6 @@ PACKAGES = [
         "rich.live",
     ),
     *("microp.planner", "microp.worker"),  # with all packages below them
-    "microp.worker.library",  # reads the text on which most ranks train
     *("microp.sweep.hydra_app", "microp.commands.interface", "microp.commands.pricing", "microp.sweep.sweep"),
     *("microp.sweep.attempt", "microp.sweep.joined", "microp.commands.planning"),
     *("multiprocessing.queues", "multiprocessing.popen_forkserver", "torch._subclasses.schema_check_mode"),
@@ -187,6 +186,7 @@ def _listen(listener: socket.socket) -> None:
     for name in PACKAGES:
         importlib.import_module(name)
     _read_files()
+    importlib.import_module("microp.model").library_text()  # on which most ranks train
     importlib.import_module("rich.emoji").Emoji.replace(":x:")  # the first one imports all of them
     with importlib.import_module("torch.autograd.profiler").record_function("the first step imports what this does"):
         pass

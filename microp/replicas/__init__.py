@@ -15,4 +15,4 @@ replicas is the batch's gradient, for any number of rows. (With equal shares thi
 average of the replicas' mean gradients.)
 """
 
-from microp.replicas.gradient_sync import BucketSync, GradientSync, InTurn, TorchDdp, open_sync
+from microp.replicas.gradient_sync import open_sync

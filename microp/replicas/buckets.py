@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from math import inf
 from typing import Any
 
 import torch
@@ -39,6 +38,7 @@ class Bucket:
         sum: the sum over the replicas, once it has been started.
         started: the mark at the start of the sum.
         buffer: the tensor that is summed over the replicas; None if the bucket has one parameter.
+        size: the number of elements that are summed, and their type.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -47,27 +47,15 @@ class Bucket:
         self.sum: Sum | None = None
         self.started: Any = None
         self.buffer: Tensor | None = None
+        whole: Tensor = parameters[0]
         if len(parameters) > 1:
-            example = parameters[0]
-            line = LINE // example.element_size()
+            line = LINE // whole.element_size()
             sizes = [-(-parameter.numel() // line) * line for parameter in parameters]
-            self.buffer = torch.zeros(sum(sizes), dtype=example.dtype, device=example.device)
-            parts = self.buffer.split(sizes)
-            self._views = {
-                parameter: part[: parameter.numel()].view_as(parameter)
-                for parameter, part in zip(parameters, parts, strict=True)
-            }
-
-    @property
-    def size(self) -> tuple[int, torch.dtype]:
-        """The number of elements that are summed, and their type."""
-        whole = self.parameters[0] if self.buffer is None else self.buffer
-        return whole.numel(), whole.dtype
-
-    @property
-    def nbytes(self) -> int:
-        numel, dtype = self.size
-        return numel * dtype.itemsize
+            self.buffer = whole = torch.zeros(sum(sizes), dtype=whole.dtype, device=whole.device)
+            parts = zip(parameters, whole.split(sizes), strict=True)
+            self._views = {parameter: part[: parameter.numel()].view_as(parameter) for parameter, part in parts}
+        self.size = whole.numel(), whole.dtype
+        self.nbytes = whole.nbytes
 
     def take(self, parameter: nn.Parameter) -> None:
         """Copy the complete gradient of `parameter` into the buffer, and make it a view of the buffer."""
@@ -97,13 +85,13 @@ class Buckets:
     Args:
         buckets: the buckets, in that order.
         starts: for each bucket the function that starts its sum over the replicas.
+        mark: the device's clock.
     """
 
     def __init__(self, buckets: list[Bucket], starts: Iterable[Start], mark: Callable[[], Any]) -> None:
         self._buckets, self._starts, self._mark = buckets, list(starts), mark
         self._next = len(buckets)  # all sums have been started: no gradient is expected
         self._taken: set[nn.Parameter] = set()
-        self.nbytes = sum(bucket.nbytes for bucket in buckets)
 
     def watch(self) -> Iterator[Any]:
         """Register a hook on each parameter that reports its gradients; yield the handles that remove the hooks."""
@@ -154,17 +142,8 @@ class Buckets:
             ends.append(bucket.sum.ended_ns or self._mark())
         return [(bucket.started, end) for bucket, end in zip(self._buckets, ends, strict=True)]
 
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield the buffers of the buckets."""
-        yield from (bucket.buffer for bucket in self._buckets if bucket.buffer is not None)
 
-
-def each_alone(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Return one bucket per parameter, in the order of the parameters."""
-    return ([parameter] for parameter in parameters)
-
-
-def fill(parameters: list[nn.Parameter], first: float = inf, others: float = inf) -> Iterator[list[nn.Parameter]]:
+def fill(parameters: list[nn.Parameter], first: float, others: float) -> Iterator[list[nn.Parameter]]:
     """Yield buckets in reverse order of the parameters, which is the order of their gradients.
 
     Args:

@@ -8,9 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
+from math import inf
 from time import perf_counter_ns
 from typing import Any
 
@@ -20,12 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from microp.comms import Comms, GroupComms, Ring, ShmComms, direct_sums
 from microp.device import Device, Run
-from microp.replicas.buckets import Bucket, Buckets, Start, each_alone, fill
+from microp.replicas.buckets import Bucket, Buckets, Start, fill
 from microp.settings import BucketSettings, SyncSettings
-from microp.system import MIB
 from microp.trace import Reduction
 
-OpenSums = Callable[[Sequence[tuple[int, torch.dtype]]], Iterable[Start]]
+MIB = 2**20
 
 
 class GradientSync:
@@ -34,6 +33,7 @@ class GradientSync:
     Attributes:
         nbytes: the number of bytes that a step sums over the replicas.
         loss_scale: the factor by which losses are multiplied, to undo a division by the number of replicas.
+        tensors: the tensors that it allocates itself.
     """
 
     nbytes = 0
@@ -41,6 +41,7 @@ class GradientSync:
 
     def __init__(self, stages: Mapping[int, nn.Module], name: str = "alone") -> None:
         self.name = name
+        self.tensors: list[Tensor] = []
         self.parameters = {index: [p for p in stage.parameters() if p.requires_grad] for index, stage in stages.items()}
 
     def clear(self, step: int) -> None:
@@ -63,39 +64,38 @@ class GradientSync:
     def pause(self) -> None:
         """Remove all hooks until the next `clear`, so that another object can sum the gradients."""
 
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors that it allocates itself."""
-        yield from ()
-
 
 class BucketSync(GradientSync):
     """Sums over the replicas bucket by bucket.
 
     Args:
-        cut: cuts a stage's parameters into buckets.
+        settings: how a stage's parameters are cut into buckets, and how a bucket is summed.
         early: the stages whose buckets are summed when they are full, and not when the stage is done.
-        open_sums: the sizes of the buckets, in the order of stages and buckets -> the functions that start their sums.
+        comms: this rank's transport, with that between the replicas.
     """
 
     def __init__(
         self,
+        settings: SyncSettings,
         stages: Mapping[int, nn.Module],
-        name: str,
-        cut: Callable[[list[nn.Parameter]], Iterable[list[nn.Parameter]]],
         early: Collection[int],
-        open_sums: OpenSums,
-        rank: int,
+        comms: Comms,
         device: Device,
     ) -> None:
-        super().__init__(stages, name)
-        self._rank, self._device, self._early = rank, device, early
-        buckets = {index: [Bucket(part) for part in cut(own)] for index, own in self.parameters.items()}
-        starts = iter(open_sums([bucket.size for own in buckets.values() for bucket in own]))
-        self._buckets = {index: Buckets(own, islice(starts, len(own)), device.mark) for index, own in buckets.items()}
+        super().__init__(stages, "ddp" if settings.name == "compare" else settings.name)
+        assert comms.replica_group is not None
+        self._rank, self._device, self._early = comms.rank, device, early
+        cuts = {index: list(map(Bucket, _cut(settings, held))) for index, held in self.parameters.items()}
+        every = [bucket for buckets in cuts.values() for bucket in buckets]
+        self.nbytes = sum(bucket.nbytes for bucket in every)
+        self.tensors = [bucket.buffer for bucket in every if bucket.buffer is not None]
+        starts = iter(_open_sums(settings.all_reduce, comms.replica_group, [bucket.size for bucket in every]))
+        self._buckets = {
+            index: Buckets(buckets, islice(starts, len(buckets)), device.mark) for index, buckets in cuts.items()
+        }
         self._done: list[tuple[int, int]] = []  # (stage, the time at which its last gradient was complete)
         self._sums: list[tuple[int, Any, Any]] = []  # (stage, the marks at the start and the end of a sum)
         self._hooks: list[Any] = []
-        self.nbytes = sum(buckets.nbytes for buckets in self._buckets.values())
 
     def clear(self, step: int) -> None:
         super().clear(step)
@@ -133,10 +133,6 @@ class BucketSync(GradientSync):
         read, rank = self._device.read, self._rank
         return [Reduction(rank, stage, *read([start, end])) for stage, start, end in self._sums]
 
-    def tensors(self) -> Iterator[Tensor]:
-        for buckets in self._buckets.values():
-            yield from buckets.tensors()
-
 
 class TorchDdp(GradientSync):
     """PyTorch's DistributedDataParallel, for comparison: its reducer averages the gradients in the last backward.
@@ -144,16 +140,13 @@ class TorchDdp(GradientSync):
     It also waits for the sums there, so that their time is part of that action.
 
     Args:
+        comms: the transport between the replicas, over a process group.
         bucket_mb: the size at which a bucket is full, in MiB.
-
-    Raises:
-        ValueError: `comms` is not over a process group.
     """
 
     def __init__(self, stages: Mapping[int, nn.Module], comms: Comms, bucket_mb: float) -> None:
         super().__init__(stages, "torch_ddp")
-        if not isinstance(comms, GroupComms):
-            raise ValueError("sync=torch_ddp needs ranks that are processes: use comms=auto")
+        assert isinstance(comms, GroupComms)  # `BucketSettings.problems` refuses ranks that are threads
         self._waiting, self.loss_scale = comms.waiting, comms.world_size
         self.nbytes = sum(parameter.nbytes for parameters in self.parameters.values() for parameter in parameters)
         self._reducers = {
@@ -190,6 +183,7 @@ class InTurn(GradientSync):
     def __init__(self, syncs: Sequence[GradientSync]) -> None:
         super().__init__({})
         self._syncs, self._now = syncs, syncs[0]
+        self.tensors = [tensor for sync in syncs for tensor in sync.tensors]
 
     def clear(self, step: int) -> None:
         count = len(self._syncs)
@@ -209,10 +203,6 @@ class InTurn(GradientSync):
     def reductions(self) -> list[Reduction]:
         return self._now.reductions()
 
-    def tensors(self) -> Iterator[Tensor]:
-        for sync in self._syncs:
-            yield from sync.tensors()
-
 
 def open_sync(
     settings: SyncSettings, stages: Mapping[int, nn.Module], split: Collection[int], comms: Comms, device: Device
@@ -224,28 +214,24 @@ def open_sync(
     """
     if comms.replica_group is None:
         return GradientSync(stages)
-
-    def buckets(early: Collection[int]) -> BucketSync:
-        assert comms.replica_group is not None
-        sums = partial(_open_sums, settings.all_reduce, comms.replica_group)
-        name = "ddp" if settings.name == "compare" else settings.name
-        return BucketSync(stages, name, partial(_cut, settings), early, sums, comms.rank, device)
-
     if not isinstance(settings, BucketSettings):
-        return buckets(())
+        return BucketSync(settings, stages, (), comms, device)
+    if settings.name == "torch_ddp":
+        return TorchDdp(stages, comms.replica_group, settings.bucket_mb)
     # A W that bypasses autograd calls no hook, so the sums of such a stage start when the stage is done.
-    early = [stage for stage in stages if stage not in split]
+    buckets = BucketSync(settings, stages, [stage for stage in stages if stage not in split], comms, device)
     if settings.name == "ddp":
-        return buckets(early)
-    torch_ddp = TorchDdp(stages, comms.replica_group, settings.bucket_mb)
-    return torch_ddp if settings.name == "torch_ddp" else InTurn([buckets(early), torch_ddp])
+        return buckets
+    return InTurn([buckets, TorchDdp(stages, comms.replica_group, settings.bucket_mb)])
 
 
-def _cut(settings: SyncSettings, parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+def _cut(settings: SyncSettings, parameters: list[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
     """Cut a stage's parameters into buckets."""
+    if settings.name == "naive":
+        return [[parameter] for parameter in parameters]
     if isinstance(settings, BucketSettings):
         return fill(parameters, settings.first_bucket_mb * MIB, settings.bucket_mb * MIB)
-    return each_alone(parameters) if settings.name == "naive" else fill(parameters)
+    return fill(parameters, inf, inf)
 
 
 def _open_sums(all_reduce: str, comms: Comms, sizes: Sequence[tuple[int, torch.dtype]]) -> Sequence[Start]:

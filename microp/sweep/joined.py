@@ -27,7 +27,7 @@ from microp.records import last_attempt, new_attempt, read_status, unwritable
 from microp.schedule import to_text
 from microp.sweep.attempt import Attempt
 from microp.system import flatten, installed_version
-from microp.worker import HostsError, Joined, RankError, gather_rows, join, run_joined
+from microp.worker import HostsError, Joined, RankError, join, run_joined
 
 _OF_A_HOST = {"tracking", "launch", "output_dir", "profile", "skip", "again", "dry_run", "fail_fast", "parallel"}
 _OF_A_HOST |= {"device.memory_gib"}
@@ -111,8 +111,7 @@ def _make(folder: Path) -> bool:
 
 def _run(job: Job, joined: Joined, folder: Path, stay: dict[int, str]) -> None:
     try:
-        run_joined(job, joined, folder)
-        gather_rows(joined, folder, shares=joined.host not in stay)
+        run_joined(job, joined, folder, shares=joined.host not in stay)
         joined.close()
     except RankError as error:
         raise RankError("; ".join([str(error), *stay.values()]), error.log) from error

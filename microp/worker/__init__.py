@@ -4,16 +4,15 @@
 
     launch_ranks ─► run_rank ─► Trainer.step ─► Engine.step        one process per rank
     monolith                                                       the same model without a pipeline
-    join, gather_rows                                              ranks on several hosts
+    join ─► run_joined ─► run_rank                                 ranks on several hosts, which torchrun has started
 """
 
-from microp.worker.failure import RankError, error_of
+from microp.worker.failure import RankError
 from microp.worker.first_not_finite import DivergedRunError, Start, explained
-from microp.worker.joined import gather_rows, run_joined
-from microp.worker.launch import LOOPBACK_INTERFACE, connect, end_with_parent, keep_freed_memory, launch_ranks
+from microp.worker.joined import run_joined
+from microp.worker.launch import launch_ranks
 from microp.worker.meeting import HostsError, Joined, join
-from microp.worker.profiling import record_cases
+from microp.worker.profiling import record_cases, record_rows
 from microp.worker.rank import run_rank
-from microp.worker.row_times import record_rows
 from microp.worker.threads import run_threads
 from microp.worker.trainer import Trainer

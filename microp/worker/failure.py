@@ -56,12 +56,12 @@ def what_failed(
         is_late = errors[0]["guilty_rank"] != told[0]  # and may still run
         if not is_late and (lost := last_awaited(heartbeats, job.schedule, told[0])) not in told:
             return _ended(job, attempt, lost, None, heartbeats)
-    return error_of(errors[0], log_of(attempt, errors[0]["guilty_rank"]))
+    return _error_of(errors[0], _log_of(attempt, errors[0]["guilty_rank"]))
 
 
 def _ended(job: Job, attempt: Path, rank: int, ended: ProcessFailure | None, heartbeats: Heartbeats) -> RankError:
     """Return the failure of a rank that has written no error; None: how it ended is not known."""
-    beat, log = heartbeats.read(rank), log_of(attempt, rank)
+    beat, log = heartbeats.read(rank), _log_of(attempt, rank)
     where = f"in {beat.where(job.schedule, rank % job.ranks)}, step {beat.step}" if beat.pid else "before its start"
     if ended is None:
         return RankError(f"rank {rank} was lost {where}, and wrote no error", log)
@@ -73,16 +73,19 @@ def _ended(job: Job, attempt: Path, rank: int, ended: ProcessFailure | None, hea
     return RankError(f"rank {rank} ended with exit code {ended.exitcode} {where}{last}", log)
 
 
-def error_of(row: Row, log: Path) -> RankError | WriteError:
-    """Return the error that a rank wrote to its file."""
-    if row["cannot_write"]:
-        return WriteError(row["message"], row["no_room"])
-    return RankError(row["message"], log)
-
-
-def log_of(attempt: Path, rank: int) -> Path:
+def _log_of(attempt: Path, rank: int) -> Path:
     """Return the file of what a rank printed, or the folder of the logs if it had not begun."""
     return next((attempt / "logs").glob(f"*/attempt_0/{rank}/stderr.log"), attempt / "logs")
+
+
+def first_error(attempt: Path) -> RankError | WriteError | None:
+    """Return the error of the rank that failed first, as it wrote it; None if no rank has written one."""
+    errors = read_errors(attempt)
+    return _error_of(errors[0], attempt / f"error.rank{errors[0]['world_rank']}.json") if errors else None
+
+
+def _error_of(row: Row, log: Path) -> RankError | WriteError:
+    return WriteError(row["message"], row["no_room"]) if row["cannot_write"] else RankError(row["message"], log)
 
 
 # --- numbers that are not finite ------------------------------------------------------------------

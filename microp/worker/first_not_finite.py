@@ -36,7 +36,7 @@ LONGEST_S = 60.0  # steps that took longer are not repeated
 Start = Callable[[Job, Path, float, Callable[[Job, Comms, int, Path], Any]], dict[int, Any]]
 
 
-class Found(NamedTuple):
+class Finding(NamedTuple):
     """What was not finite."""
 
     when: int  # when it was seen, in nanoseconds of `perf_counter_ns`, which all ranks of a host share
@@ -61,16 +61,16 @@ def explained(error: RankError, job: Job, attempt: Path, shutdown_s: float, star
     last, folder = read_rows(attempt, 0)[-1]["step"], snapshots.draft_of(attempt / "repeated")
     try:
         folder.mkdir()
-        found = start(again, folder, shutdown_s, partial(look, last=last))[0]
+        first = start(again, folder, shutdown_s, partial(look, last=last))[0]
     except (RankError, OSError):  # what was wrong with the run is known already
-        found = None
+        first = None
     finally:
         snapshots.remove(folder)
-    if found is None:
+    if first is None:
         return error
     said, _, _ = diverged[0].rpartition(": ")
     return DivergedRunError(
-        f"{said}; the first that was not finite: {found.what}: {remedy(job, found.step)}", error.log
+        f"{said}; the first that was not finite: {first.what}: {remedy(job, first.step)}", error.log
     )
 
 
@@ -92,36 +92,46 @@ def _repeatable(job: Job, attempt: Path) -> Job | None:
     return None
 
 
-def look(job: Job, comms: Comms, local_rank: int, attempt: Path, last: int) -> Found | None:
+def look(job: Job, comms: Comms, local_rank: int, attempt: Path, last: int) -> Finding | None:
     """Make steps up to the step `last`; return what was not finite first on any rank, None if nothing was."""
-    trainer = _Looking(job, comms, local_rank)
+    trainer = Trainer(job, comms, local_rank, _LookingStage)
     snapshots = Snapshots(job, comms, trainer, attempt)
     for step, _, engine in job.of(comms.replica).phases():
         snapshots.resume(step)
         trainer.load(step)
         trainer.step(step, "microp" if engine == "torch" else engine)
-        if found := [Found(*each) for each in comms.gather_all(trainer.found(step)) if each]:
-            return min(found)
+        seen = []
+        for index, stage in trainer.stages.items():
+            if isinstance(stage, _LookingStage) and stage.seen:
+                when, op, microbatch, layer, what = stage.seen
+                place = "" if layer is None else f" in layer {job.partition.layers_of(index)[layer]}"
+                action = Action(op, index, microbatch)
+                seen.append((when, step, f"{what}{place}, by {action} in step {step} on rank {comms.world_rank}"))
+        if every := [Finding(*finding) for rank in comms.gather_all(seen) for finding in rank]:
+            return min(every)
         if step >= last:
             break
     return None
 
 
 class _LookingStage(Stage):
-    """A stage that looks at what each of its actions gives, until something is not finite."""
+    """A stage that looks at what each of its actions gives, until something is not finite.
 
-    found: tuple[int, Op, int, str] | None = None  # when that was seen, by which action, and what it was
-    first_layer = 0  # its index in the model
+    `seen` is then when that was, the op and the microbatch, the layer's position if it is a weight's gradient, and what
+    it was.
+    """
+
+    seen: tuple[int, Op, int, int | None, str] | None = None
 
     def forward(self, microbatch: int, x: Tensor | None) -> Tensor:
-        result = super().forward(microbatch, x)
-        self._look(Op.F, microbatch, result)
-        return result
+        output = super().forward(microbatch, x)
+        self._look(Op.F, microbatch, output)
+        return output
 
     def backward(self, microbatch: int, gradient: Tensor | None) -> Tensor | None:
-        result = super().backward(microbatch, gradient)
-        self._look(Op.B, microbatch, result)
-        return result
+        input_gradient = super().backward(microbatch, gradient)
+        self._look(Op.B, microbatch, input_gradient)
+        return input_gradient
 
     def weight_gradient(self, microbatch: int, _: Tensor | None) -> None:
         super().weight_gradient(microbatch, _)
@@ -132,38 +142,15 @@ class _LookingStage(Stage):
         self._look(Op.W, microbatches[-1])
 
     def _look(self, op: Op, microbatch: int, result: Tensor | None = None) -> None:
-        if self.found is None and (what := self._not_finite(op, result)):
-            self.found = perf_counter_ns(), op, microbatch, what
-
-    def _not_finite(self, op: Op, result: Tensor | None) -> str | None:
-        """Return what is not finite: the gradient of a weight, of the last layer with one, or the result."""
-        gradients = [] if op is Op.F else [(name, weight.grad) for name, weight in self.layers.named_parameters()]
-        for name, gradient in reversed(gradients):
-            if gradient is not None and not torch.isfinite(gradient).all():
-                place, _, weight = name.partition(".")
-                return f"the gradient of {weight} in layer {self.first_layer + int(place)}"
+        """Look at the weights' gradients, from the last layer to the first, then at the result."""
+        if self.seen:
+            return
+        weights = [] if op is Op.F else [*self.layers.named_parameters()]
+        for name, weight in reversed(weights):
+            if weight.grad is not None and not torch.isfinite(weight.grad).all():
+                layer, _, key = name.partition(".")
+                self.seen = perf_counter_ns(), op, microbatch, int(layer), f"the gradient of {key}"
+                return
         if result is not None and not torch.isfinite(result).all():
-            return "the output" if op is Op.F else "the gradient of the input"
-        return None
-
-
-class _Looking(Trainer):
-    """A trainer whose stages look."""
-
-    stage_type = _LookingStage
-
-    def __init__(self, job: Job, comms: Comms, local_rank: int) -> None:
-        super().__init__(job, comms, local_rank)
-        self._looking = {index: stage for index, stage in self.stages.items() if isinstance(stage, _LookingStage)}
-        for index, stage in self._looking.items():
-            stage.first_layer = job.partition.layers_of(index)[0]
-
-    def found(self, step: int) -> Found | None:
-        """Return what was not finite first on this rank, in this step."""
-        found = []
-        for index, stage in self._looking.items():
-            if stage.found:
-                when, op, microbatch, what = stage.found
-                action = Action(op, index, microbatch)
-                found.append(Found(when, step, f"{what}, by {action} in step {step} on rank {self._comms.world_rank}"))
-        return min(found, default=None)
+            what = "the output" if op is Op.F else "the gradient of the input"
+            self.seen = perf_counter_ns(), op, microbatch, None, what

@@ -2,60 +2,71 @@
 
 ::
 
-    run_rank, which writes to a folder of this host ── fails ──► the ranks of all hosts tell each other why
-    compares the clocks again
+    run_rank, which writes to a folder of this host ── fails ──► the error of the first rank of this host that failed
     rank 2, on h1   rows, moments shifted ──► blocks ──► rank 0's folder, on h0
+
+    first rank of a host   asked ──┐              ┌──► answered    offset = its time - (asked + answered) / 2
+    rank 0                         └──► its time ─┘                at most wrong by (answered - asked) / 2
+
+Clocks are compared by messages there and back, of which the quickest of many counts. Two readings, before the steps
+and after them, give a line, because two clocks do not run equally fast.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import threading
-import time
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from time import perf_counter_ns
+from typing import NamedTuple, NoReturn
 
 import torch
 
 from microp.comms import Comms, Hosts
 from microp.job import Job
-from microp.records import (
-    HOSTS,
-    ROWS,
-    WriteError,
-    read_errors,
-    shift_moments,
-    write_json,
-    write_text,
-)
-from microp.worker.clocks import Reading, drift_ns, read_clocks
-from microp.worker.failure import RankError, error_of
+from microp.records import HOSTS, ROWS, WriteError, shift_moments, write_json
+from microp.worker.failure import RankError, first_error
 from microp.worker.meeting import Joined
 from microp.worker.rank import run_rank
 
+_TURNS = 50  # messages there and back
 _BLOCK = 4 << 20  # bytes of a file that are sent at once
-_ERRORS_S, _POLL_S = 2.0, 0.1  # in which ranks of other hosts tell their errors
 
 
-def run_joined(job: Job, joined: Joined, attempt: Path) -> None:
-    """Run one rank, which writes into a folder of this host.
+def run_joined(job: Job, joined: Joined, attempt: Path, shares: bool) -> None:
+    """Run one rank, which writes into a folder of this host, and bring all rows into the folder of rank 0.
+
+    `shares` says whether `attempt`, the folder on this host, is that of rank 0, on a file system that the hosts share.
 
     Raises:
-        RankError: this rank failed, or another one of its host, which is then named.
+        RankError: this rank failed, or another one of its host, which is then named; or another host cannot be reached
+            any more after the last step, and the rows are where they were.
         WriteError: the rows cannot be written.
     """
-    clock = joined.clocks[joined.host]
     signal.signal(signal.SIGTERM, _fail)
     try:
-        run_rank(job, joined.comms, int(os.environ["LOCAL_RANK"]), attempt, clock.offset_ns)
+        # 1. train, with times on the clock of rank 0's host
+        before = read_clocks(joined.everyone, joined.hosts)
+        run_rank(job, joined.comms, int(os.environ["LOCAL_RANK"]), attempt, before[joined.host].offset_ns)
     except WriteError:
         raise
     except Exception as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what follows records this end
-        _exchange_errors(joined, attempt)
-        raise why_failed(attempt, str(error)) from error
+        raise first_error(attempt) or RankError(str(error)) from error
+    if not joined.hosts.are_several:
+        return
+    try:
+        # 2. compare the clocks again, and correct the times by what they have drifted
+        after = read_clocks(joined.everyone, joined.hosts)
+        if joined.host:
+            mine = before[joined.host], after[joined.host]
+            shift_moments(attempt, joined.everyone.rank, lambda moment: moment + drift_ns(*mine, moment))
+        # 3. gather
+        _gather(joined.everyone, attempt, shares)
+        if joined.everyone.rank == 0:
+            _write_hosts(joined.hosts, attempt, before, after)
+    except (TimeoutError, ConnectionError) as error:
+        raise RankError(f"all steps have ended, but the rows could not be gathered: {error}") from error
 
 
 def _fail(*_: object) -> NoReturn:
@@ -64,90 +75,27 @@ def _fail(*_: object) -> NoReturn:
     raise ConnectionError("torchrun ended the ranks of this host")
 
 
-def _exchange_errors(joined: Joined, attempt: Path) -> None:
-    """Tell the other hosts this rank's error, and get theirs, as far as the store of the launch can be reached.
-
-    A rank that has only lost another one waits a moment, because that one may tell why. A thread does it, since a
-    store whose host was cut off does not answer, whatever its time-out.
-    """
-    if not joined.hosts.are_several:
-        return
-    own, store = joined.everyone.rank, joined.store
-
-    def exchange() -> None:
-        with suppress(RuntimeError, OSError):
-            store.set(f"microp/error/{own}", (attempt / f"error.rank{own}.json").read_text())
-            while all(error["lost_peer"] for error in read_errors(attempt)):
-                for rank, host in enumerate(joined.hosts.of):
-                    path, key = attempt / f"error.rank{rank}.json", f"microp/error/{rank}"
-                    if host != joined.host and not path.exists() and store.check([key]):
-                        write_text(path, store.get(key).decode())
-                time.sleep(_POLL_S)
-
-    thread = threading.Thread(target=exchange, daemon=True)
-    thread.start()
-    thread.join(_ERRORS_S)
+def _gather(everyone: Comms, attempt: Path, shares: bool) -> None:
+    """Send this rank's files to rank 0, unless its folder is theirs."""
+    paths = [attempt / f"{kind}.rank{everyone.rank}.jsonl" for kind in ROWS]
+    files = {path.name: path.stat().st_size for path in paths if path.exists() and not shares}
+    for sender, sizes in enumerate(everyone.all_gather(files)):
+        for name, nbytes in sizes.items():
+            if everyone.rank == 0:
+                with (attempt / name).open("wb") as file:
+                    for start in range(0, nbytes, _BLOCK):
+                        size = min(_BLOCK, nbytes - start)
+                        file.write(everyone.recv_tensor([size], sender, dtype=torch.uint8).numpy().tobytes())
+            elif everyone.rank == sender:
+                with (attempt / name).open("rb") as file:
+                    while block := file.read(_BLOCK):
+                        everyone.send_tensor(torch.frombuffer(bytearray(block), dtype=torch.uint8), 0)
+    everyone.barrier()  # after it every file has arrived
 
 
-def why_failed(attempt: Path, otherwise: str) -> RankError | WriteError:
-    """Return the error of the rank that failed first, of those that write to the folder."""
-    written = read_errors(attempt)
-    if not written:
-        return RankError(otherwise)
-    return error_of(written[0], attempt / f"error.rank{written[0]['world_rank']}.json")
-
-
-def gather_rows(joined: Joined, attempt: Path, shares: bool) -> None:
-    """Bring the rows of the ranks of other hosts into the folder of rank 0, with times on the clock of its host.
-
-    All ranks have ended their last step. `shares` says whether `attempt`, the folder on this host, is that of rank 0,
-    on a file system that the hosts share.
-
-    Raises:
-        RankError: another host cannot be reached any more; the rows are where they were.
-    """
-    try:
-        if joined.hosts.are_several:
-            _gather(joined, attempt, shares)
-    except (TimeoutError, ConnectionError) as error:
-        raise RankError(f"all steps have ended, but the rows could not be gathered: {error}") from error
-
-
-def _gather(joined: Joined, attempt: Path, shares: bool) -> None:
-    everyone, rank = joined.everyone, joined.everyone.rank
-    before, after = joined.clocks, read_clocks(joined.everyone, joined.hosts)
-    mine = before[joined.host], after[joined.host]
-    if joined.host:
-        shift_moments(attempt, rank, lambda moment: moment + drift_ns(*mine, moment))
-    own = [path for kind in ROWS if (path := attempt / f"{kind}.rank{rank}.jsonl").exists()]
-    files = everyone.all_gather({} if shares else {path.name: path.stat().st_size for path in own})
-    for sender, theirs in enumerate(files):
-        for name, nbytes in theirs.items():
-            if rank == 0:
-                _receive(everyone, attempt / name, sender, nbytes)
-            elif rank == sender:
-                _send(everyone, attempt / name, nbytes)
-    if rank == 0:
-        write_json(attempt / HOSTS, _about(joined.hosts, before, after))
-    everyone.all_gather(None)  # after it every file has arrived
-
-
-def _send(everyone: Comms, path: Path, nbytes: int) -> None:
-    with path.open("rb") as file:
-        for _ in range(0, nbytes, _BLOCK):
-            everyone.send_tensor(torch.frombuffer(bytearray(file.read(_BLOCK)), dtype=torch.uint8), 0)
-
-
-def _receive(everyone: Comms, path: Path, sender: int, nbytes: int) -> None:
-    with path.open("wb") as file:
-        for start in range(0, nbytes, _BLOCK):
-            block = everyone.recv_tensor([min(_BLOCK, nbytes - start)], sender, dtype=torch.uint8)
-            file.write(block.numpy().tobytes())
-
-
-def _about(hosts: Hosts, before: list[Reading], after: list[Reading]) -> list[dict[str, Any]]:
-    """Return what is recorded of each host: its name, its ranks, and how its clock was compared with rank 0's."""
-    return [
+def _write_hosts(hosts: Hosts, attempt: Path, before: list[Reading], after: list[Reading]) -> None:
+    """Record of each host its name, its ranks, and how its clock was compared with rank 0's."""
+    rows = [
         {
             "host": name,
             "ranks": hosts.ranks(number),
@@ -157,3 +105,44 @@ def _about(hosts: Hosts, before: list[Reading], after: list[Reading]) -> list[di
         }
         for number, name in enumerate(hosts.names)
     ]
+    write_json(attempt / HOSTS, rows)
+
+
+# --- clocks --------------------------------------------------------------------------------------
+
+
+class Reading(NamedTuple):
+    """What is added to a moment of a host's clock, to have it on the clock of rank 0's host."""
+
+    at_ns: int  # when it was read, on the host's own clock
+    offset_ns: int  # what is added
+    residual_ns: int  # by how much the offset may be wrong at most
+
+
+def read_clocks(everyone: Comms, hosts: Hosts) -> list[Reading]:
+    """Return the reading of every host; all ranks of all pipelines call this at the same time."""
+    mine = Reading(perf_counter_ns(), 0, 0)
+    firsts = [hosts.ranks(host)[0] for host in range(len(hosts.names))]
+    for first in firsts[1:]:
+        if everyone.rank == first:
+            mine = min((_ask(everyone) for _ in range(_TURNS)), key=lambda reading: reading.residual_ns)
+        elif everyone.rank == 0:
+            for _ in range(_TURNS):
+                everyone.recv_tensor([1], first, dtype=torch.int64)
+                everyone.send_tensor(torch.tensor([perf_counter_ns()]), first)
+    readings = everyone.all_gather(mine)
+    return [Reading(*readings[first]) for first in firsts]
+
+
+def _ask(everyone: Comms) -> Reading:
+    asked = perf_counter_ns()
+    everyone.send_tensor(torch.tensor([asked]), 0)
+    time_there = int(everyone.recv_tensor([1], 0, dtype=torch.int64).item())
+    answered = perf_counter_ns()
+    return Reading(answered, time_there - (asked + answered) // 2, (answered - asked + 1) // 2)
+
+
+def drift_ns(before: Reading, after: Reading, moment_ns: int) -> int:
+    """Return what the offset at a moment, on the clock to which `before` converts, is more than that of `before`."""
+    since = moment_ns - before.offset_ns - before.at_ns
+    return (after.offset_ns - before.offset_ns) * since // max(1, after.at_ns - before.at_ns)

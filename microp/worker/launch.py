@@ -33,35 +33,21 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from microp.comms import (
-    Comms,
-    Heartbeats,
-    Hosts,
-    Place,
-    StagedComms,
-    init_process_group,
-    process_state,
-)
+from microp.comms import Comms, Heartbeats, Hosts, Place, StagedComms, init_process_group, process_state
 from microp.device import gpu_of
 from microp.job import Job
-from microp.records import full_disk
-from microp.system import KIB
 from microp.worker.failure import what_failed
 from microp.worker.rank import run_rank
 
 Entry = Callable[[Job, Comms, int, Path], Any]
-# Imported once for all ranks, in this order: the optimizer needs the second, most ranks train on the text of the third.
-PRELOAD = ["microp.worker", "torch._dynamo", "microp.worker.library"]
+PRELOAD = ["microp.worker", "torch._dynamo"]  # imported once for all ranks; the optimizer needs the second
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-_TO_BEGIN = 32 * KIB  # the room that a rank needs on the disk: for its log, its first rows and its error
 _LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"  # the name of the network interface of that address
+SOCKET_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # variables: where the libraries listen
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _POLL_S = 0.25  # between two looks at the ranks' processes
 _LAST_S = 0.2  # several times as long as torch's launcher takes to see that a rank has ended
-
-
-# --- processes -----------------------------------------------------------------------------------
 
 
 def launch_ranks(job: Job, attempt: Path, shutdown_s: float, entry: Entry = run_rank) -> dict[int, Any]:
@@ -78,23 +64,16 @@ def launch_ranks(job: Job, attempt: Path, shutdown_s: float, entry: Entry = run_
 
     Raises:
         RankError: a rank failed or was killed.
-        WriteError: a rank could not write its rows, or there is no room for what it needs.
+        WriteError: a rank could not write its rows.
         KeyboardInterrupt: this process received Ctrl-C or another signal to end.
     """
-    # 1. prepare what the ranks share: room for their logs, a store to meet, memory for their heartbeats
-    if no_room := full_disk(attempt / "logs", nbytes=job.processes * _TO_BEGIN):
-        raise no_room
+    # 1. prepare what the ranks share: a store to meet, memory for their heartbeats
     _silence_torch()
     multiprocessing.set_forkserver_preload(PRELOAD)
     store, heartbeats = _open_store(), Heartbeats.shared(job.processes)
     # 2. start them and wait, with this process as it was before elastic and multiprocessing changed it
     try:
-        with (
-            main_module_hidden(entry),
-            _start_method_hidden(),
-            _signal_handlers_kept(),
-            _killed_after(shutdown_s, heartbeats),
-        ):
+        with _process_kept(entry), _killed_after(shutdown_s, heartbeats):
             launched = elastic_launch(_launch_config(job, attempt, store.port), _in_new_process)
             results: dict[int, Any] = launched(job, attempt, entry, heartbeats.path)
         return results
@@ -153,46 +132,26 @@ def _open_store() -> TCPStore:
 
 
 @contextmanager
-def _signal_handlers_kept() -> Iterator[None]:
-    """Restore the signal handlers that elastic replaces."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _process_kept(entry: Callable[..., Any]) -> Iterator[None]:
+    """Restore the signal handlers that elastic replaces, and hide from the ranks what they would take over from here.
 
-
-@contextmanager
-def _start_method_hidden() -> Iterator[None]:
-    """Hide how this process starts others, which ranks take over: a worker of joblib has a way of its own."""
-    before = multiprocessing.get_start_method(allow_none=True)
+    With multiprocessing that is the main module: ranks would run the user's script again to import its definitions. A
+    script that calls `microp.measure` needs no `if __name__ == "__main__"`; one that defines the entry is not hidden,
+    because the ranks must import that. And how this process starts others: a worker of joblib has a way of its own.
+    """
+    main, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    if getattr(entry, "func", entry).__module__ != "__main__":
+        sys.modules["__main__"] = ModuleType("__main__")
     multiprocessing.set_start_method("forkserver", force=True)
     try:
         yield
     finally:
-        multiprocessing.set_start_method(before, force=True)
-
-
-@contextmanager
-def main_module_hidden(entry: Callable[..., Any]) -> Iterator[None]:
-    """Prevent the ranks from running the user's script again, as multiprocessing does to import its definitions.
-
-    A script that calls `microp.measure` then needs no `if __name__ == "__main__"`. If the entry is
-    defined in the script itself, the script is not hidden, because the ranks must import the entry.
-    """
-    main = sys.modules["__main__"]
-    if getattr(entry, "func", entry).__module__ == "__main__":
-        yield
-        return
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
+        multiprocessing.set_start_method(method, force=True)
         sys.modules["__main__"] = main
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 @contextmanager
@@ -200,16 +159,15 @@ def _killed_after(shutdown_s: float, heartbeats: Heartbeats) -> Iterator[None]:
     """Kill ranks that have not ended `shutdown_s` after another one, as when they are stopped: torch waits for 30 s."""
     over = threading.Event()
 
-    def states() -> dict[int, str | None]:
-        pids = [heartbeats.read(rank).pid for rank in range(heartbeats.count)]
-        return {pid: process_state(pid) for pid in pids if pid}
+    def started() -> list[int]:
+        return [pid for rank in range(heartbeats.count) if (pid := heartbeats.read(rank).pid)]
 
     def watch() -> None:
-        while None not in states().values():
+        while all(map(process_state, started())):
             if over.wait(_POLL_S):
                 return
         if not over.wait(shutdown_s):
-            for pid in (pid for pid, state in states().items() if state is not None):
+            for pid in filter(process_state, started()):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
@@ -222,7 +180,7 @@ def _killed_after(shutdown_s: float, heartbeats: Heartbeats) -> Iterator[None]:
         thread.join()
 
 
-def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats: str | None) -> Any:
+def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats_path: str | None) -> Any:
     """Connect to the other ranks, run `entry`, wait for the others to have run it, and return its result."""
     # 1. let this process end with its launcher, and at once: a handler of Python's waits for torch's C++ code
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
@@ -232,17 +190,16 @@ def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats: str | Non
     # 2. take the rank's part of the machine
     keep_freed_memory()
     torch.set_num_threads(job.device.threads)
-    for library in ("GLOO", "NCCL"):
-        os.environ[f"{library}_SOCKET_IFNAME"] = LOOPBACK_INTERFACE  # by default other hosts can connect
+    os.environ |= dict.fromkeys(SOCKET_INTERFACES, LOOPBACK_INTERFACE)  # by default other hosts can connect
     local_rank = int(os.environ["LOCAL_RANK"])
-    shared = Heartbeats(job.processes, heartbeats)
-    shared.start(int(os.environ["RANK"]))
+    heartbeats = Heartbeats(job.processes, heartbeats_path)
+    heartbeats.start(int(os.environ["RANK"]))
     # 3. run; a rank that lost another one ends after it, so that torch's launcher first sees the one that was killed
     try:
         comms = connect(job, local_rank)
-        comms.heartbeats = shared
+        comms.heartbeats = heartbeats
         result = entry(job, comms, local_rank, attempt)
-        shared.at(comms.world_rank, Place.ENDED)
+        heartbeats.at(comms.world_rank, Place.ENDED)
         comms.barrier()  # no rank ends while another may use a connection; the system closes them, sooner than gloo
     except BaseException:
         traceback.print_exc()
@@ -253,14 +210,13 @@ def _in_new_process(job: Job, attempt: Path, entry: Entry, heartbeats: str | Non
 
 def connect(job: Job, local_rank: int, hosts: Hosts | None = None, store: Store | None = None) -> Comms:
     """Connect this rank with the others of the job; the last arguments are those of `init_process_group`."""
-    cpu = torch.device("cpu")
-    if job.device.name != "cuda":
-        return init_process_group(job.backend, cpu, job.timeout_s, job.replicas, hosts, store)
-    device = torch.device("cuda", gpu_of(job.device, local_rank))
-    torch.cuda.set_device(device)
-    if not job.device.is_shared:
-        return init_process_group(job.backend, device, job.timeout_s, job.replicas, hosts, store)
-    return StagedComms(init_process_group(job.backend, cpu, job.timeout_s, job.replicas, hosts, store), device)
+    device = cpu = torch.device("cpu")
+    if job.device.name == "cuda":
+        device = torch.device("cuda", gpu_of(job.device, local_rank))
+        torch.cuda.set_device(device)
+    is_staged = job.device.is_shared
+    comms = init_process_group(job.backend, cpu if is_staged else device, job.timeout_s, job.replicas, hosts, store)
+    return StagedComms(comms, device) if is_staged else comms
 
 
 def keep_freed_memory() -> None:

@@ -4,7 +4,7 @@
 
     every rank   host, address, versions, configuration ──► the launch's store ──► cards of all ranks
                  are they equal? ── no ──► HostsError, before anything is started
-                 connects: shared memory on a host, gloo between hosts ──► compares the clocks
+                 connects: shared memory on a host, gloo between hosts
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_address
@@ -27,11 +25,9 @@ from torch.distributed import Store, rendezvous  # type: ignore[attr-defined]
 from microp.comms import Comms, GroupComms, Heartbeats, Hosts, interface_of, own_address
 from microp.job import Job
 from microp.system import this_host
-from microp.worker.clocks import Reading, read_clocks
-from microp.worker.launch import LOOPBACK_INTERFACE, connect, end_with_parent, keep_freed_memory
+from microp.worker.launch import LOOPBACK_INTERFACE, SOCKET_INTERFACES, connect, end_with_parent, keep_freed_memory
 
 _MEETING_S = 60.0  # at least: hosts do not start at the same time
-_MOST_SHOWN = 5  # differences between hosts that a message names
 
 
 class HostsError(RuntimeError):
@@ -43,10 +39,8 @@ class Joined:
     """A launch of several processes, as one of its ranks sees it."""
 
     comms: Comms  # the transport between the ranks of this rank's pipeline
-    everyone: Comms  # the transport between all ranks of all pipelines, not for the timed path
+    everyone: GroupComms  # the transport between all ranks of all pipelines, not for the timed path
     hosts: Hosts  # the hosts of all ranks
-    clocks: list[Reading]  # the reading of each host's clock before the steps
-    store: Store  # the store of the launch
 
     @property
     def host(self) -> int:
@@ -60,8 +54,7 @@ class Joined:
 
     def close(self) -> None:
         """Disconnect."""
-        if isinstance(self.everyone, GroupComms):
-            self.everyone.drop()
+        self.everyone.drop()
         self.comms.close()
 
 
@@ -75,42 +68,38 @@ def join(job: Job, facts: Mapping[str, Any]) -> Joined:
     """
     end_with_parent()
     keep_freed_memory()
-    with _ended_by_interrupt():
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # Python would raise its exception only when torch's C++ code returns
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
         return _join(job, facts)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _join(job: Job, facts: Mapping[str, Any]) -> Joined:
+    # 1. tell the others who we are, and learn who they are
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    own = Heartbeats.shared(world)
+    heartbeats = Heartbeats.shared(world)
     patience_s = max(_MEETING_S, job.timeout_s)
     store, address = _reach_store(patience_s)
-    card = {"host": this_host(), "address": address, "heartbeats": own.path, "facts": facts}
+    card = {"host": this_host(), "address": address, "heartbeats": heartbeats.path, "facts": facts}
     cards = _exchange(store, rank, card, world, patience_s)
-    hosts = _hosts_of(cards)
+    # 2. find out who shares a host, and whether all do the same
+    keys = [tuple(other["host"].values()) for other in cards]
+    order = list(dict.fromkeys(keys))
+    hosts = Hosts(tuple(str(name) for name, *_ in order), tuple(order.index(key) for key in keys))
     _check_equal(cards, hosts)
+    # 3. connect; the first rank of a host has the memory for its heartbeats
     _choose_interface(cards, hosts, rank)
     comms = connect(job, int(os.environ["LOCAL_RANK"]), hosts, store)
     first = hosts.ranks(hosts.of[rank])[0]
-    comms.heartbeats = own if first == rank or own.path is None else Heartbeats(world, cards[first]["heartbeats"])
+    is_own = first == rank or heartbeats.path is None
+    comms.heartbeats = heartbeats if is_own else Heartbeats(world, cards[first]["heartbeats"])
     comms.heartbeats.hosts = hosts if hosts.are_several else None
     comms.heartbeats.start(rank)
     group = dist.new_group(backend="gloo") if job.backend == "nccl" else None
-    everyone = GroupComms(torch.device("cpu"), job.timeout_s, group, hosts)
-    return Joined(comms, everyone, hosts, read_clocks(everyone, hosts), store)
-
-
-@contextmanager
-def _ended_by_interrupt() -> Iterator[None]:
-    """Let Ctrl-C end this process at once; Python would raise its exception only when torch's C++ code returns."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    return Joined(comms, GroupComms(torch.device("cpu"), job.timeout_s, group, hosts), hosts)
 
 
 def _reach_store(timeout_s: float) -> tuple[Store, str]:
@@ -131,42 +120,35 @@ def _reach_store(timeout_s: float) -> tuple[Store, str]:
 
 def _exchange(store: Store, rank: int, card: Mapping[str, Any], world: int, timeout_s: float) -> list[Any]:
     """Return the cards of all ranks."""
-    store.set(f"microp/{rank}", json.dumps(card))
+    keys = [f"microp/{number}" for number in range(world)]
+    store.set(keys[rank], json.dumps(card))
     store.set_timeout(timedelta(seconds=timeout_s))
     try:
-        store.wait([f"microp/{each}" for each in range(world)])
+        store.wait(keys)
     except RuntimeError as error:
-        missing = [str(each) for each in range(world) if not store.check([f"microp/{each}"])]
+        missing = [str(number) for number, key in enumerate(keys) if not store.check([key])]
         raise HostsError(
             f"rank {', '.join(missing)} of {world} did not come within {timeout_s:g} s to where "
             f"{this_host()['host']} waits: look at what its host printed, and use the same command on every host"
         ) from error
-    return [json.loads(store.get(f"microp/{each}")) for each in range(world)]
-
-
-def _hosts_of(cards: list[Any]) -> Hosts:
-    keys = [tuple(card["host"].values()) for card in cards]
-    order = list(dict.fromkeys(keys))
-    return Hosts(tuple(str(name) for name, *_ in order), tuple(order.index(key) for key in keys))
+    return [json.loads(store.get(key)) for key in keys]
 
 
 def _check_equal(cards: list[Any], hosts: Hosts) -> None:
     """Raise HostsError if a fact of two ranks differs."""
-    found = []
+    differences = []
     for name in dict.fromkeys(name for card in cards for name in card["facts"]):
-        values: dict[str, list[str]] = {}
-        for rank, card in enumerate(cards):
+        holders: dict[str, dict[str, None]] = {}  # value -> the names of its hosts
+        for card, host in zip(cards, hosts.of, strict=True):
             value = card["facts"].get(name)
-            holders = values.setdefault(value if isinstance(value, str) else json.dumps(value), [])
-            if (host := hosts.names[hosts.of[rank]]) not in holders:
-                holders.append(host)
-        if len(values) > 1:
-            found.append(f"{name} is " + ", ".join(f"{value} on {' and '.join(on)}" for value, on in values.items()))
-    if found:
-        rest = f"; and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
+            text = value if isinstance(value, str) else json.dumps(value)
+            holders.setdefault(text, {})[hosts.names[host]] = None
+        if len(holders) > 1:
+            texts = [f"{text} on {' and '.join(names)}" for text, names in holders.items()]
+            differences.append(f"{name} is {', '.join(texts)}")
+    if differences:
         raise HostsError(
-            f"the hosts differ: {'; '.join(found[:_MOST_SHOWN])}{rest}: use the same installation, files and "
-            "command on every host"
+            f"the hosts differ: {'; '.join(differences)}: use the same installation, files and command on every host"
         )
 
 
@@ -182,5 +164,6 @@ def _choose_interface(cards: list[Any], hosts: Hosts, rank: int) -> None:
         if ip_address(mine).is_loopback and away:
             mine = own_address(away[0], int(os.environ["MASTER_PORT"]))
         name = interface_of(mine)
-    for library in ("GLOO", "NCCL") if name else ():
-        os.environ.setdefault(f"{library}_SOCKET_IFNAME", str(name))
+    if name:
+        for variable in SOCKET_INTERFACES:
+            os.environ.setdefault(variable, name)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from microp.job import Job
 from microp.model import build_model, open_autocast, open_data, random_parts
-from microp.worker.optimizer import open_optimizer, set_rate
+from microp.worker.building import open_optimizer, set_rate
 
 
 class MonolithStep(NamedTuple):
@@ -52,9 +52,9 @@ def steps(job: Job, count: int) -> Iterator[MonolithStep]:
             total += loss.item()
         for copies in job.model.tied_weights:
             tied = [model[layer].get_parameter(name) for layer, name in copies]
-            summed = functools.reduce(torch.add, [each.grad for each in tied if each.grad is not None])
-            for each in tied:
-                each.grad = summed.clone()
+            summed = functools.reduce(torch.add, [copy.grad for copy in tied if copy.grad is not None])
+            for copy in tied:
+                copy.grad = summed.clone()
         yield MonolithStep(total, [gradients_of(layer) for layer in model])
         set_rate(optimizer, job.learning_rate_at(step))
         optimizer.step()

@@ -1,33 +1,48 @@
-"""Runs the cases of a profile on the ranks and writes the times of every action of every step.
+"""Measures on the ranks what a profile is made of: the times of cases, and those of a stage at many numbers of rows.
 
 ::
 
-    round 0    case 0: warm-up ─► steps    case 1: warm-up ─► steps ...    ─► case0.round0.rank0.npz, ...
-    round 1    case 0: warm-up ─► steps    case 1: ...
+    record_cases    round 0    case 0: warm-up ─► steps    case 1: warm-up ─► steps ...    ─► case0.round0.rank0.npz
+                    round 1    case 0: warm-up ─► steps    case 1: ...
 
-A slow model is measured with fewer cases: one that would not fit `rounds` times, and those after it, are left out, but
-never one of the first `needed`.
+    record_rows     ms  │            ┌─ 24           a product of matrices works in blocks of rows: 23 rows take longer
+                        │       ┌────┘               than 24, and a line from 16 to 32 misses that
+                        │  ┌────┘
+                        └──16────20────24── rows
 
 All cases run in one launch, with the trainer, the engine and the transport of a run. A machine's speed drifts within
-a minute; the rounds spread every case over the whole time, so that no case is slower because of when it was run.
+a minute; the rounds spread every case over the whole time, so that no case is slower because of when it was run. A
+slow model is measured with fewer cases: one that would not fit `rounds` times, and those after it, are left out, but
+never one of the first `needed`.
+
+For the rows every rank times its own stage while the others time theirs. Nothing is sent.
 """
 
 from __future__ import annotations
 
 import gc
+import random
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import mean, median
+from typing import Any
 
 import numpy as np
 import torch
 
 from microp.comms import Comms
+from microp.device import Device, open_device
 from microp.job import Job
+from microp.model import Batch, Stage, build_model
+from microp.settings import NEVER
 from microp.worker.trainer import Trainer
 
 WARMUP = 2  # steps of a round before those that count
 FEWEST, MOST = 2, 50  # steps of a round that count
+CHUNKS = 4  # microbatches of one measurement of rows; the first is not counted
+ROUNDS = 3  # that the time has to suffice for: a number of rows that does not fit is left out
 
 
 def record_cases(
@@ -64,12 +79,12 @@ def record_cases(
     for turn, number in budget.turns():
         case_began = time.monotonic()
         trainer = Trainer(cases[number], comms, local_rank)
-        [took] = _slowest(comms, _seconds(_step(trainer, 0)))
-        warmup = 1 + budget.warmup(took)
-        warm = [_seconds(_step(trainer, step)) for step in range(1, warmup)]
+        for step in range(WARMUP):
+            _, moments = _step(trainer, step)
         now = time.monotonic()
-        elapsed, before, took = _slowest(comms, now - began, now - case_began, *(warm[-1:] or [took]))
-        taken = [_step(trainer, warmup + step) for step in range(budget.steps(elapsed, before, took))]
+        slowest = torch.tensor([now - began, now - case_began, (moments[-1] - moments[0]) / 1e9], device=comms.device)
+        elapsed, before, took = comms.all_reduce(slowest, "max").tolist()  # over the ranks
+        taken = [_step(trainer, WARMUP + step) for step in range(budget.steps(elapsed, before, took))]
         np.savez(
             folder / f"case{number}.round{turn}.rank{comms.rank}.npz",
             times=np.array([times for times, _ in taken]),
@@ -81,16 +96,6 @@ def record_cases(
     gc.enable()
     comms.barrier()
     return [weights[number] for number in range(len(weights))]
-
-
-def _slowest(comms: Comms, *seconds: float) -> list[float]:
-    """Return the largest of each of these times over the ranks."""
-    return comms.all_reduce(torch.tensor(seconds, device=comms.device), "max").tolist()
-
-
-def _seconds(step: tuple[np.ndarray, list[int]]) -> float:
-    _, moments = step
-    return float(moments[-1] - moments[0]) / 1e9
 
 
 def _step(trainer: Trainer, number: int) -> tuple[np.ndarray, list[int]]:
@@ -115,7 +120,7 @@ class Budget:
         self._cases, self._needed, self._rounds, self._seconds = cases, needed, rounds, seconds
         self._least: list[float] = []  # of each case of round 0, seconds
         self._left = cases * rounds
-        self._fewest, self._is_first = FEWEST, True
+        self._is_first = True
 
     def turns(self) -> Iterator[tuple[int, int]]:
         """Yield (round, case) of what is run next; `steps` has to be asked in each of them."""
@@ -130,20 +135,105 @@ class Budget:
             for number in range(kept):
                 yield turn, number
 
-    def warmup(self, first: float) -> int:
-        """Return how many steps more are not counted, after one that took `first` seconds."""
-        if self._needed * (WARMUP + FEWEST) * first > self._seconds:
-            self._fewest = 1
-            return 0
-        return WARMUP - 1
-
     def steps(self, elapsed: float, before: float, step: float) -> int:
         """Return how many steps of a case are counted.
 
         Seconds have `elapsed` since the first case began; `before`, since this one did, were its warm-up's.
         """
         if self._is_first:
-            self._least.append(before + self._fewest * step)
+            self._least.append(before + FEWEST * step)
         self._left -= 1
         share = (self._seconds - elapsed - self._left * before) / (self._left + 1)  # the others need their warm-up too
-        return int(min(MOST, max(self._fewest, share / max(1e-6, step))))
+        return int(min(MOST, max(FEWEST, share / max(1e-6, step))))
+
+
+# --- numbers of rows -----------------------------------------------------------------------------
+
+
+def record_rows(
+    rows: Sequence[int], seconds: float, job: Job, comms: Comms, local_rank: int, folder: Path
+) -> list[int]:
+    """Time this rank's stage and write the medians into `folder/rows.rank<r>.npz`.
+
+    Args:
+        rows: numbers of rows, the most important ones first: the last ones are left out if they take too long.
+        seconds: how long to measure.
+        job: with one stage per rank.
+        comms: this rank's transport.
+        local_rank: the rank's index on its host.
+        folder: gets the file: `rows`, and for each of `forward`, `full`, `backward` and `weight` the milliseconds.
+
+    Returns:
+        the numbers of rows that were timed.
+    """
+    device = open_device(job.device, job.workload, comms, local_rank)
+    began = time.monotonic()
+    whole = _StageTimer(job, comms.rank, device, divided=False).medians(rows, began + seconds / 2)
+    divided = _StageTimer(job, comms.rank, device, divided=True).medians(rows, began + seconds)
+    kept = [count for count in rows if count in whole and count in divided]
+    columns: dict[str, Any] = {"rows": np.array(kept)}
+    for medians in (whole, divided):
+        columns |= {op: np.array([medians[count][op] for count in kept]) for op in medians[kept[0]]}
+    np.savez(folder / f"rows.rank{comms.rank}.npz", **columns)
+    comms.barrier()
+    return kept
+
+
+class _StageTimer:
+    """Times the ops of one rank's stage, which is given random inputs."""
+
+    def __init__(self, job: Job, rank: int, device: Device, *, divided: bool) -> None:
+        self._job, self._device, self._divided = job, device, divided
+        self._first, self._last = rank == 0, rank == job.schedule.stages - 1
+        self._indices = job.partition.layers_of(rank)
+        model, place = build_model(job.model), device.torch_device
+        layers = [layer.to(place) for layer in model.build(self._indices, job.seed)]
+        split, loss = range(CHUNKS) if divided else (), model.loss if self._last else None
+        self._stage = Stage(layers, loss, NEVER, CHUNKS, split, device.mark, job.computing, place)
+
+    def medians(self, rows: Sequence[int], until: float) -> dict[int, dict[str, float]]:
+        """Return the median milliseconds of each op by number of rows."""
+        began = time.monotonic()
+        taken: dict[int, dict[str, list[float]]] = {}
+        for count in rows:  # the first round is the warm-up
+            if taken and (time.monotonic() - began) * (ROUNDS + 1) > until - began:
+                break
+            self._times(count)
+            taken[count] = defaultdict(list)
+        order, turns = random.Random(0), 0
+        while time.monotonic() < until or turns < ROUNDS:
+            turns += 1
+            for count in order.sample(list(taken), len(taken)):  # a machine's speed drifts
+                for op, ms in self._times(count).items():
+                    taken[count][op].append(ms)
+        return {count: {op: median(values) for op, values in ops.items()} for count, ops in taken.items()}
+
+    def _times(self, rows: int) -> dict[str, float]:
+        """Return the mean milliseconds of each op, each after what it usually follows."""
+        stage = self._stage
+        window = torch.randint(0, self._job.model.vocabulary, (rows, self._job.model.row_bytes))
+        given = [window.to(self._device.torch_device)] * CHUNKS
+        stage.load(Batch(0, given if self._first else None, given if self._last else None, [1 / CHUNKS] * CHUNKS))
+        entering = None if self._first else self._random(rows, self._indices[0])
+        gradient = None if self._last else self._random(rows, self._indices[-1] + 1)
+        forward = [(stage.forward, microbatch, entering) for microbatch in range(CHUNKS)]
+        backward = [(stage.backward, microbatch, gradient) for microbatch in range(CHUNKS)]
+        if not self._divided:
+            taken = self._milliseconds([*forward, *backward])
+            return {"forward": mean(taken[1:CHUNKS]), "full": mean(taken[CHUNKS + 1 :])}
+        weight = [(stage.weight_gradient, microbatch, None) for microbatch in range(CHUNKS)]
+        in_turn = zip(forward, backward, weight, strict=True)
+        taken = self._milliseconds([action for actions in in_turn for action in actions])
+        return {"backward": mean(taken[4::3]), "weight": mean(taken[5::3])}
+
+    def _milliseconds(self, actions: Sequence[tuple[Any, int, torch.Tensor | None]]) -> list[float]:
+        """Run actions and return the milliseconds of each."""
+        marks = [self._device.mark()]
+        for run, microbatch, tensor in actions:
+            run(microbatch, tensor)
+            marks.append(self._device.mark())
+        return [float(ms) for ms in np.diff(self._device.read(marks)) / 1e6]
+
+    def _random(self, rows: int, layer: int) -> torch.Tensor:
+        dtype = getattr(torch, self._job.model.entering(layer, self._job.computing))
+        return torch.randn(self._job.model.boundary(rows, layer), device=self._device.torch_device).to(dtype)

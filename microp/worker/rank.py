@@ -43,6 +43,7 @@ def run_rank(job: Job, comms: Comms, local_rank: int, attempt: Path, clock_offse
     at = partial(comms.heartbeats.at, comms.world_rank)
     gc.disable()  # a collection inside a step would count as step time
     try:
+        # 1. build the training
         trainer = Trainer(job, comms, local_rank)
         snapshots = Snapshots(job, comms, trainer, attempt)
         phases = list(job.of(comms.replica).phases())
@@ -50,9 +51,12 @@ def run_rank(job: Job, comms: Comms, local_rank: int, attempt: Path, clock_offse
         before = _involuntary_switches()
         diverged: str | None = None  # what this rank says of its loss, once the others have written their rows
         for step, phase, engine in phases:
+            # 2. save or load the training, load the batch, run the step
             saved = snapshots.before(step, diverged)
             trainer.load(step)
             row = trainer.memory_step(step) if phase == "memory" else trainer.step(step, engine)
+
+            # 3. write its row, and of the last measured step the trace
             at(Place.RECORDING)
             switches = _involuntary_switches()
             ended = time.time() - (perf_counter_ns() - row["ended_ns"]) / 1e9
@@ -61,11 +65,15 @@ def run_rank(job: Job, comms: Comms, local_rank: int, attempt: Path, clock_offse
             if step == traced:
                 recorder.spans(step, trainer.trace.spans)
                 recorder.reductions(step, trainer.reductions)
+
+            # 4. collect garbage between steps, and look at the loss
             gc.collect(1)
             if row["loss"] is not None and not math.isfinite(row["loss"]):
                 replica = f" of replica {comms.replica}" if job.replicas > 1 else ""
                 where = f"rank {comms.rank}{replica}, {phase} step"
                 diverged = f"loss is {row['loss']} at step {step} ({where}): {remedy(job, step)}"
+
+        # 5. end when all ranks have written their rows
         at(Place.BARRIER)
         comms.barrier()
         if diverged:

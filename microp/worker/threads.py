@@ -19,8 +19,7 @@ import torch
 
 from microp.comms import Comms, Heartbeats, thread_comms
 from microp.job import Job
-from microp.records import read_errors
-from microp.worker.failure import error_of
+from microp.worker.failure import first_error
 from microp.worker.rank import run_rank
 
 _POLL_S = 0.1
@@ -59,8 +58,6 @@ def run_threads(
         while thread.is_alive() and not (raised and time.monotonic() - raised[0][0] > shutdown_s):
             thread.join(_POLL_S)
     torch.set_num_threads(threads_before)
-    if errors := read_errors(attempt):
-        raise error_of(errors[0], attempt / f"error.rank{errors[0]['world_rank']}.json")
-    if raised:  # before the rank could write its error
-        raise raised[0][1]
+    if raised:
+        raise first_error(attempt) or raised[0][1]
     return results

@@ -20,7 +20,7 @@ from microp.schedule import builders, skewed, uniform
 from microp.schedule.builders import gpipe, interleaved
 from microp.settings import AS_WRITTEN, Computing, MlpSettings
 from microp.system import machine
-from microp.worker import RankError, Trainer, compiling
+from microp.worker import RankError, Trainer, building
 from microp.worker.threads import run_threads
 
 COMPILED = Computing(compile=True)
@@ -111,21 +111,21 @@ def test_all_is_compiled_before_the_first_step(graphs, tmp_path):
 
 def test_while_a_rank_compiles_the_others_wait_for_a_short_time_only(monkeypatch):
     """Each of their waits is for a meeting, however long the compiler takes: here until they have met 20 times."""
-    monkeypatch.setattr(compiling, "PAUSE_S", 0.0)
+    monkeypatch.setattr(building, "PAUSE_S", 0.0)
     meetings = [0, 0]
 
     def counted(comms):
-        meet = comms.all_reduce
+        meet = comms.gather_all
 
-        def all_reduce(*given):
+        def gather_all(value):
             meetings[comms.rank] += 1
-            return meet(*given)
+            return meet(value)
 
-        comms.all_reduce = all_reduce
+        comms.gather_all = gather_all
 
     def work(comms):
         counted(comms)
-        with compiling._beside_the_others(comms):
+        with building._beside_the_others(comms):
             while comms.rank == 1 and meetings[0] < 20:
                 time.sleep(0.001)
         return meetings[0]
@@ -136,7 +136,7 @@ def test_while_a_rank_compiles_the_others_wait_for_a_short_time_only(monkeypatch
 def test_ranks_that_wait_for_a_compiler_learn_that_a_rank_has_failed():
     def work(comms):
         try:
-            with compiling._beside_the_others(comms):
+            with building._beside_the_others(comms):
                 if comms.rank == 1:
                     comms.abort()
                     raise ValueError("no code for this")

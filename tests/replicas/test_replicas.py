@@ -14,8 +14,7 @@ from conftest import CHECKPOINTING, gpt, mlp, small_job
 from own_model import mixed, settings_of
 from threads import in_threads
 
-from microp.comms import ThreadComms, thread_comms
-from microp.comms.base import Done
+from microp.comms import thread_comms
 from microp.schedule import Partition, skewed, uniform
 from microp.schedule import builders as schedules
 from microp.settings import BucketSettings, SyncSettings
@@ -94,12 +93,6 @@ def check(job, found: list[training.Left]) -> None:
     assert losses == pytest.approx([step.loss for step in want], abs=1e-12), case
 
 
-def train(job, everyone=None) -> list[training.Left]:
-    """What the ranks have, each of them a thread."""
-    everyone = everyone or thread_comms(job.ranks, 20, job.replicas)
-    return in_threads(everyone, lambda comms: training.train_replica(job, comms))
-
-
 @pytest.mark.parametrize("sync", SYNCS)
 @pytest.mark.parametrize(("ranks", "replicas"), [(1, 3), (2, 3)])
 def test_threads(ranks, replicas, sync, whole):
@@ -110,7 +103,8 @@ def test_threads(ranks, replicas, sync, whole):
     jobs = [job for job in part if job.sync == SYNCS[sync]]
     assert len(jobs) > 2
     for job in jobs:
-        check(job, train(job))
+        everyone = thread_comms(job.ranks, 20, job.replicas)
+        check(job, in_threads(everyone, partial(training.train_replica, job)))
 
 
 @pytest.mark.parametrize(("ranks", "replicas"), [(1, 2), (2, 2), (2, 3)])
@@ -128,19 +122,3 @@ def test_processes(ranks, replicas, whole, tmp_path):
     assert len({job.schedule.name for job in jobs}) == len({job.schedule.name for job in every()})
     for number, job in enumerate(jobs):
         check(job, [results[rank][number] for rank in range(job.processes)])
-
-
-class Deaf(ThreadComms):
-    """A rank whose sums over the replicas do nothing."""
-
-    def iall_reduce(self, tensor):
-        return Done(tensor, 1)
-
-
-def test_a_sum_that_does_nothing_is_seen():
-    job = next(cases(2, 2, [SYNCS["flat"]], 4))
-    everyone = thread_comms(2, 10, 2)
-    for comms in everyone:
-        comms.replica_group = Deaf(comms.replica_group._hub, comms.replica_group.rank, 10)
-    with pytest.raises(AssertionError):
-        check(job, train(job, everyone))

@@ -6,71 +6,42 @@ then, and a folder for temporary files that no other program uses.
 
 from __future__ import annotations
 
-import gc
 import os
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from microp.comms.waiting import is_alive
+from typing import NamedTuple
 
 MARK = "MICROP_SOAK"
-ENDS_S = 3.0
 POLL_S = 0.05
-MORE_MIB = 8.0  # what the memory of a process may grow between the early and the last look
+SLACK = (8.0, 0, 0, 0)  # what `Usage` of a process may grow by, in its order
 
 
 @dataclass
 class Result:
-    """One line of the table.
+    """One line of the table: what was done, how often, how often that passed, and why not."""
 
-    Attributes:
-        fault, moment, transport: what was done.
-        tried, passed: how often.
-        slowest_s: the longest time until every process had ended.
-        reasons: why it failed, and how often.
-    """
-
-    fault: str
-    moment: str
-    transport: str
+    what: str
     tried: int = 0
     passed: int = 0
-    slowest_s: float = 0.0
-    reasons: dict[str, int] = field(default_factory=dict)
-    notes: str = ""
+    slowest_s: float = 0.0  # the longest time until every process had ended
+    reasons: Counter[str] = field(default_factory=Counter)
 
     def add(self, problems: Iterable[str], seconds: float = 0.0) -> None:
         """Add one try; it passed if there are no problems."""
-        found = list(problems)
+        before = self.reasons.total()
+        self.reasons.update(problems)
         self.tried += 1
-        self.passed += not found
+        self.passed += self.reasons.total() == before
         self.slowest_s = max(self.slowest_s, seconds)
-        for problem in found:
-            self.reasons[problem] = self.reasons.get(problem, 0) + 1
 
-    def line(self) -> str:
-        passed, slowest = f"{self.passed} of {self.tried}", f"{self.slowest_s:.1f} s"
-        lines = [
-            f"{self.fault:<30}{self.moment:<14}{self.transport:<11}{passed:>12}{slowest:>13}  {self.notes}".rstrip()
-        ]
-        return "\n".join([*lines, *(f"    {times} x {reason}" for reason, times in self.reasons.items())])
-
-
-class Left(NamedTuple):
-    """What this process holds at one moment."""
-
-    descriptors: int
-    threads: int
-
-    def problems(self, before: Left) -> list[str]:
-        """What it holds now and did not hold before."""
-        counts = zip(self._fields, before, self, strict=True)
-        return [f"{now - was} more {name} in the launcher" for name, was, now in counts if now > was]
+    def text(self) -> str:
+        line = f"{self.what:<44}{self.passed:>4} of {self.tried:>3} passed, the slowest in {self.slowest_s:.1f} s"
+        return "\n".join([line, *(f"    {times} x {reason}" for reason, times in self.reasons.items())])
 
 
 class Machine(NamedTuple):
@@ -89,47 +60,34 @@ class Machine(NamedTuple):
         tempfile.tempdir = str(temporary)
         return cls(mark, folder)
 
-    def left(self) -> Left:
-        return Left(len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir())))
+    def new_folder(self) -> Path:
+        folder = self.folder / "tries" / str(time.monotonic_ns())
+        folder.mkdir(parents=True)
+        return folder
 
-    def left_since(self, before: Left) -> list[str]:
-        """What is held that was not held before, after the time that threads and finalizers take to end."""
-        problems: list[str] = []
-
-        def is_clean() -> bool:
-            gc.collect()
-            problems[:] = self.left().problems(before)
-            return not problems
-
-        wait_until(is_clean, ENDS_S)
-        return problems
-
-    def processes(self) -> dict[int, str]:
-        """The marked processes that run, less this one -> their command lines."""
-        found = {}
+    def processes(self, known: Collection[int] = ()) -> dict[int, str]:
+        """The marked processes that run, less this one and those that are `known` -> their command lines."""
+        commands = {}
         for folder in Path("/proc").iterdir():
-            if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            if not folder.name.isdigit() or int(folder.name) in {os.getpid(), *known}:
                 continue
             try:
                 if f"{MARK}={self.mark}".encode() not in (folder / "environ").read_bytes():
                     continue
                 if (folder / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
                     continue
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                commands[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
             except OSError:  # it has ended, or is another user's
                 continue
-            found[int(folder.name)] = command
-        return found
+        return commands
 
-    def wait_until_gone(self, pids: Iterable[int], seconds: float) -> tuple[list[int], float]:
-        """Wait until these processes have ended: those that still run, and how long it took."""
-        began, left = time.monotonic(), list(pids)
-        while (left := [pid for pid in left if is_alive(pid)]) and time.monotonic() - began < seconds:
-            time.sleep(0.02)
-        return left, time.monotonic() - began
+    def still_there(self, known: Collection[int], seconds: float = 30) -> list[str]:
+        """The processes that a command has left; `known` are those that were there before it."""
+        wait_until(lambda: not self.processes(known), seconds)
+        return [f"still runs: {command[:100]}" for command in self.processes(known).values()]
 
 
-def wait_until(is_so: Callable[[], bool], seconds: float) -> bool:
+def wait_until(is_so: Callable[[], object], seconds: float) -> bool:
     """Wait at most so long until it is so, and say whether it is.
 
     The polls are counted, because this process and all others may be stopped for minutes, as by the terminal's Ctrl-Z.
@@ -138,7 +96,7 @@ def wait_until(is_so: Callable[[], bool], seconds: float) -> bool:
         if is_so():
             return True
         time.sleep(POLL_S)
-    return is_so()
+    return bool(is_so())
 
 
 class Usage(NamedTuple):
@@ -147,15 +105,12 @@ class Usage(NamedTuple):
     memory_mib: float
     descriptors: int
     threads: int
-    segments: int = 0
+    segments: int
 
     def more_than(self, early: Usage) -> list[str]:
         """What has grown since an earlier look."""
-        found = []
-        if self.memory_mib > early.memory_mib + MORE_MIB:
-            found.append(f"memory grew from {early.memory_mib:.0f} to {self.memory_mib:.0f} MiB")
-        each = zip(Usage._fields[1:], early[1:], self[1:], strict=True)
-        return found + [f"{name} grew from {was} to {now}" for name, was, now in each if now > was]
+        each = zip(Usage._fields, early, self, SLACK, strict=True)
+        return [f"{name} grew from {was:.0f} to {now:.0f}" for name, was, now, slack in each if now > was + slack]
 
 
 def usage(pid: int) -> Usage | None:
@@ -167,21 +122,3 @@ def usage(pid: int) -> Usage | None:
         return Usage(int(status["VmRSS"].split()[0]) / 1024, descriptors, int(status["Threads"]), segments)
     except (OSError, KeyError):
         return None
-
-
-def command_of(pid: int) -> str:
-    """What a helper of a command is: the module of multiprocessing that it runs, or its program."""
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-    return next((each for each in ("forkserver", "resource_tracker") if each in words[-2]), words[0])
-
-
-def grown(looks: Sequence[Mapping[str, Any]], early: int) -> list[str]:
-    """What a command held more at its last look than at look number `early`; see `look`."""
-    first, last = looks[early], looks[-1]
-    problems = []
-    for name, held in last.items():
-        if name not in first:
-            problems.append(f"{name} is new")
-        else:
-            problems += [f"{name}: {text}" for text in Usage(**held).more_than(Usage(**first[name]))]
-    return problems

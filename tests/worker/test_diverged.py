@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 
@@ -15,24 +14,12 @@ from microp.records import read_errors, read_rows, summarise
 from microp.records.recorder import to_json
 from microp.schedule.builders import one_f_one_b, zb_h1
 from microp.settings import SnapshotSettings
-from microp.worker import RankError, first_not_finite, launch_ranks
-from microp.worker.first_not_finite import explained
-from microp.worker.threads import run_threads
-
-
-def constant(name: str) -> float:
-    raise AssertionError(f"{name} is no JSON")
-
-
-def strict(text: str):
-    """JSON as everyone but Python reads it."""
-    return json.loads(text, parse_constant=constant)
+from microp.worker import RankError, explained, first_not_finite, launch_ranks, run_threads
 
 
 def test_numbers_that_are_not_finite_are_null_in_json():
     value = {"a": math.nan, "b": [1.5, math.inf, (-math.inf,)], "c": {"d": "nan", "e": None, "f": True}}
-    assert strict(to_json(value)) == {"a": None, "b": [1.5, None, [None]], "c": {"d": "nan", "e": None, "f": True}}
-    assert to_json({"a": [1.5]}) == json.dumps({"a": [1.5]})
+    assert to_json(value) == '{"a": null, "b": [1.5, null, [null]], "c": {"d": "nan", "e": null, "f": true}}'
 
 
 SAVED_THEN = SnapshotSettings("disk", 2, 1, False, None, False)  # before step 2
@@ -61,9 +48,7 @@ def test_every_rank_keeps_its_row_of_that_step(start, changes, tmp_path):
     assert not [*tmp_path.glob("**/step-*"), *tmp_path.glob("**/weights.pt")]
     for rank in range(job.processes):
         assert [row["step"] for row in read_rows(tmp_path, rank)] == [0, 1]
-    for path in tmp_path.glob("*.json*"):
-        for line in path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]:
-            strict(line)
+    assert not any("NaN" in path.read_text() for path in tmp_path.glob("*.json*"))
     assert read_rows(tmp_path, 1)[-1]["loss"] is None
     summary = summarise(job, tmp_path, "diverged")
     assert (summary["steps"], summary["loss"]) == (1, {"first": None, "last": None})
@@ -81,8 +66,7 @@ def test_as_typed(tmp_path):
     assert re.search(f"{said}lower learning_rate=1e\\+06", done.stderr), done.stderr
     states = {read(path)["status"] for path in tmp_path.glob("outputs/runs/*/attempt-1/status.json")}
     assert states == {"finished", "diverged"}
-    for path in tmp_path.glob("outputs/**/*.json"):
-        strict(path.read_text())
+    assert not any("NaN" in path.read_text() for path in tmp_path.glob("outputs/**/*.json"))
     listed = microp(folder=tmp_path, program="microp.runs").stdout
     assert "1 finished, 1 diverged" in listed or "1 diverged, 1 finished" in listed
     assert "diverged: gpipe-m4-k2-" in listed
@@ -90,35 +74,20 @@ def test_as_typed(tmp_path):
 
 # --- the first action after which something is not finite -------------------------------------------
 
-SNAPSHOTS = SnapshotSettings("disk", 2, 1, False, None, False)
+BACKWARD, SPLIT = "by 1B1 in step 3 on rank 1", {"schedule": zb_h1(2, 4)}
 LOWER, LOOK = "lower learning_rate=0.01", "look at the model and the data, for before the first step .*"
 
 
 @pytest.mark.parametrize(
     ("spoiled", "step", "changes", "said"),
     [
-        (
-            "backward",
-            3,
-            {},
-            rf"loss is nan at step 4 .*; the first .*: the gradient of the input, by 1B1 in step 3 on rank 1: {LOWER}",
-        ),
+        ("backward", 3, {}, rf"loss is nan at step 4 .*; the first .*: the gradient of the input, {BACKWARD}: {LOWER}"),
         ("backward", 0, {}, rf"loss is nan at step 1 .*, by 1B1 in step 0 on rank 1: {LOOK}"),
         ("forward", 0, {}, rf"loss is nan at step 0 .*: the output, by 0F1 in step 0 on rank 0: {LOOK}"),
-        (
-            "weights",
-            3,
-            {"schedule": zb_h1(2, 4)},
-            rf"loss .*: the gradient of 0.weight in layer 5, by 1W1 in step 3 on rank 1: {LOWER}",
-        ),
+        ("weights", 3, SPLIT, rf"loss .*: the gradient of 0.weight in layer 5, by 1W1 in step 3 on rank 1: {LOWER}"),
         ("backward", 3, {"replicas": 2}, r"loss .* of the input, by 1B1 in step 3 on rank 3: .*"),
-        ("backward", 3, {"snapshot": SNAPSHOTS}, r"weights .* after step 3 .*, by 1B1 in step 3 on rank 1: .*"),
-        (
-            "backward",
-            3,
-            {"snapshot": SNAPSHOTS, "limit": 1e-9},
-            r"weights .* after step 3 \(.*\), and are not saved: .*",
-        ),
+        ("backward", 3, {"snapshot": SAVED_THEN}, rf"weights .* after step 3 .*, {BACKWARD}: .*"),
+        ("backward", 3, {"snapshot": SAVED_THEN, "limit": 1e-9}, r"weights .* after step 3 \(.*\), .* not saved: .*"),
     ],
 )
 def test_it_is_named(spoiled, step, changes, said, tmp_path, monkeypatch):

@@ -29,9 +29,9 @@ TIMEOUT_S = 15  # a busy machine may take seconds to bring all ranks to their me
 
 
 @contextmanager
-def launched(hosts, *words: str, ranks: int = 2) -> Iterator[list[Command]]:
-    """A launch on all hosts, with `ranks` ranks on each, which has ended after the block."""
-    commands = [host.warm_torchrun(*words, ranks=ranks) for host in hosts]
+def launched(hosts, *words: str) -> Iterator[list[Command]]:
+    """A launch on all hosts, with two ranks on each, which has ended after the block."""
+    commands = [host.torchrun(*words) for host in hosts]
     try:
         yield commands
     finally:
@@ -67,7 +67,7 @@ def test_the_losses_are_those_of_one_host_bit_for_bit(attempt, tmp_path):
     done = microp(*WORDS, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     [alone] = attempts_of(tmp_path)
-    losses = [[row["loss"] for row in read_rows(each, 3)] for each in (attempt, alone)]
+    losses = [[row["loss"] for row in read_rows(folder, 3)] for folder in (attempt, alone)]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 5
     assert attempt.parent.name == alone.parent.name  # the same question has the same folder
@@ -84,41 +84,45 @@ def test_all_records_are_on_the_host_of_rank_0(over_two, attempt):
     assert "finished" not in said
 
 
-def test_clocks_are_aligned(attempt):
+def test_clocks_are_aligned_and_the_drawing_states_the_residual(over_two, attempt):
     first, second = read(attempt / "hosts.json")
     assert (first["host"], second["host"]) == NAMES
     assert (first["ranks"], second["ranks"]) == ([0, 1], [2, 3])
     assert abs(second["clock_offset_ns"] + CLOCK_S * 10**9) <= second["clock_residual_ns"] < 10**9
-    summary = read_summary(attempt)["hosts"]
-    assert summary["early_receive_ms"] <= summary["clock_residual_ms"] == second["clock_residual_ns"] / 1e6
-
-
-def test_the_drawing_states_the_residual(over_two, attempt):
-    _, (printed, _) = over_two
-    said = clocks_text(read_summary(attempt))
+    summary = read_summary(attempt)
+    hosts = summary["hosts"]
+    assert hosts["early_receive_ms"] <= hosts["clock_residual_ms"] == second["clock_residual_ns"] / 1e6
+    said = clocks_text(summary)
     assert said.startswith("clocks of 2 hosts, ±")
+    _, (printed, _) = over_two
     assert said in printed
 
 
-def test_a_cut_link_ends_both_hosts(tmp_path):
+@pytest.mark.parametrize("how", ["the link", "all processes of h1"])
+def test_a_host_that_is_cut_off_ends_the_others(how, whole, tmp_path):
     """The ranks end in time; torchrun itself waits for the first host's answer for minutes on the second."""
+    if how != "the link" and not whole:
+        pytest.skip("with --whole")
     words = ["steps=1000000", f"comms.timeout_s={TIMEOUT_S}"]
     with two_hosts(tmp_path) as hosts, launched(hosts, *WORDS, *words) as commands:
-        first, second = hosts
-        wait_for(lambda: any(path.stat().st_size for path in first.folder.glob("outputs/runs/*/*/steps.*")), commands)
-        first.cut()
+        wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("h0/outputs/runs/*/*/steps.*")), commands)
+        survivors = hosts if how == "the link" else hosts[:1]
+        hosts[0].cut() if how == "the link" else hosts[1].end()
         cut_at = time.time()
-        wait_for(lambda: all(ended(host.folder) for host in hosts), commands)
-        wait_for(lambda: all("error: rank" in command.said() for command in commands), commands)
-        said = [command.said() for command in commands]
-    for host, own, other, peers in ((first, said[0], "h1", "23"), (second, said[1], "h0", "01")):
+        wait_for(lambda: all(ended(host.folder) for host in survivors), commands)
+        told = [command.said for host, command in zip(hosts, commands, strict=True) if host in survivors]
+        wait_for(lambda: all("error: rank" in said() for said in told), commands)
+        told = [said() for said in told]
+    peers = {"h0": r"rank [23] on h1", "h1": r"rank [01] on h0"}
+    for host, said in zip(survivors, told, strict=True):
         [attempt] = attempts_of(host.folder)
         status = read_status(attempt)
         assert status["status"] == "failed"
-        assert re.search(rf"rank \d on {host.name}.* rank [{peers}] on {other}", status["message"])
+        assert re.search(rf"rank \d on {host.name}.* {peers[host.name]}", status["message"])
         assert status["ended"] - cut_at < TIMEOUT_S + 90
-        assert f"the rows of ranks 2, 3 stay on h1 in {second.folder}" in status["message"]
-        assert status["message"] in own
+        assert f"the rows of ranks 2, 3 stay on h1 in {hosts[1].folder}" in status["message"]
+        assert status["message"] in said
+    [attempt] = attempts_of(hosts[1].folder)
     assert read_rows(attempt, 2)
     assert not read_rows(attempt, 0)
 

@@ -16,12 +16,12 @@ from microp.worker.profiling import FEWEST, MOST, WARMUP, Budget
 SECONDS, CASES, NEEDED, ROUNDS = 45.0, 41, 6, 3
 
 
-def run(step: float, build: float = 0.05):
+def run(step: float):
     """Run a budget on a machine whose steps take `step` seconds; return how often each case ran, steps and time."""
     budget, now = Budget(CASES, NEEDED, ROUNDS, SECONDS), 0.0
     ran, counted = Counter(), []
     for _, case in budget.turns():
-        before = build + (1 + budget.warmup(step)) * step
+        before = 0.05 + WARMUP * step
         now += before
         counted.append(budget.steps(now, before, step))
         now += counted[-1] * step
@@ -34,31 +34,25 @@ def test_a_fast_model_is_measured_with_all_cases_in_all_rounds():
     assert ran == dict.fromkeys(range(CASES), ROUNDS)
     assert FEWEST < min(counted) <= max(counted) <= MOST
     assert took == pytest.approx(SECONDS, rel=0.1)
-
-
-def test_many_cases_of_a_very_fast_model_take_no_longer_than_they_have_to():
     _, counted, took = run(0.0001)
     assert set(counted) == {MOST}
     assert took < SECONDS / 2
 
 
-@pytest.mark.parametrize("step", [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4])
+@pytest.mark.parametrize("step", [0.1, 0.4, 1.6])
 def test_a_slow_model_is_measured_with_fewer_cases(step):
     ran, counted, took = run(step)
     assert NEEDED <= len(ran) < CASES
     assert set(ran) == set(range(len(ran)))  # the last ones are left out
     assert len(set(ran.values())) == 1  # every round has all of them
-    assert took < 1.4 * SECONDS or step > 5
-    if step < 0.5:
-        assert ran[0] == ROUNDS
-        assert min(counted) >= FEWEST
+    assert min(counted) >= FEWEST
+    assert took < 1.4 * SECONDS
 
 
 def test_the_needed_cases_are_run_however_slow_the_model_is():
     ran, counted, _ = run(60.0)
     assert ran == dict.fromkeys(range(NEEDED), 1)
-    assert counted == [1] * NEEDED
-    assert WARMUP > 1  # which such a model has no time for
+    assert counted == [FEWEST] * NEEDED
 
 
 # --- stages are timed at many numbers of rows, without a pipeline ---------------------------------

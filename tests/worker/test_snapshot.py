@@ -10,7 +10,6 @@ import random
 import shutil
 import time
 from dataclasses import replace
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -23,8 +22,7 @@ from microp.records import WriteError, read_errors, read_json, read_rows, snapsh
 from microp.schedule import skewed
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
 from microp.settings import AS_WRITTEN, Computing, EngineSettings, SnapshotSettings
-from microp.worker import RankError
-from microp.worker.threads import run_threads
+from microp.worker import RankError, run_threads
 
 EVERY_2 = SnapshotSettings("disk", 2, 9, False, None, True)
 STEPS = 6  # one warm-up step and five measured ones; the step for memory comes after them
@@ -61,18 +59,15 @@ def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor
 def uninterrupted(tmp_path_factory):
     """One uninterrupted run of each model: its attempt and its losses."""
     torch.set_num_threads(1)
-    found = {}
-    for name in MODELS:
-        attempt = tmp_path_factory.mktemp(name) / "run" / "attempt-1"
-        found[name] = attempt, run(job_of(name), attempt)
-    return found
+    attempts = {name: tmp_path_factory.mktemp(name) / "run" / "attempt-1" for name in MODELS}
+    return {name: (attempt, run(job_of(name), attempt)) for name, attempt in attempts.items()}
 
 
 # --- as if never stopped ------------------------------------------------------------------------
 
 ELSEWHERE = {
     "the same": {},
-    "three ranks, skewed": {"schedule": one_f_one_b(3, 4), "cut": skewed},
+    "three ranks, skewed": {"schedule": one_f_one_b(3, 4), "partition": skewed},
     "one rank": {"schedule": gpipe(1, 4)},
     "split backward": {"schedule": zb_h1(2, 4), "checkpointing": CHECKPOINTING["always"]},
     "two stages per rank": {"schedule": interleaved(2, 4), "checkpointing": CHECKPOINTING["segments"]},
@@ -80,21 +75,19 @@ ELSEWHERE = {
 }
 
 
-def resumed_elsewhere(model: str, where: str, attempt: Path, step: int) -> Job:
-    changes = dict(ELSEWHERE[where])
-    cut = changes.pop("cut", None)
-    if cut is not None:
-        changes["partition"] = cut(MODELS[model]().layers, changes["schedule"].stages)
-    folder = snapshots.snapshot_folder(attempt, step)
-    return job_of(model, resumed=Snapshot(str(folder), step), **changes)
+def saved(attempt: Path, step: int) -> Snapshot:
+    return Snapshot(str(snapshots.snapshot_folder(attempt, step)), step)
 
 
 @pytest.mark.parametrize("where", ELSEWHERE)
 def test_it_goes_on_bit_for_bit(where, uninterrupted, whole, tmp_path):
     """The models take turns; with `--whole` each goes on everywhere."""
+    changes = dict(ELSEWHERE[where])
     for model in MODELS if whole else [list(MODELS)[list(ELSEWHERE).index(where) % len(MODELS)]]:
         attempt, losses = uninterrupted[model]
-        job = resumed_elsewhere(model, where, attempt, 4)
+        if cut := ELSEWHERE[where].get("partition"):
+            changes["partition"] = cut(MODELS[model]().layers, changes["schedule"].stages)
+        job = job_of(model, resumed=saved(attempt, 4), **changes)
         assert snapshots.snapshot_problem(job.resumed, job) is None
         resumed = tmp_path / model / "attempt-2"
         got = run(job, resumed)
@@ -104,23 +97,10 @@ def test_it_goes_on_bit_for_bit(where, uninterrupted, whole, tmp_path):
         assert phases == ["warmup", "measured", "measured", "memory"]
 
 
-def test_a_wrong_state_would_be_seen(uninterrupted, tmp_path):
-    """Without the optimizer's state, or one step too early, the losses are others."""
-    attempt, losses = uninterrupted["gpt"]
-    forgetful = tmp_path / "step-4"
-    shutil.copytree(snapshots.snapshot_folder(attempt, 4), forgetful)
-    for file in forgetful.glob("layer-*.pt"):
-        torch.save({**torch.load(file, weights_only=True), "optimizer": {}}, file)
-    job = job_of("gpt", resumed=Snapshot(str(forgetful), 4))
-    assert run(job, tmp_path / "a")[5] != losses[5]
-    early = job_of("gpt", resumed=Snapshot(str(snapshots.snapshot_folder(attempt, 2)), 4))
-    assert run(early, tmp_path / "b")[4] != losses[4]
-
-
 def test_replicas_go_on_bit_for_bit_and_one_replica_takes_over(tmp_path):
     pair = job_of("gpt", schedule=one_f_one_b(2, 2), replicas=2, batch_size=12, model=gpt("float64"))
     losses = run(pair, tmp_path / "attempt-1")
-    source = Snapshot(str(snapshots.snapshot_folder(tmp_path / "attempt-1", 2)), 2)
+    source = saved(tmp_path / "attempt-1", 2)
     again = run(replace(pair, resumed=source), tmp_path / "attempt-2")
     assert again == {step: losses[step] for step in again}
     assert_same_bits(weights(tmp_path / "attempt-1"), weights(tmp_path / "attempt-2"))
@@ -134,7 +114,7 @@ def test_bf16_and_tied_weights_go_on_bit_for_bit_from_two_ranks_to_four(tmp_path
     losses = run(two, tmp_path / "attempt-1")
     left = weights(tmp_path / "attempt-1")
     assert torch.equal(left["0.0.byte"], left["4.2.weight"])  # every copy is there
-    source = Snapshot(str(snapshots.snapshot_folder(tmp_path / "attempt-1", 4)), 4)
+    source = saved(tmp_path / "attempt-1", 4)
     four = {"schedule": zb_h1(4, 4), "partition": skewed(5, 4), "checkpointing": CHECKPOINTING["segments"]}
     for number, changes in enumerate(({}, four), 2):
         job = replace(two, resumed=source, **changes)
@@ -158,8 +138,7 @@ def test_what_a_snapshot_leaves(uninterrupted):
     manifest = read_json(folder / "snapshot.json")
     assert (manifest["step"], manifest["training"]["model"]["dim"], manifest["training"]["seed"]) == (4, 16, 7)
     for rank in (0, 1):
-        assert [row["step"] for row in read_rows(attempt, rank) if "snapshot_ms" in row] == [2, 4, 6]
-        assert all(row["snapshot_ms"] > 0 for row in read_rows(attempt, rank) if "snapshot_ms" in row)
+        assert [row["step"] for row in read_rows(attempt, rank) if row.get("snapshot_ms", 0) > 0] == [2, 4, 6]
 
 
 def test_loading_executes_nothing(uninterrupted, tmp_path):
@@ -174,7 +153,7 @@ def test_loading_executes_nothing(uninterrupted, tmp_path):
 
     torch.save({"weights": Evil(), "optimizer": {}}, folder / "layer-1.pt")
     (tmp_path / "attempt-2").mkdir()
-    with pytest.raises(RankError, match=r"step 4: .*/layer-1.pt is not of this layer \(it holds more than tensors"):
+    with pytest.raises(RankError, match=r"loading the snapshot, step 4: UnpicklingError: Weights only load failed"):
         run_threads(job_of("mlp", resumed=Snapshot(str(folder), 4)), tmp_path / "attempt-2")
     assert not (tmp_path / "executed").exists()
 
@@ -207,7 +186,7 @@ def test_an_attempt_that_starts_anew_or_goes_on_from_a_path_removes_nothing_of_o
     run_folder = tmp_path / "run"
     shutil.copytree(uninterrupted["mlp"][0].parent, run_folder)
     anew = SnapshotSettings("disk", 5, 1, False, None, False)
-    source = Snapshot(str(snapshots.snapshot_folder(run_folder / "attempt-1", 4)), 4)
+    source = saved(run_folder / "attempt-1", 4)
     run(job_of("mlp", snapshot=anew), run_folder / "attempt-2")
     run(job_of("mlp", snapshot=replace(anew, path=source.folder), resumed=source), run_folder / "attempt-3")
     names = [folder.name for folder in snapshots.snapshots_of(run_folder / "attempt-1")]
@@ -237,13 +216,6 @@ def test_a_full_disk_is_named_and_the_older_snapshot_stays(file, tmp_path, monke
     assert [each.name for each in (attempt / "snapshots").iterdir()] == ["step-2"]
 
 
-def train_on(job: Job, attempt: Path) -> BaseProcess:
-    """Start a process that runs a job: a fork of one that has imported torch and never used it, as this one has."""
-    process = multiprocessing.get_context("forkserver").Process(target=run_threads, args=(job, attempt))
-    process.start()
-    return process
-
-
 def test_killed_at_any_moment_one_snapshot_is_whole(whole, tmp_path):
     """Processes that do little but save are killed at random moments, and what they leave is read in full.
 
@@ -256,7 +228,8 @@ def test_killed_at_any_moment_one_snapshot_is_whole(whole, tmp_path):
             break
         attempt = tmp_path / f"attempt-{number}"
         attempt.mkdir()
-        process = train_on(job, attempt)
+        process = multiprocessing.get_context("forkserver").Process(target=run_threads, args=(job, attempt))
+        process.start()
         while not snapshots.snapshots_of(attempt):
             assert process.exitcode is None
             time.sleep(0.002)
@@ -279,7 +252,7 @@ def test_engines_in_turn_go_on(tmp_path):
     job = job_of("mlp", steps=2, engine=EngineSettings("compare", False), checkpointing=CHECKPOINTING["except_last"])
     assert job.engines == ("microp", "limit")
     losses = run(job, tmp_path / "attempt-1")
-    source = Snapshot(str(snapshots.snapshot_folder(tmp_path / "attempt-1", 2)), 2)
+    source = saved(tmp_path / "attempt-1", 2)
     again = run(replace(job, resumed=source), tmp_path / "attempt-2")
     assert again == {step: losses[step] for step in again}
     assert_same_bits(weights(tmp_path / "attempt-1"), weights(tmp_path / "attempt-2"))
@@ -288,8 +261,16 @@ def test_engines_in_turn_go_on(tmp_path):
 # --- weights that are not finite ------------------------------------------------------------------
 
 
-def spoil_gradient(monkeypatch, step: int) -> None:
-    """Make the gradient that 1B1 of a step passes on NaN; the loss of that step is finite."""
+@pytest.mark.parametrize(
+    ("settings", "step", "said"),
+    [
+        (SnapshotSettings("disk", 1, 1, True, None, True), 3, "lower learning_rate=0.01"),
+        (SnapshotSettings("disk", 1, 1, True, None, True), 0, "look at the model and the data"),
+        (SnapshotSettings("disk", None, 1, False, None, True), STEPS - 1, "lower learning_rate=0.01"),
+    ],
+)
+def test_weights_that_are_not_finite_are_not_saved(settings, step, said, tmp_path, monkeypatch):
+    """The gradient that 1B1 of a step passes on is NaN; the loss of that step is finite."""
     backward = Stage.backward
 
     def spoiled(stage: Stage, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
@@ -298,25 +279,12 @@ def spoil_gradient(monkeypatch, step: int) -> None:
         return result * math.nan if is_it and result is not None else result
 
     monkeypatch.setattr(Stage, "backward", spoiled)
-
-
-@pytest.mark.parametrize(("step", "said"), [(3, "lower learning_rate=0.01"), (0, "look at the model and the data")])
-def test_weights_that_are_not_finite_are_no_snapshot(step, said, tmp_path, monkeypatch):
-    spoil_gradient(monkeypatch, step)
     attempt = tmp_path / "run" / "attempt-1"
-    every = SnapshotSettings("disk", 1, 1, True, None, True)
-    with pytest.raises(
-        RankError, match=rf"weights are not finite after step {step} \(.* of layer 2, on rank 0\).*{said}"
-    ):
-        run(job_of("mlp", snapshot=every), attempt)
+    told = rf"weights are not finite after step {step} \(.* of layer 2, on rank 0\).*{said}"
+    with pytest.raises(RankError, match=told):
+        run(job_of("mlp", snapshot=settings), attempt)
     assert all(error["diverged"] for error in read_errors(attempt))
-    assert [folder.name for folder in snapshots.snapshots_of(attempt)] == [f"step-{step}"] * (step > 0)
+    before = [f"step-{step}"] if settings.every and step else []
+    assert [folder.name for folder in snapshots.snapshots_of(attempt)] == before
     assert list(attempt.glob("weights.pt")) == []
     assert [row["step"] for row in read_rows(attempt, 1)] == list(range(step + 1))  # no row is lost
-
-
-def test_trained_weights_that_are_not_finite_are_not_left(tmp_path, monkeypatch):
-    spoil_gradient(monkeypatch, STEPS - 1)
-    with pytest.raises(RankError, match=rf"weights are not finite after step {STEPS - 1}"):
-        run(job_of("mlp", snapshot=SnapshotSettings("disk", None, 1, False, None, True)), tmp_path / "attempt-1")
-    assert list((tmp_path / "attempt-1").glob("weights.pt")) == []

@@ -1,0 +1,169 @@
+"""Builds what one rank trains: its stages, their optimizer, their batches, and what runs a step of them.
+
+::
+
+    job, rank ─► layers ─► stages ─► optimizer, runner, batches ─► compiled, if that is asked for
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from microp.comms import Comms
+from microp.device import Device, Run
+from microp.engine import Boundary, Engine, Limit, Runner, TorchEngine
+from microp.job import Job
+from microp.model import Stage, build_model, open_data
+from microp.settings import AdamSettings, OptimizerSettings, SgdSettings
+
+PAUSE_S = 0.2  # between two meetings of ranks that compile
+
+
+def build_stages(job: Job, rank: int, device: Device, stage_type: type[Stage] = Stage) -> dict[int, Stage]:
+    """Build a rank's layers, each from the seed and its index, and return them as stages by their index."""
+    model = build_model(job.model)
+    held = {stage: job.partition.layers_of(stage) for stage in job.schedule.stages_of(rank)}
+    indices = [index for layers in held.values() for index in layers]
+    made = dict(zip(indices, model.build(indices, job.seed), strict=True))
+    stages = {}
+    for stage, layers in held.items():
+        stages[stage] = stage_type(
+            [made[index].to(device.torch_device) for index in layers],
+            model.loss if stage == job.schedule.stages - 1 else None,
+            job.checkpointing,
+            job.schedule.chunks,
+            [microbatch for split_stage, microbatch in job.schedule.split if split_stage == stage],
+            device.mark,
+            job.computing,
+            device.torch_device,
+        )
+        examples = [model.sample(index, 2, job.computing).to(device.torch_device) for index in layers]
+        stages[stage].divide(examples, layers)
+    return stages
+
+
+def open_optimizer(
+    settings: OptimizerSettings, parameters: Iterable[nn.Parameter], rate: float
+) -> torch.optim.Optimizer:
+    """Return the optimizer of these weights, of which there may be none, with this learning rate."""
+    group = [{"params": list(parameters)}]
+    if isinstance(settings, SgdSettings):
+        make = partial(torch.optim.SGD, momentum=settings.momentum)
+    else:
+        assert isinstance(settings, AdamSettings)
+        kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.name]
+        make = partial(kind, betas=(settings.betas[0], settings.betas[1]))
+    return make(group, lr=rate, weight_decay=settings.weight_decay, fused=True)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def boundary_of(job: Job, device: Device) -> Boundary:
+    """Return the shapes and the types of the tensors between the job's stages."""
+    first = [job.partition.layers_of(stage)[0] for stage in range(job.schedule.stages)]
+    return Boundary(
+        lambda rows, stage: job.model.boundary(rows, first[stage]),
+        lambda stage: getattr(torch, job.model.entering(first[stage], job.computing)),
+        device.torch_device,
+    )
+
+
+def open_runner(
+    engine: str, job: Job, stages: Mapping[int, Stage], comms: Comms, device: Device, last: Callable[[int, Run], Run]
+) -> Runner:
+    """Return the runner that an engine's name stands for; `last` is that of `Engine`."""
+    boundary = boundary_of(job, device)
+    if engine == "limit":
+        return Limit(job.schedule, stages, boundary, job.rows)
+    if engine == "torch":
+        order, planned = job.torch_schedule, job.schedule
+        return TorchEngine(order, planned, stages, comms, device, boundary, job.rows, job.checkpointing)
+    return Engine(job.schedule, stages, comms, device, boundary, job.rows, job.engine.batch_weights, last)
+
+
+class BatchLoader:
+    """Loads the rows of one replica, by its job (`Job.of`) and index, for a rank that holds some of the stages.
+
+    Attributes:
+        inputs: (rows, context) int64 per microbatch, of the step that was loaded last; None without the first stage.
+        targets: the same, one token later; None without the last stage.
+    """
+
+    def __init__(self, job: Job, replica: int, stages: Collection[int], device: torch.device) -> None:
+        self.inputs: tuple[Tensor, ...] | None = None
+        self.targets: tuple[Tensor, ...] | None = None
+        has_first, has_last = 0 in stages, job.schedule.stages - 1 in stages
+        if not has_first and not has_last:
+            return
+        self._windows = open_data(job.data, job.batch_size, job.model.row_bytes, job.seed)
+        before, count = sum(job.shares[:replica]), job.shares[replica]
+        self._rows = slice(before, before + count)
+        self._window = torch.empty(count, job.model.row_bytes + 1, dtype=torch.int64, device=device)
+        if has_first:
+            self.inputs = self._window[:, :-1].split(job.rows)
+        if has_last:
+            self.targets = self._window[:, 1:].split(job.rows)
+
+    def load(self, step: int) -> None:
+        """Load the batch of a step in place of the last one."""
+        if self.inputs or self.targets:
+            self._window.copy_(self._windows(step)[self._rows])
+
+
+# --- compiling -----------------------------------------------------------------------------------
+
+
+def compile_stages(job: Job, stages: Mapping[int, Stage], comms: Comms, device: Device) -> None:
+    """Compile a rank's layers, and return when all ranks have done so; it takes seconds or minutes.
+
+    ::
+
+        rank 0   compiles ───────────┤ waits ····· ├─ step 0      a thread of each rank meets those of the others all
+        rank 1   compiles ─────────────────────────┤─ step 0      the while, so that nobody waits longer than PAUSE_S
+
+    Layers are compiled in their first calls. Every rank makes those for itself, an F and a B of each microbatch of the
+    loaded batch: within a step each rank would wait for the one before it. The gradients are to be discarded.
+    """
+    shape, dtype, place = boundary_of(job, device)
+
+    def zeros(rows: int, stage: int) -> Tensor:
+        return torch.zeros(shape(rows, stage), dtype=dtype(stage), device=place)
+
+    with _beside_the_others(comms):
+        for index, stage in stages.items():
+            for microbatch, rows in enumerate(job.rows):
+                stage.forward(microbatch, None if index == 0 else zeros(rows, index))
+                stage.backward(microbatch, None if index == job.schedule.stages - 1 else zeros(rows, index + 1))
+
+
+@contextmanager
+def _beside_the_others(comms: Comms) -> Iterator[None]:
+    """Let each rank take its own time in the block, and leave it together, without a limit of time.
+
+    Raises:
+        TimeoutError, ConnectionError: a rank has ended, or does not run.
+    """
+    done = threading.Event()
+
+    def meet() -> None:
+        while any(comms.gather_all(not done.is_set())):
+            done.wait(PAUSE_S)
+
+    with ThreadPoolExecutor(1) as thread:
+        meeting = thread.submit(meet)
+        try:
+            yield
+        finally:
+            done.set()
+        meeting.result()
