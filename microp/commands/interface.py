@@ -30,12 +30,14 @@ from microp.config import (
     read_config,
 )
 from microp.records import LockedError, read_json, read_spans, read_summary, read_traced_step
-from microp.results import load_steps, spans_frame
+from microp.results import load_runs, load_steps, spans_frame
 from microp.sweep import board, run_attempt
 from microp.terminal import console
 
 if TYPE_CHECKING:
     import pandas as pd
+
+__all__ = ["ConfigError", "Price", "Run", "RunError", "load_runs", "measure", "price"]
 
 
 class Run:

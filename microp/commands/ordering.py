@@ -37,7 +37,7 @@ from microp.orders import Found, Problem, Solved, named_schedules, pairs, search
 from microp.schedule import Action, Op, Schedule, to_text, validate
 from microp.settings import EstimateSettings, broken_rules, not_writable, quoted
 from microp.simulator import simulate
-from microp.sweep import Point, PointsCallback, used_words
+from microp.sweep import Point, PointsCallback, run_app, used_words
 from microp.system import override
 from microp.terminal import console, order_table
 from microp.trace import makespan
@@ -108,6 +108,10 @@ def _problems(config: OrderConfig) -> list[str]:
     if config.replicas != 1:
         found.append(f"replicas={config.replicas} does not change an order, which is of one pipeline: leave it out")
     return found
+
+
+def main() -> None:
+    run_app("order", run_order)
 
 
 def run_order(config: DictConfig) -> dict[str, Any]:

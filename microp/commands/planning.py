@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,7 @@ from microp.planner import (
 from microp.records import write_text
 from microp.schedule import Schedule, uniform
 from microp.settings import EstimateSettings, broken_rules, quoted
-from microp.sweep import PointsCallback, used_words
+from microp.sweep import PointsCallback, run_app, used_words
 from microp.system import GIB, MIB, size_text
 from microp.terminal import console, plan_table
 
@@ -162,6 +163,11 @@ def _check_stages(config: PlanConfig, pricer: Pricer, space: Space) -> None:
             task.prices.costs(task.workload(uniform(config.model.layers, number).sizes))
         except ValueError as error:
             raise ConfigError([f"schedule={choice.schedule}: {error}"]) from error
+
+
+def main() -> None:
+    sys.argv[1:] = search_words(sys.argv[1:])
+    run_app("plan", run_plan)
 
 
 def run_plan(config: DictConfig) -> dict[str, Any]:

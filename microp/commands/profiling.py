@@ -37,7 +37,7 @@ from microp.profiling import (
 )
 from microp.records import load_average, write_profile
 from microp.settings import EstimateSettings, ModelSettings, SlurmSettings
-from microp.sweep import PointsCallback
+from microp.sweep import PointsCallback, run_app
 from microp.system import MIB
 from microp.terminal import console
 
@@ -150,6 +150,10 @@ def _run(cases: Sequence[Job], needed: int, seconds: float, folder: Path) -> lis
             )
         )
     return found
+
+
+def main() -> None:
+    run_app("profile", run_profile)
 
 
 def run_profile(config: DictConfig) -> str:

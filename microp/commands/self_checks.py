@@ -42,6 +42,8 @@ from microp.settings import (
     SyncSettings,
     TextSettings,
 )
+from microp.system import CommandParser
+from microp.terminal import console
 from microp.trace import idle_edges, makespan
 from microp.worker import RankError, Trainer, launch_ranks, monolith
 
@@ -210,3 +212,14 @@ def run_checks() -> Iterator[tuple[str, bool, str]]:
             except RankError as error:
                 passed, figure = False, str(error)
         yield name, passed, figure
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Check that microp works on this machine and that its mathematics is right; exit code 1 if a check fails."""
+    CommandParser(prog="python -m microp.check", description=main.__doc__).parse_args(arguments)
+    failed = 0
+    with console.err.status("checking"):
+        for name, passed, figure in run_checks():
+            failed += not passed
+            console.out.print(f"{'[green]pass[/]' if passed else '[red]FAIL[/]'}  {name:32} {figure}", soft_wrap=True)
+    return 1 if failed else 0

@@ -141,12 +141,13 @@ def test_every_transport_and_torch_get_a_line(tmp_path, monkeypatch, capsys):
     assert len(re.findall(r"start and end of a point, [28] ranks, .*: \d+\.\d\d s", said)) == 3
 
 
-def test_nothing_to_measure_is_refused(tmp_path):
-    done = microp("--rows=0", folder=tmp_path, program="microp.null_stages")
-    assert done.returncode == 2
-    assert "--rows=0 is below 1" in done.stderr
-    done = microp("--busy", "1", "--ranks", "1", folder=tmp_path, program="microp.null_stages")
-    assert (done.returncode, "--ranks=1 is below 2" in done.stderr) == (2, True)
+@pytest.mark.parametrize(
+    ("words", "said"), [(["--rows=0"], "--rows: 0 is below 1"), (["--busy", "1", "--ranks", "1"], "--ranks: 1 is below 2")]
+)
+def test_nothing_to_measure_is_refused(words, said, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        null_stages.main(words)
+    assert said in capsys.readouterr().err
 
 
 def test_transports_are_compared_beside_others(tmp_path):

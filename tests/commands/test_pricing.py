@@ -10,7 +10,7 @@ import pytest
 import training
 from user import microp
 
-from microp.commands import Price
+from microp.commands.pricing import Price
 from microp.config import ConfigError, compose_config, make_job, read_config
 from microp.config.prediction import predict
 from microp.config.pricing_job import make_pricing_job
