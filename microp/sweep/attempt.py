@@ -65,8 +65,6 @@ log = logging.getLogger(__name__)
 class Attempt:
     """A context in which the ranks of one job run; a failure of this attempt alone is recorded and not raised.
 
-    If its folder is removed meanwhile, there is nothing left to record, and the next run can go on.
-
     Its `folder` gets all files: one that has been made, else the next one of the run.
 
     Raises:
@@ -124,8 +122,6 @@ class Attempt:
         return self.folder
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
-        if not self.folder.is_dir() and (error is None or isinstance(error, Exception)):
-            return True
         try:
             if error is None:
                 self.close("finished")
@@ -135,7 +131,7 @@ class Attempt:
                 self._give_up(error)
         except Exception as late:  # the ranks have ended, and what follows fails
             self._give_up(late)
-            if isinstance(late, OSError) and self.folder.is_dir():
+            if isinstance(late, OSError):
                 raise
             return True
         return isinstance(error, Exception) and not isinstance(error, OSError)

@@ -47,7 +47,7 @@ def _show(checked: Sequence[Checked], points: list[Point], resumes: bool) -> Non
     """Print the table of the points, equal ones once."""
     runs = {point.made.run_id: point for point in reversed(points)}
     if len(runs) < len(points):
-        console.note(equal_points(points, len(runs)))
+        console.note(equal_points(len(points), len(runs)))
     if not checked:
         console.note("this sweeper chooses each point after those before it: which ones they are is not known yet")
         return

@@ -174,7 +174,7 @@ class SweepCallback(PointsCallback):
             notes = [text for point in waiting if (text := lacks_profile(point.config, point.job))][:1]
             notes += about_resumed([point.job for point in waiting])
             if len(self._points) < len(points):
-                notes.append(equal_points(points, len(self._points)))
+                notes.append(equal_points(len(points), len(self._points)))
             for note in notes:
                 console.note(note)
             if done := len(self._points) - len(waiting):

@@ -142,11 +142,12 @@ def test_every_transport_and_torch_get_a_line(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"), [(["--rows=0"], "--rows: 0 is below 1"), (["--busy", "1", "--ranks", "1"], "--ranks: 1 is below 2")]
+    ("words", "said"),
+    [("--rows=0", "--rows: 0 is below 1"), ("--busy 1 --ranks 1", "--ranks: 1 is below 2")],
 )
 def test_nothing_to_measure_is_refused(words, said, capsys):
     with pytest.raises(SystemExit, match="2"):
-        null_stages.main(words)
+        null_stages.main(words.split())
     assert said in capsys.readouterr().err
 
 
