@@ -104,6 +104,6 @@ def _log_to_terminal() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(relativeCreated)6.0f ms  %(name)s  %(message)s"))
     for name in ("hydra", "microp"):
-        logging.getLogger(name).addHandler(handler)
+        logging.getLogger(name).handlers = [handler]
     if os.environ.get(FULL_ERROR) == "1":
         tracebacks.setLevel(logging.DEBUG)
