@@ -101,8 +101,8 @@ def measure(*overrides: str, folder: Path | str | None = None) -> Run:
     if point.dry_run:
         raise ConfigError(["dry_run=true is for the command line: leave it out, or use price for a predicted time"])
     job = make_job(point)
-    if found := config_checks.only_in_a_sweep(point) + nothing_to_resume(point, job):
-        raise ConfigError(found)
+    if problems := config_checks.only_in_a_sweep(point) + nothing_to_resume(point, job):
+        raise ConfigError(problems)
     for warning in config_checks.warnings(point, job):
         warnings.warn(warning, stacklevel=2)
     if console.err.is_terminal:  # a notebook gets no bar

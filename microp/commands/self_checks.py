@@ -111,9 +111,9 @@ def check_gradients(folder: Path) -> tuple[bool, str]:
                 partition=uniform(model.layers, RANKS),
                 checkpointing=checkpointing,
             )
-            found = _differences(job, list(launch_ranks(job, folder, 3, gradients).values()))
-            worst = max(worst, *found)
-            cases += len(found)
+            differences = _differences(job, list(launch_ranks(job, folder, 3, gradients).values()))
+            worst = max(worst, *differences)
+            cases += len(differences)
     return worst == 0, f"largest difference {worst:g} over {cases} tensors (gpipe, 1f1b; mlp, gpt; never, always)"
 
 
@@ -147,11 +147,11 @@ def check_models(_folder: Path) -> tuple[bool, str]:
             cut = uniform(model.layers, schedule.stages)
             job = replace(JOB, schedule=schedule, model=model, partition=cut, checkpointing=checkpointing, batch_size=9)
             try:
-                found = _differences(job, _in_threads(job))
+                differences = _differences(job, _in_threads(job))
             except Exception as error:
                 return False, f"{name} with {schedule.name} fails: {type(error).__name__}: {error}"
-            worst = max(worst, *found)
-            cases += len(found)
+            worst = max(worst, *differences)
+            cases += len(differences)
     return worst == 0, f"largest difference {worst:g} over {cases} tensors (zb_h1, dualpipe_v; {len(MODELS)} models)"
 
 
