@@ -46,19 +46,12 @@ def test_check(tmp_path):
 TINY = ["model.layers=4", "model.dim=32", "batch_size=8"]
 TIMES = ["device=emulated", "device.per=[layer,row]", "device.forward_ms=0.1", "device.weight_ms=0.1"]
 KNOBS = ["device.latency_ms=1", "device.recompute_ms=0.1", "device.reduce_ms=1", "device.full_ms=0.3", "sync=flat"]
+COSTS = ["costs.backward=3", "costs.forward=3"]
 PRINTED = {  # a command -> its words
     "plan": [*TINY, *TIMES, *KNOBS, "ranks=2", "chunks=2,4", "replicas=1,2", "checkpointing=never,always"],
     "plan ": ["model=gpt", "model.vocabulary=300", "model.dim=32", "model.layers=2", "ranks=2", "chunks=2"],
     "order": [*TINY, *TIMES, "ranks=2", "chunks=3", "schedule=zb_h1", "device.full_ms=0.3", "search.seconds=0.1"],
-    "order ": [
-        "ranks=18",
-        "chunks=40",
-        "batch_size=32",
-        "schedule=zb_h1",
-        "costs.backward=3",
-        "costs.forward=3",
-        "search.seconds=0.1",
-    ],
+    "order ": [*COSTS, "ranks=18", "chunks=40", "batch_size=32", "schedule=zb_h1", "search.seconds=0.1"],
     "simulate": [*TINY, "partition=balanced"],
     "run": [*TINY, "steps=1", "warmup_steps=0", "partition=balanced", "model.layers=5"],
 }
