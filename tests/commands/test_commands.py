@@ -118,7 +118,7 @@ def test_memory_that_does_not_fall_fails(monkeypatch, tmp_path, peaks):
 
 def test_every_transport_and_torch_get_a_line(tmp_path, monkeypatch, capsys):
     def run(command, **_):
-        """Start a sweep, of ranks that are threads, or torchrun from the warm process."""
+        """Start a sweep, of ranks that are threads, or torchrun, in a forked process."""
         _, option, program, *words = command
         assert option == "-m"
         threads = ["comms=threads"] if program == "microp.run" else []
