@@ -21,10 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
-    from microp.commands.interface import Run, measure, price
-    from microp.commands.pricing import Price
-    from microp.config import ConfigError, RunError
-    from microp.results import load_runs
+    from microp.commands.interface import ConfigError, Price, Run, RunError, load_runs, measure, price
 
 __all__ = ["ConfigError", "Price", "Run", "RunError", "load_runs", "measure", "price"]
 
@@ -37,7 +34,6 @@ def __getattr__(name: str) -> Any:
         return installed_version()
     if name not in __all__:
         raise AttributeError(f"module 'microp' has no attribute {name!r}")
-    from microp import config, results
     from microp.commands import interface
 
-    return next(getattr(module, name) for module in (interface, config, results) if hasattr(module, name))
+    return getattr(interface, name)

@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 from microp.commands import self_checks
-from microp.system import CommandParser, run_command
-from microp.terminal import console
+from microp.system import run_command
 
-
-def main(arguments: list[str] | None = None) -> int:
-    """Check that microp works on this machine and that its mathematics is right; exit code 1 if a check fails."""
-    CommandParser(prog="python -m microp.check", description=main.__doc__).parse_args(arguments)
-    failed = 0
-    with console.err.status("checking"):
-        for name, passed, figure in self_checks.run_checks():
-            failed += not passed
-            console.out.print(f"{'[green]pass[/]' if passed else '[red]FAIL[/]'}  {name:32} {figure}", soft_wrap=True)
-    return 1 if failed else 0
-
+main = self_checks.main
 
 if __name__ == "__main__":
     run_command(main)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
+from microp.commands import ordering
 from microp.system import run_command
 
-
-def main() -> None:
-    from microp.commands import ordering
-    from microp.sweep import run_app
-
-    run_app("order", ordering.run_order)
-
+main = ordering.main
 
 if __name__ == "__main__":
     run_command(main)

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
+from microp.commands import planning
 from microp.system import run_command
 
-
-def main() -> None:
-    from microp.commands import planning
-    from microp.sweep import run_app
-
-    sys.argv[1:] = planning.search_words(sys.argv[1:])
-    run_app("plan", planning.run_plan)
-
+main = planning.main
 
 if __name__ == "__main__":
     run_command(main)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
+from microp.commands import profiling
 from microp.system import run_command
 
-
-def main() -> None:
-    from microp.commands import profiling
-    from microp.sweep import run_app
-
-    run_app("profile", profiling.run_profile)
-
+main = profiling.main
 
 if __name__ == "__main__":
     run_command(main)

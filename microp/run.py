@@ -8,12 +8,9 @@ from __future__ import annotations
 
 def main() -> None:
     """Compose, check, run, show. Exit code 1 if a run failed, 2 for bad input, 130 after Ctrl-C."""
-    try:
-        from microp.system import run_command
+    from microp.system import run_command
 
-        run_command(_run)
-    except KeyboardInterrupt:  # during the import
-        raise SystemExit(130) from None
+    run_command(_run)
 
 
 def _run() -> None:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
+from microp.commands import pricing
 from microp.system import run_command
 
-
-def main() -> None:
-    from microp.commands import pricing
-    from microp.sweep import run_app
-
-    run_app("simulate", pricing.run_price)
-
+main = pricing.main
 
 if __name__ == "__main__":
     run_command(main)

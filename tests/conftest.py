@@ -10,15 +10,13 @@ import shutil
 import signal
 import sys
 from dataclasses import replace
-from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import matplotlib
 import pytest
 import torch
 from recorded import small_sweep
-from user import warm
-from warm import forks_instead_of_interpreters, make_forks_cheap
+from warm import start_server_from_here
 
 from microp.job import Job
 from microp.schedule import uniform
@@ -95,31 +93,21 @@ def whole(request):
     return request.config.option.whole
 
 
-def pytest_configure(config):
-    """Of several processes that run tests, the one that starts them makes a warm process for all."""
-    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
-        warm.share()
-
-
 def pytest_collection_finish():
-    """Prepare for ranks, once all is imported and before torch is used.
+    """Prepare for commands and ranks, once all is imported and before torch is used.
 
-    Ranks that are threads collect garbage before their first step: what was imported need not be scanned then. The
-    server from which other ranks are forked is a fork itself; the tests of the server start interpreters.
+    The server from which they are forked is a fork itself; the tests of the server start interpreters. Ranks that are
+    threads collect garbage before their first step: what was imported need not be scanned then.
     """
-    has_ranks = sys.platform == "linux" and "microp.worker" in sys.modules
-    if has_ranks:
+    if "microp.worker" in sys.modules:
         importlib.import_module("torch._dynamo")  # the optimizer needs it, here and in ranks
         importlib.import_module("microp.model").library_text()  # on which most ranks train
         with torch.autograd.profiler.record_function("the first step imports what this does"):
             pass
     gc.collect()
     gc.freeze()
-    if has_ranks:
-        resource_tracker.ensure_running()
-        make_forks_cheap()
-        with forks_instead_of_interpreters():
-            forkserver.ensure_running()
+    if sys.platform == "linux":
+        start_server_from_here()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,12 +11,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from warm import Command, Warm
+from warm import Command
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["model.layers=4", "model.dim=32", "batch_size=8", "steps=3", "warmup_steps=1"]
 BIN = Path(sys.executable).parent
-warm = Warm()
 
 
 def microp(*arguments: str, folder: Path, program: str = "microp.run", inside: int = 0, **environment: str):
@@ -28,7 +27,7 @@ def microp(*arguments: str, folder: Path, program: str = "microp.run", inside: i
 
 def begin(*arguments: str, folder: Path, program: str = "microp.run", inside: int = 0, **environment: str) -> Command:
     """Start a command of microp as `microp`, and do not wait for it; `inside` is a process that has its namespaces."""
-    return warm.start(program, list(arguments), folder, environment_of(folder, environment), inside)
+    return Command(program, list(arguments), folder, environment_of(folder, environment), inside)
 
 
 def torchrun(ranks: int, *arguments: str, folder: Path, program: str = "microp.run", **environment: str):

@@ -30,12 +30,14 @@ from microp.config import (
     read_config,
 )
 from microp.records import LockedError, read_json, read_spans, read_summary, read_traced_step
-from microp.results import load_steps, spans_frame
+from microp.results import load_runs, load_steps, spans_frame
 from microp.sweep import board, run_attempt
 from microp.terminal import console
 
 if TYPE_CHECKING:
     import pandas as pd
+
+__all__ = ["ConfigError", "Price", "Run", "RunError", "load_runs", "measure", "price"]
 
 
 class Run:
@@ -99,8 +101,8 @@ def measure(*overrides: str, folder: Path | str | None = None) -> Run:
     if point.dry_run:
         raise ConfigError(["dry_run=true is for the command line: leave it out, or use price for a predicted time"])
     job = make_job(point)
-    if found := config_checks.only_in_a_sweep(point) + nothing_to_resume(point, job):
-        raise ConfigError(found)
+    if problems := config_checks.only_in_a_sweep(point) + nothing_to_resume(point, job):
+        raise ConfigError(problems)
     for warning in config_checks.warnings(point, job):
         warnings.warn(warning, stacklevel=2)
     if console.err.is_terminal:  # a notebook gets no bar

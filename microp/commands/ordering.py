@@ -37,7 +37,7 @@ from microp.orders import Found, Problem, Solved, named_schedules, pairs, search
 from microp.schedule import Action, Op, Schedule, to_text, validate
 from microp.settings import EstimateSettings, broken_rules, not_writable, quoted
 from microp.simulator import simulate
-from microp.sweep import Point, PointsCallback, used_words
+from microp.sweep import Point, PointsCallback, run_app, used_words
 from microp.system import override
 from microp.terminal import console, order_table
 from microp.trace import makespan
@@ -51,13 +51,13 @@ class OrderCallback(PointsCallback):
     @classmethod
     def prepare(cls, config: Config) -> Problem:
         assert isinstance(config, OrderConfig)
-        found = _problems(config)
+        problems = _problems(config)
         try:
             schedule = make_pricing_job(replace(config, activation_limit=None)).schedule
         except ConfigError as error:
-            raise ConfigError([*error.problems, *found]) from error
-        if found:
-            raise ConfigError(found)
+            raise ConfigError([*error.problems, *problems]) from error
+        if problems:
+            raise ConfigError(problems)
         if (count := 3 * schedule.stages * schedule.chunks) > MOST:
             raise ConfigError(
                 [f"the order has {count} actions, too many to search: use at most {MOST} (ranks, chunks)"]
@@ -69,7 +69,7 @@ class OrderCallback(PointsCallback):
         except ValueError as error:
             raise ConfigError([f"activation_limit={config.activation_limit}: {error}"]) from error
 
-    def problems_together(self, points: list[Point]) -> list[str]:
+    def problems_together(self, config: DictConfig, points: list[Point]) -> list[str]:
         files = Counter(point.config.search.file for point in points if isinstance(point.config, OrderConfig))
         return [
             f"search.file={quoted(file)} is the file of {number} points: give each its own, as "
@@ -86,28 +86,34 @@ def _divided(schedule: Schedule) -> Schedule:
         is_full = action.op is Op.B and action[1:] not in schedule.split
         return (action, action._replace(op=Op.W)) if is_full else (action,)
 
-    return replace(schedule, ranks=tuple(tuple(each for a in row for each in parts(a)) for row in schedule.ranks))
+    return replace(
+        schedule, ranks=tuple(tuple(part for action in row for part in parts(action)) for row in schedule.ranks)
+    )
 
 
 def _problems(config: OrderConfig) -> list[str]:
-    found = broken_rules(config.search, "search.")
+    problems = broken_rules(config.search, "search.")
     path = Path(config.search.file)
     if reason := not_writable(path.parent) or ("it is a folder" if path.is_dir() else ""):
-        found.append(f"search.file={quoted(path)} cannot be written ({reason}): choose another file")
+        problems.append(f"search.file={quoted(path)} cannot be written ({reason}): choose another file")
     elif path.exists():
-        found.append(f"search.file={quoted(path)} exists: give another name")
+        problems.append(f"search.file={quoted(path)} exists: give another name")
     if config.search.solver_seconds and find_spec("ortools") is None:
-        found.append(
+        problems.append(
             f"search.solver_seconds={config.search.solver_seconds:g} needs OR-Tools: install microp[plan], or use 0"
         )
     if (given := config.device.memory_gib) is not None and config.partition["name"] != "balanced":
-        found.append(
+        problems.append(
             f"device.memory_gib={given:g} does not limit an order: use activation_limit, the (stage, microbatch) pairs "
             "that a rank holds"
         )
     if config.replicas != 1:
-        found.append(f"replicas={config.replicas} does not change an order, which is of one pipeline: leave it out")
-    return found
+        problems.append(f"replicas={config.replicas} does not change an order, which is of one pipeline: leave it out")
+    return problems
+
+
+def main() -> None:
+    run_app("order", run_order)
 
 
 def run_order(config: DictConfig) -> dict[str, Any]:
@@ -160,8 +166,7 @@ def _orders(problem: Problem, found: Found) -> list[Schedule]:
 def _with_own_costs(config: OrderConfig, problem: Problem, found: Found) -> Found:
     """Return the best of the orders if each is priced with its own costs, as schedule=file; no bound is known then."""
     orders = _orders(problem, found)
-    costs = [with_order(config, order).costs for order in orders]
-    times = [makespan(simulate(order, own)) for order, own in zip(orders, costs, strict=True)]
+    times = [makespan(simulate(order, with_order(config, order).costs)) for order in orders]
     best = times.index(min(times))
     named = {order.name: time for order, time in zip(orders[1:], times[1:], strict=True)}
     method = "named" if best else found.method

@@ -1,4 +1,4 @@
-"""Measures the time that the harness itself takes, with stages that do nothing.
+"""Measures the time that the harness itself takes, with stages that do nothing: `python -m microp.null_stages`.
 
 ::
 
@@ -8,7 +8,15 @@
     one microbatch   F0 ─► F1 ─ B1 ─► B0  four actions and two transfers, one after the other
 
 This is measured for each transport, and for torch.distributed.pipelining over gloo with the same stages. The
-time to start and end the ranks of a point is measured in a sweep and with a torchrun process.
+time to start and end the ranks of a point is measured in a sweep and with a torchrun process. With `--busy`, shared
+memory is compared with gloo while other processes, the neighbours, compute without a pause::
+
+    launch 1    0 neighbours           1 neighbour            2 ...
+                shm gloo shm gloo ...  shm gloo shm gloo ...             the transports take turns
+    launch 2    ...
+                gloo shm gloo shm ...
+
+The times of a launch are those of its slowest rank; a ratio is of two times of one launch.
 """
 
 from __future__ import annotations
@@ -18,33 +26,87 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import nn
 
 from microp.commands.self_checks import JOB
-from microp.comms import Comms
+from microp.comms import Comms, GroupComms
 from microp.device import open_device
 from microp.engine import Boundary, Engine, Runner, TorchEngine
 from microp.job import Job
 from microp.model import Batch, Stage
 from microp.records import read_rows
+from microp.schedule import uniform
 from microp.schedule.builders import gpipe
 from microp.settings import NEVER
+from microp.system import CommandParser
 from microp.worker import launch_ranks
 
 MANY = 64  # microbatches
+FEW = (1, 16)  # with neighbours: one microbatch there and back; a step in which ranks have messages under way
+BOTH = ("shm", "gloo")
+TURNS = 5  # of each transport in a launch
+STEPS = {1: 8, 16: 3}  # chunks -> the steps of a turn
+START_S = 1.0  # until the neighbours compute, and the ranks have noticed
+NEIGHBOUR = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(10_000))"
+Shape = tuple[int, int]  # rows of a microbatch, numbers per row
 
 
-def null_step(engine: str, chunks: int, shape: tuple[int, int], comms: Comms) -> Callable[[], float]:
+def main(arguments: list[str] | None = None) -> int:
+    """Measure stages that do nothing on every transport, and the start and end of a point; print the times."""
+
+    def at_least(least: int) -> Callable[[str], int]:
+        def number(text: str) -> int:
+            if (value := int(text)) < least:
+                raise ArgumentTypeError(f"{value} is below {least}: use at least {least}")
+            return value
+
+        return number
+
+    parser = CommandParser(prog="python -m microp.null_stages", description=main.__doc__)
+
+    def option(name: str, default: Any, least: int, about: str, **more: Any) -> None:
+        parser.add_argument(name, type=at_least(least), default=default, help=about, **more)
+
+    option("--rows", 8, 1, "rows of a microbatch (default: 8)")
+    option("--dim", 128, 1, "numbers per row (default: 128)")
+    option("--steps", 100, 1, "measured steps (default: 100)")
+    option("--points", 5, 3, "points of a sweep whose starts are timed (default: 5)")
+    option("--busy", None, 0, "compare shm with gloo beside N processes", nargs="+", metavar="N")
+    option("--ranks", [2], 2, "with --busy (default: 2)", nargs="+", metavar="K")
+    option("--launches", 10, 1, "with --busy (default: 10)")
+    option("--minutes", 12, 1, "with --busy: no launch begins later (default: 12)")
+    options = parser.parse_args(arguments)
+    shape = options.rows, options.dim
+    if options.busy is not None:
+        print("\n".join(beside_neighbours(options.ranks, options.busy, options.launches, shape, options.minutes)))
+        return 0
+    print(f"{'':14}{f'per action, M={MANY}':>20}{'one microbatch there and back':>32}")
+    for row in transports(shape, options.steps):
+        print(f"{row['transport']:14}{row['per action']:17.1f} µs{row['there and back']:29.0f} µs")
+    print(f"two ranks, GPipe, tensors of {options.rows * options.dim * 4:,} bytes, medians of {options.steps} steps")
+    for name, seconds in starts(options.points).items():
+        print(f"start and end of a point, {name}: {seconds:.2f} s")
+    return 0
+
+
+# --- alone ----------------------------------------------------------------------------------------
+
+
+def null_step(engine: str, chunks: int, shape: Shape, comms: Comms) -> Callable[[], float]:
     """Return a function that runs a step over one null stage per rank; it returns this rank's time in microseconds."""
     schedule = gpipe(comms.world_size, chunks)
     loss = (lambda output, _target: output.sum()) if comms.rank == comms.world_size - 1 else None
@@ -70,19 +132,19 @@ def null_step(engine: str, chunks: int, shape: tuple[int, int], comms: Comms) ->
     return step
 
 
-def measure(engine: str, chunks: int, shape: tuple[int, int], steps: int, comms: Comms) -> float:
+def measure(engine: str, chunks: int, shape: Shape, steps: int, comms: Comms) -> float:
     """Return the median time of a step over null stages on this rank, in microseconds."""
     step = null_step(engine, chunks, shape, comms)
     return median([step() for _ in range(steps + 5)][5:])
 
 
-def on_a_rank(shape: tuple[int, int], steps: int, _job: Job, comms: Comms, _local: int, _at: Path) -> dict[str, Any]:
+def on_a_rank(shape: Shape, steps: int, _job: Job, comms: Comms, _local: int, _at: Path) -> dict[str, Any]:
     """Return the step times with one microbatch and with `MANY`, of each engine on this transport; microseconds."""
     engines = ("microp", "torch") if _job.backend == "gloo" else ("microp",)
     return {engine: [measure(engine, chunks, shape, steps, comms) for chunks in (1, MANY)] for engine in engines}
 
 
-def transports(shape: tuple[int, int], steps: int) -> list[dict[str, Any]]:
+def transports(shape: Shape, steps: int) -> list[dict[str, Any]]:
     """Return one row per transport and one for torch, with times in microseconds."""
     rows = []
     for backend in ("shm", "tcp", "gloo"):
@@ -125,3 +187,74 @@ def _point(attempt: Path) -> tuple[float, float]:
     """Return the start of a point and the time of its steps, in seconds."""
     status, steps = json.loads((attempt / "status.json").read_text()), read_rows(attempt, 0)
     return status["started"], (steps[-1]["ended_ns"] - steps[0]["began_ns"]) / 1e9
+
+
+# --- beside neighbours ----------------------------------------------------------------------------
+
+
+def beside_neighbours(
+    ranks: Sequence[int], neighbours: Sequence[int], rounds: int, shape: Shape, minutes: float
+) -> list[str]:
+    """Return the lines of a table: the times of a step for each number of ranks, microbatches and neighbours.
+
+    Each number of ranks is launched `rounds` times; no launch begins after `minutes`.
+    """
+    end = time.monotonic() + 60 * minutes
+    rows = []
+    for number, count in product(range(rounds), ranks):
+        if time.monotonic() > end:
+            break
+        job = replace(JOB, schedule=gpipe(count, 2), partition=uniform(8, count), backend="shm")
+        with tempfile.TemporaryDirectory() as folder:
+            results = launch_ranks(job, Path(folder), 5, partial(_times_of_a_rank, shape, neighbours, number % 2))
+        for busy, chunks in product(neighbours, FEW):
+            row: dict[str, float] = {"ranks": count, "chunks": chunks, "busy": busy}
+            for transport, name in enumerate(BOTH):
+                steps = np.max([times[busy, chunks][transport] for times in results.values()], axis=0)
+                row[name], row[f"{name} 90"] = np.percentile(steps, [50, 90])
+            rows.append(row)
+    lines = [f"{'ranks':>5}{'M':>4}{'busy':>6}{'n':>4}{'shm µs':>18}{'gloo µs':>18}{'shm / gloo':>22}{'of 90 %':>22}"]
+    for (of_ranks, of_chunks, of_busy), launches in pd.DataFrame(rows).groupby(["ranks", "chunks", "busy"]):
+        line = f"{of_ranks:5}{of_chunks:4}{of_busy:6}{len(launches):4}"
+        for name in BOTH:
+            cell = f"{launches[name].median():.0f} ({launches[f'{name} 90'].median():.0f})"
+            line += f"{cell:>18}"
+        for which in ("", " 90"):
+            ratios = launches[f"shm{which}"] / launches[f"gloo{which}"]
+            cell = f"{ratios.median():.2f} [{ratios.min():.2f}, {ratios.max():.2f}]"
+            line += f"{cell:>22}"
+        lines.append(line)
+    return [*lines, "a step: median (90th percentile) of a launch, in the median of n launches; ratios: median [range]"]
+
+
+def _times_of_a_rank(
+    shape: Shape, neighbours: Sequence[int], first: int, _job: Job, comms: Comms, _local: int, _at: Path
+) -> dict[tuple[int, int], list[list[float]]]:
+    """Return (neighbours, chunks) -> the times of the steps on each of `BOTH`, in microseconds."""
+    both = (comms, GroupComms(comms.device, comms.timeout_s))
+    steps = {chunks: [null_step("microp", chunks, shape, transport) for transport in both] for chunks in FEW}
+    times: dict[tuple[int, int], list[list[float]]] = {}
+    for busy in neighbours:
+        with _neighbours(busy if comms.rank == 0 else 0):
+            comms.barrier()
+            for chunks in FEW:
+                taken: list[list[float]] = [[], []]
+                for turn in range(-1, TURNS):
+                    for which in (first, 1 - first):
+                        turns = [steps[chunks][which]() for _ in range(STEPS[chunks])]
+                        taken[which] += turns if turn >= 0 else []
+                times[busy, chunks] = taken
+    return times
+
+
+@contextmanager
+def _neighbours(count: int) -> Iterator[None]:
+    """Let `count` processes compute meanwhile; they end with this process."""
+    running = [subprocess.Popen([sys.executable, "-c", NEIGHBOUR]) for _ in range(count)]
+    time.sleep(START_S * bool(running))
+    try:
+        yield
+    finally:
+        for neighbour in running:
+            neighbour.kill()
+            neighbour.wait()

@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,7 @@ from microp.planner import (
 from microp.records import write_text
 from microp.schedule import Schedule, uniform
 from microp.settings import EstimateSettings, broken_rules, quoted
-from microp.sweep import PointsCallback, used_words
+from microp.sweep import PointsCallback, run_app, used_words
 from microp.system import GIB, MIB, size_text
 from microp.terminal import console, plan_table
 
@@ -73,17 +74,17 @@ def search_words(words: Sequence[str]) -> list[str]:
 
     A range is written as in a sweep: `chunks=range(4,8)`.
     """
-    found = []
+    given = []
     for word in words:
         key, equals, value = word.partition("=")
         if equals and key in SEARCHED and value != "null":
             values = value.removeprefix("[").removesuffix("]").split(",")
             if numbers := re.fullmatch(RANGE, value):
                 values = list(map(str, range(*map(int, filter(None, numbers.groups())))))
-            quotes = "'" if key == "checkpointing" or any("(" in each for each in values) else ""
-            word = f"search.{key.removeprefix('schedule.')}=[{','.join(f'{quotes}{each}{quotes}' for each in values)}]"
-        found.append(word)
-    return found
+            quotes = "'" if key == "checkpointing" or "(" in value else ""
+            word = f"search.{key.removeprefix('schedule.')}=[{','.join(f'{quotes}{one}{quotes}' for one in values)}]"
+        given.append(word)
+    return given
 
 
 def as_typed(problem: str) -> str:
@@ -95,36 +96,38 @@ def as_typed(problem: str) -> str:
 def make_plan(config: PlanConfig) -> Plan:
     """Return what the configuration asks to be searched, or raise ConfigError with all that is wrong."""
     wanted = config.search
-    found = broken_rules(config) + broken_rules(wanted, "search.")
-    found += config.model.problems() + config.device.problems() + profile_problems(config)
-    found += config.computing.problems(config.model.name, config.model.dtype)
-    found += [
+    problems = broken_rules(config) + broken_rules(wanted, "search.")
+    problems += config.model.problems() + config.device.problems() + profile_problems(config)
+    problems += config.computing.problems(config.model.name, config.model.dtype)
+    problems += [
         f"search.schedule={quoted(name)} is not one of {', '.join(ORDERS)}: use one of these"
         for name in wanted.schedule
         if name not in ORDERS
     ]
-    found += [
-        f"search.checkpointing={quoted(each)} is not one of {', '.join(POLICIES)}, segments=2: use one of these"
-        for each in wanted.checkpointing
-        if each not in POLICIES and not re.fullmatch(r"segments=[1-9]\d{0,4}", each)
+    problems += [
+        f"search.checkpointing={quoted(policy)} is not one of {', '.join(POLICIES)}, segments=2: use one of these"
+        for policy in wanted.checkpointing
+        if policy not in POLICIES and not re.fullmatch(r"segments=[1-9]\d{0,4}", policy)
     ]
-    found += [f"search.{key}=[] is empty: give at least one value" for key, each in vars(wanted).items() if each == []]
-    found += [
-        f"replicas={each} does not divide ranks={config.ranks}: use a divisor of ranks, which form the pipelines"
-        for each in wanted.replicas
-        if each > 0 and config.ranks % each
+    problems += [
+        f"search.{key}=[] is empty: give at least one value" for key, values in vars(wanted).items() if values == []
+    ]
+    problems += [
+        f"replicas={replicas} does not divide ranks={config.ranks}: use a divisor of ranks, which form the pipelines"
+        for replicas in wanted.replicas
+        if replicas > 0 and config.ranks % replicas
     ]
     if config.device.speed is not None:
-        found.append("device.speed is not for a plan, whose pipelines can have any number of ranks: leave it out")
+        problems.append("device.speed is not for a plan, whose pipelines can have any number of ranks: leave it out")
     if config.memory_gib is not None and config.device.memory_gib is not None:
-        found.append(
+        problems.append(
             f"memory_gib={config.memory_gib:g} and device.memory_gib={config.device.memory_gib:g} both limit a rank: "
             "give one of them"
         )
     if config.compile:
-        found.append("compile=true is not for a plan: no times of compiled layers are known, leave it out")
-    if found:
-        raise ConfigError(list(map(as_typed, found)))
+        problems.append("compile=true is not for a plan: no times of compiled layers are known, leave it out")
+    if problems:
+        raise ConfigError(list(map(as_typed, problems)))
     cap = memory_cap(config) if config.memory_gib is None else config.memory_gib * GIB
     most = min(config.batch_size, MOST_CHUNKS * config.ranks)
     chunks = wanted.chunks or [2**power for power in range(most.bit_length())]
@@ -164,6 +167,11 @@ def _check_stages(config: PlanConfig, pricer: Pricer, space: Space) -> None:
             raise ConfigError([f"schedule={choice.schedule}: {error}"]) from error
 
 
+def main() -> None:
+    sys.argv[1:] = search_words(sys.argv[1:])
+    run_app("plan", run_plan)
+
+
 def run_plan(config: DictConfig) -> dict[str, Any]:
     """Search the plans of one point and print them, or raise ConfigError if nothing fits: Hydra's task function."""
     point = read_config(config)
@@ -173,7 +181,7 @@ def run_plan(config: DictConfig) -> dict[str, Any]:
         found = search(plan.pricer, plan.space, plan.cap, tick)
     if plan.cap is not None and not found.front:
         raise ConfigError([_too_little(plan, found, plan.cap)])
-    rows = [_row(plan, each) for each in found.front]
+    rows = [_row(plan, priced) for priced in found.front]
     name = hashlib.sha256(json.dumps(plain(point), sort_keys=True, default=str).encode()).hexdigest()[:8]
     path = Path(point.output_dir) / "plans" / f"plan-k{point.ranks}-b{point.batch_size}-{name}.json"
     about = {"candidates": found.candidates, "too_large": found.too_large}
@@ -213,16 +221,15 @@ def _row(plan: Plan, priced: Priced) -> dict[str, Any]:
 
 def _command(plan: Plan, priced: Priced) -> str:
     """Return the command that runs a plan, or prices it if nothing can run on the device."""
-    own: tuple[str, ...] = OWN
-    choice = priced.choice
+    choice, left_out = priced.choice, list(OWN)
     if plan.config.device.is_emulated and plan.config.profile:
-        own = (*OWN, r"model\.(?!layers)\w+")
+        left_out.append(r"model\.(?!layers)\w+")
     run = chosen(plan.config, choice.schedule, choice.checkpointing, choice.replicas, choice.stages_per_rank)
     words = [f"ranks={run.ranks}", *choice.words()]
     if choice.partition == "balanced" or not plan.pricer.subject.prices.is_known:  # uniform stages count the same
         words += ["partition=sizes", f"partition.sizes=[{','.join(map(str, priced.sizes))}]"]
     program = ["python", "-m", "microp.simulate"] if isinstance(run.device, EstimateSettings) else ["microp"]
-    return shlex.join([*program, *used_words(run, own), *words])
+    return shlex.join([*program, *used_words(run, left_out), *words])
 
 
 def _notes(plan: Plan, found: Found) -> list[str]:
@@ -233,10 +240,11 @@ def _notes(plan: Plan, found: Found) -> list[str]:
         notes.append(f"no times of the layers are known: {profile_command(plan.config)} measures them")
     elif plan.config.profile is None and "row" not in getattr(plan.config.device, "per", ["row"]):
         notes.append("the nominal times are per microbatch, whatever its rows: device.per=[layer,row] counts them")
-    rows = {plan.config.batch_size / each.choice.replicas / each.choice.chunks for each in found.front}
+    choices = [priced.choice for priced in found.front]
+    rows = {plan.config.batch_size / choice.replicas / choice.chunks for choice in choices}
     if used_profile(plan.config) is not None:
         notes += profile_notes(plan.config, sorted({min(rows), max(rows)}))
-    elif any(each.choice.replicas > 1 for each in found.front) and not getattr(plan.config.device, "reduce_ms", None):
+    elif any(choice.replicas > 1 for choice in choices) and not getattr(plan.config.device, "reduce_ms", None):
         notes.append("the sums of the gradients over the replicas take no time here: they are not known")
     if cap is not None and found.over and found.over[-1].step < found.front[0].step:
         faster = found.over[-1]

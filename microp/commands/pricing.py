@@ -26,7 +26,7 @@ from microp.profiling import peak_memory_mib
 from microp.results import spans_frame
 from microp.schedule import spread, to_text, to_torch_csv
 from microp.simulator import Simulated, closed_forms, critical_path, simulate
-from microp.sweep import Point, PointsCallback
+from microp.sweep import Point, PointsCallback, run_app
 from microp.system import GIB, MIB
 from microp.terminal import console, price_table
 
@@ -148,6 +148,10 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, str):
         return value
     return value.numerator if isinstance(value, Rational) and value.denominator == 1 else float(value)
+
+
+def main() -> None:
+    run_app("simulate", run_price)
 
 
 def run_price(config: DictConfig) -> dict[str, Any]:

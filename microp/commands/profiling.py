@@ -8,11 +8,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
@@ -37,7 +39,7 @@ from microp.profiling import (
 )
 from microp.records import load_average, write_profile
 from microp.settings import EstimateSettings, ModelSettings, SlurmSettings
-from microp.sweep import PointsCallback
+from microp.sweep import PointsCallback, run_app
 from microp.system import MIB
 from microp.terminal import console
 
@@ -67,7 +69,7 @@ def measure_profile(job: Job, seconds: float) -> Profile:
     between_all = [between(case) for case in together]
     transports: dict[str, Transport] = {job.backend: fit_transport(between_all)}
     transports |= {name: fit_transport([between(case) for case in cases]) for name, cases in others.items()}
-    optimizer = line([(nbytes / MIB, ms) for each in between_all for nbytes, ms in each.optimizer])
+    optimizer = line([(nbytes / MIB, ms) for case in between_all for nbytes, ms in case.optimizer])
     memory = {
         name: probe_layers(job.model, job.batch_size / 4, split, job.computing)
         for name, split in ((UNDIVIDED, False), (DIVIDED, True))
@@ -87,7 +89,7 @@ def measure_profile(job: Job, seconds: float) -> Profile:
         crowded=(1.0,) * len(fitted.rows),
         transports=transports,
         optimizer=optimizer,
-        edges=(float(np.median([each.head for each in between_all])), float(np.median([e.tail for e in between_all]))),
+        edges=(median(case.head for case in between_all), median(case.tail for case in between_all)),
         memory={name: {kind: layers[kind] for kind in sorted(set(kinds))} for name, layers in memory.items()},
         spread=fitted.spread,
         load=load,
@@ -103,53 +105,59 @@ def _samples(cases: Sequence[Case], kinds: Sequence[int]) -> list[Sample]:
     return [sample for case in cases for sample in samples_of(case, kinds)]
 
 
-def _run_rows(job: Job, rows: Sequence[int], seconds: float, folder: Path) -> tuple[list[int], dict[str, list[float]]]:
-    """Time the stages at many numbers of rows; return these, and by op the milliseconds of all stages together."""
-    from microp.worker import RankError, launch_ranks, record_rows
+def _launch(job: Job, folder: Path, entry: Callable[..., Any]) -> dict[int, Any]:
+    """Run an entry on the ranks of a job, which write into the new folder; return what it returns on each."""
+    from microp.worker import RankError, launch_ranks  # torch
 
     folder.mkdir()
     try:
-        kept = launch_ranks(job, folder, 5, partial(record_rows, rows, seconds))
+        return launch_ranks(job, folder, 5, entry)
     except RankError as error:
         raise Stop(f"the profile's ranks failed: {error}") from error
-    both = [count for count in rows if all(count in own for own in kept.values())]
+
+
+def _run_rows(job: Job, rows: Sequence[int], seconds: float, folder: Path) -> tuple[list[int], dict[str, list[float]]]:
+    """Time the stages at many numbers of rows; return these, and by op the milliseconds of all stages together."""
+    from microp.worker import record_rows
+
+    timed = _launch(job, folder, partial(record_rows, rows, seconds))
+    both = [count for count in rows if all(count in counts for counts in timed.values())]
     total: dict[str, list[float]] = {}
-    for rank, own in kept.items():
+    for rank, counts in timed.items():
         with np.load(folder / f"rows.rank{rank}.npz") as file:
             for op in set(file.files) - {"rows"}:
-                taken = [float(file[op][own.index(count)]) for count in both]
+                taken = [float(file[op][counts.index(count)]) for count in both]
                 total[op] = list(map(sum, zip(taken, total.get(op, [0.0] * len(both)), strict=True)))
     return both, total
 
 
-def _run(cases: Sequence[Job], needed: int, seconds: float, folder: Path) -> list[Case]:
+def _run(jobs: Sequence[Job], needed: int, seconds: float, folder: Path) -> list[Case]:
     """Run cases in one launch, as many as fit but at least `needed`; return them with their times."""
-    from microp.worker import RankError, launch_ranks, record_cases
+    from microp.worker import record_cases
 
-    folder.mkdir()
-    ranks = range(len(cases[0].schedule.ranks))
-    try:
-        weights = launch_ranks(cases[0], folder, 5, partial(record_cases, cases, needed, ROUNDS, seconds))
-    except RankError as error:
-        raise Stop(f"the profile's ranks failed: {error}") from error
-    found = []
-    for number, job in enumerate(cases[: len(weights[0])]):
+    weights = _launch(jobs[0], folder, partial(record_cases, jobs, needed, ROUNDS, seconds))
+    cases = []
+    for number, job in enumerate(jobs[: len(weights[0])]):
         files = [
-            [np.load(path) for path in sorted(folder.glob(f"case{number}.round*.rank{rank}.npz"))] for rank in ranks
+            [np.load(path) for path in sorted(folder.glob(f"case{number}.round*.rank{rank}.npz"))]
+            for rank in range(job.ranks)
         ]
-        found.append(
-            Case(
-                schedule=job.schedule,
-                sizes=job.partition.sizes,
-                rows=job.batch_size / job.schedule.chunks,
-                checkpointing=job.checkpointing,
-                times=[np.concatenate([file["times"] for file in own]) for own in files],
-                steps=[np.concatenate([file["steps"] for file in own]) for own in files],
-                weights=[weights[rank][number] for rank in ranks],
-                boundary=job.model.hop_bytes(job.partition.sizes, job.computing) * job.mean_rows,
-            )
+        case = Case(
+            schedule=job.schedule,
+            sizes=job.partition.sizes,
+            rows=job.batch_size / job.schedule.chunks,
+            checkpointing=job.checkpointing,
+            times=[np.concatenate([file["times"] for file in rounds]) for rounds in files],
+            steps=[np.concatenate([file["steps"] for file in rounds]) for rounds in files],
+            weights=[weights[rank][number] for rank in range(job.ranks)],
+            boundary=job.model.hop_bytes(job.partition.sizes, job.computing) * job.mean_rows,
         )
-    return found
+        cases.append(case)
+    return cases
+
+
+def main() -> None:
+    run_app("profile", run_profile)
 
 
 def run_profile(config: DictConfig) -> str:
@@ -175,8 +183,8 @@ def described(profile: Profile, model: ModelSettings) -> list[str]:
     for name in ("forward", "full", "backward", "weight", "recompute"):
         lines.append(f"{name:10}" + "".join(f"{value:9.3f}" for value in inside[name]))
     for name, known in profile.after.items():
-        for what, own in known.items():
-            changes = (f"{factor:.2f} + {added:.3f}" for added, factor in zip(*own, strict=True))
+        for what, (added, factors) in known.items():
+            changes = (f"{factor:.2f} + {more:.3f}" for more, factor in zip(added, factors, strict=True))
             lines.append(f"{name} after {what}: x " + ", ".join(changes))
     lines.append("forward that keeps its input: x " + ", ".join(f"{value:.3f}" for value in profile.checkpointed))
     for name, factors in profile.row_factors.items():
@@ -198,20 +206,20 @@ class ProfileCallback(PointsCallback):
     @classmethod
     def prepare(cls, config: Config) -> Job:
         assert isinstance(config, ProfileConfig)
-        found = []
+        problems = []
         if isinstance(config.launch, SlurmSettings):
-            found.append("launch=slurm is for runs: type this in a job of your own on the machine to be measured")
+            problems.append("launch=slurm is for runs: type this in a job of your own on the machine to be measured")
         if config.device.is_emulated:
-            found.append("device=emulated has nominal times: there is nothing to profile, use device=cpu")
+            problems.append("device=emulated has nominal times: there is nothing to profile, use device=cpu")
         if isinstance(config.device, EstimateSettings):
-            found.append("device=estimate is for plans and prices: there is nothing to profile, use device=cpu")
+            problems.append("device=estimate is for plans and prices: there is nothing to profile, use device=cpu")
         if config.comms.name == "threads":
-            found.append("comms=threads runs all ranks in one process: a profile needs processes, use comms=auto")
+            problems.append("comms=threads runs all ranks in one process: a profile needs processes, use comms=auto")
         if config.compile:
-            found.append("compile=true is not for a profile, which also measures W: leave it out")
+            problems.append("compile=true is not for a profile, which also measures W: leave it out")
         if config.replicas != 1:
-            found.append(f"replicas={config.replicas}: a profile is of one pipeline, leave replicas out")
-        if found:
-            raise ConfigError(found)
+            problems.append(f"replicas={config.replicas}: a profile is of one pipeline, leave replicas out")
+        if problems:
+            raise ConfigError(problems)
         fitting = replace(config, ranks=1, chunks=1, partition={**config.partition}, schedule={**config.schedule})
         return make_job(fitting)

@@ -42,6 +42,8 @@ from microp.settings import (
     SyncSettings,
     TextSettings,
 )
+from microp.system import CommandParser
+from microp.terminal import console
 from microp.trace import idle_edges, makespan
 from microp.worker import RankError, Trainer, launch_ranks, monolith
 
@@ -109,9 +111,9 @@ def check_gradients(folder: Path) -> tuple[bool, str]:
                 partition=uniform(model.layers, RANKS),
                 checkpointing=checkpointing,
             )
-            found = _differences(job, list(launch_ranks(job, folder, 3, gradients).values()))
-            worst = max(worst, *found)
-            cases += len(found)
+            differences = _differences(job, list(launch_ranks(job, folder, 3, gradients).values()))
+            worst = max(worst, *differences)
+            cases += len(differences)
     return worst == 0, f"largest difference {worst:g} over {cases} tensors (gpipe, 1f1b; mlp, gpt; never, always)"
 
 
@@ -145,11 +147,11 @@ def check_models(_folder: Path) -> tuple[bool, str]:
             cut = uniform(model.layers, schedule.stages)
             job = replace(JOB, schedule=schedule, model=model, partition=cut, checkpointing=checkpointing, batch_size=9)
             try:
-                found = _differences(job, _in_threads(job))
+                differences = _differences(job, _in_threads(job))
             except Exception as error:
                 return False, f"{name} with {schedule.name} fails: {type(error).__name__}: {error}"
-            worst = max(worst, *found)
-            cases += len(found)
+            worst = max(worst, *differences)
+            cases += len(differences)
     return worst == 0, f"largest difference {worst:g} over {cases} tensors (zb_h1, dualpipe_v; {len(MODELS)} models)"
 
 
@@ -210,3 +212,14 @@ def run_checks() -> Iterator[tuple[str, bool, str]]:
             except RankError as error:
                 passed, figure = False, str(error)
         yield name, passed, figure
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Check that microp works on this machine and that its mathematics is right; exit code 1 if a check fails."""
+    CommandParser(prog="python -m microp.check", description=main.__doc__).parse_args(arguments)
+    failed = 0
+    with console.err.status("checking"):
+        for name, passed, figure in run_checks():
+            failed += not passed
+            console.out.print(f"{'[green]pass[/]' if passed else '[red]FAIL[/]'}  {name:32} {figure}", soft_wrap=True)
+    return 1 if failed else 0

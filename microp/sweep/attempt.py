@@ -7,7 +7,11 @@
     Attempt closes   summary.json  status.json: finished, failed, diverged or interrupted  ─► W&B, tracked.json
 
 If the machine refuses something (OSError: no room, no descriptors), the next run would fail too: the failure is
-recorded and raised. Any other error costs this attempt only.
+recorded and raised. Any other error costs this attempt only, and W&B costs none::
+
+    offline   attempt 1 ─► mirrored ─► attempt 2 ─► mirrored
+    online    attempt 1 ─────────────────────► waits ─► attempt 2
+              └─ `microp.tracking --follow` ───┘        at most END_S: the rest is done later, by the same command
 """
 
 from __future__ import annotations
@@ -15,7 +19,9 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -34,7 +40,7 @@ import torch
 
 from microp.config import Config, predict, to_yaml, with_advice
 from microp.job import Job
-from microp.mirror import take_agent
+from microp.mirror import mirror, take_agent
 from microp.records import (
     DIVERGED,
     RUNNING,
@@ -54,18 +60,17 @@ from microp.records import (
     write_text,
 )
 from microp.sweep.hydra_callbacks import runs_beside_others
-from microp.sweep.mirrors import follow, mirror_ended
-from microp.system import places, processor, redact_words, size_text
+from microp.system import places, processor, redact_words, server, size_text
 from microp.terminal import console
 from microp.worker import DivergedRunError, RankError
 
+END_S = 60  # that W&B gets after a run that was followed, in seconds
+LOG = "tracking.log"  # in the attempt's folder: what the process says that follows it
 log = logging.getLogger(__name__)
 
 
 class Attempt:
     """A context in which the ranks of one job run; a failure of this attempt alone is recorded and not raised.
-
-    If its folder is removed meanwhile, there is nothing left to record, and the next run can go on.
 
     Its `folder` gets all files: one that has been made, else the next one of the run.
 
@@ -124,8 +129,6 @@ class Attempt:
         return self.folder
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
-        if not self.folder.is_dir() and (error is None or isinstance(error, Exception)):
-            return True
         try:
             if error is None:
                 self.close("finished")
@@ -135,7 +138,7 @@ class Attempt:
                 self._give_up(error)
         except Exception as late:  # the ranks have ended, and what follows fails
             self._give_up(late)
-            if isinstance(late, OSError) and self.folder.is_dir():
+            if isinstance(late, OSError):
                 raise
             return True
         return isinstance(error, Exception) and not isinstance(error, OSError)
@@ -196,6 +199,39 @@ class Attempt:
         if state != RUNNING:
             self._status["ended"] = time.time()
         write_json(self.folder / "status.json", {"status": state, "message": message, **self._status})
+
+
+def follow(attempt: Path) -> subprocess.Popen[bytes]:
+    """Start the process that shows an attempt in W&B while it runs; its output goes to `tracking.log`.
+
+    Ctrl-C does not reach it, so that it closes the W&B runs of an attempt that was interrupted.
+    """
+    command = ["nice", "-n", "19", sys.executable, "-m", "microp.tracking", str(attempt), "--follow"]
+    with (attempt / LOG).open("wb") as said:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
+def mirror_ended(attempt: Path, state: str, config: Config, follower: subprocess.Popen[bytes] | None) -> None:
+    """Mirror an attempt that has ended in this state, or wait for the process that follows it; warn if that failed."""
+    try:
+        if follower is not None:
+            if follower.wait(END_S):
+                raise RuntimeError(f"see {attempt / LOG}")
+        elif config.tracking.mode != "disabled":
+            mirror(attempt, config.tracking, config.tracking.folder(Path(config.output_dir)))
+    except Exception as error:  # W&B may raise anything
+        if isinstance(error, subprocess.TimeoutExpired) and follower is not None:
+            os.killpg(follower.pid, signal.SIGKILL)  # with what W&B has started
+            follower.wait()
+            error = TimeoutError(f"{server()} took more than {END_S} s after the run")
+        console.warn(
+            f"W&B failed for {attempt.parent.name}/{attempt.name} ({in_words(error)}), which is {state} and recorded. "
+            f"To mirror it later: python -m microp.tracking {shlex.quote(config.output_dir)}"
+        )
+    else:
+        log.debug("W&B: %s/%s, %s", attempt.parent.name, attempt.name, config.tracking.mode)
 
 
 @cache

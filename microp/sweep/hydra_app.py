@@ -51,7 +51,7 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
     OmegaConf.register_new_resolver("sweep_page", sweep_page, replace=True)
     _log_to_terminal()
     sys.argv[1:] = with_profiles(sys.argv[1:])
-    asked = os.environ.get(FULL_ERROR)
+    asked = os.environ.get(FULL_ERROR, "0")
     os.environ[FULL_ERROR] = "1"  # Hydra raises its errors; it would print several lines and exit with code 1
     PointsCallback.began = None
     try:
@@ -76,10 +76,7 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
     finally:
         if PointsCallback.began is not None:
             PointsCallback.began.close()
-        if asked is None:
-            del os.environ[FULL_ERROR]
-        else:
-            os.environ[FULL_ERROR] = asked
+        os.environ[FULL_ERROR] = asked
 
 
 def _guarded(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
@@ -107,6 +104,6 @@ def _log_to_terminal() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(relativeCreated)6.0f ms  %(name)s  %(message)s"))
     for name in ("hydra", "microp"):
-        logging.getLogger(name).addHandler(handler)
+        logging.getLogger(name).handlers = [handler]
     if os.environ.get(FULL_ERROR) == "1":
         tracebacks.setLevel(logging.DEBUG)

@@ -110,7 +110,7 @@ class PointsCallback(Callback):
         made = cls._prepared.pop(_key(config), None)
         return cls.prepare(config) if made is None else made
 
-    def problems_together(self, points: list[Point]) -> list[str]:
+    def problems_together(self, config: DictConfig, points: list[Point]) -> list[str]:
         """Return what is wrong with valid points as points of one command."""
         return []
 
@@ -180,19 +180,19 @@ class PointsCallback(Callback):
 
     def _start(self, config: DictConfig, composed: list[Composed]) -> None:
         knobs = Knobs()
-        found = [(each, self.check(each, knobs)) for each in composed]
-        checked = [point for _, point in found if point is not None]
-        self.skipped = [each.overrides for each, point in found if point is None]
+        every = [(asked.overrides, self.check(asked, knobs)) for asked in composed]
+        checked = [point for _, point in every if point is not None]
+        self.skipped = [overrides for overrides, point in every if point is None]
         if composed and not checked:
             refuse([NOTHING_LEFT])
-        points = [each.point for each in checked if each.point is not None]
-        problems = knobs.problems + self.problems_together(points)
+        points = [valid for _, valid, _ in checked if valid is not None]
+        problems = knobs.problems + self.problems_together(config, points)
         if speaks():
             for note in knobs.notes:
                 console.note(note)
-        if any(node is not None and node.get("dry_run") for node in (config, *(each.config for each in composed))):
+        if any(node is not None and node.get("dry_run") for node in (config, *(asked.config for asked in composed))):
             self.dry_run(config, checked, len(self.skipped), problems)
-        if problems := [problem for each in checked for problem in each.problems] + problems:
+        if problems := [problem for point in checked for problem in point.problems] + problems:
             refuse(list(dict.fromkeys(problems)))
         log.debug("%s composed and checked", "1 point is" if len(points) == 1 else f"{len(points)} points are")
         PointsCallback.began = self

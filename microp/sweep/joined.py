@@ -82,20 +82,19 @@ def _open(
     if everyone.rank == 0:
         attempt = Attempt(config, job, experiment, overrides, new_attempt(run.parent, job.run_id, number))
     folder = run / everyone.all_gather(attempt.folder.name if attempt else "")[0]
-    own = None
+    mine: str | None = None
     if joined.is_first and everyone.rank != 0 and _make(folder):
         quiet = replace(config, tracking=replace(config.tracking, mode="disabled"))
         attempt = _OtherHosts(quiet, job, experiment, overrides, folder)
-        own = str(folder.absolute())
-    folders = everyone.all_gather(own)
+        mine = str(folder.absolute())
+    folders = everyone.all_gather(mine)
     stay = {
         host: f"the rows of ranks {', '.join(map(str, ranks))} stay on {joined.hosts.names[host]} in "
         f"{folders[ranks[0]]}"
         for host in range(1, len(joined.hosts.names))
         if folders[(ranks := joined.hosts.ranks(host))[0]] is not None
     }
-    mine = {joined.host} if joined.host else stay
-    return attempt, folder, {host: text for host, text in stay.items() if host in mine}
+    return attempt, folder, {host: text for host, text in stay.items() if joined.host in (0, host)}
 
 
 def _make(folder: Path) -> bool:

@@ -19,18 +19,18 @@ from microp.terminal import console, out
 
 def print_next_commands(output: Path, tracking: TrackingSettings, finished: Path | None) -> None:
     """Print the commands, one per line; `finished` is the attempt whose step can be drawn, if there is one."""
-    found = [("files", str(output / "runs"))]
+    commands = [("files", str(output / "runs"))]
     runs = tracking.folder(output) / "wandb"
     if tracking.mode != "disabled":
-        found.append(("look", shlex.join([_program("wandb"), "leet", str(runs)])))
+        commands.append(("look", shlex.join([_program("wandb"), "leet", str(runs)])))
     if tracking.mode == "offline":
-        found.append(("sync", f"{shlex.join([_program('wandb'), 'sync', str(runs)])}/offline-run-*"))
+        commands.append(("sync", f"{shlex.join([_program('wandb'), 'sync', str(runs)])}/offline-run-*"))
     analysis = find_spec("analysis")  # only a checkout has it; the current folder may have another one
     folders = (analysis and analysis.submodule_search_locations) or []
     if finished and any(Path(folder, "timeline.py").is_file() for folder in folders):
-        found.append(("draw", shlex.join([_program("python"), "-m", "analysis.timeline", str(finished)])))
+        commands.append(("draw", shlex.join([_program("python"), "-m", "analysis.timeline", str(finished)])))
     out.print()
-    for what, command in found:
+    for what, command in commands:
         out.print(f"{what:5} {command}", soft_wrap=True, markup=False)
 
 
@@ -41,7 +41,7 @@ def used_words(config: Config, left_out: Sequence[str]) -> list[str]:
     """
     not_used = [*left_out, *map(re.escape, unused(config))]
     words = {word: word.lstrip("+~").partition("=")[0] for word in overrides()}
-    used = [word for word, key in words.items() if not any(re.match(rf"{each}(\.|$)", key) for each in not_used)]
+    used = [word for word, key in words.items() if not any(re.match(rf"{pattern}(\.|$)", key) for pattern in not_used)]
     return [*typed_folder(), *used]
 
 

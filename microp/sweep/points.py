@@ -15,18 +15,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
-from microp.config import Config, RunError, config_checks, make_job, plain, read_config
+from microp.config import Config, RunError, config_checks, make_job, read_config
 from microp.job import Job
 from microp.records import LockedError, SweepPlan, hold, new_attempt, plan_in, read_status, read_summary
 from microp.settings import SlurmSettings
 from microp.sweep.hydra_callbacks import (
-    Point,
     PointsCallback,
     chooses_points,
     config_name,
@@ -37,7 +35,7 @@ from microp.sweep.hydra_callbacks import (
 from microp.sweep.next_commands import print_failure
 from microp.sweep.planned import Planned, experiment_of, planned
 from microp.sweep.slurm_sweep import slurm_sweep
-from microp.system import flatten, is_joined
+from microp.system import is_joined
 from microp.terminal import Board, console
 
 board = Board()  # global, because Hydra creates the callback that shares it with `run_point`
@@ -74,17 +72,13 @@ def _run_planned(config: DictConfig, plan: SweepPlan) -> float:
     point = planned(record) if record else _choose(config, plan)
     if point is None:
         return _failed(SKIPPED)
-    failed = False
+    objective = nan
     try:
         is_job = isinstance(point.config.launch, SlurmSettings)
-        attempt = slurm_sweep(plan, run_attempt).attempt_of(point, board) if is_job else _run_here(point, plan)
+        attempt = slurm_sweep(plan).attempt_of(point, board) if is_job else _run_here(point, plan)
         objective = _objective(attempt, in_sweep=is_job)
-        failed = isnan(objective)
-    except Exception:
-        failed = True
-        raise
     finally:
-        if failed and point.config.fail_fast:
+        if isnan(objective) and point.config.fail_fast:
             plan.stop(f"fail_fast=true: {point.job.run_id} failed")
     return objective
 
@@ -155,8 +149,8 @@ def _warn_of_no_locks(output: str) -> None:
 
 
 def _objective(attempt: Path, *, in_sweep: bool = False) -> float:
-    if not (attempt / "status.json").exists():  # somebody has removed it, or this process is a rank on another host
-        return _failed(f"{attempt} has been removed")
+    if not (attempt / "status.json").exists():  # this process is a rank on another host
+        return nan
     status = read_status(attempt)
     if status["status"] != "finished":
         if speaks():
@@ -169,16 +163,9 @@ def _failed(reason: str) -> float:
     """Return NaN for a point without a figure; for a sweeper that chooses its points raise RunError."""
     if chooses_points():
         raise RunError(reason)
-    return float("nan")
+    return nan
 
 
-def equal_points(points: list[Point], runs: int) -> str:
-    """Return how many runs these points are, and which of their keys are no part of what a run is asked."""
-    first: dict[str, dict[str, Any]] = {}
-    keys: set[str] = set()
-    for point in points:
-        asked = flatten(plain(point.config))
-        run = first.setdefault(point.made.run_id, asked)
-        keys |= {key for key, value in asked.items() if run.get(key) != value}
-    why = f" ({', '.join(sorted(keys))} is no part of a run's question)" if keys else ""
-    return f"{len(points)} points are {runs} run{'s' if runs > 1 else ''}: equal points are run once{why}"
+def equal_points(points: int, runs: int) -> str:
+    """Return how many runs these points are."""
+    return f"{points} points are {runs} run{'s' if runs > 1 else ''}: points that ask the same are run once"

@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,14 +54,13 @@ WAITS = ("None", "Priority", "Resources", "BeginTime", "Prolog", "Cleaning")  # 
 SETTLE_S = 20  # that files of a job that ended by itself may take to be seen from another host
 SIGNAL_S = 30  # before the end of its time a job is told, and asks Slurm to start it again
 TIMES = 3  # that a job which goes on from snapshots may run out of time
-Run = Callable[..., Path]  # `points.run_attempt`
 _sweeps: dict[Path, SlurmSweep] = {}
 
 
-def slurm_sweep(plan: SweepPlan, run_attempt: Run) -> SlurmSweep:
+def slurm_sweep(plan: SweepPlan) -> SlurmSweep:
     """Return the jobs of a sweep, the same object for all points of this process."""
     if plan.folder not in _sweeps:
-        _sweeps[plan.folder] = SlurmSweep(plan, run_attempt)
+        _sweeps[plan.folder] = SlurmSweep(plan)
     return _sweeps[plan.folder]
 
 
@@ -80,7 +78,6 @@ def cancel_jobs() -> None:
 class PointJob:
     """What a job runs: each of its tasks is one rank of the point."""
 
-    run_attempt: Run  # runs the point's rank in this process
     record: dict[str, Any]  # the point, as the sweep's plan has it
     experiment: str | None  # the name of the stored sweep that it belongs to, if any
     again: bool  # whether an attempt from before the plan does not count
@@ -89,13 +86,15 @@ class PointJob:
         """Run one rank, unless another process has finished the point since it was planned."""
         from submitit.helpers import TorchDistributedEnvironment
 
+        from microp.sweep.points import run_attempt
+
         TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
         point = planned(self.record)
         if not point.finished(self.again):
             job = point.job
             if point.config.snapshot.resume:  # Slurm may have started this before, and it goes on from what it saved
                 job = replace(job, resumed=find_resumed(point.config, job))
-            self.run_attempt(point.config, job, point.overrides, self.experiment)
+            run_attempt(point.config, job, point.overrides, self.experiment)
 
     def checkpoint(self) -> DelayedSubmission:
         """Return what the job runs when Slurm starts it again: the same, which goes on from its last snapshot."""
@@ -107,8 +106,8 @@ class PointJob:
 class SlurmSweep:
     """The jobs of one sweep; all points of its plan that Slurm is to run are submitted together."""
 
-    def __init__(self, plan: SweepPlan, run_attempt: Run) -> None:
-        self._plan, self._run_attempt = plan, run_attempt
+    def __init__(self, plan: SweepPlan) -> None:
+        self._plan = plan
         self._jobs: dict[str, SlurmJob[None]] = {}  # run -> its job
         self._ended: dict[str, str] = {}  # job -> the state in which it ended
         self._room: int | None = None  # jobs that Slurm lets this user have at once, once it has refused one
@@ -195,7 +194,7 @@ class SlurmSweep:
         """Submit a point and return its job; None if Slurm takes no more jobs as long as others are in the queue."""
         from submitit.core.utils import FailedJobError
 
-        job = PointJob(self._run_attempt, point.record(), experiment_of(self._plan.head["name"]), self._plan.again)
+        job = PointJob(point.record(), experiment_of(self._plan.head["name"]), self._plan.again)
         try:
             return executor(self._plan.folder / "slurm", point).submit(job)
         except FailedJobError as error:

@@ -69,31 +69,29 @@ class SweepCallback(PointsCallback):
     """Makes the job of every point, shows the progress and the table; sets the exit code if points did not finish."""
 
     _plan: SweepPlan | None = None  # a single run has none
-    _is_sweep = False
     _is_open = False  # whether a sweep has been planned and has not ended
-    _beside = False  # whether several points run at the same time
 
     @classmethod
     def prepare(cls, config: Config) -> Job:
         return make_job(config)
 
-    def problems_together(self, points: list[Point]) -> list[str]:
+    def problems_together(self, config: DictConfig, points: list[Point]) -> list[str]:
         folders = list(dict.fromkeys(point.config.output_dir for point in points))
-        found = []
+        problems = []
         if len(folders) > 1:
-            found.append(
+            problems.append(
                 f"output_dir={','.join(folders)}: a sweep has one folder for its plan, its table and its runs: "
                 "give one output_dir, or run one sweep for each"
             )
         for key in ("dry_run", "fail_fast"):
             if len({getattr(point.config, key) for point in points}) > 1:
-                found.append(f"{key}=true,false: {key} is for all points of a sweep: give one value")
-        if self._beside:
-            found += dict.fromkeys(text for point in points for text in config_checks.beside_problems(point.config))
-        for point in [] if self._is_sweep else points:
-            found += config_checks.only_in_a_sweep(point.config)
-            found += nothing_to_resume(point.config, point.made)  # in a sweep it starts at its beginning
-        return found
+                problems.append(f"{key}=true,false: {key} is for all points of a sweep: give one value")
+        if is_sweep(config) and not launches_in_turn(config.hydra.launcher):
+            problems += dict.fromkeys(text for point in points for text in config_checks.beside_problems(point.config))
+        for point in [] if is_sweep(config) else points:
+            problems += config_checks.only_in_a_sweep(point.config)
+            problems += nothing_to_resume(point.config, point.made)  # in a sweep it starts at its beginning
+        return problems
 
     def dry_run(self, config: DictConfig, checked: list[Checked], skipped: int, problems: list[str]) -> None:
         show_dry_run(checked, skipped, problems, resumes=is_sweep(config) and not config.again)
@@ -107,8 +105,6 @@ class SweepCallback(PointsCallback):
                     "...`, which starts the ranks of each point itself, or one torchrun command per run"
                 ]
             )
-        self._is_sweep = True
-        self._beside = not launches_in_turn(config.hydra.launcher)
         super().on_multirun_start(config)
         folder = claim_folder(Path(config.hydra.sweep.dir))
         config.hydra.sweep.dir = str(folder)  # where Hydra looks for it, and every point
@@ -161,8 +157,8 @@ class SweepCallback(PointsCallback):
         for point in points:
             self._points.setdefault(point.made.run_id, Planned.now(*point))  # equal points are one run
         self._all = [point.overrides for point in points]
-        self._output, self._tracking = Path(config.output_dir), read_config(config).tracking
         self._again = not is_sweep(config) or config.again
+        self._tracking = read_config(config).tracking
         waiting = [point for name, point in self._points.items() if not self._finished(name)]
         if speaks():
             one_by_one = len(waiting) > 1 and not any(isinstance(p.config.launch, SlurmSettings) for p in waiting)
@@ -174,7 +170,7 @@ class SweepCallback(PointsCallback):
             notes = [text for point in waiting if (text := lacks_profile(point.config, point.job))][:1]
             notes += about_resumed([point.job for point in waiting])
             if len(self._points) < len(points):
-                notes.append(equal_points(points, len(self._points)))
+                notes.append(equal_points(len(points), len(self._points)))
             for note in notes:
                 console.note(note)
             if done := len(self._points) - len(waiting):
@@ -186,7 +182,9 @@ class SweepCallback(PointsCallback):
         """Return which data are not those any more that finished points were trained on, one sentence per path."""
         done = [(point, attempt) for name, point in self._points.items() if (attempt := self._finished(name))]
         paths = {path: point.config.data.contents() for point, _ in done if (path := point.data_path) is not None}
-        return changed_since((path, read_env(each), paths[path]) for point, each in done if (path := point.data_path))
+        return changed_since(
+            (path, read_env(attempt), paths[path]) for point, attempt in done if (path := point.data_path)
+        )
 
     def end(self, config: DictConfig) -> None:
         if not speaks():
@@ -197,7 +195,7 @@ class SweepCallback(PointsCallback):
         if len(rows) == 1:
             step_drawing.show(rows[0].folder, rows[0].summary)
         done = [row.folder for row in rows if row.summary["status"] == "finished"]
-        print_next_commands(self._output, self._tracking.reachable(), done[-1] if done else None)
+        print_next_commands(Path(config.output_dir), self._tracking.reachable(), done[-1] if done else None)
         shown, stopped = {row.summary["run_id"] for row in rows}, self._plan and self._plan.stopped
         lacking = [point for name, point in self._points.items() if name not in shown]
         if lost := sorted(str(point.run) for point in lacking if not stopped or point.made()):

@@ -46,19 +46,12 @@ def test_check(tmp_path):
 TINY = ["model.layers=4", "model.dim=32", "batch_size=8"]
 TIMES = ["device=emulated", "device.per=[layer,row]", "device.forward_ms=0.1", "device.weight_ms=0.1"]
 KNOBS = ["device.latency_ms=1", "device.recompute_ms=0.1", "device.reduce_ms=1", "device.full_ms=0.3", "sync=flat"]
+COSTS = ["costs.backward=3", "costs.forward=3"]
 PRINTED = {  # a command -> its words
     "plan": [*TINY, *TIMES, *KNOBS, "ranks=2", "chunks=2,4", "replicas=1,2", "checkpointing=never,always"],
     "plan ": ["model=gpt", "model.vocabulary=300", "model.dim=32", "model.layers=2", "ranks=2", "chunks=2"],
     "order": [*TINY, *TIMES, "ranks=2", "chunks=3", "schedule=zb_h1", "device.full_ms=0.3", "search.seconds=0.1"],
-    "order ": [
-        "ranks=18",
-        "chunks=40",
-        "batch_size=32",
-        "schedule=zb_h1",
-        "costs.backward=3",
-        "costs.forward=3",
-        "search.seconds=0.1",
-    ],
+    "order ": [*COSTS, "ranks=18", "chunks=40", "batch_size=32", "schedule=zb_h1", "search.seconds=0.1"],
     "simulate": [*TINY, "partition=balanced"],
     "run": [*TINY, "steps=1", "warmup_steps=0", "partition=balanced", "model.layers=5"],
 }
@@ -125,7 +118,7 @@ def test_memory_that_does_not_fall_fails(monkeypatch, tmp_path, peaks):
 
 def test_every_transport_and_torch_get_a_line(tmp_path, monkeypatch, capsys):
     def run(command, **_):
-        """Start a sweep, of ranks that are threads, or torchrun from the warm process."""
+        """Start a sweep, of ranks that are threads, or torchrun, in a forked process."""
         _, option, program, *words = command
         assert option == "-m"
         threads = ["comms=threads"] if program == "microp.run" else []
@@ -141,12 +134,14 @@ def test_every_transport_and_torch_get_a_line(tmp_path, monkeypatch, capsys):
     assert len(re.findall(r"start and end of a point, [28] ranks, .*: \d+\.\d\d s", said)) == 3
 
 
-def test_nothing_to_measure_is_refused(tmp_path):
-    done = microp("--rows=0", folder=tmp_path, program="microp.null_stages")
-    assert done.returncode == 2
-    assert "--rows=0 is below 1" in done.stderr
-    done = microp("--busy", "1", "--ranks", "1", folder=tmp_path, program="microp.null_stages")
-    assert (done.returncode, "--ranks=1 is below 2" in done.stderr) == (2, True)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [("--rows=0", "--rows: 0 is below 1"), ("--busy 1 --ranks 1", "--ranks: 1 is below 2")],
+)
+def test_nothing_to_measure_is_refused(words, said, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        null_stages.main(words.split())
+    assert said in capsys.readouterr().err
 
 
 def test_transports_are_compared_beside_others(tmp_path):

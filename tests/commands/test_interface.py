@@ -209,6 +209,7 @@ def test_a_folder_of_one_s_own_options(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     own, same = microp.price("schedule=ours", folder="options"), microp.price("schedule=gpipe")
     assert own.makespan == same.makespan
+    assert own.figures["closed_form"]["makespan"] is None  # though its function says `gpipe`
     words = [*SMALL, "chunks=2", "tracking=disabled", "schedule=ours"]
     assert microp.measure(*words, folder=tmp_path / "options").summary["schedule"] == "ours"
     for folder, said in ((None, "schedule/ours"), ("nowhere", "folder=nowhere is not one: give")):

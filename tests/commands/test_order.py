@@ -113,10 +113,6 @@ def test_where_costs_depend_on_the_order_each_is_priced_with_its_own_and_no_boun
     emulated = "" if "profile" in words else f"{EMULATED} device.per=[layer] device.overhead_ms=1"
     given = ("ranks=2", "chunks=3", "schedule=zb_h1", "device=emulated", *words.split(), *emulated.split())
     solver = ["search.solver_seconds=5"] if find_spec("ortools") else []
-    text = microp(*given, "search.seconds=1", *solver, folder=tmp_path, program="microp.order")
-    assert "No lower bound of all orders is known: with " in text.stdout, text.stderr
-    assert "proven" not in text.stdout
-    (tmp_path / "order.txt").unlink()
     given = (*given, "output=json")
     done = microp(*given, "search.seconds=1", *solver, folder=tmp_path, program="microp.order")
     figures = json.loads(done.stdout)

@@ -64,11 +64,7 @@ def test_the_newest_comes_first_with_what_differs(asked):
     code, out, _ = asked("schedule=1f1b,gpipe", "chunks=4", "-n", "0")
     assert code == 0
     heading, *lines = out.splitlines()[1:8]
-    assert (
-        heading.split()
-        == [*["when", "run", "schedule", "chunks", "step", "ms", "p10", "-", "p90", "bubble", "peak", "MiB"]][:3]
-        + heading.split()[3:]
-    )
+    assert heading.split()[:3] == ["when", "run", "schedule"]
     assert [line.split()[2].split("-m4")[0] for line in lines[:6]] == ["gpipe"] * 3 + ["1f1b"] * 3
     assert "repeat" in heading
     assert "chunks" not in heading  # all have 4
@@ -270,8 +266,8 @@ def test_a_folder_of_damaged_runs_names_them(tmp_path, monkeypatch, capsys):
     assert all(f"outputs/runs/gpipe-m4-k2-{number}/attempt-1/" in error for number in (1, 2))
 
 
-@pytest.mark.parametrize("words", [["-n", "-1"], ["--compare", "a"], ["--compare", "a", "b", "--all"]])
+@pytest.mark.parametrize("words", ["-n -1", "--compare a", "--compare a b --all"])
 def test_bad_options_are_refused(words, capsys):
     with pytest.raises(SystemExit, match="2"):
-        command.main(words)
+        command.main(words.split())
     assert "error: " in capsys.readouterr().err

@@ -106,14 +106,6 @@ def test_without_a_terminal_it_does_nothing(outputs, monkeypatch, capsys):
     assert tree(outputs) == ALL | belong(*"abcdef") | {"wandb/latest-run"}
 
 
-def test_what_somebody_has_put_into_a_run_stays(outputs):
-    [run] = outputs.glob("runs/gpipe-*")
-    (run / "attempt-1.copy").mkdir()
-    (run / "attempt-1.copy" / "notes").write_text("mine")
-    assert command.main(["status=failed", "--delete", "--yes"]) == 0
-    assert [path.name for path in run.iterdir()] == ["attempt-1.copy"]
-
-
 def test_an_id_from_a_record_is_no_pattern(outputs):
     """An attempt whose id is damaged takes no other W&B run with it."""
     [run] = outputs.glob("runs/gpipe-*")

@@ -160,7 +160,7 @@ def test_without_a_key_without_the_extra_or_without_runs_it_is_one_error(command
     assert "has no finished runs of schedules: it has hop_latency" in said.err
     with pytest.raises(RecordError, match="has no finished runs: it has no experiments"):
         subject_of(tmp_path, None, "", None, None, varied=varied)
-    monkeypatch.setattr("microp.dashboard.find_spec", lambda name: None)
+    monkeypatch.setattr("microp.commands.dashboard.find_spec", lambda name: None)
     code, said = command("hop_latency", f"--outputs={experiment}", "--print")
     assert (code, said.err.count("\n"), "needs wandb-workspaces" in said.err) == (2, 1, True)
     assert "wandb_workspaces" in sys.modules  # only the look-up was replaced

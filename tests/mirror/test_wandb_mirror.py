@@ -32,7 +32,6 @@ from microp.records import (
 )
 from microp.settings import TrackingSettings
 from microp.sweep import attempt as app_attempt
-from microp.sweep import mirrors as app_mirrors
 from microp.worker.threads import run_threads
 
 OFFLINE = TrackingSettings("offline", "microp", None, None, ["a-tag"], False, False)
@@ -284,7 +283,7 @@ def test_a_run_is_finished_though_w_and_b_fails(tmp_path, monkeypatch, capsys):
     def broken(*_):
         raise KeyError("_timestamp")
 
-    monkeypatch.setattr(app_mirrors, "mirror", broken)
+    monkeypatch.setattr(app_attempt, "mirror", broken)
     with app_attempt.Attempt(config, job, None) as folder:
         run_threads(job, folder)
     assert folder == tmp_path / "runs" / job.run_id / "attempt-1"

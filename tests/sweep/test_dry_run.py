@@ -11,7 +11,7 @@ from profiled import written
 from stored import store_run
 from user import SMALL, microp
 
-from microp.commands import measure
+from microp.commands.interface import measure
 from microp.config import ConfigError, job_of
 from microp.config.composing import compose_points, composer
 from microp.config.config import compose_config, register

@@ -12,7 +12,7 @@ import pytest
 from user import SMALL, microp, read
 
 from microp.config import compose_config, read_config
-from microp.sweep import mirrors
+from microp.sweep import attempt as attempt_module
 
 TRACKED = ["rank0", "rank1", "summary"]
 WORDS = ["-m", "chunks=2,3", *SMALL, "comms=shm", "tracking=offline"]
@@ -49,11 +49,11 @@ def test_all_points_of_a_sweep_are_mirrored_when_it_ends(tmp_path):
     [("raise SystemExit(1)", "see {attempt}/tracking.log"), ("import time; time.sleep(60)", "took more than 1 s")],
 )
 def test_a_process_that_fails_or_hangs_is_a_warning(code, why, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(mirrors, "END_S", 1)
+    monkeypatch.setattr(attempt_module, "END_S", 1)
     config = read_config(compose_config(f"output_dir={tmp_path}", "tracking=offline"))
     attempt = tmp_path / "runs" / "test" / "attempt-1"
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
-    mirrors.mirror_ended(attempt, "finished", config, process)
+    attempt_module.mirror_ended(attempt, "finished", config, process)
     assert process.returncode is not None
     said = " ".join(capsys.readouterr().err.split())
     assert "W&B failed for test/attempt-1 (" in said

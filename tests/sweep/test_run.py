@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from user import BIN, ROOT, SMALL, begin, environment_of, microp, read, start, torchrun, until
+from user import BIN, ROOT, SMALL, begin, environment_of, microp, read, torchrun, until
 
 
 @pytest.fixture(scope="module")
@@ -166,11 +166,9 @@ def test_a_sweep(tmp_path):
 def test_a_stored_sweep(tmp_path):
     """By its name alone; naming the folder too is the same."""
     for where in ([], ["-cd", str(ROOT / "sweeps")]):
-        done = microp(*where, "-cn", "first", *SMALL, "chunks=2", folder=tmp_path)
+        done = microp(*where, "-cn", "first", *SMALL, "chunks=2", "comms=threads", folder=tmp_path)
         assert done.returncode == 0, done.stderr
         assert len(list((tmp_path / "outputs" / "runs").glob("*/attempt-1"))) == 2
-        wrong = microp(*where, "-cn", "frist", folder=tmp_path)
-        assert wrong.returncode == 2
     plans = [read(path) for path in sorted((tmp_path / "outputs" / "sweeps").glob("*/plan.json"))]
     assert {(plan["name"], plan["experiment"]) for plan in plans} == {("first", "first")}
     assert all(point["run_id"].startswith(("gpipe-m2-k2-", "1f1b-m2-k2-")) for point in plans[0]["points"])
@@ -180,11 +178,10 @@ def test_a_stored_sweep(tmp_path):
     "words",
     [
         ["schedule=1f1b", "ranks=3", "partition=skewed", "partition.share=0.5", "partition.rank=1"],
-        ["schedule=naive", "checkpointing=segments", "partition=sizes", "partition.sizes=[1,3]"],
-        ["schedule=gpipe", "schedule.drain=lifo", "checkpointing=except_last", "data=synthetic", "comms=threads"],
+        ["schedule=naive", "checkpointing=segments", "partition=sizes", "partition.sizes=[1,3]", "data=synthetic"],
         ["model=gpt", "model.context=8", "model.heads=2", "model.dropout=0.1", "checkpointing=always", "ranks=1"],
     ],
-    ids=["1f1b", "naive", "lifo", "gpt"],
+    ids=["1f1b", "naive", "gpt"],
 )
 def test_options(words, tmp_path):
     done = microp(*SMALL, *words, "tracking=disabled", folder=tmp_path)
@@ -196,14 +193,9 @@ def test_options(words, tmp_path):
 
 BAD = {  # as typed in a process of its own; test_bad_input.py has the others
     "chunks=300": "chunks=300 is more than batch_size=256 has rows: use at most 256",
-    "colour=red": "colour",
-    "chunks=many": "chunks",
-    "schedule=file schedule.path=/dev/zero": "schedule.path=/dev/zero cannot be read: it is not a file",
-    "-m chunks=1,2 skip=${calc:'x'}": "skip",
     "-cn nosuch": "nosuch",
     "-cd nosuch": "nosuch' not found",
     "-c job foo=1": "foo",
-    "activation_limit=3": "hold more than activation_limit=3",
     "-m chunks=4,300 ranks=2,30": "ranks=30 is more than",
 }
 
@@ -214,29 +206,9 @@ def test_bad_input_is_one_message_and_exit_code_2(words, tmp_path):
     assert done.returncode == 2
     assert BAD[words] in done.stderr
     lines = done.stderr.splitlines()
-    assert all(line.startswith("error: ") for line in lines if not line.startswith("  rank "))  # and a drawing
-    assert len(lines) == 1 or words.startswith(("activation_limit", "-m chunks=4,300"))
+    assert all(line.startswith("error: ") for line in lines)
+    assert len(lines) == 1 or words.startswith("-m")
     assert list(tmp_path.iterdir()) == []  # nothing was started, nothing written
-
-
-def test_a_function_in_the_current_folder_is_found_by_the_installed_program(tmp_path):
-    """Its runs have the option's name, though the function says `gpipe`, and no closed form."""
-    code = (
-        "from microp.schedule.builders import gpipe\ndef f(ranks, chunks):\n    return gpipe(ranks, chunks, 'fifo')\n"
-    )
-    (tmp_path / "mine.py").write_text(code)
-    (tmp_path / "schedule").mkdir()
-    (tmp_path / "schedule" / "mine.yaml").write_text("name: mine\nbuilder: mine.f\n")
-    words = ["-cd", ".", "schedule=mine", "tracking=disabled", "chunks=2", *SMALL]
-    planned = start([BIN / "microp", *words, "dry_run=true"], tmp_path)
-    assert planned.returncode == 0, planned.stderr
-    done = microp(*words, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    [attempt] = (tmp_path / "outputs" / "runs").glob("mine-m2-k2-*/attempt-1")
-    summary = read(attempt / "summary.json")
-    assert (summary["schedule"], summary["bubble"]["closed_form"]) == ("mine", None)
-    priced = microp("-cd", ".", "schedule=mine", "output=json", folder=tmp_path, program="microp.simulate")
-    assert json.loads(priced.stdout)["closed_form"]["makespan"] is None
 
 
 def test_a_file_that_deadlocks_is_told_and_drawn(tmp_path):
@@ -246,14 +218,6 @@ def test_a_file_that_deadlocks_is_told_and_drawn(tmp_path):
     assert "error: schedule 'file': it deadlocks: 0B0 waits for 1B0, which comes after 1F1 on rank 1" in done.stderr
     assert "  rank 0  0F0 [0B0][0F1] 0B1\n  rank 1  1F0 [1F1][1B0] 1B1\n" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["my.csv"]  # nothing was started
-
-
-def test_all_problems_are_told_at_once(tmp_path):
-    words = ["model.dim=100", "chunks=999", "partition=skewed", "partition.share=2", "schedule.drain=x", "steps=0"]
-    done = microp(*words, folder=tmp_path)
-    assert done.returncode == 2
-    for word in ("model.dim=100", "chunks=999", "partition.share=2", "schedule.drain", "steps=0"):
-        assert f"error: {word}" in done.stderr
 
 
 def test_joining_torchrun(tmp_path):
@@ -300,12 +264,12 @@ def rows_of(folder: Path, rank: int) -> int:
     return sum(path.stat().st_size for path in folder.glob(f"outputs/runs/*/*/steps.rank{rank}.jsonl"))
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_sweep_keeps_its_rows_and_leaves_nothing_running(signal_number, tmp_path):
+def test_a_sweep_that_is_told_to_end_keeps_its_rows_and_leaves_nothing_running(tmp_path):
+    """As after Ctrl-C, for which `test_resume` has a test."""
     process = begin("-m", "chunks=2,4", *SMALL, "steps=100000", "tracking=disabled", folder=tmp_path)
     runs = tmp_path / "outputs" / "runs"
     until(lambda: rows_of(tmp_path, 0) > 2000)
-    process.send_signal(signal_number)
+    process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "interrupted" in errors

@@ -85,7 +85,7 @@ def planned_sweep(*words: str, points: int = 3) -> tuple[SlurmSweep, list[Planne
     plan = SweepPlan(Path("outputs/sweeps/mine"))
     plan.folder.mkdir(parents=True)
     plan.write({"again": False, "name": "config"}, [point.record() for point in made])
-    return SlurmSweep(plan, run_attempt), made
+    return SlurmSweep(plan), made
 
 
 def states(sweep: SlurmSweep, points: list[Planned]) -> list[str]:
@@ -167,7 +167,7 @@ def test_the_tasks_of_a_job_are_the_ranks_of_its_point(slurm, monkeypatch):
     sweep, [point] = planned_sweep(points=1)
     local = LocalExecutor(sweep._plan.folder / "slurm")
     local.update_parameters(tasks_per_node=2, timeout_min=10)
-    job = slurm_sweep.PointJob(run_attempt, point.record(), None, False)
+    job = slurm_sweep.PointJob(point.record(), None, False)
     monkeypatch.undo()
     local.submit(job).results()
     attempt = point.finished()

@@ -40,9 +40,6 @@ def test_a_single_run_is_told_who_runs_it(tmp_path):
     assert list(run.iterdir()) == []  # nothing was started
 
 
-# --- runs that are removed while a sweep goes on -------------------------------------------------
-
-
 def test_a_sweep_runs_a_point_itself_if_the_run_that_it_waits_for_is_removed(tmp_path):
     run = tmp_path / "outputs" / "runs" / job_of("chunks=2", *WORDS).run_id
     with hold(run):
@@ -52,30 +49,6 @@ def test_a_sweep_runs_a_point_itself_if_the_run_that_it_waits_for_is_removed(tmp
         out, errors = sweep.communicate(timeout=200)
     assert sweep.returncode == 0, errors
     assert out.startswith("2 finished")
-
-
-def test_a_sweep_goes_on_without_the_runs_that_are_removed_and_names_them(tmp_path):
-    """One that has finished, one that runs, and one of which a file is missing when the table is made."""
-    runs = tmp_path / "outputs" / "runs"
-    words = [*WORDS, "steps=30", "device=emulated", "device.forward_ms=5", "device.backward_ms=5"]
-    ids = [job_of(f"chunks={chunks}", *words).run_id for chunks in (2, 3, 4, 5)]
-    sweep = begin("-m", "chunks=2,3,4,5", *words, folder=tmp_path)
-
-    def has_begun(run: str) -> bool:
-        rows = runs / run / "attempt-1" / "steps.rank0.jsonl"
-        return rows.exists() and rows.stat().st_size > 0
-
-    until(lambda: has_begun(ids[1]))
-    shutil.rmtree(runs / ids[0])
-    shutil.rmtree(runs / ids[1])
-    until(lambda: has_begun(ids[3]))
-    (runs / ids[2] / "attempt-1" / "env.json").write_text("damaged")
-    out, errors = sweep.communicate(timeout=200)
-    assert sweep.returncode == 1
-    assert out.startswith("finished: schedule=gpipe chunks=5 "), out
-    [said] = [line for line in errors.splitlines() if line.startswith("error: ")]
-    lost = ", ".join(sorted(f"outputs/runs/{run}" for run in ids[:3]))
-    assert said == f"error: no result of 3 of 4 points, removed or damaged: {lost}: run the same command again"
 
 
 # --- several points of a sweep at the same time: only where no times are asked for, and then marked ---
