@@ -74,20 +74,17 @@ def test_one_line_for_what_is_the_same_then_the_swept_keys_then_the_results(line
     assert alone[1].split()[0] == "step"
 
 
-def test_every_column_that_is_shown_is_defined_and_no_other(lines):
+def test_columns_that_are_shown_are_defined_and_no_other(lines):
     text = " ".join(lines([row("")]))
-    assert "step ms: pipeline and optimizer of a step, median of the measured steps." in text
-    assert "without the 1.2 ms (median) between two steps (to load a batch, write rows)." in text
-    assert "formula: the bubble by the schedule's closed form, for equal layers, F = B = W and free hops." in text
-    assert "disturbed" not in text
-    assert "status" not in text
-    assert "limit" not in text
-    emulated = " ".join(lines([row("", device="emulated", bubble={"measured": 0.2, "closed_form": None})]))
-    assert "formula" not in emulated
-    emulated = " ".join(lines([row("", device="emulated"), row("chunks=8")], 200))
-    assert "for equal layers, F = B = W and free hops or for an emulated device's nominal times." in emulated
-    old = {key: value for key, value in FOUND.items() if key != "between_steps_ms"}
-    assert "step ms, so without the between two steps" in " ".join(lines([row("")._replace(summary=old)]))
+    for meaning in (
+        "step ms: pipeline and optimizer, median.",
+        "formula: the bubble",
+        "samples/s: batch_size / step ms.",
+    ):
+        assert meaning in text
+    assert text.endswith("Every column: analysis/README.md.")
+    assert not {"disturbed", "status", "limit"} & set(text.split())
+    assert "samples/s" not in " ".join(lines([row("")._replace(summary={**FOUND, "samples_per_s": None})]))
 
 
 def test_disturbed_runs_say_why_in_their_row(lines):
@@ -99,8 +96,9 @@ def test_disturbed_runs_say_why_in_their_row(lines):
     assert "spread 451 %" in table[1]
     assert "12 overruns" in table[2]
     whole = " ".join(text)
-    assert "disturbed: 2 of 3 runs; run again with again=true on an idle machine. spread: from p10 to p90" in whole
-    assert "overruns: actions that took longer than their nominal time, so they measure the machine" in whole
+    assert "disturbed: spread: from p10 to p90 the steps spread over more than 20 %" in whole
+    assert "overruns: actions that took longer than their nominal time" in whole
+    assert "disturbed: 2 of 3 runs; run again with again=true on an idle machine." in whole
     alone = " ".join(lines(rows[1:2]))
     assert "disturbed: this run; run again on an idle machine." in alone
     crowded = " ".join(lines([rows[1]._replace(env={"cores": 1})]))
@@ -116,18 +114,11 @@ def test_engines_in_turn_show_torch_the_limit_and_the_ratios(lines):
     for number in ("60.1", "55.5", "80.8", "1.34", "1.08"):
         assert number in " ".join(text[2:4])
     whole = " ".join(text)
-    assert "the limit is one rank's compute alone, times (M+K-1)/M." in whole
-    assert "Ratios of engines, or of sums, are medians over steps that ran in turn; the verdict is their " in whole
-    assert "the columns that name none are microp's" in whole
-    assert (
-        "torch against microp: too noisy to say: the spread of 1 launch each is unknown; "
-        "2 more launches each (repeat=1,2)" in whole
-    )
-    near = " ".join(lines([row("engine=compare", schedule="zb_h1", engines=ENGINES)], 160))
-    assert "torch has no zb_h1 and ran gpipe." in near
-    limits = {**ENGINES, "own_limit_ms": {"microp": 50.0, "torch": 55.5}}
-    apart = " ".join(lines([row("engine=compare", schedule="zb_h1", engines=limits)], 160))
-    assert "ran gpipe, whose own limit is 1.11 times that of zb_h1." in apart
+    assert "microp, torch ms: forward and backward of a step, medians." in whole
+    assert "torch has no" not in whole
+    assert "torch against microp: too noisy to say: the spread of 1 launch each is unknown; " in whole
+    near = lines([row("engine=compare", schedule="zb_h1", engines=ENGINES)], 160)
+    assert "torch has no zb_h1 and ran gpipe." in " ".join(near)
 
 
 def test_a_failed_run_has_its_state_and_its_message(lines, capsys):
