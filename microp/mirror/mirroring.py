@@ -20,22 +20,15 @@ Under a `wandb agent` only the summary run is the agent's own run.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from microp.mirror.content import Charts, run_summary, steps_table
-from microp.mirror.files import SUMMARY, completed, discard, wandb_names, wandb_uid
-from microp.records import (
-    RUNNING,
-    check_attempt,
-    read_env,
-    read_spans,
-    read_status,
-    read_summary,
-    write_json,
-)
+from microp.mirror.files import SUMMARY, completed, files_of, wandb_names, wandb_uid
+from microp.records import RUNNING, check_attempt, read_env, read_spans, read_status, read_summary, write_json
 from microp.settings import TrackingSettings
 from microp.simulator import replay, schedule_of
 from microp.trace import MOMENTS, picture
@@ -119,7 +112,8 @@ class WandbRun:
         charts.read_new_rows()
         self._config = charts.run_config(self._rank)
         self.uid = wandb_uid(attempt, name)
-        discard(self.uid, folder)  # what failed half-way
+        for half_way in files_of(self.uid, folder):  # what failed before its end
+            shutil.rmtree(half_way)
         self._run = wandb.init(
             project=agent.get("project", settings.project),
             entity=agent.get("entity", settings.entity),

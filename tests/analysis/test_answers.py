@@ -7,18 +7,16 @@ from itertools import product
 import pytest
 from costs_helper import equal
 
-from analysis import sweep, words
+from analysis import sweep
 from analysis.__main__ import EXPERIMENTS, OVER_ALL_RUNS
 from analysis.command import answer_of
 from microp.records import LAUNCH
-from microp.results import Store
 from microp.schedule.builders import gpipe, naive, one_f_one_b, zb_h1
 from microp.simulator import Costs, simulate
 from microp.trace import KINDS, makespan
 from tests.boxes import faults
 from tests.made_sweeps import made
 from tests.made_up import Made, run
-from tests.recorded import write_plan
 
 STEADY = (1.0, 1.02, 0.98)  # how long the steps of three launches are, relative to the model
 ONE = "One launch each, so no spread between launches is known: repeat=0,1,2 gives it."
@@ -259,14 +257,6 @@ def test_a_single_point_and_a_folder_with_equal_launches(tmp_path):
     assert "two fastest" not in sweep.answer(rows.assign(**{LAUNCH: 0}), ["chunks"])
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(0, "0"), (0.0588, "0.059"), (0.5, "0.500"), (57.33, "57.3"), (1234.5, "1,234"), (-2, "-2.00"), (0.9999, "1.00")],
-)
-def test_a_number_has_three_digits(value, shown):
-    assert words.number(value) == shown
-
-
 # --- what is missing -------------------------------------------------------------------------------------
 
 
@@ -277,17 +267,6 @@ def test_an_experiment_with_runs_has_an_answer_or_says_what_is_missing(name, tmp
     said = answer_of(name, Made([row]))
     assert said.startswith("The finished runs do not answer the question yet: it needs ")
     assert said.endswith(f". `python -m microp.run -cn {name}` runs what is missing.")
-
-
-def test_a_failed_point_of_a_sweep_is_named(tmp_path):
-    write_plan(
-        tmp_path, "1_config", "config", {"a": ["steps=2", "learning_rate=0.1"], "b": ["steps=2", "learning_rate=9"]}
-    )
-    store = Store(tmp_path)
-    store.__dict__["_read"] = ([{"run_id": "a", "status": "finished"}, {"run_id": "b", "status": "failed"}], [])
-    [plan] = store.plans
-    assert sweep.without_result(store, plan) == "Without a result: 1 of 2 points, learning_rate=9 (failed)."
-    assert store.unfinished(plan.points) == []
 
 
 def test_a_sweep_over_engines_says_how_they_compare_in_turn(tmp_path):

@@ -220,12 +220,6 @@ def test_the_fit_finds_latency_and_bandwidth(replicas):
     assert found == pytest.approx((ALPHA, BETA))
 
 
-def test_a_latency_is_not_below_nothing():
-    alpha, beta = alpha_beta(2, [1, 2, 4], [0.5, 2, 8])
-    assert alpha == 0
-    assert beta > 0
-
-
 @pytest.fixture
 def sums(tmp_path):
     """Every part of the sweep: three sizes, two launches of which the second is a fifth slower throughout."""

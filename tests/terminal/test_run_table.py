@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from user import SMALL, microp
 
 from microp.config import Config
 from microp.config.config import compose_config, plain, read_config
-from microp.records import disturbances
+from microp.records import DISTURBANCES, disturbances
 from microp.results import PointRow, verdicts, write_table
 from microp.results.verdicts import BRACKETS
 from microp.terminal import run_table
@@ -85,6 +84,17 @@ def test_columns_that_are_shown_are_defined_and_no_other(lines):
     assert text.endswith("Every column: analysis/README.md.")
     assert not {"disturbed", "status", "limit"} & set(text.split())
     assert "samples/s" not in " ".join(lines([row("")._replace(summary={**FOUND, "samples_per_s": None})]))
+
+
+def test_the_page_that_the_footer_names_defines_every_column():
+    page = (ROOT / "analysis" / "README.md").read_text()
+    page = page.partition("## Figures and columns, defined")[2].partition("\n## ")[0]
+    syncs = {"ratio": {"ddp/torch_ddp": 0.9}, "step_ms": {"ddp": {"median": 9.0}, "torch_ddp": {"median": 10.0}}}
+    wide = {"median": 928.8, "p10": 446.8, "p90": 4635.0, "n": 20}
+    full = row("", engines=ENGINES, syncs=syncs, step_ms=wide, predicted={"step_ms": 1.0})
+    columns = [column.name for column in run_table.results([full, row("", status="failed")])]
+    assert len(columns) == 18
+    assert [name for name in (*columns, *DISTURBANCES) if f"`{name}`" not in page] == []
 
 
 def test_disturbed_runs_say_why_in_their_row(lines):
@@ -206,16 +216,3 @@ def test_the_csv_has_what_was_planned_and_all_that_was_found(tmp_path):
     assert float(first["step_ms.median"]) == 9.0
     assert "chunks" not in first
     assert second["step_ms.median"] == ""
-
-
-def test_a_sweep_as_typed(tmp_path):
-    """Its table names a nested key; a pipe has 120 characters unless COLUMNS says otherwise."""
-    words = ["-m", *SMALL, "model.dim=16,32", "tracking=disabled"]
-    done = microp(*words, folder=tmp_path, COLUMNS="")
-    assert done.returncode == 0, done.stderr
-    text = done.stdout.splitlines()
-    assert text[0].startswith("2 finished, the same in all: schedule=gpipe chunks=4 ranks=2 ")
-    assert len(text[0]) <= 120
-    assert "model.dim" in text[1] or "model." in text[1]
-    [table] = tmp_path.glob("outputs/sweeps/*/table.csv")
-    assert [each["model.dim"] for each in csv.DictReader(table.open())] == ["16", "32"]
