@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from user import ROOT
 
 from microp.config import Config
 from microp.config.config import compose_config, plain, read_config
