@@ -59,7 +59,6 @@ def _changed_data(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _between(first: datetime, last: datetime) -> str:
-    """Return the time of the first and the last start, in local time."""
     begin, end = first.strftime(MINUTE), last.strftime(MINUTE)
     if begin == end:
         return f"started at {begin}"

@@ -219,7 +219,6 @@ def _used(part: Part) -> pd.DataFrame:
 
 
 def _utilisation(row: dict[str, Any]) -> list[float]:
-    """Return the utilisation of each rank, the median over the measured steps."""
     steps = measured_steps(Path(row["folder"]), row["ranks"])
     return [median(step[rank]["compute_ms"] / makespan_ms(step) for step in steps) for rank in range(row["ranks"])]
 

@@ -154,12 +154,9 @@ def _compare(row: dict[str, Any]) -> Iterator[Row]:
     schedule = schedule_of(spans, row["schedule"])
     replayed = makespan(replay_steps(schedule, steps, spans))
     yield {
-        "run_id": row["run_id"],
-        "question": row["question"],
+        **{key: row[key] for key in ("run_id", "question")},
         "kind": kind_of(row["device"]),
-        "schedule": row["schedule"],
-        "ranks": row["ranks"],
-        "chunks": row["chunks"],
+        **{key: row[key] for key in ("schedule", "ranks", "chunks")},
         "replayed_ms": float(replayed),
         "measured_ms": median(map(makespan_ms, steps)),
     }
@@ -211,7 +208,6 @@ def _draw(table: pd.DataFrame) -> Any:
 
 
 def _makespans(axis: Axes, table: pd.DataFrame, named: dict[Any, looks.Look]) -> None:
-    """Draw the replayed over the measured makespan of each run."""
     for kind, look in named.items():
         own = table[table["kind"] == kind]
         hollow: dict[str, Any] = {"markerfacecolor": "none", "markersize": 4, "markeredgewidth": 0.8}
@@ -224,7 +220,6 @@ def _makespans(axis: Axes, table: pd.DataFrame, named: dict[Any, looks.Look]) ->
 
 
 def _errors(axis: Axes, table: pd.DataFrame, named: dict[Any, looks.Look]) -> None:
-    """Draw the cumulative share of runs over their error, and over the noise of their launches."""
     for kind, look in named.items():
         own = table[table["kind"] == kind]
         _shares(axis, own["error"], color=look.colour, marker=look.marker, markersize=4)
