@@ -172,19 +172,19 @@ class WandbRun:
         """Log the last measured step as a picture and as a table of spans, and the rows of all ranks as a table."""
         import wandb
 
-        found: dict[str, Any] = {}
+        exhibits: dict[str, Any] = {}
         columns, lines = steps_table(self._attempt)
         if lines:
-            found["steps"] = wandb.Table(list(columns), list(lines))
+            exhibits["steps"] = wandb.Table(list(columns), list(lines))
         with tempfile.NamedTemporaryFile(suffix=".png") as file:
             if spans := read_spans(self._attempt):
                 begin = min(spans.start)
                 lines = [[*span[:4], *((moment - begin) / 1e6 for moment in span[4:])] for span in spans]
-                found["spans"] = wandb.Table(list(SPAN), list(lines))
+                exhibits["spans"] = wandb.Table(list(SPAN), list(lines))
                 # a failed attempt may have the trace of only some ranks, which cannot be replayed
                 order = schedule_of(spans, summary["schedule"]) if summary["time_ms"] else None
                 picture({**({"replayed": replay(order, spans)} if order else {}), "measured": spans}, Path(file.name))
-                found["timeline"] = wandb.Image(file.name)
-            if found:
+                exhibits["timeline"] = wandb.Image(file.name)
+            if exhibits:
                 at = {"_timestamp": self._logged[-1]["_timestamp"]} if self._logged else {}
-                self._run.log(found | at)
+                self._run.log(exhibits | at)

@@ -250,13 +250,6 @@ def test_batches_of_different_sizes_are_compared_by_the_row(tmp_path):
     assert f"slowest: 8 with {135 / 16:.2f} ms per row" in said
 
 
-def test_a_single_point_and_a_folder_with_equal_launches(tmp_path):
-    rows = own(tmp_path)
-    single = sweep.answer(rows[(rows["chunks"] == 8) & (rows[LAUNCH] == 0)], [])
-    assert single.startswith("135 ms per step, with a bubble of 0.111.")
-    assert "two fastest" not in sweep.answer(rows.assign(**{LAUNCH: 0}), ["chunks"])
-
-
 # --- what is missing -------------------------------------------------------------------------------------
 
 

@@ -67,12 +67,6 @@ def test_the_monolith_is_the_run_of_the_same_work(tmp_path):
     assert table["formula"].tolist() == pytest.approx(table["speed_up"].tolist())
 
 
-def test_the_memory_law_is_gpipes(tmp_path):
-    """One microbatch takes 1 MiB at M = 1, and GPipe holds M of them."""
-    table = by_stem(m_sensitivity.exhibits(made_up(tmp_path)))["m-sensitivity-memory"].table
-    assert table["activation_mib"].tolist() == table["formula"].tolist() == table["chunks"].tolist()
-
-
 @pytest.mark.parametrize(("slowest", "hollow"), [(1.05, []), (1.2, [8])])
 def test_a_point_that_is_too_wide_is_drawn_hollow(tmp_path, slowest, hollow):
     exhibit = by_stem(m_sensitivity.exhibits(made_up(tmp_path, slowest)))["m-sensitivity-depth"]
@@ -149,19 +143,6 @@ def drawn(rows: list[dict]) -> tuple[dict[str, list[str]], rank_time.Exhibit]:
         for axis in exhibit.figure.axes
     }
     return {title: [name.rpartition(",")[0] for name in names] for title, names in panels.items()}, exhibit
-
-
-def test_latencies_have_a_panel_each_although_they_follow_from_the_schedule(tmp_path):
-    rows = [made(tmp_path, name, 8, 4, latency=latency) for name, latency in (("gpipe", 0), ("1f1b", 2))]
-    panels, exhibit = drawn(rows)
-    assert panels == {
-        "emulated, mlp, K = 4, M = 8, device.latency_ms=0": ["gpipe"],
-        "emulated, mlp, K = 4, M = 8, device.latency_ms=2": ["1f1b"],
-    }
-    assert exhibit.table.groupby("device.latency_ms")["schedule"].unique().map(list).to_dict() == {
-        0: ["gpipe"],
-        2: ["1f1b"],
-    }
 
 
 def test_every_key_in_which_runs_differ_is_named(tmp_path):

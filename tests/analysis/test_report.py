@@ -72,8 +72,8 @@ def test_a_point_that_was_planned_again_is_its_younger_run(tmp_path):
 # --- the whole report ----------------------------------------------------------------------------------
 
 
-def test_the_report_is_written_and_names_what_is_missing(outputs, made):
-    done, page = made
+def test_every_file_of_the_report_is_written_and_told(outputs, made):
+    done, _ = made
     files = {path.name for path in (outputs / "report").iterdir()}
     stems = (
         "m-sensitivity-bubble",
@@ -84,8 +84,6 @@ def test_the_report_is_written_and_names_what_is_missing(outputs, made):
     )
     assert files >= {f"{stem}.{ending}" for stem in stems for ending in ("svg", "png", "csv")} | {"report.md"}
     assert {str(outputs / "report" / name) for name in files} <= set(done.stdout.splitlines())
-    for text in (done.stdout, (outputs / "report" / "report.md").read_text(), html.unescape(page)):
-        assert "-cn m_sensitivity hydra.mode=RUN chunks=8 'a=[1,2]'" in text
 
 
 def test_the_report_imports_neither_torch_nor_wandb(made):
@@ -134,10 +132,9 @@ def test_the_page_begins_with_what_there_is(outputs, made):
     own = page.index("Fastest of 4 points")
     assert page.index('id="own-sweeps"') < own < page.index('id="timelines-title"')
     assert "from M = 2 to 4 the bubble of gpipe goes from" in page
-    headings = [line for line in text.splitlines() if line.startswith("## ")]
-    assert headings[0] == "## Your own sweeps, newest first"
-    assert headings[1] == f"## {escaped(str(m_sensitivity.__doc__).splitlines()[0])}"
-    assert headings[-1] == "## Not run yet"
+    headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+    assert headings[:2] == ["Your own sweeps, newest first", escaped(str(m_sensitivity.__doc__).splitlines()[0])]
+    assert headings[-1] == "Not run yet"
 
 
 def test_what_was_not_run_is_one_list_of_commands(outputs, made):
