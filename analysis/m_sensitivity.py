@@ -183,7 +183,8 @@ def bubble(found: Sequence[Part]) -> Exhibit | None:
         return None
     tables = [_table(part, "bubble.measured", WIDE_FRACTION) for part in found]
     for table in tables:
-        table["as fraction"] = [_fraction(value) for value in table["formula"]]
+        fractions = table["formula"].map(lambda value: str(Fraction(value).limit_denominator(1000)), na_action="ignore")
+        table["as fraction"] = fractions.fillna("")
         table["measured - formula"] = table["bubble.measured"] - table["formula"]
     key = [looks.dotted("closed form, in the same colour: equal layers, free hops")]
     figure = _panels(found, tables, "bubble.measured", "bubble, idle / total", key)
@@ -200,10 +201,6 @@ def _closed_forms(tables: Sequence[pd.DataFrame]) -> str:
         told.setdefault(BUBBLES.get(name, "another"), []).append(name)
     forms = ", ".join(f"{form} for {' and '.join(own)}" for form, own in told.items())
     return f"{forms}, with layers of equal cost and free hops"
-
-
-def _fraction(value: float) -> str:
-    return "" if pd.isna(value) else str(Fraction(value).limit_denominator(1000))
 
 
 def effective_depth(found: Sequence[Part]) -> Exhibit | None:

@@ -163,8 +163,7 @@ def _layer_times(rows: pd.DataFrame) -> Iterator[tuple[float, float]]:
 
 def utilisation(found: Sequence[Part]) -> Exhibit:
     """Return the figure of each rank's utilisation, the share of the makespan in which it computes."""
-    tables = [_used(part) for part in found]
-    table = pd.concat(tables)
+    table = pd.concat(map(_used, found))
     shown = _heavy_and_others(table)
     groups = list(shown.groupby(["panel", "schedule"], sort=False))
     figure, axes = plot.panels(len(groups))

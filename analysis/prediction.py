@@ -86,8 +86,7 @@ def _predicted(store: Store) -> list[Exhibit]:
         "Step times that were known before the run, from a profile or from nominal times, against the measured ones; "
         "a marker per configuration, the median of its launches. Right: median error of the prediction, of the replay, "
         "and of three baselines, each with one number that is fitted to the other configurations of the model. "
-        + "; ".join(best)
-        + "."
+        f"{'; '.join(best)}."
     )
     figure, axes = plot.panels(2, 3.2)
     scatter(axes[0], table, "predicted")

@@ -145,7 +145,12 @@ def _draw(table: pd.DataFrame, axes: Axes) -> Figure:
             title, x = column if quantity == shown[0] else "", axes.x if quantity == shown[-1] else ""
             plot.titled(axis, title, x or "", QUANTITIES[quantity][0])
     for axis in grid[-1]:
-        _tick(axis, ticks, numeric)
+        if _doubles(ticks, numeric):
+            scales.powers(axis, ticks)
+        elif numeric:
+            scales.evenly(axis, ticks)
+        else:
+            scales.categories(axis, [str(tick) for tick in ticks])
     closed = [looks.dotted("closed form of the bubble, in the same colour")]
     plot.legend(figure, closed if table["formula"].notna().any() else [])
     return figure
@@ -154,15 +159,6 @@ def _draw(table: pd.DataFrame, axes: Axes) -> Figure:
 def _doubles(ticks: list[Any], numeric: bool) -> bool:
     """Return whether the values are best shown on a logarithmic axis."""
     return numeric and len(ticks) > 1 and ticks[0] > 0 and ticks[-1] / ticks[0] >= 4
-
-
-def _tick(axis: Any, ticks: list[Any], numeric: bool) -> None:
-    if _doubles(ticks, numeric):
-        scales.powers(axis, ticks)
-    elif numeric:
-        scales.evenly(axis, ticks)
-    else:
-        scales.categories(axis, [str(tick) for tick in ticks])
 
 
 def of_plan(store: Store, plan: Plan) -> Exhibit | None:

@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     if not options.run.is_dir():
-        parser.error(f"{absent(options.run)}: give a folder below outputs/runs")
+        parser.error(f"{absent(options.run)}: {REMEDY}")
     traced, damaged = newest_traced(options.run)
     for reason in damaged if traced else damaged[:-1]:
         print(f"left out: {reason}", file=sys.stderr)
