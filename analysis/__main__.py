@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
 
 from analysis import page, sweep
-from analysis.command import ANY_RUN, OUTPUTS, answer_of, command_parser, nothing, print_missing, print_unreadable, save
+from analysis.command import ANY_RUN, answer_of, command_parser, nothing, print_missing, print_unreadable, save
 from analysis.overview import overview, without_result
 from analysis.page import Report, Section
 from microp.records import RecordError
@@ -65,10 +64,7 @@ def own_sweeps(store: Store) -> Section:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write every figure and the report; print their files and the commands of missing points."""
-    parser = command_parser("analysis", main.__doc__)
-    parser.add_argument(
-        "outputs", type=Path, nargs="?", default=OUTPUTS, help="the folder that runs write to (default: outputs)"
-    )
+    parser = command_parser("analysis", main.__doc__, takes_outputs=True)
     options = parser.parse_args(arguments)
     store, folder = Store(options.outputs), options.outputs / "report"
     runs = store.runs()

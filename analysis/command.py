@@ -35,10 +35,7 @@ def main(name: str, exhibits: Exhibits, made_by: str | None = None, arguments: l
     runs, if they are not those of such a sweep.
     """
     about = "Write the figures and tables of this section into OUTPUTS/report."
-    parser = command_parser(f"analysis.{name}", about)
-    parser.add_argument(
-        "outputs", type=Path, nargs="?", default=OUTPUTS, help="the folder that runs write to (default: outputs)"
-    )
+    parser = command_parser(f"analysis.{name}", about, takes_outputs=True)
     options = parser.parse_args(arguments)
     store = Store(options.outputs)
     try:
@@ -70,10 +67,13 @@ def answer_of(name: str, store: Store) -> str:
     )
 
 
-def command_parser(module: str, about: str | None) -> CommandParser:
-    """Return a parser for `python -m <module>` that knows `--version`."""
+def command_parser(module: str, about: str | None, takes_outputs: bool = False) -> CommandParser:
+    """Return a parser for `python -m <module>` that knows `--version`, and if wanted the folder `outputs`."""
     parser = CommandParser(prog=f"python -m {module}", description=about)
     parser.add_argument("--version", action="version", version=f"microp {microp.__version__}")
+    if takes_outputs:
+        told = "the folder that runs write to (default: outputs)"
+        parser.add_argument("outputs", type=Path, nargs="?", default=OUTPUTS, help=told)
     return parser
 
 

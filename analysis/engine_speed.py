@@ -80,7 +80,6 @@ def answer(store: Store) -> str:
 
 
 def _ratios(key: tuple[Any, ...], table: pd.DataFrame) -> str:
-    """Return the ratios of one panel, each over the configurations that have it."""
     device, ranks, dim, comms = key
     size = "" if device == "emulated" else f", width {dim}"
     known = {name: counted(int(table[ratio].count()), "configuration") for ratio, name in RATIOS.items()}

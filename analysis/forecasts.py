@@ -114,8 +114,7 @@ def errors(table: pd.DataFrame, name: str) -> dict[str, float]:
         "n": len(error),
         "bias": float(error.median()),
         "median": float(size.median()),
-        "p90": float(size.quantile(0.9)),
-        "p95": float(size.quantile(0.95)),
+        **{f"p{percent}": float(size.quantile(percent / 100)) for percent in (90, 95)},
         "max": float(size.max()),
     }
 

@@ -135,7 +135,6 @@ def slopes(runs: pd.DataFrame) -> Exhibit | None:
 
 
 def _fits(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield the slope of each schedule, latency and launch with at least two values of M."""
     for (schedule, latency, launch), rows in runs.groupby(["schedule", "latency_ms", LAUNCH]):
         if rows["chunks"].nunique() > 1:
             _, b = least_squares(rows["chunks"], rows["step_ms.median"])

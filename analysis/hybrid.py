@@ -113,16 +113,10 @@ def timelines(runs: pd.DataFrame) -> Exhibit | None:
         axis.grid(visible=False)
         axis.set_title(schedule)
         begin = min(span.start for span in spans)
-        lines += [
-            {
-                "schedule": schedule,
-                "rank": s.rank,
-                "stage": s.stage,
-                "from_ms": (s.start - begin) / 1e6,
-                "to_ms": (s.end - begin) / 1e6,
-            }
-            for s in sums
-        ]
+        for reduction in sums:
+            start, end = (reduction.start - begin) / 1e6, (reduction.end - begin) / 1e6
+            lines.append((schedule, reduction.rank, reduction.stage, start, end))
+    table = pd.DataFrame(lines, columns=["schedule", "rank", "stage", "from_ms", "to_ms"])
     axes[-1, 0].set_xlabel("time since the step's first action, ms")
     plot.legend(figure, render.keys([span for spans, _ in seen.values() for span in spans], sums=True))
     text = (
@@ -130,7 +124,7 @@ def timelines(runs: pd.DataFrame) -> Exhibit | None:
         f"stage's gradients over the replicas ({middle:g} ms). It starts after the stage's last weight "
         "gradient, so that the sums of the last stages end while the first stages still compute."
     )
-    return Exhibit("hybrid-timelines", "Gradient sums within a step", text, figure, pd.DataFrame(lines), shown)
+    return Exhibit("hybrid-timelines", "Gradient sums within a step", text, figure, table, shown)
 
 
 if __name__ == "__main__":

@@ -56,12 +56,17 @@ class Part(NamedTuple):
         return f"{kind_of(self.device)}, K = {self.ranks}, {self.fixed} fixed"
 
 
+def _runs(store: Store) -> pd.DataFrame:
+    """Return the experiment's runs, with the column `work` of a step."""
+    runs = store.runs(NAME)
+    return runs if runs.empty else runs.assign(work=[step_work(row) for row in records(runs)])
+
+
 def exhibits(store: Store) -> list[Exhibit]:
     """Return up to four figures: speed-up, bubble, effective depth and memory against M."""
-    runs = store.runs(NAME)
+    runs = _runs(store)
     if runs.empty:
         return []
-    runs = runs.assign(work=[step_work(row) for row in records(runs)])
     found = list(parts(runs))
     made = [bubble(found), speed_up(found, runs), effective_depth(found), memory(found)]
     return drawn(made, store.missing(NAME))
@@ -69,10 +74,8 @@ def exhibits(store: Store) -> list[Exhibit]:
 
 def answer(store: Store) -> str:
     """Return a sentence per device and K on bubble and time from the smallest to the largest M, and one on memory."""
-    runs = store.runs(NAME)
-    if runs.empty:
-        return ""
-    every = list(parts(runs.assign(work=[step_work(row) for row in records(runs)])))
+    runs = _runs(store)
+    every = [] if runs.empty else list(parts(runs))
     first = {(part.device, part.ranks): part for part in reversed(every)}  # the part with a fixed batch comes first
     told = [text for part in reversed(first.values()) if (text := _ends(part))]
     if not told:
@@ -180,7 +183,8 @@ def bubble(found: Sequence[Part]) -> Exhibit | None:
         return None
     tables = [_table(part, "bubble.measured", WIDE_FRACTION) for part in found]
     for table in tables:
-        table["as fraction"] = [_fraction(value) for value in table["formula"]]
+        fractions = table["formula"].map(lambda value: str(Fraction(value).limit_denominator(1000)), na_action="ignore")
+        table["as fraction"] = fractions.fillna("")
         table["measured - formula"] = table["bubble.measured"] - table["formula"]
     key = [looks.dotted("closed form, in the same colour: equal layers, free hops")]
     figure = _panels(found, tables, "bubble.measured", "bubble, idle / total", key)
@@ -197,10 +201,6 @@ def _closed_forms(tables: Sequence[pd.DataFrame]) -> str:
         told.setdefault(BUBBLES.get(name, "another"), []).append(name)
     forms = ", ".join(f"{form} for {' and '.join(own)}" for form, own in told.items())
     return f"{forms}, with layers of equal cost and free hops"
-
-
-def _fraction(value: float) -> str:
-    return "" if pd.isna(value) else str(Fraction(value).limit_denominator(1000))
 
 
 def effective_depth(found: Sequence[Part]) -> Exhibit | None:
@@ -234,7 +234,6 @@ def effective_depth(found: Sequence[Part]) -> Exhibit | None:
 
 
 def _step_times(axis: Axes, part: Part, fits: pd.DataFrame) -> None:
-    """Draw the step times over M, and the lines through them."""
     times = over_launches(part.rows, POINT, ["step_ms.median"])
     ends = [0, part.rows["chunks"].max()]
     for name, look in looks.looks(fits["schedule"]).items():

@@ -91,7 +91,6 @@ _stages_of = itemgetter("model", "ranks", "checkpointing")
 
 
 def _laws(row: dict[str, Any], single: dict[Any, dict[str, Any]], spans: Any) -> Iterator[dict[str, float]]:
-    """Yield the measured peak and the peaks by the law of each rank of a run."""
     schedule = schedule_of(spans, row["schedule"])
     plain = single[_stages_of({**row, "checkpointing": "never"})]
     like = single.get(_stages_of(row), row)

@@ -24,10 +24,11 @@ def overview(store: Store) -> str:
     """Return what there is in a few sentences; there is at least one finished run."""
     runs = store.runs()
     starts = sorted(map(float, runs["started"]))
+    first, last = (datetime.fromtimestamp(start).strftime(MINUTE) for start in (starts[0], starts[-1]))
+    began = f"at {first}" if first == last else f"from {first} to {last.removeprefix(first.partition(' ')[0] + ' ')}"
     text = (
         f"{counted(len(runs), 'finished run')} of {counted(runs['question'].nunique(), 'configuration')}, "
-        f"{_between(*(datetime.fromtimestamp(start) for start in (starts[0], starts[-1])))}. "
-        f"Machine: {machines(runs)}. Commit: {commits(runs)}."
+        f"started {began}. Machine: {machines(runs)}. Commit: {commits(runs)}."
     )
     finished = [row for row in store.rows if row["status"] == "finished"]
     return " ".join([text, _disturbed(finished), *_changed_data(finished)])
@@ -56,14 +57,6 @@ def _changed_data(rows: Sequence[dict[str, Any]]) -> list[str]:
     for row in rows:
         launches.setdefault(row["question"], []).append((row["config"]["data"].get("path"), row["env"]))
     return [f"{text}." for own in launches.values() for text in changed_between(own)]
-
-
-def _between(first: datetime, last: datetime) -> str:
-    """Return the time of the first and the last start, in local time."""
-    begin, end = first.strftime(MINUTE), last.strftime(MINUTE)
-    if begin == end:
-        return f"started at {begin}"
-    return f"started from {begin} to {end.removeprefix(first.strftime('%Y-%m-%d '))}"
 
 
 def _disturbed(rows: Sequence[dict[str, Any]]) -> str:

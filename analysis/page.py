@@ -27,7 +27,6 @@ from analysis.exhibit import Exhibit, counted
 
 HERE = Path(__file__).parent
 PIXELS_PER_INCH = 96  # of CSS
-ALWAYS = {"title": "microp: report"}
 MARKDOWN = re.compile(r"[\\`*\[\]<>|&~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")  # an underscore in a word is harmless
 
 
@@ -66,14 +65,6 @@ class Report(NamedTuple):
         }
 
 
-class Picture(NamedTuple):
-    """A figure inside the page: its size in CSS pixels and its SVG file as a data URI."""
-
-    width: int
-    height: int
-    source: str
-
-
 def html(report: Report, folder: Path, runs: pd.DataFrame) -> str:
     """Return the page; the figures are read back from `folder`, where they have been saved."""
     exhibits = [exhibit for section in report.sections for exhibit in section.exhibits]
@@ -104,13 +95,14 @@ def _render(template: str, **values: Any) -> str:
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.filters |= {"short": short, "escaped": escaped, "fenced": fenced, "counted": counted}
     environment.globals["zip"] = zip
-    return environment.get_template(template).render(ALWAYS | values)
+    return environment.get_template(template).render(title="microp: report", **values)
 
 
-def _picture(exhibit: Exhibit, folder: Path) -> Picture:
+def _picture(exhibit: Exhibit, folder: Path) -> dict[str, Any]:
+    """Return the size of a figure in CSS pixels, and its SVG file as a data URI."""
     data = base64.b64encode((folder / f"{exhibit.stem}.svg").read_bytes()).decode()
     width, height = (round(inches * PIXELS_PER_INCH) for inches in exhibit.figure.get_size_inches())
-    return Picture(width, height, f"data:image/svg+xml;base64,{data}")
+    return {"width": width, "height": height, "source": f"data:image/svg+xml;base64,{data}"}
 
 
 def short(value: Any) -> str:

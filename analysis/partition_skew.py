@@ -163,8 +163,7 @@ def _layer_times(rows: pd.DataFrame) -> Iterator[tuple[float, float]]:
 
 def utilisation(found: Sequence[Part]) -> Exhibit:
     """Return the figure of each rank's utilisation, the share of the makespan in which it computes."""
-    tables = [_used(part) for part in found]
-    table = pd.concat(tables)
+    table = pd.concat(map(_used, found))
     shown = _heavy_and_others(table)
     groups = list(shown.groupby(["panel", "schedule"], sort=False))
     figure, axes = plot.panels(len(groups))
@@ -219,7 +218,6 @@ def _used(part: Part) -> pd.DataFrame:
 
 
 def _utilisation(row: dict[str, Any]) -> list[float]:
-    """Return the utilisation of each rank, the median over the measured steps."""
     steps = measured_steps(Path(row["folder"]), row["ranks"])
     return [median(step[rank]["compute_ms"] / makespan_ms(step) for step in steps) for rank in range(row["ranks"])]
 

@@ -86,8 +86,7 @@ def _predicted(store: Store) -> list[Exhibit]:
         "Step times that were known before the run, from a profile or from nominal times, against the measured ones; "
         "a marker per configuration, the median of its launches. Right: median error of the prediction, of the replay, "
         "and of three baselines, each with one number that is fitted to the other configurations of the model. "
-        + "; ".join(best)
-        + "."
+        f"{'; '.join(best)}."
     )
     figure, axes = plot.panels(2, 3.2)
     scatter(axes[0], table, "predicted")
@@ -154,12 +153,9 @@ def _compare(row: dict[str, Any]) -> Iterator[Row]:
     schedule = schedule_of(spans, row["schedule"])
     replayed = makespan(replay_steps(schedule, steps, spans))
     yield {
-        "run_id": row["run_id"],
-        "question": row["question"],
+        **{key: row[key] for key in ("run_id", "question")},
         "kind": kind_of(row["device"]),
-        "schedule": row["schedule"],
-        "ranks": row["ranks"],
-        "chunks": row["chunks"],
+        **{key: row[key] for key in ("schedule", "ranks", "chunks")},
         "replayed_ms": float(replayed),
         "measured_ms": median(map(makespan_ms, steps)),
     }
@@ -211,7 +207,6 @@ def _draw(table: pd.DataFrame) -> Any:
 
 
 def _makespans(axis: Axes, table: pd.DataFrame, named: dict[Any, looks.Look]) -> None:
-    """Draw the replayed over the measured makespan of each run."""
     for kind, look in named.items():
         own = table[table["kind"] == kind]
         hollow: dict[str, Any] = {"markerfacecolor": "none", "markersize": 4, "markeredgewidth": 0.8}
@@ -224,7 +219,6 @@ def _makespans(axis: Axes, table: pd.DataFrame, named: dict[Any, looks.Look]) ->
 
 
 def _errors(axis: Axes, table: pd.DataFrame, named: dict[Any, looks.Look]) -> None:
-    """Draw the cumulative share of runs over their error, and over the noise of their launches."""
     for kind, look in named.items():
         own = table[table["kind"] == kind]
         _shares(axis, own["error"], color=look.colour, marker=look.marker, markersize=4)

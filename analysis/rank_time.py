@@ -128,12 +128,8 @@ def typical(runs: pd.DataFrame) -> pd.DataFrame:
         return runs
     equal = runs["partition"].map(set).map(len) == 1  # with one stage per rank or several
     runs = runs.assign(place=runs["partition"].map(str).where(~equal, "equal"))
-    return runs.loc[runs.groupby("question")["step_ms.median"].apply(_middle)]
-
-
-def _middle(steps: pd.Series[float]) -> Any:
-    """Return the label of the launch with the median step time."""
-    return steps.sort_values(kind="stable").index[(len(steps) - 1) // 2]
+    ordered = (own.sort_values(kind="stable") for _, own in runs.groupby("question")["step_ms.median"])
+    return runs.loc[[own.index[(len(own) - 1) // 2] for own in ordered]]
 
 
 def _panels(runs: pd.DataFrame) -> list[Panel]:
@@ -157,7 +153,6 @@ def _panels(runs: pd.DataFrame) -> list[Panel]:
 
 
 def _order(rows: pd.DataFrame) -> tuple[int, bool, float]:
-    """Return by what the rows of a configuration are sorted before those of others."""
     first = rows.iloc[0]
     far = abs(float(np.log2(first["chunks"] / (2 * first["ranks"]))))
     return -rows["schedule"].nunique(), first["checkpointing"] != "never", far
@@ -224,7 +219,6 @@ def _draw(axis: Axes, rows: pd.DataFrame) -> None:
 
 
 def _shares(row: Any) -> pd.DataFrame:
-    """Return the share of each kind (rows) in the step's wall time on each rank (columns)."""
     spent = pd.DataFrame({kind: kind_ms(row, kind) for kind in LOOKS}).T.astype(float)
     return spent / spent.sum()
 

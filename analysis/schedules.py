@@ -80,7 +80,6 @@ def answer(store: Store) -> str:
 
 
 def _expected(row: dict[str, Any]) -> tuple[float, float]:
-    """Return bubble and makespan (in ms) for the nominal times."""
     schedule = nominal.order(row)
     costs = nominal.costs(row, schedule)
     return float(bubble_fraction(simulate(schedule, costs))), nominal.step_ms(schedule, costs)

@@ -20,24 +20,12 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import looks, plot, scales
+from analysis import looks, plot, scales, words
 from analysis.command import OUTPUTS, command_parser, nothing, print_answer, print_missing, save
 from analysis.engine_speed import RATIOS, TIMES
 from analysis.exhibit import INTERVALS, Exhibit, counted
 from analysis.varied import is_numeric, say, varying
-from analysis.words import (
-    BUBBLE,
-    TIME,
-    closing,
-    doubts,
-    least_memory,
-    listed,
-    middle,
-    points,
-    sentences,
-    spread,
-    versus,
-)
+from analysis.words import BUBBLE, TIME, closing, doubts, least_memory, listed, points, sentences, spread, versus
 from microp.records import LAUNCH, WIDE_FRACTION, Plan, over_launches, read_plans
 from microp.results import Store, finished_runs, records, worst_rank_mib
 from microp.system import run_command
@@ -117,15 +105,13 @@ def answer(rows: pd.DataFrame, keys: Sequence[str]) -> str:
             f"{last['point']} with {spread(last, value, unit)}"
         ]
         near = [rows[rows["point"] == point] for point in table["point"][:2]]
-        if all(
-            1 < len(own) == own[LAUNCH].nunique() for own in near
-        ):  # else runs of a folder that differ in other keys
+        if all(1 < len(own) == own[LAUNCH].nunique() for own in near):  # else runs differ in other keys
             verdict = versus(first["point"], near[0], records(table)[1]["point"], near[1], value)
             told.append(f"the two fastest compared: {verdict}")
     known = [ratio for ratio in RATIOS if ratio in rows and rows[ratio].notna().any()]
     if known:
         ratios = points(rows.dropna(subset=known, how="all"), ["point"], known)
-        said = listed([f"{RATIOS[ratio]} {middle(ratios[ratio])}" for ratio in known])
+        said = listed([f"{RATIOS[ratio]} {words.middle(ratios[ratio])}" for ratio in known])
         told.append(f"step times of engines that take turns, as ratios, medians over points with their ranges: {said}")
     return sentences([*told, *least_memory(table, "point"), closing(rows, ["point"])])
 
@@ -159,26 +145,20 @@ def _draw(table: pd.DataFrame, axes: Axes) -> Figure:
             title, x = column if quantity == shown[0] else "", axes.x if quantity == shown[-1] else ""
             plot.titled(axis, title, x or "", QUANTITIES[quantity][0])
     for axis in grid[-1]:
-        _tick(axis, ticks, numeric)
-    plot.legend(
-        figure,
-        [looks.dotted("closed form of the bubble, in the same colour")] if table["formula"].notna().any() else [],
-    )
+        if _doubles(ticks, numeric):
+            scales.powers(axis, ticks)
+        elif numeric:
+            scales.evenly(axis, ticks)
+        else:
+            scales.categories(axis, [str(tick) for tick in ticks])
+    closed = [looks.dotted("closed form of the bubble, in the same colour")]
+    plot.legend(figure, closed if table["formula"].notna().any() else [])
     return figure
 
 
 def _doubles(ticks: list[Any], numeric: bool) -> bool:
     """Return whether the values are best shown on a logarithmic axis."""
     return numeric and len(ticks) > 1 and ticks[0] > 0 and ticks[-1] / ticks[0] >= 4
-
-
-def _tick(axis: Any, ticks: list[Any], numeric: bool) -> None:
-    if _doubles(ticks, numeric):
-        scales.powers(axis, ticks)
-    elif numeric:
-        scales.evenly(axis, ticks)
-    else:
-        scales.categories(axis, [str(tick) for tick in ticks])
 
 
 def of_plan(store: Store, plan: Plan) -> Exhibit | None:
@@ -195,9 +175,7 @@ def of_plan(store: Store, plan: Plan) -> Exhibit | None:
 def without_result(store: Store, plan: Plan) -> str:
     """Return a sentence on the points of a sweep that ran without a result; empty if there are none."""
     everywhere = set.intersection(*(set(point.overrides) for point in plan.points))
-    names = {
-        point.run_id: ", ".join(each for each in point.overrides if each not in everywhere) for point in plan.points
-    }
+    names = {point.run_id: ", ".join(w for w in point.overrides if w not in everywhere) for point in plan.points}
     lost = [row for row in store.rows if row["run_id"] in names and row["status"] != "finished"]
     told = "; ".join(f"{names[row['run_id']] or row['run_id']} ({row['status']})" for row in lost)
     return f"Without a result: {len(lost)} of {len(plan.points)} points, {told}." if lost else ""

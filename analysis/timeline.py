@@ -14,6 +14,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from analysis.command import absent, command_parser
 from microp.records import (
     RecordError,
@@ -41,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     if not options.run.is_dir():
-        parser.error(f"{absent(options.run)}: give a folder below outputs/runs")
+        parser.error(f"{absent(options.run)}: {REMEDY}")
     traced, damaged = newest_traced(options.run)
     for reason in damaged if traced else damaged[:-1]:
         print(f"left out: {reason}", file=sys.stderr)
@@ -101,26 +103,16 @@ def time_table(time_ms: dict[str, list[float]], columns: int = 100) -> str:
 
     The kinds that have no room in this many columns stand below, with the ranks again.
     """
-    total = [sum(own) for own in zip(*time_ms.values(), strict=True)]
-    cells = [
-        [text.rjust(max(len(kind), 6) + 2) for text in (kind, *(f"{value:.2f}" for value in values))]
-        for kind, values in {**time_ms, "sum": total}.items()
-    ]
-    names = [name.ljust(8) for name in ("ms", *(f"rank {rank}" for rank in range(len(total))))]
-    blocks = [names]
-    for column in cells:
-        if len(blocks[-1][0] + column[0]) > columns and len(blocks[-1][0]) > len(names[0]):
-            blocks.append(names)
-        blocks[-1] = [line + cell for line, cell in zip(blocks[-1], column, strict=True)]
-    return "\n\n".join("\n".join(block) for block in [*blocks, textwrap.wrap(WAITS, columns)]) + "\n"
+    times = pd.DataFrame(time_ms).rename(index="rank {}".format).rename_axis(columns="ms")
+    times["sum"] = times.sum(axis="columns")
+    table = times.to_string(float_format="{:.2f}".format, line_width=columns)
+    return f"{table}\n\n{textwrap.fill(WAITS, columns)}\n"
 
 
 WAITS = (
-    "compute: forward and backward, without recompute; optimizer: its step; host: the rest, in which Python runs; "
-    "warmup, steady, drain: waits for another rank; transfer: waits for a tensor that is being sent; "
-    "reduction: waits for the sum over the replicas; "
-    "sum: the whole step, from its begin on the first rank to its end on the last one. It is longer than the time "
-    "above, because a part of optimizer and host is before the first action or after the last one and its sum."
+    "host: the rest, in which Python runs; transfer: waits for a tensor that is being sent; warmup, steady, drain: for "
+    "another rank; reduction: for the sum over the replicas; sum: the whole step, also what is before the first action "
+    "and after the last one. Every column: analysis/README.md."
 )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from microp.commands import listing
 from microp.system import run_command
+from microp.terminal import run_list
 
-main = listing.main
+main = run_list.main
 
 if __name__ == "__main__":
     run_command(main)

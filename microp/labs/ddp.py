@@ -39,8 +39,7 @@ def entry(job: Job, comms: Comms, local_rank: int, _attempt: Path) -> dict[str, 
         trainer.load(step)
         fired.clear()
         row = trainer.step(step)
-    last = row["last_end_ns"]
-    return {"hooks": fired, "sums": [(r.start, r.end) for r in trainer.reductions], "backward": last, "row": row}
+    return {"hooks": fired, "sums": [(r.start, r.end) for r in trainer.reductions], "row": row}
 
 
 def main() -> list[str]:
@@ -48,8 +47,9 @@ def main() -> list[str]:
     words = ["ranks=1", "chunks=1", "replicas=2", "batch_size=512", "model.dim=512", "sync.bucket_mb=4"]
     with tempfile.TemporaryDirectory() as folder:
         seen = launch_ranks(job_of(*words, "sync.all_reduce=library"), Path(folder), 3, entry)[0]
-    hooks, sums = seen["hooks"], seen["sums"]
-    begin, end = hooks[0][1], max(seen["backward"], *(end for _, end in sums))
+    hooks, sums, row = seen["hooks"], seen["sums"], seen["row"]
+    backward = row["last_end_ns"]
+    begin, end = hooks[0][1], max(backward, *(end for _, end in sums))
 
     def column(moment: int) -> int:
         return int((moment - begin) / (end - begin) * (WIDTH - 1))
@@ -59,12 +59,9 @@ def main() -> list[str]:
             print(f"{label:16} |{'.' * column(moment)}▼")
     for number, (start, stop) in enumerate(sums):
         print(f"bucket {number:<9} |{' ' * column(start)}{'█' * max(1, column(stop) - column(start))}")
-    print(f"{'backward ends':16} |{' ' * column(seen['backward'])}│\n")
-    row = seen["row"]
-    early = sum(start < seen["backward"] for start, _ in sums)
-    print(
-        f"{early} of {len(sums)} sums started before the backward ended; {row['reduced_bytes'] / MIB:.1f} MiB in all."
-    )
+    print(f"{'backward ends':16} |{' ' * column(backward)}│\n")
+    early, mib = sum(start < backward for start, _ in sums), row["reduced_bytes"] / MIB
+    print(f"{early} of {len(sums)} sums started before the backward ended; {mib:.1f} MiB in all.")
     print(f"The sums took {row['all_reduce_ms']:.1f} ms; after the backward rank 0 waited {row['exposed_ms']:.1f} ms.")
     return [label for label, _ in hooks]
 

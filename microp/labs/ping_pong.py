@@ -53,15 +53,13 @@ def play(_job: Job | None, comms: Comms, _local_rank: int = 0, _attempt: Path | 
     tcp = [there_and_back(comms, nbytes) for nbytes in SIZES]
     comms.expect([Message(0, 1, 0, SIZES[-1], 0), Message(1, 0, 0, SIZES[-1], 0)])
     shm = [there_and_back(comms, nbytes) for nbytes in SIZES]
-    lines = [
-        f"world of {comms.world_size}: {who}\nall-reduce: now every rank has the mean of their numbers, {mean:g}\n",
-        "      KiB   gloo µs    MiB/s    shared memory µs    MiB/s",
-    ]
+    text = f"world of {comms.world_size}: {who}\nall-reduce: now every rank has the mean of their numbers, {mean:g}\n\n"
+    text += "      KiB   gloo µs    MiB/s    shared memory µs    MiB/s\n"
     for nbytes, slow, fast in zip(SIZES, tcp, shm, strict=True):
-        rates = [nbytes / MIB / seconds for seconds in (slow, fast)]
-        lines.append(f"{nbytes / 1024:9.0f}{slow * 1e6:10.0f}{rates[0]:9.0f}{fast * 1e6:20.0f}{rates[1]:9.0f}")
-    lines.append("\nOne way, medians of 20 turns. Latency limits small messages, bandwidth large ones.\n")
-    return "\n".join(lines) if comms.rank == 0 else ""
+        mib = nbytes / MIB
+        text += f"{nbytes / 1024:9.0f}{slow * 1e6:10.0f}{mib / slow:9.0f}{fast * 1e6:20.0f}{mib / fast:9.0f}\n"
+    text += "\nOne way, medians of 20 turns. Latency limits small messages, bandwidth large ones.\n"
+    return text if comms.rank == 0 else ""
 
 
 def main() -> None:

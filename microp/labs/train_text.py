@@ -16,19 +16,56 @@ import tempfile
 from pathlib import Path
 
 import torch
+from rich.progress import track
 from torch import nn
 
 from microp.config import ConfigError, job_of
-from microp.labs.training import sample, train, train_alone
-from microp.model import build_model
+from microp.job import Job
+from microp.model import build_model, open_data
+from microp.records import read_rows
 from microp.system import CommandParser, run_command
+from microp.terminal import Board, err
 from microp.trace import curves
+from microp.worker import launch_ranks, monolith
 
 WORDS = (
     *("model=gpt", "model.layers=4", "batch_size=16", "schedule=1f1b", "ranks=2", "chunks=4"),
     *("learning_rate=0.003", "optimizer.decay=cosine", "warmup_steps=0", "snapshot.final=true"),
 )
 SAMPLE = 400  # bytes
+TEMPERATURE = 0.8  # below 1, likely bytes become likelier
+
+
+def train(job: Job, attempt: Path) -> list[float]:
+    """Train in the pipeline, which writes into the folder `attempt`; return the loss of each step."""
+    board = Board()
+    board.open([job.steps])
+    with board.point("the pipeline", job.steps, attempt / "steps.rank0.jsonl"):
+        launch_ranks(job, attempt, 10)
+    board.close()
+    return [row["loss"] for row in read_rows(attempt, job.ranks - 1) if row["phase"] == "measured"]
+
+
+def train_alone(job: Job) -> list[float]:
+    """Train in this process and return the loss of each step."""
+    torch.set_num_threads(1)
+    quiet = not err.is_terminal
+    steps = track(monolith.steps(job, job.steps), "one process", job.steps, console=err, transient=True, disable=quiet)
+    return [step.loss for step in steps]
+
+
+def sample(job: Job, model: nn.Module, count: int) -> str:
+    """Return `count` bytes that the model writes after a row of the data, the same ones each time, as text."""
+    generator = torch.Generator().manual_seed(job.seed)
+    context = job.model.row_bytes
+    written = open_data(job.data, 1, context, job.seed)(job.training_steps)[:, :-1]
+    with torch.no_grad():
+        for _ in range(count):
+            logits = model(written[:, -context:])[0, -1]
+            byte = torch.multinomial(torch.softmax(logits / TEMPERATURE, -1), 1, generator=generator)
+            written = torch.cat([written, byte[None]], 1)
+    lines = bytes(written[0, context:].tolist()).decode(errors="backslashreplace").split("\n")
+    return "\n".join("".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ConfigError, OSError) as error:
         parser.error(str(error))
     with tempfile.TemporaryDirectory() as attempt:
-        pipeline, alone = train(job, Path(attempt)), train_alone(job, Path(attempt) / "alone")
+        pipeline, alone = train(job, Path(attempt)), train_alone(job)
         trained = torch.load(Path(attempt) / "weights.pt", weights_only=True)
     for step in sorted({*range(0, job.steps, max(1, job.steps // 20)), job.steps - 1}):
         print(f"step {step:5}  loss {pipeline[step]:.3f}  {'█' * round(8 * pipeline[step])}")

@@ -64,30 +64,30 @@ class Charts:
         attempt = self._attempt
         env = {key: value for key, value in read_env(attempt).items() if key != "wandb_agent"}
         started = datetime.fromtimestamp(read_status(attempt)["started"], UTC).isoformat(timespec="milliseconds")
-        found = {**self._config, **env, "started": started, "run_id": attempt.parent.name, "attempt": attempt.name}
+        config = {**self._config, **env, "started": started, "run_id": attempt.parent.name, "attempt": attempt.name}
         if rank is None:
-            return found
+            return config
         rows = self.rows[rank][:1]
         who = {key: row[key] for row in rows for key in ("rank", "replica")}
         stages = sorted({int(name[:-1]) for row in rows for name in row["action_ms"]})  # `0F`, `0B`, ...
-        return {**found, **who, "stages": stages}
+        return {**config, **who, "stages": stages}
 
     def of_rank(self, row: Row, step: Sequence[Row]) -> dict[str, Any]:
         """Return what is logged for a rank's row of a step, whose rows of all ranks are empty if one did not end it."""
         prefix = self._prefix(row)
-        found = {"step": row["step"], "_timestamp": row["ended"], f"{prefix}own_step_ms": row["step_ms"]}
+        charted = {"step": row["step"], "_timestamp": row["ended"], f"{prefix}own_step_ms": row["step_ms"]}
         if step:
-            found[f"{prefix}step_ms"] = _slowest(step)
+            charted[f"{prefix}step_ms"] = _slowest(step)
         if not prefix:
-            found |= {key: row[key] for key in self._keys if key in row}
-        return found if row["loss"] is None else found | {"loss": row["loss"]}
+            charted |= {key: row[key] for key in self._keys if key in row}
+        return charted if row["loss"] is None else charted | {"loss": row["loss"]}
 
     def of_all(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Return what is logged for one step of all ranks: the slowest rank's time and the batch's loss."""
-        found = {"step": rows[0]["step"], "_timestamp": max(row["ended"] for row in rows)}
-        found[f"{self._prefix(rows[0])}step_ms"] = _slowest(rows)
+        charted = {"step": rows[0]["step"], "_timestamp": max(row["ended"] for row in rows)}
+        charted[f"{self._prefix(rows[0])}step_ms"] = _slowest(rows)
         losses = [row["loss"] for row in rows if row["loss"] is not None]
-        return found | ({"loss": sum(losses)} if losses else {})
+        return charted | ({"loss": sum(losses)} if losses else {})
 
     def _prefix(self, row: Row) -> str:
         """Return the first part of the names of steps that are not measured steps of the run's own engine."""
@@ -103,11 +103,11 @@ class Charts:
         for charted in logged:
             for key, value in flatten(charted).items():
                 columns[key].append(value)
-        found: dict[str, Any] = {key: median(values) for key, values in columns.items() if key not in _NO_MEDIAN}
+        summary: dict[str, Any] = {key: median(values) for key, values in columns.items() if key not in _NO_MEDIAN}
         losses = [row["loss"] for row in rows if row["phase"] == "measured" and row["loss"] is not None]
-        found |= {"loss": losses[-1]} if losses else {}
-        found |= {key: row[key] for row in rows for key in PEAKS if key in row}
-        return _nested(found)
+        summary |= {"loss": losses[-1]} if losses else {}
+        summary |= {key: row[key] for row in rows for key in PEAKS if key in row}
+        return _nested(summary)
 
 
 def run_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,22 +116,22 @@ def run_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
     `step_ms` is the median, so that it is the same quantity in every W&B run and a sweep can minimise it.
     """
     step = summary.get("step_ms") or {"median": None}
-    found = {**_scalars(summary), "step_ms": step["median"]}
-    return found | {f"step_ms_{key}": value for key, value in step.items() if key != "median"}
+    numbers = {**_scalars(summary), "step_ms": step["median"]}
+    return numbers | {f"step_ms_{key}": value for key, value in step.items() if key != "median"}
 
 
 def _scalars(values: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    scalars: dict[str, Any] = {}
     for key, value in values.items():
         if key == "partition":
-            found[key] = " ".join(map(str, value))  # per stage, a choice and not a result
+            scalars[key] = " ".join(map(str, value))  # per stage, a choice and not a result
         elif isinstance(value, Mapping):
-            found[key] = _scalars(value)
+            scalars[key] = _scalars(value)
         elif isinstance(value, list):
-            found[key] = {f"rank{rank}": each for rank, each in enumerate(value)} | {"max": max(value)}
+            scalars[key] = {f"rank{rank}": part for rank, part in enumerate(value)} | {"max": max(value)}
         elif value is not None:
-            found[key] = value
-    return found
+            scalars[key] = value
+    return scalars
 
 
 def steps_table(attempt: Path) -> tuple[list[str], list[list[Any]]]:
@@ -169,14 +169,13 @@ class NewRows:
 
 
 def _slowest(step: Sequence[Row]) -> float:
-    """Return the time of a step of all ranks, as `summary.json` counts it."""
     return float(max(row["step_ms"] for row in step))
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return `a.b` as `b` inside `a`, as W&B keeps it."""
-    found: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for key, value in values.items():
         group, _, name = key.rpartition(".")
-        (found.setdefault(group, {}) if group else found)[name] = value
-    return found
+        (nested.setdefault(group, {}) if group else nested)[name] = value
+    return nested

@@ -20,7 +20,7 @@ from typing import Any
 from microp.job import NOT_ASKED
 from microp.mirror.content import run_summary
 from microp.mirror.files import completed
-from microp.records import RecordError, attempts, check_attempt, read_config, read_env, read_status, read_summary
+from microp.records import RecordError, attempts, check_attempt
 from microp.system import flatten, out_of_reach
 
 _FIGURES = {  # what an experiment is about, in the order of the panels; those that its runs have are shown
@@ -78,20 +78,20 @@ def subject_of(
     Raises:
         RecordError: there are no such runs.
     """
-    found, known = [], set()
+    runs, known = [], set()
     for attempt in attempts(outputs):
         try:
-            mine = read_env(attempt).get("experiment")
-            known |= {mine} if mine else set()
-            if read_status(attempt)["status"] == "finished" and experiment in (None, mine):
-                check_attempt(attempt)
-                found.append((attempt, read_config(attempt), flatten(run_summary(read_summary(attempt)))))
+            status, config, env, summary = check_attempt(attempt)
         except RecordError:  # `python -m analysis` names the runs that cannot be read
             continue
-    if not found:
+        name = env.get("experiment")
+        known |= {name} if name else set()
+        if status["status"] == "finished" and summary and experiment in (None, name):
+            runs.append((attempt, config, flatten(run_summary(summary))))
+    if not runs:
         have = f"it has {', '.join(sorted(known))}" if known else "it has no experiments"
         raise RecordError(f"{outputs} has no finished runs{f' of {experiment}' if experiment else ''}: {have}")
-    configs = [{key: value for key, value in config.items() if key not in NOT_ASKED} for _, config, _ in found]
+    configs = [{key: value for key, value in config.items() if key not in NOT_ASKED} for _, config, _ in runs]
     values: dict[str, list[Any]] = {}
     for config in configs:
         for key, value in flatten(config).items():
@@ -99,11 +99,11 @@ def subject_of(
     keys = [key for key in varied(configs) if key not in _HOW]
     keys.sort(key=lambda key: -len(set(map(str, values[key]))))  # the axes of a sweep before what its parts change
     is_number = {key: all(type(value) in (int, float) for value in values[key]) for key in keys}
-    tracking = found[-1][1]["tracking"]
+    tracking = runs[-1][1]["tracking"]
     schedules = sorted(set(values["schedule.name"]))
     colours = {
         uid: _COLOURS[schedules.index(config["schedule"]["name"]) % len(_COLOURS)]
-        for attempt, config, _ in found
+        for attempt, config, _ in runs
         for uid in completed(attempt).values()
     }
     return Subject(
@@ -114,7 +114,7 @@ def subject_of(
         experiment,
         tuple(key for key in keys if is_number[key]),
         tuple(key for key in keys if not is_number[key]),
-        frozenset(key for _, _, summary in found for key in summary),
+        frozenset(key for _, _, summary in runs for key in summary),
         colours,
     )
 
@@ -198,17 +198,14 @@ def _run_panels(subject: Subject) -> dict[str, list[Any]]:
         for key in subject.numbers[:_AXES]
         for name, title in shown.items()
     ]
-    columns = [wr.Config(key) for key in (*subject.words, *subject.numbers)] + [
-        wr.SummaryMetric(each) for each in shown
-    ]
-    against = [
-        scatter(wr.SummaryMetric(x), y, f"{y} against {x}") for x, y in _AGAINST if {x, y} <= set(subject.figures)
-    ]
+    metrics = [*map(wr.Config, (*subject.words, *subject.numbers)), *map(wr.SummaryMetric, shown)]
+    pairs = [pair for pair in _AGAINST if {*pair} <= subject.figures]
+    against = [scatter(wr.SummaryMetric(x), y, f"{y} against {x}") for x, y in pairs]
     by = wr.Config("schedule.name")
     bars = [wr.BarPlot(title=f"{title} by schedule", metrics=[name], groupby=by) for name, title in shown.items()]
     parallel = wr.ParallelCoordinatesPlot(
         title="from what was swept to the figures",
-        columns=[wr.ParallelCoordinatesPlotColumn(metric=metric) for metric in columns],
+        columns=[wr.ParallelCoordinatesPlotColumn(metric=metric) for metric in metrics],
     )
     return {
         _ASKED: [*question, *bars, parallel],

@@ -1,9 +1,11 @@
-"""Tells which W&B runs an attempt has, and where their files are.
+"""Tells which W&B runs an attempt has and where their files are, and deletes an attempt with them.
 
 ::
 
     attempt-1/  status.json   uid ──► r0-<uid>  r1-<uid>  summary-<uid> ──► outputs/wandb/*run-<time>-<id>
                 tracked.json  those that are complete
+
+An attempt that runs is never deleted, nor one of which that cannot be told.
 """
 
 from __future__ import annotations
@@ -11,10 +13,22 @@ from __future__ import annotations
 import glob
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from microp.mirror.content import ranks_of
-from microp.records import RecordError, read_config, read_env, read_json, read_status
+from microp.records import (
+    RUNNING,
+    LockedError,
+    RecordError,
+    attempts,
+    hold,
+    read_config,
+    read_env,
+    read_json,
+    read_status,
+)
 from microp.settings import TrackingSettings
 
 SUMMARY = "summary"
@@ -42,25 +56,9 @@ def completed(attempt: Path) -> dict[str, str]:
     return done if isinstance(done, dict) else {}
 
 
-def discard(uid: str, folder: Path) -> None:
-    """Remove the files of a W&B run below `folder/wandb`."""
-    for files in _files_of(uid, folder):
-        shutil.rmtree(files)
-
-
-def _files_of(uid: str, folder: Path) -> list[Path]:
+def files_of(uid: str, folder: Path) -> list[Path]:
+    """Return the folders of a W&B run below `folder/wandb`."""
     return sorted((folder / "wandb").glob(f"*run-*-{glob.escape(uid)}"))
-
-
-def wandb_files(attempt: Path) -> list[Path]:
-    """Return the folders of an attempt's W&B runs on this disk; none if its records do not tell its ids."""
-    try:
-        settings = TrackingSettings.recorded(read_config(attempt)["tracking"])
-        names = [*wandb_names(attempt), *completed(attempt)]
-        folder = settings.folder(attempt.absolute().parents[2])
-        return [path for name in dict.fromkeys(names) for path in _files_of(wandb_uid(attempt, name), folder)]
-    except (RecordError, KeyError, TypeError):
-        return []
 
 
 def wandb_names(attempt: Path) -> list[str]:
@@ -74,3 +72,63 @@ def wandb_uid(attempt: Path, name: str) -> str:
     if agent and name == SUMMARY:
         return str(agent["run_id"])
     return f"{name.replace('rank', 'r')}-{read_status(attempt)['uid']}"
+
+
+class Belongings(NamedTuple):
+    """An attempt and what belongs to it."""
+
+    attempt: Path  # its folder
+    wandb: list[Path]  # the folders of its W&B runs
+
+    @property
+    def size(self) -> int:
+        """The bytes of all files."""
+        folders = (self.attempt, *self.wandb)
+        return sum(path.lstat().st_size for folder in folders for path in folder.rglob("*") if not path.is_dir())
+
+
+def belongings(attempt: Path) -> Belongings:
+    """Return what belongs to an attempt; no W&B runs if its records do not tell their ids."""
+    try:
+        settings = TrackingSettings.recorded(read_config(attempt)["tracking"])
+        names = dict.fromkeys([*wandb_names(attempt), *completed(attempt)])
+        folder = settings.folder(attempt.absolute().parents[2])
+        return Belongings(attempt, [path for name in names for path in files_of(wandb_uid(attempt, name), folder)])
+    except (RecordError, KeyError, TypeError):
+        return Belongings(attempt, [])
+
+
+def is_running(attempt: Path) -> bool:
+    """Return whether an attempt runs, or may run on another host."""
+    try:
+        return bool(read_status(attempt)["status"] == RUNNING)
+    except RecordError:
+        return False
+
+
+def remove(doomed: Belongings) -> bool:
+    """Delete an attempt, its W&B runs, and its run's folder if it was the last; return False if it runs.
+
+    Raises:
+        OSError: a file cannot be deleted.
+    """
+    run = doomed.attempt.parent
+    try:
+        with hold(run):  # no process may start the run meanwhile
+            if is_running(doomed.attempt):  # it was started after it had been listed
+                return False
+            for folder in filter(Path.is_dir, doomed.wandb):
+                shutil.rmtree(folder)
+                for path in folder.parent.iterdir():  # links to deleted folders, such as `latest-run`
+                    if path.is_symlink() and not path.exists():
+                        path.unlink()
+            hidden = doomed.attempt.with_name(f".{doomed.attempt.name}.deleted")  # half of an attempt is never read
+            doomed.attempt.rename(hidden)
+            shutil.rmtree(hidden)
+            if not attempts(run):
+                (run / "lock").unlink(missing_ok=True)
+                with suppress(OSError):  # somebody has put something else into it
+                    run.rmdir()
+    except LockedError:
+        return False
+    return True

@@ -20,22 +20,15 @@ Under a `wandb agent` only the summary run is the agent's own run.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from microp.mirror.content import Charts, run_summary, steps_table
-from microp.mirror.files import SUMMARY, completed, discard, wandb_names, wandb_uid
-from microp.records import (
-    RUNNING,
-    check_attempt,
-    read_env,
-    read_spans,
-    read_status,
-    read_summary,
-    write_json,
-)
+from microp.mirror.files import SUMMARY, completed, files_of, wandb_names, wandb_uid
+from microp.records import RUNNING, check_attempt, read_env, read_spans, read_status, read_summary, write_json
 from microp.settings import TrackingSettings
 from microp.simulator import replay, schedule_of
 from microp.trace import MOMENTS, picture
@@ -119,7 +112,8 @@ class WandbRun:
         charts.read_new_rows()
         self._config = charts.run_config(self._rank)
         self.uid = wandb_uid(attempt, name)
-        discard(self.uid, folder)  # what failed half-way
+        for half_way in files_of(self.uid, folder):  # what failed before its end
+            shutil.rmtree(half_way)
         self._run = wandb.init(
             project=agent.get("project", settings.project),
             entity=agent.get("entity", settings.entity),
@@ -178,19 +172,19 @@ class WandbRun:
         """Log the last measured step as a picture and as a table of spans, and the rows of all ranks as a table."""
         import wandb
 
-        found: dict[str, Any] = {}
+        exhibits: dict[str, Any] = {}
         columns, lines = steps_table(self._attempt)
         if lines:
-            found["steps"] = wandb.Table(list(columns), list(lines))
+            exhibits["steps"] = wandb.Table(list(columns), list(lines))
         with tempfile.NamedTemporaryFile(suffix=".png") as file:
             if spans := read_spans(self._attempt):
                 begin = min(spans.start)
                 lines = [[*span[:4], *((moment - begin) / 1e6 for moment in span[4:])] for span in spans]
-                found["spans"] = wandb.Table(list(SPAN), list(lines))
+                exhibits["spans"] = wandb.Table(list(SPAN), list(lines))
                 # a failed attempt may have the trace of only some ranks, which cannot be replayed
                 order = schedule_of(spans, summary["schedule"]) if summary["time_ms"] else None
                 picture({**({"replayed": replay(order, spans)} if order else {}), "measured": spans}, Path(file.name))
-                found["timeline"] = wandb.Image(file.name)
-            if found:
+                exhibits["timeline"] = wandb.Image(file.name)
+            if exhibits:
                 at = {"_timestamp": self._logged[-1]["_timestamp"]} if self._logged else {}
-                self._run.log(found | at)
+                self._run.log(exhibits | at)

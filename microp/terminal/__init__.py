@@ -9,5 +9,4 @@
 from microp.terminal.console import err, error, note, out, warn
 from microp.terminal.dry_run_table import TO_RUN, DryPoint, show_dry_points
 from microp.terminal.progress import Board
-from microp.terminal.run_options import read_run_options
 from microp.terminal.run_table import show_runs

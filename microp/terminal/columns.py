@@ -7,6 +7,7 @@
                                               ms
     3. fewer      learning_rate  step       and below: left out, no room: data.path, samples/s
                                    ms
+    step ms: ...  Every column: analysis/README.md            the footer, of the columns that are shown
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,8 +24,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from microp.terminal.console import PIPE_WIDTH
+
 GAP = 2  # blanks between two columns
 CUT = "…"
+FOOTER_LINES = 4  # at most, of PIPE_WIDTH characters
+PAGE = "Every column: analysis/README.md."
 _MOST_DIGITS = 6  # after the point
 
 
@@ -38,6 +43,7 @@ class Column:
     importance: int = 0  # columns of the lowest importance are left out first; of equal ones, the right one
     shortest: int | None = None  # the characters to which a longer value may be cut; None: never
     style: str = ""  # how `rich` prints the values
+    about: str = ""  # a sentence for the footer that says what it means; empty if its name does
 
     @property
     def width(self) -> int:
@@ -51,8 +57,8 @@ class Column:
         return width if self.shortest is None else min(width, self.shortest)
 
 
-def show(console: Console, columns: Sequence[Column], whole: str) -> list[str]:
-    """Print a table that fits the console, and below it what was left out; return the names of the printed columns.
+def show(console: Console, columns: Sequence[Column], whole: str) -> None:
+    """Print a table that fits the console; below it what was left out, and what the columns that are shown mean.
 
     `whole` says where everything can be found, for example the path of a CSV file.
     """
@@ -72,19 +78,26 @@ def show(console: Console, columns: Sequence[Column], whole: str) -> list[str]:
         cells = zip(kept, row, strict=True)
         table.add_row(*(Text(value, column.style, no_wrap=True, overflow="ellipsis") for column, value in cells))
     console.print(table)
-    names = [column.name for column in kept]
     if left_out := [column.name for column in columns if column not in kept]:
         paragraph(console, f"left out, no room: {', '.join(left_out)} (whole in {whole})")
     elif narrow and any(column.shortest for column in kept):
         paragraph(console, f"{CUT} stands for what had no room (whole in {whole})")
-    return names
+    _explain(console, (column.about for column in kept))
+
+
+def _explain(console: Console, meanings: Iterable[str]) -> None:
+    """Print the footer: the page that defines every column, and all sentences that have room, short ones first."""
+    sentences = list(dict.fromkeys(filter(None, meanings)))
+    while len(textwrap.wrap(" ".join([*sentences, PAGE]), PIPE_WIDTH)) > FOOTER_LINES:
+        sentences.remove(max(sentences, key=len))
+    if sentences:
+        paragraph(console, " ".join([*sentences, PAGE]))
 
 
 def paragraph(console: Console, text: str, style: str = "dim") -> None:
     """Print a text that is wrapped between words, so that a path can be copied."""
-    for line in text.splitlines():
-        lines = textwrap.wrap(line, console.width, break_long_words=False, break_on_hyphens=False)
-        console.print("\n".join(lines), style=style, soft_wrap=True, markup=False)
+    lines = textwrap.fill(text, console.width, break_long_words=False, break_on_hyphens=False)
+    console.print(lines, style=style, soft_wrap=True, markup=False)
 
 
 def counted(size: int, what: str) -> str:
@@ -99,3 +112,11 @@ def number(value: float, form: str) -> str:
         return format(value, form)
     digits = max(int(fixed[1]), 1 - math.floor(math.log10(abs(value))))
     return format(value, ".2g") if digits > _MOST_DIGITS else format(value, form.replace(fixed[1], str(digits)))
+
+
+def extremes(values: Iterable[float] | None, form: str) -> str:
+    """Return the smallest and the largest value, one number if they look the same, `-` if there is none."""
+    if not (known := list(values or ())):
+        return "-"
+    low, high = number(min(known), form), number(max(known), form)
+    return low if low == high else f"{low} - {high}"

@@ -23,15 +23,6 @@ out = Console(highlight=False, width=_width())
 err = Console(stderr=True, highlight=False)
 
 
-def arrow() -> str:
-    """Return what stands between a first and a last value: an arrow, or `to` if the output cannot encode it."""
-    try:
-        "→".encode(out.encoding)
-    except UnicodeEncodeError:
-        return "to"
-    return "→"
-
-
 def _lines(text: str) -> str:
     """Return text wrapped between words if a person reads it; whole in a pipe, where a program may look for it."""
     if not (err.is_terminal or os.environ.get("COLUMNS")):

@@ -22,8 +22,8 @@ from microp.terminal.run_table import swept_columns
 
 TO_RUN = "to run"
 ABOUT_TIME = (
-    "time: of the finished launches of the same question, median; without one, steps times the predicted step, "
-    "from nominal times or a profile, without starting the ranks; - if neither is known."
+    "time: of the finished launches of the same question, median; else the predicted time of the steps; "
+    "- if neither is known."
 )
 
 
@@ -47,20 +47,14 @@ def show_dry_points(points: Sequence[DryPoint]) -> None:
     paragraph(out, f"{heading}: {' '.join(same)}" if same else heading.removesuffix(", the same in all"), style="")
     if points:
         asked = swept_columns({key: [words.get(key, "-") for words in typed] for key in differing})
-        show(out, [*asked, *_results(points)], "a wider terminal")
-        paragraph(out, ABOUT_TIME)
+        results = [
+            Column("state", [point.state for point in points], "left", 95),
+            Column("steps", [str(point.steps or "-") for point in points], importance=80),
+            Column("time", [_duration(point.seconds) for point in points], importance=90, about=ABOUT_TIME),
+            Column("run", [point.run_id or "-" for point in points], "left", 20),
+        ]
+        show(out, [*asked, *results], "a wider terminal")
     paragraph(out, _total(points), style="")
-
-
-def _results(points: Sequence[DryPoint]) -> list[Column]:
-    steps = [str(point.steps) if point.steps else "-" for point in points]
-    times = [_duration(point.seconds) for point in points]
-    return [
-        Column("state", [point.state for point in points], "left", 95),
-        Column("steps", steps, importance=80),
-        Column("time", times, importance=90),
-        Column("run", [point.run_id or "-" for point in points], "left", 20),
-    ]
 
 
 def _total(points: Sequence[DryPoint]) -> str:
@@ -86,7 +80,5 @@ def _duration(seconds: float | None) -> str:
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60} min"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else "{} h {} min".format(*divmod(round(seconds / 60), 60))

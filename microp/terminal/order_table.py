@@ -21,17 +21,18 @@ def show(figures: dict[str, Any]) -> None:
     rows = sorted(figures["orders"], key=lambda row: row["makespan"])
     bound = max(figures["bounds"].values(), default=0.0)
     above = [f"{max(0.0, row['makespan'] / bound - 1):.1%}" if bound else "" for row in rows]
+    peaks = [f"{row['peak']:g}" for row in rows]
     columns = [
         Column("order", [row["schedule"] for row in rows], "left", 90),
         Column("makespan", [f"{row['makespan']:g}" for row in rows], importance=80),
         *([Column("over the bound", above, importance=60)] if bound else []),
-        Column("peak", [f"{row['peak']:g}" for row in rows], importance=70),
+        Column("peak", peaks, importance=70, about="peak: (stage, microbatch) pairs of a rank, from F to W."),
     ]
     cap = "no cap" if figures["cap"] is None else f"at most {figures['cap']:g} pairs held"
     size = f"K={figures['ranks']}, M={figures['chunks']}, {figures['stages']} stages, {cap}"
     paragraph(out, f"{size}: {_WAYS[figures['method']]}, {figures['seconds']:.1f} s", style="")
     show_columns(out, columns, "the objects of output=json")
-    paragraph(out, f"{_bounds(figures)} Peak: (stage, microbatch) pairs of a rank, from F to W.")
+    paragraph(out, _bounds(figures))
     if figures["refused"]:
         refused = ", ".join(f"{name} ({peak:g})" for name, peak in figures["refused"].items())
         paragraph(out, f"Beyond the cap, with their peaks: {refused}.")

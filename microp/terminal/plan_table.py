@@ -12,11 +12,6 @@ from microp.terminal.columns import Column, paragraph
 from microp.terminal.columns import show as show_columns
 from microp.terminal.console import err, out
 
-ABOUT = (
-    "step: predicted time, as of a run. MiB: predicted peak of the fullest rank. layers: of each stage. "
-    "binds: what keeps a plan from being faster. No plan is both faster and smaller than another one."
-)
-
 
 @contextmanager
 def progress() -> Iterator[Callable[[float], None]]:
@@ -33,19 +28,23 @@ def show(plans: Sequence[Mapping[str, Any]], unit: str, heading: str) -> None:
     if not plans:
         return
     several = any(plan["replicas"] > 1 for plan in plans)
+    steps = [f"{plan['step']:.4g}" for plan in plans]
+    peaks = [f"{max(plan['peak_memory_mib'], default=0):.4g}" for plan in plans]
+    layers = [_sizes(plan["sizes"]) for plan in plans]
+    binds = [plan["binds"] for plan in plans]
     columns = [
         Column("", [str(number) for number in range(1, len(plans) + 1)], "right", 100),
-        Column(f"step {unit}", [f"{plan['step']:.4g}" for plan in plans], "right", 90),
-        Column("MiB", [f"{max(plan['peak_memory_mib'], default=0):.4g}" for plan in plans], "right", 90),
+        Column(f"step {unit}", steps, importance=90, about="step: predicted time, as of a run."),
+        Column("MiB", peaks, importance=90, about="MiB: predicted peak of the fullest rank."),
         Column("schedule", [plan["schedule"] for plan in plans], importance=80),
         Column("chunks", [str(plan["chunks"]) for plan in plans], "right", 80),
         Column("checkpointing", [plan["checkpointing"] for plan in plans], importance=70),
         *([Column("replicas", [str(plan["replicas"]) for plan in plans], "right", 70)] if several else []),
-        Column("layers", [_sizes(plan["sizes"]) for plan in plans], importance=40, shortest=12),
-        Column("binds", [plan["binds"] for plan in plans], importance=60),
+        Column("layers", layers, importance=40, shortest=12, about="layers: of each stage."),
+        Column("binds", binds, importance=60, about="binds: what keeps a plan from being faster."),
     ]
-    shown = show_columns(out, columns, "outputs/plans")
-    paragraph(out, ABOUT if shown else "")
+    show_columns(out, columns, "outputs/plans")
+    paragraph(out, "No plan is both faster and smaller than another one.")
     out.print()
     for number, plan in enumerate(plans, start=1):
         out.print(f"{number}  {plan['command']}", soft_wrap=True, markup=False)

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from microp.results import same, swept
-from microp.terminal.columns import Column, paragraph
+from microp.terminal.columns import Column, extremes, paragraph
 from microp.terminal.columns import show as show_columns
 from microp.terminal.console import out
-from microp.terminal.results import extremes
 from microp.terminal.run_table import swept_columns
 
 MATTERS = ("schedule", "ranks", "chunks", "device", "partition", "checkpointing")
 WHOLE = "the objects of output=json"
 FILES = "timeline.svg timeline.png trace.json schedule.txt schedule.csv"
-_ABOUT = {
-    "makespan": "makespan: from the first start to the last end, in the unit of the costs (ms on an emulated device).",
-    "closed form": "closed form: the makespan by the schedule's formula; - if there is none for these costs.",
-    "gpipe": "gpipe: the bubble as idle / total time of all ranks.",
-    "megatron": "megatron: idle / ideal, the time that all ranks compute.",
-    "zero bubble": "zero bubble: (largest span - work) / largest span; a rank's span is from its first start to "
-    "its last end, and work is the mean time that a rank computes.",
-    "in flight": "in flight: peak microbatches, of the ranks.",
-    "MiB": "MiB: peak of weights, gradients, the optimizer's state and activations, of the ranks.",
-}
+_RESULTS: tuple[tuple[str, int, Callable[[dict[str, Any]], str], str], ...] = (  # heading, importance, text, meaning
+    (
+        "makespan",
+        90,
+        lambda price: f"{price['makespan']:g}",
+        "from the first start to the last end, in the costs' unit",
+    ),
+    ("closed form", 60, lambda price: _known(price["closed_form"]["makespan"]), "of the makespan; - if there is none"),
+    ("gpipe", 80, lambda price: f"{price['bubble']['gpipe']:.4f}", "the bubble as idle / total time of all ranks"),
+    ("megatron", 40, lambda price: f"{price['bubble']['megatron']:.4f}", "idle / ideal time"),
+    ("zero bubble", 50, lambda price: f"{price['bubble']['zero_bubble']:.4f}", "idle / largest span of a rank"),
+    ("in flight", 70, lambda price: extremes(price["in_flight_peak"], "g"), "peak microbatches of the ranks"),
+    ("MiB", 65, lambda price: extremes(price["peak_memory_mib"], ".1f"), "peak memory of the ranks"),
+)
 
 
 class Priced(NamedTuple):
@@ -41,8 +44,11 @@ def show(points: Sequence[Priced]) -> None:
     heading = "simulated:" if len(points) == 1 else f"{len(points)} simulated, the same in all:"
     paragraph(out, " ".join([heading, *same(configs, typed, out.width - len(heading) - 1, MATTERS)]), style="")
     prices = [point.figures for point in points]
-    shown = show_columns(out, [*swept_columns(swept(configs, typed)), *_results(prices)], WHOLE)
-    paragraph(out, " ".join(_ABOUT[name] for name in shown if name in _ABOUT))
+    results = [
+        Column(name, list(map(text, prices)), importance=importance, about=f"{name}: {meaning}.")
+        for name, importance, text, meaning in _RESULTS
+    ]
+    show_columns(out, [*swept_columns(swept(configs, typed)), *results], WHOLE)
     if len(prices) == 1:
         _show_timeline(prices[0])
     folders = [price["folder"] for price in prices if price["folder"]]
@@ -53,21 +59,8 @@ def show(points: Sequence[Priced]) -> None:
         out.print("open  a trace.json in ui.perfetto.dev", soft_wrap=True)
 
 
-def _results(prices: Sequence[dict[str, Any]]) -> list[Column]:
-    formulas = [price["closed_form"]["makespan"] for price in prices]
-    bubbles = {
-        name: [f"{price['bubble'][name.replace(' ', '_')]:.4f}" for price in prices]
-        for name in ("gpipe", "megatron", "zero bubble")
-    }
-    return [
-        Column("makespan", [f"{price['makespan']:g}" for price in prices], importance=90),
-        Column("closed form", ["-" if value is None else f"{value:g}" for value in formulas], importance=60),
-        Column("gpipe", bubbles["gpipe"], importance=80),
-        Column("megatron", bubbles["megatron"], importance=40),
-        Column("zero bubble", bubbles["zero bubble"], importance=50),
-        Column("in flight", [extremes(price["in_flight_peak"], "g") for price in prices], importance=70),
-        Column("MiB", [extremes(price["peak_memory_mib"], ".1f") for price in prices], importance=65),
-    ]
+def _known(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
 
 
 def _show_timeline(price: dict[str, Any]) -> None:

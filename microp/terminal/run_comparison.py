@@ -18,7 +18,6 @@ Two groups of several questions have one line per pair of questions, and one per
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
@@ -35,8 +34,7 @@ from microp.results import (
     spelling,
     text_of,
 )
-from microp.terminal import columns
-from microp.terminal.columns import Column, counted, number
+from microp.terminal.columns import Column, counted, number, paragraph, show
 from microp.terminal.console import out, warn
 
 if TYPE_CHECKING:  # --help does without pandas
@@ -46,12 +44,8 @@ _MAIN = (  # of what is the same, these are named
     *("schedule", "chunks", "ranks", "replicas", "batch_size", "model", "model.layers", "model.dim"),
     *("partition", "checkpointing", "engine", "device"),
 )
-_ENVIRONMENT = ("commit", "processor", "cores", "gpus", "platform", "python", "packages.", "data.start")
-DEFINITIONS = (
-    "Figures are medians over launches; range: least - largest. A/B: of timings the geometric mean over launches, "
-    "with its 95\u00a0% interval; of memory and loss that of the medians. Memory is that of the rank that needs most. "
-    "more launches: of each side, to settle a difference of this size."
-)
+_MACHINE = ("commit", "processor", "cores", "gpus", "platform", "python", "packages.", "data.start")
+_ENVIRONMENT = tuple(f"env.{key}" for key in _MACHINE)
 
 
 def pairing_of(a: Group, b: Group) -> Pairing:
@@ -70,59 +64,57 @@ def pairing_of(a: Group, b: Group) -> Pairing:
     return pairing
 
 
-def show(a: Group, b: Group, limit: int) -> None:
+def show_comparison(a: Group, b: Group, limit: int) -> None:
     """Print the comparison of two groups, of at most `limit` pairs of questions (0: all); raises as `pairing_of`."""
     pairing = pairing_of(a, b)
     _show_groups(pairing, a, b)
-    pairs, figures = pairing.figures["pair"].nunique(), pairing.figures
+    figures = pairing.figures
     decides = "samples_per_s" if "config.batch_size" in pairing.compared else "step_ms"  # the batches differ
     main = figures[figures["figure"] == decides]
-    if pairs == 1:
-        columns.show(out, [Column("figure", list(figures["figure"]), "left", 9), *_sides(figures)], "--csv")
-    else:
-        shown = main[: limit or None]
-        keys = [Column(key, list(shown[key]), "left", 5, 8) for key in pairing.keys]
-        columns.paragraph(out, f"{decides}:", "")
-        columns.show(out, [*keys, *_sides(shown)], "--csv")
-        if more := len(main) - len(shown):
-            out.print(f"{more} more pairs: -n 0 shows all", style="dim")
-        out.print()
-        _show_overall(figures, pairs)
+    if figures["pair"].nunique() == 1:
+        show(out, [Column("figure", list(figures["figure"]), "left", 9), *_sides(figures)], "--csv")
+        if comparison := main["comparison"].iloc[0]:
+            per = "step" if decides == "step_ms" else "sample"
+            paragraph(out, f"time per {per}: {comparison.sentence(a.word, b.word)}", "bold")
+        return
+    shown = main[: limit or None]
+    paragraph(out, f"{decides}:", "")
+    show(out, [*(Column(key, list(shown[key]), "left", 5, 8) for key in pairing.keys), *_sides(shown)], "--csv")
+    if more := len(main) - len(shown):
+        out.print(f"{more} more pairs: -n 0 shows all", style="dim")
     out.print()
-    if pairs == 1 and (comparison := main["comparison"].iloc[0]):
-        per = "step" if decides == "step_ms" else "sample"
-        columns.paragraph(out, f"time per {per}: {comparison.sentence(a.word, b.word)}", "bold")
-    columns.paragraph(out, DEFINITIONS)
+    _show_overall(figures)
 
 
 def _show_groups(pairing: Pairing, a: Group, b: Group) -> None:
     """Print what was asked, what is the same, what differs, and why a difference may come from something else."""
-    for side, group, alone in zip("AB", (a, b), pairing.alone, strict=True):
+    sides = {"A": a, "B": b}
+    for (side, group), alone in zip(sides.items(), pairing.alone, strict=True):
         rest = f", {counted(alone, 'question')} without a partner" if alone else ""
-        columns.paragraph(out, f"{side}: {counted(len(group.rows), 'launch')}{rest} ({group.word})", "")
+        paragraph(out, f"{side}: {counted(len(group.rows), 'launch')}{rest} ({group.word})", "")
     same = {spelling(column): text_of(a.rows[column].iloc[0]) for column in pairing.same}
     named = [f"{key}={same[key]}" for key in _MAIN if key in same]
-    columns.paragraph(out, f"same: {' '.join(named)}, {counted(len(same) - len(named), 'other key')}", "")
-    known = [column for column in map(str, a.rows) if column.startswith(tuple(f"env.{key}" for key in _ENVIRONMENT))]
-    environment = [c for c in known if c in b.rows and {*a.rows[c].map(text_of)} != {*b.rows[c].map(text_of)}]
-    if differ := [*pairing.compared, *environment]:
-        sides = [[_several(group.rows, column) for column in differ] for group in (a, b)]
+    paragraph(out, f"same: {' '.join(named)}, {counted(len(same) - len(named), 'other key')}", "")
+    machine = [column for column in map(str, a.rows) if column in b.rows and column.startswith(_ENVIRONMENT)]
+    machine = [column for column in machine if {*a.rows[column].map(text_of)} != {*b.rows[column].map(text_of)}]
+    if differ := [*pairing.compared, *machine]:
         listed = [Column("differs", [spelling(column) for column in differ], "left")]
+        for side, group in sides.items():
+            listed.append(Column(side, [_several(group.rows, column) for column in differ], "left", 0, 8))
         out.print()
-        columns.show(out, [*listed, *(Column(n, s, "left", 0, 8) for n, s in zip("AB", sides, strict=True))], "--csv")
+        show(out, listed, "--csv")
     out.print()
-    for name, group in zip("AB", (a, b), strict=True):
+    for side, group in sides.items():
         if group.unfinished:
-            warn(f"{name}: {counted(group.unfinished, 'run')} that did not finish left out")
+            warn(f"{side}: {counted(group.unfinished, 'run')} that did not finish left out")
         if disturbed := [text for text in group.rows["disturbed"] if text]:
             some = "; ".join(disturbed[:3]) + ("; ..." if len(disturbed) > 3 else "")
-            warn(
-                f"{name}: the timing of {len(disturbed)} of {counted(len(group.rows), 'launch')} was disturbed ({some})"
-            )
+            of_all = f"{len(disturbed)} of {counted(len(group.rows), 'launch')}"
+            warn(f"{side}: the timing of {of_all} was disturbed ({some})")
         for text in changed_between(_data(row) for row in records(group.rows)):
-            warn(f"{name}: {text}")
-    if environment:
-        warn(f"A and B ran on different {', '.join(map(spelling, environment))}: a difference may come from that")
+            warn(f"{side}: {text}")
+    if machine:
+        warn(f"A and B ran on different {', '.join(map(spelling, machine))}: a difference may come from that")
 
 
 def _several(rows: pd.DataFrame, column: str, most: int = 4) -> str:
@@ -140,15 +132,18 @@ def _sides(figures: pd.DataFrame) -> Iterator[Column]:
     """Yield the columns of figures: medians and ranges over launches of each side, their ratio, and the verdict."""
     lines = records(figures)
     for side, name in zip("ab", "AB", strict=True):
-        yield Column(name, [_number(line, side) for line in lines], "right", 8)
+        yield Column(name, [_number(line, side) for line in lines], importance=8, about="A, B: medians over launches.")
         ranges = [(_number(line, f"{side}_least"), _number(line, f"{side}_largest")) for line in lines]
         if any(low != high for low, high in ranges):
             texts = [f"{low} - {high}" if low != high else "" for low, high in ranges]
-            yield Column(f"{name} range", texts, "right", 3)
-    yield Column("A/B", ["-" if is_missing(line["ratio"]) else f"{line['ratio']:.3f}" for line in lines], "right", 8)
-    yield Column("verdict", [_verdict(line) for line in lines], "left", 7)
+            yield Column(f"{name} range", texts, importance=3)
+    ratios = ["-" if is_missing(line["ratio"]) else f"{line['ratio']:.3f}" for line in lines]
+    yield Column("A/B", ratios, importance=8, about="A/B: of timings the geometric mean over launches.")
+    interval = "verdict: of timings with the 95\u00a0% interval of A/B."
+    yield Column("verdict", [_verdict(line) for line in lines], "left", 7, about=interval)
     if any(line["verdict"] == "too noisy to say" for line in lines):
-        yield Column("more launches", [_more(line) for line in lines], "right", 4)
+        settled = "more launches: of each side, to settle a difference of this size."
+        yield Column("more launches", [_more(line) for line in lines], importance=4, about=settled)
 
 
 def _number(line: dict[str, Any], key: str) -> str:
@@ -168,17 +163,20 @@ def _more(line: dict[str, Any]) -> str:
     return "> 100" if is_missing(line["more"]) else f"{line['more']:.0f}"
 
 
-def _show_overall(figures: pd.DataFrame, pairs: int) -> None:
+def _show_overall(figures: pd.DataFrame) -> None:
     """Print one line per figure over all pairs of questions: the mean and the range of the ratios, and the verdicts."""
-    groups = [
-        (str(name), [ratio for ratio in own["ratio"] if ratio], sorted(Counter(own["verdict"]).items()))
-        for name, own in figures.groupby("figure", sort=False)
-    ]
-    extents = [f"{min(ratios):.3f} - {max(ratios):.3f}" if ratios else "-" for _, ratios, _ in groups]
+    names, means, extents, verdicts = [], [], [], []
+    for name, lines in figures.groupby("figure", sort=False):
+        ratios = [ratio for ratio in lines["ratio"] if ratio]
+        names.append(str(name))
+        means.append(f"{geometric_mean(ratios):.3f}" if ratios else "-")
+        extents.append(f"{min(ratios):.3f} - {max(ratios):.3f}" if ratios else "-")
+        counts = lines["verdict"].value_counts().sort_index()
+        verdicts.append(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
     table = [
-        Column(f"over {pairs} pairs", [name for name, _, _ in groups], "left", 9),
-        Column("mean A/B", [f"{geometric_mean(ratios):.3f}" if ratios else "-" for _, ratios, _ in groups], "right", 8),
+        Column(f"over {figures['pair'].nunique()} pairs", names, "left", 9),
+        Column("mean A/B", means, importance=8),
         Column("least - largest", extents),
-        Column("verdicts", [", ".join(f"{n} {verdict}" for verdict, n in counts) for _, _, counts in groups], "left"),
+        Column("verdicts", verdicts, "left"),
     ]
-    columns.show(out, table, "--csv")
+    show(out, table, "--csv")

@@ -1,4 +1,4 @@
-"""Prints recorded runs as a table, newest first, or as CSV; deletes them after a question.
+"""Lists recorded runs as a table, newest first, or as CSV; compares them; deletes them after a question.
 
 ::
 
@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import sys
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from microp.job import NOT_ASKED
 from microp.mirror import Belongings, belongings, is_running, remove
-from microp.records import DISTURBANCES, attempts, disturbances
+from microp.records import attempts, disturbances
 from microp.results import (
     PointRow,
     Runs,
@@ -36,12 +37,11 @@ from microp.results import (
     swept,
     when,
 )
-from microp.system import size_text
-from microp.terminal import columns, results, run_comparison
-from microp.terminal.columns import Column, counted
+from microp.system import CommandParser, size_text
+from microp.terminal import run_comparison
+from microp.terminal.columns import CUT, Column, counted, paragraph, show
 from microp.terminal.console import error, note, out, warn
-from microp.terminal.run_options import RunOptions
-from microp.terminal.run_table import swept_columns
+from microp.terminal.run_table import results, swept_columns
 
 if TYPE_CHECKING:  # --help does without pandas
     import pandas as pd
@@ -53,10 +53,30 @@ ROWS = 20  # of a table, unless -n says otherwise
 NAMED = 5  # failures and unreadable runs that are named below a table
 SHOWN = ("step ms", "p10 - p90", "disturbed", "bubble", "peak MiB", "status")  # of the results of a run
 _NOTHING = {**dict.fromkeys(("step_ms", "peak_memory_mib", "loss", "engines", "syncs")), "replicas": 1}
+EPILOG = """\
+A filter is key=value, key=a,b (either), key!=value, 'key>4', 'key>=4',
+'key<4' or 'key<=4'. Without quotes chunks>4 would write a file named 4. A key
+is one of the configuration (model.dim), a group (schedule), a number of
+summary.json (step_ms), or status, run, when, experiment, commit; all are
+listed by --columns=help. Of a list with a number per rank the largest counts.
+
+  python -m microp.runs schedule=1f1b 'chunks>4' status=failed
+  python -m microp.runs 'when>2026-11-22 05:10' --columns=run,model.dim,step_ms
+  python -m microp.runs 'chunks>=4' --compare schedule=1f1b schedule=gpipe
+  python -m microp.runs status=failed,killed --delete
+
+--delete removes the runs with all their attempts (with --all: the attempts
+that are listed) and their W&B files on this disk. A run that runs is kept.
+exit code: 0; 1 if no run meets the filters; 2 for bad input"""
 
 
-def answer(options: RunOptions) -> int:
-    """List, compare or delete runs and return the exit code: 0; 1 if no run meets the filters; 2 for bad input."""
+def main(arguments: list[str] | None = None) -> int:
+    """List, compare or delete runs and return the exit code: 0; 1 if no run meets the filters; 2 for bad input.
+
+    Raises:
+        SystemExit: 2 for options that are wrong or exclude each other, 0 after `--help`.
+    """
+    options = _read_options(arguments)
     limit = (0 if options.csv else ROWS) if options.limit is None else options.limit
     try:
         runs = find(options.words, options.all)
@@ -66,83 +86,96 @@ def answer(options: RunOptions) -> int:
         if options.delete:
             return delete(runs, options.all, options.yes)
         if runs.unreadable and (options.compare or options.csv):
-            count = len(runs.unreadable)
-            warn(f"left out, {counted(count, 'attempt')} cannot be read: {runs.unreadable[0]}")
+            warn(f"left out, {counted(len(runs.unreadable), 'attempt')} cannot be read: {runs.unreadable[0]}")
         names = split_outside_brackets(options.columns) if options.columns else []
-        if options.compare:
-            groups = read_groups(options.compare, runs)
-            if not options.csv:
-                run_comparison.show(*groups, limit)
-                return 0
-            figures = run_comparison.pairing_of(*groups).figures
+        if options.compare and options.csv:
+            figures = run_comparison.pairing_of(*read_groups(options.compare, runs)).figures
             figures = figures[figures["pair"] < limit] if limit else figures
-            write_csv(figures.drop(columns=["pair", "comparison"]), [])
+            _write_csv(figures.drop(columns=["pair", "comparison"]))
+        elif options.compare:
+            run_comparison.show_comparison(*read_groups(options.compare, runs), limit)
         elif names == ["help"]:
-            show_columns(runs.rows)
+            for name in dict.fromkeys(map(spelling, map(str, runs.rows))):
+                column = column_named(name, runs.rows)
+                newest = next(iter(runs.rows[column].dropna()), None)
+                out.print(f"{name:32} {shown(newest, column)}", soft_wrap=True, markup=False)
         elif options.csv:
-            write_csv(runs.rows[: limit or None], names)
+            chosen = [column_named(name, runs.rows) for name in names] or list(map(str, runs.rows))
+            rows = runs.rows.loc[:, chosen][: limit or None].set_axis(names or chosen, axis="columns")
+            _write_csv(rows.assign(when=rows["when"].map(when)) if "when" in rows else rows)
         else:
-            show(runs, names, limit)
+            show_list(runs, names, limit)
     except SelectionError as problem:
         error(str(problem))
         return 2
     return 0
 
 
-def write_csv(rows: pd.DataFrame, names: Sequence[str]) -> None:
-    """Write whole rows to standard output: the named columns, or all if none is named. Lists are written as JSON."""
-    if names:
-        chosen = [column_named(name, rows) for name in names]
-        rows = rows[chosen].set_axis(list(names), axis="columns")
-        rows = rows.assign(**{name: rows[name].map(when) for name in names if name == "when"})
+def _read_options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = CommandParser(
+        prog="python -m microp.runs",
+        description="lists recorded runs, newest first; compares or deletes them.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("words", nargs="*", metavar="word", help="a folder of runs (default: outputs), and filters")
+    parser.add_argument("--columns", default="", help="the columns to show, joined by commas; help lists all")
+    parser.add_argument("--csv", action="store_true", help="whole rows as CSV, with the chosen columns or all")
+    parser.add_argument("--all", action="store_true", help="all attempts, not only the newest finished one of each run")
+    parser.add_argument("-n", "--limit", type=int, help="at most so many rows (default: 20, of CSV all); 0 for all")
+    parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="runs, folders, or filters joined by commas")
+    parser.add_argument("--delete", action="store_true", help="delete the runs, after a question")
+    parser.add_argument("--yes", action="store_true", help="delete without the question")
+    options = parser.parse_intermixed_args(arguments)
+    if (options.limit or 0) < 0:
+        parser.error(f"--limit {options.limit} is less than 0: use 0 for all rows")
+    if options.compare and (options.columns or options.all):
+        parser.error("--compare has its own columns and takes one attempt of each run: leave out --columns and --all")
+    if options.yes and not options.delete:
+        parser.error("--yes answers the question of --delete: add --delete")
+    if options.delete and (options.compare or options.columns or options.csv or options.limit is not None):
+        parser.error("--delete takes all runs that meet the filters: leave out --compare, --columns, --csv, -n")
+    if options.delete and not any(sign in word for word in options.words for sign in "=<>"):
+        parser.error("--delete needs a filter: write for example status=failed; 'chunks>0' takes all runs")
+    return options
+
+
+def _write_csv(rows: pd.DataFrame) -> None:
+    """Write rows to standard output; lists are written as JSON."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(rows.columns)
     for row in rows.itertuples(index=False, name=None):
         writer.writerow(json.dumps(v) if isinstance(v, list) else "" if is_missing(v) else v for v in row)
 
 
-def show_columns(rows: pd.DataFrame) -> None:
-    """Print the name of every column, with its value in the newest run that has one."""
-    for name in dict.fromkeys(map(spelling, map(str, rows))):
-        column = column_named(name, rows)
-        newest = next(iter(rows[column].dropna()), None)
-        out.print(f"{name:32} {shown(newest, column)}", soft_wrap=True, markup=False)
-
-
-def show(runs: Runs, names: Sequence[str], limit: int) -> None:
+def show_list(runs: Runs, names: Sequence[str], limit: int) -> None:
     """Print a table of at most `limit` runs (0: all) and what is to be said about them.
 
     Without `names` its columns are time, name, status, the keys that differ, and the main figures.
     """
     rows = runs.rows[: limit or None]
     points = [_point(runs.nested[folder]) for folder in rows["folder"]]
-    found = [result for result in results.results(points) if result.name in SHOWN]
     chosen = [_column(name, rows[column_named(name, runs.all)]) for name in names] or [
         *_keys(rows, points),
-        *(result.column(points) for result in found),
+        *(column for column in results(points) if column.name in SHOWN),
     ]
     states = ", ".join(f"{count} {status}" for status, count in runs.rows["status"].value_counts().items())
     of_all = f"{len(runs.rows)} of " if runs.filters else ""
     asked = " with " + " ".join(condition.text for condition in runs.filters) if runs.filters else ""
     total = counted(len(runs.all), "run")
-    columns.paragraph(out, f"{of_all}{total} in {runs.folder}{asked}, newest first: {states}")
-    printed = columns.show(out, chosen, "--csv")
+    paragraph(out, f"{of_all}{total} in {runs.folder}{asked}, newest first: {states}")
+    show(out, chosen, "--csv")
     if more := len(runs.rows) - len(rows):
         out.print(f"{more} more: -n 0 shows all", style="dim")
-    if not names:
-        about = [result.meaning(points) for result in found if result.name in printed]
-        kinds = {reason.kind for point in points for reason in point.disturbed}
-        reasons = "; ".join(f"{kind}: {meaning}" for kind, meaning in DISTURBANCES.items() if kind in kinds)
-        columns.paragraph(out, " ".join([*filter(None, about), *[f"disturbed: {reasons}"] * bool(kinds)]))
     failed = rows.dropna(subset="message")
     for status, run, message in zip(failed["status"][:NAMED], failed["run_id"], failed["message"], strict=False):
         line = " ".join(f"{status}: {run}: {message}".split())
-        out.print(line if len(line) <= out.width else line[: out.width - 1] + columns.CUT, soft_wrap=True, markup=False)
+        out.print(line if len(line) <= out.width else line[: out.width - 1] + CUT, soft_wrap=True, markup=False)
     if len(failed):
-        columns.paragraph(out, "whole messages: --columns=run,message --csv")
+        paragraph(out, "whole messages: --columns=run,message --csv")
     named = runs.unreadable[: NAMED if limit else None]
     for reason in named:
-        columns.paragraph(out, f"left out: {reason}", "")
+        paragraph(out, f"left out: {reason}", "")
     if more := len(runs.unreadable) - len(named):
         out.print(f"{more} more cannot be read: -n 0 names them", style="dim")
 
@@ -169,9 +202,6 @@ def _keys(rows: pd.DataFrame, points: Sequence[PointRow]) -> Iterator[Column]:
         yield replace(key, importance=_TOLD if key.name in _IN_ID else _KEY)
 
 
-# --- deleting -----------------------------------------------------------------------------------
-
-
 def delete(runs: Runs, single: bool, yes: bool) -> int:
     """Delete runs and return the exit code: 0; 1 if not everything was deleted; 2 if there is nobody to ask.
 
@@ -189,25 +219,24 @@ def delete(runs: Runs, single: bool, yes: bool) -> int:
         error("nothing to delete: all of these runs run")
         return 1
     flat = [attempt for run in doomed.values() for attempt in run]
+    numbers = [", ".join(each.attempt.name.removeprefix("attempt-") for each in run) for run in doomed.values()]
     wandb = [sum(len(attempt.wandb) for attempt in run) for run in doomed.values()]
     sizes = [sum(attempt.size for attempt in run) for run in doomed.values()]
-    numbers = [", ".join(attempt.attempt.name.removeprefix("attempt-") for attempt in run) for run in doomed.values()]
     table = [
         Column("run", list(doomed), "left", 100),
         Column("attempts", numbers),
         Column("W&B runs", list(map(str, wandb))),
         Column("size", list(map(size_text, sizes))),
     ]
-    columns.show(out, table, "the run's folder")
-    total = [counted(len(flat), "attempt"), counted(sum(wandb), "W&B run"), size_text(sum(sizes))]
-    summary = f"{counted(len(doomed), 'run')} ({', '.join(total)})"
-    if not yes:
-        if not sys.stdin.isatty():
-            error(f"nothing was deleted, because nobody can be asked here: add --yes to delete {summary}")
-            return 2
-        if input(f"delete {summary}? [y/N] ").strip().lower() not in ("y", "yes"):
-            note("nothing was deleted")
-            return 1
+    show(out, table, "the run's folder")
+    belonging = [counted(len(flat), "attempt"), counted(sum(wandb), "W&B run"), size_text(sum(sizes))]
+    summary = f"{counted(len(doomed), 'run')} ({', '.join(belonging)})"
+    if not yes and not sys.stdin.isatty():
+        error(f"nothing was deleted, because nobody can be asked here: add --yes to delete {summary}")
+        return 2
+    if not yes and input(f"delete {summary}? [y/N] ").strip().lower() not in ("y", "yes"):
+        note("nothing was deleted")
+        return 1
     try:
         left = [attempt.attempt for attempt in flat if not remove(attempt)]
     except OSError as problem:

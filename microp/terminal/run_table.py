@@ -7,23 +7,24 @@
            64       0     12.1   11.9 - 12.4                0.213    0.200
          ...
     step ms: pipeline and optimizer of a step, median. ...                      the columns that are shown
-    disturbed: ...                                                              if a run was
+    disturbed: 1 of 4 runs; run again on an idle machine                        if a run was
     model.dim=128 takes 2.96 times as long as model.dim=64 [2.91, 3.01], ...    see `verdicts`
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 from microp.records import DISTURBANCES
 from microp.results import PointRow, same, small_microbatches, swept, verdicts
-from microp.terminal.columns import Column, paragraph, show
+from microp.terminal.columns import Column, extremes, number, paragraph, show
 from microp.terminal.console import error, out
-from microp.terminal.results import results
 
 SWEPT = 79  # importance of the columns of swept keys: step ms, bubble, peak and ratios stay longer
 LONG = 8  # characters to which values of keys may be shortened
+LISTED_RANKS = 2  # with more ranks, the column of peaks has the smallest and the largest
 
 
 def show_runs(rows: Sequence[PointRow], whole: str) -> None:
@@ -36,12 +37,15 @@ def show_runs(rows: Sequence[PointRow], whole: str) -> None:
     heading = f"{states[0]}:" if len(rows) == 1 else f"{counts}, the same in all:"
     configs, typed = [row.config for row in rows], rows[0].overrides
     paragraph(out, " ".join([heading, *same(configs, typed, out.width - len(heading) - 1)]), style="")
-    found = results(rows)
-    columns = [*swept_columns(swept(configs, typed)), *(result.column(rows) for result in found)]
-    shown = show(out, columns, whole)
-    about = [result.meaning(rows) for result in found if result.name in shown]
-    paragraph(out, " ".join(dict.fromkeys(filter(None, about))))
-    _explain_disturbances(rows)
+    show(out, [*swept_columns(swept(configs, typed)), *results(rows)], whole)
+    if disturbed := [row for row in rows if row.disturbed]:
+        which, again = (
+            (f"{len(disturbed)} of {len(rows)} runs", " with again=true") if len(rows) > 1 else ("this run", "")
+        )
+        remedy = f"run again{again} on an idle machine"
+        if any(row.is_crowded for row in disturbed):
+            remedy = "more ranks than cores measure the cores: use fewer ranks, or device=emulated"
+        paragraph(out, f"disturbed: {which}; {remedy}.", style="yellow")
     for sentence in filter(None, [*verdicts(rows), small_microbatches(rows)]):
         paragraph(out, sentence, style="")
     for row in rows:
@@ -62,15 +66,110 @@ def _side(values: Sequence[str]) -> Literal["left", "right"]:
     return "right"
 
 
-def _explain_disturbances(rows: Sequence[PointRow]) -> None:
-    """Say what the reasons in the column `disturbed` mean and what to do, if a run has one."""
-    kinds = {each.kind for row in rows for each in row.disturbed}
-    if kinds:
-        number = sum(bool(row.disturbed) for row in rows)
-        which = f"{number} of {len(rows)} runs" if len(rows) > 1 else "this run"
-        again = " with again=true" if len(rows) > 1 else ""
-        remedy = f"run again{again} on an idle machine"
-        if any(row.disturbed and row.is_crowded for row in rows):
-            remedy = "more ranks than cores measure the cores: use fewer ranks, or device=emulated"
-        meanings = ". ".join(f"{kind}: {text}" for kind, text in DISTURBANCES.items() if kind in kinds)
-        paragraph(out, f"disturbed: {which}; {remedy}. {meanings}.", style="yellow")
+# --- the columns of what runs found -------------------------------------------------------------------
+
+
+class Result(NamedTuple):
+    """A column of what was found."""
+
+    name: str  # the heading
+    importance: int  # columns of the lowest importance are left out first
+    value: Callable[[PointRow], str | None]  # what a row has in the column
+    about: str | Callable[[Sequence[PointRow]], str] = ""  # what it means, for the rows that are shown
+    without: str = "-"  # the text of a row that has nothing
+
+
+def results(rows: Sequence[PointRow]) -> Iterator[Column]:
+    """Yield the columns in which at least one of the rows has something."""
+    for name, importance, value, about, without in _RESULTS:
+        texts = [value(row) for row in rows]
+        if any(text is not None for text in texts):
+            column = Column(name, [text or without for text in texts], "right", importance)
+            meaning = about if isinstance(about, str) else about(rows)
+            yield replace(column, about=meaning, **_LOOKS.get(name, {}))
+
+
+def _figure(form: Callable[[float], str], keys: str) -> Callable[[PointRow], str | None]:
+    """Return the function that writes the number below these keys of a summary; of older ones, some lack it."""
+
+    def value(row: PointRow) -> str | None:
+        figure: Any = row.summary
+        for key in keys.split("."):
+            figure = (figure or {}).get(key)
+        return None if figure is None else form(figure)
+
+    return value
+
+
+def _milliseconds(value: float) -> str:
+    return number(value, ".1f" if value >= 10 else ".2f")
+
+
+def _spread(row: PointRow) -> str | None:
+    step = row.summary["step_ms"]
+    return f"{_milliseconds(step['p10'])} - {_milliseconds(step['p90'])}" if step else None
+
+
+def _peaks(row: PointRow) -> str | None:
+    peaks = row.summary["peak_memory_mib"] or ()
+    if len(peaks) > LISTED_RANKS:
+        return extremes(peaks, ".1f")
+    return " ".join(number(peak, ".1f") for peak in peaks) or None
+
+
+def _loss(row: PointRow) -> str | None:
+    if not (loss := row.summary["loss"]):
+        return None
+    return " → ".join("not finite" if loss[key] is None else format(loss[key], ".2f") for key in ("first", "last"))
+
+
+def _status(row: PointRow) -> str | None:
+    return None if row.summary["status"] == "finished" else str(row.summary["status"])
+
+
+def _disturbed(row: PointRow) -> str | None:
+    return ", ".join(reason.text for reason in row.disturbed) or None
+
+
+def _about_disturbed(rows: Sequence[PointRow]) -> str:
+    kinds = {reason.kind for row in rows for reason in row.disturbed}
+    return f"disturbed: {'; '.join(f'{kind}: {text}' for kind, text in DISTURBANCES.items() if kind in kinds)}."
+
+
+def _about_torch(rows: Sequence[PointRow]) -> str:
+    """Return which order torch ran where it has none like microp's."""
+    compared = [row.summary for row in rows if row.summary["engines"]]
+    orders = {
+        (summary["schedule"], summary["engines"]["torch_schedule"] or summary["schedule"]) for summary in compared
+    }
+    return " ".join(f"torch has no {ours} and ran {other}." for ours, other in sorted(orders) if other != ours)
+
+
+_ENGINES = "microp, torch ms: forward and backward of a step, medians."
+_TURNS = "Ratios: medians over steps that ran in turn."
+_SUMS = "ddp, torch_ddp ms: of a step, medians."
+_RATIO, _FRACTION = "{:.2f}".format, "{:.3f}".format
+_RESULTS = (
+    Result("step ms", 90, _figure(_milliseconds, "step_ms.median"), "step ms: pipeline and optimizer, median."),
+    Result("p10 - p90", 40, _spread),
+    Result("predicted ms", 45, _figure(_milliseconds, "predicted.step_ms"), "predicted ms: before the run."),
+    Result("disturbed", 85, _disturbed, _about_disturbed, ""),
+    Result("torch / microp", 80, _figure(_RATIO, "engines.ratio.torch/microp"), _TURNS),
+    Result("microp ms", 78, _figure(_milliseconds, "engines.pipeline_ms.microp.median"), _ENGINES),
+    Result("torch ms", 77, _figure(_milliseconds, "engines.pipeline_ms.torch.median"), _about_torch),
+    Result("limit ms", 76, _figure(_milliseconds, "engines.pipeline_ms.limit.median"), "limit ms: arithmetic alone."),
+    Result("microp / limit", 75, _figure(_RATIO, "engines.ratio.microp/limit"), _TURNS),
+    Result("ddp / torch_ddp", 80, _figure(_RATIO, "syncs.ratio.ddp/torch_ddp"), _TURNS),
+    Result("ddp ms", 78, _figure(_milliseconds, "syncs.step_ms.ddp.median"), _SUMS),
+    Result("torch_ddp ms", 77, _figure(_milliseconds, "syncs.step_ms.torch_ddp.median"), _SUMS),
+    Result("samples/s", 50, _figure("{:,.0f}".format, "samples_per_s"), "samples/s: batch_size / step ms."),
+    Result("bubble", 80, _figure(_FRACTION, "bubble.measured"), "bubble: idle / total time of all ranks, median."),
+    Result("formula", 60, _figure(_FRACTION, "bubble.closed_form"), "formula: the bubble by the closed form."),
+    Result("peak MiB", 80, _peaks, "peak MiB: tensors of each rank."),
+    Result("loss", 30, _loss),
+    Result("status", 95, _status, "", "finished"),
+)
+_LOOKS: dict[str, dict[str, Any]] = {
+    "disturbed": {"justify": "left", "shortest": 12, "style": "yellow"},
+    "status": {"justify": "left"},
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -11,95 +12,64 @@ import pytest
 from analysis import engine_speed, m_sensitivity, prediction, rank_time
 from analysis.forecasts import errors, forecasts, kendall, regrets, summary
 from analysis.timeline import time_table
-from microp.records import LAUNCH, write_schedule
+from microp.records import LAUNCH
 from microp.results import Store
-from microp.schedule.builders import gpipe
 from tests.made_sweeps import made
 from tests.made_up import Made, by_stem
 
 # --- what the figures say --------------------------------------------------------------------------------
 
 
-def emulated(like: pd.Series, ranks: int, chunks: int, step_ms: float, launch: int = 0, **changes) -> dict:
-    """A row of a made-up run of GPipe with F = 5, B = 10 ms a row, and 1 row a microbatch, whose order is recorded."""
-    attempt = Path(like["folder"]).parents[3] / "made-up" / f"{ranks}-{chunks}"  # beside the outputs
-    attempt.mkdir(parents=True, exist_ok=True)
-    write_schedule(attempt, gpipe(ranks, chunks))
-    bubble = (ranks - 1) / (chunks + ranks - 1)
-    device = {"forward": 5.0, "backward": 10.0, "weight": float("nan")}
-    return {
-        **like.to_dict(),
-        **{f"config.device.{kind}_ms": value for kind, value in device.items()},
-        "config.device.per": ["layer", "row"],
-        "config.device.latency_ms": 0.0,
-        "device": "emulated",
-        "schedule": "gpipe",
-        "folder": str(attempt),
-        "partition": [1] * ranks,
-        "ranks": ranks,
-        "chunks": chunks,
-        "batch_size": chunks,
-        LAUNCH: launch,
-        "run_id": f"{ranks}-{chunks}-{launch}",
-        "question": f"{ranks}-{chunks}",
-        "step_ms.median": step_ms,
-        "step_ms.p10": step_ms,
-        "step_ms.p90": step_ms,
-        "bubble.measured": bubble,
-        "bubble.closed_form": bubble,
-        "peak_activation_mib": [float(chunks)] * ranks,
-        **changes,
-    }
-
-
-def made_up(outputs: Path, slowest: float = 1.0) -> Made:
-    """K = 4, M = 1 to 32, two launches, times by GPipe's formula; `slowest`: how slow the second is at M = 8."""
-    like = Store(outputs).runs().iloc[0]
+def made_up(folder: Path, slowest: float = 1.0) -> Made:
+    """K = 4, M = 1 to 32 rows, two launches, times by GPipe's formula; `slowest`: the second launch at M = 8."""
     rows = [
-        emulated(like, 4, chunks, (chunks + 3) * 15.0 * (slowest if chunks == 8 and launch == 1 else 1), launch)
+        made(
+            folder,
+            "gpipe",
+            chunks,
+            4,
+            slower=slowest if chunks == 8 and launch else 1.0,
+            question=str(chunks),
+            **{LAUNCH: launch, "config.device.per": ["layer", "row"], "peak_activation_mib": [float(chunks)] * 4},
+        )
         for chunks in (1, 2, 4, 8, 16, 32)
         for launch in (0, 1)
     ]
     return Made(rows)
 
 
-def test_the_seeds_examples_are_in_the_table(outputs):
-    table = by_stem(m_sensitivity.exhibits(made_up(outputs)))["m-sensitivity-bubble"].table.set_index("chunks")
+def test_the_seeds_examples_are_in_the_table(tmp_path):
+    table = by_stem(m_sensitivity.exhibits(made_up(tmp_path)))["m-sensitivity-bubble"].table.set_index("chunks")
     assert table.loc[4, "as fraction"] == "3/7"
     assert table.loc[32, "as fraction"] == "3/35"
 
 
-def test_the_fit_finds_the_depth(outputs):
+def test_the_fit_finds_the_depth(tmp_path):
     """T = (M + 3) (F + B): a/b + 1 = 4."""
-    [line] = by_stem(m_sensitivity.exhibits(made_up(outputs)))["m-sensitivity-depth"].table.to_dict("records")
+    [line] = by_stem(m_sensitivity.exhibits(made_up(tmp_path)))["m-sensitivity-depth"].table.to_dict("records")
     assert (line["a"], line["b"]) == pytest.approx((45, 15))
     assert (line["depth"], line["formula"]) == pytest.approx((4, 4))
 
 
-def test_the_monolith_is_the_run_of_the_same_work(outputs):
+def test_the_monolith_is_the_run_of_the_same_work(tmp_path):
     """K = 4 stages of 15 ms, M rows: the monolith needs 60 M ms, and the pipeline 15 (M + 3)."""
-    pipeline = made_up(outputs).rows
-    like = Store(outputs).runs().iloc[0]
+    pipeline = made_up(tmp_path).rows
     alone = [
-        emulated(like, 1, 1, 60.0 * chunks, launch, batch_size=chunks, partition=[4])
+        made(tmp_path, "naive", 1, 1, scale=4 * chunks, batch_size=chunks, partition=[4], **{LAUNCH: launch})
         for chunks in (4, 32)
         for launch in (0, 1)
     ]
+    for row in alone:
+        row |= {"config.device.per": ["layer", "row"], "config.model.layers": 4}
     store = Made(pd.concat([pipeline, pd.DataFrame(alone)], ignore_index=True))
     table = by_stem(m_sensitivity.exhibits(store))["m-sensitivity-speed-up"].table.set_index("chunks")
     assert table["speed_up"].to_dict() == pytest.approx({4: 240 / 105, 32: 1920 / 525})
     assert table["formula"].tolist() == pytest.approx(table["speed_up"].tolist())
 
 
-def test_the_memory_law_is_gpipes(outputs):
-    """One microbatch takes 1 MiB at M = 1, and GPipe holds M of them."""
-    table = by_stem(m_sensitivity.exhibits(made_up(outputs)))["m-sensitivity-memory"].table
-    assert table["activation_mib"].tolist() == table["formula"].tolist() == table["chunks"].tolist()
-
-
 @pytest.mark.parametrize(("slowest", "hollow"), [(1.05, []), (1.2, [8])])
-def test_a_point_that_is_too_wide_is_drawn_hollow(outputs, slowest, hollow):
-    exhibit = by_stem(m_sensitivity.exhibits(made_up(outputs, slowest)))["m-sensitivity-depth"]
+def test_a_point_that_is_too_wide_is_drawn_hollow(tmp_path, slowest, hollow):
+    exhibit = by_stem(m_sensitivity.exhibits(made_up(tmp_path, slowest)))["m-sensitivity-depth"]
     lines = [line for line in exhibit.figure.axes[0].get_lines() if line.get_markerfacecolor() == "white"]
     assert [x for line in lines for x in line.get_xdata()] == hollow
     names = [text.get_text() for legend in exhibit.figure.legends for text in legend.get_texts()]
@@ -125,29 +95,20 @@ def test_of_engines_that_took_turns_the_runs_own_counts(tmp_path):
     assert [[row["step"] for row in step] for step in steps] == [[1, 1], [2, 2]]
 
 
-def test_engine_speed_is_the_median_over_launches_and_says_where_torch_is_not(outputs):
+def test_engine_speed_is_the_median_over_launches_and_says_where_torch_is_not(tmp_path):
     """Three launches; beside ZB-H1 on emulated devices no torch was run."""
-    like = Store(outputs).runs().iloc[0]
-    rows = [
-        {
-            **emulated(like, 4, 8, 1.0, launch, question=schedule, schedule=schedule),
-            "engines.ratio.microp/limit": over,
-            "engines.ratio.torch/limit": over + 0.1 if schedule == "gpipe" else float("nan"),
-            "engines.ratio.torch/microp": (over + 0.1) / over if schedule == "gpipe" else float("nan"),
-            "engines.pipeline_ms.limit.median": 165.0,
-            "engines.pipeline_ms.microp.median": 165.0 * over,
-            "config.engine.batch_weights": together,
-            "comms": "shm",
-        }
-        for schedule, together in (("gpipe", False), ("zb_h1", False), ("zb_h1", True))
-        for launch, over in enumerate((1.01, 1.03, 1.02))
-    ]
+    rows = []
+    for name, together, (launch, over) in product(("gpipe", "zb_h1"), (False, True), enumerate((1.01, 1.03, 1.02))):
+        if name == "zb_h1" or not together:
+            torch = over + 0.1 if name == "gpipe" else float("nan")
+            ratios = dict(zip(engine_speed.RATIOS, (over, torch, torch / over), strict=True))
+            more = {LAUNCH: launch, "config.engine.batch_weights": together, "comms": "shm", **ratios}
+            rows.append(made(tmp_path, name, 8, 4, question=f"{name}-{together}", **more))
     [exhibit] = engine_speed.exhibits(Made(rows))
     table = exhibit.table.set_index("schedule")
     assert table["launches"].to_dict() == {"gpipe": 3, "zb_h1": 3, "zb_h1, W together": 3}
     assert table.loc["gpipe", "microp over the limit"] == pytest.approx(1.02)
     assert table.loc["gpipe", "torch over the limit"] == pytest.approx(1.12)
-    assert table["torch ms"].isna().all()
     assert pd.isna(table.loc["zb_h1", "torch over microp"])
 
 
@@ -182,19 +143,6 @@ def drawn(rows: list[dict]) -> tuple[dict[str, list[str]], rank_time.Exhibit]:
         for axis in exhibit.figure.axes
     }
     return {title: [name.rpartition(",")[0] for name in names] for title, names in panels.items()}, exhibit
-
-
-def test_latencies_have_a_panel_each_although_they_follow_from_the_schedule(tmp_path):
-    rows = [made(tmp_path, name, 8, 4, latency=latency) for name, latency in (("gpipe", 0), ("1f1b", 2))]
-    panels, exhibit = drawn(rows)
-    assert panels == {
-        "emulated, mlp, K = 4, M = 8, device.latency_ms=0": ["gpipe"],
-        "emulated, mlp, K = 4, M = 8, device.latency_ms=2": ["1f1b"],
-    }
-    assert exhibit.table.groupby("device.latency_ms")["schedule"].unique().map(list).to_dict() == {
-        0: ["gpipe"],
-        2: ["1f1b"],
-    }
 
 
 def test_every_key_in_which_runs_differ_is_named(tmp_path):

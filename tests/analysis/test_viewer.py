@@ -63,20 +63,6 @@ def test_sums_over_the_replicas_are_replayed_and_measured(tmp_path):
     assert shown["facts"][1] == "measured 15 ms (+0.0 %), bubble 0.000; 20 with the sums"
 
 
-def test_runs_of_one_name_say_in_what_they_differ(tmp_path):
-    rows = [run(tmp_path, gpipe(2, 2), equal(2, 5, 10), **{"config.model.dim": dim}) for dim in (64, 128)]
-    names = [each["name"] for each in timelines(*rows)[0]["runs"]]
-    assert sorted(names) == [f"gpipe, M=2, K=2, emulated mlp, 16 rows, model.dim={dim}" for dim in (128, 64)]
-
-
-def test_a_run_without_a_trace_is_not_too_long(tmp_path):
-    row = run(tmp_path, gpipe(2, 2), equal(2, 5, 10))
-    for file in Path(row["folder"]).glob("spans.*"):
-        file.unlink()
-    data, left_out = timelines(row)
-    assert (data["runs"], left_out) == ([], 0)
-
-
 def test_a_page_that_is_full_leaves_the_longest_out(outputs, monkeypatch):
     monkeypatch.setattr(viewer, "MOST_SPANS", 30)  # a timeline of M = 2 has 8 actions, one of M = 4 has 16
     data, left_out = viewer.timelines(Store(outputs).runs())

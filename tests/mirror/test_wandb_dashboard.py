@@ -17,6 +17,7 @@ from microp.mirror.content import Charts, run_summary
 from microp.mirror.dashboard import report, specification, subject_of, workspaces
 from microp.records import RecordError, attempts, read_json, read_rows, read_summary, write_json
 from microp.results import varied
+from microp.system import flatten
 
 
 @pytest.fixture(scope="module")
@@ -35,18 +36,9 @@ def subject(experiment):
     return subject_of(experiment, "hop_latency", "How much is hidden?", "team", None, varied=varied)
 
 
-def flat(values, prefix=""):
-    for key, value in values.items():
-        yield from flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
-
-
-def strings(value):
-    if isinstance(value, dict):
-        yield from (text for each in value.values() for text in strings(each))
-    elif isinstance(value, list):
-        yield from (text for each in value for text in strings(each))
-    elif isinstance(value, str):
-        yield value
+def strings(value) -> set[str]:
+    """All texts in a specification, keys among them."""
+    return set(re.findall(r'"((?:[^"\\]|\\.)*)"', json.dumps(value, ensure_ascii=False)))
 
 
 def panels(value):
@@ -72,13 +64,13 @@ def test_it_is_about_what_the_runs_varied(subject, experiment):
 def test_every_name_in_it_is_in_a_recorded_run(subject, experiment, tmp_path):
     spec = specification(subject)
     attempt = attempts(experiment)[0]
-    texts = set(strings(spec))
+    texts = strings(spec)
     keys = {re.sub(r"^config[.:]", "", text).replace(".value", "", 1) for text in texts if re.match("config[.:]", text)}
     assert keys == {"chunks", "schedule.name"}
-    assert keys <= set(flat(Charts(attempt).run_config(None)))
+    assert keys <= set(flatten(Charts(attempt).run_config(None)))
     named = {re.sub("^summary(_metrics)?[.:]", "", text) for text in texts if re.match("summary(_metrics)?[.:]", text)}
     assert {"step_ms", "bubble.measured", "replayed.bubble", "peak_memory_mib.max"} <= named
-    assert named <= set(flat(run_summary(read_summary(attempt))))
+    assert named <= set(flatten(run_summary(read_summary(attempt))))
     found = list(panels(spec))
     lines = {name for kind, config in found if kind == "Run History Line Plot" for name in config["metrics"]}
     assert {"wait_ms", "compute_ms"} <= lines
@@ -87,7 +79,7 @@ def test_every_name_in_it_is_in_a_recorded_run(subject, experiment, tmp_path):
     assert {config["xAxis"] for kind, config in found if kind == "Run History Line Plot"} == {"step"}
     bars = {name for kind, config in found if kind == "Bar Chart" for name in config["metrics"]}
     assert "step_ms" in bars
-    assert bars <= set(flat(run_summary(read_summary(attempt))))
+    assert bars <= set(flatten(run_summary(read_summary(attempt))))
     shutil.copytree(attempt, tmp_path / "runs" / "one" / "attempt-1")
     (tmp_path / "runs" / "one" / "attempt-1" / "tracked.json").unlink()
     mirror(tmp_path / "runs" / "one" / "attempt-1", OFFLINE, tmp_path)
@@ -100,7 +92,7 @@ def test_every_name_in_it_is_in_a_recorded_run(subject, experiment, tmp_path):
 
 def test_the_filters_are_the_job_type_and_the_experiment(subject):
     for view, job in zip(specification(subject)["workspaces"], ("summary", "rank"), strict=True):
-        texts = set(strings(view))
+        texts = strings(view)
         assert {"jobType", job, "tags", "hop_latency"} <= texts
         assert view["displayName"] == f"microp hop_latency: {'runs' if job == 'summary' else 'ranks'}"
 
@@ -139,27 +131,23 @@ def test_it_can_be_printed_without_a_server(command, experiment):
     code, said = command("hop_latency_quick", f"--outputs={experiment}", "--print", "--entity=team")
     assert code == 0
     assert json.loads(said.out)["report"]["displayName"] == "microp: hop_latency"
-    assert about_sweep("hop_latency")[0] in set(strings(json.loads(said.out)))
+    assert about_sweep("hop_latency")[0] in (strings(json.loads(said.out)))
 
 
-def test_an_unknown_experiment_and_a_server_that_is_away_are_told_at_once(command, experiment, monkeypatch):
-    code, said = command("schedules", f"--outputs={experiment}")
-    assert (code, "has no finished runs of schedules: it has hop_latency" in said.err) == (2, True)
+def test_without_a_key_a_server_the_extra_or_runs_it_is_one_error(command, experiment, tmp_path, monkeypatch):
+    code, said = command("hop_latency", f"--outputs={experiment}")
+    assert (code, said.err.count("\n"), "needs a W&B key" in said.err) == (2, 1, True)
+    for words in (["--print"], []):
+        code, said = command("schedules", f"--outputs={experiment}", *words)
+        assert (code, said.err.count("\n")) == (2, 1)
+        assert "has no finished runs of schedules: it has hop_latency" in said.err
+    with pytest.raises(RecordError, match="has no finished runs: it has no experiments"):
+        subject_of(tmp_path, None, "", None, None, varied=varied)
     monkeypatch.setenv("WANDB_API_KEY", "0123")
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     code, said = command("hop_latency", f"--outputs={experiment}")
     assert (code, said.err.count("\n")) == (1, 1)
     assert "W&B's server http://127.0.0.1:9 cannot be reached (Connection refused)" in said.err
-
-
-def test_without_a_key_without_the_extra_or_without_runs_it_is_one_error(command, experiment, tmp_path, monkeypatch):
-    code, said = command("hop_latency", f"--outputs={experiment}")
-    assert (code, said.err.count("\n"), "needs a W&B key" in said.err) == (2, 1, True)
-    code, said = command("schedules", f"--outputs={experiment}", "--print")
-    assert (code, said.err.count("\n")) == (2, 1)
-    assert "has no finished runs of schedules: it has hop_latency" in said.err
-    with pytest.raises(RecordError, match="has no finished runs: it has no experiments"):
-        subject_of(tmp_path, None, "", None, None, varied=varied)
     monkeypatch.setattr("microp.commands.dashboard.find_spec", lambda name: None)
     code, said = command("hop_latency", f"--outputs={experiment}", "--print")
     assert (code, said.err.count("\n"), "needs wandb-workspaces" in said.err) == (2, 1, True)

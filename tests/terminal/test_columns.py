@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from microp.terminal.columns import Column, number, paragraph, show
+from microp.terminal.columns import PAGE, Column, number, paragraph, show
 
 PATHS = [f"/home/somebody/data/corpora/{name}/train/part-0001.txt" for name in ("books", "code", "mail")]
 KEYS = [
@@ -17,61 +18,50 @@ KEYS = [
     Column("data.path", PATHS, "left", 3, 8),
 ]
 RESULTS = [
-    Column("step ms", ["928.8", "61.3", "7.0"], importance=5),
-    Column("p10 - p90", ["446.8 - 4635.0", "60.0 - 66.1", "6.9 - 7.2"], importance=2),
+    Column("step ms", ["928.8", "61.3", "7.0"], importance=5, about="step ms: a median."),
+    Column("p10 - p90", ["446.8 - 4635.0", "60.0 - 66.1", "6.9 - 7.2"], importance=2, about="p10 - p90: of steps."),
     Column("bubble", ["0.123", "0.222", "-"], importance=4),
     Column("peak MiB", ["1.3 - 4.4", "2.0", "-"], importance=4),
 ]
 
 
-def printed(columns, width):
+def printed(columns: list[Column], width: int) -> list[str]:
     file = io.StringIO()
-    kept = show(Console(file=file, width=width, highlight=False), columns, "outputs/table.csv")
-    return kept, file.getvalue().splitlines()
+    show(Console(file=file, width=width, highlight=False), columns, "outputs/table.csv")
+    return file.getvalue().splitlines()
 
 
-@pytest.mark.parametrize("width", [30, 60, 80, 120, 300])
-def test_rows_are_one_line_and_results_are_whole(width):
-    kept, lines = printed(KEYS + RESULTS, width)
-    assert max(map(cell_len, lines)) <= width
+@pytest.mark.parametrize(
+    ("width", "left_out"),
+    [(24, "schedule, device.recompute_overlap_ms, data.path, p10 - p90"), (60, "p10 - p90"), (100, ""), (300, "")],
+)
+def test_rows_are_one_line_and_what_has_no_room_is_named_and_not_explained(width, left_out):
+    lines = printed(KEYS + RESULTS, width)
+    text = " ".join(" ".join(lines).split())
+    assert all(cell_len(line) <= width for line in lines if len(line.split()) > 1)  # a word is never cut
+    assert (f"left out, no room: {left_out} (whole in outputs/table.csv)" in text) == bool(left_out)
+    assert ("p10 - p90: of steps." in text) == ("p10 - p90" not in left_out)
+    assert text.endswith(PAGE)
     start = next(at for at, line in enumerate(lines) if "928.8" in line)
     for column in RESULTS:
-        for value, line in zip(column.values, lines[start:], strict=False):
-            assert (value in line) or column.name not in kept
-    left_out = [column.name for column in KEYS + RESULTS if column.name not in kept]
-    assert ", ".join(left_out) in " ".join(lines)
-    assert ("left out, no room: " in " ".join(lines)) == bool(left_out)
+        whole = all(value in line for value, line in zip(column.values, lines[start:], strict=False))
+        assert whole == (column.name not in left_out.split(", "))
+    assert (PATHS[1] in text) == (width == 300)
+    assert ("… stands for what had no room (whole in outputs/table.csv)" in text) == (width == 100)
 
 
-def test_with_room_everything_is_whole_then_values_are_cut_then_columns_go():
-    kept, lines = printed(KEYS + RESULTS, 300)
-    assert (len(kept), len(lines)) == (7, 4)
-    assert PATHS[1] in lines[2]
-    kept, lines = printed(KEYS + RESULTS, 100)
-    assert len(kept) == 7
-    assert "/home/s" in lines[-2]
-    assert lines[-1] == "… stands for what had no room (whole in outputs/table.csv)"
-    assert printed(KEYS + RESULTS, 60)[0] == [
-        "schedule",
-        "device.recompute_overlap_ms",
-        "data.path",
-        "step ms",
-        "bubble",
-        "peak MiB",
-    ]
-    assert printed(KEYS + RESULTS, 50)[0] == [
-        "schedule",
-        "device.recompute_overlap_ms",
-        "step ms",
-        "bubble",
-        "peak MiB",
-    ]
-    assert printed(KEYS + RESULTS, 24)[0] == ["step ms", "bubble", "peak MiB"]
+def test_a_footer_has_at_most_four_lines_and_keeps_the_short_sentences():
+    columns = [replace(column, about=f"{column.name}: {'long ' * 30 * place}") for place, column in enumerate(KEYS)]
+    lines = printed([*columns, *RESULTS], 120)
+    footer = lines[next(at for at, line in enumerate(lines) if line.startswith("schedule: ")) :]
+    assert len(footer) <= 4
+    assert "step ms: a median." in " ".join(footer)
+    assert "data.path: " not in " ".join(footer)
 
 
 def test_a_value_is_printed_as_it_is():
     """Brackets are no markup for rich."""
-    _, lines = printed([Column("device.per", ["[layer,row]", "[bold]"], "left")], 80)
+    lines = printed([Column("device.per", ["[layer,row]", "[bold]"], "left")], 80)
     assert [line.strip() for line in lines] == ["device.per", "[layer,row]", "[bold]"]
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from user import SMALL, microp
+from user import ROOT
 
 from microp.config import Config
 from microp.config.config import compose_config, plain, read_config
-from microp.records import disturbances
+from microp.records import DISTURBANCES, disturbances
 from microp.results import PointRow, small_microbatches, verdicts, write_table
 from microp.results.verdicts import BRACKETS
 from microp.terminal import run_table
@@ -74,20 +74,28 @@ def test_one_line_for_what_is_the_same_then_the_swept_keys_then_the_results(line
     assert alone[1].split()[0] == "step"
 
 
-def test_every_column_that_is_shown_is_defined_and_no_other(lines):
+def test_columns_that_are_shown_are_defined_and_no_other(lines):
     text = " ".join(lines([row("")]))
-    assert "step ms: pipeline and optimizer of a step, median of the measured steps." in text
-    assert "without the 1.2 ms (median) between two steps (to load a batch, write rows)." in text
-    assert "formula: the bubble by the schedule's closed form, for equal layers, F = B = W and free hops." in text
-    assert "disturbed" not in text
-    assert "status" not in text
-    assert "limit" not in text
-    emulated = " ".join(lines([row("", device="emulated", bubble={"measured": 0.2, "closed_form": None})]))
-    assert "formula" not in emulated
-    emulated = " ".join(lines([row("", device="emulated"), row("chunks=8")], 200))
-    assert "for equal layers, F = B = W and free hops or for an emulated device's nominal times." in emulated
-    old = {key: value for key, value in FOUND.items() if key != "between_steps_ms"}
-    assert "step ms, so without the between two steps" in " ".join(lines([row("")._replace(summary=old)]))
+    for meaning in (
+        "step ms: pipeline and optimizer, median.",
+        "formula: the bubble",
+        "samples/s: batch_size / step ms.",
+    ):
+        assert meaning in text
+    assert text.endswith("Every column: analysis/README.md.")
+    assert not {"disturbed", "status", "limit"} & set(text.split())
+    assert "samples/s" not in " ".join(lines([row("")._replace(summary={**FOUND, "samples_per_s": None})]))
+
+
+def test_the_page_that_the_footer_names_defines_every_column():
+    page = (ROOT / "analysis" / "README.md").read_text()
+    page = page.partition("## Figures and columns, defined")[2].partition("\n## ")[0]
+    syncs = {"ratio": {"ddp/torch_ddp": 0.9}, "step_ms": {"ddp": {"median": 9.0}, "torch_ddp": {"median": 10.0}}}
+    wide = {"median": 928.8, "p10": 446.8, "p90": 4635.0, "n": 20}
+    full = row("", engines=ENGINES, syncs=syncs, step_ms=wide, predicted={"step_ms": 1.0})
+    columns = [column.name for column in run_table.results([full, row("", status="failed")])]
+    assert len(columns) == 18
+    assert [name for name in (*columns, *DISTURBANCES) if f"`{name}`" not in page] == []
 
 
 def test_disturbed_runs_say_why_in_their_row(lines):
@@ -99,8 +107,9 @@ def test_disturbed_runs_say_why_in_their_row(lines):
     assert "spread 451 %" in table[1]
     assert "12 overruns" in table[2]
     whole = " ".join(text)
-    assert "disturbed: 2 of 3 runs; run again with again=true on an idle machine. spread: from p10 to p90" in whole
-    assert "overruns: actions that took longer than their nominal time, so they measure the machine" in whole
+    assert "disturbed: spread: from p10 to p90 the steps spread over more than 20 %" in whole
+    assert "overruns: actions that took longer than their nominal time" in whole
+    assert "disturbed: 2 of 3 runs; run again with again=true on an idle machine." in whole
     alone = " ".join(lines(rows[1:2]))
     assert "disturbed: this run; run again on an idle machine." in alone
     crowded = " ".join(lines([rows[1]._replace(env={"cores": 1})]))
@@ -116,18 +125,11 @@ def test_engines_in_turn_show_torch_the_limit_and_the_ratios(lines):
     for number in ("60.1", "55.5", "80.8", "1.34", "1.08"):
         assert number in " ".join(text[2:4])
     whole = " ".join(text)
-    assert "the limit is one rank's compute alone, times (M+K-1)/M." in whole
-    assert "Ratios of engines, or of sums, are medians over steps that ran in turn; the verdict is their " in whole
-    assert "the columns that name none are microp's" in whole
-    assert (
-        "torch against microp: too noisy to say: the spread of 1 launch each is unknown; "
-        "2 more launches each (repeat=1,2)" in whole
-    )
-    near = " ".join(lines([row("engine=compare", schedule="zb_h1", engines=ENGINES)], 160))
-    assert "torch has no zb_h1 and ran gpipe." in near
-    limits = {**ENGINES, "own_limit_ms": {"microp": 50.0, "torch": 55.5}}
-    apart = " ".join(lines([row("engine=compare", schedule="zb_h1", engines=limits)], 160))
-    assert "ran gpipe, whose own limit is 1.11 times that of zb_h1." in apart
+    assert "microp, torch ms: forward and backward of a step, medians." in whole
+    assert "torch has no" not in whole
+    assert "torch against microp: too noisy to say: the spread of 1 launch each is unknown; " in whole
+    near = lines([row("engine=compare", schedule="zb_h1", engines=ENGINES)], 160)
+    assert "torch has no zb_h1 and ran gpipe." in " ".join(near)
 
 
 def test_a_failed_run_has_its_state_and_its_message(lines, capsys):
@@ -231,16 +233,3 @@ def test_the_csv_has_what_was_planned_and_all_that_was_found(tmp_path):
     assert float(first["step_ms.median"]) == 9.0
     assert "chunks" not in first
     assert second["step_ms.median"] == ""
-
-
-def test_a_sweep_as_typed(tmp_path):
-    """Its table names a nested key; a pipe has 120 characters unless COLUMNS says otherwise."""
-    words = ["-m", *SMALL, "model.dim=16,32", "tracking=disabled"]
-    done = microp(*words, folder=tmp_path, COLUMNS="")
-    assert done.returncode == 0, done.stderr
-    text = done.stdout.splitlines()
-    assert text[0].startswith("2 finished, the same in all: schedule=gpipe chunks=4 ranks=2 ")
-    assert len(text[0]) <= 120
-    assert "model.dim" in text[1] or "model." in text[1]
-    [table] = tmp_path.glob("outputs/sweeps/*/table.csv")
-    assert [each["model.dim"] for each in csv.DictReader(table.open())] == ["16", "32"]

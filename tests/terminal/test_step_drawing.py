@@ -12,7 +12,6 @@ from microp.records import TracedStep
 from microp.schedule.builders import gpipe
 from microp.simulator import for_stages, simulate
 from microp.terminal import Board, progress, step_drawing
-from microp.terminal.progress import TimeLeft
 
 SUMMARY = {"status": "finished", "ranks": 2, "replicas": 1, "actions": 2 * 2 * 2 * 10, "steps": 10}
 
@@ -94,31 +93,17 @@ def test_only_new_rows_are_read(tmp_path, monkeypatch):
     assert max(each for each in seen[:-1] if each is not None) == 5
 
 
-def test_predicted_points_take_their_prediction_and_what_others_took_beyond_theirs():
-    left = TimeLeft([10, 10, 100], [5.0, 50.0, 500.0])
-    assert left.seconds() == 555
-    assert left.seconds(elapsed=2.0, done=1) == 553
-    assert left.seconds(elapsed=9.0, done=9) == 550  # the first takes longer than predicted, the others do not
-    left.end(7.0)
-    assert left.seconds() == 52 + 502  # two seconds to start and to end
-    left.end(None)  # another process ran it
-    assert left.seconds() == 502
-
-
-def test_without_predictions_a_step_takes_what_steps_have_taken():
-    left = TimeLeft([10, 20])
-    assert left.seconds(elapsed=3.0) is None
-    assert left.seconds(elapsed=4.0, done=2) == 56  # 2 s a step
-    left.end(30.0)
-    assert left.seconds(elapsed=6.0) == 54
-
-
-def test_points_with_and_without_a_prediction():
-    left = TimeLeft([10, 10, 10], [1.0])
-    assert left.seconds() is None
-    left.end(4.0)
-    left.add(5, 2.0)
-    assert left.seconds() == 4 + 4 + (2 + 3)
-    for _ in range(4):
-        left.end(1.0)
-    assert left.seconds() == 0
+@pytest.mark.parametrize(("seconds", "share"), [((1.0, 3.0), 0.25), ((1.0, None), 0.5), ((), 0.5)])
+def test_a_point_weighs_its_predicted_time_in_the_bar_of_a_sweep_if_all_are_known(seconds, share, tmp_path):
+    board = Board()
+    board.open([10, 10], seconds)
+    with board.point("run", 10, tmp_path / "none"):
+        pass
+    [sweep] = board._progress.tasks
+    assert sweep.completed / sweep.total == share
+    assert (sweep.fields["done"], sweep.fields["steps"]) == (10, 20)
+    board.skip(10)  # another process ran the second
+    assert sweep.completed == sweep.total
+    board.add(5)
+    assert sweep.completed < sweep.total
+    board.close()
