@@ -45,8 +45,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from simpleeval import EvalWithCompoundTypes, InvalidExpression
 
-from microp.config.errors import REFUSED, ConfigError, first_line, refusal
-from microp.config.factory import keys_of_builder, own_model
+from microp.config.errors import REFUSED, ConfigError, refusal
+from microp.config.factory import keys_of_builder, own_model, typed
 from microp.config.knobs import Knobs, Unused, without_unused
 from microp.config.schema import GROUPS, KINDS, Config, is_fixed, open_schema, schema_of
 from microp.settings import quoted
@@ -162,18 +162,12 @@ def compose_config(*overrides: str, name: str = "config", folder: Path | str | N
         folder: of the user's own options, as after `-cd` on the command line.
 
     Raises:
-        ConfigError: there is no such folder, a key or an option does not exist, a value has the wrong type, or a key
-            is not used.
+        ConfigError: a key or an option does not exist, a value has the wrong type, or a key is not used.
     """
-    typed = [word for word in overrides if isinstance(word, str) and not word.startswith("-")]
-    if problems := [f"{word!r} is not an override, such as 'chunks=8'" for word in overrides if word not in typed]:
-        raise ConfigError(problems)
     words = with_profiles(overrides)
     if problems := word_problems(words):
         raise ConfigError(problems)
     if folder is not None:
-        if not Path(folder).is_dir():
-            raise ConfigError([f"folder={quoted(folder)} is not one: give the folder in which model/ or schedule/ is"])
         see_current_folder()
     register(name)
     knobs = Knobs()
@@ -305,24 +299,16 @@ def read_composed(node: DictConfig) -> tuple[Config, dict[str, Unused]]:
 
 def _typed_option(group: str, keys: dict[str, Any]) -> tuple[Any, dict[str, Unused]]:
     """Return an option's settings, or its keys if it has a builder, and the given keys that it does not have."""
-    if "builder" in keys or group in ("schedule", "partition"):
+    has_builder = "builder" in keys or group in ("schedule", "partition")
+    if has_builder:
         try:
             known = keys_of_builder(group, keys)
         except (KeyError, ValueError):  # `build` says what is wrong with the builder
             known = set(keys)
-        return {key: value for key, value in keys.items() if key in known}, _lacking(group, keys, known)
-    kind = schema_of(group, keys)
-    known = {field.name for field in fields(kind)}
-    node = OmegaConf.structured(kind)
-    problems = []
-    for key in sorted(known & keys.keys()):
-        try:
-            node[key] = keys[key]
-        except OmegaConfBaseException as error:
-            problems.append(f"{group}.{error.full_key or key}: {first_line(error)}")
-    if problems:
-        raise ConfigError(problems)
-    return OmegaConf.to_object(node), _lacking(group, keys, known)
+    else:
+        known = {field.name for field in fields(schema_of(group, keys))}
+    used = {key: value for key, value in keys.items() if key in known}
+    return used if has_builder else typed(group, schema_of(group, keys), used), _lacking(group, keys, known)
 
 
 def _lacking(group: str, keys: Mapping[str, Any], known: set[str]) -> dict[str, Unused]:

@@ -42,7 +42,6 @@ from microp.settings import (
     Computing,
     DeviceSettings,
     LayerFacts,
-    Line,
     Name,
     OwnSettings,
     own_settings,
@@ -58,7 +57,6 @@ LONGEST = 200  # characters of what an exception says
 MOST_PAIRS = 1_000_000  # (stage, microbatch) pairs of a schedule
 MOST_WEIGHTS = 100_000_000  # of a model that is made with numbers to be checked; a larger one only if it has to be
 GIVEN = frozenset({"ranks", "chunks", "layers", "stages", "task"})  # arguments of builders that are no keys
-_TEXT = Line("give a text on one line")
 _checked_models: dict[str, OwnSettings] = {}  # every point of a sweep asks for the same few
 
 
@@ -149,18 +147,16 @@ def typed_keys(group: str, node: dict[str, Any]) -> dict[str, Any]:
     """Return an option's keys without `name` and `builder`, with the types of the builder's signature."""
     _, _, hints = read_builder(group, node)
     knobs = {key: value for key, value in node.items() if key not in ("name", "builder")}
-    schema = make_dataclass(group, [(key, hints.get(key, Any), field(default=MISSING)) for key in knobs])
-    key = "builder"
+    kind = make_dataclass(group, [(key, hints.get(key, Any), field(default=MISSING)) for key in knobs])
+    return dict(vars(typed(group, kind, knobs)))
+
+
+def typed(group: str, kind: type, keys: dict[str, Any]) -> Any:
+    """Return an option's keys as an object of a dataclass, or raise ValueError: a value has the wrong type."""
     try:
-        typed = OmegaConf.structured(schema)
-        for key, value in knobs.items():
-            typed[key] = value
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), keys))
     except OmegaConfBaseException as error:
-        raise ValueError(f"{group}.{error.full_key or key}: {first_line(error)}") from error
-    for key in knobs:
-        if isinstance(typed[key], str) and (broken := _TEXT.broken(typed[key])):
-            raise ValueError(f"{group}.{key}={quoted(typed[key])} {broken}")
-    return vars(OmegaConf.to_object(typed))
+        raise ValueError(f"{group}.{error.full_key or 'builder'}: {first_line(error)}") from error
 
 
 def _with_cause(error: BaseException) -> str:

@@ -23,7 +23,6 @@ from hydra.utils import get_method
 
 from microp.config.knobs import uses
 from microp.config.schema import (
-    GROUPS,
     CostsConfig,
     SearchConfig,
     SimulateConfig,
@@ -31,7 +30,6 @@ from microp.config.schema import (
     default_values,
     is_fixed,
     options_of,
-    own_option,
     schema_of,
     values_of,
 )
@@ -56,43 +54,39 @@ def lines_of_keys(documented: Any) -> dict[str, str]:
     return helps
 
 
-def key_helps() -> dict[str, str]:
-    """Return the help of every key, `""` for one without: `chunks`, `schedule.drain`, `device.forward_ms`, ..."""
-    top = lines_of_keys(SimulateConfig)
-    helps = {key: top.get(key, "") for key in values_of("base") if key != "defaults"}
-    for group in GROUPS:
-        for option in options_of(group):
-            keys = own_option(group, option)
-            documented = get_method(keys["builder"]) if "builder" in keys else schema_of(group, keys)
-            texts = lines_of_keys(documented)
-            helps |= {f"{group}.{key}": texts.get(key, "") for key in keys if not is_fixed(group, key)}
-    return helps
-
-
-def cost_helps() -> dict[str, str]:
-    """Return the help of the keys that only a price has."""
-    helps, output = lines_of_keys(CostsConfig), lines_of_keys(SimulateConfig)["output"]
-    return {f"costs.{key}": helps.get(key, "") for key in values_of("price")["costs"]} | {"output": output}
-
-
 def key_page(of: str) -> str:
     """Return the keys, the groups and their options as text, for a `run`, a `price` or an `order`."""
-    helps, base = key_helps(), values_of("base")
-    lines = [line for key in base if key != "defaults" for line in _entry(f"{key}={_text(base[key])}", helps[key])]
+    values, texts = values_of("base"), lines_of_keys(SimulateConfig)
+    lines = _keys("", {key: value for key, value in values.items() if key != "defaults"}, texts)
     for group, option in default_options().items():
-        lines += ["", f"{group}={option}", *_group(group, helps)]
+        lines += ["", f"{group}={option}", *_group(group)]
     if of in ("price", "order"):
-        values = values_of("price")
-        lines += ["", "costs"]
-        for key, text in cost_helps().items():
-            value = values["costs"].get(key.removeprefix("costs."), values["output"])
-            lines += _entry(f"  {key}={_text(value)}", text)
+        costs, output = values_of("price")["costs"], values_of("price")["output"]
+        lines += ["", "costs", *_keys("  costs.", costs, lines_of_keys(CostsConfig))]
+        lines += _keys("  ", {"output": output}, texts)
     if of == "order":
-        texts = lines_of_keys(SearchConfig)
-        lines += ["", "search"]
-        for key, value in values_of("order")["search"].items():
-            lines += _entry(f"  search.{key}={_text(value)}", texts[key])
+        lines += ["", "search", *_keys("  search.", values_of("order")["search"], lines_of_keys(SearchConfig))]
     return "\n".join(lines)
+
+
+def _keys(before: str, values: dict[str, Any], texts: dict[str, str]) -> list[str]:
+    return [line for key, value in values.items() for line in _entry(f"{before}{key}={_text(value)}", texts[key])]
+
+
+def _group(group: str) -> Iterator[str]:
+    """Yield the options of a group, and their keys with the options that use them."""
+    options = {name: default_values(group, name) for name in options_of(group)}
+    texts: dict[str, str] = {}
+    for name, keys in options.items():
+        comment = (CONF / group / f"{name}.yaml").read_text().splitlines()[0].removeprefix("# ")
+        yield from _entry(f"    {name}", comment)
+        texts |= lines_of_keys(get_method(keys["builder"]) if "builder" in keys else schema_of(group, keys))
+    for key in dict.fromkeys(key for keys in options.values() for key in keys if not is_fixed(group, key)):
+        having = {name: _text(keys[key]) for name, keys in options.items() if key in keys and uses(group, key, name)}
+        is_one, only = len(set(having.values())) == 1, ""
+        if not is_one or len(having) < len(options):
+            only = f" ({', '.join(name if is_one else f'{name}: {value}' for name, value in having.items())})"
+        yield from _entry(f"  {group}.{key}={next(iter(having.values())) if is_one else ''}", texts[key] + only)
 
 
 def sweep_page() -> str:
@@ -109,21 +103,6 @@ def about_sweep(name: str) -> tuple[str, str]:
     [comment] = re.findall(r"\A((?:#.*\n)*)", (SWEEPS / f"{name}.yaml").read_text())
     size = re.search(r"^# (\d+ points, .*?)\.?$", comment, re.M)
     return comment.partition("\n")[0].removeprefix("#").strip(), size[1] if size else ""
-
-
-def _group(group: str, helps: dict[str, str]) -> Iterator[str]:
-    """Yield the options of a group, and their keys with the options that use them."""
-    options = {name: default_values(group, name) for name in options_of(group)}
-    for name in options:
-        comment = (CONF / group / f"{name}.yaml").read_text().splitlines()[0].removeprefix("# ")
-        yield from _entry(f"    {name}", comment)
-    for key in (key for key in helps if key.startswith(f"{group}.")):
-        knob = key.partition(".")[2]
-        having = {name: _text(keys[knob]) for name, keys in options.items() if knob in keys and uses(key, name)}
-        is_one, only = len(set(having.values())) == 1, ""
-        if not is_one or len(having) < len(options):
-            only = f" ({', '.join(name if is_one else f'{name}: {value}' for name, value in having.items())})"
-        yield from _entry(f"  {key}={next(iter(having.values())) if is_one else ''}", helps[key] + only)
 
 
 def _entry(left: str, text: str) -> list[str]:

@@ -34,7 +34,7 @@ from microp.job import Job, Snapshot, question_id, run_id, torch_problems
 from microp.planner import NoRoomError, Task
 from microp.records import RecordError, changed_since, read_env, snapshots
 from microp.schedule import Action, Partition, Schedule, builders, of_sizes, spread, to_text, uniform, validate
-from microp.settings import EmulatedSettings, OwnSettings, broken_rules, quoted
+from microp.settings import EmulatedSettings, OwnSettings, broken_rules
 from microp.simulator import closed_forms, nominal_costs, nominal_optimizer
 
 log = logging.getLogger(__name__)

@@ -136,14 +136,13 @@ def chosen(config: Config, schedule: str, checkpointing: str, replicas: int, sta
     )
 
 
-def uses(key: str, option: str) -> bool:
+def uses(group: str, key: str, option: str) -> bool:
     """Return whether a key of a group is used if one of microp's options is chosen, whatever else is asked."""
-    group = _group(key)
     options = default_options() | {"checkpointing": "always", group: option}
     settings = {name: default_settings(name, chosen) for name, chosen in options.items()}
     config = Config(ranks=2, chunks=4, replicas=2, profile=None, **settings)
     config.snapshot.every = 1
-    return not {key, group} & unused(config).keys()
+    return not {f"{group}.{key}", group} & unused(config).keys()
 
 
 def run_of(config: Config, **changes: Any) -> Config:

@@ -4,7 +4,7 @@
 
     device=emulated                nominal times ─────────────────┐
     device=emulated profile=FILE   a profile, also of elsewhere ──┤
-    profile=FILE                   a profile, also of elsewhere ──┼─► prices: predicted.json, dry runs, partitions, plans
+    profile=FILE                   a profile, also of elsewhere ──┼─► predicted.json, dry runs, partitions, plans
     else                           the profile of this machine ───┘
 
 An emulated device's actions last their nominal times, or those of a profile that is named. Without such a profile the

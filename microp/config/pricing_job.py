@@ -18,7 +18,7 @@ from microp.config.errors import ConfigError
 from microp.config.factory import asks_for
 from microp.config.job_factory import Chosen, choose_partition, make_schedule
 from microp.config.prediction import doubt, prices_of, profile_problems, times_of, used_profile, workload_of
-from microp.config.schema import Config, SimulateConfig
+from microp.config.schema import SimulateConfig
 from microp.job import Workload
 from microp.schedule import Schedule, uniform, validate
 from microp.settings import EmulatedSettings, EstimateSettings, broken_rules, quoted

@@ -10,10 +10,9 @@ from user import SMALL, microp
 
 import microp as api
 from microp import worker
-from microp.config import job_of
+from microp.config import about_resumed, job_of
 from microp.config.config import VARIABLES, compose_config, read_config
 from microp.config.errors import ConfigError
-from microp.config.resume import about_resumed
 from microp.results import load_runs
 
 WORDS = [*SMALL, "chunks=2", "tracking=disabled", "comms=threads", "data.path=a.txt"]

@@ -10,10 +10,8 @@ from configs import config as configured
 from configs import problems, warnings
 from hydra import compose, initialize_config_dir
 
-from microp.config import make_job, read_config
-from microp.config.composing import typed_folder
-from microp.config.config import plain, register, to_yaml
-from microp.config.profiles import profile_command
+from microp.config import make_job, profile_command, read_config
+from microp.config.config import plain, register, to_yaml, typed_folder
 from microp.job import question_id, run_id
 from microp.schedule import to_text
 from microp.schedule.builders import gpipe

@@ -8,8 +8,7 @@ import pytest
 from configs import sweep_of
 
 from microp.config import ConfigError, compose_config, job_of, make_job, read_config
-from microp.config.composing import compose_points, composer, word_problems
-from microp.config.config import evaluate, read_composed, register, what_runs
+from microp.config.config import compose_points, composer, evaluate, read_composed, register, what_runs, word_problems
 from microp.config.knobs import Knobs
 
 

@@ -15,8 +15,7 @@ from configs import config
 
 import microp
 from microp import worker
-from microp.config import ConfigError, job_of, make_job
-from microp.config.resume import nothing_to_resume
+from microp.config import ConfigError, job_of, make_job, nothing_to_resume
 from microp.model import open_data
 from microp.model.layers import Bits
 from microp.records import read_json, read_rows
