@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from microp.config.config import plain
@@ -93,7 +94,12 @@ def _memory_problems(config: Config, processes: int) -> list[str]:
 
 def _problems_together(config: Config) -> list[str]:
     """Return what is wrong with values that do not fit each other, or not this machine."""
-    wrong = _folder_problems(config) + _gpu_problems(config) + profile_problems(config) + _slurm_problems(config)
+    wrong, output = [], Path(config.output_dir)
+    if reason := not_writable(output):  # nothing is written to find out
+        wrong.append(f"output_dir={quoted(output)} cannot be written ({reason}): choose another folder")
+    elif not config.tracking.problems() and (problem := config.tracking.folder_problem(output)):
+        wrong.append(problem)
+    wrong += _gpu_problems(config) + profile_problems(config) + _slurm_problems(config)
     if not config.model.problems():
         wrong += config.data.problems(config.model.row_bytes, config.model.vocabulary)
     return wrong + [text for holds, text in _misfits(config) if holds]
@@ -102,31 +108,32 @@ def _problems_together(config: Config) -> list[str]:
 def _misfits(config: Config) -> list[tuple[bool, str]]:
     """Return pairs of values that do not fit each other: whether the configuration has them, and what to use."""
     model, device, sync, replicas = config.model, config.device, config.sync.name, config.replicas
-    chunks, batch, parts = config.chunks, config.batch_size, config.replicas * config.chunks
-    engine, not_microp = f"engine={config.engine.name}", config.engine.name != "microp"
-    latency, backend = getattr(device, "latency_ms", 0), config.comms.backend(device)
-    has_ddp, shares = sync in ("torch_ddp", "compare"), device.is_shared
-    buffers = isinstance(model, OwnSettings) and model.facts.changes_buffers
-    changes, itself = f"model={model.name} changes buffers in its forward, which", "sends a GPU's tensors itself"
+    ranks, chunks, batch = config.ranks, config.chunks, config.batch_size
+    engine, by_torch = f"engine={config.engine.name}", config.engine.name != "microp"
+    backend, latency = config.comms.backend(device), getattr(device, "latency_ms", 0)
+    hop, has_nodes = f"device.latency_ms={latency}", is_over_hosts() or getattr(config.launch, "nodes", 1) > 1
+    has_ddp, shares, itself = sync in ("torch_ddp", "compare"), device.is_shared, "sends a GPU's tensors itself"
     is_own = isinstance(model, OwnSettings)
+    buffers = isinstance(model, OwnSettings) and model.facts.changes_buffers
+    changes = f"model={model.name} changes buffers in its forward"
+    policy = f"checkpointing={config.checkpointing.name}"
     layers = f"the layers of model={model.name}" if is_own else f"model.layers={model.layers}"
+    rows = f"batch_size={batch} has rows"
     return [
-        (not_microp and config.comms.name == "threads", f"{engine} needs ranks that are processes: use comms=auto"),
-        (not_microp and replicas > 1, f"replicas={replicas} needs engine=microp: use one of the two alone"),
-        (not_microp and shares, f"{engine} {itself}, not with device.share=true: use engine=microp"),
-        (not_microp and config.compile, f"{engine} cannot run compiled layers: use engine=microp or compile=false"),
-        (not_microp and buffers, f"{engine}: {changes} each engine would change: use engine=microp"),
-        (replicas > 1 and buffers, f"replicas={replicas}: {changes} differ between replicas: use replicas=1"),
+        (by_torch and config.comms.name == "threads", f"{engine} needs ranks that are processes: use comms=auto"),
+        (by_torch and replicas > 1, f"replicas={replicas} needs engine=microp: use one of the two alone"),
+        (by_torch and shares, f"{engine} {itself}, not with device.share=true: use engine=microp"),
+        (by_torch and config.compile, f"{engine} cannot run compiled layers: use engine=microp or compile=false"),
+        (by_torch and buffers, f"{engine}: {changes}, which each engine would change: use engine=microp"),
+        (replicas > 1 and buffers, f"replicas={replicas}: {changes}, which differ between replicas: use replicas=1"),
         (
             config.checkpointing.segments > 0 and buffers,
-            f"checkpointing={config.checkpointing.name}: {changes} a recomputation would do again: use "
-            "checkpointing=never",
+            f"{policy}: {changes}, which a recomputation would change again: use checkpointing=never",
         ),
-        (config.compile and buffers, f"{changes} is not tried with compile=true: use compile=false"),
+        (config.compile and buffers, f"{changes}, which is not tried with compile=true: use compile=false"),
         (
             config.compile and model.draws,
-            f"model={model.name} draws random numbers, and compiled code would draw others: use compile=false or no "
-            "dropout",
+            f"model={model.name} draws random numbers, compiled code draws others: use compile=false or no dropout",
         ),
         (shares and replicas > 1 and has_ddp, f"sync={sync} {itself}, not with device.share=true: use sync=ddp"),
         (
@@ -135,33 +142,19 @@ def _misfits(config: Config) -> list[tuple[bool, str]]:
         ),
         (
             bool(latency) and backend not in COPYING,
-            f"device.latency_ms={latency} needs a transport that records sending times: use comms=shm or "
-            f"comms=threads, not {backend}",
+            f"{hop} needs a transport that records sending times: use comms=shm or comms=threads, not {backend}",
+        ),
+        (bool(latency) and has_nodes, f"{hop} needs all ranks on one host, whose clock they share: leave it out"),
+        (chunks > batch > 0, f"chunks={chunks} is more than {rows}: use at most {batch}"),
+        (
+            replicas * chunks > batch >= chunks > 0,
+            f"replicas={replicas} times chunks={chunks} is more than {rows}: use a batch_size of {replicas * chunks}",
         ),
         (
-            bool(latency) and (is_over_hosts() or getattr(config.launch, "nodes", 1) > 1),
-            f"device.latency_ms={latency} needs all ranks on one host, whose clock they share: leave it out",
-        ),
-        (chunks > batch > 0, f"chunks={chunks} is more than batch_size={batch} has rows: use at most {batch}"),
-        (
-            parts > batch >= chunks > 0,
-            f"replicas={replicas} times chunks={chunks} is more than batch_size={batch} has rows: use a batch_size of "
-            f"at least {parts}",
-        ),
-        (
-            config.ranks > model.layers > 0,
-            f"ranks={config.ranks} is more than {layers}: every rank needs a layer, use at most {model.layers}",
+            ranks > model.layers > 0,
+            f"ranks={ranks} is more than {layers}: every rank needs a layer, use at most {model.layers}",
         ),
     ]
-
-
-def _folder_problems(config: Config) -> list[str]:
-    """Return why the run's files, or else W&B's, cannot be written; nothing is written to find out."""
-    output = Path(config.output_dir)
-    if reason := not_writable(output):
-        return [f"output_dir={quoted(output)} cannot be written ({reason}): choose another folder"]
-    problem = None if config.tracking.problems() else config.tracking.folder_problem(output)
-    return [problem] if problem else []
 
 
 def _gpu_problems(config: Config) -> list[str]:
@@ -173,27 +166,24 @@ def _gpu_problems(config: Config) -> list[str]:
     ranks, gpus = ranks_here(config), torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus == 0:
         return ["device=cuda, but torch sees no GPU here: use device=cpu or a CUDA/ROCm build of torch"]
-    if ranks > gpus and not config.device.is_shared:
-        return [
-            f"ranks={ranks} is more than the {gpus} {'GPU' if gpus == 1 else 'GPUs'} here: use at most {gpus}, or "
-            "device.share=true, by which ranks share one"
-        ]
-    return []
+    if ranks <= gpus or config.device.is_shared:
+        return []
+    here, remedy = f"the {gpus} {'GPU' if gpus == 1 else 'GPUs'} here", "device.share=true, by which ranks share one"
+    return [f"ranks={ranks} is more than {here}: use at most {gpus}, or {remedy}"]
 
 
 def _slurm_problems(config: Config) -> list[str]:
     """Return what is wrong with `launch=slurm` for this configuration, one sentence per problem."""
-    launch = config.launch
+    launch, device = config.launch, config.device
     if not isinstance(launch, SlurmSettings) or launch.problems(config.ranks, config.replicas):
         return []
-    wrong, per_node = [], launch.ranks_per_node(config.ranks * config.replicas)
-    if config.device.is_shared and not launch.gpus_per_node:
+    wrong, per_node, gpus = [], launch.ranks_per_node(config.ranks * config.replicas), launch.gpus_per_node
+    if device.is_shared and not gpus:
         wrong.append("launch.gpus_per_node=0: device=cuda needs a GPU on each node: use launch.gpus_per_node=1")
-    if config.device.name == "cuda" and not config.device.is_shared and launch.gpus_per_node < per_node:
+    elif device.name == "cuda" and not device.is_shared and gpus < per_node:
         wrong.append(
-            f"launch.gpus_per_node={launch.gpus_per_node} is less than the {per_node} ranks of a node, and with "
-            f"device=cuda each needs its own: use launch.gpus_per_node={per_node}, more launch.nodes, or "
-            "device.share=true"
+            f"launch.gpus_per_node={gpus} is less than the {per_node} ranks of a node, and with device=cuda each needs "
+            f"its own: use launch.gpus_per_node={per_node}, more launch.nodes, or device.share=true"
         )
     if config.comms.name == "threads":
         wrong.append("launch=slurm makes each rank a task of its job, not a thread: use comms=auto")
@@ -230,10 +220,9 @@ def warnings(config: Config, job: Job) -> list[str]:
     """Return what the user of a valid configuration should know, one sentence each."""
     texts = []
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    here = ranks_here(config)
+    here, is_here = ranks_here(config), not isinstance(config.launch, SlurmSettings)
     who = f"ranks={here}" if config.replicas == 1 else f"{here} ranks of {config.replicas} replicas"
-    on_this = not isinstance(config.launch, SlurmSettings)
-    if on_this and config.device.name == "cpu" and here * config.device.threads > cores:
+    if is_here and config.device.name == "cpu" and here * config.device.threads > cores:
         texts.append(
             f"{who} compute on {cores} cores: they take turns, so the timings measure "
             f"the cores and not the schedule (gradients, losses and memory are still exact)"
@@ -249,19 +238,20 @@ def warnings(config: Config, job: Job) -> list[str]:
     if config.engine.name == "compare" and "torch" not in job.engines:
         reasons = torch_problems(job.torch_schedule, job.checkpointing, job.rows)
         texts.append(f"engine=compare goes without torch: {reasons[0]}")
-    if isinstance(job.model, OwnSettings) and job.schedule.split and (as_one := job.model.facts.as_one):
-        which = ", ".join(map(str, as_one))
-        texts.append(
-            f"{'layer' if len(as_one) == 1 else 'layers'} {which}: B and W of the parts are not the full backward, so "
-            "the whole layer is divided as one, and W computes again what B has computed"
-        )
-    parts = job.schedule.chunks * job.replicas
-    if isinstance(job.model, OwnSettings) and parts > 1 and (mixing := job.model.facts.mixing):
-        which = ", ".join(map(str, mixing))
-        texts.append(
-            f"{'layer' if len(mixing) == 1 else 'layers'} {which}: a row depends on the rows beside it, so the result "
-            "depends on chunks and replicas, as in any pipeline"
-        )
-    texts += job.notes
-    texts += profile_notes(config, [job.mean_rows])
-    return texts
+    if isinstance(job.model, OwnSettings):
+        facts = job.model.facts
+        if job.schedule.split and facts.as_one:
+            texts.append(
+                f"{_layers(facts.as_one)}: B and W of the parts are not the full backward, so the whole layer is "
+                "divided as one, and W computes again what B has computed"
+            )
+        if job.schedule.chunks * job.replicas > 1 and facts.mixing:
+            texts.append(
+                f"{_layers(facts.mixing)}: a row depends on the rows beside it, so the result depends on chunks and "
+                "replicas, as in any pipeline"
+            )
+    return [*texts, *job.notes, *profile_notes(config, [job.mean_rows])]
+
+
+def _layers(numbers: Sequence[int]) -> str:
+    return f"{'layer' if len(numbers) == 1 else 'layers'} {', '.join(map(str, numbers))}"

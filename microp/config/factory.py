@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import field, make_dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from hydra.utils import get_method
 from omegaconf import MISSING, OmegaConf
@@ -41,15 +41,11 @@ from microp.settings import (
     MODELS,
     Computing,
     DeviceSettings,
-    LayerFacts,
     Name,
     OwnSettings,
     own_settings,
     quoted,
 )
-
-if TYPE_CHECKING:
-    from microp.model import Layers
 
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs what `build` raises, in several lines
 T = TypeVar("T")
@@ -194,50 +190,30 @@ def own_model(node: dict[str, Any], computing: Computing, device: DeviceSettings
 
 
 def _checked(node: dict[str, Any], computing: Computing, device: DeviceSettings) -> OwnSettings:
-    import torch
+    """Return the settings of the model, or raise ValueError: it would not train as in plain PyTorch."""
+    import torch  # takes half a second, and only this needs it
 
-    from microp.model import lowered_types  # torch takes half a second, and only this needs it
+    from microp.model import Layers, code_of, inspect_layers, lowered_types, number_of_weights, seeded
 
-    what = f"model.builder={node['builder']}"
+    def layers(place: str) -> Layers:
+        with torch.device(place):
+            return build("model", node, Layers)
+
     if node["name"] in MODELS:
         raise ValueError(f"model.name={node['name']} is the name of one of microp's models: choose another name")
-    facts, made_on = _inspected(node, what)
-    if computing.dtype in LOWERED and facts.dtype == "float32":
-        place = "cuda" if device.name == "cuda" and torch.cuda.is_available() else "cpu"
-        lowered = _returned(what, lambda: lowered_types(_layers(node, made_on), computing, place))
-        facts = replace(facts, lowered=lowered)
-    return own_settings(node["name"], node["builder"], typed_keys("model", node), facts)
-
-
-def _inspected(node: dict[str, Any], what: str) -> tuple[LayerFacts, str]:
-    """Return what is known of the layers, and the device on which that was found out."""
-    from microp.model import code_of, inspect_layers, number_of_weights, seeded
-
-    code = code_of(read_builder("model", node)[0])
+    what, code, place = f"model.builder={node['builder']}", code_of(read_builder("model", node)[0]), "cpu"
     with suppress(ValueError):  # what fails without numbers may be right with them
-        layers = _layers(node, "meta")
-        if number_of_weights(layers) > MOST_WEIGHTS:
-            return _returned(what, lambda: inspect_layers(layers, code)), "meta"
+        if number_of_weights(layers("meta")) > MOST_WEIGHTS:
+            place = "meta"
     with seeded(0):
-        layers = _layers(node, "cpu")
-        return _returned(what, lambda: inspect_layers(layers, code)), "cpu"
-
-
-def _returned(what: str, inspect_them: Callable[[], T]) -> T:
-    """Return what an inspection finds; an error of it begins with what returned the layers."""
-    try:
-        return inspect_them()
-    except ValueError as error:
-        raise ValueError(f"{what} returns {error}") from error
-    except SystemExit as error:
-        raise ValueError(f"{what} returns layers that end Python ({error!r}): let them return") from error
-
-
-def _layers(node: dict[str, Any], device: str) -> Layers:
-    """Return what the function returns, with its tensors on a device."""
-    import torch
-
-    from microp.model import Layers
-
-    with torch.device(device):
-        return build("model", node, Layers)
+        made = layers(place)
+        try:
+            facts = inspect_layers(made, code)
+            if computing.dtype in LOWERED and facts.dtype == "float32":
+                runs_on = "cuda" if device.name == "cuda" and torch.cuda.is_available() else "cpu"
+                facts = replace(facts, lowered=lowered_types(layers(place), computing, runs_on))
+        except ValueError as error:
+            raise ValueError(f"{what} returns {error}") from error
+        except SystemExit as error:
+            raise ValueError(f"{what} returns layers that end Python ({error!r}): let them return") from error
+    return own_settings(node["name"], node["builder"], typed_keys("model", node), facts)

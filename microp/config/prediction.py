@@ -164,13 +164,13 @@ def times_of(config: Config, schedule: Schedule, sizes: Sequence[int]) -> Device
 
 def doubt(profile: Profile) -> str | None:
     """Return why the times of a profile may be far off; None if nothing speaks for it."""
-    unknown = [name for name, spread in profile.spread.items() if spread is None]
-    if unknown:
+    spreads = profile.spread
+    if unknown := [name for name, spread in spreads.items() if spread is None]:
         return (
             f"{profile.path} has fewer than {FEWEST} steps behind its times ({', '.join(unknown)}): how far they are "
             "off is not known, so measure longer (python -m microp.profile seconds=...)"
         )
-    if (most := max((spread for spread in profile.spread.values() if spread is not None), default=0)) > BUSY:
+    if (most := max(filter(None, spreads.values()), default=0)) > BUSY:
         return (
             f"the times of {profile.path} spread by {most:.0%}, and predictions can be as far off: the machine was "
             "busy, or shares its cores with others that cannot be seen from here; measure again when nothing else runs"
@@ -255,10 +255,11 @@ def lacks_profile(config: Config, job: Job) -> str | None:
         return None
     if config.compile:
         return "there are no profiles of compiled layers, so the times are not predicted"
-    others = [*([] if config.optimizer.kind == ADAM.kind else [config.optimizer.kind]), *config.computing.words]
-    what = " with ".join(["this model", *([" and ".join(others)] if others else [])])
-    makes = f"{profile_command(config)} makes one"
-    return f"no profile of {what} on this machine, so its times are not predicted: {makes}"
+    kind = config.optimizer.kind
+    others = " and ".join([*([] if kind == ADAM.kind else [kind]), *config.computing.words])
+    what = f"this model with {others}" if others else "this model"
+    command = profile_command(config)
+    return f"no profile of {what} on this machine, so its times are not predicted: {command} makes one"
 
 
 # --- predictions ------------------------------------------------------------------------------------
@@ -286,12 +287,7 @@ def _forecast(config: Config, job: Job) -> Forecast:
         profile = profile_for(config)
         if profile is None or TORCH not in profile.transports:
             return Forecast(None, None, None, "no profile")
-    return prices_of(config).forecast(job.workload, _batch_bytes(job), job.replicas)
-
-
-def _batch_bytes(job: Job) -> int:
-    """Return the bytes of the batch on the ranks of the first and of the last stage."""
-    return job.model.batch_bytes(job.shares[0])
+    return prices_of(config).forecast(job.workload, job.model.batch_bytes(job.shares[0]), job.replicas)
 
 
 def _peaks(job: Job) -> list[float] | None:
@@ -300,7 +296,7 @@ def _peaks(job: Job) -> list[float] | None:
         layers = layer_memory(job.model, job.mean_rows, bool(job.schedule.split), job.computing)
     except ValueError:
         return None
-    return peak_memory_mib(job.workload, layers, _batch_bytes(job))
+    return peak_memory_mib(job.workload, layers, job.model.batch_bytes(job.shares[0]))
 
 
 def layer_memory(model: ModelSettings, rows: float, split: bool, computing: Computing) -> tuple[LayerMemory, ...]:
@@ -311,15 +307,17 @@ def layer_memory(model: ModelSettings, rows: float, split: bool, computing: Comp
     rows = min(rows, MOST_ROWS)
     question = repr((model, rows, split, computing))
     if question not in _known:
-        keeps = not isinstance(model, OwnSettings)  # a user's function may use other files than its own
-        kinds = _read_kept(question) if keeps else None
+        is_ours = not isinstance(model, OwnSettings)  # a user's function may use other files than its own
+        kinds = _read_kept(question) if is_ours else None
         if kinds is None:
             from microp.device import probe_layers  # torch, which nothing else here needs
 
             layers = probe_layers(model, rows, split, computing)
             kinds = {kind: layers[kind] for kind in model.kinds}
-            if keeps:
-                _keep(question, kinds)
+            if is_ours:
+                with suppress(OSError, RuntimeError, WriteError):  # a home that is not there or cannot be written
+                    _path(question).parent.mkdir(parents=True, exist_ok=True)
+                    write_text(_path(question), json.dumps(kinds))
         _known[question] = tuple(kinds[kind] for kind in model.kinds)
     return _known[question]
 
@@ -346,9 +344,3 @@ def _read_kept(question: str) -> dict[int, LayerMemory] | None:
     return {
         int(kind): LayerMemory(weights, *(Size(*size) for size in sizes)) for kind, (weights, *sizes) in kept.items()
     }
-
-
-def _keep(question: str, kinds: dict[int, LayerMemory]) -> None:
-    with suppress(OSError, RuntimeError, WriteError):  # a home that is not there or cannot be written
-        _path(question).parent.mkdir(parents=True, exist_ok=True)
-        write_text(_path(question), json.dumps(kinds))
