@@ -29,7 +29,6 @@ from microp.config.schema import (
     default_values,
     is_fixed,
     options_of,
-    own_option,
     values_of,
 )
 from microp.schedule import Schedule
@@ -223,4 +222,4 @@ def _is_ours(config: Config, key: str) -> bool:
     """Return whether a key, or a group, is of one of microp's own options; of a user's own every knob counts."""
     group, _, knob = key.partition(".")
     option = _name(config, group)
-    return option in options_of(group) and (not knob or knob in own_option(group, option))
+    return option in options_of(group) and (not knob or knob in default_values(group, option))

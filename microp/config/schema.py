@@ -263,30 +263,20 @@ def options_of(group: str) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in (CONF / group).glob("*.yaml")))
 
 
+def default_values(group: str, option: str) -> dict[str, Any]:
+    """Return the keys of one of microp's options with their values beside the default options; none of a user's own."""
+    return copy.deepcopy(_values_of_option(group, option)) if option in options_of(group) else {}
+
+
 @cache
-def own_option(group: str, option: str) -> dict[str, Any]:
-    """Return the keys of one of microp's options as its file has them; none of a user's own option."""
-    if option not in options_of(group):
-        return {}
+def _values_of_option(group: str, option: str) -> dict[str, Any]:
     file = dict(values_of(f"{group}/{option}"))
     keys: dict[str, Any] = {}
     for base in file.pop("defaults", ["_self_"]):
-        keys |= file if base == "_self_" else own_option(group, base)
-    return keys
-
-
-def default_values(group: str, option: str) -> dict[str, Any]:
-    """Return the keys of one of microp's options with the values that they have beside the default options."""
-    return copy.deepcopy(_resolved(group, option))
-
-
-@cache
-def _resolved(group: str, option: str) -> dict[str, Any]:
+        keys |= file if base == "_self_" else default_values(group, base)
     beside = {"device": {"name": default_options()["device"]}}
-    values: Any = OmegaConf.to_container(
-        OmegaConf.create({**beside, "values": own_option(group, option)}), resolve=True
-    )
-    return dict(values["values"])
+    resolved: Any = OmegaConf.to_container(OmegaConf.create({**beside, "keys": keys}), resolve=True)
+    return dict(resolved["keys"])
 
 
 def default_settings(group: str, option: str) -> Any:
