@@ -1,4 +1,4 @@
-"""`--help`, `--version` and `hydra.verbose`: every key is explained, from the one place where it is defined."""
+"""`--help` and `hydra.verbose`: every key is explained, from the one place where it is defined."""
 
 from __future__ import annotations
 
@@ -93,12 +93,6 @@ def test_help_fits_80_columns_and_a_wrong_option_is_one_line(module, capsys, mon
         command.main(["--nonsense"])
     said = capsys.readouterr()
     assert (said.err.count("\n"), said.err[:7], said.out) == (1, "error: ", "")
-
-
-@pytest.mark.parametrize("program", ["run", "check", "runs"])
-def test_every_command_tells_its_version(program, tmp_path):
-    done = microp("--version", folder=tmp_path, program=f"microp.{program}")
-    assert (done.returncode, done.stdout[:7]) == (0, "microp "), done.stderr
 
 
 def test_verbose_logs_the_steps_of_microp_and_of_hydra(tmp_path):

@@ -53,22 +53,6 @@ def attempt(saved, tmp_path):
 
 # --- bad input -----------------------------------------------------------------------------------
 
-WRONG = {
-    "snapshot.every=0": "snapshot.every=0 is below 1: use at least 1, or null for no snapshots",
-    "snapshot.every=2 snapshot.keep=0": "snapshot.keep=0 is below 1",
-    "snapshot.keep=3": "snapshot.keep=3 is not used by snapshot.every=null: use snapshot.every=10",
-    "snapshot.resume=true snapshot.path=x": "snapshot.resume=true and snapshot.path=x name two snapshots",
-    "snapshot.resume=true": "snapshot.resume=true, but ",
-    "snapshot.path=/no/such": "snapshot.path: /no/such is not a folder: give the folder of a snapshot",
-}
-
-
-@pytest.mark.parametrize("words", WRONG)
-def test_a_wrong_value_is_one_line(words, tmp_path):
-    [problem] = problems(*SMALL, *words.split(), f"output_dir={tmp_path}")
-    assert problem.startswith(WRONG[words])
-
-
 OTHERS = {
     "model.dim=64": "it has model.dim=32, this run has model.dim=64: give the same values",
     "model=gpt": "model.name=mlp",
