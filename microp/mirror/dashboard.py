@@ -12,7 +12,7 @@ A panel is made only for names that the recorded runs have. The W&B runs of a sc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def subject_of(
     question: str,
     entity: str | None,
     project: str | None,
-    varied: Callable[[Sequence[dict[str, Any]]], list[str]],
+    varied: Callable[[Sequence[dict[str, Any]]], Iterable[str]],
 ) -> Subject:
     """Read what the finished runs of an experiment (None: all) varied, and which figures they have.
 
