@@ -249,12 +249,8 @@ def values_of(name: str) -> dict[str, Any]:
 
 def default_options() -> dict[str, str]:
     """Return the option that each group has if none is chosen."""
-    return {
-        group: option
-        for choice in values_of("base")["defaults"]
-        if choice != "_self_"
-        for group, option in choice.items()
-    }
+    choices = [choice for choice in values_of("base")["defaults"] if choice != "_self_"]
+    return {group: option for choice in choices for group, option in choice.items()}
 
 
 @cache
