@@ -108,10 +108,8 @@ def _refuse_too_large(numbers: dict[str, Any]) -> None:
     pairs = prod(max(1, number) for number in factors.values())
     if pairs > MOST_PAIRS:
         product = " times ".join(f"{key}={number}" for key, number in factors.items())
-        raise ValueError(
-            f"{product} is {pairs} pairs of a stage and a microbatch, which are too many for memory: "
-            f"use a product of at most {MOST_PAIRS}"
-        )
+        what = f"{pairs} pairs of a stage and a microbatch, which are too many for memory"
+        raise ValueError(f"{product} is {what}: use a product of at most {MOST_PAIRS}")
 
 
 def read_builder(group: str, node: dict[str, Any]) -> tuple[Callable[..., Any], set[str], dict[str, Any]]:

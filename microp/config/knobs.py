@@ -172,8 +172,14 @@ class Knobs:
 
     def add(self, config: Config, lacking: Mapping[str, Unused]) -> None:
         """Add a point as it was composed, with the given keys that its options do not have."""
-        not_here = unused(config)
-        for key, why in {**_given(config, not_here), **lacking}.items():
+        not_here, runs = unused(config), flatten(asdict(without_unused(config)))
+        asked = dict(lacking)
+        for key, value in flatten(asdict(config)).items():
+            name, group = key.removesuffix(".name"), _group(key)
+            why = not_here.get(name) or not_here.get(group)
+            if why is not None and value != runs.get(key) and group not in asked:  # of an unused option its name alone
+                asked[name] = why._replace(value=quoted(override(key, value).partition("=")[2]))
+        for key, why in asked.items():
             self._asked.setdefault(key, {})[why.by] = why
         keys = not_here.keys() | lacking.keys()
         self._never = set(keys) if self._never is None else self._never & keys
@@ -192,19 +198,7 @@ class Knobs:
         ]
 
     def _is_never(self, key: str) -> bool:
-        return bool({key, _group(key)} & (self._never or set()))
-
-
-def _given(config: Config, not_here: Mapping[str, Unused]) -> dict[str, Unused]:
-    """Return the unused knobs that do not have their defaults; of an option that is not used its name alone."""
-    runs = flatten(asdict(without_unused(config)))
-    asked: dict[str, Unused] = {}
-    for key, value in flatten(asdict(config)).items():
-        name, group = key.removesuffix(".name"), _group(key)
-        why = not_here.get(name) or not_here.get(group)
-        if why is not None and value != runs.get(key) and group not in asked:
-            asked[name] = why._replace(value=quoted(override(key, value).partition("=")[2]))
-    return asked
+        return not {key, _group(key)}.isdisjoint(self._never or ())
 
 
 def _group(key: str) -> str:

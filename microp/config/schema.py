@@ -250,12 +250,8 @@ def values_of(name: str) -> dict[str, Any]:
 
 def default_options() -> dict[str, str]:
     """Return the option that each group has if none is chosen."""
-    return {
-        group: option
-        for choice in values_of("base")["defaults"]
-        if choice != "_self_"
-        for group, option in choice.items()
-    }
+    choices = [choice for choice in values_of("base")["defaults"] if choice != "_self_"]
+    return {group: option for choice in choices for group, option in choice.items()}
 
 
 def default_batch_size(model: str) -> int:

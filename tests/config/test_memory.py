@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from user import start
 from microp import device
 from microp.config import job_of, prediction, with_advice
 from microp.device import probe_layers
-from microp.settings import AS_WRITTEN, Computing
+from microp.settings import AS_WRITTEN, NEVER, Computing
+from microp.simulator import stage_bytes
 
 QUESTION = 5.0, True, AS_WRITTEN  # rows, whether the backward is divided, and how layers compute
 layer_memory = prediction.layer_memory
@@ -91,6 +93,15 @@ def test_a_price_needs_no_torch_once_the_memory_is_known(tmp_path):
     assert "loaded" in first.stderr
     assert (second.returncode, second.stderr) == (0, "")
     assert first.stdout == second.stdout
+
+
+@pytest.mark.parametrize("rows", [1, 4 / 3, 11.5])
+@pytest.mark.parametrize("model", [mlp(), replace(mlp(), dim=8), gpt()], ids=str)
+def test_no_size_is_negative_at_the_rows_asked_for(model, rows):
+    """Which small products are held depends on the rows, so that two measurements do not lie on one line."""
+    layers = probe_layers(model, rows, True)
+    assert min(min(layer.at(rows)) for layer in layers) >= 0
+    assert all(stage_bytes([layer], rows, NEVER).in_weight >= 0 for layer in layers)
 
 
 # --- advice -----------------------------------------------------------------------------------------
