@@ -15,7 +15,7 @@ import pytest
 import microp
 from analysis import overview, timeline
 from microp import tracking
-from microp.commands import Run
+from microp.commands.interface import Run
 from microp.records import RecordError, check_attempt, read_reductions, read_spans, write_json
 from microp.records.sweep_plan import read_plan
 from microp.results import Store, load_runs, load_steps

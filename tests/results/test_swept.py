@@ -29,12 +29,12 @@ SWEPT = {
     ("tracking=offline", "tracking=disabled"): {"tracking": ["offline", "disabled"]},
     ("chunks=4", "chunks=4"): {},
     # gpt's heads follow from the option; a width that is swept does not
-    ("model=mlp", "model=gpt"): {"model": ["mlp", "gpt"]},
-    ("model=mlp model.dim=64", "model=mlp model.dim=32", "model=gpt"): {
+    ("model=mlp batch_size=64", "model=gpt batch_size=64"): {"model": ["mlp", "gpt"]},
+    ("model=mlp model.dim=64 batch_size=32", "model=mlp model.dim=32 batch_size=32", "model=gpt"): {
         "model": ["mlp", "mlp", "gpt"],
         "model.dim": ["64", "32", "64"],
     },
-    ("model=mlp", "model=gpt model.heads=2", "model=gpt model.heads=4"): {
+    ("model=mlp batch_size=32", "model=gpt model.heads=2", "model=gpt model.heads=4"): {
         "model": ["mlp", "gpt", "gpt"],
         "model.heads": ["-", "2", "4"],
     },
@@ -64,7 +64,7 @@ def test_what_is_the_same_is_what_was_typed_and_what_matters():
     points = configs("schedule=1f1b chunks=2 seed=3 output_dir=x", "schedule=1f1b chunks=4 seed=3 output_dir=x")
     typed = ["schedule=1f1b", "chunks=2", "seed=3", "output_dir=x", "tracking=offline"]
     assert " ".join(same(points, typed, 200)) == (
-        "schedule=1f1b ranks=2 model=mlp device=cpu comms=auto batch_size=256 partition=uniform "
+        "schedule=1f1b ranks=2 model=mlp device=cpu comms=auto batch_size=8192 partition=uniform "
         "checkpointing=never seed=3"
     )
     assert " ".join(same(points, typed, 50)) == "schedule=1f1b ranks=2 model=mlp device=cpu seed=3"
