@@ -137,7 +137,7 @@ def check_attempt(attempt: Path) -> Records:
     records = Records(status, read_config(attempt), read_env(attempt), summary)
     read_errors(attempt)
     ranks, replicas = records.config["ranks"], records.config.get("replicas", 1)
-    steps = {rank: sum(1 for _ in _rows(attempt, "steps", rank)) for rank in range(ranks * replicas)}
+    steps = {rank: len(read_rows(attempt, rank)) for rank in range(ranks * replicas)}
     traces = [read_spans(attempt, replica) for replica in range(replicas)]
     for replica in range(replicas):
         read_reductions(attempt, replica)
@@ -224,13 +224,8 @@ def read_rows(attempt: Path, rank: int) -> list[Row]:
     Raises:
         RecordError: a newer microp wrote the file, or it does not hold rows.
     """
-    return list(_rows(attempt, "steps", rank))
-
-
-def _rows(attempt: Path, kind: str, rank: int) -> Iterator[Row]:
-    """Yield the rows of a rank; none if it has written no file."""
-    path = attempt / f"{kind}.rank{rank}.jsonl"
-    return json_lines(path) if path.exists() else iter(())
+    path = attempt / f"steps.rank{rank}.jsonl"
+    return list(json_lines(path)) if path.exists() else []
 
 
 def row_files(attempt: Path, kind: str) -> list[Path]:

@@ -284,7 +284,7 @@ def test_a_failed_point_of_a_sweep_is_named(tmp_path):
         tmp_path, "1_config", "config", {"a": ["steps=2", "learning_rate=0.1"], "b": ["steps=2", "learning_rate=9"]}
     )
     store = Store(tmp_path)
-    store.__dict__["_read"] = ([{"run_id": "a", "status": "finished"}, {"run_id": "b", "status": "failed"}], [])
+    store.rows = [{"run_id": "a", "status": "finished"}, {"run_id": "b", "status": "failed"}]
     [plan] = store.plans
     assert sweep.without_result(store, plan) == "Without a result: 1 of 2 points, learning_rate=9 (failed)."
     assert store.unfinished(plan.points) == []
