@@ -27,7 +27,7 @@ from analysis.exhibit import Exhibit, counted, kind_of, percent
 from analysis.forecasts import BASELINES, FORECASTS, forecasts, of_the_others, summary
 from analysis.varied import differing
 from analysis.words import sentences
-from microp.records import Row, read_rows, read_spans
+from microp.records import Row, read_some_rows, read_spans
 from microp.results import Store, records
 from microp.simulator import replay_steps, schedule_of
 from microp.system import run_command
@@ -162,11 +162,11 @@ def _compare(row: dict[str, Any]) -> Iterator[Row]:
 
 
 def measured_steps(attempt: Path, ranks: int) -> list[list[Row]]:
-    """Return the rows of each measured step, one per rank in the order of ranks.
+    """Return the rows of each measured step, one per rank in the order of ranks; of very many steps, of some thousand.
 
     If several engines ran in turn, only the steps of the run's own engine count, which ran the last step.
     """
-    every = [read_rows(attempt, rank) for rank in range(ranks)]
+    every = read_some_rows(attempt, ranks)
     measured = [
         [row for row in own if row["phase"] == "measured" and row.get("engine") == own[-1].get("engine")]
         for own in every

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from copy import deepcopy
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -11,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from microp.records import LAUNCH
-from microp.schedule import Schedule, to_text
+from microp.records import LAUNCH, RankRecorder, write_schedule
+from microp.schedule import Schedule
 from microp.simulator import Costs, kind_of, simulate
 from microp.trace import MOMENTS, bubble_fraction, busy, in_flight_peak, makespan
 
@@ -44,53 +42,35 @@ def saves(exhibits: list, folder: Path) -> None:
 _numbers = count()  # the ids of runs
 
 
-@cache
-def _left(schedule: Schedule, costs: Costs, slower: float) -> tuple[dict[str, str], dict[str, Any]]:
-    """The files that such a run leaves, by their names, and what its row says of its times."""
-    spans = simulate(schedule, costs)
-    total, ranks = float(makespan(spans)) * slower, len(schedule.ranks)
-    in_flight, computed = in_flight_peak(spans), busy(spans)
-    files = {"schedule.txt": to_text(schedule)}
-    for rank in range(ranks):
-        own = [span for span in spans if span.rank == rank]
-        actions: dict[str, list[float]] = {}
-        for span in own:
-            actions.setdefault(f"{span.stage}{kind_of(schedule, span.action)}", []).append(float(span.end - span.start))
-        again = sum(float(costs.recomputation(s.action)) for s in own if s.op == "B")
-        step = {
-            "phase": "measured",
-            "engine": "microp",
-            "action_ms": {key: sum(times) / len(times) for key, times in actions.items()},
-            "recompute_ms": again,
-            "compute_ms": float(computed[rank]),
-            "first_start_ns": 0,
-            "last_end_ns": total * 1e6,
-        }
-        files[f"steps.rank{rank}.jsonl"] = json.dumps(step) + "\n"
-        rows = [
-            {"rank": rank, "op": s.op, "stage": s.stage, "microbatch": s.microbatch}
-            | {f"{key}_ns": round(float(getattr(s, key)) * 1e6) for key in MOMENTS}
-            for s in own
-        ]
-        files[f"spans.rank{rank}.jsonl"] = "\n".join(map(json.dumps, rows)) + "\n"
-    times = {
-        "step_ms.median": total,
-        "step_ms.p10": total,
-        "step_ms.p90": total,
-        "samples_per_s": 16e3 / total,
-        "bubble.measured": float(bubble_fraction(spans)),
-        "peak_activation_mib": [float(in_flight[rank]) for rank in range(ranks)],
-        "in_flight_peak": [in_flight[rank] for rank in range(ranks)],
-    }
-    return files, times
+_simulated = cache(simulate)
 
 
 def _write(folder: Path, schedule: Schedule, costs: Costs, slower: float) -> Path:
-    """Write the files of a run to a new folder, and return it."""
+    """Write what a run leaves to a new folder, and return it."""
     place = folder / f"trace-{next(_numbers)}"
     place.mkdir()
-    for name, text in _left(schedule, costs, slower)[0].items():
-        (place / name).write_text(text)
+    write_schedule(place, schedule)
+    spans = _simulated(schedule, costs)
+    for rank, busy_ms in busy(spans).items():
+        of_rank = [span for span in spans if span.rank == rank]
+        actions: dict[str, list[float]] = {}
+        for span in of_rank:
+            actions.setdefault(f"{span.stage}{kind_of(schedule, span.action)}", []).append(float(span.end - span.start))
+        recorder = RankRecorder(place, rank)
+        recorder.step(
+            {
+                "phase": "measured",
+                "engine": "microp",
+                "action_ms": {key: sum(times) / len(times) for key, times in actions.items()},
+                "recompute_ms": sum(float(costs.recomputation(span.action)) for span in of_rank if span.op == "B"),
+                "compute_ms": float(busy_ms),
+                "first_start_ns": 0,
+                "last_end_ns": round(float(makespan(spans)) * slower * 1e6),
+            }
+        )
+        in_ns = [{key: round(float(getattr(span, key)) * 1e6) for key in MOMENTS} for span in of_rank]
+        recorder.spans(0, [span._replace(**moments) for span, moments in zip(of_rank, in_ns, strict=True)])
+        recorder.close()
     return place
 
 
@@ -107,7 +87,8 @@ def run(
         shared: whether runs with the same trace have it in one folder, in which nothing may then be changed.
     """
     place = (_shared if shared else _write)(folder, schedule, costs, slower)
-    name = str(next(_numbers))
+    name, spans = str(next(_numbers)), _simulated(schedule, costs)
+    total, in_flight = float(makespan(spans)) * slower, in_flight_peak(spans)
     row = {
         "run_id": name,
         "question": name,
@@ -122,7 +103,13 @@ def run(
         "partition": [4] * schedule.stages,
         "checkpointing": "never",
         "steps": 1,
-        **deepcopy(_left(schedule, costs, slower)[1]),
+        "step_ms.median": total,
+        "step_ms.p10": total,
+        "step_ms.p90": total,
+        "samples_per_s": 16e3 / total,
+        "bubble.measured": float(bubble_fraction(spans)),
+        "peak_activation_mib": list(map(float, in_flight.values())),
+        "in_flight_peak": list(in_flight.values()),
         "disturbed": False,
         LAUNCH: 0,
         "config.model.name": "mlp",

@@ -41,6 +41,7 @@ from microp.records.records import (
     read_reductions,
     read_rows,
     read_schedule,
+    read_some_rows,
     read_spans,
     read_status,
     read_summary,

@@ -35,6 +35,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
@@ -51,6 +52,8 @@ _CONFIG = ("ranks", "chunks", "repeat", "schedule", "model", "device", "tracking
 _ENV = ("cores", "commit", "processor")
 _SUMMARY = ("run_id", "question_id", "status", "schedule", "chunks", "ranks", "replicas", "step_ms", "bubble")
 ROWS = ("steps", "spans", "reductions")  # the kinds of files with rows, one file per rank
+MOST_ROWS = 2**15  # of all ranks, of those that `read_some_rows` reads
+PIECE = 64  # consecutive rows of a rank
 AGAIN = "run its command again"
 RUNNING, KILLED, DIVERGED = "running", "killed", "diverged"
 _ATTEMPT = re.compile(r"attempt-[0-9]+")
@@ -137,7 +140,8 @@ def check_attempt(attempt: Path) -> Records:
     records = Records(status, read_config(attempt), read_env(attempt), summary)
     read_errors(attempt)
     ranks, replicas = records.config["ranks"], records.config.get("replicas", 1)
-    steps = {rank: sum(1 for _ in _rows(attempt, "steps", rank)) for rank in range(ranks * replicas)}
+    read_some_rows(attempt, ranks * replicas)
+    steps = {rank: count_lines(attempt / f"steps.rank{rank}.jsonl") for rank in range(ranks * replicas)}
     traces = [read_spans(attempt, replica) for replica in range(replicas)]
     for replica in range(replicas):
         read_reductions(attempt, replica)
@@ -224,13 +228,35 @@ def read_rows(attempt: Path, rank: int) -> list[Row]:
     Raises:
         RecordError: a newer microp wrote the file, or it does not hold rows.
     """
-    return list(_rows(attempt, "steps", rank))
+    path = attempt / f"steps.rank{rank}.jsonl"
+    return list(json_lines(path)) if path.exists() else []
 
 
-def _rows(attempt: Path, kind: str, rank: int) -> Iterator[Row]:
-    """Yield the rows of a rank; none if it has written no file."""
-    path = attempt / f"{kind}.rank{rank}.jsonl"
-    return json_lines(path) if path.exists() else iter(())
+def read_some_rows(attempt: Path, ranks: int) -> list[list[Row]]:
+    """Return the rows of each rank, of a run of very many steps those of evenly spread pieces of it and of its end.
+
+    A median over some thousand steps is that over a million, whose rows would need gigabytes. All ranks have the rows
+    of the same steps, and a piece is long enough for engines that run steps in turn. Raises as `read_rows`.
+    """
+    paths = [attempt / f"steps.rank{rank}.jsonl" for rank in range(ranks)]
+    lines = max((count_lines(path) for path in paths), default=0)
+    every = -(-lines * ranks // MOST_ROWS)  # one of this many pieces is read
+    if every < 2:
+        return [read_rows(attempt, rank) for rank in range(ranks)]
+
+    def is_read(line: int) -> bool:
+        return line // PIECE % every == 0 or line >= lines - PIECE
+
+    return [list(json_lines(path, is_read)) if path.exists() else [] for path in paths]
+
+
+def count_lines(path: Path) -> int:
+    """Return the number of lines of a file, 0 if it is not there or cannot be read; it is not held in memory."""
+    try:
+        with path.open("rb") as file:
+            return sum(block.count(b"\n") for block in iter(partial(file.read, 2**20), b""))
+    except OSError:
+        return 0
 
 
 def row_files(attempt: Path, kind: str) -> list[Path]:
@@ -307,24 +333,30 @@ def read_errors(attempt: Path) -> list[Row]:
     return sorted(errors, key=lambda error: (error["lost_peer"], error["time"]))
 
 
-def json_lines(path: Path) -> Iterator[Row]:
+def json_lines(path: Path, wanted: Callable[[int], bool] = lambda _: True) -> Iterator[Row]:
     """Yield the rows of a file, without a last line that was cut short, after checking the version of the first row.
+
+    Args:
+        path: the file.
+        wanted: whether a line is read, by its number from 0; the first line always is.
 
     Raises:
         RecordError: a newer microp wrote the file, or a whole line is no row.
     """
     try:
         with path.open() as lines:
-            for number, line in enumerate(lines, 1):
+            for number, line in enumerate(lines):
+                if number and not wanted(number):
+                    continue
                 try:
                     row = json.loads(line)
                 except json.JSONDecodeError:
                     if line.endswith("\n"):
-                        raise unreadable(path, f"line {number} is not JSON") from None
+                        raise unreadable(path, f"line {number + 1} is not JSON") from None
                     return
                 if not isinstance(row, dict):
-                    raise unreadable(path, f"line {number} does not hold keys and values")
-                if number == 1:
+                    raise unreadable(path, f"line {number + 1} does not hold keys and values")
+                if number == 0:
                     check_version(row, path)
                 yield row
     except (OSError, UnicodeDecodeError) as error:

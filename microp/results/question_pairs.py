@@ -147,10 +147,10 @@ def compare_figure(figure: Figure, a: pd.DataFrame, b: pd.DataFrame) -> dict[str
     sides = {"a": _launches(figure, a), "b": _launches(figure, b)}
     if not all(sides.values()):
         return None
-    for side, numbers in sides.items():
-        known = numbers.values()
-        line |= {side: median(known), f"{side}_least": min(known), f"{side}_largest": max(known)}
-        line[f"{side}_launches"] = len(known)
+    for side, launches in sides.items():
+        numbers = launches.values()
+        line |= {side: median(numbers), f"{side}_least": min(numbers), f"{side}_largest": max(numbers)}
+        line[f"{side}_launches"] = len(numbers)
     both = [*sides["a"].values(), *sides["b"].values()]
     if figure.kind == "exact" or min(both) <= 0:
         ratio, verdict = line["a"] / line["b"] if line["b"] else None, "less" if line["a"] < line["b"] else "more"

@@ -33,10 +33,10 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key, values in _texts(configs).items() if len({*values}) > 1]
 
 
-def varied(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the dotted keys whose values differ, without those that an option implies: key -> one text per point."""
+def varied(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the dotted keys whose values differ between the configurations, without those that an option implies."""
     texts = _texts(configs)
-    return {key: texts[key] for key in texts if len({*texts[key]}) > 1 and not _follows_from_option(key, texts)}
+    return [key for key, values in texts.items() if len({*values}) > 1 and not _follows_from_option(key, texts)]
 
 
 def swept(configs: Sequence[Mapping[str, Any]], typed: Sequence[str] = ()) -> dict[str, list[str]]:
@@ -44,7 +44,8 @@ def swept(configs: Sequence[Mapping[str, Any]], typed: Sequence[str] = ()) -> di
 
     They have the order of the overrides of a point, `typed`.
     """
-    columns = {heading(key): values for key, values in varied(configs).items()}
+    texts = _texts(configs)
+    columns = {heading(key): texts[key] for key in varied(configs)}
     order = _keys(typed)
     place = {key: (key == _LAST, order.index(key) if key in order else len(order)) for key in columns}
     return {key: columns[key] for key in sorted(columns, key=place.__getitem__)}

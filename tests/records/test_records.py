@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from importlib import import_module
+from itertools import pairwise
 
 import pytest
 from stored import store_run
@@ -17,6 +20,7 @@ from microp.records import (
     read_reductions,
     read_rows,
     read_schedule,
+    read_some_rows,
     read_spans,
     write_json,
     write_schedule,
@@ -109,6 +113,32 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     for place in ("outputs", "file"):
         with pytest.raises(OSError, match=place):
             new_attempt(tmp_path / place / "runs", "run")
+
+
+@pytest.mark.parametrize("cut", [b"", b'{"phase": "mea'])
+def test_of_very_many_steps_pieces_are_read_and_no_file_is_held_in_memory(tmp_path, monkeypatch, cut):
+    engines = ("torch", "microp")  # in turns
+    for rank in range(2):
+        rows = [{"phase": "measured", "engine": engines[step % 2], "step": step} for step in range(20_000)]
+        lines = [*rows, {"phase": "memory", "engine": "microp", "step": 20_000}]
+        text = "".join(json.dumps({**row, "rank": rank, "more": "." * 200}) + "\n" for row in lines).encode()
+        (tmp_path / f"steps.rank{rank}.jsonl").write_bytes(text + cut * rank)  # one was killed in a line
+    whole = [read_rows(tmp_path, rank) for rank in range(2)]
+    monkeypatch.setattr(import_module("microp.records.records"), "MOST_ROWS", 100_000)
+    assert read_some_rows(tmp_path, 3) == [*whole, []]
+    monkeypatch.setattr(import_module("microp.records.records"), "MOST_ROWS", 2_000)
+    tracemalloc.start()
+    some = read_some_rows(tmp_path, 2)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 6 * 2**20 < sum(path.stat().st_size for path in tmp_path.iterdir())
+    steps, others = ([row["step"] for row in own] for own in some)
+    assert steps == others
+    assert [row["rank"] for own in some for row in (own[0], own[-1])] == [0, 0, 1, 1]
+    assert 1_800 < sum(map(len, some)) < 2_400
+    assert (steps[:2], steps[-1]) == ([0, 1], 20_000)
+    assert max(after - before for before, after in pairwise(steps)) < 1_500
+    assert len({row["engine"] for row in some[0][:-1]}) == 2
 
 
 # --- what a sweep has planned ---------------------------------------------------------------------
