@@ -13,10 +13,11 @@ The text is the source of Python's own library.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from rich.progress import track
 from torch import nn
 
 from microp.config import ConfigError, job_of
@@ -24,7 +25,7 @@ from microp.job import Job
 from microp.model import build_model, open_data
 from microp.records import read_rows
 from microp.system import CommandParser, run_command
-from microp.terminal import Board, err
+from microp.terminal import Board
 from microp.trace import curves
 from microp.worker import launch_ranks, monolith
 
@@ -36,22 +37,32 @@ SAMPLE = 400  # bytes
 TEMPERATURE = 0.8  # below 1, likely bytes become likelier
 
 
-def train(job: Job, attempt: Path) -> list[float]:
-    """Train in the pipeline, which writes into the folder `attempt`; return the loss of each step."""
+@contextmanager
+def shown(name: str, job: Job, lines: Path) -> Iterator[None]:
+    """Show the progress of a training that writes a line per step."""
     board = Board()
     board.open([job.steps])
-    with board.point("the pipeline", job.steps, attempt / "steps.rank0.jsonl"):
-        launch_ranks(job, attempt, 10)
+    with board.point(name, job.steps, lines):
+        yield
     board.close()
+
+
+def train(job: Job, attempt: Path) -> list[float]:
+    """Train in the pipeline, which writes into the folder `attempt`; return the loss of each step."""
+    with shown("the pipeline", job, attempt / "steps.rank0.jsonl"):
+        launch_ranks(job, attempt, 10)
     return [row["loss"] for row in read_rows(attempt, job.ranks - 1) if row["phase"] == "measured"]
 
 
-def train_alone(job: Job) -> list[float]:
-    """Train in this process and return the loss of each step."""
+def train_alone(job: Job, progress: Path) -> list[float]:
+    """Train in this process, which writes a line per step into the file `progress`; return the loss of each step."""
     torch.set_num_threads(1)
-    quiet = not err.is_terminal
-    steps = track(monolith.steps(job, job.steps), "one process", job.steps, console=err, transient=True, disable=quiet)
-    return [step.loss for step in steps]
+    losses = []
+    with shown("one process", job, progress), progress.open("w", buffering=1) as lines:
+        for step in monolith.steps(job, job.steps):
+            losses.append(step.loss)
+            lines.write("\n")
+    return losses
 
 
 def sample(job: Job, model: nn.Module, count: int) -> str:
@@ -80,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ConfigError, OSError) as error:
         parser.error(str(error))
     with tempfile.TemporaryDirectory() as attempt:
-        pipeline, alone = train(job, Path(attempt)), train_alone(job)
+        pipeline, alone = train(job, Path(attempt)), train_alone(job, Path(attempt) / "alone")
         trained = torch.load(Path(attempt) / "weights.pt", weights_only=True)
     for step in sorted({*range(0, job.steps, max(1, job.steps // 20)), job.steps - 1}):
         print(f"step {step:5}  loss {pipeline[step]:.3f}  {'█' * round(8 * pipeline[step])}")
@@ -93,14 +104,14 @@ def main(arguments: list[str] | None = None) -> int:
     model = nn.Sequential(*build_model(job.model).build(range(job.model.layers), job.seed))
     before = sample(job, model, SAMPLE)
     model.load_state_dict(trained)
-    shown = f"{caption}\n\nbefore training:\n{before}\n\nafter training:\n{sample(job, model, SAMPLE)}"
+    text = f"{caption}\n\nbefore training:\n{before}\n\nafter training:\n{sample(job, model, SAMPLE)}"
     figure, _ = curves(
         {"2 ranks": pipeline, "one process": alone}, ("step", "loss, nats per byte"), options.folder / "loss"
     )
-    (options.folder / "sample.txt").write_text(f"{shown}\n")
+    (options.folder / "sample.txt").write_text(f"{text}\n")
     rows = [f"{step},{one!r},{other!r}" for step, (one, other) in enumerate(zip(pipeline, alone, strict=True))]
     (options.folder / "loss.csv").write_text("\n".join(["step,pipeline,one_process", *rows, ""]))
-    print(f"\n{shown}\n\n{figure}")
+    print(f"\n{text}\n\n{figure}")
     return 0
 
 

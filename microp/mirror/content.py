@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from microp.records import PEAKS, Row, rank_of, read_config, read_env, read_rows, read_status, row_files
+from microp.records import PEAKS, Row, rank_of, read_config, read_env, read_status, row_files
 from microp.system import flatten
 
 _ALWAYS = ("pipeline_ms", "optimizer_ms", "compute_ms", "wait_ms", "action_ms")
@@ -134,9 +134,8 @@ def _scalars(values: Mapping[str, Any]) -> dict[str, Any]:
     return scalars
 
 
-def steps_table(attempt: Path) -> tuple[list[str], list[list[Any]]]:
-    """Return the columns and the lines of a table with the rows of all ranks."""
-    rows = [row for rank in ranks_of(attempt) for row in read_rows(attempt, rank)]
+def steps_table(rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
+    """Return the columns and the lines of a table of rows."""
     columns = list(dict.fromkeys(key for row in rows for key in row if key != "action_ms"))
     return columns, [[row.get(key) for key in columns] for row in rows]
 
@@ -164,7 +163,7 @@ class NewRows:
         for line in whole.splitlines():
             try:
                 yield json.loads(line)
-            except json.JSONDecodeError:  # as `read_rows`: what follows is not used
+            except json.JSONDecodeError:  # as `records.read_rows`: what follows is not used
                 return
 
 

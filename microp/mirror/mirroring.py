@@ -173,8 +173,8 @@ class WandbRun:
         import wandb
 
         exhibits: dict[str, Any] = {}
-        columns, lines = steps_table(self._attempt)
-        if lines:
+        if rows := [row for of_rank in self._charts.rows for row in of_rank]:
+            columns, lines = steps_table(rows)
             exhibits["steps"] = wandb.Table(list(columns), list(lines))
         with tempfile.NamedTemporaryFile(suffix=".png") as file:
             if spans := read_spans(self._attempt):

@@ -60,15 +60,13 @@ def show_dry_points(points: Sequence[DryPoint]) -> None:
 def _total(points: Sequence[DryPoint]) -> str:
     """Return how many points are in which state, and the steps and the time of those to run."""
     states = Counter(point.state for point in points)
-    rest = [point for point in points if point.state == TO_RUN]
-    known = [point.seconds for point in rest if point.seconds is not None]
-    said = [f"{number} {state}" for state, number in states.items() if state != TO_RUN]
-    if rest:
+    counts = [f"{number} {state}" for state, number in states.items() if state != TO_RUN]
+    if rest := [point for point in points if point.state == TO_RUN]:
+        known = [point.seconds for point in rest if point.seconds is not None]
         time = f", about {_duration(sum(known))}" if known else ""
-        without = len(rest) - len(known)
-        and_more = f" and what {without} of them take" if known and without else ""
-        said.append(f"{len(rest)} to run: {sum(point.steps for point in rest)} steps{time}{and_more}")
-    return f"{', '.join(said) or 'nothing is known to run'}. Nothing was started."
+        and_more = f" and what {len(rest) - len(known)} of them take" if 0 < len(known) < len(rest) else ""
+        counts.append(f"{len(rest)} to run: {sum(point.steps for point in rest)} steps{time}{and_more}")
+    return f"{', '.join(counts) or 'nothing is known to run'}. Nothing was started."
 
 
 def _duration(seconds: float | None) -> str:

@@ -21,7 +21,12 @@ _RESULTS: tuple[tuple[str, int, Callable[[dict[str, Any]], str], str], ...] = ( 
         lambda price: f"{price['makespan']:g}",
         "from the first start to the last end, in the costs' unit",
     ),
-    ("closed form", 60, lambda price: _known(price["closed_form"]["makespan"]), "of the makespan; - if there is none"),
+    (
+        "closed form",
+        60,
+        lambda price: _known(price["closed_form"]["makespan"]),
+        "the makespan by formula; - without one",
+    ),
     ("gpipe", 80, lambda price: f"{price['bubble']['gpipe']:.4f}", "the bubble as idle / total time of all ranks"),
     ("megatron", 40, lambda price: f"{price['bubble']['megatron']:.4f}", "idle / ideal time"),
     ("zero bubble", 50, lambda price: f"{price['bubble']['zero_bubble']:.4f}", "idle / largest span of a rank"),

@@ -39,13 +39,13 @@ def show_runs(rows: Sequence[PointRow], whole: str) -> None:
     paragraph(out, " ".join([heading, *same(configs, typed, out.width - len(heading) - 1)]), style="")
     show(out, [*swept_columns(swept(configs, typed)), *results(rows)], whole)
     if disturbed := [row for row in rows if row.disturbed]:
-        which, again = (
-            (f"{len(disturbed)} of {len(rows)} runs", " with again=true") if len(rows) > 1 else ("this run", "")
-        )
-        remedy = f"run again{again} on an idle machine"
+        several = len(rows) > 1
+        which = f"{len(disturbed)} of {len(rows)} runs" if several else "this run"
+        remedy = f"run again{' with again=true' if several else ''} on an idle machine"
         if any(row.is_crowded for row in disturbed):
             remedy = "more ranks than cores measure the cores: use fewer ranks, or device=emulated"
-        paragraph(out, f"disturbed: {which}; {remedy}.", style="yellow")
+        kinds = dict.fromkeys(reason.kind for row in disturbed for reason in row.disturbed)
+        paragraph(out, f"disturbed: {which} ({', '.join(kinds)}); {remedy}.", style="yellow")
     for sentence in filter(None, [*verdicts(rows), small_microbatches(rows)]):
         paragraph(out, sentence, style="")
     for row in rows:

@@ -109,12 +109,13 @@ def test_disturbed_runs_say_why_in_their_row(lines):
     whole = " ".join(text)
     assert "disturbed: spread: from p10 to p90 the steps spread over more than 20 %" in whole
     assert "overruns: actions that took longer than their nominal time" in whole
-    assert "disturbed: 2 of 3 runs; run again with again=true on an idle machine." in whole
+    assert "disturbed: 2 of 3 runs (spread, overruns); run again with again=true on an idle machine." in whole
     alone = " ".join(lines(rows[1:2]))
-    assert "disturbed: this run; run again on an idle machine." in alone
+    assert "disturbed: this run (spread); run again on an idle machine." in alone
     crowded = " ".join(lines([rows[1]._replace(env={"cores": 1})]))
     assert (
-        "disturbed: this run; more ranks than cores measure the cores: use fewer ranks, or device=emulated." in crowded
+        "disturbed: this run (spread); more ranks than cores measure the cores: use fewer ranks, or device=emulated."
+        in crowded
     )
 
 
