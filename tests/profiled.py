@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from microp.config import compose_config, read_config
-from microp.config.profiles import machine_of
+from microp.config import compose_config, machine_of, read_config
 from microp.profiling import DIVIDED, UNDIVIDED, Case, Machine, Profile, Transport
 from microp.profiling.profile import After
 from microp.records import write_profile

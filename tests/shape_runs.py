@@ -24,7 +24,7 @@ from threads import in_threads
 from torch import Tensor, nn
 
 from microp.comms import Comms, thread_comms
-from microp.config.model_factory import own_model
+from microp.config import own_model
 from microp.job import Job
 from microp.model import open_data
 from microp.model.randomness import derive_seed

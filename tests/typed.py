@@ -19,8 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from microp.commands.planning import PlanCallback, run_plan, search_words
 from microp.commands.pricing import PricingCallback, run_price
 from microp.commands.profiling import ProfileCallback, run_profile
-from microp.config.composing import Composed, composer, key_of, word_problems
-from microp.config.config import register, with_profiles
+from microp.config.config import Composed, composer, key_of, register, with_profiles, word_problems
 from microp.config.errors import REFUSED, refusal
 from microp.config.schema import GROUPS
 from microp.sweep.hydra_app import run_app

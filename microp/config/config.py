@@ -1,8 +1,16 @@
-"""Reads what Hydra composed into typed plain dataclasses.
+"""Composes configurations through Hydra's public functions, and reads them into typed plain dataclasses.
 
 ::
 
     conf/*.yaml + command line ── Hydra ──► DictConfig ── read_composed ──► Config, keys that its options lack
+
+All points of a sweep are composed before the first one runs::
+
+    schedule=gpipe,interleaved schedule.stages_per_rank=4
+        │ itertools.product of the axes
+        ▼
+    schedule=gpipe        ── hydra.compose ──► configuration ┐  values are set in a copy of it: a configuration is
+    schedule=interleaved  ── hydra.compose ──► configuration ┘  composed once per combination of options
 
 Defaults are only in `conf/`. Hydra checks the keys and the types outside of the groups; those of an option are checked
 here, by its settings class or by its builder's signature.
@@ -10,40 +18,90 @@ here, by its settings class or by its builder's signature.
 
 from __future__ import annotations
 
+import argparse
+import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from difflib import get_close_matches
 from functools import cache
+from itertools import islice, product
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from hydra import compose
+from hydra import compose, initialize_config_dir
+from hydra.conf import OverridesConf
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from simpleeval import EvalWithCompoundTypes, InvalidExpression
 
-from microp.config.composing import StoredSweeps, composer, word_problems
-from microp.config.errors import REFUSED, ConfigError, first_line, refusal
-from microp.config.factory import keys_of_builder
+from microp.config.errors import REFUSED, ConfigError, refusal
+from microp.config.factory import keys_of_builder, own_model, typed
 from microp.config.knobs import Knobs, Unused, without_unused
-from microp.config.model_factory import own_model
 from microp.config.schema import GROUPS, KINDS, Config, is_fixed, open_schema, schema_of
 from microp.settings import quoted
-from microp.system import redact_values, see_current_folder
+from microp.system import CONF, SWEEPS, override, redact_values, see_current_folder
 
+MOST_POINTS = 100_000  # each is composed and checked before the first one runs
 # The environment variables that a configuration may read, because whatever it holds is written to files.
 VARIABLES = (
     *("HOME", "USER", "LOGNAME", "HOSTNAME", "PWD", "TMPDIR", "SCRATCH", "WORK", "DATA"),
     *("SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_SUBMIT_DIR", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
     *("WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY", "WANDB_DIR"),
 )
-
-
 # The names of an expression, YAML's and Python's; there are no other names, and no functions.
 WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
+
+
+# --- what Hydra is told -----------------------------------------------------------------------------
+
+
+class StoredSweeps(SearchPathPlugin):
+    """Lets Hydra find the stored sweeps, after `conf/` and `-cd FOLDER`: `-cn first` reads `sweeps/first.yaml`."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        typed = _typed_words()
+        if typed.config_name is None:
+            return  # their groups would appear in the tab completion of other commands
+        if typed.config_dir:
+            search_path.append("command-line", f"file://{Path(typed.config_dir).absolute()}")
+        search_path.append("stored sweeps", f"file://{SWEEPS}")
+
+
+def _typed_words() -> argparse.Namespace:
+    """Return what the command line says of where a configuration is; other words are ignored."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-cd", "--config-dir")
+    parser.add_argument("-cn", "--config-name")
+    parser.add_argument("-c", "--cfg")  # else it would be read as an abbreviation of -cd
+    return parser.parse_known_args()[0]
+
+
+def typed_folder() -> list[str]:
+    """Return the words `-cd FOLDER` if a folder of options was typed; commands that are printed begin with them."""
+    folder = _typed_words().config_dir
+    return ["-cd", folder] if folder else []
+
+
+@cache
+def register(name: str = "config") -> None:
+    """Register what Hydra needs to compose `conf/<name>.yaml`: its schema, the resolvers and the stored sweeps.
+
+    The other schemas are left out, because Hydra copies all that are registered for each configuration.
+    """
+    ConfigStore.instance().store(group="schema", name=name, node=open_schema(KINDS[name]))
+    OmegaConf.register_new_resolver("calc", lambda *parts: evaluate(",".join(map(str, parts))), replace=True)
+    Plugins.instance().register(StoredSweeps)
 
 
 def evaluate(text: str) -> Any:
@@ -57,15 +115,137 @@ def evaluate(text: str) -> Any:
         raise ValueError(f"cannot compute {text!r}: {error or 'it is nested too deeply'}") from None
 
 
-@cache
-def register(name: str = "config") -> None:
-    """Register what Hydra needs to compose `conf/<name>.yaml`: its schema, the resolvers and the stored sweeps.
+# --- words to configurations ------------------------------------------------------------------------
 
-    The other schemas are left out, because Hydra copies all that are registered for each configuration.
+
+def with_profiles(words: Sequence[str]) -> list[str]:
+    """Return a command's words with `device=emulated profile=FILE` for `device=FILE`; a file's name ends in .yaml."""
+    replaced = []
+    for word in words:
+        key, _, value = word.partition("=")
+        is_profile = key == "device" and all(file.endswith((".yaml", ".yml")) for file in value.split(","))
+        replaced += ["device=emulated", f"profile={value}"] if is_profile else [word]
+    return replaced
+
+
+def key_of(word: str) -> str:
+    """Return the key of an override: `chunks` of `++chunks=3`."""
+    return word.lstrip("+~").partition("=")[0]
+
+
+def word_problems(words: Sequence[str]) -> list[str]:
+    """Return which overrides Hydra takes although the record would not say what ran, one sentence each."""
+    problems = []
+    for word in words:
+        key = key_of(word)
+        group, _, knob = key.partition(".")
+        if word.startswith(("+", "~")):
+            problems.append(f"{quoted(word)}: no key is added or taken away, write {key}=VALUE with a key of --help")
+        elif group in GROUPS and is_fixed(group, knob):
+            problems.append(f"{quoted(word)} cannot be set, it says which option was chosen: use {group}=OPTION")
+    return problems
+
+
+@contextmanager
+def composer(folder: Path | None = None) -> Iterator[list[str]]:
+    """Set up Hydra for `compose`, and yield the overrides by which it finds a user's own folder of options."""
+    with initialize_config_dir(str(CONF), job_name="microp", version_base="1.3"):
+        yield [] if folder is None else [f"hydra.searchpath=[{override('', f'file://{folder.absolute()}')[1:]}]"]
+
+
+def compose_config(*overrides: str, name: str = "config", folder: Path | str | None = None) -> DictConfig:
+    """Return the configuration that these overrides give on the command line.
+
+    Args:
+        overrides: as typed, for example `schedule=1f1b`.
+        name: the primary configuration, `config` for a run or `simulate` for a price.
+        folder: of the user's own options, as after `-cd` on the command line.
+
+    Raises:
+        ConfigError: a key or an option does not exist, a value has the wrong type, or a key is not used.
     """
-    ConfigStore.instance().store(group="schema", name=name, node=open_schema(KINDS[name]))
-    OmegaConf.register_new_resolver("calc", lambda *parts: evaluate(",".join(map(str, parts))), replace=True)
-    Plugins.instance().register(StoredSweeps)
+    words = with_profiles(overrides)
+    if problems := word_problems(words):
+        raise ConfigError(problems)
+    if folder is not None:
+        see_current_folder()
+    register(name)
+    knobs = Knobs()
+    try:
+        with composer(None if folder is None else Path(folder)) as searched:
+            config = compose(name, [*searched, *words])
+        knobs.add(*read_composed(config))
+    except REFUSED as error:
+        raise ConfigError(refusal(error)) from error
+    if knobs.problems:
+        raise ConfigError(knobs.problems)
+    return config
+
+
+def is_basic(sweeper: DictConfig) -> bool:
+    """Return whether a sweeper is Hydra's own, whose points are known before the first one runs."""
+    return bool(sweeper._target_.endswith(".BasicSweeper"))
+
+
+def typed_overrides(overrides: OverridesConf) -> list[str]:
+    """Return the overrides of a command or a point as they were typed; an interpolation in them is not resolved."""
+    typed = OmegaConf.to_container(overrides.task, resolve=False)
+    assert isinstance(typed, list)
+    return typed
+
+
+class Composed(NamedTuple):
+    """One point of a command as it was composed."""
+
+    overrides: list[str]  # the overrides that were typed for it
+    config: DictConfig | None  # the configuration; None if it cannot be composed
+    problems: list[str]  # why not, one sentence per problem
+
+
+def compose_points(config: DictConfig) -> list[Composed]:
+    """Return the points of a sweep, also those that cannot be composed; none if the sweeper is not Hydra's basic one.
+
+    An error of `REFUSED` if its axes cannot be read, or give no point, or too many.
+    """
+    if not is_basic(config.hydra.sweeper):
+        return []
+    loader = GlobalHydra.instance().config_loader()
+    parser = OverridesParser.create(config_loader=loader)
+    stored = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
+    overrides = parser.parse_overrides([*stored, *typed_overrides(config.hydra.overrides)])
+    axes = {axis.get_key_element(): _words_of(axis) for axis in overrides}
+    if (number := prod(map(len, axes.values()))) > MOST_POINTS or not number:
+        raise ConfigError([f"the sweep has {number} points or more: use 1 to {MOST_POINTS}"])
+    groups = {key for key in axes if loader.get_group_options(key.partition("@")[0], ObjectType.CONFIG)}
+    values = {word: parser.parse_overrides([word])[0] for key in axes.keys() - groups for word in axes[key]}
+    composed: dict[tuple[str, ...], DictConfig] = {}
+    points = []
+    for words in product(*axes.values()):
+        options = tuple(word for word in words if word not in values)
+        try:
+            if problems := word_problems(words):
+                raise ConfigError(problems)
+            if options not in composed:
+                composed[options] = compose(config.hydra.job.config_name, [*config.hydra.overrides.hydra, *options])
+            node = copy.deepcopy(composed[options])
+            for word in words:
+                if word in values:
+                    OmegaConf.update(node, values[word].key_or_group, values[word].value())
+            points.append(Composed(list(words), node, []))
+        except REFUSED as error:
+            points.append(Composed(list(words), None, refusal(error)))
+    return points
+
+
+def _words_of(axis: Override) -> list[str]:
+    """Return the overrides of one axis, as Hydra's sweeper writes them: one per value."""
+    if axis.is_sweep_override() and not axis.is_discrete_sweep():
+        raise ConfigError([f"{quoted(axis.input_line)} is for a sweeper that chooses values itself: list the values"])
+    values = axis.sweep_string_iterator() if axis.is_sweep_override() else [axis.get_value_element_as_str()]
+    return [f"{axis.get_key_element()}={value}" for value in islice(values, MOST_POINTS + 1)]
+
+
+# --- configurations to dataclasses, and back --------------------------------------------------------
 
 
 def read_config(config: DictConfig) -> Config:
@@ -108,97 +288,46 @@ def read_composed(node: DictConfig) -> tuple[Config, dict[str, Unused]]:
     lacking: dict[str, Unused] = {}
     for group in GROUPS:
         try:
-            values[group], more = _typed(group, values[group])
-            lacking |= more
-        except ConfigError as error:
-            problems += error.problems
+            values[group], keys = _typed_option(group, values[group])
+            lacking |= keys
+        except ValueError as error:
+            problems += refusal(error)
     if problems:
         raise ConfigError(problems)
-    result = kind(**values)
-    if isinstance(result.model, dict):
-        result.model = own_model(result.model, result.computing, result.device)
-    return result, lacking
+    return _with_own_model(kind(**values)), lacking
 
 
-def _typed(group: str, keys: dict[str, Any]) -> tuple[Any, dict[str, Unused]]:
+def _typed_option(group: str, keys: dict[str, Any]) -> tuple[Any, dict[str, Unused]]:
     """Return an option's settings, or its keys if it has a builder, and the given keys that it does not have."""
-    if "builder" in keys or group in ("schedule", "partition"):
+    has_builder = "builder" in keys or group in ("schedule", "partition")
+    if has_builder:
         try:
             known = keys_of_builder(group, keys)
         except (KeyError, ValueError):  # `build` says what is wrong with the builder
             known = set(keys)
-        return {key: value for key, value in keys.items() if key in known}, _lacking(group, keys, known)
-    try:
-        kind = schema_of(group, keys)
-    except ValueError as error:
-        raise ConfigError([str(error)]) from error
-    known = {field.name for field in fields(kind)}
-    node = OmegaConf.structured(kind)
-    problems = []
-    for key in sorted(known & keys.keys()):
-        try:
-            node[key] = keys[key]
-        except OmegaConfBaseException as error:
-            problems.append(f"{group}.{error.full_key or key}: {first_line(error)}")
-    if problems:
-        raise ConfigError(problems)
-    return OmegaConf.to_object(node), _lacking(group, keys, known)
+    else:
+        known = {field.name for field in fields(schema_of(group, keys))}
+    used = {key: value for key, value in keys.items() if key in known}
+    return used if has_builder else typed(group, schema_of(group, keys), used), _lacking(group, keys, known)
 
 
 def _lacking(group: str, keys: Mapping[str, Any], known: set[str]) -> dict[str, Unused]:
-    own = sorted(key for key in known if not is_fixed(group, key))
+    """Return the given keys that are not known, each with the nearest of those that are."""
+    knobs = sorted(key for key in known if not is_fixed(group, key))
     by = f"{group}={keys.get('name', keys.get('mode'))}"
+    has = f"its keys are {', '.join(knobs)}" if knobs else "it has no keys"
     lacking = {}
     for key in keys.keys() - known:
-        near = get_close_matches(key, own, 1)
-        has = f"its keys are {', '.join(own)}" if own else "it has no keys"
+        near = get_close_matches(key, knobs, 1)
         remedy = f"did you mean {group}.{near[0]}?" if near else has
         lacking[f"{group}.{key}"] = Unused(by, remedy, quoted(keys[key]))
     return lacking
 
 
-def with_profiles(words: Sequence[str]) -> list[str]:
-    """Return a command's words with `device=emulated profile=FILE` for `device=FILE`; a file's name ends in .yaml."""
-    found = []
-    for word in words:
-        key, _, value = word.partition("=")
-        is_profile = key == "device" and all(each.endswith((".yaml", ".yml")) for each in value.split(","))
-        found += ["device=emulated", f"profile={value}"] if is_profile else [word]
-    return found
-
-
-def compose_config(*overrides: str, name: str = "config", folder: Path | str | None = None) -> DictConfig:
-    """Return the configuration that these overrides give on the command line.
-
-    Args:
-        overrides: as typed, for example `schedule=1f1b`.
-        name: the primary configuration, `config` for a run or `simulate` for a price.
-        folder: of the user's own options, as after `-cd` on the command line.
-
-    Raises:
-        ConfigError: there is no such folder, a key or an option does not exist, a value has the wrong type, or a key
-            is not used.
-    """
-    typed = [word for word in overrides if isinstance(word, str) and not word.startswith("-")]
-    if problems := [f"{word!r} is not an override, such as 'chunks=8'" for word in overrides if word not in typed]:
-        raise ConfigError(problems)
-    words = with_profiles(overrides)
-    if problems := word_problems(words):
-        raise ConfigError(problems)
-    if folder is not None:
-        if not Path(folder).is_dir():
-            raise ConfigError([f"folder={quoted(folder)} is not one: give the folder in which model/ or schedule/ is"])
-        see_current_folder()
-    register(name)
-    knobs = Knobs()
-    try:
-        with composer(None if folder is None else Path(folder)) as searched:
-            config = compose(name, [*searched, *words])
-        knobs.add(*read_composed(config))
-    except REFUSED as error:
-        raise ConfigError(refusal(error)) from error
-    if knobs.problems:
-        raise ConfigError(knobs.problems)
+def _with_own_model(config: Config) -> Config:
+    """Return the configuration with the settings of its model, if that is still the option of a user's own."""
+    if isinstance(config.model, dict):
+        config.model = own_model(config.model, config.computing, config.device)
     return config
 
 
@@ -210,10 +339,8 @@ def plain(config: Config) -> dict[str, Any]:
 def from_plain(values: Mapping[str, Any]) -> Config:
     """Return the configuration of which `plain` made these values."""
     typed = {group: schema_of(group, values[group]) for group in GROUPS if "builder" not in values[group]}
-    result = Config(**{key: typed[key](**value) if key in typed else value for key, value in values.items()})
-    if isinstance(result.model, dict):
-        result.model = own_model(result.model, result.computing, result.device)
-    return result
+    keys = {key: typed[key](**value) if key in typed else value for key, value in values.items()}
+    return _with_own_model(Config(**keys))
 
 
 def to_yaml(config: Config) -> str:

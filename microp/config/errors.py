@@ -50,22 +50,24 @@ def refusal(error: BaseException) -> list[str]:
     """
     if isinstance(error, ConfigError):
         return error.problems
-    cause, key, names = error.__cause__, "", [*all_keys(), *sweep_names()]
-    said = " ".join(str(error).split()) if isinstance(error, YAMLError) else first_line(error)
-    texts = [said, first_line(cause) if isinstance(cause, OmegaConfBaseException) else ""]
-    for each in (error, cause):
-        if isinstance(each, OmegaConfBaseException):
-            key = str(each.full_key or each.key or "")
-            texts = [f"{key}: {text}" if text and key not in " ".join(texts) else text for text in texts]
-    if isinstance(error, OverrideParseException) and error.override not in said:
-        texts.insert(0, error.override)
-    if isinstance(error, OverrideParseException) and "=~" in error.override:  # a shell leaves it as it is after a word
-        texts = [f"{quoted(error.override)}: only a shell knows what ~ stands for, write the whole path"]
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
+    texts = [" ".join(str(error).split()) if isinstance(error, YAMLError) else first_line(error)]
+    if cause is not None:
+        texts.append(first_line(cause))
+    if isinstance(error, OverrideParseException):
+        if "=~" in error.override:  # a shell leaves it as it is after a word
+            return [f"{quoted(error.override)}: only a shell knows what ~ stands for, write the whole path"]
+        if error.override not in texts[0]:
+            texts.insert(0, error.override)
+    key, names = "", []
     if isinstance(error, MissingConfigException):
         group, _, key = str(error.missing_cfg_file).rpartition("/")
-        names = list(error.options or []) if group else names
-    elif not isinstance(cause or error, (ConfigAttributeError, ConfigKeyError)):
-        names = []
+        names = list(error.options or []) if group else sweep_names()
+    elif isinstance(source := cause or error, OmegaConfBaseException):
+        key = str(source.full_key or source.key or "")
+        names = all_keys() if isinstance(source, ConfigAttributeError | ConfigKeyError) else []
+        if key not in " ".join(texts):
+            texts.insert(0, key)
     near = get_close_matches(key, names, 1)
     text = ": ".join(text.removesuffix(".") for text in texts if text) or type(error).__name__
     return [fitted(f"{text} (did you mean {near[0]}?)" if near else text)]
@@ -81,13 +83,6 @@ def log_traceback(error: BaseException) -> None:
     tracebacks.debug("%s", type(error).__name__, exc_info=error)
 
 
-def last_cause(error: BaseException) -> BaseException:
-    """Return the error that was raised first, of those that led to this one."""
-    while (before := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
-        error = before
-    return error
-
-
 def fitted(problem: str) -> str:
     """Return a problem with printable characters and with lines of bounded length, which are cut in the middle.
 
@@ -98,4 +93,4 @@ def fitted(problem: str) -> str:
         line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
         for line in problem.split("\n")
     ]
-    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in "\n".join(lines))
+    return "\n".join(quoted(line, most=len(line)) for line in lines)

@@ -8,14 +8,26 @@
 
 A new schedule or partition is therefore one function and one YAML file. `hydra.utils.instantiate` would also
 call the function, but it does not check the types of the keys: a string could reach a builder that needs a number.
+
+A user's own model is built to be checked, too::
+
+    # model/mine.yaml          def layers(width: int) -> Layers
+    builder: mine.layers ──► few weights: with numbers ──────── inspect_layers ──► OwnSettings
+    width: 64                many: on the meta device ───────────────┤
+                                         └ fails: with numbers ──────┘
+
+Numbers show more than shapes do, but a large model takes long to make. What plain PyTorch runs on the CPU may fail
+without numbers, such as experts that choose their rows.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import field, make_dataclass
+from contextlib import suppress
+from dataclasses import field, make_dataclass, replace
 from math import prod
 from typing import Any, TypeVar, get_type_hints
 
@@ -23,15 +35,25 @@ from hydra.utils import get_method
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from microp.config.errors import first_line, last_cause, log_traceback
-from microp.settings import Line, Name, quoted
+from microp.config.errors import first_line, log_traceback
+from microp.settings import (
+    LOWERED,
+    MODELS,
+    Computing,
+    DeviceSettings,
+    Name,
+    OwnSettings,
+    own_settings,
+    quoted,
+)
 
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs what `build` raises, in several lines
 T = TypeVar("T")
 LONGEST = 200  # characters of what an exception says
 MOST_PAIRS = 1_000_000  # (stage, microbatch) pairs of a schedule
-_TEXT = Line("give a text on one line")
+MOST_WEIGHTS = 100_000_000  # of a model that is made with numbers to be checked; a larger one only if it has to be
 GIVEN = frozenset({"ranks", "chunks", "layers", "stages", "task"})  # arguments of builders that are no keys
+_checked_models: dict[str, OwnSettings] = {}  # every point of a sweep asks for the same few
 
 
 def build(
@@ -65,19 +87,15 @@ def build(
         _refuse_too_large({**given, **knobs})
     wanted = {key: make() for key, make in (offered or {}).items() if key in parameters}
     what = f"{group}.builder={node['builder']}"
-    numbers = ", ".join(f"{key}={value}" for key, value in given.items()) or "its keys"
     try:
         result = builder(**given, **knobs, **wanted)
     except (Exception, SystemExit) as error:  # a builder may be the user's own, and exit
         log_traceback(error)
-        is_refusal = isinstance(error, ValueError)
-        if is_refusal and str(node["builder"]).startswith("microp."):  # what a user's own says need not name the key
+        if isinstance(error, ValueError) and node["builder"].startswith("microp."):
             named = any(str(error).startswith(f"{key}=") for key in knobs)
             raise ValueError(f"{group}.{error}" if named else str(error)) from error
-        first = last_cause(error)
-        cause = "" if first is error else f", from {_said(first)}"
-        did = "refuses" if is_refusal else "failed for"
-        raise ValueError(f"{what} {did} {numbers}: {_said(error)}{cause}") from error
+        numbers = ", ".join(f"{key}={value}" for key, value in given.items()) or "its keys"
+        raise ValueError(f"{what} failed for {numbers}: {_with_cause(error)}") from error
     if not isinstance(result, made):
         got = "None" if result is None else f"a value of type {type(result).__name__}"
         raise ValueError(f"{what} returned {got}, not a {made.__name__}: return one")
@@ -87,13 +105,11 @@ def build(
 def _refuse_too_large(numbers: dict[str, Any]) -> None:
     """Raise ValueError if a schedule of these numbers would not fit into memory; the builder is not called then."""
     factors = {key: numbers[key] for key in ("ranks", "chunks", "stages_per_rank") if isinstance(numbers.get(key), int)}
-    pairs = prod(max(1, each) for each in factors.values())
+    pairs = prod(max(1, number) for number in factors.values())
     if pairs > MOST_PAIRS:
-        product = " times ".join(f"{key}={each}" for key, each in factors.items())
-        raise ValueError(
-            f"{product} is {pairs} pairs of a stage and a microbatch, which are too many for memory: "
-            f"use a product of at most {MOST_PAIRS}"
-        )
+        product = " times ".join(f"{key}={number}" for key, number in factors.items())
+        what = f"{pairs} pairs of a stage and a microbatch, which are too many for memory"
+        raise ValueError(f"{product} is {what}: use a product of at most {MOST_PAIRS}")
 
 
 def read_builder(group: str, node: dict[str, Any]) -> tuple[Callable[..., Any], set[str], dict[str, Any]]:
@@ -105,7 +121,7 @@ def read_builder(group: str, node: dict[str, Any]) -> tuple[Callable[..., Any], 
         return builder, set(inspect.signature(builder).parameters), get_type_hints(builder)
     except (Exception, SystemExit) as error:  # Hydra wraps whatever the import raised
         log_traceback(error)
-        raise ValueError(f"{group}.builder={node['builder']} {lacks}: {_said(last_cause(error))}") from error
+        raise ValueError(f"{group}.builder={node['builder']} {lacks}: {_said(_first_of(error))}") from error
 
 
 def asks_for(group: str, node: dict[str, Any], name: str) -> bool:
@@ -125,22 +141,77 @@ def typed_keys(group: str, node: dict[str, Any]) -> dict[str, Any]:
     """Return an option's keys without `name` and `builder`, with the types of the builder's signature."""
     _, _, hints = read_builder(group, node)
     knobs = {key: value for key, value in node.items() if key not in ("name", "builder")}
-    schema = make_dataclass(group, [(key, hints.get(key, Any), field(default=MISSING)) for key in knobs])
-    key = "builder"
+    kind = make_dataclass(group, [(key, hints.get(key, Any), field(default=MISSING)) for key in knobs])
+    return dict(vars(typed(group, kind, knobs)))
+
+
+def typed(group: str, kind: type, keys: dict[str, Any]) -> Any:
+    """Return an option's keys as an object of a dataclass, or raise ValueError: a value has the wrong type."""
     try:
-        typed = OmegaConf.structured(schema)
-        for key, value in knobs.items():
-            typed[key] = value
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), keys))
     except OmegaConfBaseException as error:
-        raise ValueError(f"{group}.{error.full_key or key}: {first_line(error)}") from error
-    for key in knobs:
-        if isinstance(typed[key], str) and (broken := _TEXT.broken(typed[key])):
-            raise ValueError(f"{group}.{key}={quoted(typed[key])} {broken}")
-    return {key: OmegaConf.to_object(typed[key]) if OmegaConf.is_config(typed[key]) else typed[key] for key in knobs}
+        raise ValueError(f"{group}.{error.full_key or 'builder'}: {first_line(error)}") from error
+
+
+def _with_cause(error: BaseException) -> str:
+    """Return what an exception says, and the one that was raised first of those that led to it."""
+    first = _first_of(error)
+    return _said(error) if first is error else f"{_said(error)}, from {_said(first)}"
+
+
+def _first_of(error: BaseException) -> BaseException:
+    while (before := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
+        error = before
+    return error
 
 
 def _said(error: BaseException) -> str:
     """Return the type and the message of an exception in one line, cut if it is long."""
     said = "" if isinstance(error, SystemExit) and not error.code else str(error)  # some programs turn None into 0
-    text = " ".join(f"{type(error).__name__}: {said}".split()).removesuffix(":")
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+    return quoted(" ".join(f"{type(error).__name__}: {said}".split()).removesuffix(":"), LONGEST)
+
+
+# --- a user's own model -----------------------------------------------------------------------------
+
+
+def own_model(node: dict[str, Any], computing: Computing, device: DeviceSettings) -> OwnSettings:
+    """Return the settings of the model whose function an option names; what is wrong with it is in `refused`."""
+    text = repr((node, computing, device.name))
+    if text not in _checked_models:
+        try:
+            _checked_models[text] = _checked(node, computing, device)
+        except ValueError as error:
+            keys = {key: value for key, value in node.items() if key not in ("name", "builder")}
+            name, builder = str(node.get("name")), str(node.get("builder"))
+            _checked_models[text] = own_settings(name, builder, keys, refused=str(error))
+    return copy.deepcopy(_checked_models[text])
+
+
+def _checked(node: dict[str, Any], computing: Computing, device: DeviceSettings) -> OwnSettings:
+    """Return the settings of the model, or raise ValueError: it would not train as in plain PyTorch."""
+    import torch  # takes half a second, and only this needs it
+
+    from microp.model import Layers, code_of, inspect_layers, lowered_types, number_of_weights, seeded
+
+    def layers(place: str) -> Layers:
+        with torch.device(place):
+            return build("model", node, Layers)
+
+    if node["name"] in MODELS:
+        raise ValueError(f"model.name={node['name']} is the name of one of microp's models: choose another name")
+    what, code, place = f"model.builder={node['builder']}", code_of(read_builder("model", node)[0]), "cpu"
+    with suppress(ValueError):  # what fails without numbers may be right with them
+        if number_of_weights(layers("meta")) > MOST_WEIGHTS:
+            place = "meta"
+    with seeded(0):
+        made = layers(place)
+        try:
+            facts = inspect_layers(made, code)
+            if computing.dtype in LOWERED and facts.dtype == "float32":
+                runs_on = "cuda" if device.name == "cuda" and torch.cuda.is_available() else "cpu"
+                facts = replace(facts, lowered=lowered_types(layers(place), computing, runs_on))
+        except ValueError as error:
+            raise ValueError(f"{what} returns {error}") from error
+        except SystemExit as error:
+            raise ValueError(f"{what} returns layers that end Python ({error!r}): let them return") from error
+    return own_settings(node["name"], node["builder"], typed_keys("model", node), facts)

@@ -4,26 +4,37 @@
 
     Config ── make_job ──► Job
                      └───► ConfigError: all problems at once
+
+A partition's builder that asks for it is told what the partition is for::
+
+    def uniform(layers, stages)                 needs two numbers
+    def balanced(layers, stages, task, ...)     `task` has the schedule, times, memory and cap of this configuration
+
+The snapshot from which a run goes on is found and checked here, before any process starts::
+
+    snapshot.resume=true   the newest snapshot of this run   ┐
+    snapshot.path=FOLDER   that one, also of another run     ┴─► Job.resumed, or what is wrong with it
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import fields, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from microp.config import config_checks
 from microp.config.config import compose_config, plain, read_config
 from microp.config.errors import ConfigError
 from microp.config.factory import build
-from microp.config.memory_advice import memory_problem
-from microp.config.partition_factory import Chosen, choose_partition
-from microp.config.profiles import rows_of_first_replica, times_of
-from microp.config.resume import find_resumed
+from microp.config.memory_advice import memory_cap, memory_problem
+from microp.config.prediction import layer_memory, prices_of, profile_command, times_of, workload_of
 from microp.config.schema import Config
-from microp.job import Job, Workload, question_id, run_id, torch_problems
-from microp.schedule import Action, Op, Partition, Schedule, builders, spread, to_text, validate
-from microp.settings import EmulatedSettings, OwnSettings, quoted
+from microp.job import Job, Snapshot, question_id, run_id, torch_problems
+from microp.planner import NoRoomError, Task
+from microp.records import RecordError, changed_since, read_env, snapshots
+from microp.schedule import Action, Partition, Schedule, builders, of_sizes, spread, to_text, uniform, validate
+from microp.settings import EmulatedSettings, OwnSettings, broken_rules
 from microp.simulator import closed_forms, nominal_costs, nominal_optimizer
 
 log = logging.getLogger(__name__)
@@ -31,29 +42,41 @@ log = logging.getLogger(__name__)
 
 def make_job(config: Config) -> Job:
     """Return the job that the configuration describes, or raise ConfigError with all that is wrong."""
-    found = config_checks.problems(config)
-    schedule, order, refused = _schedule_of(config)
-    found += refused
+    problems = config_checks.problems(config)
+    # 1. the order; `text` is that of the builder, which identifies runs
+    schedule, text = None, ""
+    try:
+        if not any(problem.startswith(("ranks=", "chunks=")) for problem in broken_rules(config)):
+            built = build("schedule", config.schedule, Schedule, ranks=config.ranks, chunks=config.chunks)
+            limit = config.activation_limit
+            schedule = validate(_named(config, built), None if limit is None or limit < 1 else limit)
+            log.debug("%s is valid: %d ranks, %d chunks", schedule.name, config.ranks, config.chunks)
+            text = to_text(built)
+            problems += _order_problems(config, schedule)
+    except ValueError as error:
+        problems.append(str(error))
+    # 2. the partition, with the times of the device
     chosen: Chosen | None = None
     try:
         if 1 <= config.ranks <= config.model.layers:
             chosen = choose_partition(config, schedule)
         if schedule is not None and chosen is not None:
             sizes = chosen.partition.sizes
-            if not found:
+            if not problems:
                 config = replace(config, device=times_of(config, schedule, sizes))
             if isinstance(config.device, EmulatedSettings) and not config.device.problems():
-                rows = rows_of_first_replica(config)
-                nominal_costs(config.device, Workload(schedule, sizes, rows, config.checkpointing), rows=1)
+                nominal_costs(config.device, workload_of(config, schedule, sizes), rows=1)
                 nominal_optimizer(config.device, sizes)
     except ValueError as error:
-        found.append(str(error))
+        problems.append(str(error))
+    # 3. the sums over replicas
     name, is_split = ("", False) if schedule is None or config.replicas < 2 else (schedule.name, bool(schedule.split))
-    found += config.sync.problems(name, is_split, config.comms.backend(config.device))
-    if found or schedule is None or chosen is None:
-        raise ConfigError(found)
+    problems += config.sync.problems(name, is_split, config.comms.backend(config.device))
+    if problems or schedule is None or chosen is None:
+        raise ConfigError(problems)
+    # 4. the job, its memory, and the snapshot from which it goes on
     asked = chosen.asked({**plain(config), "model": config.model.identity})
-    job = job_with(config, schedule, chosen.partition, run_id(asked, order), question_id(asked, order))
+    job = job_with(config, schedule, chosen.partition, run_id(asked, text), question_id(asked, text))
     if problem := memory_problem(config, job):
         raise ConfigError([problem])
     return replace(job, resumed=find_resumed(config, job), notes=chosen.notes)
@@ -61,15 +84,18 @@ def make_job(config: Config) -> Job:
 
 def job_with(config: Config, schedule: Schedule, partition: Partition, run: str, question: str) -> Job:
     """Return the job of a valid configuration with this order and this partition, and with these ids."""
-    own: dict[str, Any] = {"schedule": schedule, "partition": partition, "run_id": run, "question_id": question}
-    own |= {"backend": config.comms.backend(config.device), "timeout_s": config.comms.timeout_s}
-    keys = {field.name for field in fields(Job)} - own.keys()
-    return Job(**own, **{key: getattr(config, key) for key in keys if hasattr(config, key)})  # the keys of both
+    given: dict[str, Any] = {"schedule": schedule, "partition": partition, "run_id": run, "question_id": question}
+    given |= {"backend": config.comms.backend(config.device), "timeout_s": config.comms.timeout_s}
+    keys = {field.name for field in fields(Job)} - given.keys()
+    return Job(**given, **{key: getattr(config, key) for key in keys if hasattr(config, key)})  # the keys of both
 
 
 def job_of(*overrides: str) -> Job:
     """Return the job of a run's overrides, such as `schedule=1f1b`, or raise ConfigError with all that is wrong."""
     return make_job(read_config(compose_config(*overrides)))
+
+
+# --- the schedule -----------------------------------------------------------------------------------
 
 
 def make_schedule(config: Config) -> Schedule:
@@ -88,18 +114,15 @@ def _named(config: Config, schedule: Schedule) -> Schedule:
     name, builder = config.schedule["name"], config.schedule["builder"]
     if builder.startswith(f"{builders.__name__}."):
         return schedule
-    what, ranks, chunks = f"schedule.builder={builder} returned a Schedule", config.ranks, config.chunks
+    what, asked = f"schedule.builder={builder} returned a Schedule", (config.ranks, config.chunks)
     try:
-        strange = [each for row in schedule.ranks for each in row if not _is_action(each)]
-        given = len(schedule.ranks), schedule.chunks
+        is_whole = all(isinstance(action, Action) for row in schedule.ranks for action in row)
     except TypeError:
-        raise ValueError(f"{what} whose `ranks` are not rows of actions: give a tuple of one tuple per rank") from None
-    if strange:
-        raise ValueError(f"{what} with {quoted(repr(strange[0]))}: give actions, such as Action(Op.F, 0, 0)")
-    if given != (ranks, chunks):
-        raise ValueError(
-            f"{what} for ranks={given[0]}, chunks={given[1]}: return one for ranks={ranks}, chunks={chunks}"
-        )
+        is_whole = False
+    if not is_whole:
+        raise ValueError(f"{what} whose `ranks` are not rows of actions: give tuples of Action(Op.F, 0, 0), one a rank")
+    if (given := (len(schedule.ranks), schedule.chunks)) != asked:
+        raise ValueError("{} for ranks={}, chunks={}: return one for ranks={}, chunks={}".format(what, *given, *asked))
     if name.removesuffix("_lifo") in closed_forms.NAMES:
         raise ValueError(
             f"schedule.name={name} is the name of one of microp's schedules, but builder={builder} is not microp's: "
@@ -108,36 +131,144 @@ def _named(config: Config, schedule: Schedule) -> Schedule:
     return replace(schedule, name=name)
 
 
-def _is_action(value: object) -> bool:
-    return (
-        isinstance(value, Action)
-        and isinstance(value.op, Op)
-        and type(value.stage) is type(value.microbatch) is int  # a bool is no index
-    )
-
-
-def _schedule_of(config: Config) -> tuple[Schedule | None, str, list[str]]:
-    """Return the schedule, its text with the builder's own name, which identifies runs, and its problems.
-
-    The schedule is None if it is invalid, or its numbers are refused anyway.
-    """
-    if not config_checks.is_worth_a_schedule(config):
-        return None, "", []
-    try:
-        built = build("schedule", config.schedule, Schedule, ranks=config.ranks, chunks=config.chunks)
-        limit = config.activation_limit
-        schedule = validate(_named(config, built), None if limit is None or limit < 1 else limit)
-        log.debug("%s is valid: %d ranks, %d chunks", schedule.name, config.ranks, config.chunks)
-    except ValueError as error:
-        return None, "", [str(error)]
-    found: list[str] = []
+def _order_problems(config: Config, schedule: Schedule) -> list[str]:
+    """Return why this order cannot be run as it is asked for."""
+    problems: list[str] = []
     if config.compile and schedule.split:
-        found.append(
+        problems.append(
             f"schedule={config.schedule['name']} divides the backward into B and W, and compile=true makes one "
             "function of both: use a schedule without W, for example 1f1b, or compile=false"
         )
     if isinstance(config.model, OwnSettings) and schedule.split:
-        found += config.model.facts.undivided
+        problems += config.model.facts.undivided
     if config.engine.name == "torch":
-        found += torch_problems(schedule, config.checkpointing, spread(config.batch_size, config.chunks))
-    return schedule, to_text(built), found
+        problems += torch_problems(schedule, config.checkpointing, spread(config.batch_size, config.chunks))
+    return problems
+
+
+# --- the partition ----------------------------------------------------------------------------------
+
+
+class Chosen(NamedTuple):
+    """A partition and how it was made."""
+
+    partition: Partition
+    notes: tuple[str, ...] = ()  # what the user should know about it, one sentence each
+    by_costs: bool = False  # whether its builder asked what the partition is for
+
+    def asked(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Return the plain configuration by which the run is known: a partition that was computed counts by its sizes.
+
+        The same sizes are the same question, whatever the costs were from which they follow.
+        """
+        if not self.by_costs:
+            return config
+        builder = f"{of_sizes.__module__}.{of_sizes.__name__}"
+        return {**config, "partition": {"name": "sizes", "builder": builder, "sizes": list(self.partition.sizes)}}
+
+
+class _NoTaskError(Exception):
+    """The builder asks what the partition is for, and that is refused anyway."""
+
+
+def choose_partition(config: Config, schedule: Schedule | None) -> Chosen | None:
+    """Return the partition that the builder of group `partition` makes, or raise ValueError with what is wrong with it.
+
+    None if the builder asks what the partition is for, and that is refused anyway, such as the order, which is None.
+    """
+    tasks: list[Task] = []
+
+    def task() -> Task:
+        device = config.device
+        if schedule is None or device.problems() or device.speed_problems(config.ranks) or config.model.problems():
+            raise _NoTaskError
+        tasks.append(_task_of(config, schedule))
+        return tasks[-1]
+
+    stages = config.ranks if schedule is None else schedule.stages
+    numbers = {"layers": config.model.layers, "stages": stages}
+    try:
+        partition = build("partition", config.partition, Partition, {"task": task}, **numbers)
+    except _NoTaskError:
+        return None
+    except ValueError as error:
+        if not isinstance(error.__cause__, NoRoomError):
+            raise
+        partition = uniform(config.model.layers, stages)  # `memory_advice` refuses it, and says what would fit
+    if not tasks:
+        return Chosen(partition)
+    if tasks[0].prices.is_known:
+        return Chosen(partition, by_costs=True)
+    note = (
+        f"partition={config.partition['name']} {list(partition.sizes)} weighs layers by their FLOPs and bytes, "
+        "because no times of them are known"
+    )
+    remedy = "" if config.compile else f": {profile_command(config)} measures them"
+    return Chosen(partition, (note + remedy,), by_costs=True)
+
+
+def _task_of(config: Config, schedule: Schedule) -> Task:
+    """Return what the partition is for, or raise ValueError if a model whose memory counts cannot be measured."""
+    workload, cap = workload_of(config, schedule), memory_cap(config)
+    rows = sum(workload.rows)
+    mean = rows / len(workload.rows)
+    memory = None if cap is None else layer_memory(config.model, mean, bool(schedule.split), config.computing)
+    return Task(workload, prices_of(config), memory, cap, config.model.batch_bytes(rows))
+
+
+# --- the snapshot -----------------------------------------------------------------------------------
+
+
+def find_resumed(config: Config, job: Job) -> Snapshot | None:
+    """Return the snapshot from which a job goes on; None if it starts at its beginning.
+
+    Raises:
+        ConfigError: the snapshot is not there, is damaged, or is not of this training.
+    """
+    path = config.snapshot.path
+    snapshot: Snapshot | None = None
+    try:
+        if path is not None:
+            snapshot = snapshots.find_snapshot(Path(path).expanduser())
+        elif config.snapshot.resume:
+            snapshot = snapshots.unfinished_snapshot(_run(config, job), job.training_steps)
+        problem = snapshots.snapshot_problem(snapshot, job) if snapshot else None
+    except RecordError as error:
+        problem = str(error)
+    if problem:
+        raise ConfigError([problem if path is None else f"snapshot.path: {problem}"])
+    return snapshot
+
+
+def nothing_to_resume(config: Config, job: Job) -> list[str]:
+    """Return that `snapshot.resume=true` finds nothing, for a run alone; a sweep's point starts at its beginning."""
+    if not config.snapshot.resume or job.resumed:
+        return []
+    return [
+        f"snapshot.resume=true, but {_run(config, job)} has no snapshot of an attempt that did not finish: "
+        "leave it out to start at the beginning, or give snapshot.path"
+    ]
+
+
+def about_resumed(jobs: list[Job]) -> list[str]:
+    """Return from which snapshots jobs go on, one sentence each, and which of their data have changed since."""
+    resumed = [(job, job.resumed) for job in jobs if job.resumed]
+    goes_on = [
+        f"{job.run_id} goes on after step {snapshot.step} of {job.training_steps}, from {snapshot.folder}"
+        for job, snapshot in resumed
+    ]
+    return goes_on + changed_since(
+        (getattr(job.data, "path", None), _env_of(snapshot), job.data.contents()) for job, snapshot in resumed
+    )
+
+
+def _env_of(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the environment of the attempt that saved a snapshot; nothing if the snapshot was taken out of it."""
+    try:
+        return read_env(Path(snapshot.folder).parents[1])
+    except (RecordError, IndexError):
+        return {}
+
+
+def _run(config: Config, job: Job) -> Path:
+    return Path(config.output_dir) / "runs" / job.run_id

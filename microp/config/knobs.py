@@ -14,11 +14,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
-from functools import cache
 from itertools import cycle
 from typing import Any, NamedTuple
-
-from omegaconf import OmegaConf
 
 from microp.config.factory import asks_for, build
 from microp.config.schema import (
@@ -27,12 +24,16 @@ from microp.config.schema import (
     PlanConfig,
     ProfileConfig,
     SimulateConfig,
+    default_options,
+    default_settings,
+    default_values,
     is_fixed,
-    schema_of,
+    options_of,
+    values_of,
 )
 from microp.schedule import Schedule
 from microp.settings import TrackingSettings, quoted
-from microp.system import CONF, flatten, is_joined, override
+from microp.system import flatten, is_joined, override
 
 NOTHING_LEFT = "skip=true leaves out every point of this command: leave at least one, or leave skip away"
 _NOT_FOR_A_PRICE = ["dry_run", "fail_fast", "parallel"]
@@ -99,13 +100,13 @@ def unused(config: Config) -> dict[str, Unused]:
     What any of the choices of a plan uses is used.
     """
     first, *others = map(_rules, _choices_of(config))
-    found = {key: why for key, why in first.items() if _is_ours(config, key) and all(key in other for other in others)}
+    result = {key: why for key, why in first.items() if _is_ours(config, key) and all(key in rule for rule in others)}
     if isinstance(config, PlanConfig):
-        found |= dict.fromkeys(_NOT_FOR_A_PLAN, Unused("a plan", "leave it out"))
+        result |= dict.fromkeys(_NOT_FOR_A_PLAN, Unused("a plan", "leave it out"))
     elif isinstance(config, SimulateConfig | ProfileConfig):
         what = "a profile" if isinstance(config, ProfileConfig) else "a price"
-        found |= dict.fromkeys(_NOT_FOR_A_PRICE, Unused(what, "leave it out"))
-    return {key: why for key, why in found.items() if "." not in key or _group(key) not in found}
+        result |= dict.fromkeys(_NOT_FOR_A_PRICE, Unused(what, "leave it out"))
+    return {key: why for key, why in result.items() if "." not in key or _group(key) not in result}
 
 
 def _choices_of(config: Config) -> list[Config]:
@@ -124,25 +125,23 @@ def _choices_of(config: Config) -> list[Config]:
 def chosen(config: Config, schedule: str, checkpointing: str, replicas: int, stages_per_rank: int = 0) -> Config:
     """Return the configuration of a run with one choice of a plan; `chunks` is left as it is."""
     name, _, segments = checkpointing.partition("=")
-    policy = _settings("checkpointing", name)
+    policy, keys = default_settings("checkpointing", name), default_values("schedule", schedule)
     return run_of(
         config,
-        schedule=default_values("schedule", schedule)
-        | ({"stages_per_rank": stages_per_rank} if stages_per_rank else {}),
+        schedule=keys | ({"stages_per_rank": stages_per_rank} if stages_per_rank else {}),
         checkpointing=replace(policy, segments=int(segments)) if segments.isdecimal() else policy,
         replicas=replicas,
         ranks=max(1, config.ranks // replicas),
     )
 
 
-def uses(key: str, option: str) -> bool:
+def uses(group: str, key: str, option: str) -> bool:
     """Return whether a key of a group is used if one of microp's options is chosen, whatever else is asked."""
-    group = _group(key)
-    options = {each: _default_option(each) for each in GROUPS}
-    options |= {"checkpointing": _settings("checkpointing", "always"), group: _settings(group, option)}
-    config = Config(ranks=2, chunks=4, replicas=2, profile=None, **options)
+    options = default_options() | {"checkpointing": "always", group: option}
+    settings = {name: default_settings(name, chosen) for name, chosen in options.items()}
+    config = Config(ranks=2, chunks=4, replicas=2, profile=None, **settings)
     config.snapshot.every = 1
-    return not {key, group} & unused(config).keys()
+    return not {f"{group}.{key}", group} & unused(config).keys()
 
 
 def run_of(config: Config, **changes: Any) -> Config:
@@ -157,8 +156,10 @@ def without_unused(config: Config) -> Config:
         group, _, knob = key.partition(".")
         if knob:
             setattr(getattr(result, group), knob, default_values(group, _name(config, group))[knob])
+        elif group in GROUPS:
+            setattr(result, group, default_settings(group, default_options()[group]))
         else:
-            setattr(result, group, _default_option(group) if group in GROUPS else base_values()[group])
+            setattr(result, group, values_of("base")[group])
     return result
 
 
@@ -171,8 +172,14 @@ class Knobs:
 
     def add(self, config: Config, lacking: Mapping[str, Unused]) -> None:
         """Add a point as it was composed, with the given keys that its options do not have."""
-        not_here = unused(config)
-        for key, why in {**_given(config, not_here), **lacking}.items():
+        not_here, runs = unused(config), flatten(asdict(without_unused(config)))
+        asked = dict(lacking)
+        for key, value in flatten(asdict(config)).items():
+            name, group = key.removesuffix(".name"), _group(key)
+            why = not_here.get(name) or not_here.get(group)
+            if why is not None and value != runs.get(key) and group not in asked:  # of an unused option its name alone
+                asked[name] = why._replace(value=quoted(override(key, value).partition("=")[2]))
+        for key, why in asked.items():
             self._asked.setdefault(key, {})[why.by] = why
         keys = not_here.keys() | lacking.keys()
         self._never = set(keys) if self._never is None else self._never & keys
@@ -191,19 +198,7 @@ class Knobs:
         ]
 
     def _is_never(self, key: str) -> bool:
-        return bool({key, _group(key)} & (self._never or set()))
-
-
-def _given(config: Config, not_here: Mapping[str, Unused]) -> dict[str, Unused]:
-    """Return the unused knobs that do not have their defaults; of an option that is not used its name alone."""
-    runs = flatten(asdict(without_unused(config)))
-    found: dict[str, Unused] = {}
-    for key, value in flatten(asdict(config)).items():
-        name, group = key.removesuffix(".name"), _group(key)
-        why = not_here.get(name) or not_here.get(group)
-        if why is not None and value != runs.get(key) and group not in found:
-            found[name] = why._replace(value=quoted(override(key, value).partition("=")[2]))
-    return found
+        return not {key, _group(key)}.isdisjoint(self._never or ())
 
 
 def _group(key: str) -> str:
@@ -221,66 +216,4 @@ def _is_ours(config: Config, key: str) -> bool:
     """Return whether a key, or a group, is of one of microp's own options; of a user's own every knob counts."""
     group, _, knob = key.partition(".")
     option = _name(config, group)
-    return option in options_of(group) and (not knob or knob in own_option(group, option))
-
-
-def _default_option(group: str) -> Any:
-    """Return the settings of the option that a group has if none is chosen."""
-    return _settings(group, default_options()[group])
-
-
-def _settings(group: str, option: str) -> Any:
-    """Return the settings of one of microp's options; a dictionary for a group of builders."""
-    keys = default_values(group, option)
-    return keys if "builder" in keys else schema_of(group, keys)(**keys)
-
-
-def default_values(group: str, option: str) -> dict[str, Any]:
-    """Return the keys of one of microp's options with the values that they have beside the default options."""
-    return copy.deepcopy(_resolved(group, option))
-
-
-@cache
-def _resolved(group: str, option: str) -> dict[str, Any]:
-    others = {"device": {"name": default_options()["device"]}}
-    values = OmegaConf.to_container(OmegaConf.create({**others, "values": own_option(group, option)}), resolve=True)
-    assert isinstance(values, dict)
-    return dict(values["values"])
-
-
-@cache
-def own_option(group: str, option: str) -> dict[str, Any]:
-    """Return the keys of one of microp's options as its file has them; none of a user's own option."""
-    if option not in options_of(group):
-        return {}
-    file = dict(values_of(f"{group}/{option}"))
-    keys: dict[str, Any] = {}
-    for base in file.pop("defaults", ["_self_"]):
-        keys |= file if base == "_self_" else own_option(group, base)
-    return keys
-
-
-@cache
-def options_of(group: str) -> tuple[str, ...]:
-    """Return the names of microp's own options of a group."""
-    return tuple(sorted(path.stem for path in (CONF / group).glob("*.yaml")))
-
-
-def default_options() -> dict[str, str]:
-    """Return the option that each group has if none is chosen."""
-    return {
-        group: option for each in base_values()["defaults"] if isinstance(each, dict) for group, option in each.items()
-    }
-
-
-def base_values() -> dict[str, Any]:
-    """Return what a configuration has if nothing is chosen."""
-    return values_of("base")
-
-
-@cache
-def values_of(name: str) -> dict[str, Any]:
-    """Return what a file of `conf/` has, with its interpolations as they stand."""
-    values = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"), resolve=False)
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
+    return option in options_of(group) and (not knob or knob in default_values(group, option))

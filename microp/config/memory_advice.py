@@ -11,9 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from microp.config.partition_factory import memory_cap
-from microp.config.prediction import layer_memory
-from microp.config.profiles import prices_of, profile_problems, used_profile
+from microp.config.config_checks import ranks_here
+from microp.config.prediction import layer_memory, prices_of, profile_problems, used_profile
 from microp.config.schema import Config
 from microp.job import Job
 from microp.planner import Choice, Priced, Pricer, Subject, advice, fill_text
@@ -24,6 +23,20 @@ from microp.system import GIB, size_text
 
 OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|bad_alloc", re.IGNORECASE)
 LESS = 0.75  # of the predicted peak: changes that lower it to this are advised after a run ran out of memory
+
+
+def memory_cap(config: Config) -> float | None:
+    """Return the bytes of memory that each rank has, or None if they are not limited."""
+    if config.device.memory_gib is not None:
+        return config.device.memory_gib * GIB
+    if config.device.name != "cuda":
+        return None
+    import torch  # takes half a second, and only a GPU needs it
+
+    if not torch.cuda.is_available():
+        return None
+    on_one = -(-ranks_here(config) // torch.cuda.device_count()) if config.device.is_shared else 1
+    return torch.cuda.get_device_properties(0).total_memory / on_one
 
 
 def memory_problem(config: Config, job: Job) -> str | None:

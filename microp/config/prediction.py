@@ -1,10 +1,10 @@
-"""Predicts a run before it starts: its step, its bubble and its memory.
+"""Predicts a run before it starts, its step, its bubble and its memory, and finds the profile that has the times.
 
 ::
 
     device=emulated                nominal times ─────────────────┐
     device=emulated profile=FILE   a profile, also of elsewhere ──┤
-    profile=FILE                   a profile, also of elsewhere ──┼─► predicted.json, dry runs, the time of a sweep
+    profile=FILE                   a profile, also of elsewhere ──┼─► predicted.json, dry runs, partitions, plans
     else                           the profile of this machine ───┘
 
 An emulated device's actions last their nominal times, or those of a profile that is named. Without such a profile the
@@ -24,22 +24,229 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
-from importlib.util import find_spec
+from importlib.metadata import version
 from pathlib import Path
 
-from microp.config.profiles import prices_of, profile_command, profile_for
-from microp.config.schema import Config
-from microp.job import Job
-from microp.profiling import TORCH, Forecast, peak_memory_mib
-from microp.records import WriteError, write_text
-from microp.settings import ADAM, Computing, ModelSettings, OwnSettings
+from microp.config.config import typed_folder
+from microp.config.schema import Config, default_values, is_fixed
+from microp.job import Job, Workload
+from microp.planner import EstimatedPrices, NominalPrices, Prices, ProfilePrices
+from microp.profiling import (
+    FEWEST,
+    TORCH,
+    Forecast,
+    Machine,
+    Profile,
+    model_problem,
+    optimizer_times,
+    peak_memory_mib,
+    stage_costs,
+)
+from microp.records import ProfileError, WriteError, find_profile, read_profile, write_text
+from microp.schedule import Schedule, spread
+from microp.settings import (
+    ADAM,
+    COPYING,
+    Computing,
+    DeviceSettings,
+    EmulatedSettings,
+    ModelSettings,
+    OwnSettings,
+    SgdSettings,
+    transport_holds,
+)
 from microp.simulator import MOST_ROWS, LayerMemory, Size
-from microp.system import PACKAGE
+from microp.system import PACKAGE, override, processor
 
-MEASURES = ("device", "model", "settings", "simulator")  # the packages whose code a measurement depends on
-_known: dict[str, tuple[LayerMemory, ...]] = {}  # what this process has asked before
+BUSY = 0.25  # the spread of a profile whose predictions may be far off
+MEASURES = ("device", "model", "settings", "simulator")  # the packages whose code a measurement of memory depends on
+_known: dict[str, tuple[LayerMemory, ...]] = {}  # the memory of layers that this process has asked for before
+
+
+def workload_of(config: Config, schedule: Schedule, sizes: Sequence[int] = ()) -> Workload:
+    """Return what the first replica runs, which has most rows; `sizes`: the number of layers of each stage."""
+    replicas = max(config.replicas, 1)
+    rows = spread(spread(config.batch_size, replicas)[0], schedule.chunks)
+    holds = transport_holds(
+        config.comms.backend(config.device), config.device, replicas > 1 and config.sync.has_buckets
+    )
+    return Workload(schedule, tuple(sizes), rows, config.checkpointing, config.optimizer.states, holds)
+
+
+# --- profiles ---------------------------------------------------------------------------------------
+
+
+def machine_of(device: str, threads: int) -> Machine:
+    """Return the kind of this machine, whose processor is the first GPU if that is what computes."""
+    name = processor()
+    if device == "cuda":
+        import torch  # takes half a second, and only this needs it
+
+        name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return Machine(device, name, os.cpu_count() or 1, version("torch"), threads)
+
+
+def _this_machine(config: Config) -> Machine:
+    device = "cpu" if config.device.is_emulated else config.device.name  # an emulated device only waits beside it
+    return machine_of(device, config.device.threads)
+
+
+def profile_problems(config: Config) -> list[str]:
+    """Return what is wrong with the profile that the configuration names, one sentence each."""
+    if config.profile is None:
+        return []
+    try:
+        profile = read_profile(Path(config.profile))
+    except ProfileError as error:
+        return [str(error)]
+    if config.device.is_emulated:
+        if problem := _emulation_problem(config, profile):
+            return [problem]
+    elif why := model_problem(profile, config.model, config.computing):
+        return [f"profile={config.profile} is of another model: {why}"]
+    if profile.optimizer_kind != (kind := config.optimizer.kind):
+        return [
+            f"profile={config.profile} has the time of {profile.optimizer_kind}, this run has {kind}: "
+            f"{profile_command(config)} measures it"
+        ]
+    return []
+
+
+def _emulation_problem(config: Config, profile: Profile) -> str | None:
+    """Return why a profile cannot give an emulated device its times; the width of what really computes is free."""
+    name, layers = profile.model.get("name"), profile.model.get("layers", config.model.layers)
+    if (name, layers) != (config.model.name, config.model.layers):
+        return (
+            f"profile={config.profile} is of model={name} with {layers} layers, this run has model={config.model.name} "
+            f"with {config.model.layers}: use model={name} model.layers={layers}"
+        )
+    if lacking := sorted(set(config.model.kinds) - set(profile.layers)):
+        return f"profile={config.profile} lacks layer {lacking[0]}: python -m microp.profile makes a whole one"
+    backend = config.comms.backend(config.device)
+    if config.ranks > 1 and backend not in COPYING:
+        return (
+            f"profile={config.profile} has the time of a hop, and {backend} does not record sending times: "
+            "use comms=shm or comms=threads"
+        )
+    return None
+
+
+def times_of(config: Config, schedule: Schedule, sizes: Sequence[int]) -> DeviceSettings:
+    """Return the settings of the device; an emulated one has the times of the profile that the configuration names."""
+    device = config.device
+    if config.profile is None or not isinstance(device, EmulatedSettings):
+        return device
+    profile, kinds = read_profile(Path(config.profile)), config.model.kinds
+    workload = workload_of(config, schedule, sizes)
+    reduces = config.replicas > 1 and device.reduce_ms is None and config.sync.name not in ("torch_ddp", "compare")
+    backend = config.comms.backend(device)
+    costs = stage_costs(profile, kinds, workload, backend, config.replicas if reduces else 1)
+    layers = profile.layer_memory(kinds, bool(schedule.split))
+    return replace(
+        device,
+        forward_ms=_rounded(costs.forward),
+        backward_ms=_rounded(costs.backward),
+        weight_ms=_rounded(costs.weight) or None,
+        full_ms=_rounded(costs.full) or None,
+        recompute_ms=_rounded(costs.recompute) or None,
+        latency_ms=round(costs.latency, 6),
+        reduce_ms=_rounded(costs.reduction) if reduces else device.reduce_ms,
+        overhead_ms=round(max(costs.overhead), 6),
+        optimizer_ms=_rounded(optimizer_times(profile, workload, layers)),
+        per=[],
+    )
+
+
+def doubt(profile: Profile) -> str | None:
+    """Return why the times of a profile may be far off; None if nothing speaks for it."""
+    spreads = profile.spread
+    if unknown := [name for name, spread in spreads.items() if spread is None]:
+        return (
+            f"{profile.path} has fewer than {FEWEST} steps behind its times ({', '.join(unknown)}): how far they are "
+            "off is not known, so measure longer (python -m microp.profile seconds=...)"
+        )
+    if (most := max(filter(None, spreads.values()), default=0)) > BUSY:
+        return (
+            f"the times of {profile.path} spread by {most:.0%}, and predictions can be as far off: the machine was "
+            "busy, or shares its cores with others that cannot be seen from here; measure again when nothing else runs"
+        )
+    if profile.load is not None and profile.load >= 1:
+        return (
+            f"{profile.path} was measured beside other work (load average {profile.load:.1f}): predictions can be too "
+            "slow; measure again when nothing else runs"
+        )
+    return None
+
+
+def profile_notes(config: Config, rows: Sequence[float]) -> list[str]:
+    """Return what the user should know of the profile that has the times of these rows of a microbatch, if any."""
+    if profile_problems(config) or (profile := used_profile(config)) is None:
+        return []
+    notes = [text] if (text := doubt(profile)) else []
+    if config.profile is not None and profile.machine != _this_machine(config):
+        notes.append(f"{profile.path} is of another machine ({profile.machine}): the times are that machine's")
+    least, most = profile.rows[0], profile.rows[-1]
+    return notes + [
+        f"microbatches of {count:g} rows are outside of what {profile.path} was measured with, {least:g} to {most:g}: "
+        "times are extrapolated"
+        for count in rows
+        if not least <= count <= most
+    ]
+
+
+def _rounded(times: Sequence[float]) -> list[float]:
+    return [round(time, 6) for time in times]
+
+
+def profile_for(config: Config) -> Profile | None:
+    """Return the profile that the configuration names, else this machine's of its model; None if there is none."""
+    if config.profile is not None:
+        return read_profile(Path(config.profile))
+    machine = _this_machine(config)
+    folder = Path(config.output_dir) / "profiles"
+    return find_profile(folder, machine, config.model, config.batch_size, config.optimizer, config.computing)
+
+
+def prices_of(config: Config) -> Prices:
+    """Return the times of actions that are known for the configuration's device."""
+    if config.model.problems() or profile_problems(config):
+        return NominalPrices(config.device)
+    kinds, backend = config.model.kinds, config.comms.backend(config.device)
+    if config.engine.name == TORCH and not config.device.is_emulated:
+        backend = TORCH
+    if (profile := used_profile(config)) is not None:
+        return ProfilePrices(profile, kinds, config.device, backend)
+    if not config.device.is_emulated:
+        return EstimatedPrices(config.device, config.model)
+    return NominalPrices(config.device, profile_for(config), kinds, backend)
+
+
+def used_profile(config: Config) -> Profile | None:
+    """Return the profile that has the times of the configuration's actions; None if they are nominal or not known."""
+    return None if config.device.is_emulated and config.profile is None else profile_for(config)
+
+
+def profile_command(config: Config) -> str:
+    """Return the command that measures the configuration's model."""
+    keys = [override("model", config.model.name)] if config.model.name != "mlp" else []
+    defaults = default_values("model", config.model.name)
+    keys += [
+        override(f"model.{key}", value)
+        for key, value in config.model.asked.items()
+        if not is_fixed("model", key) and defaults.get(key) != value
+    ]
+    keys += [f"optimizer={config.optimizer.name}"] if config.optimizer.name != ADAM.name else []
+    if isinstance(config.optimizer, SgdSettings) and not config.optimizer.momentum:
+        keys.append("optimizer.momentum=0")
+    keys += config.computing.words
+    keys += [f"batch_size={config.batch_size}"] if config.batch_size != 256 else []
+    keys += [override("output_dir", config.output_dir)] if config.output_dir != "outputs" else []
+    return shlex.join(["python", "-m", "microp.profile", *typed_folder(), *keys])
 
 
 def lacks_profile(config: Config, job: Job) -> str | None:
@@ -48,43 +255,39 @@ def lacks_profile(config: Config, job: Job) -> str | None:
         return None
     if config.compile:
         return "there are no profiles of compiled layers, so the times are not predicted"
-    others = [*([] if config.optimizer.kind == ADAM.kind else [config.optimizer.kind]), *config.computing.words]
-    what = " with ".join(["this model", *([" and ".join(others)] if others else [])])
-    makes = f"{profile_command(config)} makes one"
-    return f"no profile of {what} on this machine, so its times are not predicted: {makes}"
+    kind = config.optimizer.kind
+    others = " and ".join([*([] if kind == ADAM.kind else [kind]), *config.computing.words])
+    what = f"this model with {others}" if others else "this model"
+    command = profile_command(config)
+    return f"no profile of {what} on this machine, so its times are not predicted: {command} makes one"
+
+
+# --- predictions ------------------------------------------------------------------------------------
 
 
 def predict(config: Config, job: Job) -> Forecast:
     """Return what is known of a run before it starts."""
-    if not _is_measured(config, job):
-        return Forecast(None, None, None, "no profile")
-    found = prices_of(config).forecast(job.workload, batch_bytes(job), job.replicas)
-    if job.engines[0] == TORCH and not job.is_emulated:
-        return found._replace(peak_memory_mib=None)  # torch's runtime keeps other tensors
-    if found.peak_memory_mib is not None and not job.is_emulated:
-        return found
-    return found._replace(peak_memory_mib=_peaks(job))  # an emulated device computes with this model, however small
+    forecast = _forecast(config, job)
+    if job.is_emulated:  # it computes with this model, however small, and not with the profile's
+        return forecast._replace(peak_memory_mib=_peaks(job))
+    if job.engines[0] == TORCH:  # torch's runtime keeps other tensors
+        return forecast._replace(peak_memory_mib=None)
+    return forecast if forecast.peak_memory_mib else forecast._replace(peak_memory_mib=_peaks(job))
 
 
 def predicted_seconds(config: Config, job: Job) -> float | None:
     """Return the predicted time of all steps of a run; None if it is not known."""
-    if not _is_measured(config, job):
-        return None
-    step_ms = prices_of(config).forecast(job.workload, batch_bytes(job), job.replicas).step_ms
+    step_ms = _forecast(config, job).step_ms
     return None if step_ms is None else step_ms / 1e3 * len(list(job.phases()))
 
 
-def _is_measured(config: Config, job: Job) -> bool:
-    """Return whether the engine's time between actions is known; microp's is left out if there is no profile."""
-    if job.engines[0] != TORCH or job.is_emulated:
-        return True
-    profile = profile_for(config)
-    return profile is not None and TORCH in profile.transports
-
-
-def batch_bytes(job: Job) -> int:
-    """Return the bytes of the batch on the ranks of the first and of the last stage."""
-    return job.model.batch_bytes(job.shares[0])
+def _forecast(config: Config, job: Job) -> Forecast:
+    """Return what the prices tell; nothing if torch runs the job, and its time between actions is not known."""
+    if job.engines[0] == TORCH and not job.is_emulated:
+        profile = profile_for(config)
+        if profile is None or TORCH not in profile.transports:
+            return Forecast(None, None, None, "no profile")
+    return prices_of(config).forecast(job.workload, job.model.batch_bytes(job.shares[0]), job.replicas)
 
 
 def _peaks(job: Job) -> list[float] | None:
@@ -93,7 +296,7 @@ def _peaks(job: Job) -> list[float] | None:
         layers = layer_memory(job.model, job.mean_rows, bool(job.schedule.split), job.computing)
     except ValueError:
         return None
-    return peak_memory_mib(job.workload, layers, batch_bytes(job))
+    return peak_memory_mib(job.workload, layers, job.model.batch_bytes(job.shares[0]))
 
 
 def layer_memory(model: ModelSettings, rows: float, split: bool, computing: Computing) -> tuple[LayerMemory, ...]:
@@ -103,53 +306,41 @@ def layer_memory(model: ModelSettings, rows: float, split: bool, computing: Comp
     """
     rows = min(rows, MOST_ROWS)
     question = repr((model, rows, split, computing))
-    if question in _known:
-        return _known[question]
-    kinds, path = model.kinds, _path(question)
-    own = isinstance(model, OwnSettings)  # its function may use other files than its own
-    layers = {} if own else _read_kept(path)
-    if not layers.keys() >= set(kinds):
-        from microp.device import probe_layers  # torch, which nothing else here needs
+    if question not in _known:
+        is_ours = not isinstance(model, OwnSettings)  # a user's function may use other files than its own
+        kinds = _read_kept(question) if is_ours else None
+        if kinds is None:
+            from microp.device import probe_layers  # torch, which nothing else here needs
 
-        probed = probe_layers(model, rows, split, computing)
-        layers = {kind: probed[kind] for kind in kinds}
-        with suppress(OSError, RuntimeError, WriteError):  # a home that is not there or cannot be written
-            if not own:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_text(path, json.dumps(layers))
-    _known[question] = tuple(layers[kind] for kind in kinds)
+            layers = probe_layers(model, rows, split, computing)
+            kinds = {kind: layers[kind] for kind in model.kinds}
+            if is_ours:
+                with suppress(OSError, RuntimeError, WriteError):  # a home that is not there or cannot be written
+                    _path(question).parent.mkdir(parents=True, exist_ok=True)
+                    write_text(_path(question), json.dumps(kinds))
+        _known[question] = tuple(kinds[kind] for kind in model.kinds)
     return _known[question]
+
+
+def _path(question: str) -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    name = hashlib.sha256(f"{question} {_code()}".encode()).hexdigest()[:16]
+    return folder / "microp" / "layer-memory" / f"{name}.json"
 
 
 @cache
 def _code() -> str:
-    """Return a digest of microp's code that measures memory, and of torch's version."""
-    torch = find_spec("torch")
-    assert torch is not None, "torch is installed"
-    assert torch.origin is not None, "torch is a package"
-    files = [Path(torch.origin).with_name("version.py")]
-    files += sorted(path for name in MEASURES for path in (PACKAGE / name).glob("*.py"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+    """Return torch's version, and a digest of microp's code that measures memory."""
+    files = sorted(path for name in MEASURES for path in (PACKAGE / name).glob("*.py"))
+    return f"{version('torch')} {hashlib.sha256(b''.join(path.read_bytes() for path in files)).hexdigest()}"
 
 
-def _path(question: str) -> Path:
-    with suppress(RuntimeError):  # there is no home
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        return (
-            cache
-            / "microp"
-            / "layer-memory"
-            / f"{hashlib.sha256(f'{question} {_code()}'.encode()).hexdigest()[:16]}.json"
-        )
-    return Path(os.devnull, "none")
-
-
-def _read_kept(path: Path) -> dict[int, LayerMemory]:
-    """Return the memory that was kept of layers, by their index."""
+def _read_kept(question: str) -> dict[int, LayerMemory] | None:
+    """Return the memory that was kept of layers, by their kind; None if there is no such file, or no home."""
     try:
-        found = json.loads(path.read_text())
-        return {
-            int(index): LayerMemory(values[0], *(Size(*size) for size in values[1:])) for index, values in found.items()
-        }
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return {}
+        kept = json.loads(_path(question).read_text())
+    except (OSError, RuntimeError, ValueError):
+        return None
+    return {
+        int(kind): LayerMemory(weights, *(Size(*size) for size in sizes)) for kind, (weights, *sizes) in kept.items()
+    }

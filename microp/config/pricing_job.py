@@ -16,18 +16,9 @@ from typing import Any
 
 from microp.config.errors import ConfigError
 from microp.config.factory import asks_for
-from microp.config.job_factory import make_schedule
-from microp.config.partition_factory import Chosen, choose_partition
-from microp.config.profiles import (
-    doubt,
-    held_beside,
-    prices_of,
-    profile_problems,
-    rows_of_first_replica,
-    times_of,
-    used_profile,
-)
-from microp.config.schema import Config, SimulateConfig
+from microp.config.job_factory import Chosen, choose_partition, make_schedule
+from microp.config.prediction import doubt, prices_of, profile_problems, times_of, used_profile, workload_of
+from microp.config.schema import SimulateConfig
 from microp.job import Workload
 from microp.schedule import Schedule, uniform, validate
 from microp.settings import EmulatedSettings, EstimateSettings, broken_rules, quoted
@@ -50,16 +41,15 @@ class PricingJob:
 
 def make_pricing_job(config: SimulateConfig) -> PricingJob:
     """Return the pricing job that the configuration describes, or raise ConfigError with what is wrong."""
-    found = broken_rules(config)
+    problems = broken_rules(config)
     if config.costs.transfer not in LINK_MODELS:
         transfer = quoted(config.costs.transfer)
-        found.append(f"costs.transfer={transfer} is not one of {', '.join(LINK_MODELS)}: use one of these")
-    found += config.model.problems() + config.checkpointing.problems() + config.device.problems()
-    found += config.computing.problems(config.model.name, config.model.dtype)
-    found += profile_problems(config) if config.profile is not None and not found else []
-    found += _cost_problems(config.costs.numbers())
-    if found:
-        raise ConfigError(found)
+        problems.append(f"costs.transfer={transfer} is not one of {', '.join(LINK_MODELS)}: use one of these")
+    problems += config.model.problems() + config.checkpointing.problems() + config.device.problems()
+    problems += config.computing.problems(config.model.name, config.model.dtype)
+    problems += _cost_problems(config.costs.numbers())
+    if problems := problems or profile_problems(config):
+        raise ConfigError(problems)
     try:
         schedule = make_schedule(config)
         if config.ranks * config.chunks <= PROVEN:
@@ -74,7 +64,12 @@ def make_pricing_job(config: SimulateConfig) -> PricingJob:
 
 def with_order(config: SimulateConfig, schedule: Schedule) -> PricingJob:
     """Return the pricing job with this order instead of its own, or raise ValueError: the costs do not fit it."""
-    workload, chosen = _workload(config, schedule)
+    if config.model.layers < schedule.stages:  # one layer per stage is priced, of no model
+        workload, chosen = None, Chosen(uniform(schedule.stages, schedule.stages))
+    else:
+        choice = choose_partition(config, schedule)
+        assert choice is not None, "there is a schedule"
+        workload, chosen = workload_of(config, schedule, choice.partition.sizes), choice
     notes = chosen.notes
     if weighed := _weighs_layers(config):
         notes = notes or ("layers are weighed by their FLOPs and bytes, because no times of them are known",)
@@ -98,26 +93,14 @@ def costs_depend_on_order(config: SimulateConfig) -> str | None:
 
 def _cost_problems(numbers: dict[str, Any]) -> list[str]:
     """Return what is wrong with the costs that are not numbers, one sentence each."""
-    found = []
+    problems = []
     for key, value in numbers.items():
-        values = value if isinstance(value, list) and key in PER_STAGE else [value]
-        numbers_only = all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
         most = inf if key == "bandwidth" else LARGEST  # `Costs` refuses what is negative
-        if value is not None and not (numbers_only and all(each <= most for each in values)):
+        values = value if isinstance(value, list) and key in PER_STAGE else [value]
+        if value is not None and not all(type(number) in (int, float) and number <= most for number in values):
             form = "a number, or a list with one per stage" if key in PER_STAGE else "a number"
-            found.append(f"costs.{key}={quoted(value)} is not {form}: give {form} up to {LARGEST:g}")
-    return found
-
-
-def _workload(config: Config, schedule: Schedule) -> tuple[Workload | None, Chosen]:
-    """Return what is priced and how it is cut; None and one layer per stage if the model has fewer layers."""
-    if config.model.layers < schedule.stages:
-        return None, Chosen(uniform(schedule.stages, schedule.stages))
-    chosen = choose_partition(config, schedule)
-    assert chosen is not None, "there is a schedule"
-    layers = chosen.partition.sizes
-    rows, holds = rows_of_first_replica(config), held_beside(config)
-    return Workload(schedule, layers, rows, config.checkpointing, config.optimizer.states, holds), chosen
+            problems.append(f"costs.{key}={quoted(value)} is not {form}: give {form} up to {LARGEST:g}")
+    return problems
 
 
 def _are_by_hand(config: SimulateConfig) -> bool:
@@ -140,9 +123,9 @@ def _costs(config: SimulateConfig, schedule: Schedule, workload: Workload | None
     """
     given = {key: _exact(value) for key, value in config.costs.numbers().items()}
     given["transfer"] = LINK_MODELS[config.costs.transfer]
-    if isinstance(config.device, EmulatedSettings | EstimateSettings) and not _are_by_hand(config):
-        return _device_costs(config, schedule, workload)
     if not _are_by_hand(config):
+        if isinstance(config.device, EmulatedSettings | EstimateSettings):
+            return replace(_device_costs(config, schedule, workload), transfer=given["transfer"])
         sizes: Sequence[Any] = workload.layers if workload else (1,) * schedule.stages
         if workload is not None and weighed:
             sizes = list(map(Fraction, prices_of(config).costs(workload).forward))
@@ -155,34 +138,29 @@ def _costs(config: SimulateConfig, schedule: Schedule, workload: Workload | None
 
 
 def _device_costs(config: SimulateConfig, schedule: Schedule, workload: Workload | None) -> Costs:
-    """Return the costs of an emulated or an estimated device; of the group `costs` only `transfer` is used."""
+    """Return the costs of an emulated or an estimated device, which has its own times."""
     device = config.device
-    taken = [
-        key for key in ("recompute", "latency", "boundary", "bandwidth", "reduction") if getattr(config.costs, key)
-    ]
-    if taken:
-        raise ValueError(
-            f"costs.{taken[0]} is not for device={device.name}, which has its own times: set the keys of device"
-        )
+    for key in ("recompute", "latency", "boundary", "bandwidth", "reduction"):
+        if getattr(config.costs, key):
+            raise ValueError(
+                f"costs.{key} is not for device={device.name}, which has its own times: set the keys of device"
+            )
+    if workload is not None:
+        if not device.is_emulated:
+            return prices_of(config).costs(workload)
+        return nominal_costs(times_of(config, schedule, workload.layers), workload)
     per = getattr(device, "per", ["layer"])
-    if workload is None and "layer" in per:
+    if "layer" in per:
         what = f"device.per={per}" if device.is_emulated else f"device={device.name}"
         raise ValueError(
             f"{what} needs at least one layer per stage: "
             f"model.layers={config.model.layers}, and the schedule has {schedule.stages} stages"
         )
-    if workload is not None and not device.is_emulated:
-        return replace(prices_of(config).costs(workload), transfer=LINK_MODELS[config.costs.transfer])
-    if workload is None:
-        workload = Workload(schedule, (1,) * schedule.stages, rows_of_first_replica(config), config.checkpointing)
-    else:
-        device = times_of(config, schedule, workload.layers)
-    costs = nominal_costs(device, workload)
-    return replace(costs, transfer=LINK_MODELS[config.costs.transfer])
+    return nominal_costs(device, workload_of(config, schedule, (1,) * schedule.stages))
 
 
 def _exact(value: Any) -> Any:
     """Return whole numbers as integers, so that times stay exact; lists as lists of them."""
     if isinstance(value, list):
-        return [_exact(each) for each in value]
+        return [_exact(number) for number in value]
     return int(value) if isinstance(value, int | float | Fraction) and value % 1 == 0 else value

@@ -15,13 +15,16 @@ keys. `config` types a group once its option is known, and tells which keys the 
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
+from functools import cache
 from typing import Annotated, Any, get_origin, get_type_hints
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from microp import settings
 from microp.settings import LOWERED, Checkpointing, Computing, Line, OneOf, Positive, Range
+from microp.system import CONF
 
 MOST = 1_000_000  # steps, or microbatches of a step: memory holds their rows and actions
 
@@ -165,13 +168,13 @@ class PlanConfig(Config):
     search: SpaceConfig = MISSING  # what is chosen from
 
 
-# The class of each option of a group, or one class for all options of it.
-OPTIONS: dict[str, type | dict[str, type]] = {
+# The classes of the options of a group, by the name of the option; `None`: one class for all options.
+OPTIONS: dict[str, dict[str | None, type]] = {
     "model": {"mlp": settings.MlpSettings, "gpt": settings.GptSettings},
     "data": {"text": settings.TextSettings, "tokens": settings.TokenSettings, "synthetic": settings.SyntheticSettings},
-    "checkpointing": Checkpointing,
+    "checkpointing": {None: Checkpointing},
     "optimizer": {"adam": settings.AdamSettings, "adamw": settings.AdamSettings, "sgd": settings.SgdSettings},
-    "engine": settings.EngineSettings,
+    "engine": {None: settings.EngineSettings},
     "sync": {
         **dict.fromkeys(("naive", "flat"), settings.SyncSettings),
         **dict.fromkeys(("ddp", "torch_ddp", "compare"), settings.BucketSettings),
@@ -182,14 +185,13 @@ OPTIONS: dict[str, type | dict[str, type]] = {
         "emulated": settings.EmulatedSettings,
         "estimate": settings.EstimateSettings,
     },
-    "comms": settings.CommsSettings,
-    "tracking": settings.TrackingSettings,
+    "comms": {None: settings.CommsSettings},
+    "tracking": {None: settings.TrackingSettings},
     "launch": {
-        "elastic": settings.LaunchSettings,
-        "torchrun": settings.LaunchSettings,
+        **dict.fromkeys(("elastic", "torchrun"), settings.LaunchSettings),
         "slurm": settings.SlurmSettings,
     },
-    "snapshot": settings.SnapshotSettings,
+    "snapshot": {None: settings.SnapshotSettings},
 }
 KINDS: dict[str, type[Config]] = {  # the configurations of the commands, by the name of their schema
     "config": Config,
@@ -202,24 +204,24 @@ KINDS: dict[str, type[Config]] = {  # the configurations of the commands, by the
 
 def schema_of(group: str, keys: dict[str, Any]) -> type:
     """Return an option's settings class: of a user's own, one of which it has all keys; else raise ValueError."""
-    options = OPTIONS.get(group, {})
-    if isinstance(options, type):
-        return options
-    if (name := str(keys.get("name"))) in options:
-        return options[name]
+    options, name = OPTIONS.get(group, {}), str(keys.get("name"))
+    if known := options.get(name) or options.get(None):
+        return known
     fitting = [kind for kind in options.values() if {field.name for field in fields(kind)} <= keys.keys()]
     if not fitting:
-        raise ValueError(f"{group}.name={name} is not one of {', '.join(options)}: use one of these, or a builder")
+        names = ", ".join(map(str, options))
+        raise ValueError(f"{group}.name={name} is not one of {names}: use one of these, or a builder")
     return max(fitting, key=lambda kind: len(fields(kind)))
 
 
 def open_schema(kind: type[Config]) -> DictConfig:
     """Return the form of a configuration for Hydra: its own keys with their types, and groups that take any key."""
-    hints = get_type_hints(kind)
     group: Any = dict[str, Any]
-    own = [(key, hint, field(default=MISSING)) for key, hint in hints.items() if key not in GROUPS]
-    groups: list[Any] = [(key, group, field(default_factory=dict)) for key in GROUPS]
-    node = OmegaConf.structured(make_dataclass(kind.__name__, [*own, *groups]))
+    keys = [
+        (key, group, field(default_factory=dict)) if key in GROUPS else (key, hint, field(default=MISSING))
+        for key, hint in get_type_hints(kind).items()
+    ]
+    node = OmegaConf.structured(make_dataclass(kind.__name__, keys))
     assert isinstance(node, DictConfig)
     for key in GROUPS:
         OmegaConf.set_struct(node[key], False)
@@ -229,10 +231,51 @@ def open_schema(kind: type[Config]) -> DictConfig:
 def all_keys() -> list[str]:
     """Return every key of every command's configuration, with those of microp's own options: `device.forward_ms`."""
     keys = {field.name for kind in KINDS.values() for field in fields(kind)}
-    for group, kinds in OPTIONS.items():
-        keys |= {f"{group}.{each.name}" for kind in _classes(kinds) for each in fields(kind)}
+    for group, options in OPTIONS.items():
+        keys |= {f"{group}.{field.name}" for kind in options.values() for field in fields(kind)}
     return sorted(keys)
 
 
-def _classes(kinds: type | dict[str, type]) -> list[type]:
-    return [kinds] if isinstance(kinds, type) else list(kinds.values())
+# --- what the files of conf/ hold -------------------------------------------------------------------
+
+
+@cache
+def values_of(name: str) -> dict[str, Any]:
+    """Return what a file of `conf/` has, with its interpolations as they stand: `base`, `schedule/1f1b`."""
+    values = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"), resolve=False)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+def default_options() -> dict[str, str]:
+    """Return the option that each group has if none is chosen."""
+    choices = [choice for choice in values_of("base")["defaults"] if choice != "_self_"]
+    return {group: option for choice in choices for group, option in choice.items()}
+
+
+@cache
+def options_of(group: str) -> tuple[str, ...]:
+    """Return the names of microp's own options of a group."""
+    return tuple(sorted(path.stem for path in (CONF / group).glob("*.yaml")))
+
+
+def default_values(group: str, option: str) -> dict[str, Any]:
+    """Return the keys of one of microp's options with their values beside the default options; none of a user's own."""
+    return copy.deepcopy(_values_of_option(group, option)) if option in options_of(group) else {}
+
+
+@cache
+def _values_of_option(group: str, option: str) -> dict[str, Any]:
+    file = dict(values_of(f"{group}/{option}"))
+    keys: dict[str, Any] = {}
+    for base in file.pop("defaults", ["_self_"]):
+        keys |= file if base == "_self_" else default_values(group, base)
+    beside = {"device": {"name": default_options()["device"]}}
+    resolved: Any = OmegaConf.to_container(OmegaConf.create({**beside, "keys": keys}), resolve=True)
+    return dict(resolved["keys"])
+
+
+def default_settings(group: str, option: str) -> Any:
+    """Return the settings of one of microp's options; a dictionary for a group of builders."""
+    keys = default_values(group, option)
+    return keys if "builder" in keys else schema_of(group, keys)(**keys)

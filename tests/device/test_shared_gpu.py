@@ -15,9 +15,7 @@ from configs import config, problems, warnings
 from conftest import small_job
 from user import until
 
-from microp.config import make_job
-from microp.config.partition_factory import memory_cap
-from microp.config.profiles import machine_of
+from microp.config import machine_of, make_job, memory_cap
 from microp.device import Cpu, Utilisation, gpu_of
 from microp.profiling.cases import make_plan
 from microp.records import summarise

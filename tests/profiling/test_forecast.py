@@ -9,7 +9,7 @@ import torch
 from profiled import MACHINE, profile
 
 from microp.config import compose_config, read_config
-from microp.config.partition_factory import choose_partition
+from microp.config.job_factory import choose_partition
 from microp.job import Workload
 from microp.model import build_model
 from microp.model.inspection import layer_work

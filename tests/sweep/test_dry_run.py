@@ -13,8 +13,7 @@ from user import SMALL, microp
 
 from microp.commands import measure
 from microp.config import ConfigError, job_of
-from microp.config.composing import compose_points, composer
-from microp.config.config import compose_config, register
+from microp.config.config import compose_config, compose_points, composer, register
 from microp.records import hold, write_json
 from microp.sweep.sweep import SweepCallback
 from microp.terminal import console

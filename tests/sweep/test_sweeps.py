@@ -14,8 +14,7 @@ from configs import sweep_of
 from omegaconf import DictConfig, OmegaConf
 
 from microp.config import make_job, read_config
-from microp.config.composing import compose_points, composer
-from microp.config.config import register
+from microp.config.config import compose_points, composer, register
 from microp.config.help_page import about_sweep
 from microp.system.places import sweep_names
 
