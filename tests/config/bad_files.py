@@ -11,7 +11,6 @@ from microp.records import write_profile
 from microp.settings import MlpSettings
 
 FUNCTIONS = """
-import os
 import sys
 from microp.schedule import Action, Op, Schedule
 from microp.schedule.builders import gpipe
@@ -26,7 +25,6 @@ number = 3
 """
 
 MODELS = """
-import os
 import sys
 import torch
 import torch.nn.functional as F
@@ -43,7 +41,6 @@ def model(case: str = "good", width: int = 8):
     first = nn.Sequential(Bits(torch.float32), nn.Linear(16, width))
     inside, loss = nn.Linear(8, 8), error
     if case == "raises": 1 / 0
-    if case == "exits": sys.exit(3)
     if case == "returns_none": return None
     if case == "empty": return Layers([], error, 2)
     if case == "function": inside = F.relu
@@ -126,8 +123,7 @@ def make(folder: Path) -> Path:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    found = write_profile(folder, profile(MlpSettings("mlp", 16, 256, "float32")))
-    found.rename(folder / "narrow.profile")
+    write_profile(folder, profile(MlpSettings("mlp", 16, 256, "float32"))).rename(folder / "narrow.profile")
     text = (folder / "narrow.profile").read_text()
     (folder / "lowered.profile").write_text(text.replace("dtype: null", "dtype: bf16"))
     for name, size in {"huge.csv": 10**9, "sparse.bin": 10**13}.items():

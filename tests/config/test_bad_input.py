@@ -1,37 +1,27 @@
-"""Wrong commands and files, one for every rule: each is refused with exit code 2, and what is wrong is named.
+"""Wrong commands and files, one for every rule, are refused with exit code 2; random ones too, or made into a job.
 
-`bad_input.txt` is the table. A line without indentation is a command, as after `microp` (`simulate ...` after
-`python -m microp.simulate`); the words below it are in what it prints.
+`bad_input.txt` is the table: a command, as after `microp` (`simulate ...` after `python -m microp.simulate`), and after
+the arrow words of what it prints.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from math import isfinite
 from pathlib import Path
 
 import bad_files
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from typed import nothing_starts, type_in
 
-TABLE = Path(__file__).with_name("bad_input.txt")
+from microp.config import ConfigError, compose_config, make_job, make_pricing_job, read_config
+from microp.simulator import nominal_costs, simulate
 
-
-def read_table() -> dict[str, list[str]]:
-    """Read the table: command -> the words that its user reads."""
-    cases: dict[str, list[str]] = {}
-    command = ""
-    for line in TABLE.read_text().splitlines():
-        if line.startswith("  "):
-            cases[command] += line.split()
-        elif line and not line.startswith("#"):
-            command = line
-            assert command not in cases, f"twice in the table: {command}"
-            cases[command] = []
-    return cases
-
-
-CASES = read_table()
+TABLE = Path(__file__).with_name("bad_input.txt").read_text().splitlines()
+ROWS = [line.split(" → ") for line in TABLE if line and not line.startswith("#")]
 
 
 @pytest.fixture(scope="module")
@@ -52,16 +42,58 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != "__pycache__")
 
 
-@pytest.mark.parametrize("command", CASES)
-def test_a_wrong_command_is_refused_and_what_is_wrong_is_named(folder, command, capsys, monkeypatch):
+@pytest.mark.parametrize(("command", "words"), ROWS, ids=[command for command, _ in ROWS])
+def test_a_wrong_command_is_refused_and_what_is_wrong_is_named(folder, command, words, capsys, monkeypatch):
     before = files(folder)
     code = type_in(folder, command, monkeypatch)
     said = capsys.readouterr()
     assert (code, said.out) == (2, ""), said
     assert "Traceback" not in said.err
-    assert [word for word in CASES[command] if word not in said.err] == [], said.err
+    assert [word for word in words.split() if word not in said.err] == [], said.err
     assert files(folder) == before
 
 
-def test_the_table_can_be_read():
-    assert len(CASES) <= 200
+OPTIONS = (
+    "",
+    "schedule=1f1b model=gpt checkpointing=segments",
+    "schedule=interleaved partition=skewed replicas=2 sync=torch_ddp",
+    "schedule=zb_v device=emulated checkpointing=except_last",
+    "schedule=zb_h1 device=emulated replicas=2 sync=ddp partition=sizes",
+    "schedule=breadth_first engine=torch data=synthetic",
+    "schedule=v_min comms=threads engine=compare",
+    "simulate schedule=zb_interleaved device=emulated",
+    "simulate schedule=eager_1f1b costs.forward=1 costs.backward=2 checkpointing=always",
+)
+SMALL = st.integers(-1, 9).map(str)
+ODD = ["null", "nan", "inf", "-inf", "1e30", "-1", "0", "0.5", "true", "abc", "[]", "[1,2]", "[null]", "1e400", "../x"]
+LARGE = [str(10**9), str(10**18), str(10**40), "9" * 5000, "x" * 2000]
+STRANGE = st.sampled_from(["", "{a: 1}", "'a b'", "'a\"><script>'", *ODD, *LARGE])
+STRANGE |= st.text(st.characters(codec="utf-8"), max_size=8)
+NUMBERS = ("ranks", "chunks", "replicas", "batch_size", "steps", "warmup_steps", "model.layers", "seed", "repeat")
+KEYS = (
+    *NUMBERS,
+    *("learning_rate", "activation_limit", "skip", "again", "output_dir", "model.dim", "model.dtype", "model.heads"),
+    *("model.context", "model.dropout", "partition.share", "partition.rank", "partition.sizes", "schedule.drain"),
+    *("schedule.stages_per_rank", "checkpointing.segments", "sync.all_reduce", "sync.bucket_mb", "data.path"),
+    *("device.threads", "device.forward_ms", "device.weight_ms", "device.latency_ms", "device.reduce_ms", "device.per"),
+    *("comms.timeout_s", "tracking.project", "tracking.dir", "tracking.tags", "costs.forward", "costs.latency"),
+)
+WORDS = st.lists(
+    st.tuples(st.sampled_from(NUMBERS), SMALL) | st.tuples(st.sampled_from(KEYS), STRANGE), max_size=4
+).map(lambda pairs: [f"{key}={value}" for key, value in pairs])
+QUICK = 20_000  # ranks times chunks that are simulated
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(st.sampled_from(OPTIONS), WORDS)
+def test_a_random_configuration_is_refused_or_made_into_a_job(options, words):
+    program, *options = options.split() if options.startswith("simulate") else ["config", *options.split()]
+    try:
+        config = read_config(compose_config(*options, *words, name=program))
+        job = make_pricing_job(config) if program == "simulate" else make_job(config)
+    except ConfigError:
+        return
+    schedule = job.schedule
+    if len(schedule.ranks) * schedule.chunks <= QUICK:
+        costs = job.costs if hasattr(job, "costs") else nominal_costs(job.device, job.workload)
+        assert all(isfinite(span.end) for span in simulate(schedule, costs))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from configs import sweep_of
 
 from microp.config import ConfigError, compose_config, job_of, make_job, read_config
-from microp.config.composing import compose_points, composer, word_problems
-from microp.config.config import evaluate, read_composed, register, what_runs
+from microp.config.config import compose_points, composer, evaluate, read_composed, register, what_runs
 from microp.config.knobs import Knobs
 
 
@@ -43,11 +40,6 @@ def test_what_says_which_option_was_chosen_cannot_be_set(word):
     assert refused(word) == [f"{word} cannot be set, it says which option was chosen: use {word.split('.')[0]}=OPTION"]
 
 
-def test_a_key_of_one_s_own_may_be_called_as_another_group_s():
-    assert word_problems(["model.mode=3", "partition.spare_last=true"]) == []
-    assert len(word_problems(["tracking.mode=online", "model.name=a", "schedule.builder=b"])) == 3
-
-
 @pytest.mark.parametrize(
     ("word", "near"), [("schedul=1f1b", "schedule"), ("schedule=1fb1", "1f1b"), ("model.layer=3", "model.layers")]
 )
@@ -56,30 +48,27 @@ def test_the_nearest_name_is_told_of_one_that_does_not_exist(word, near):
     assert f"did you mean {near}?" in problem
 
 
-NOT_USED = {
-    "partition.share=.8": "partition.share=0.8 is not used by partition=uniform: it has no keys",
-    "device.forward_ms=5": "device.forward_ms=5 is not used by device=cpu: its keys are memory_gib, speed, threads",
-    "checkpointing.segments=3": "checkpointing.segments=3 is not used by checkpointing=never: "
-    "use checkpointing=segments",
-    "device=emulated ranks=1 device.latency_ms=1": "device.latency_ms=1.0 is not used by ranks=1: use ranks=2 or more",
-    "device=emulated device.recompute_ms=1": "device.recompute_ms=1 is not used by checkpointing=never: "
-    "use checkpointing=always",
-    "device=emulated device.reduce_ms=1": "device.reduce_ms=1 is not used by replicas=1: use replicas=2 or more",
-    "sync=flat": "sync=flat is not used by replicas=1: use replicas=2 or more",
-    "sync.bucket_mb=5": "sync.bucket_mb=5.0 is not used by replicas=1: use replicas=2 or more",
-    "replicas=2 sync=torch_ddp sync.first_bucket_mb=2": "sync.first_bucket_mb=2.0 is not used by sync=torch_ddp, "
-    "where it is 1: use sync=ddp",
-    "engine.batch_weights=true": "engine.batch_weights=true is not used by schedule=gpipe, which has no W: "
-    "use one with W, for example zb_h1",
-    "comms=threads launch.shutdown_s=9": "launch.shutdown_s=9 is not used by comms=threads: use comms=auto",
-    "tracking=disabled tracking.project=x": "tracking.project=x is not used by tracking=disabled: use tracking=offline",
+NOT_USED = {  # what is typed, and what does not use its last word
+    "partition.share=.8": "partition=uniform: it has no keys",
+    "device.forward_ms=5": "device=cpu: its keys are memory_gib, speed, threads",
+    "checkpointing.segments=3": "checkpointing=never: use checkpointing=segments",
+    "device=emulated ranks=1 device.latency_ms=1": "ranks=1: use ranks=2 or more",
+    "device=emulated device.recompute_ms=1": "checkpointing=never: use checkpointing=always",
+    "device=emulated device.reduce_ms=1": "replicas=1: use replicas=2 or more",
+    "sync=flat": "replicas=1: use replicas=2 or more",
+    "sync.bucket_mb=5": "replicas=1: use replicas=2 or more",
+    "replicas=2 sync=torch_ddp sync.first_bucket_mb=2": "sync=torch_ddp, where it is 1: use sync=ddp",
+    "engine.batch_weights=true": "schedule=gpipe, which has no W: use one with W, for example zb_h1",
+    "comms=threads launch.shutdown_s=9": "comms=threads: use comms=auto",
+    "tracking=disabled tracking.project=x": "tracking=disabled: use tracking=offline",
 }
 
 
 @pytest.mark.parametrize("words", NOT_USED)
 def test_a_knob_that_a_run_does_not_use_is_refused(words):
     [problem] = refused(*words.split())
-    assert problem == NOT_USED[words]
+    assert problem.startswith(words.split()[-1].partition("=")[0])
+    assert problem.endswith(f" is not used by {NOT_USED[words]}")
 
 
 SOME = {
@@ -114,13 +103,6 @@ def test_a_knob_that_no_point_of_a_sweep_uses_is_refused():
     assert notes == []
 
 
-def test_a_knob_in_a_file_counts_as_if_it_were_typed():
-    asked, lacking = read_composed(compose_config())
-    knobs = Knobs()
-    knobs.add(replace(asked, checkpointing=replace(asked.checkpointing, segments=3)), lacking)
-    assert knobs.problems == ["checkpointing.segments=3 is not used by checkpointing=never: use checkpointing=segments"]
-
-
 def test_the_points_of_a_sweep_that_cannot_be_composed_say_why():
     register()
     with composer():
@@ -134,45 +116,20 @@ def test_the_points_of_a_sweep_that_cannot_be_composed_say_why():
 
 
 GIVES = {
-    "16 * 4": 64,
-    "1 + 2 * 3 - 4": 3,
-    "7 / 2": 3.5,
-    "7 // 2": 3,
-    "-7 % 4": 1,
-    "2 ** 10": 1024,
-    "2 ** -1": 0.5,
-    "2 ** 0.5": 2**0.5,
-    "1e-3 + .5": 0.501,
-    "(1 + 2) * -3": -9,
-    "+3": 3,
-    "2 ** 400 > 0": True,
-    "'a' + \"b\"": "ab",
-    "'ab' * 2": "abab",
-    "2 * [1, 'x']": [1, "x", 1, "x"],
-    "[1] + [2]": [1, 2],
-    "True": True,
-    "true and not false": True,
-    "null": None,
-    "None == null": True,
-    "1 < 2 <= 2 != 3": True,
-    "1 < 1 / 1 < 0 / 1": False,
-    '"gpipe" == "naive" and 0 > 0': False,
-    '"lifo" == "lifo" and "never" not in ("never", "except_last")': False,
-    "'a' in 'cat' and 3 in [1, 2, 3]": True,
-    "1 and 'x'": "x",
-    "0 or ''": "",
-    "True or 1 / 0": True,  # as in Python, what does not decide is not computed
-    "256 if 'mlp' == 'mlp' else 1 / 0": 256,
+    "(1 + 2) * -3 / 2": -4.5,
     "  16 *\t4 ": 64,
-    "['layer', 'row']": ["layer", "row"],
+    "'ab' * 2 + \"c\"": "ababc",
+    "[1] + 2 * ['x']": [1, "x", "x"],
+    "None == null and not false": True,
+    '"lifo" == "lifo" and "never" not in ("never", "except_last")': False,
+    "256 if 'mlp' == 'mlp' else 1 / 0": 256,  # as in Python, what does not decide is not computed
 }
 
 
 @pytest.mark.parametrize("text", GIVES)
 def test_an_expression_has_python_s_value(text):
     value = evaluate(text)
-    assert value == GIVES[text]
-    assert type(value) is type(GIVES[text])
+    assert (value, type(value)) == (GIVES[text], type(GIVES[text]))
 
 
 REFUSED = [

@@ -15,8 +15,7 @@ from configs import config
 
 import microp
 from microp import worker
-from microp.config import ConfigError, job_of, make_job
-from microp.config.resume import nothing_to_resume
+from microp.config import ConfigError, job_of, make_job, nothing_to_resume
 from microp.model import open_data
 from microp.model.layers import Bits
 from microp.records import read_json, read_rows
@@ -54,25 +53,6 @@ def attempt(saved, tmp_path):
 
 # --- bad input -----------------------------------------------------------------------------------
 
-WRONG = {
-    "snapshot.every=0": "snapshot.every=0 is below 1: use at least 1, or null for no snapshots",
-    "snapshot.every=2 snapshot.keep=0": "snapshot.keep=0 is below 1",
-    "snapshot.every=often": "snapshot.every",
-    "snapshot.keep=3": "snapshot.keep=3 is not used by snapshot.every=null: use snapshot.every=10",
-    "snapshot.resume=true snapshot.path=x": "snapshot.resume=true and snapshot.path=x name two snapshots",
-    "snapshot.resume=true": "snapshot.resume=true, but ",
-    "snapshot.path=/no/such": "snapshot.path: /no/such is not a folder: give the folder of a snapshot",
-    "snapshot=none": "In 'base': Could not find 'snapshot/none'",
-}
-
-
-@pytest.mark.parametrize("words", WRONG)
-def test_a_wrong_value_is_one_line(words, tmp_path):
-    [problem] = problems(*SMALL, *words.split(), f"output_dir={tmp_path}")
-    assert problem.startswith(WRONG[words])
-    assert "\n" not in problem
-
-
 OTHERS = {
     "model.dim=64": "it has model.dim=32, this run has model.dim=64: give the same values",
     "model=gpt": "model.name=mlp",
@@ -100,8 +80,6 @@ def spoil(file: Path, how: str) -> None:
     content = file.read_bytes()
     if how == "missing":
         file.unlink()
-    elif how == "empty":
-        file.write_bytes(b"")
     elif how == "cut":
         file.write_bytes(content[: len(content) // 2])
     elif how == "one bit":
@@ -111,43 +89,27 @@ def spoil(file: Path, how: str) -> None:
         file.write_text(how)
 
 
-@pytest.mark.parametrize("how", ["missing", "empty", "cut", "one bit", "not a snapshot"])
-def test_a_damaged_layer_is_refused(how, attempt):
-    spoil(attempt / "snapshots" / "step-4" / "layer-2.pt", how)
-    output = attempt.parents[2]
-    for words in (["snapshot.resume=true"], [f"snapshot.path={attempt}"]):
-        [problem] = problems(*WORDS, "comms=threads", *words, f"output_dir={output}")
-        assert "snapshots/step-4 is not a whole snapshot (layer-2.pt: " in problem
-        assert problem.endswith(": remove the snapshot, or go on from another one")
-        assert "\n" not in problem
+DAMAGES = [
+    *(("layer-2.pt", how) for how in ("missing", "cut", "one bit", "not a snapshot")),
+    *(("snapshot.json", how) for how in ("missing", "cut", "{}", '{"format": 1, "step": -5, "training": {}}')),
+    ("snapshot.json", '{"format": 2, "step": 4, "training": {}}'),  # of a newer microp
+]
 
 
-FORMS = ["missing", "empty", "cut", "[]", "{}", '{"format": 1, "step": -5, "training": {}}', '{"format": 1, "step": 4}']
-
-
-@pytest.mark.parametrize("how", FORMS)
-def test_a_damaged_manifest_is_refused(how, attempt):
-    manifest = attempt / "snapshots" / "step-4" / "snapshot.json"
-    spoil(manifest, how)
+@pytest.mark.parametrize(("name", "how"), DAMAGES)
+def test_a_damaged_snapshot_is_refused(name, how, attempt):
+    spoil(attempt / "snapshots" / "step-4" / name, how)
     [problem] = problems(*WORDS, "comms=threads", "snapshot.resume=true", f"output_dir={attempt.parents[2]}")
-    assert str(manifest.parent) in problem
-    assert "snapshot.json" in problem
-    assert problem.endswith(": remove the snapshot, or go on from another one")
+    assert "snapshots/step-4" in problem
+    assert name in problem
+    assert problem.endswith(("remove the snapshot, or go on from another one", "update microp"))
     assert "\n" not in problem
-
-
-def test_a_snapshot_of_a_newer_microp_is_refused(attempt):
-    spoil(attempt / "snapshots" / "step-4" / "snapshot.json", '{"format": 2, "step": 4, "training": {}}')
-    [problem] = problems(*WORDS, "comms=threads", "snapshot.resume=true", f"output_dir={attempt.parents[2]}")
-    assert problem.endswith("snapshot.json has format=2, and this microp reads up to 1: update microp")
 
 
 def test_a_removed_damaged_one_leaves_the_one_before_it(attempt):
     shutil.rmtree(attempt / "snapshots" / "step-4")
     point = config(*WORDS, "comms=threads", "snapshot.resume=true", f"output_dir={attempt.parents[2]}")
-    resumed = make_job(point).resumed
-    assert resumed is not None
-    assert resumed.step == 2
+    assert make_job(point).resumed.step == 2
 
 
 def test_asking_for_snapshots_is_the_same_question():
@@ -174,17 +136,16 @@ def test_a_killed_run_goes_on_and_says_so(tmp_path, monkeypatch):
         with pytest.raises(microp.RunError, match="rank 1 was killed by SIGKILL"):
             microp.measure(*words)
     [killed] = tmp_path.glob("runs/*/attempt-1")
-    assert [each.name for each in (killed / "snapshots").iterdir()] == ["step-2"]
+    assert [path.name for path in (killed / "snapshots").iterdir()] == ["step-2"]
     resumed = microp.measure(*words, "snapshot.resume=true")
     assert resumed.folder == killed.parent / "attempt-2"
     came_from = {"step": 2, "snapshot": f"{killed.parent.name}/attempt-1/snapshots/step-2"}
     assert resumed.summary["resumed"] == read_json(resumed.folder / "status.json")["resumed"] == came_from
     assert (resumed.summary["steps"], resumed.summary["step_ms"]["n"]) == (3, 3)
-    assert [each.name for each in killed.parent.glob("*/snapshots/*")] == ["step-5"]
+    assert [path.name for path in killed.parent.glob("*/snapshots/*")] == ["step-5"]
     whole = microp.measure(*words, "comms=threads")
     expected = losses(whole.folder)
     assert losses(resumed.folder) == {key: expected[key] for key in expected if key != (1, "measured")}
-    assert list(expected)[:2] == [(0, "warmup"), (1, "measured")]
     one, other = (torch.load(run.folder / "weights.pt", weights_only=True) for run in (whole, resumed))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert whole.summary["resumed"] is None

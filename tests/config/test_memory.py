@@ -1,0 +1,157 @@
+"""The memory of layers is measured once and kept; a run that needs more than its ranks have is refused with advice."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from configs import config, problems
+from conftest import gpt, mlp
+from own_model import mixed, settings_of
+from user import start
+
+from microp import device
+from microp.config import job_of, prediction, with_advice
+from microp.device import probe_layers
+from microp.settings import AS_WRITTEN, NEVER, Computing
+from microp.simulator import stage_bytes
+
+QUESTION = 5.0, True, AS_WRITTEN  # rows, whether the backward is divided, and how layers compute
+layer_memory = prediction.layer_memory
+
+
+@pytest.fixture
+def probed(monkeypatch, tmp_path):
+    """The models that were measured in this test, which begins with an empty cache folder."""
+    models = []
+
+    def probing(model, *rest):
+        models.append(model)
+        return probe_layers(model, *rest)
+
+    monkeypatch.setattr(device, "probe_layers", probing)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    forget()
+    yield models
+    forget()
+
+
+def forget() -> None:
+    """What a new command does not know."""
+    prediction._known.clear()
+
+
+def kept(folder: Path) -> list[Path]:
+    return sorted(folder.glob("cache/microp/layer-memory/*.json"))
+
+
+@pytest.mark.parametrize("model", [mlp(), gpt()])
+def test_a_later_command_finds_what_was_measured(model, probed, tmp_path):
+    measured = layer_memory(model, *QUESTION)
+    forget()
+    assert layer_memory(model, *QUESTION) == measured == tuple(probe_layers(model, *QUESTION))
+    assert len(probed) == len(kept(tmp_path)) == 1
+    layer_memory(model, 6.0, True, AS_WRITTEN)
+    layer_memory(model, 5.0, False, AS_WRITTEN)
+    layer_memory(model, 5.0, True, Computing("bf16"))
+    assert len(probed) == len(kept(tmp_path)) == 4
+
+
+def test_a_damaged_file_and_other_code_are_measured_again(probed, monkeypatch, tmp_path):
+    measured = layer_memory(mlp(), *QUESTION)
+    [path] = kept(tmp_path)
+    path.write_text(path.read_text()[:-20])
+    for _ in range(2):
+        forget()
+        assert layer_memory(mlp(), *QUESTION) == measured
+    assert len(probed) == 2
+    monkeypatch.setattr(prediction, "_code", lambda: "other code")
+    prediction._known.clear()
+    layer_memory(mlp(), *QUESTION)
+    assert len(probed) == 3
+
+
+def test_a_users_own_model_and_a_folder_that_cannot_be_written(probed, monkeypatch, tmp_path):
+    layer_memory(settings_of(mixed), *QUESTION)
+    assert kept(tmp_path) == []
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert len(layer_memory(mlp(), *QUESTION)) == mlp().layers
+    assert len(probed) == 2
+
+
+def test_a_price_needs_no_torch_once_the_memory_is_known(tmp_path):
+    code = (
+        "import sys; from microp.simulate import main; main(); "
+        "assert not {'torch', 'pandas'} & set(sys.modules), 'loaded'"
+    )
+    command = [sys.executable, "-c", code, "model.dim=64", "model.layers=4", "batch_size=20", "output=json"]
+    first, second = (start(command, tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache")) for _ in range(2))
+    assert "loaded" in first.stderr
+    assert (second.returncode, second.stderr) == (0, "")
+    assert first.stdout == second.stdout
+
+
+@pytest.mark.parametrize("rows", [1, 4 / 3, 11.5])
+@pytest.mark.parametrize("model", [mlp(), replace(mlp(), dim=8), gpt()], ids=str)
+def test_no_size_is_negative_at_the_rows_asked_for(model, rows):
+    """Which small products are held depends on the rows, so that two measurements do not lie on one line."""
+    layers = probe_layers(model, rows, True)
+    assert min(min(layer.at(rows)) for layer in layers) >= 0
+    assert all(stage_bytes([layer], rows, NEVER).in_weight >= 0 for layer in layers)
+
+
+# --- advice -----------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_needs_more_than_it_has_is_refused_with_what_would_fit():
+    words = ["device.memory_gib=0.035", "ranks=4", "chunks=8", "batch_size=4096"]
+    [problem] = problems(config(*words))
+    assert re.match(r"rank [03] needs [\d.]+ MiB \(.*activations [\d.]+ MiB \([78] in flight x [\d.]+ MiB\)", problem)
+    assert "more than device.memory_gib=0.035: use " in problem
+    word, least = re.search(r"use (\S+) \(([\d.]+) MiB, step [+-]\d+ %\)", problem).groups()
+    assert float(least) / 1024 <= 0.035
+    assert problems(config(*words, word)) == []
+    assert job_of("device.memory_gib=1").run_id == job_of().run_id
+
+
+def test_no_partition_that_fits_is_told_as_advice_too():
+    [problem] = problems(config("partition=balanced", "device.memory_gib=0.001"))
+    assert "more than device.memory_gib=0.001" in problem
+    assert "the one that needs least is " in problem
+
+
+def test_the_same_sizes_are_the_same_question():
+    """However they were found."""
+    chosen = job_of("partition=balanced", "device=emulated", "device.per=[layer]", "device.speed=[1,0.5]")
+    assert chosen.partition.sizes == (11, 5)
+    typed = ["partition=sizes", "partition.sizes=[11,5]", "device=emulated", "device.per=[layer]"]
+    assert chosen.run_id == job_of(*typed, "device.speed=[1,0.5]").run_id
+    assert chosen.run_id != job_of(*typed).run_id
+
+
+def test_only_a_failure_for_lack_of_memory_gets_advice():
+    asked, job = config(), job_of()
+    assert with_advice(asked, job, "rank 0 waited 60 s") == "rank 0 waited 60 s"
+    for text in ("out of memory", "CUDA out of memory. Tried", "DefaultCPUAllocator: can't allocate memory"):
+        said = with_advice(asked, job, text)
+        assert "; predicted: rank 0 needs " in said
+        assert "to need less, use " in said
+
+
+def test_a_rank_that_runs_out_of_memory_gets_the_advice(tmp_path):
+    """Its address space is limited, so that the logits of the batch do not fit."""
+    words = "batch_size=600000 chunks=1 model.dim=8 model.layers=2 steps=1 warmup_steps=0 data=synthetic comms=threads"
+    command = f"ulimit -v 2200000; exec {sys.executable} -m microp.run {words}"
+    done = start(["bash", "-c", command], tmp_path)
+    assert done.returncode == 1
+    assert "predicted: rank " in done.stderr
+    assert "to need less, use " in done.stderr
+
+
+def test_a_balanced_run_says_by_what_its_layers_are_weighed():
+    [note] = job_of("partition=balanced", "ranks=2", "model.layers=5", "model.dim=32", "batch_size=8").notes
+    assert note.startswith("partition=balanced [4, 1] weighs layers by their FLOPs and bytes")
