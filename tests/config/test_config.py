@@ -7,10 +7,9 @@ import sys
 from dataclasses import replace
 
 import pytest
-import yaml
 from configs import config, problems, warnings
 
-from microp.config import make_job, plain, profile_command, to_yaml, typed_folder
+from microp.config import make_job, plain, profile_command, typed_folder
 from microp.job import question_id, run_id
 from microp.schedule import to_text
 from microp.schedule.builders import gpipe
@@ -60,12 +59,6 @@ def test_the_name_follows_from_the_question_alone():
         assert make_job(config(same)).run_id == default
     for other in ("seed=1", "repeat=1", "model.dim=64", "schedule.drain=lifo", "checkpointing=always"):
         assert make_job(config(other)).run_id != default
-
-
-def test_saved_yaml_is_the_configuration():
-    saved = yaml.safe_load(to_yaml(config("chunks=8")))
-    assert saved["chunks"] == 8
-    assert saved["model"] == {"name": "mlp", "layers": 16, "dim": 256, "dtype": "float32"}
 
 
 def test_more_ranks_than_cores_are_told(monkeypatch):
