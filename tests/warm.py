@@ -34,7 +34,7 @@ from pathlib import Path
 
 LONGEST_S = 300  # a command that has not ended then hangs: it writes the stacks of its threads, and ends with code 1
 HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"  # of torchrun's ranks
-MAIN = multiprocessing.current_process()
+MAIN = multiprocessing.current_process()  # as it is to a process that a user starts
 WITHOUT_RANKS = ("analysis", "microp.null_stages", "microp.order", "microp.plan", "microp.runs", "microp.simulate")
 
 
@@ -100,7 +100,7 @@ def _become(
         sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__  # and not what pytest reads
         for finalizer in weakref.finalize._registry:
             finalizer.atexit = False  # a command does not give back what pytest has made
-        process._current_process, process._parent_process = MAIN, None
+        process._current_process, process._parent_process = MAIN, None  # a command is nobody's child, and has ranks
         if inside:
             _enter(inside)
         faulthandler.dump_traceback_later(LONGEST_S, exit=True, file=2)
