@@ -8,8 +8,7 @@
 Ranks meet at the name of their job's first node, so that the names of the nodes have to be addresses.
 
 The programs are Debian's `slurmctld slurmd slurm-client munge`; nothing is installed here, and no service of the
-system is used. There is no accounting, as on many small clusters. `python tests/cluster.py` starts a cluster
-for a shell, and takes it down when the shell ends.
+system is used. There is no accounting, as on many small clusters.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -163,8 +161,3 @@ def _until(true: Callable[[], bool], otherwise: str) -> None:
         if time.monotonic() > deadline:
             raise NoSlurmError(f"{otherwise} after {START_S} s")
         time.sleep(0.05)
-
-
-if __name__ == "__main__":
-    with Cluster() as cluster:
-        sys.exit(subprocess.call([os.environ.get("SHELL", "sh")], env={**os.environ, **cluster.environment}))

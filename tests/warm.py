@@ -34,8 +34,8 @@ from pathlib import Path
 
 LONGEST_S = 300  # a command that has not ended then hangs: it writes the stacks of its threads, and ends with code 1
 HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"  # of torchrun's ranks
-MAIN = multiprocessing.current_process()
-WITHOUT_RANKS = ("analysis", "microp.null_stages", "microp.order", "microp.plan", "microp.runs", "microp.simulate")
+MAIN = multiprocessing.current_process()  # as it is to a process that a user starts
+WITHOUT_RANKS = ("analysis", "microp.order", "microp.plan", "microp.runs", "microp.simulate")
 
 
 class Command:
@@ -100,7 +100,9 @@ def _become(
         sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__  # and not what pytest reads
         for finalizer in weakref.finalize._registry:
             finalizer.atexit = False  # a command does not give back what pytest has made
-        process._current_process, process._parent_process = MAIN, None
+        process._current_process, process._parent_process = MAIN, None  # a command is nobody's child, and has ranks
+        forkserver._forkserver.__init__()  # the tests' server, and the tracker of what they share, are not its own
+        resource_tracker._resource_tracker.__init__()
         if inside:
             _enter(inside)
         faulthandler.dump_traceback_later(LONGEST_S, exit=True, file=2)
@@ -207,8 +209,6 @@ class _Rank(subprocess.Popen):
 def _start_ranks_from_here() -> None:
     """Start multiprocessing's server of new processes as a fork of this one; otherwise it is a new interpreter."""
     config, server = multiprocessing.current_process()._config, forkserver._forkserver
-    server.__init__()  # that of the tests, and the tracker of what they share, are not the command's
-    resource_tracker._resource_tracker.__init__()
     with tempfile.TemporaryDirectory() as folder:  # through descriptors, as microp's own: a socket's path is short
         config["tempdir"] = f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_CLOEXEC)}"
         try:

@@ -72,11 +72,14 @@ def _run_planned(config: DictConfig, plan: SweepPlan) -> float:
     point = planned(record) if record else _choose(config, plan)
     if point is None:
         return _failed(SKIPPED)
-    objective = nan
+    objective = 0.0
     try:
         is_job = isinstance(point.config.launch, SlurmSettings)
         attempt = slurm_sweep(plan).attempt_of(point, board) if is_job else _run_here(point, plan)
         objective = _objective(attempt, in_sweep=is_job)
+    except Exception:
+        objective = nan
+        raise
     finally:
         if isnan(objective) and point.config.fail_fast:
             plan.stop(f"fail_fast=true: {point.job.run_id} failed")

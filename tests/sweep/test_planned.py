@@ -55,7 +55,11 @@ class Meddler(Launcher):
         return []
 '''
 LAUNCHER = ["hydra.launcher._target_=hydra_plugins.meddler.Meddler"]
-QUIET = ["tracking=disabled", "comms=threads", "parallel=true", *SMALL]
+QUIET = ["tracking=disabled", "comms=threads", *SMALL]
+REFUSED = (
+    "error: this launcher runs points at the same time, and the times of device=cpu would be those of shared cores: "
+    "leave hydra/launcher out, or use parallel=true if you need no times"
+)
 ORDER = "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
 OTHER = "0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n"
 
@@ -85,7 +89,10 @@ def sweep(folder: Path, *words: str, **environment: str):
 def test_files_that_change_during_a_sweep_do_not_change_its_points(own):
     """The points run in processes of their own, with files of which Hydra would compose another point."""
     words = ["schedule=file,mine", "schedule.path=my.csv", "chunks=2", "skip=false,true"]
-    done = sweep(own, *words, FORKS="1")
+    refused = sweep(own, *words, FORKS="1")  # a launcher that is not Hydra's may run points at the same time
+    assert (refused.returncode, refused.stderr.splitlines()[-1]) == (2, REFUSED)
+    assert not (own / "outputs").exists()
+    done = sweep(own, *words, "parallel=true", FORKS="1")
     assert done.returncode == 0, done.stderr
     [folder] = (own / "outputs" / "sweeps").iterdir()
     planned_runs = [point["run_id"] for point in read(folder / "plan.json")["points"]]
@@ -96,13 +103,16 @@ def test_files_that_change_during_a_sweep_do_not_change_its_points(own):
         config = yaml.safe_load((attempt / "config.yaml").read_text())
         assert (config["seed"], config["batch_size"], config["steps"]) == (11, 8, 3)
         assert read(attempt / "status.json")["status"] == "finished"
+        assert read(attempt / "env.json")["parallel"]
     order = (attempts[planned_runs[0]] / "schedule.txt").read_text()
     assert order == "# microp schedule file chunks=2 ranks=2\n0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1\n"
     assert "2 finished" in done.stdout
+    assert done.stdout.count("parallel") >= 2  # these runs count as disturbed
 
 
 def test_fail_fast_stops_a_sweep_at_its_first_failed_point(own):
-    done = sweep(own, "chunks=2,3,4", "fail_fast=true")
+    emulated = ["device=emulated", "device.forward_ms=1", "device.backward_ms=1"]  # its points may share the cores
+    done = sweep(own, "chunks=2,3,4", "fail_fast=true", *emulated)
     assert done.returncode == 1
     assert done.stdout.startswith("1 finished, 1 failed, the same in all: ")
     assert "rank 1 failed" in done.stdout + done.stderr

@@ -92,17 +92,11 @@ def states(sweep: SlurmSweep, points: list[Planned]) -> list[str]:
     return [read_status(sweep.attempt_of(point, Board()))["status"] for point in points]
 
 
-def test_all_points_are_submitted_together_and_each_is_one_job(slurm, capsys):
-    sweep, points = planned_sweep()
+@pytest.mark.parametrize(("words", "most"), [((), 3), (("launch.at_once=2",), 2)])
+def test_all_points_are_submitted_together_unless_at_once_is_less_and_each_is_one_job(slurm, words, most):
+    sweep, points = planned_sweep(*words)
     assert states(sweep, points) == ["finished"] * 3
-    assert (slurm.most, len(slurm.jobs), sweep.running()) == (3, 3, [])
-    assert "submitted to Slurm: 3 jobs, 1 to 3; its files are in outputs/sweeps/mine/slurm" in capsys.readouterr().err
-
-
-def test_at_most_so_many_jobs_are_in_the_queue(slurm):
-    sweep, points = planned_sweep("launch.at_once=2", points=4)
-    assert states(sweep, points) == ["finished"] * 4
-    assert slurm.most == 2
+    assert (slurm.most, len(slurm.jobs), sweep.running()) == (most, 3, [])
 
 
 @pytest.mark.parametrize("end", ["TIMEOUT", "FAILED", "lost"])

@@ -8,7 +8,7 @@ import shutil
 from importlib.util import find_spec
 
 import pytest
-from user import ROOT, SMALL, begin, microp, read, until
+from user import SMALL, begin, microp, until
 
 from microp.config import job_of
 from microp.records import hold
@@ -51,73 +51,11 @@ def test_a_sweep_runs_a_point_itself_if_the_run_that_it_waits_for_is_removed(tmp
     assert out.startswith("2 finished")
 
 
-# --- several points of a sweep at the same time: only where no times are asked for, and then marked ---
-
-
-BESIDE = '''
-"""A launcher that runs all points at the same time, each in a process of its own, as joblib's does."""
-import os
-from hydra.core.plugins import Plugins
-from hydra.plugins.launcher import Launcher
-
-class Beside(Launcher):
-    def setup(self, **setup):
-        launchers = Plugins.instance().discover(Launcher)
-        self.basic = next(each for each in launchers if each.__name__ == "BasicLauncher")()
-        self.basic.setup(**setup)
-
-    def launch(self, job_overrides, initial_job_idx):
-        children = []
-        for number, overrides in enumerate(job_overrides):
-            if (child := os.fork()) == 0:
-                self.basic.launch([overrides], initial_job_idx + number)
-                os._exit(0)
-            children.append(child)
-        assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(children)
-        return []
-'''
-OWN = "hydra.launcher._target_=hydra_plugins.beside.Beside"
-QUIET = ["tracking=disabled", *SMALL]
-REFUSED = (
-    "error: this launcher runs points at the same time, and the times of device=cpu would be those of shared cores: "
-    "leave hydra/launcher out, or use parallel=true if you need no times"
-)
-
-
-@pytest.fixture
-def own(tmp_path):
-    (tmp_path / "hydra_plugins").mkdir()
-    (tmp_path / "hydra_plugins" / "beside.py").write_text(BESIDE)
-    return tmp_path
-
-
-def sweep(folder, *words):
-    return microp("-m", *words, *QUIET, folder=folder, PYTHONPATH=f"{ROOT}{os.pathsep}{folder}")
-
-
-def test_points_at_the_same_time_are_refused_unless_asked_for_and_then_count_as_disturbed(own):
-    refused = sweep(own, OWN, "chunks=2,3", "comms=threads")
-    assert refused.returncode == 2
-    assert refused.stderr.splitlines() == [REFUSED]
-    assert not (own / "outputs").exists()
-    done = sweep(own, OWN, "chunks=2,3", "comms=threads", "parallel=true")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("parallel") >= 2
-    assert [read(path)["parallel"] for path in own.glob("outputs/runs/*/attempt-1/env.json")] == [True, True]
-    again = sweep(own, "chunks=2", "comms=threads")  # parallel is no part of the question
-    assert "1 of 1 points are finished already" in again.stderr
-
-
-def test_an_emulated_device_may(own):
-    emulated = ["device=emulated", "device.forward_ms=1", "device.backward_ms=1", "comms=threads"]
-    done = sweep(own, OWN, "chunks=2", *emulated)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.skipif(
     find_spec("joblib") is None, reason="hydra-joblib-launcher is not installed: pip install 'microp[joblib]'"
 )
-def test_ranks_start_from_a_worker_of_joblib(own):
-    done = sweep(own, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "chunks=2,3", "parallel=true")
+def test_ranks_start_from_a_worker_of_joblib(tmp_path):
+    words = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "chunks=2,3", "parallel=true"]
+    done = microp(*words, *SMALL, "tracking=disabled", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2 finished" in done.stdout
