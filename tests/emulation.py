@@ -1,9 +1,6 @@
-"""Emulated devices to try: their settings, what they run, and how long that takes."""
+"""Emulated devices to try: their settings, and what they run."""
 
 from __future__ import annotations
-
-from math import inf
-from time import perf_counter_ns
 
 from conftest import CHECKPOINTING
 
@@ -30,15 +27,3 @@ def opened(work: Workload, stamps: bool = True, **changes) -> Device:
     [comms] = thread_comms(1)
     comms.stamps = stamps
     return open_device(settings(**changes), work, comms, 0)
-
-
-def shortest(call, below: float, times: int = 500) -> float:
-    """The shortest time of a call in ms: of many on a busy machine, else of the first one that is below `below`."""
-    least = inf
-    for _ in range(times):
-        began = perf_counter_ns()
-        call()
-        least = min(least, (perf_counter_ns() - began) / 1e6)
-        if least < below:
-            break
-    return least

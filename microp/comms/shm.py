@@ -32,7 +32,6 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from microp.comms.base import Inbox, Message, Outbox, mailbox_sizes
@@ -65,8 +64,7 @@ class ShmComms(TcpComms):
         super().__init__(device, timeout_s, group, hosts)
         self._boxes: dict[tuple[int, int, int], _Box] = {}
         self._pids: list[int] = []  # of the ranks
-        self._host_of = host_of = [hosts.of[rank] for rank in dist.get_process_group_ranks(self.group)]
-        mine = host_of[self.rank]
+        host_of, mine = self._host_of, self._host_of[self.rank]
         self._near = [rank for rank, host in enumerate(host_of) if host == mine]
         self._first = self._near[0]
         self._meeting_ranks = sorted({host_of.index(host) for host in host_of})  # the first rank of each host

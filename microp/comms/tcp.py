@@ -43,8 +43,8 @@ class TcpComms(GroupComms):
     def __init__(self, device: torch.device, timeout_s: float, group: Any, hosts: Hosts) -> None:
         super().__init__(device, timeout_s, group, hosts)
         self._hosts = hosts
-        host_of = [hosts.of[rank] for rank in dist.get_process_group_ranks(self.group)]
-        self._patience = Patience(hosts.of.count(host_of[self.rank]))
+        self._host_of = [hosts.of[rank] for rank in dist.get_process_group_ranks(self.group)]
+        self._patience = Patience(hosts.of.count(self._host_of[self.rank]))
         self._meeting_ranks = list(range(self.world_size))  # those that the barrier needs a connection between
         self._connected: set[tuple[int, int]] = set()  # the pairs of ranks that have a connection, of all ranks
         self._connections: dict[int, Connection] = {}  # of this rank

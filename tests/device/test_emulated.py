@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
+from time import perf_counter_ns
 
 import pytest
 import training
 from conftest import CHECKPOINTING, mlp, small_job
-from emulation import opened, settings, shortest, workload
+from emulation import opened, settings, workload
 from threads import in_threads
 
 from microp.records import disturbances, read_rows, read_spans, summarise
@@ -86,26 +86,20 @@ def test_recomputation(given, checkpointing, recompute, spared):
     ],
 )
 def test_an_action_lasts_its_nominal_time(build, given, action, nominal):
-    device = opened(workload(build(2, 2), (3, 2), (4, 2)), **given)
-    calls = []
+    device, action, calls, times = opened(workload(build(2, 2), (3, 2), (4, 2)), **given), Action.parse(action), [], []
 
     def work(microbatch, x):
         calls.append((microbatch, x))
         return "y"
 
-    action = Action.parse(action)
     paced, _ = device.bind(action, work)
-    most = 1.5 * nominal
-    assert nominal <= shortest(lambda: (device.prepare_step(), paced(action.microbatch, "x")), most) < most
+    while not times or (min(times) >= 1.5 * nominal and len(times) < 500):  # many on a busy machine
+        device.prepare_step()
+        began = perf_counter_ns()
+        assert paced(action.microbatch, "x") == "y"
+        times.append((perf_counter_ns() - began) / 1e6)
+    assert nominal <= min(times) < 1.5 * nominal
     assert set(calls) == {(action.microbatch, "x")}
-    assert paced(action.microbatch, "x") == "y"
-
-
-def test_an_action_that_takes_too_long_is_counted():
-    for nominal_ms, takes_ms, overruns in ((2000.0, 0, 0), (1.0, 5, 1)):
-        device = opened(workload(), forward_ms=nominal_ms)
-        device.bind(Action(Op.F, 0, 0), lambda _, x, ms=takes_ms: time.sleep(ms / 1e3))[0](0, None)
-        assert device.overruns == overruns
 
 
 # --- real runs -----------------------------------------------------------------------------------

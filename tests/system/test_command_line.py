@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import sys
 from pathlib import Path
 
@@ -28,19 +27,19 @@ run_command(command)
 NOTES = ["note 0", "note 1", "note 2"]
 
 
-def command(ends: str) -> list[str]:
-    return [sys.executable, "-c", CODE.replace("ENDS", ends)]
-
-
-@pytest.mark.parametrize(("ends", "code"), [("pass", 0), ("return 3", 3), ("raise KeyboardInterrupt", 130)])
-def test_the_exit_code_of_a_command_that_can_print(ends, code, tmp_path):
-    done = start(command(ends), tmp_path)
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        ("pass", 0),
+        ("return 3", 3),
+        ("raise KeyboardInterrupt", 130),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", 130),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGHUP)", 130),
+    ],
+)
+def test_the_exit_code_of_a_command(ends, code, tmp_path):
+    done = start([sys.executable, "-c", CODE.replace("ENDS", ends)], tmp_path)
     assert (done.returncode, done.stderr.splitlines(), len(done.stdout.splitlines())) == (code, NOTES, 3)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_end_ends_a_command_as_ctrl_c_does(number, tmp_path):
-    assert start(command(f"import os; os.kill(os.getpid(), {int(number)})"), tmp_path).returncode == 130
 
 
 def test_every_command_is_run_so():
