@@ -6,8 +6,8 @@
     Costs ────┴─ simulate ─► spans ──► metrics of `microp.trace`
 
     costs        per stage and hop: given, nominal, calibrated from measured spans, or composed from those of layers
-    memory       the memory of stages, from that of their layers
-    rank_memory  the memory of ranks, from what they hold at each moment
+    stage_memory the memory of stages, from that of their layers
+    rank_memory  the memory of ranks, from that of their stages and what they hold at each moment
     link_model   the rules for the times of a hop
     closed_forms formulas for named schedules
 """
@@ -24,7 +24,11 @@ from microp.simulator.calibration import (
 )
 from microp.simulator.costs import NO_TIMES, PER_STAGE, Costs, LayerTimes, costs_of, for_stages, ratio
 from microp.simulator.link_model import LINK_MODELS, LinkModel
-from microp.simulator.memory import (
+from microp.simulator.nominal import nominal_costs, nominal_optimizer, slowed
+from microp.simulator.rank_memory import Part, Ranks
+from microp.simulator.shared_cores import simulate_on_cores
+from microp.simulator.simulation import Simulated, critical_path, simulate, step_times
+from microp.simulator.stage_memory import (
     MOST_ROWS,
     LayerBytes,
     LayerMemory,
@@ -33,7 +37,3 @@ from microp.simulator.memory import (
     stage_bytes,
     weight_bytes,
 )
-from microp.simulator.nominal import nominal_costs, nominal_optimizer, slowed
-from microp.simulator.rank_memory import Part, Ranks
-from microp.simulator.shared_cores import simulate_on_cores
-from microp.simulator.simulation import Simulated, critical_path, simulate, step_times

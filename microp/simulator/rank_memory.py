@@ -26,7 +26,7 @@ from microp.job import Workload
 from microp.schedule import Schedule, completed_sends, receives_to_post, take_slots
 from microp.settings import Holds
 from microp.simulator.lowered import NONE, order_of
-from microp.simulator.memory import LayerMemory, StageBytes, stage_bytes
+from microp.simulator.stage_memory import LayerMemory, StageBytes, stage_bytes
 from microp.trace import Actions, B, Column, F, W
 
 Floats = NDArray[np.float64]

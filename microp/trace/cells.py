@@ -59,14 +59,16 @@ def row(spans: Spans, rank: int, sums: Iterable[Reduction], place: Place, column
         sums: the reductions over the replicas, of all ranks; drawn where the rank runs no action.
         place: where a time lies.
     """
+    bounds = [*spans.first.tolist(), len(spans)]
     at = int(np.searchsorted(spans.rank[spans.first], rank))
-    part = slice(*[*spans.first.tolist(), len(spans)][at : at + 2])
+    part = slice(bounds[at], bounds[at + 1])
     left, right = place(spans.start[part]), place(spans.end[part])
+    # 1. columns in which actions lie that have none of their own
     first, end, crowded = _columns(left, right, columns)
     drawn = [Cells(IDLE, "idle")] * columns
     for column in crowded.tolist():
         drawn[column] = _crowded(column, left, right, spans.op[part])
-    # Every action of a column or more: its op, then fill.
+    # 2. every action of a column or more: its op, then fill
     staged, stages = has_several_stages(spans), sorted(set(spans.stage[part].tolist()))
     boxes = []
     for index in np.flatnonzero(end > first).tolist():
@@ -75,7 +77,7 @@ def row(spans: Spans, rank: int, sums: Iterable[Reduction], place: Place, column
         fill = Cells(FILL[op], f"{look}-")
         drawn[first[index] : end[index]] = [Cells(op, look), *[fill] * int(end[index] - first[index] - 1)]
         boxes.append((int(first[index]), f"{stage if staged else ''}{op}{microbatch}", look))
-    # Their names. An action's length is not that of its columns, which rounding makes uneven.
+    # 3. their names; an action's own length counts, because rounding makes the numbers of columns uneven
     needed = max((len(name) for _, name, _ in boxes), default=0) + staged
     lengths = np.minimum(end - first, right - left + 1e-6)[end > first]
     has_room = [
@@ -85,6 +87,7 @@ def row(spans: Spans, rank: int, sums: Iterable[Reduction], place: Place, column
     for (column, name, look), is_named in zip(boxes, named([look[0] for *_, look in boxes], has_room), strict=True):
         if is_named:
             drawn[column : column + len(name)] = [Cells(char, look) for char in name]
+    # 4. sums, where nothing else is
     for reduction in sums:
         if reduction.rank == rank:
             _put_sum(drawn, *place(np.array([reduction.start, reduction.end])).tolist())

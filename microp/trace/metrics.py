@@ -73,7 +73,11 @@ def zero_bubble_rate(spans: Iterable[Span]) -> Any:
 def in_flight_peak(spans: Iterable[Span]) -> dict[int, int]:
     """Return rank -> the largest number of (stage, microbatch) pairs forwarded and not yet backwarded."""
     spans = as_spans(spans)
-    return spans.per_rank(spans.running(np.array([1, -1, 0])[spans.op]), np.maximum)
+    changes = np.array([1, -1, 0])[spans.op]
+    in_flight = np.cumsum(changes)  # on top of those that other ranks have left
+    before = (in_flight - changes)[spans.first].tolist()
+    peaks = spans.per_rank(in_flight, np.maximum)
+    return {rank: peak - left for (rank, peak), left in zip(peaks.items(), before, strict=True)}
 
 
 def idle_edges(spans: Iterable[Span]) -> dict[int, tuple[Any, Any]]:

@@ -104,13 +104,6 @@ class Actions:
         ranks = self.rank[self.first].tolist()
         return dict(zip(ranks, reduce.reduceat(values, self.first).tolist(), strict=True))
 
-    def running(self, changes: Column) -> Column:
-        """Return, for every action, the sum of its rank's changes up to and including its own."""
-        total: Column = np.cumsum(changes)
-        before = total[self.first] - changes[self.first]
-        total -= np.repeat(before, np.diff(self.first, append=len(self)))
-        return total
-
     def is_split(self) -> Column:
         """Return, for each action, whether its (stage, microbatch) has a W; its B is then only the input gradient."""
         split = np.zeros((self.stage.max(initial=0) + 1, self.microbatch.max(initial=0) + 1), dtype=bool)

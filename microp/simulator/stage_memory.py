@@ -1,4 +1,4 @@
-"""The memory of a stage, from that of its layers.
+"""The memory of a stage, from that of its layers; `rank_memory` adds up what a rank holds of its stages.
 
 ::
 
