@@ -7,7 +7,8 @@ restored.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from threading import RLock
 from typing import Any
@@ -46,7 +47,7 @@ class Dropout(nn.Module):
 GENERATOR = RLock()  # these generators are one for all threads, and ranks may be threads
 
 
-def seed_generators(seed: int, device: torch.device | None = None) -> None:
+def _seed_generators(seed: int, device: torch.device | None = None) -> None:
     """Seed the generators that torch (on a device, by default the CPU), numpy and Python have of their own."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -62,6 +63,26 @@ def generator_states() -> tuple[Any, ...]:
         state: Any = np.random.get_state()
         kind, numbers, *rest = state
         return torch.random.get_rng_state().numpy().tobytes(), random.getstate(), (kind, numbers.tobytes(), *rest)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[Callable[[], bool]]:
+    """Let torch's, numpy's and Python's own generators begin with a seed; afterwards they are as they were.
+
+    Yields:
+        A function that returns whether one of them has been drawn from, while they are seeded or later.
+    """
+    before = torch.random.get_rng_state(), random.getstate(), np.random.get_state()
+    _seed_generators(seed)
+    begun = generator_states()
+    ended: list[Any] = []
+    try:
+        yield lambda: (ended or [generator_states()])[0] != begun
+    finally:
+        ended.append(generator_states())
+        torch.random.set_rng_state(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])
 
 
 class Reseeded:
@@ -80,7 +101,7 @@ class Reseeded:
         self._now = (step, microbatch)
 
     def __call__(self, _layer: nn.Module, given: tuple[Tensor, ...]) -> None:
-        seed_generators(derive_seed(self._seed, *self._now), given[0].device)
+        _seed_generators(derive_seed(self._seed, *self._now), given[0].device)
 
 
 def random_parts(layers: nn.Module) -> Iterator[Dropout | Reseeded]:
