@@ -24,17 +24,22 @@ def derive_seed(seed: int, *path: str | int) -> int:
     return int.from_bytes(digest) >> 1
 
 
-class Dropout(nn.Module):
+class Random:
+    """A part of a layer that draws random numbers."""
+
+    _now = (0, 0)
+
+    def at(self, step: int, microbatch: int) -> None:
+        """Set the step and the microbatch of the next forward."""
+        self._now = (step, microbatch)
+
+
+class Dropout(Random, nn.Module):
     """Dropout with a generator of its own."""
 
     def __init__(self, probability: float, seed: int) -> None:
         super().__init__()
         self.probability, self.seed = probability, seed
-        self._now = (0, 0)
-
-    def at(self, step: int, microbatch: int) -> None:
-        """Set the step and the microbatch of the next forward."""
-        self._now = (step, microbatch)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.probability == 0:
@@ -85,7 +90,7 @@ def seeded(seed: int) -> Iterator[Callable[[], bool]]:
         np.random.set_state(before[2])
 
 
-class Reseeded:
+class Reseeded(Random):
     """Seeds the generators of torch, numpy and Python before each forward of a layer that draws from one.
 
     Args:
@@ -93,18 +98,14 @@ class Reseeded:
     """
 
     def __init__(self, layer: nn.Module, seed: int) -> None:
-        self._seed, self._now = seed, (0, 0)
+        self._seed = seed
         layer.register_forward_pre_hook(self, prepend=True)  # the layer's own hooks may draw too
-
-    def at(self, step: int, microbatch: int) -> None:
-        """Set the step and the microbatch of the next forward."""
-        self._now = (step, microbatch)
 
     def __call__(self, _layer: nn.Module, given: tuple[Tensor, ...]) -> None:
         _seed_generators(derive_seed(self._seed, *self._now), given[0].device)
 
 
-def random_parts(layers: nn.Module) -> Iterator[Dropout | Reseeded]:
+def random_parts(layers: nn.Module) -> Iterator[Random]:
     """Yield the parts of layers whose `at` must be called before each forward."""
     for module in layers.modules():
         if isinstance(module, Dropout) and module.probability:
