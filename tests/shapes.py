@@ -7,7 +7,7 @@
     @loss                  it is the loss of a model of dense layers
     twice(
     "parametrization_read_by_its_parent",
-    does(lambda own, x: torch.tanh(own.fc(x) + F.linear(x, own.fc.weight)), fc=lambda: parametrized(Scaled())),
+    does(lambda own, x: torch.tanh(own.fc(x) + F.linear(x, own.fc.weight)), fc=lambda: parametrized(scaled())),
 )
 twice("pruned", ...)   of one line: what makes a layer
 
@@ -292,20 +292,13 @@ def tied_between_layers() -> Layers:
 # --- parametrizations -----------------------------------------------------------------------------------------------
 
 
-class Symmetric(nn.Module):
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight.triu() + weight.triu(1).t()
+def symmetric() -> nn.Module:
+    return Does(lambda own, weight: weight.triu() + weight.triu(1).t())
 
 
-class Scaled(nn.Module):
+def scaled() -> nn.Module:
     """A parametrization with a weight of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(WIDTH, 1))
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight * self.scale
+    return Does(lambda own, weight: weight * own.scale, scale=nn.Parameter(torch.ones(WIDTH, 1)))
 
 
 def parametrized(*parts: nn.Module) -> nn.Module:
@@ -317,10 +310,10 @@ def parametrized(*parts: nn.Module) -> nn.Module:
 
 twice("old_weight_norm", lambda: tanh_of(torch.nn.utils.weight_norm(linear())))  # by a hook before the forward
 twice("spectral_norm", lambda: tanh_of(parametrizations.spectral_norm(linear())), **CHANGES_BUFFERS)
-twice("own_parametrization", lambda: tanh_of(parametrized(Symmetric(), Scaled())))
+twice("own_parametrization", lambda: tanh_of(parametrized(symmetric(), scaled())))
 twice(
     "parametrization_read_by_its_parent",
-    does(lambda own, x: torch.tanh(own.fc(x) + F.linear(x, own.fc.weight)), fc=lambda: parametrized(Scaled())),
+    does(lambda own, x: torch.tanh(own.fc(x) + F.linear(x, own.fc.weight)), fc=lambda: parametrized(scaled())),
 )
 twice("pruned", lambda: tanh_of(prune.l1_unstructured(linear(), "weight", amount=0.5)))
 

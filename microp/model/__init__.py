@@ -12,7 +12,7 @@ from microp.model.autocast import lowered_types, open_autocast
 from microp.model.data import library_text, open_data
 from microp.model.inspection import inspect_layers, number_of_weights
 from microp.model.layers import Bits, Model
-from microp.model.own import Layers, build_model, code_of, seeded
-from microp.model.randomness import Dropout, generator_states, random_parts
+from microp.model.own import Layers, build_model, code_of
+from microp.model.randomness import Dropout, generator_states, random_parts, seeded
 from microp.model.stage import Batch, Stage
 from microp.model.weight_gradients import SMALL, adds_in_product

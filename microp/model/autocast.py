@@ -17,8 +17,7 @@ tried with fake tensors, which have a shape, a type and a device but no numbers,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -48,7 +47,7 @@ def lowered_types(made: Layers, computing: Computing, device: str = "cpu") -> tu
     Args:
         made: the layers, which have been checked without autocast; those that become fake are changed.
         computing: how they compute, not as they are written.
-        device: where, `cpu`, or `cuda` with a build of torch that has it.
+        device: where, `cpu`, or `cuda` if there is one.
 
     Raises:
         ValueError: a layer or the loss fails under autocast; what follows `<function> returns`.
@@ -58,7 +57,7 @@ def lowered_types(made: Layers, computing: Computing, device: str = "cpu") -> tu
     how, remedy = " ".join(computing.words), "make them fit, or use dtype=null"
     types, layers = [], list(made.layers)
     is_fake = device_of(layers).type != device
-    with FakeTensorMode(allow_non_fake_inputs=True) if is_fake else nullcontext(), _autocast(computing, device):
+    with FakeTensorMode(allow_non_fake_inputs=True) if is_fake else nullcontext(), open_autocast(computing, device):
         if is_fake:
             _to_device(nn.ModuleList(layers), device)
         x = tokens = torch.zeros((2, made.context), dtype=torch.int64, device=device)
@@ -71,21 +70,6 @@ def lowered_types(made: Layers, computing: Computing, device: str = "cpu") -> tu
         given = f"(output {tensor_text(x)}, targets {tensor_text(tokens)})"
         tried(lambda: made.loss(x, tokens), f"a loss that fails with {how} for {given}", remedy)
     return tuple(types)
-
-
-@contextmanager
-def _autocast(computing: Computing, device: str) -> Iterator[None]:
-    """Turn autocast on also for a device that is not here, for which `torch.autocast` does nothing."""
-    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled()
-    torch.set_autocast_enabled(device, True)
-    torch.set_autocast_dtype(device, getattr(torch, LOWERED[computing.dtype or ""]))
-    torch.set_autocast_cache_enabled(False)  # as in `open_autocast`
-    try:
-        yield
-    finally:
-        torch.set_autocast_enabled(device, before[0])
-        torch.set_autocast_dtype(device, before[1])
-        torch.set_autocast_cache_enabled(before[2])
 
 
 def _to_device(layers: nn.Module, device: str) -> None:

@@ -22,7 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from microp.model.division import choose_division, undivided_text
 from microp.model.loss_check import check_loss
-from microp.model.own import Layers, seeded, separated
+from microp.model.own import Layers, separated
+from microp.model.randomness import seeded
 from microp.model.split_backward import SplitBackward
 from microp.model.trial import TYPES, Trial, or_none, weights_of
 from microp.model.watch import layer_text, tensor_text

@@ -16,7 +16,8 @@ from math import isfinite
 import torch
 from torch import Tensor, nn
 
-from microp.model.own import Layers, seeded
+from microp.model.own import Layers
+from microp.model.randomness import seeded
 from microp.model.trial import COARSE, MOST, TOLERANCE, Trial, are_equal, leaves_of, or_none, owner_text, size_of
 from microp.model.watch import Watch, tensor_text, tried
 

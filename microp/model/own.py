@@ -13,21 +13,18 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
-import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from microp.model.layers import Gpt, Mlp, Model
-from microp.model.randomness import GENERATOR, Reseeded, derive_seed, generator_states, seed_generators
+from microp.model.randomness import GENERATOR, Reseeded, derive_seed, seeded
 from microp.settings import GptSettings, ModelSettings, OwnSettings, TiedWeight
 
 
@@ -91,26 +88,6 @@ class OwnModel(Model):
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         assert self._loss is not None, "the layers are built first"
         return self._loss(logits, targets)
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[Callable[[], bool]]:
-    """Let torch's, numpy's and Python's own generators begin with a seed; afterwards they are as they were.
-
-    Yields:
-        A function that returns whether one of them has been drawn from, while they are seeded or later.
-    """
-    before = torch.random.get_rng_state(), random.getstate(), np.random.get_state()
-    seed_generators(seed)
-    begun = generator_states()
-    ended: list[Any] = []
-    try:
-        yield lambda: (ended or [generator_states()])[0] != begun
-    finally:
-        ended.append(generator_states())
-        torch.random.set_rng_state(before[0])
-        random.setstate(before[1])
-        np.random.set_state(before[2])
 
 
 def _spoil(layers: Iterable[nn.Module], held: set[nn.Parameter]) -> None:

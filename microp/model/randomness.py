@@ -7,7 +7,8 @@ restored.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from threading import RLock
 from typing import Any
@@ -23,17 +24,22 @@ def derive_seed(seed: int, *path: str | int) -> int:
     return int.from_bytes(digest) >> 1
 
 
-class Dropout(nn.Module):
+class Random:
+    """A part of a layer that draws random numbers."""
+
+    _now = (0, 0)
+
+    def at(self, step: int, microbatch: int) -> None:
+        """Set the step and the microbatch of the next forward."""
+        self._now = (step, microbatch)
+
+
+class Dropout(Random, nn.Module):
     """Dropout with a generator of its own."""
 
     def __init__(self, probability: float, seed: int) -> None:
         super().__init__()
         self.probability, self.seed = probability, seed
-        self._now = (0, 0)
-
-    def at(self, step: int, microbatch: int) -> None:
-        """Set the step and the microbatch of the next forward."""
-        self._now = (step, microbatch)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.probability == 0:
@@ -46,7 +52,7 @@ class Dropout(nn.Module):
 GENERATOR = RLock()  # these generators are one for all threads, and ranks may be threads
 
 
-def seed_generators(seed: int, device: torch.device | None = None) -> None:
+def _seed_generators(seed: int, device: torch.device | None = None) -> None:
     """Seed the generators that torch (on a device, by default the CPU), numpy and Python have of their own."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -64,7 +70,27 @@ def generator_states() -> tuple[Any, ...]:
         return torch.random.get_rng_state().numpy().tobytes(), random.getstate(), (kind, numbers.tobytes(), *rest)
 
 
-class Reseeded:
+@contextmanager
+def seeded(seed: int) -> Iterator[Callable[[], bool]]:
+    """Let torch's, numpy's and Python's own generators begin with a seed; afterwards they are as they were.
+
+    Yields:
+        A function that returns whether one of them has been drawn from, while they are seeded or later.
+    """
+    before = torch.random.get_rng_state(), random.getstate(), np.random.get_state()
+    _seed_generators(seed)
+    begun = generator_states()
+    ended: list[Any] = []
+    try:
+        yield lambda: (ended or [generator_states()])[0] != begun
+    finally:
+        ended.append(generator_states())
+        torch.random.set_rng_state(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])
+
+
+class Reseeded(Random):
     """Seeds the generators of torch, numpy and Python before each forward of a layer that draws from one.
 
     Args:
@@ -72,18 +98,14 @@ class Reseeded:
     """
 
     def __init__(self, layer: nn.Module, seed: int) -> None:
-        self._seed, self._now = seed, (0, 0)
+        self._seed = seed
         layer.register_forward_pre_hook(self, prepend=True)  # the layer's own hooks may draw too
 
-    def at(self, step: int, microbatch: int) -> None:
-        """Set the step and the microbatch of the next forward."""
-        self._now = (step, microbatch)
-
     def __call__(self, _layer: nn.Module, given: tuple[Tensor, ...]) -> None:
-        seed_generators(derive_seed(self._seed, *self._now), given[0].device)
+        _seed_generators(derive_seed(self._seed, *self._now), given[0].device)
 
 
-def random_parts(layers: nn.Module) -> Iterator[Dropout | Reseeded]:
+def random_parts(layers: nn.Module) -> Iterator[Random]:
     """Yield the parts of layers whose `at` must be called before each forward."""
     for module in layers.modules():
         if isinstance(module, Dropout) and module.probability:

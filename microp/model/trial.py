@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from microp.model.division import random_gradient
-from microp.model.own import Layers, seeded
+from microp.model.own import Layers
+from microp.model.randomness import seeded
 from microp.model.split_backward import trained
 from microp.model.watch import Watch, device_of, layer_text, place_of, tensor_text, tried
 

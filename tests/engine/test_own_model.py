@@ -11,8 +11,7 @@ from own_model import drawing_of_many, mixed, narrowing, normalised_together, no
 
 from microp.comms import thread_comms
 from microp.engine import ActionError
-from microp.model.own import seeded
-from microp.model.randomness import GENERATOR, generator_states
+from microp.model.randomness import GENERATOR, generator_states, seeded
 from microp.schedule.builders import gpipe, one_f_one_b, zb_h1
 from microp.settings import SnapshotSettings
 from microp.worker import RankError, Trainer
