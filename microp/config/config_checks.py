@@ -250,6 +250,14 @@ def warnings(config: Config, job: Job) -> list[str]:
                 f"{_layers(facts.mixing)}: a row depends on the rows beside it, so the result depends on chunks and "
                 "replicas, as in any pipeline"
             )
+    share, rank, partition = config.partition.get("share"), config.partition.get("rank"), job.partition
+    if share is not None and rank is not None and config.ranks > 1:
+        wanted = max(1, round(share * partition.layers))
+        if wanted != partition.sizes[rank]:
+            texts.append(
+                f"partition.share={share} of {partition.layers} layers is {wanted}, but the other ranks "
+                f"need one each: rank {rank} gets {partition.sizes[rank]}"
+            )
     return [*texts, *job.notes, *profile_notes(config, [job.mean_rows])]
 
 
