@@ -192,7 +192,7 @@ def test_without_costs_an_average_rank_takes_one_for_each():
     assert figures(composed("ranks=4 chunks=8"))["makespan"] == 11 * 3
     # 16 layers as 12 and 4, the last of which computes half as much: 24/31 of the whole are the first rank's
     for words in ("partition=skewed partition.share=0.75", "partition=sizes partition.sizes=[12,4]"):
-        skewed = figures(composed(f"{words} chunks=4"))["makespan"]
+        skewed = figures(composed(f"{words} chunks=4 model.dim=512"))["makespan"]
         assert skewed == pytest.approx(3 * 2 + 3 * 3 * 2 * 24 / 31, rel=1e-9)
     assert figures(composed("ranks=32 chunks=4"))["makespan"] == 35 * 3  # more stages than layers
 

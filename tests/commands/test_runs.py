@@ -90,7 +90,7 @@ def test_chosen_columns(asked):
     code, out, _ = asked("chunks=16", "--columns=run,model.dim,schedule,bubble,config.repeat,commit", "-n", "1")
     assert code == 0
     assert out.splitlines()[1].split() == ["run", "model.dim", "schedule", "bubble", "config.repeat", "commit"]
-    assert out.splitlines()[2].split()[1:] == ["512", "gpipe", "0.2", "2", "c0ffee"]
+    assert out.splitlines()[2].split()[1:] == ["256", "gpipe", "0.2", "2", "c0ffee"]
 
 
 def test_csv_is_whole_and_alone_on_standard_output(asked):
@@ -110,7 +110,7 @@ def test_csv_is_whole_and_alone_on_standard_output(asked):
 def test_columns_can_be_listed(asked):
     out = asked("--columns=help")[1]
     lines = dict(line.split(maxsplit=1) for line in out.splitlines())
-    assert (lines["model.dim"], lines["schedule"], lines["experiment"]) == ("512", "naive", "mine")
+    assert (lines["model.dim"], lines["schedule"], lines["experiment"]) == ("256", "naive", "mine")
 
 
 def test_all_attempts(folder, tmp_path, monkeypatch, capsys):

@@ -91,7 +91,7 @@ def test_installed_it_runs_a_stored_sweep_by_its_name_with_its_own_files(wheel, 
     done = run("microp", "-cn", "first", *SMALL, *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("2 finished, the same in all: ")
-    assert "analysis" not in done.stdout, "a hint at what is not installed"
+    assert "python -m analysis" not in done.stdout, "a hint at what is not installed"
     query = run("microp", "-sc", "query=bash", COMP_LINE="microp schedule=zb_h")
     assert query.stdout.split() == ["schedule=zb_h1", "schedule=zb_h2"]
     code = "from microp.system import places; print(places.CONF, places.SWEEPS, places.CHECKOUT)"

@@ -66,7 +66,7 @@ def test_a_run_is_predicted_before_its_ranks_start(profiled):
     assert read(attempt / "summary.json")["predicted"] == {k: v for k, v in predicted.items() if k != "source"}
     first_step = read_rows(attempt, 0)[0]["began_ns"] / 1e9 + time.time() - time.monotonic()  # as a file's time
     assert (attempt / "predicted.json").stat().st_mtime < first_step
-    assert "predicted ms: of a step, known before the run." in done.stdout
+    assert "predicted ms" in done.stdout
     assert f"predicted {number(predicted['step_ms'])} ms" in done.stdout
 
 

@@ -192,7 +192,7 @@ def test_options(words, tmp_path):
 
 
 BAD = {  # as typed in a process of its own; test_bad_input.py has the others
-    "chunks=300": "chunks=300 is more than batch_size=256 has rows: use at most 256",
+    "chunks=9000": "chunks=9000 is more than batch_size=8192 has rows: use at most 8192",
     "-cn nosuch": "nosuch",
     "-cd nosuch": "nosuch' not found",
     "-c job foo=1": "foo",
