@@ -159,6 +159,7 @@ class SweepCallback(PointsCallback):
         self._all = [point.overrides for point in points]
         self._again = not is_sweep(config) or config.again
         self._tracking = read_config(config).tracking
+        self._is_first = not any(Path(config.output_dir, "runs").glob("*"))
         waiting = [point for name, point in self._points.items() if not self._finished(name)]
         if speaks():
             one_by_one = len(waiting) > 1 and not any(isinstance(p.config.launch, SlurmSettings) for p in waiting)
@@ -167,8 +168,7 @@ class SweepCallback(PointsCallback):
             texts = [text for point in waiting for text in config_checks.warnings(point.config, point.job)]
             for warning in dict.fromkeys(texts):
                 console.warn(warning)
-            notes = [text for point in waiting if (text := lacks_profile(point.config, point.job))][:1]
-            notes += about_resumed([point.job for point in waiting])
+            notes = about_resumed([point.job for point in waiting])
             if len(self._points) < len(points):
                 notes.append(equal_points(len(points), len(self._points)))
             for note in notes:
@@ -196,6 +196,9 @@ class SweepCallback(PointsCallback):
             step_drawing.show(rows[0].folder, rows[0].summary)
         done = [row.folder for row in rows if row.summary["status"] == "finished"]
         print_next_commands(Path(config.output_dir), self._tracking.reachable(), done[-1] if done else None)
+        texts = (lacks_profile(point.config, point.job) for point in self._points.values() if self._is_first)
+        if hint := next(filter(None, texts), None):  # once in an output folder
+            console.note(hint)
         shown, stopped = {row.summary["run_id"] for row in rows}, self._plan and self._plan.stopped
         lacking = [point for name, point in self._points.items() if name not in shown]
         if lost := sorted(str(point.run) for point in lacking if not stopped or point.made()):
