@@ -223,7 +223,8 @@ def compose_points(config: DictConfig) -> list[Composed]:
     overrides = parser.parse_overrides([*stored, *typed_overrides(config.hydra.overrides)])
     axes = {axis.get_key_element(): _words_of(axis) for axis in overrides}
     if (number := prod(map(len, axes.values()))) > MOST_POINTS or not number:
-        raise ConfigError([f"the sweep has {number} points or more: use 1 to {MOST_POINTS}"])
+        count = f"{number} points or more" if number else "no point"
+        raise ConfigError([f"the sweep has {count}: use 1 to {MOST_POINTS}"])
     groups = {key for key in axes if loader.get_group_options(key.partition("@")[0], ObjectType.CONFIG)}
     values = {word: parser.parse_overrides([word])[0] for key in axes.keys() - groups for word in axes[key]}
     composed: dict[tuple[str, ...], DictConfig] = {}

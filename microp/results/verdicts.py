@@ -48,14 +48,16 @@ def verdicts(rows: Sequence[PointRow]) -> list[str]:
 
 
 def small_microbatches(rows: Sequence[PointRow]) -> str | None:
-    """Return why a step was slower with more microbatches: the same rows took longer to compute; None if none did.
+    """Return why steps took longer with more microbatches: the same rows took longer to compute; None if none did.
 
-    Runs are compared that differ in nothing but the number of microbatches, by the time that their ranks compute; the
-    pair in which a row's time grew most is named. Nominal times do not know how well a core is used.
+    Runs are compared that differ in nothing but the number of microbatches, by the time that their ranks compute. The
+    pair of numbers is named at which a row's time grew most, with all schedules that show it. Nominal times do not know
+    how well a core is used, and on a machine with other work a row takes longer whatever its microbatch.
     """
     alike: dict[str, list[PointRow]] = {}
     for row in rows:
-        if row.summary["step_ms"] and row.summary["device"] != "emulated":
+        is_alone = all(reason.kind == "spread" for reason in row.disturbed)
+        if row.summary["step_ms"] and row.summary["device"] != "emulated" and is_alone:
             question = {key: value for key, value in row.config.items() if key not in ("chunks", LAUNCH)}
             alike.setdefault(json.dumps(question, sort_keys=True, default=str), []).append(row)
     slower = [
@@ -64,15 +66,23 @@ def small_microbatches(rows: Sequence[PointRow]) -> str | None:
         for few, many in permutations(runs, 2)
         if few.config["chunks"] < many.config["chunks"]
         and many.summary["step_ms"]["median"] > SLOWER * few.summary["step_ms"]["median"]
+        and _busy_ms(many) > STARVED * _busy_ms(few)
     ]
-    factor, few, many = max(slower, key=lambda pair: pair[0], default=(1.0, None, None))
-    if few is None or many is None or factor < STARVED:
+    if not slower:
         return None
-    (rows_of_few, chunks), (rows_of_many, more) = map(_microbatch, (few, many))
+    _, first, last = max(slower, key=lambda pair: pair[0])
+    (rows_of_few, chunks), (rows_of_many, more) = map(_microbatch, (first, last))
+    same = [
+        pair
+        for pair in slower
+        if (_microbatch(pair[1]), _microbatch(pair[2])) == (_microbatch(first), _microbatch(last))
+    ]
+    factors = sorted({f"{factor:.1f}" for factor, _, _ in same}, key=float)
+    names = ", ".join(dict.fromkeys(many.summary["schedule"] for _, _, many in same))
     return (
-        f"{many.summary['schedule']} is slower with chunks={more} than with {chunks}: a row of a microbatch of "
-        f"{rows_of_many:g} takes {factor:.1f} times as long as one of {rows_of_few:g}; the microbatches are too small "
-        "for this model"
+        f"{names} took longer with chunks={more} than with {chunks}: a row of a microbatch of {rows_of_many:g} took "
+        f"{' to '.join(dict.fromkeys((factors[0], factors[-1])))} times as long as one of {rows_of_few:g}; the "
+        "microbatches are too small for this model"
     )
 
 

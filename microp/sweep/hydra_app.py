@@ -57,7 +57,7 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(_guarded(task))()
     except KeyboardInterrupt:
-        console.error("interrupted: what has been recorded is in the run's folder")
+        console.error("interrupted: what has been recorded is in the run's folder; of a sweep the same command goes on")
         raise SystemExit(130) from None
     except BrokenPipeError:
         raise  # to `run_command`

@@ -83,6 +83,11 @@ class SweepCallback(PointsCallback):
                 f"output_dir={','.join(folders)}: a sweep has one folder for its plan, its table and its runs: "
                 "give one output_dir, or run one sweep for each"
             )
+        if not is_sweep(config) and config.hydra.sweeper.get("params"):
+            problems.append(
+                f"{config.hydra.job.config_name}.yaml has hydra.sweeper.params, but would be one run: add mode: "
+                "MULTIRUN below hydra: in it, or type -m"
+            )
         for key in ("dry_run", "fail_fast"):
             if len({getattr(point.config, key) for point in points}) > 1:
                 problems.append(f"{key}=true,false: {key} is for all points of a sweep: give one value")

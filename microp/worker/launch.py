@@ -36,6 +36,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from microp.comms import Comms, Heartbeats, Hosts, Place, StagedComms, init_process_group, process_state
 from microp.device import gpu_of
 from microp.job import Job
+from microp.records import full_disk
 from microp.worker.failure import what_failed
 from microp.worker.rank import run_rank
 
@@ -82,6 +83,10 @@ def launch_ranks(job: Job, attempt: Path, shutdown_s: float, entry: Entry = run_
         raise KeyboardInterrupt from stop
     except ChildFailedError as error:
         raise what_failed(job, attempt, error.failures, heartbeats) from None
+    except Exception as error:  # torch's launcher reads how a rank failed from a file, which a full disk leaves empty
+        if no_room := full_disk(attempt / "logs"):
+            raise no_room from error
+        raise
     finally:
         heartbeats.close()
 

@@ -40,7 +40,7 @@ COMMANDS = 3  # as many are typed after the last kill
 
 def run_steps(machine: Machine, times: int) -> Iterator[Result]:
     """One run at K=4 on each transport; early is after a tenth of its steps."""
-    steps = STEPS * times
+    steps = STEPS * max(times, 5)  # fewer end before anything can be compared
     for backend in BACKENDS:
         folder, result = machine.new_folder(), Result(f"{steps} steps, K=4, {backend}")
         words = [*SMALL, "ranks=4", "schedule=1f1b", "chunks=4", f"steps={steps}", f"comms={backend}"]
@@ -50,7 +50,7 @@ def run_steps(machine: Machine, times: int) -> Iterator[Result]:
 
 def run_points(machine: Machine, times: int) -> Iterator[Result]:
     """One sweep with processes and one with threads; early is after a tenth of its points, at least after SETTLED."""
-    points = POINTS * times // 2 * 2
+    points = POINTS * max(times, 4) // 2 * 2  # likewise
     for comms in ("auto", "threads"):
         folder, result = machine.new_folder(), Result(f"{points} points, {comms}")
         words = ["-m", *SMALL, "steps=2", "chunks=2,4", f"repeat=range({points // 2})", f"comms={comms}"]
@@ -84,7 +84,9 @@ def watch(
     if not both:
         problems.append("it ended before anything could be compared")
     for pid in both:
-        least, most = (Usage(*map(choose, *looks[pid])) for choose, looks in ((min, late), (max, early)))
+        least, most = (
+            Usage(*map(choose, zip(*looks[pid], strict=True))) for choose, looks in ((min, late), (max, early))
+        )
         problems += least.more_than(most)
     return problems + machine.still_there(known), took
 

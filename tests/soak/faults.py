@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from conftest import small_job
-from microp.comms.processes import is_alive
 from rank_faults import EXITS, SIGNALS, Fault, told
 
+from microp.comms.waiting import is_alive
 from microp.records import read_rows
 from microp.schedule.builders import one_f_one_b
 from microp.worker import RankError, launch_ranks

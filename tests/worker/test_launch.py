@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -19,9 +20,10 @@ from sockets import is_loopback, listening
 from user import until
 
 from microp.comms.waiting import is_alive
+from microp.records import WriteError
 from microp.schedule.builders import gpipe
 from microp.settings import BucketSettings, EngineSettings
-from microp.worker import RankError, launch_ranks, run_threads
+from microp.worker import RankError, launch, launch_ranks, run_threads
 
 TESTS = Path(__file__).parents[1]
 SCRIPT = """
@@ -135,3 +137,22 @@ def test_a_model_function_that_is_not_deterministic_is_refused_where_it_matters(
 def test_a_deterministic_one_is_not(function, tmp_path):
     job = own_model.own_job(own_model.settings_of(function), replicas=2, backend="threads", batch_size=18)
     run_threads(job, tmp_path)
+
+
+def test_a_full_disk_on_which_torch_s_launcher_stumbles_is_named(tmp_path, monkeypatch):
+    """A rank that fails leaves its error in a file, which a full disk leaves empty; the launcher reads it."""
+
+    def stumble(*_):
+        raise json.JSONDecodeError("Expecting value", "", 0)
+
+    monkeypatch.setattr(launch, "elastic_launch", lambda *_: stumble)
+    with pytest.raises(json.JSONDecodeError):
+        launch_ranks(small_job(), tmp_path, 3)
+    monkeypatch.setattr(launch, "full_disk", lambda path: WriteError(f"no room for {path}", no_room=True))
+    with pytest.raises(WriteError, match="no room for .*logs"):
+        launch_ranks(small_job(), tmp_path, 3)
+
+
+def test_the_soak_can_be_started():
+    done = subprocess.run([sys.executable, "-m", "tests.soak", "--help"], cwd=TESTS.parent, capture_output=True)
+    assert done.returncode == 0, done.stderr
