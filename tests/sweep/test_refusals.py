@@ -100,7 +100,7 @@ def test_an_error_outside_of_the_ranks_costs_one_point(typed, monkeypatch):
 
 def test_a_signal_before_the_first_rank_ends_the_command_with_a_line(typed, monkeypatch):
     monkeypatch.setattr(sweep, "make_job", lambda _: os.kill(os.getpid(), signal.SIGTERM))
-    said = ["error: interrupted: what has been recorded is in the run's folder"]
+    said = ["error: interrupted: what has been recorded is in the run's folder; of a sweep the same command goes on"]
     assert typed(*THREADS) == (130, "", said)
 
 
