@@ -121,7 +121,7 @@ def test_a_host_that_is_cut_off_ends_the_others(how, whole, tmp_path):
         assert re.search(rf"rank \d on {host.name}.* {peers[host.name]}", status["message"])
         assert status["ended"] - cut_at < TIMEOUT_S + 90
         assert f"the rows of ranks 2, 3 stay on h1 in {hosts[1].folder}" in status["message"]
-        assert re.search(rf"error: rank \d on {host.name}.* {peers[host.name]}", said)  # perhaps another rank's sentence
+        assert re.search(rf"error: rank \d on {host.name}.* {peers[host.name]}", said)
     [attempt] = attempts_of(hosts[1].folder)
     assert read_rows(attempt, 2)
     assert not read_rows(attempt, 0)
