@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
-from math import prod
 from time import perf_counter_ns
 from typing import Any
 
@@ -87,9 +86,8 @@ class GroupComms(Comms):
     def inbox(self, shape: Sequence[int], src: int, tag: int, dtype: torch.dtype) -> Inbox:
         """Return an inbox. The size of what was announced in `expect` is checked by its sender, so without a canary."""
         receive = partial(self._start, self.group.recv, src, tag)
-        buffer = self._buffers.get((src, tag))
-        if buffer is not None and buffer.nbytes >= prod(shape) * dtype.itemsize:  # else it is of an earlier job's step
-            return PostedReceive(partial(receive, view_of(buffer, shape, dtype)))
+        if (src, tag) in self._buffers:
+            return PostedReceive(partial(receive, view_of(self._buffers[src, tag], shape, dtype)))
 
         def start() -> Pending:
             tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)

@@ -120,7 +120,9 @@ def _named(config: Config, schedule: Schedule) -> Schedule:
     except TypeError:
         is_whole = False
     if not is_whole:
-        raise ValueError(f"{what} whose `ranks` are not rows of actions: give tuples of Action(Op.F, 0, 0), one a rank")
+        raise ValueError(
+            f"{what} with something else than actions: give `ranks` a tuple per rank, as (Action(Op.F, 0, 0), ...)"
+        )
     if (given := (len(schedule.ranks), schedule.chunks)) != asked:
         raise ValueError("{} for ranks={}, chunks={}: return one for ranks={}, chunks={}".format(what, *given, *asked))
     if name.removesuffix("_lifo") in closed_forms.NAMES:

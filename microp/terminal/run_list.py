@@ -122,7 +122,7 @@ def _read_options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--columns", default="", help="the columns to show, joined by commas; help lists all")
     parser.add_argument("--csv", action="store_true", help="whole rows as CSV, with the chosen columns or all")
     parser.add_argument("--all", action="store_true", help="all attempts, not only the newest finished one of each run")
-    parser.add_argument("-n", "--limit", type=int, help="at most so many rows (default: 20, of CSV all); 0 for all")
+    parser.add_argument("-n", "--limit", type=int, help="how many rows (default: 20, with --csv all of them; 0: all)")
     parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="runs, folders, or filters joined by commas")
     parser.add_argument("--delete", action="store_true", help="delete the runs, after a question")
     parser.add_argument("--yes", action="store_true", help="delete without the question")

@@ -56,6 +56,7 @@ class Trainer:
         layers = {index: stage.layers for index, stage in self.stages.items()}
         self.sync = open_sync(job.sync, layers, job.schedule.split_stages, comms, device)
         self._tied = TiedGradients(job, self.layers, comms)
+        comms.expect(())  # no mailbox of a job before; microp's engine announces its own
         last = self.sync.wrap_last
         self.engines = {name: open_runner(name, job, self.stages, comms, device, last) for name in job.engines}
         self.engine = self.engines[job.engines[0]]
