@@ -34,12 +34,12 @@ class _Hub:
             TimeoutError, ConnectionError: a thread did not within `timeout_s`, or has failed.
         """
         with self.changed:
-            meeting, self.here = self.met, self.here + 1
+            meeting, self.here, was_broken = self.met, self.here + 1, self.broken
             if self.here == self.world_size:
                 self.here, self.met = 0, meeting + 1
                 self.changed.notify_all()
             came = Countdown(timeout_s).wait_for(self.changed, lambda: self.met > meeting or self.broken)
-            if self.met == meeting and self.broken:
+            if self.broken and (self.met == meeting or was_broken):
                 raise ConnectionError("another rank failed")
             if not came:
                 raise TimeoutError(f"waited {timeout_s:g} s for another rank")
