@@ -27,7 +27,7 @@ def number(value: float, like: float | None = None) -> str:
     """Return a number with three significant digits and without exponent, or with as many decimals as `like` has."""
     size = float(f"{abs(value if like is None else like):.3g}")  # 0.9999 has as many decimals as 1
     decimals = 0 if size == 0 else min(3, max(0, 2 - math.floor(math.log10(size))))
-    return f"{value:,.{decimals}f}"
+    return f"{value:z,.{decimals}f}"
 
 
 def middle(values: pd.Series[float]) -> str:
