@@ -51,8 +51,8 @@ def inputs_mib(row: dict[str, Any], rank: int) -> float:
 def peak_of(actions: Sequence[Action], whole: float, inputs: float, segment: float, spared: Sequence[int]) -> float:
     """Return the peak memory of a rank over its row of actions, found by walking along it.
 
-    A microbatch takes `whole`, or if it is recomputed (all but those `spared`) its `inputs`, and in its B the `segment`
-    that is rebuilt.
+    A microbatch takes `whole`, or if it is recomputed (all but those `spared`) its `inputs`, and in its backward
+    the `segment` that is rebuilt.
     """
     held = peak = 0.0
     for op, _, microbatch in actions:
@@ -60,7 +60,7 @@ def peak_of(actions: Sequence[Action], whole: float, inputs: float, segment: flo
         if op is Op.F:
             held += own
             peak = max(peak, held)
-        elif op is Op.B:
+        elif op is not Op.W:
             peak = max(peak, held + (0 if microbatch in spared else segment))
             held -= own
     return peak

@@ -152,10 +152,9 @@ def _layer_times(rows: pd.DataFrame) -> Iterator[tuple[float, float]]:
         elif len(set(row["partition"])) == 1:
             steps = measured_steps(Path(row["folder"]), row["ranks"])
             actions = [action for step in steps for own in step for action in own["action_ms"].items()]
-            if not actions:
-                continue
-            forward, backward = (median(time for name, time in actions if name.endswith(op)) for op in "FB")
-            yield forward / row["partition"][0], backward / row["partition"][0]
+            times = [[time for name, time in actions if name.endswith(op)] for op in "FB"]
+            if all(times):
+                yield tuple(median(of_op) / row["partition"][0] for of_op in times)
 
 
 # --- each rank's utilisation -----------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 ::
 
-    a run's own F, B, W times and hops ── simulate ──► replayed makespan ───────┐
+    a run's own action times and hops  ── simulate ──► replayed makespan ───────┐
     its measured steps ── median of last end - first start ──► measured ────────┴─► error
 
 The noise is the distance of a launch from the median of the other launches of its question. An

@@ -32,11 +32,10 @@ import pandas as pd
 from analysis.varied import varying
 from microp.records import TracedStep, read_traced_step
 from microp.results import records
-from microp.schedule import Op, Schedule
-from microp.trace import COLOURS, INK, REDUCTION, Reduction, Span, ends_at, header, shade
+from microp.schedule import Schedule
+from microp.trace import COLOURS, INK, NAMES, REDUCTION, Reduction, Span, ends_at, header, shade
 
 HERE = Path(__file__).parent
-NAMES = {Op.F: "forward", Op.B: "backward", Op.W: "weight gradient"}
 OPS = tuple(NAMES)
 PALETTE = [{"letter": op, "name": name, "fill": COLOURS[op], "ink": INK[op]} for op, name in NAMES.items()]
 SCRIPTS = ("run_finder.js", "viewer_step.js", "viewer_canvas.js", "viewer.js")  # one script, in this order

@@ -62,7 +62,7 @@ class Viewer:
         """The middle of an action, in the window."""
         [run] = [each for each in self.data()["runs"] if each["id"] == self.state("run")]
         rows = [run["actions"][at : at + 4] for at in range(0, len(run["actions"]), 4)]
-        number = [f"{stage}{'FBW'[op]}{microbatch}" for _, op, stage, microbatch in rows].index(action)
+        number = [f"{stage}{'FBIW'[op]}{microbatch}" for _, op, stage, microbatch in rows].index(action)
         start, length, _ = run["panels"][panel]["times"][3 * number : 3 * number + 3]
         (begin, end), left = self.range, int(self.state("left"))
         box = self.canvas.bounding_box()

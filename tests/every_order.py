@@ -4,7 +4,7 @@
 
     each rank's row grows by any action that it may run next, until the step is too long
                      0F0 ─┬─ 0F1 ── ...
-                          ├─ 0B0 ── ...      divided, 0W0 comes at any later place
+                          ├─ 0I0 ── ...      divided, 0W0 comes at any later place
                           └─ 0B0 ── ...      full
     a rank whose next action waits for a message stands still until that is sent
 
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from microp.schedule import Action, Op, Schedule
 from microp.simulator import Costs
 
-Step = tuple[Action, bool]  # an action, and whether its backward is divided
+Step = tuple[Action, bool]  # an action, and whether its backward is divided: a B is an I then
 
 
 class Rows(NamedTuple):
@@ -56,8 +56,8 @@ class Orders:
         self.stages, self.ranks = len(placement), max(placement) + 1
         pairs = [(stage, microbatch) for stage in range(self.stages) for microbatch in range(chunks)]
         self._takes = {
-            (action, split): costs.of(action, split)
-            for action in (Action(op, *pair) for pair in pairs for op in Op)
+            (action, split): costs.of(_named(action, split))
+            for action in (Action(op, *pair) for pair in pairs for op in (Op.F, Op.B, Op.W))
             for split in (False, True)
         }
         self._least = {pair: self._least_backward(*pair) for pair in pairs}
@@ -102,13 +102,13 @@ class Orders:
                 yield b not in row or (row[b] and w not in row)
 
     def _schedule(self, rows: Rows) -> Schedule:
-        return Schedule("every", self.chunks, tuple(tuple(action for action, _ in row) for row in rows.steps))
+        return Schedule("every", self.chunks, tuple(tuple(_named(*step) for step in row) for row in rows.steps))
 
     def _next(self, rows: Rows, rank: int) -> Iterator[Step]:
         """Yield what may be the next action of a rank's row."""
         row = dict(rows.steps[rank])
         for stage, microbatch in self._pairs[rank]:
-            f, b, w = (Action(op, stage, microbatch) for op in Op)
+            f, b, w = (Action(op, stage, microbatch) for op in (Op.F, Op.B, Op.W))
             if f not in row:
                 has_room = self.cap is None or rows.held[rank] < self.cap
                 if has_room and self._is_first(row, f) and self._is_there(row, f, stage - 1):
@@ -190,6 +190,10 @@ class Orders:
 
     def _to(self, sender: Action) -> int:
         return self.placement[sender.stage + (1 if sender.op is Op.F else -1)]
+
+
+def _named(action: Action, split: bool) -> Action:
+    return action._replace(op=Op.I) if split and action.op is Op.B else action
 
 
 def _with(values: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:

@@ -53,7 +53,7 @@ def made(
     stages = schedule.stages
     unit = 5 * scale * ranks / stages
     costs = Costs((unit,) * stages, (2 * unit,) * stages, latency=latency)
-    if schedule.split:
+    if schedule.input_gradients:
         costs = Costs((unit,) * stages, (unit,) * stages, (unit,) * stages, latency)
     bubble = _bubble(schedule, costs)
     more = {

@@ -11,7 +11,7 @@ import pandas as pd
 
 from microp.records import LAUNCH, RankRecorder, write_schedule
 from microp.schedule import Schedule
-from microp.simulator import Costs, kind_of, simulate
+from microp.simulator import Costs, simulate
 from microp.trace import MOMENTS, bubble_fraction, busy, in_flight_peak, makespan
 
 
@@ -55,14 +55,14 @@ def _write(folder: Path, schedule: Schedule, costs: Costs, slower: float) -> Pat
         of_rank = [span for span in spans if span.rank == rank]
         actions: dict[str, list[float]] = {}
         for span in of_rank:
-            actions.setdefault(f"{span.stage}{kind_of(schedule, span.action)}", []).append(float(span.end - span.start))
+            actions.setdefault(f"{span.stage}{span.op}", []).append(float(span.end - span.start))
         recorder = RankRecorder(place, rank)
         recorder.step(
             {
                 "phase": "measured",
                 "engine": "microp",
                 "action_ms": {key: sum(times) / len(times) for key, times in actions.items()},
-                "recompute_ms": sum(float(costs.recomputation(span.action)) for span in of_rank if span.op == "B"),
+                "recompute_ms": sum(float(costs.recomputation(span.action)) for span in of_rank if span.op in "BI"),
                 "compute_ms": float(busy_ms),
                 "first_start_ns": 0,
                 "last_end_ns": round(float(makespan(spans)) * slower * 1e6),

@@ -83,8 +83,7 @@ def _divided(schedule: Schedule) -> Schedule:
     """Return the order with every backward divided."""
 
     def parts(action: Action) -> tuple[Action, ...]:
-        is_full = action.op is Op.B and action[1:] not in schedule.split
-        return (action, action._replace(op=Op.W)) if is_full else (action,)
+        return (action._replace(op=Op.I), action._replace(op=Op.W)) if action.op is Op.B else (action,)
 
     return replace(
         schedule, ranks=tuple(tuple(part for action in row for part in parts(action)) for row in schedule.ranks)

@@ -131,7 +131,7 @@ def _memory(job: PricingJob) -> list[float] | None:
     config = job.config
     try:
         rows = sum(job.workload.rows) / len(job.workload.rows)
-        layers = layer_memory(config.model, rows, bool(job.schedule.split), config.computing)
+        layers = layer_memory(config.model, rows, bool(job.schedule.input_gradients), config.computing)
     except ValueError as error:
         console.warn(str(error))
         return None

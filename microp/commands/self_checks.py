@@ -4,7 +4,7 @@
 
     ranks start and talk ........ a tensor passes through all ranks and returns with the right numbers
     gradients ................... equal the unpartitioned model's, bit for bit
-    models as people write them . the same for `check_models`, with a backward that is divided into B and W
+    models as people write them . the same for `check_models`, with a backward that is divided into I and W
     memory ...................... falls with checkpointing
     bubble ...................... ranks idle at the start and at the end of a step
 

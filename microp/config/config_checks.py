@@ -240,9 +240,9 @@ def warnings(config: Config, job: Job) -> list[str]:
         texts.append(f"engine=compare goes without torch: {reasons[0]}")
     if isinstance(job.model, OwnSettings):
         facts = job.model.facts
-        if job.schedule.split and facts.as_one:
+        if job.schedule.input_gradients and facts.as_one:
             texts.append(
-                f"{_layers(facts.as_one)}: B and W of the parts are not the full backward, so the whole layer is "
+                f"{_layers(facts.as_one)}: I and W of the parts are not the full backward, so the whole layer is "
                 "divided as one, and W computes again what B has computed"
             )
         if job.schedule.chunks * job.replicas > 1 and facts.mixing:

@@ -70,7 +70,9 @@ def make_job(config: Config) -> Job:
     except ValueError as error:
         problems.append(str(error))
     # 3. the sums over replicas
-    name, is_split = ("", False) if schedule is None or config.replicas < 2 else (schedule.name, bool(schedule.split))
+    name, is_split = (
+        ("", False) if schedule is None or config.replicas < 2 else (schedule.name, bool(schedule.input_gradients))
+    )
     problems += config.sync.problems(name, is_split, config.comms.backend(config.device))
     if problems or schedule is None or chosen is None:
         raise ConfigError(problems)
@@ -136,12 +138,12 @@ def _named(config: Config, schedule: Schedule) -> Schedule:
 def _order_problems(config: Config, schedule: Schedule) -> list[str]:
     """Return why this order cannot be run as it is asked for."""
     problems: list[str] = []
-    if config.compile and schedule.split:
+    if config.compile and schedule.input_gradients:
         problems.append(
-            f"schedule={config.schedule['name']} divides the backward into B and W, and compile=true makes one "
+            f"schedule={config.schedule['name']} divides the backward into I and W, and compile=true makes one "
             "function of both: use a schedule without W, for example 1f1b, or compile=false"
         )
-    if isinstance(config.model, OwnSettings) and schedule.split:
+    if isinstance(config.model, OwnSettings) and schedule.input_gradients:
         problems += config.model.facts.undivided
     if config.engine.name == "torch":
         problems += torch_problems(schedule, config.checkpointing, spread(config.batch_size, config.chunks))
@@ -214,7 +216,7 @@ def _task_of(config: Config, schedule: Schedule) -> Task:
     workload, cap = workload_of(config, schedule), memory_cap(config)
     rows = sum(workload.rows)
     mean = rows / len(workload.rows)
-    memory = None if cap is None else layer_memory(config.model, mean, bool(schedule.split), config.computing)
+    memory = None if cap is None else layer_memory(config.model, mean, bool(schedule.input_gradients), config.computing)
     return Task(workload, prices_of(config), memory, cap, config.model.batch_bytes(rows))
 
 

@@ -89,7 +89,9 @@ def _rules(config: Config) -> dict[str, Unused]:
 
 def _has_no_w(config: Config) -> bool:
     try:
-        return not build("schedule", config.schedule, Schedule, ranks=config.ranks, chunks=config.chunks).split
+        return not build(
+            "schedule", config.schedule, Schedule, ranks=config.ranks, chunks=config.chunks
+        ).input_gradients
     except ValueError:
         return False  # the schedule's own problem is told instead
 

@@ -146,7 +146,7 @@ def times_of(config: Config, schedule: Schedule, sizes: Sequence[int]) -> Device
     reduces = config.replicas > 1 and device.reduce_ms is None and config.sync.name not in ("torch_ddp", "compare")
     backend = config.comms.backend(device)
     costs = stage_costs(profile, kinds, workload, backend, config.replicas if reduces else 1)
-    layers = profile.layer_memory(kinds, bool(schedule.split))
+    layers = profile.layer_memory(kinds, bool(schedule.input_gradients))
     return replace(
         device,
         forward_ms=_rounded(costs.forward),
@@ -293,14 +293,14 @@ def _forecast(config: Config, job: Job) -> Forecast:
 def _peaks(job: Job) -> list[float] | None:
     """Return each rank's peak in MiB, as the order gives it; None if the model is too large to be built here."""
     try:
-        layers = layer_memory(job.model, job.mean_rows, bool(job.schedule.split), job.computing)
+        layers = layer_memory(job.model, job.mean_rows, bool(job.schedule.input_gradients), job.computing)
     except ValueError:
         return None
     return peak_memory_mib(job.workload, layers, job.model.batch_bytes(job.shares[0]))
 
 
 def layer_memory(model: ModelSettings, rows: float, split: bool, computing: Computing) -> tuple[LayerMemory, ...]:
-    """Return the memory of every layer for microbatches of `rows` rows; `split`: with a backward divided into B and W.
+    """Return the memory of every layer for microbatches of `rows` rows; `split`: with a backward divided into I and W.
 
     ValueError: the model is too large to be built and measured, or a layer fails.
     """

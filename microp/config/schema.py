@@ -50,7 +50,7 @@ class Config:
     compile: bool = MISSING  # compile the layers of each stage with torch.compile, before the first step
     # the number of the launch; repeat=0,1,2 runs the same question three times
     repeat: Annotated[int, Range(0, 1_000_000)] = MISSING
-    # refuse a schedule in which a rank holds more (stage, microbatch) pairs at once, from F to W, or to B without W;
+    # refuse a schedule in which a rank holds more (stage, microbatch) pairs at once, from F to B or W;
     # null: no limit
     activation_limit: Annotated[int | None, Range(1, 1_000_000_000, "null for none")] = MISSING
     skip: bool = MISSING  # leave this point out of a sweep (-m), if not every point of the product is wanted

@@ -43,7 +43,7 @@ class Emulated(Cpu):
     def __init__(self, settings: EmulatedSettings, workload: Workload, stamps: bool) -> None:
         super().__init__()
         self._costs = [nominal_costs(settings, workload, rows) for rows in workload.rows]  # per microbatch
-        self._latency_ns, self._split = round(settings.latency_ms * 1e6), workload.schedule.split
+        self._latency_ns = round(settings.latency_ms * 1e6)
         self._overhead_ns = round(settings.overhead_ms * 1e6)
         self._optimizer_ns = [round(ms * 1e6) for ms in nominal_optimizer(settings, workload.layers)]
         self._pacer, self._stamps = Pacer(), stamps
@@ -55,8 +55,7 @@ class Emulated(Cpu):
         return max(self._pacer.now(), self._free)
 
     def bind(self, action: Action, run: Run, give: Give | None = None) -> tuple[Run, Give | None]:
-        split = (action.stage, action.microbatch) in self._split
-        nominal_ns = round(self._costs[action.microbatch].of(action, split) * 1e6)
+        nominal_ns = round(self._costs[action.microbatch].of(action) * 1e6)
         quiet_s = nominal_ns * QUIET / 1e9
         pacer, stamps = self._pacer, self._stamps
         give_early = give if stamps else None
@@ -98,7 +97,7 @@ class Emulated(Cpu):
             self._pacer.until(began + nominal_ns)
 
     def recompute_ns(self, row: Sequence[Action], measured: int) -> int:
-        backwards = [action for action in row if action.op is Op.B]
+        backwards = [action for action in row if action.op in (Op.B, Op.I)]
         nominal_ms: float = sum(self._costs[action.microbatch].recomputation(action) for action in backwards)
         return round(nominal_ms * 1e6)
 

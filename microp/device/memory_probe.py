@@ -35,7 +35,7 @@ def probe_layers(
 
     Args:
         rows: the rows of a microbatch at which the sizes are exact.
-        split: whether the backward is divided into B and W.
+        split: whether the backward is divided into I and W.
 
     Raises:
         ValueError: the model has more than `LARGEST` weights, or a layer of a user's own fails.

@@ -164,7 +164,9 @@ class Engine:
             if action in schedule.consumers:
                 give = self._checked(action, outboxes[action].send) if action in outboxes else local_boxes[action].put
             # 3. what it runs, as the device and the sums over replicas want it
-            run: Run = {Op.F: stage.forward, Op.B: stage.backward, Op.W: stage.weight_gradient}[action.op]
+            run: Run = {Op.F: stage.forward, Op.B: stage.backward, Op.I: stage.backward, Op.W: stage.weight_gradient}[
+                action.op
+            ]
             if action in groups:
                 run = partial(_run_group, stage, groups[action])
             run, give = self._device.bind(action, run, give)
@@ -267,7 +269,7 @@ class Engine:
 
     def _tag(self, action: Action) -> int:
         """Return a number that is unique among the messages of the step."""
-        return 2 * (action.stage * self._schedule.chunks + action.microbatch) + (action.op is Op.B)
+        return 2 * (action.stage * self._schedule.chunks + action.microbatch) + (action.op is not Op.F)
 
 
 def _boundary_of(action: Action) -> int:

@@ -192,7 +192,7 @@ def _timed_stage(base: type) -> Any:
         def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
             self.submod.at(bwd_chunk_id)
             call = partial(super().backward_one_chunk, bwd_chunk_id, *args, **kwargs)
-            return self._timed(Op.B, bwd_chunk_id, call)
+            return self._timed(Op.B if kwargs.get("full_backward", True) else Op.I, bwd_chunk_id, call)
 
         def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
             call = partial(super().backward_weight_one_chunk, bwd_chunk_id, *args, **kwargs)

@@ -52,19 +52,20 @@ def run_id(config: Mapping[str, Any], order: str) -> str:
 
     Args:
         config: the resolved configuration as plain values.
-        order: the schedule as text. It counts too, because the configuration may only name a file with it.
+        order: the schedule as text. It counts too, because the configuration may only name a file with it. Each I
+            counts as B, as the first results had it.
     """
     replicas = config["replicas"]
     copies = f"-r{replicas}" if replicas > 1 else ""
     name = f"{config['schedule']['name']}-m{config['chunks']}-k{config['ranks']}{copies}"
-    return f"{name}-{_digest({**_asked(config), 'order': order})[:8]}"
+    return f"{name}-{_digest({**_asked(config), 'order': _first_letters(order)})[:8]}"
 
 
 def question_id(config: Mapping[str, Any], order: str) -> str:
     """Return 12 hexadecimal digits, the same for all launches of one question; arguments as for `run_id`."""
     asked = _asked(config)
     asked.pop("repeat", None)
-    return _digest({**asked, "order": order})[:12]
+    return _digest({**asked, "order": _first_letters(order)})[:12]
 
 
 def _asked(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,6 +98,11 @@ def _as_first(key: str, value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return float(value) if value is not None and value == _FLOATS.get(key) else value
+
+
+def _first_letters(order: str) -> str:
+    header, _, actions = order.partition("\n")
+    return f"{header}\n{actions.replace('I', 'B')}"
 
 
 def _digest(question: Mapping[str, Any]) -> str:

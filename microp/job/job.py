@@ -144,7 +144,7 @@ class Job:
 
         An emulated device knows the time of a divided backward only where the job's own order has one.
         """
-        compares = self.engine.name == "compare" and not (self.is_emulated and self.schedule.split)
+        compares = self.engine.name == "compare" and not (self.is_emulated and self.schedule.input_gradients)
         return nearest_in_torch(self.schedule) if compares else self.schedule
 
     @property

@@ -1,4 +1,4 @@
-"""Chooses how the backward of each layer is divided, and checks that B and W together are the full backward.
+"""Chooses how the backward of each layer is divided, and checks that I and W together are the full backward.
 
 ::
 
@@ -66,7 +66,7 @@ def choose_division(split: SplitBackward, layer: nn.Module, sample: Tensor, run:
 def undivided_text(index: int, layer: nn.Module, error: ValueError) -> str:
     """Return the sentence about a layer for which `choose_division` raises `error`; `index`: its place in the model."""
     return (
-        f"layer {index} ({type(layer).__name__}) cannot be divided into B and W ({error}): "
+        f"layer {index} ({type(layer).__name__}) cannot be divided into I and W ({error}): "
         "use a schedule that does not divide, as gpipe, 1f1b or interleaved"
     )
 
@@ -82,7 +82,7 @@ def _full(layer: nn.Module, sample: Tensor, run: Run) -> list[Tensor | None]:
 
 
 def _divided(split: SplitBackward, layer: nn.Module, sample: Tensor, run: Run) -> tuple[list[Tensor | None], bool]:
-    """Return the same by B and W, and whether B computed no gradient of a weight."""
+    """Return the same by I and W, and whether I computed no gradient of a weight."""
     leaf = sample.detach().clone().requires_grad_(sample.is_floating_point())
     deferred, of_input = Deferred(), None
     with _unchanged(layer):

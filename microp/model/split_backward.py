@@ -85,7 +85,7 @@ class Deferred:
         self.read_elsewhere += [(w, g) for w, g in zip(weights, gradients, strict=True) if g is not None]
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors that are kept between B and W."""
+        """Yield the tensors that are kept between I and W."""
         for _, x, gradient in self.linears:
             yield from (x, gradient)
         for graph in self.graphs:

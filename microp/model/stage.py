@@ -73,7 +73,7 @@ class Stage:
     Args:
         layers: the stage's layers, in order, on their device.
         loss: on the model's last stage, (output, targets) -> mean loss.
-        split: the microbatches whose backward is divided into B and W.
+        divided: the microbatches whose backward is divided into I and W.
 
     Attributes:
         autocast: what encloses every forward and recomputation.
@@ -88,7 +88,7 @@ class Stage:
         loss: Callable[[Tensor, Tensor], Tensor] | None,
         checkpointing: Checkpointing,
         chunks: int,
-        split: Collection[int] = (),
+        divided: Collection[int] = (),
         mark: Callable[[], Any] = perf_counter_ns,
         computing: Computing = AS_WRITTEN,
         device: torch.device | str = "cpu",
@@ -107,8 +107,8 @@ class Stage:
         self._generators: AbstractContextManager[Any] = nullcontext()
         if any(isinstance(part, Reseeded) for part in self._random):
             self._generators = GENERATOR
-        self._split = SplitBackward(self.layers, computing.dtype is not None) if split else None
-        self._deferred = {microbatch: Deferred() for microbatch in split}
+        self._split = SplitBackward(self.layers, computing.dtype is not None) if divided else None
+        self._deferred = {microbatch: Deferred() for microbatch in divided}
         self.batch = Batch(0, None, None, ())
         self._cut_layers()
 

@@ -7,12 +7,12 @@
     memory    a rank under a cap holds each microbatch at least from its F to the way there and back
 
 They are of a relaxed problem, in which every price is at most that of `simulate`: on a stage where a full backward
-takes less than B and W, these take together no longer than it.
+takes less than I and W, these take together no longer than it.
 
 ::
 
     full      |─────── 5 ───────|            b' = min(b, full), w' = min(w, full - b')
-    relaxed   |──── b' 4 ────|w'|            B, W as given if that is not longer
+    relaxed   |──── b' 4 ────|w'|            I, W as given if that is not longer
 
 The tensor leaves earlier, the rank is free no later, and an order that divides that backward takes no less.
 """
@@ -60,7 +60,7 @@ def lower_bounds(problem: Problem) -> Bounds:
 
 
 def _relaxed(problem: Problem) -> Timing:
-    """Return times of B and W, with the overhead between them, that are no longer than a full backward's."""
+    """Return times of I and W, with the overhead between them, that are no longer than a full backward's."""
     (takes, hops, after), chunks, stages = problem.timing, problem.chunks, problem.stages
     takes, after = takes[:], after[:]
     for stage in (stage for stage, joins in enumerate(problem.joins) if joins):

@@ -2,9 +2,9 @@
 
 ::
 
-    rank 0   ... [F3][B1] W0 ...        a swap on the critical path: what the makespan depends on
-    rank 1   ... B2 W1 F5 .─► W1        a weight gradient moves to where the rank waits
-    rank 2   ... B2 F5 W2 ─► D2 F5      a full backward, where it takes less than B and W
+    rank 0   ... [F3][I1] W0 ...        a swap on the critical path: what the makespan depends on
+    rank 1   ... I2 W1 F5 .─► W1        a weight gradient moves to where the rank waits
+    rank 2   ... I2 F5 W2 ─► B2 F5      a full backward, where it takes less than I and W
 
 A move is judged by pricing the whole order. Worse orders are accepted now and then, less and less (simulated
 annealing); the best one is kept.
@@ -124,7 +124,7 @@ def _moved(
 
 
 def _joined_or_divided(problem: Problem, row: Sequence[int], place: int) -> list[int] | None:
-    """Return the row with a D as B and W, or with a B and its W as a D; None for another action."""
+    """Return the row with a B as I and W, or with an I and its W as a B; None for another action."""
     number, pairs = row[place], problem.stages * problem.chunks
     if number >= problem.count:
         own = problem.place(number)
@@ -135,7 +135,7 @@ def _joined_or_divided(problem: Problem, row: Sequence[int], place: int) -> list
 
 
 def joined(problem: Problem, rows: Rows) -> Rows:
-    """Return the rows with every B and the W right behind it as a D, on each rank where the step gets no longer.
+    """Return the rows with every I and the W right behind it as a B, on each rank where the step gets no longer.
 
     A divided backward costs a run more than its price knows, so none is divided without need.
     """
@@ -154,6 +154,6 @@ def _may_swap(problem: Problem, first: int, second: int) -> bool:
     lane, after = first // problem.chunks, second // problem.chunks
     if lane == after:  # only microbatches that are not alike
         return problem.kinds[first % problem.chunks] is not problem.kinds[second % problem.chunks]
-    if lane % problem.stages == after % problem.stages:  # F, B, W of one microbatch on one stage
+    if lane % problem.stages == after % problem.stages:  # F, I, W of one microbatch on one stage
         return after < lane or first % problem.chunks != second % problem.chunks
     return True

@@ -2,16 +2,16 @@
 
 ::
 
-    rank 0   F0 F1 F2 . B0 W0 B1 W1 D2          a rank's row is one merge of its lanes
+    rank 0   F0 F1 F2 . I0 W0 I1 W1 B2          a rank's row is one merge of its lanes
              F0 F1 F2                           lane F of stage 0: microbatches come in order
-                        B0    B1                lane B
+                        I0    I1                lane I
                            W0    W1             lane W
-                                    D2          lane D: the full backward, in the place of B2 and W2
+                                    B2          lane B: the full backward, in the place of I2 and W2
 
-Microbatches that take the same times can be relabelled without loss: the j-th F, B and W of a stage are those of
+Microbatches that take the same times can be relabelled without loss: the j-th F, I and W of a stage are those of
 microbatch j. What is left to choose is, on each rank, how its lanes are merged. Microbatches that are not recomputed
 (`Costs.spared`) are another kind, and keep their order only among themselves. An action is a number here:
-`lane * M + microbatch`, with the lanes F of all stages first, then B, then W, then D.
+`lane * M + microbatch`, with the lanes F of all stages first, then I, then W, then B.
 
 A link model decides who spends the time of a hop: the sender's rank after the action, the link, or the receiver's rank
 before the action. The overhead is spent after the action, too.
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from microp.schedule import Action, Op, Schedule
 from microp.simulator import Costs
 
-OPS = tuple(Op)
+OPS = Op.F, Op.I, Op.W  # of the lanes; B, the full backward, takes the place of an I and a W
 Rows = list[list[int]]
 NONE = -1
 
@@ -54,8 +54,8 @@ class Timing(NamedTuple):
 
     Attributes:
         takes: for each action, how long its rank is busy until its end, with the receipt of its tensor.
-        hops: for each lane of F, B and W, how long the tensor that it takes is on its way.
-        after: for each lane of F, B and W, how long its rank is busy after an action's end. D is like B.
+        hops: for each lane of F, I and W, how long the tensor that it takes is on its way.
+        after: for each lane of F, I and W, how long its rank is busy after an action's end. B is like I.
     """
 
     takes: list[Any]
@@ -69,8 +69,8 @@ class Memory:
 
     Attributes:
         cap: the most that a rank may hold; None: no limit.
-        kept: per stage, what F keeps for B.
-        pending: per stage, what B keeps for W; at most what F kept.
+        kept: per stage, what F keeps for I.
+        pending: per stage, what I keeps for W; at most what F kept.
     """
 
     cap: Any | None
@@ -136,7 +136,7 @@ class Problem:
 
     @cached_property
     def lane_rank(self) -> list[int]:
-        """For each lane of F, B and W its rank."""
+        """For each lane of F, I and W its rank."""
         return [*self.placement] * 3
 
     @cached_property
@@ -155,7 +155,7 @@ class Problem:
 
     @cached_property
     def count(self) -> int:
-        """The number of actions if every backward is divided, which is the number of the first D."""
+        """The number of actions if every backward is divided, which is the number of the first B."""
         return 3 * self.stages * self.chunks
 
     @cached_property
@@ -165,11 +165,11 @@ class Problem:
 
     @cached_property
     def joins(self) -> list[bool]:
-        """For each stage whether a full backward takes less of its rank's time than B and W, with the overheads."""
-        costs, backwards = self.costs, [Action(Op.B, stage, 0) for stage in range(self.stages)]
+        """For each stage whether a full backward takes less of its rank's time than I and W, with the overheads."""
+        of, overhead = self.costs.of, self.overhead
         return [
-            costs.of(b, False) < costs.of(b, True) + costs.of(b._replace(op=Op.W), True) + self.overhead[b.stage]
-            for b in backwards
+            of(Action(Op.B, stage, 0)) < sum(of(Action(op, stage, 0)) for op in (Op.I, Op.W)) + overhead[stage]
+            for stage in range(self.stages)
         ]
 
     @cached_property
@@ -195,8 +195,8 @@ class Problem:
             for stage in range(self.stages)
             for microbatch in range(self.chunks)
         ]
-        full = [costs.of(action, False) for action in actions if action.op is Op.B]
-        own = [*(costs.of(action, True) for action in actions), *full]
+        full = [action._replace(op=Op.B) for action in actions if action.op is Op.I]
+        own = list(map(costs.of, [*actions, *full]))
         receipts = [link.receiver * hop for hop in (*hops, *hops[self.stages : 2 * self.stages])]  # for each lane
         return Timing(
             [time + receipts[number // self.chunks] for number, time in enumerate(own)],
@@ -209,7 +209,7 @@ class Problem:
 
     @cached_property
     def links(self) -> list[int]:
-        """For each lane of F, B and W the direction of the link on which its tensor queues, or `NONE`."""
+        """For each lane of F, I and W the direction of the link on which its tensor queues, or `NONE`."""
         found, numbers = [], dict[tuple[int, int], int]()
         for lane, taker in enumerate(self.takers):
             ends = self.lane_rank[lane], self.lane_rank[taker]
@@ -227,7 +227,7 @@ class Problem:
 
     @cached_property
     def _hop_times(self) -> list[Any]:
-        """For each lane of F, B and W the time of the hop of the tensor that it takes."""
+        """For each lane of F, I and W the time of the hop of the tensor that it takes."""
         found = []
         for lane, source in enumerate(self.sources):
             near = source == NONE or self.lane_rank[source] == self.lane_rank[lane]
@@ -256,19 +256,14 @@ class Problem:
         return Action(op, lane % self.stages, microbatch)
 
     def place(self, number: int) -> int:
-        """Return the number of the action whose place an action takes: of the B for a D, else its own."""
+        """Return the number of the action whose place an action takes: of the I for a B, else its own."""
         return number if number < self.count else number - 2 * self.stages * self.chunks
 
     def rows_of(self, schedule: Schedule) -> Rows:
         """Return a schedule as rows of numbers."""
-        lane_of = {op: at * self.stages for at, op in enumerate(OPS)}
+        lane_of = {op: at * self.stages for at, op in enumerate((*OPS, Op.B))}
         return [
-            [
-                (lane_of[op] + stage) * self.chunks
-                + microbatch
-                + (2 * self.stages * self.chunks if op is Op.B and (stage, microbatch) not in schedule.split else 0)
-                for op, stage, microbatch in row
-            ]
+            [(lane_of[op] + stage) * self.chunks + microbatch for op, stage, microbatch in row]
             for row in schedule.ranks
         ]
 
@@ -316,7 +311,7 @@ class Problem:
 
 
 def ends_of(problem: Problem, rows: Sequence[Sequence[int]], timing: Timing | None = None) -> list[Any] | None:
-    """Return the end of every action, a D's also as that of its B, or None if the rows deadlock."""
+    """Return the end of every action, a B's also as that of its I, or None if the rows deadlock."""
     takes, hops, after = timing or problem.timing
     chunks, sources, takers, links = problem.chunks, problem.sources, problem.takers, problem.links
     count, queues, shift = problem.count, problem.link.queues, 2 * problem.stages * problem.chunks

@@ -4,7 +4,7 @@
 
     score = when the action could start + the rule's delay for its op        the smallest score is next
 
-    delays of F, B, W    0 0 0   whatever can start first
+    delays of F, I, W    0 0 0   whatever can start first
                          1 0 2   a backward that arrives within one forward is waited for; W fills what is left
     limit                how far forwards may run ahead of backwards, per stage or per rank
 
@@ -27,7 +27,7 @@ class Rule(NamedTuple):
     """A priority rule.
 
     Attributes:
-        delays: of F, B and W, in mean times of an action: how long another op is waited for.
+        delays: of F, I and W, in mean times of an action: how long another op is waited for.
         limit: what limits the forwards: ("depth", x): those of a stage without a backward are at most x times the
             stages from it to the last one; ("window", n): a rank works on at most n microbatches; None: the cap alone.
         deep: whether of two forwards the one of the later stage comes first, else that of the older microbatch.

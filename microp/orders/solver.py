@@ -5,8 +5,8 @@
     one interval per action ── no overlap on a rank, with the hop and the overhead that keep it busy
     start(F s,m) >= end(F s-1,m) + hop, and so on      the dependencies
     start(F s,m+1) >= end(F s,m), and so on            microbatches of a kind are alike, so each lane has them in order
-    size(B) = full, no W   or   size(B) = b, a W       where a full backward takes less than B and W
-    [start F, end B] x (kept - pending) ┐
+    size(I) = full, no W   or   size(I) = b, a W       where a full backward takes less than I and W
+    [start F, end I] x (kept - pending) ┐
     [start F, end W] x pending          ┴─ at most the cap at any time: one cumulative per rank
     one interval per message ── no overlap on a link   if messages queue
 
@@ -98,7 +98,7 @@ class _Model:
         self.least = 0
         self._end = self.model.new_int_var(0, self._latest, "makespan")
         self._begin = [self.model.new_int_var(0, self._latest, "") for _ in range(problem.count)]
-        self._divided = {  # number of a B -> whether it has a W
+        self._divided = {  # number of an I -> whether it has a W
             number: self.model.new_bool_var("")
             for stage, joins in enumerate(problem.joins)
             for number in range(self._pairs + stage * problem.chunks, self._pairs + (stage + 1) * problem.chunks)
@@ -155,7 +155,7 @@ class _Model:
         return stop
 
     def _takes(self, number: int) -> Any:
-        """Return how long an action takes: of a B that may be a D it depends on that."""
+        """Return how long an action takes: of an I that may be a B it depends on that."""
         takes = self._timing.takes
         if number not in self._divided:
             return takes[number]
@@ -178,7 +178,7 @@ class _Model:
         source = problem.sources[lane]
         if source != NONE:
             model.add(begin >= self._ends[source * problem.chunks + microbatch] + self._timing.hops[lane])
-        if lane >= problem.stages:  # B after F, W after B
+        if lane >= problem.stages:  # I after F, W after I
             model.add(begin >= self._ends[number - self._pairs])
         model.add(self._end >= self._ends[number]).only_enforce_if(self._is_there(number))
         before = self._before(number)
@@ -212,7 +212,7 @@ class _Model:
             model.add_no_overlap(intervals)
 
     def _limit_memory(self) -> None:
-        """Add one cumulative per rank: what is held from F to B and from F to W never exceeds the cap."""
+        """Add one cumulative per rank: what is held from F to I and from F to W never exceeds the cap."""
         problem, model, memory, pairs = self._problem, self.model, self._problem.memory, self._pairs
         scale = _unit_of([*memory.kept, *memory.pending])
         for own in problem.held:

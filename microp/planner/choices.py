@@ -165,7 +165,10 @@ class Pricer:
         uneven = workload.rows if len(set(workload.rows)) > 1 else ()
         order = choice.schedule, len(schedule.ranks), choice.chunks, choice.stages_per_rank
         key = order, workload.checkpointing.spared(choice.chunks), uneven
-        memory, batch = self.subject.memory(bool(schedule.split)), self.subject.batch_bytes(self._share(choice))
+        memory, batch = (
+            self.subject.memory(bool(schedule.input_gradients)),
+            self.subject.batch_bytes(self._share(choice)),
+        )
         ranks = Ranks(workload, memory, batch, self._counts.get(key))
         self._counts[key] = ranks.counts
         return ranks

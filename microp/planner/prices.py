@@ -96,7 +96,7 @@ class Prices(ABC):
 
 
 class NominalPrices(Prices):
-    """An emulated device's nominal times; on any other device each of F, B and W takes one unit per layer and row.
+    """An emulated device's nominal times; on any other device each of F, I and W takes one unit per layer and row.
 
     Args:
         profile: of the model on this machine, which takes its own time for the optimizer and between two actions; None
@@ -130,7 +130,7 @@ class NominalPrices(Prices):
         costs, schedule = self.costs(workload), workload.schedule
         optimizer, edges = nominal_optimizer(self._device, workload.layers), 0.0
         if self._profile is not None:
-            layers = self._profile.layer_memory(self.kinds, bool(schedule.split))
+            layers = self._profile.layer_memory(self.kinds, bool(schedule.input_gradients))
             optimizer = list(map(max, optimizer, optimizer_times(self._profile, workload, layers)))
             edges = sum(self._profile.edges)
             overhead = max(self._device.overhead_ms, self._profile.transport(self._backend).overhead)
@@ -194,7 +194,7 @@ class LayerPrices(Prices):
     def loads(self, workload: Workload) -> Loads:
         """A schedule that divides some of its backwards counts with their share on every stage."""
         schedule, again = workload.schedule, 0.0
-        divided = len(schedule.split) / (schedule.stages * schedule.chunks)
+        divided = len(schedule.input_gradients) / (schedule.stages * schedule.chunks)
         if workload.checkpointing.segments:
             again = 1 - len(workload.checkpointing.spared(schedule.chunks)) / schedule.chunks
 
@@ -304,7 +304,7 @@ def stage_loads(workload: Workload, costs: Costs) -> list[float]:
     """Return how long each stage computes in a step."""
     schedule = workload.schedule
     divided = [0] * schedule.stages
-    for stage, _ in schedule.split:
+    for stage, _ in schedule.input_gradients:
         divided[stage] += 1
     loads = []
     for stage in range(schedule.stages):

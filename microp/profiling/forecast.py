@@ -87,7 +87,7 @@ def sum_times(
     A rank sums one part of the gradients and sends it to the others, or passes parts around a ring: in both it sends
     twice the share of the others. It is an estimate from the times of hops; no sum was measured for the profile.
     """
-    weights = weight_bytes(profile.layer_memory(kinds, bool(workload.schedule.split)), workload.layers)
+    weights = weight_bytes(profile.layer_memory(kinds, bool(workload.schedule.input_gradients)), workload.layers)
     sent = 2 * (replicas - 1) / replicas
     return [2 * transport.latency + transport.per_mib * sent * nbytes / MIB for nbytes in weights]
 
@@ -135,7 +135,7 @@ def forecast(
         spans = simulate_on_cores(workload.schedule, costs, speed_of(profile, rows, replicas))
     else:
         spans = simulate(workload.schedule, slowed(costs, device, workload.schedule))
-    layers = profile.layer_memory(kinds, bool(workload.schedule.split))
+    layers = profile.layer_memory(kinds, bool(workload.schedule.input_gradients))
     ends, optimizer = last_ends(workload.schedule, spans, costs), optimizer_times(profile, workload, layers)
     return Forecast(
         step_ms=sum(profile.edges) + last_optimizer(workload.schedule, ends, optimizer),

@@ -113,14 +113,14 @@ def op_of(schedule: Schedule, checkpointing: Checkpointing, action: Action) -> s
         return CHECKPOINTED if checkpointed else FORWARD
     if checkpointed:
         return RECOMPUTED
-    return BACKWARD if (action.stage, action.microbatch) in schedule.split else FULL
+    return BACKWARD if action.op is Op.I else FULL
 
 
 def before(row: Sequence[Action], position: int) -> str:
     """Return what a rank ran before an action: `forward`, `backward` (also a full one), `weight` or `optimizer`."""
     if position == 0:
         return OPTIMIZER
-    return {Op.F: FORWARD, Op.B: BACKWARD, Op.W: WEIGHT}[row[position - 1].op]
+    return {Op.F: FORWARD, Op.B: BACKWARD, Op.I: BACKWARD, Op.W: WEIGHT}[row[position - 1].op]
 
 
 def _crowds(case: Case) -> list[Array]:

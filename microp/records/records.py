@@ -22,8 +22,9 @@ the number in a file's name counts the ranks of all replicas, replica after repl
 A row's `..._ns` are moments of the host's monotonic clock, which all its ranks share; `ended` is the same moment as
 `ended_ns` in seconds since 1970.
 
-`schema_version` is in every row of a step, span or reduction, in `summary.json` and in a sweep's `plan.json`. It is 2
-since 22 November 2026; before, there was none, and runs had neither `question_id` nor `schedule.txt`.
+`schema_version` is in every row of a step, span or reduction, in `summary.json` and in a sweep's `plan.json`. It is 3
+since an input gradient is an I; in version 2 it was a B beside a W, and a full backward on a stage with W an X in
+`action_ms`. Before 22 November 2026 there was none, and runs had neither `question_id` nor `schedule.txt`.
 
 Each reader raises RecordError with the file's name. `check_attempt` asks all of them: a damaged record costs that
 attempt and no other. Reports leave it out and name the file, a sweep runs its point again.
@@ -42,12 +43,12 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 import yaml
 
 from microp.records.lock import has_gone
-from microp.schedule import Op, Schedule, from_text
+from microp.schedule import Op, Schedule, from_text, with_input_gradients
 from microp.trace import MOMENTS, Reduction, Span, Spans, as_spans
 
 Row = dict[str, Any]
 T = TypeVar("T")
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _CONFIG = ("ranks", "chunks", "repeat", "schedule", "model", "device", "tracking")  # what readers need
 _ENV = ("cores", "commit", "processor")
 _SUMMARY = ("run_id", "question_id", "status", "schedule", "chunks", "ranks", "replicas", "step_ms", "bubble")
@@ -86,7 +87,7 @@ class StepRow(TypedDict, total=False):
     wait_ms: float  # for the inputs of all actions
     first_start_ns: int
     last_end_ns: int
-    action_ms: dict[str, float]  # stage and kind of action, as `0F` -> the mean of one
+    action_ms: dict[str, float]  # stage and op, as `0F` -> the mean of one
     recompute_ms: float
     overruns: int  # actions of an emulated device that outlasted their nominal time
     work_ms: float  # the real work in actions of an emulated device
@@ -229,7 +230,20 @@ def read_rows(attempt: Path, rank: int) -> list[Row]:
         RecordError: a newer microp wrote the file, or it does not hold rows.
     """
     path = attempt / f"steps.rank{rank}.jsonl"
-    return list(json_lines(path)) if path.exists() else []
+    return list(map(_with_ops, json_lines(path))) if path.exists() else []
+
+
+def _with_ops(row: Row) -> Row:
+    """Return a step's row with the letters of version 3 in `action_ms`."""
+    times = row.get("action_ms")
+    if times and row.get("schema_version", 1) < 3:
+        letters = {"B": "I", "X": "B"}
+        divided = {name[:-1] for name in times if name[-1] == "W"}
+        row["action_ms"] = {
+            name[:-1] + letters.get(name[-1], name[-1]) if name[:-1] in divided else name: ms
+            for name, ms in times.items()
+        }
+    return row
 
 
 def read_some_rows(attempt: Path, ranks: int) -> list[list[Row]]:
@@ -247,7 +261,7 @@ def read_some_rows(attempt: Path, ranks: int) -> list[list[Row]]:
     def is_read(line: int) -> bool:
         return line // PIECE % every == 0 or line >= lines - PIECE
 
-    return [list(json_lines(path, is_read)) if path.exists() else [] for path in paths]
+    return [list(map(_with_ops, json_lines(path, is_read))) if path.exists() else [] for path in paths]
 
 
 def count_lines(path: Path) -> int:
@@ -272,7 +286,7 @@ def rank_of(path: Path) -> int:
 
 def read_spans(attempt: Path, replica: int = 0) -> Spans:
     """Return the trace of the last measured step of one replica, empty if there is none; raises as `read_rows`."""
-    return as_spans(_trace(attempt, "spans", replica, _span))
+    return as_spans(with_input_gradients([_trace(attempt, "spans", replica, _span)])[0])
 
 
 def _span(row: Row) -> Span:

@@ -6,7 +6,7 @@ Four bubbles, all idle over total (GPipe's definition):
 |---|---|
 | `bubble.measured` | the median over the measured steps |
 | `predicted.bubble` | known before the run: from an emulated device's nominal times, or from a profile |
-| `replayed.bubble` | simulated with the run's own F, B and W times of each stage, its hops and the engine's own time |
+| `replayed.bubble` | simulated with the run's own action times of each stage, its hops and the engine's own time |
 | `bubble.closed_form` | the formula, with an emulated device's times; else with equal layers, F = B = W, free hops |
 
 `predicted.step_ms` and `replayed.step_ms` are those steps with the sums over the replicas and the optimizer.

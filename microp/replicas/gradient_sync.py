@@ -210,7 +210,7 @@ def open_sync(
     """Return the gradient synchronization of one rank.
 
     Args:
-        split: the stages whose backward is divided into B and W.
+        split: the stages whose backward is divided into I and W.
     """
     if comms.replica_group is None:
         return GradientSync(stages)

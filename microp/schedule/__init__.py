@@ -20,5 +20,5 @@ from microp.schedule.messages import (
 )
 from microp.schedule.partition import Partition, balanced, of_sizes, skewed, spread, uniform
 from microp.schedule.schedule import Action, Op, Schedule, rows, weight_groups
-from microp.schedule.text import from_text, from_torch_csv, to_text, to_torch_csv
+from microp.schedule.text import from_text, from_torch_csv, to_text, to_torch_csv, with_input_gradients
 from microp.schedule.validation import validate

@@ -7,11 +7,11 @@
 
     0F0 ──► 1F0        the dependency rule, `Schedule.parents`, stated here and nowhere else:
      │       │           F(s,m) needs F(s-1,m)
-     ▼       ▼           B(s,m) needs F(s,m) and B(s+1,m)
-    0B0 ◄── 1B0          W(s,m) needs B(s,m)
+     ▼       ▼           B(s,m) or I(s,m) needs F(s,m), and B(s+1,m) or I(s+1,m)
+    0B0 ◄── 1B0          W(s,m) needs I(s,m)
 
-B is the full backward, unless the same (stage, microbatch) also has a W: then B is only the
-gradient of the input, and W is the gradient of the weights.
+B is the full backward. It can be divided into I, the gradient of the input, and W, that of the
+weights, which nothing waits for.
 
 Communication is derived: a parent on another rank is a receive, a child on another rank
 is a send.
@@ -30,14 +30,15 @@ from typing import NamedTuple
 
 
 class Op(StrEnum):
-    """The three operations of a stage on a microbatch."""
+    """The operations of a stage on a microbatch, with the letters of torch's CSV."""
 
     F = "F"  # forward: activation in, activation (on the last stage the loss) out
-    B = "B"  # backward: gradient in, gradient out; also the weights' gradients, unless there is a W
-    W = "W"  # weight gradient, for schedules that run it later than B
+    B = "B"  # full backward: gradient in, gradient out, and the weights' gradients
+    I = "I"  # noqa: E741 - input gradient: the part of B that the stage before waits for
+    W = "W"  # weight gradient: the rest of B
 
 
-_F, _B, _W = Op  # to look up a name of an enumeration takes longer, and `parents` is called millions of times
+_F, _B, _I, _W = Op  # to look up a name of an enumeration takes longer, and `parents` is called millions of times
 
 
 class Action(NamedTuple):
@@ -57,9 +58,9 @@ class Action(NamedTuple):
         Raises:
             ValueError: the text is not an action.
         """
-        match = re.fullmatch(r"(\d{1,9})([FBW])(\d{1,9})", text)
+        match = re.fullmatch(r"(\d{1,9})([FBIW])(\d{1,9})", text)
         if match is None:
-            raise ValueError(f"{text!r} is not an action: write <stage><F|B|W><microbatch>, such as 1F0")
+            raise ValueError(f"{text!r} is not an action: write <stage><F|B|I|W><microbatch>, such as 1F0")
         return cls(Op(match[2]), int(match[1]), int(match[3]))
 
 
@@ -114,11 +115,11 @@ class Schedule:
         if op is _F:
             return (Action(_F, stage - 1, microbatch),) if stage > 0 else ()
         if op is _W:
-            return (Action(_B, stage, microbatch),)
+            return (Action(_I, stage, microbatch),)
         forward = Action(_F, stage, microbatch)
         if stage == self.stages - 1:
             return (forward,)
-        return (forward, Action(_B, stage + 1, microbatch))
+        return (forward, self.input_gradients.get((stage + 1, microbatch)) or Action(_B, stage + 1, microbatch))
 
     def source(self, action: Action) -> Action | None:
         """Return the parent that passes a tensor to `action`: the one on another stage, or None.
@@ -131,23 +132,14 @@ class Schedule:
         return None
 
     @cached_property
-    def split(self) -> frozenset[tuple[int, int]]:
-        """The (stage, microbatch) pairs that have a W, so that their B is only the input gradient."""
-        return frozenset((stage, microbatch) for row in self.ranks for op, stage, microbatch in row if op is _W)
-
-    @cached_property
-    def split_stages(self) -> frozenset[int]:
-        """The stages with at least one backward that is divided into B and W."""
-        return frozenset(stage for stage, _ in self.split)
+    def input_gradients(self) -> dict[tuple[int, int], Action]:
+        """The divided backwards: (stage, microbatch) -> its I; empty if every backward is a B."""
+        return {action[1:]: action for row in self.ranks for action in row if action[0] is _I}
 
     @cached_property
     def last_gradients(self) -> dict[int, Action]:
-        """The last action of each stage that adds to its weights' gradients: stage -> a W or a full backward."""
-        return {
-            action.stage: action
-            for _, action in self
-            if action.op is Op.W or (action.op is Op.B and (action.stage, action.microbatch) not in self.split)
-        }
+        """The last action of each stage that adds to its weights' gradients: stage -> a B or a W."""
+        return {action.stage: action for _, action in self if action.op in (_B, _W)}
 
     @cached_property
     def consumers(self) -> dict[Action, Action]:

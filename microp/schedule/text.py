@@ -3,8 +3,8 @@
 ::
 
     # microp schedule zb_h1 chunks=1 ranks=2        microp's: a header, then one line per rank
-    0F0 0B0 0W0
-    1F0 1B0 1W0
+    0F0 0I0 0W0
+    1F0 1I0 1W0
 
     0F0,,,0I0,0W0                                   torch's: one row per rank, one cell per action;
     ,1F0,1I0,1W0                                    an empty cell is an idle slot
@@ -12,20 +12,21 @@
 Both are also read as a spreadsheet saves them: with a mark of the byte order, quoted cells, commas, semicolons or tabs
 between words, and rows without any.
 
-The letters differ. microp has one B, which is the full backward unless the same (stage,
-microbatch) has a W. torch writes I for the input gradient and B for the full backward.
+The letters are the same. Files that microp wrote before it had an I have a B beside each W, which is
+read as an I.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, TypeVar, cast
 
 from microp.schedule.schedule import Action, Op, Schedule, rows
 
+T = TypeVar("T")
+
 _HEADER = re.compile(r"# microp schedule (?P<name>\S.*) chunks=(?P<chunks>\d{1,9}) ranks=(?P<ranks>\d{1,9})")
-_CELL = re.compile(r"(?P<stage>\d{1,9})(?P<letter>[FIBW])(?P<microbatch>\d{1,9})")
 _BOUNDS = str.maketrans(dict.fromkeys("\ufeff,;()\"'", " "))  # between words; each is one character, as columns count
 # torch's communication actions, which follow from the order, and its mark for two actions that overlap
 _DERIVED = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB])\d*|OVERLAP_F_B")
@@ -61,7 +62,19 @@ def from_text(text: str) -> Schedule:
     ranks = rows((_parsed(*word) for word in row) for row in _words(text)[1:])
     if len(ranks) != int(header["ranks"]):
         raise ValueError(f"line 1, column 1: ranks={header['ranks']}, but {len(ranks)} rows of actions follow")
-    return Schedule(header["name"], int(header["chunks"]), ranks)
+    return Schedule(header["name"], int(header["chunks"]), with_input_gradients(ranks))
+
+
+def with_input_gradients(ranks: Iterable[Iterable[T]]) -> tuple[tuple[T, ...], ...]:
+    """Return rows of actions or spans in which a B beside a W of its pair is an I, because files had no I once."""
+    table: list[list[Any]] = list(map(list, ranks))
+    divided = {(item.stage, item.microbatch) for row in table for item in row if item.op is Op.W}
+
+    def today(item: Any) -> T:
+        is_part = item.op is Op.B and (item.stage, item.microbatch) in divided
+        return cast(T, item._replace(op=Op.I) if is_part else item)
+
+    return tuple(tuple(map(today, row)) for row in table)
 
 
 def _words(text: str) -> list[list[tuple[str, str]]]:
@@ -83,22 +96,9 @@ def _parsed(where: str, word: str) -> Action:
 # --- torch's form --------------------------------------------------------------------------------
 
 
-class _Cell(NamedTuple):
-    """An action of a CSV: its line and column, torch's letter for its op, and the action."""
-
-    where: str
-    letter: str
-    action: Action
-
-
 def to_torch_csv(schedule: Schedule) -> str:
     """Return the CSV that torch's `_PipelineSchedule._load_csv` reads: one row per rank, no idle slots."""
-
-    def cell(action: Action) -> str:
-        split = action.op is Op.B and action[1:] in schedule.split
-        return f"{action.stage}{'I' if split else action.op}{action.microbatch}"
-
-    return "".join(",".join(cell(action) for action in row) + "\n" for row in schedule.ranks)
+    return "".join(",".join(map(str, row)) + "\n" for row in schedule.ranks)
 
 
 def from_torch_csv(text: str, name: str) -> Schedule:
@@ -114,35 +114,8 @@ def from_torch_csv(text: str, name: str) -> Schedule:
     Raises:
         ValueError: the text is not a schedule; the message gives line and column (both from 1).
     """
-    table = [list(_cells(row)) for row in _words(text)]
-    cells = [cell for row in table for cell in row]
-    if not cells:
+    table = rows((_parsed(*word) for word in row if not _DERIVED.fullmatch(word[1])) for row in _words(text))
+    microbatches = [action.microbatch for row in table for action in row]
+    if not microbatches:
         raise ValueError("line 1, column 1: found no action: write one row per rank, such as 0F0,0F1,0B0,0B1")
-    weights = {cell.action[1:] for cell in cells if cell.letter == "W"}
-    for where, letter, (_, stage, microbatch) in cells:
-        if letter == "B" and (stage, microbatch) in weights:
-            raise ValueError(
-                f"{where}: {stage}B{microbatch} is the full backward, but there is a {stage}W{microbatch} too: "
-                f"write {stage}I{microbatch}, or leave the W out"
-            )
-        if letter == "I" and (stage, microbatch) not in weights:
-            raise ValueError(
-                f"{where}: {stage}I{microbatch} is only the input gradient, but there is no {stage}W{microbatch}: "
-                f"add it, or write {stage}B{microbatch}"
-            )
-    chunks = max(cell.action.microbatch for cell in cells) + 1
-    return Schedule(name, chunks, rows((cell.action for cell in row) for row in table))
-
-
-def _cells(row: Sequence[tuple[str, str]]) -> Iterator[_Cell]:
-    for where, word in row:
-        if _DERIVED.fullmatch(word):
-            continue
-        cell = _CELL.fullmatch(word)
-        if cell is None:
-            raise ValueError(
-                f"{where}: {word!r} is not an action: "
-                "write <stage><F|I|B|W><microbatch>, such as 1F0, or leave the cell empty"
-            )
-        op = Op.B if cell["letter"] == "I" else Op(cell["letter"])
-        yield _Cell(where, cell["letter"], Action(op, int(cell["stage"]), int(cell["microbatch"])))
+    return Schedule(name, max(microbatches) + 1, table)

@@ -10,8 +10,8 @@
       rank 1  1F0 [1F1][1B0] 1B1
 
 Why these checks are enough. Transfers follow from `Schedule.source`: only F(s+1,m) takes the tensor of
-F(s,m), and only B(s-1,m) takes that of B(s,m). If every F and B occurs exactly once, on its stage's
-rank, each tensor that is sent has one receiver, and each receive has one sender: they match **by tag**.
+F(s,m), and only the B or I of (s-1,m) takes that of (s,m). If every F and every B or I occurs exactly once,
+on its stage's rank, each tensor that is sent has one receiver, and each receive has one sender: they match **by tag**.
 They also match **in the order of each link** (from one rank to one other), without tags, because the
 engine posts the receives of a link in the order in which its sender's row makes the tensors
 (`receives_to_post`), whatever the order of their use: the n-th posted is the n-th sent.
@@ -58,7 +58,7 @@ def validate(schedule: Schedule, activation_limit: int | None = None) -> Schedul
 
     Args:
         activation_limit: the most (stage, microbatch) pairs that a rank may hold at once. A pair is
-            held from its F to its W, or to its B if it has no W. None allows any number.
+            held from its F to its B or W. None allows any number.
 
     Raises:
         ValueError: an action is missing, repeated, out of range or misplaced, or actions wait for
@@ -80,7 +80,7 @@ def validate(schedule: Schedule, activation_limit: int | None = None) -> Schedul
 
 
 def _miscounted(schedule: Schedule) -> Iterator[_Problem]:
-    """Yield a problem unless each (stage, microbatch) has one F, one B and at most one W, all in range."""
+    """Yield a problem unless each (stage, microbatch) has one F, and one B or one I and one W, all in range."""
     seen: set[Action] = set()
     strange, repeated = [], []
     for _, action in schedule:
@@ -104,12 +104,19 @@ def _miscounted(schedule: Schedule) -> Iterator[_Problem]:
 
 
 def _missing(schedule: Schedule, seen: Collection[Action]) -> Iterator[_Problem]:
-    """Yield a problem if an F or B is missing from `seen`, the actions that are in range."""
-    count = 2 * schedule.stages * schedule.chunks - sum(action.op is not Op.W for action in seen)
+    """Yield a problem unless each pair has an F, and a B or both I and W, in `seen`, the actions in range."""
+    forwards, full, inputs, weights = ({action[1:] for action in seen if action.op is op} for op in Op)
+    divided = inputs | weights
+    halves = divided - full
+    for stage, microbatch in sorted(full & divided)[:1]:
+        whole, part = (Action(op, stage, microbatch) for op in (Op.B, Op.I if (stage, microbatch) in inputs else Op.W))
+        remedy = f"write {whole._replace(op=Op.I)} for {whole}, or leave {part} out"
+        yield _Problem(f"{whole} is the full backward, but there is {part} too: {remedy}", [whole, part])
+    count = 2 * schedule.stages * schedule.chunks - len(forwards) - len(full | divided) + len((inputs ^ weights) - full)
     if count == 0:
         return
     pairs = ((stage, microbatch) for stage in range(schedule.stages) for microbatch in range(schedule.chunks))
-    due = (Action(op, *pair) for pair in pairs for op in (Op.F, Op.B))
+    due = (Action(op, *pair) for pair in pairs for op in (Op.F, *((Op.I, Op.W) if pair in halves else (Op.B,))))
     # Stops after the first few: a typo such as chunks=2000000000 must not make this slow.
     lost = list(islice((action for action in due if action not in seen), NAMED))
     lost_pairs = {action[1:] for action in lost}
@@ -212,7 +219,7 @@ def find_cycle(schedule: Schedule) -> list[Action]:
 
 
 def _held_beyond(schedule: Schedule, limit: int) -> Iterator[_Problem]:
-    held = [_held(schedule, row) for row in schedule.ranks]
+    held = [_held(row) for row in schedule.ranks]
     most = max(map(max, held))
     if most <= limit:
         return
@@ -225,7 +232,6 @@ def _held_beyond(schedule: Schedule, limit: int) -> Iterator[_Problem]:
     )
 
 
-def _held(schedule: Schedule, row: Sequence[Action]) -> list[int]:
-    """Return, after each action of a row, the number of (stage, microbatch) pairs between F and W (or full B)."""
-    ends = (action.op is Op.W or (action.op is Op.B and action[1:] not in schedule.split) for action in row)
-    return list(accumulate((action.op is Op.F) - end for action, end in zip(row, ends, strict=True)))
+def _held(row: Sequence[Action]) -> list[int]:
+    """Return, after each action of a row, the number of (stage, microbatch) pairs between F and B or W."""
+    return list(accumulate((action.op is Op.F) - (action.op in (Op.B, Op.W)) for action in row))

@@ -248,7 +248,7 @@ class LayerFacts:
     trained: int = 0  # the number of weights of all layers that are not frozen
     # the layers whose backward can only be divided as one; empty also if that was not tried
     as_one: tuple[int, ...] = ()
-    undivided: tuple[str, ...] = ()  # why layers cannot be divided into B and W at all, one sentence each
+    undivided: tuple[str, ...] = ()  # why layers cannot be divided into I and W at all, one sentence each
     mixing: tuple[int, ...] = ()  # the layers whose rows depend on each other; empty also if that was not tried
 
 

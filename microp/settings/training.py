@@ -171,7 +171,7 @@ class BucketSettings(SyncSettings):
         problems = super().problems(schedule, is_split, backend)
         if self.name != "ddp" and is_split:
             problems.append(
-                f"sync={self.name} does not support schedule {schedule!r}, which divides the backward into B and W: "
+                f"sync={self.name} does not support schedule {schedule!r}, which divides the backward into I and W: "
                 "use sync=ddp, or a schedule that does not divide it, e.g. 1f1b"
             )
         if self.name != "ddp" and backend == "threads":

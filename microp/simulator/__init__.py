@@ -16,7 +16,6 @@ from microp.simulator import closed_forms
 from microp.simulator.calibration import (
     calibrate,
     calibrate_steps,
-    kind_of,
     replay,
     replay_reductions,
     replay_steps,

@@ -24,17 +24,6 @@ from microp.simulator.simulation import Simulated, simulate
 from microp.trace import Reduction, Span, after_last_gradient, as_spans, reductions
 
 
-def kind_of(schedule: Schedule, action: Action) -> str:
-    """Return F, B or W, or X for a full backward on a stage that also has divided ones.
-
-    The four take different times, so each has its own mean or median.
-    """
-    _, stage, microbatch = action
-    if action.op is not Op.B or (stage, microbatch) in schedule.split:
-        return str(action.op)
-    return "X" if stage in schedule.split_stages else "B"
-
-
 def schedule_of(spans: Iterable[Span], name: str) -> Schedule:
     """Return the schedule that was run: each rank's actions in the order of their starts."""
     spans = as_spans(spans)
@@ -45,14 +34,14 @@ def schedule_of(spans: Iterable[Span], name: str) -> Schedule:
 
 
 def calibrate(schedule: Schedule, spans: Iterable[Span]) -> Costs:
-    """Return the costs in `spans`: the median time of each stage's F, B and W, and of each hop.
+    """Return the costs in `spans`: the median time of each stage's F, B, I and W, and of each hop.
 
     Args:
         spans: the spans of one or more steps, in any unit of time; the costs are in the same unit.
     """
     lengths: dict[tuple[int, str], list[Any]] = defaultdict(list)
     for span in (spans := as_spans(spans)):
-        lengths[span.stage, kind_of(schedule, span.action)].append(span.end - span.start)
+        lengths[span.stage, span.op].append(span.end - span.start)
     return _costs(schedule, lengths, _taken(schedule, spans), 1)
 
 
@@ -103,7 +92,7 @@ def replay_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, Any]]
     costs, usual = _costs(schedule, _action_ms(steps), taken, 1e6), _action_ms(_middle_half(steps))
     alike: dict[tuple[int, str], dict[Action, Any]] = defaultdict(dict)
     for span, _, _ in taken:
-        alike[span.stage, kind_of(schedule, span.action)][span.action] = span.end - span.start
+        alike[span.stage, span.op][span.action] = span.end - span.start
     takes: dict[Action, float] = {}
     for kind, times in alike.items():
         middle, here = mean(usual[kind]), mean(times.values())
@@ -118,7 +107,7 @@ def replay_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, Any]]
 
 
 def _action_ms(steps: Iterable[Sequence[Mapping[str, Any]]]) -> dict[tuple[int, str], list[float]]:
-    """Return (stage, kind) -> the times of such actions in the rows of these steps; see `kind_of`."""
+    """Return (stage, op) -> the times of such actions in the rows of these steps."""
     values: dict[tuple[int, str], list[float]] = defaultdict(list)
     for step in steps:
         for row in step:
@@ -167,7 +156,7 @@ def _taken(schedule: Schedule, spans: Iterable[Span]) -> list[_Taken]:
 def _costs(
     schedule: Schedule, times: Mapping[tuple[int, str], Iterable[Any]], taken: Sequence[_Taken], unit: float
 ) -> Costs:
-    """Return the costs with the median of the times of each (stage, kind).
+    """Return the costs with the median of the times of each (stage, op).
 
     Args:
         unit: the length of the unit of `times`, in that of the spans.
@@ -176,14 +165,14 @@ def _costs(
     overhead = _overhead(schedule, taken, hops)
     medians = {key: _median(values) for key, values in times.items()}
     stages = range(schedule.stages)
-    backward = tuple(medians[stage, "B"] for stage in stages)
+    backward = tuple(medians[stage, "I" if (stage, "I") in medians else "B"] for stage in stages)
     weight = tuple(medians.get((stage, "W"), 0) for stage in stages)
-    full = tuple(medians.get((stage, "X"), backward[stage] + weight[stage]) for stage in stages)
+    full = tuple(medians.get((stage, "B"), backward[stage] + weight[stage]) for stage in stages)
     return Costs(
         forward=tuple(medians[stage, "F"] for stage in stages),
         backward=backward,
         weight=weight,
-        full=full if any(kind == "X" for _, kind in medians) else (),
+        full=full if any((stage, "B") in medians and (stage, "I") in medians for stage in stages) else (),
         latency=tuple(ratio(hop, unit) for hop in hops),
         overhead=tuple(ratio(time, unit) for time in overhead) if any(overhead) else (),
     )

@@ -26,7 +26,7 @@ k = K-1-j. From eager_1f1b on: equal stages.
 
 `_LARGEST_SPANS` has the largest span of a rank, from its first start to its last end, where it is not the makespan.
 `_IN_FLIGHT` and `_HELD` have the peaks of rank r in (stage, microbatch) pairs, which depend only on the order: a pair
-is in flight from F to B, and held from F to W, or to B if there is no W. G: the microbatches of the first round, K
+is in flight from F to B or I, and held from F to B or W. G: the microbatches of the first round, K
 where K divides M, else ceil(M / max(1, floor(M/K))).
 
 Sources: arXiv 1811.06965 (GPipe), 2104.04473 (interleaved), 2211.05953 (breadth-first),
@@ -236,7 +236,7 @@ def in_flight_peak(schedule: Schedule) -> list[Fraction] | None:
 def held_peak(schedule: Schedule) -> list[Fraction] | None:
     """Return, for each rank, the most microbatches whose activations it holds; None if no form is exact.
 
-    They are held from F to W, or to B if there is no W. In microbatches of the rank, as `in_flight_peak`.
+    They are held from F to B or W. In microbatches of the rank, as `in_flight_peak`.
     """
     return _peaks(_HELD, schedule)
 

@@ -4,9 +4,9 @@
 
     stage        0    1    2    3
     forward     [5 ,  5 ,  5 ,  5 ]     one microbatch through one stage
-    backward    [10, 10 , 10 , 10 ]     its input gradient (all of the backward, if weight is 0)
+    backward    [10, 10 , 10 , 10 ]     I, its input gradient (all of the backward, if weight is 0)
     weight      [ 0,  0 ,  0 ,  0 ]     its weight gradient
-    recompute   [ 5,  5 ,  5 ,  5 ]     its forward once more, as a part of its B
+    recompute   [ 5,  5 ,  5 ,  5 ]     its forward once more, as a part of its B or I
     boundary    [64, 64 , 64 , 64 ]     bytes of the tensor that enters the stage
                    ╰──╯
                    a hop: latency + boundary[1] / bandwidth, in either direction
@@ -40,14 +40,13 @@ class Costs:
 
     Attributes:
         forward: F of one microbatch.
-        backward: the input gradient of one microbatch.
-        weight: the weight gradient of one microbatch. A B that has no W of its own is the
-            full backward and takes both.
+        backward: I, the input gradient of one microbatch.
+        weight: W, the weight gradient of one microbatch. A B, the full backward, takes both.
         full: a full backward on a stage that also has divided ones, if it does not take
             `backward` + `weight`: dividing a backward costs time.
         latency: the part of a hop that does not depend on the tensor's size: one value, or one per
             stage, for the hop between it and the stage before it.
-        recompute: the extra time of a B whose activations are recomputed.
+        recompute: the extra time of a B or I whose activations are recomputed.
         spared: the microbatches that are not recomputed; `(chunks - 1,)` is except_last.
         boundary: bytes of the tensor that enters the stage; its gradient has the same size.
         bandwidth: bytes per unit of time of one hop.
@@ -91,21 +90,21 @@ class Costs:
             given["latency"] = self.latency
         _check_stages(stages, forward=self.forward, backward=self.backward, **given)
 
-    def of(self, action: Action, split: bool) -> Any:
-        """Return how long `action` takes; `split` is true if its backward is divided into B and W."""
+    def of(self, action: Action) -> Any:
+        """Return how long `action` takes."""
         stage = action.stage
         if action.op is Op.F:
             return self.forward[stage]
         if action.op is Op.W:
             return at(self.weight, stage)
-        return self.recomputation(action) + (self.backward[stage] if split else self.full_backward(stage))
+        return self.recomputation(action) + (self.backward[stage] if action.op is Op.I else self.full_backward(stage))
 
     def full_backward(self, stage: int) -> Any:
         """Return how long an undivided backward of `stage` takes, without recomputation."""
         return self.full[stage] if self.full else self.backward[stage] + at(self.weight, stage)
 
     def recomputation(self, action: Action) -> Any:
-        """Return the time that a B takes for recomputation."""
+        """Return the time that a backward takes for recomputation."""
         return 0 if action.microbatch in self.spared else at(self.recompute, action.stage)
 
     def hop(self, stage: int) -> Any:
@@ -197,12 +196,12 @@ def costs_of(
         LayerTimes(*map(sum, zip(fixed_time, *layers[end - size : end], strict=True)))
         for fixed_time, end, size in zip(fixed_times, accumulate(sizes), sizes, strict=True)
     ]
-    split = schedule.split_stages
+    divided = {stage for stage, _ in schedule.input_gradients}
     return Costs(
         forward=tuple(time.forward for time in times),
-        backward=tuple(time.backward if stage in split else time.full for stage, time in enumerate(times)),
-        weight=tuple(time.weight if stage in split else 0 for stage, time in enumerate(times)) if split else (),
-        full=tuple(time.full for time in times) if split else (),
+        backward=tuple(time.backward if stage in divided else time.full for stage, time in enumerate(times)),
+        weight=tuple(time.weight if stage in divided else 0 for stage, time in enumerate(times)) if divided else (),
+        full=tuple(time.full for time in times) if divided else (),
         recompute=tuple(time.recompute for time in times) if checkpointing.segments else (),
         spared=checkpointing.spared(schedule.chunks) if checkpointing.segments else (),
         latency=latency,

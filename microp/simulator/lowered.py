@@ -21,14 +21,15 @@ import numpy as np
 
 from microp.schedule import Action, Op, Schedule, remote_source, validate
 from microp.simulator.costs import Costs, at
-from microp.trace import Actions, Column
+from microp.trace import Actions, Column, I
 
+_LANES = (0, 1, 1, 2)  # of F, B, I and W: what holds for a B holds for an I
 NONE = -1  # stands for no position, no rank or no link
 SMALL = 100_000  # actions; of more, an object per number would take too much memory
 
 
 class Kinds(NamedTuple):
-    """The times of actions by kind: one op and stage, all split or all not, all recomputed or all not.
+    """The times of actions by kind: one op and stage, all recomputed or all not.
 
     Attributes:
         takes: the time of the action itself.
@@ -83,7 +84,7 @@ def with_times(lowered: Lowered, takes: Mapping[Action, Any], hops: Mapping[Acti
 
 
 class _Lane(NamedTuple):
-    """The actions of one op and stage; the messages are between two ranks.
+    """The F, the backwards (B or I) or the W of one stage; the messages are between two ranks.
 
     Attributes:
         action: the one on microbatch 0.
@@ -131,7 +132,7 @@ def _read_order(schedule: Schedule) -> Order:
         np.maximum(before, parent, out=before, where=~away)
     if (before >= np.arange(len(actions))).any():
         refuse(schedule)
-    kind = (_lane_column(schedule, actions) * 2 + actions.is_split()) * 2
+    kind = (_lane_column(schedule, actions) * 2 + (actions.op == I)) * 2
     return Order(actions, source, kind, _lanes_with_links(schedule))
 
 
@@ -147,12 +148,14 @@ def parent_positions(schedule: Schedule, actions: Actions) -> list[Column]:
     if least < 0 or actions.microbatch.max(initial=0) >= schedule.chunks:
         refuse(schedule)
     lanes = _lanes(schedule)
-    index = {lane: number for number, lane in enumerate(lanes)}
-    parents = [[index[parent] for parent in schedule.parents(lane)] for lane in lanes]
+    parents = [[_lane(schedule, parent) for parent in schedule.parents(lane)] for lane in lanes]
     lane = _lane_column(schedule, actions)
     position = np.full((len(lanes) + 1, schedule.chunks), NONE, np.int32)  # the last row stands for no parent
     position[lane, actions.microbatch] = np.arange(len(actions))
-    is_lacking = (position[: 2 * schedule.stages] == NONE).any()  # the lanes of F and B come first
+    forwards_and_backwards, weights = np.split(position[:-1], [2 * schedule.stages])
+    divided = np.zeros(weights.shape, bool)
+    divided[actions.stage[actions.op == I], actions.microbatch[actions.op == I]] = True
+    is_lacking = (forwards_and_backwards == NONE).any() or ((weights != NONE) != divided).any()
     if is_lacking or len(actions) > np.count_nonzero(position != NONE):
         refuse(schedule)
     if (np.array([*schedule.placement.values()])[actions.stage] != actions.rank).any():
@@ -171,19 +174,24 @@ def refuse(schedule: Schedule) -> NoReturn:
 
 
 def _lanes(schedule: Schedule) -> list[Action]:
-    """Return the lanes: an action on microbatch 0 for every op of every stage."""
-    return [Action(op, stage, 0) for op in Op for stage in range(schedule.stages)]
+    """Return the lanes: F, B and W of every stage on microbatch 0; an I is in the lane of B."""
+    return [Action(op, stage, 0) for op in (Op.F, Op.B, Op.W) for stage in range(schedule.stages)]
+
+
+def _lane(schedule: Schedule, action: Action) -> int:
+    """Return the index of an action's lane."""
+    return _LANES[tuple(Op).index(action.op)] * schedule.stages + action.stage
 
 
 def _lane_column(schedule: Schedule, actions: Actions) -> Column:
     """Return, for each action, the index of its lane."""
-    return actions.op.astype(np.int32) * schedule.stages + actions.stage
+    return np.array(_LANES, np.int32)[actions.op] * schedule.stages + actions.stage
 
 
 def _lanes_with_links(schedule: Schedule) -> list[_Lane]:
     rank_of, lanes = schedule.placement, _lanes(schedule)
-    sources = {lane: source for lane in lanes if (source := remote_source(schedule, rank_of[lane.stage], lane))}
-    takers = {source: lane for lane, source in sources.items()}
+    sources = [remote_source(schedule, rank_of[lane.stage], lane) for lane in lanes]
+    takers = {_lane(schedule, source): lane for lane, source in zip(lanes, sources, strict=True) if source is not None}
 
     def link(lane: Action, other: Action | None) -> int:
         return NONE if other is None else max(lane.stage, other.stage)
@@ -191,25 +199,23 @@ def _lanes_with_links(schedule: Schedule) -> list[_Lane]:
     return [
         _Lane(
             action=lane,
-            hop_in=link(lane, sources.get(lane)),
-            peer=rank_of[takers[lane].stage] if lane in takers else NONE,
-            hop_out=link(lane, takers.get(lane)),
+            hop_in=link(lane, source),
+            peer=rank_of[takers[number].stage] if number in takers else NONE,
+            hop_out=link(lane, takers.get(number)),
         )
-        for lane in lanes
+        for number, (lane, source) in enumerate(zip(lanes, sources, strict=True))
     ]
 
 
 def _kinds(lanes: list[_Lane], costs: Costs) -> Kinds:
-    """Return the kinds in the order of the column: by lane, then full or split, then recomputed or spared."""
+    """Return the kinds in the order of the column: by lane, then B or I, then recomputed or spared."""
     recomputed = next(microbatch for microbatch in count() if microbatch not in costs.spared)
     both = recomputed, next(iter(costs.spared), recomputed)
     hops = {link: 0 if link == NONE else costs.hop(link) for link in {lane.hop_in for lane in lanes} | {NONE}}
     table = []
     for action, hop_in, peer, hop_out in lanes:
-        if action.op is Op.B:
-            takes = [costs.of(Action(Op.B, action.stage, m), is_split) for is_split in (False, True) for m in both]
-        else:
-            takes = [costs.of(action, False)] * 4
+        ops = (Op.B, Op.I) if action.op is Op.B else (action.op, action.op)
+        takes = [costs.of(Action(op, action.stage, microbatch)) for op in ops for microbatch in both]
         others = hops[hop_in], peer, hops[hop_out], at(costs.overhead, action.stage)
         table += [(time, *others) for time in takes]
     return Kinds(*map(list, zip(*table, strict=True)))

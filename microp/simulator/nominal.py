@@ -24,7 +24,7 @@ def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None
 
     Args:
         device: an emulated device gives its nominal times, in milliseconds; on any other device
-            each of F, B and W takes one unit per layer.
+            each of F, I and W takes one unit per layer.
         rows: the number of rows of a microbatch; None for the mean over the microbatches.
 
     Raises:
@@ -42,9 +42,9 @@ def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None
 
     forward, backward = times("forward_ms", device.forward_ms), times("backward_ms", device.backward_ms)
     weight, full = times("weight_ms", device.weight_ms), times("full_ms", device.full_ms)
-    if workload.schedule.split and weight is None and backward is not None:
+    if workload.schedule.input_gradients and weight is None and backward is not None:
         weight = backward = [time / 2 for time in backward]
-    if not workload.schedule.split and full is not None:
+    if not workload.schedule.input_gradients and full is not None:
         backward, weight, full = full, None, None
     recompute = times("recompute_ms", device.forward_ms if device.recompute_ms is None else device.recompute_ms)
     checkpointing = workload.checkpointing

@@ -27,7 +27,7 @@ from microp.schedule import Schedule, completed_sends, receives_to_post, take_sl
 from microp.settings import Holds
 from microp.simulator.lowered import NONE, order_of
 from microp.simulator.stage_memory import LayerMemory, StageBytes, stage_bytes
-from microp.trace import Actions, B, Column, F, W
+from microp.trace import Actions, B, Column, F, I, W
 
 Floats = NDArray[np.float64]
 FIELDS = StageBytes._fields
@@ -129,9 +129,9 @@ class Ranks:
         """Return the state of a stage with the layers from `first` to `end` - 1, and its bytes."""
         kinds = tuple(self._kinds[first : end + 1])  # with the layer that its output enters
         if kinds not in self._of_kinds:
-            layers, split = self._layers[first:end], bool(self._schedule.split)
+            layers, divides = self._layers[first:end], bool(self._schedule.input_gradients)
             leaving = self._layers[end].boundary.at(self._rows) if end < len(self._layers) else 0.0
-            memory = stage_bytes(layers, self._rows, self._checkpointing, leaving, self._holds, split)
+            memory = stage_bytes(layers, self._rows, self._checkpointing, leaving, self._holds, divides)
             frozen = sum(layer.frozen.fixed for layer in layers)
             self._of_kinds[kinds] = self._state * memory.gradients + frozen, memory
         return self._of_kinds[kinds]
@@ -147,10 +147,9 @@ def held_counts(schedule: Schedule, holds: Holds, spared: Collection[int], rows:
     boxes = _Mailboxes(schedule, order.actions, order.source) if holds.mailboxes else None
     shares = np.array(rows, float) * len(rows) / sum(rows)
     is_spared = np.isin(np.arange(schedule.chunks), list(spared))
-    is_split = order.actions.is_split()
     for rank in range(len(schedule.ranks)):
         counts = _RankCounts(schedule, rank, order.actions, shares)
-        counts.add_activations(is_split[counts.part], is_spared[counts.microbatch])
+        counts.add_activations(is_spared[counts.microbatch])
         if boxes is not None:
             boxes.add_to(counts)
         if holds.messages:
@@ -173,7 +172,7 @@ class _RankCounts:
 
     Attributes:
         part: the rank's actions among those of all ranks.
-        firsts: of each stage the first W or undivided backward, which makes the gradients of its weights.
+        firsts: of each stage the first B or W, which makes the gradients of its weights.
     """
 
     def __init__(self, schedule: Schedule, rank: int, actions: Actions, shares: Floats) -> None:
@@ -191,23 +190,24 @@ class _RankCounts:
         """Add to `changes` or `needs` at some actions, for the stages and microbatches `of` some, by their indices."""
         np.add.at(to, (at, self._place[of], field), sign * self._share[of])
 
-    def add_activations(self, is_split: Column, is_spared: Column) -> None:
+    def add_activations(self, is_spared: Column) -> None:
         """Add what actions keep, release and need."""
         changes, needs, kept = self.changes, self.needs, np.where(is_spared, WHOLE, KEPT)
-        forward, backward, weight = (np.flatnonzero(self.op == op) for op in (F, B, W))
-        recomputed, split = backward[~is_spared[backward]], backward[is_split[backward]]
+        forward, divided, weight = (np.flatnonzero(self.op == op) for op in (F, I, W))
+        backward = np.flatnonzero((self.op == B) | (self.op == I))
+        recomputed = backward[~is_spared[backward]]
         keeps_little = forward[~is_spared[forward]]
         for to in (changes, needs):
             self.add(to, forward, forward, kept[forward])
         self.add(needs, keeps_little, keeps_little, IN_FORWARD)
         self.add(changes, backward, backward, kept[backward], -1)
-        self.add(changes, split, split, PENDING)
+        self.add(changes, divided, divided, PENDING)
         self.add(needs, recomputed, recomputed, REBUILT)
-        extra = np.where(is_split[backward] | (not self.schedule.split), IN_BACKWARD, IN_FULL)
+        extra = np.where((self.op[backward] == I) | (not self.schedule.input_gradients), IN_BACKWARD, IN_FULL)
         self.add(needs, backward, backward, extra)
         self.add(changes, weight, weight, PENDING, -1)
         self.add(needs, weight, weight, IN_WEIGHT)
-        makes = np.flatnonzero((self.op == W) | ((self.op == B) & ~is_split))
+        makes = np.flatnonzero((self.op == W) | (self.op == B))
         self.firsts = makes[np.unique(self.stage[makes], return_index=True)[1]]
         changes[self.firsts, self._place[self.firsts], GRADIENTS] = 1
         fields = np.where(self.op[self.firsts] == W, FIRST_WEIGHT, FIRST_BACKWARD)
@@ -285,6 +285,6 @@ def _add_sends(counts: _RankCounts) -> None:
     fields = np.where(counts.op == F, SENT_OUTPUT, SENT_GRADIENT)
     counts.add(counts.changes, sends, sends, fields[sends])
     counts.add(counts.changes, used, sent, fields[sent], -1)
-    same = (counts.op[used] == B) & (counts.op[sent] == F) & (counts.stage[used] == counts.stage[sent])
+    same = (counts.op[used] != F) & (counts.op[sent] == F) & (counts.stage[used] == counts.stage[sent])
     same &= (counts.microbatch[used] == counts.microbatch[sent]) & ~np.isin(used, counts.firsts)
     counts.add(counts.needs, used[same], used[same], OWN_SEND)

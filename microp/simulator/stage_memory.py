@@ -6,13 +6,13 @@
     activation       [x a b]  [b c d]  [d e f]      kept by F: x a b c d e f
     shared               b        d                 kept by two neighbours, counted once
 
-    2 segments, a = activation, b = boundary            h = bytes from B to W
+    2 segments, a = activation, b = boundary            h = bytes from I to W
 
-    action       F0      F1      B0            W0     ...
-    held after   2b      4b    2b + h        2b + g      a microbatch: 2b from F to B, h from B to W
-    peak during  2b+t    4b+t  4b + a/2 + u  2b + h + v  in a B one segment is recomputed: a/2
+    action       F0      F1      I0            W0     ...
+    held after   2b      4b    2b + h        2b + g      a microbatch: 2b from F to I, h from I to W
+    peak during  2b+t    4b+t  4b + a/2 + u  2b + h + v  in an I one segment is recomputed: a/2
 
-g = gradients of the weights, held from the first one on; t, u and v = extra bytes while an F, a B and a W run. Without
+g = gradients of the weights, held from the first one on; t, u and v = extra bytes while an F, an I and a W run. Without
 recomputation an F holds `a`. Without g, t, u and v, a rank that holds n microbatches needs n a without recomputation,
 and n s b + a/s with s segments (Chen et al., arXiv 1604.06174; in a pipeline every microbatch in flight keeps its s
 segment inputs).

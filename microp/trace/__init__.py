@@ -9,7 +9,7 @@
 """
 
 from microp.trace.drawing import curves, figure
-from microp.trace.look import COLOURS, INK, MILLISECONDS, REDUCTION, UNITS, shade
+from microp.trace.look import COLOURS, INK, MILLISECONDS, NAMES, REDUCTION, UNITS, shade
 from microp.trace.metrics import (
     bubble_fraction,
     busy,
@@ -38,6 +38,7 @@ from microp.trace.spans import (
     B,
     Column,
     F,
+    I,
     Span,
     Spans,
     StepTrace,

@@ -8,7 +8,7 @@
     fffff·bbbbbb                too narrow for a column of its own: see below
     ··F0--B0==·RRRRR            a sum over the replicas
 
-Of a rank's F, B and W nearly all are named or none: those that have room for the longest name, see `named`.
+Of a rank's actions of an op nearly all are named or none: those that have room for the longest name, see `named`.
 
 A column shows what runs at its middle. An action that runs in the middle of no column would be lost, so the column
 where it lies shows, in lower case, which op takes most of that column.
@@ -31,7 +31,7 @@ from microp.trace.look import named, shade
 from microp.trace.reductions import Reduction
 from microp.trace.spans import Spans
 
-FILL = {"F": "-", "B": "=", "W": "~"}
+FILL = {"F": "-", "B": "=", "I": "=", "W": "~"}
 IDLE, REDUCED = "·", "R"
 
 Place = Callable[[NDArray[np.generic]], NDArray[np.float64]]

@@ -3,7 +3,7 @@
 ::
 
     measured: 63.0 ms, bubble 0.211
-    rank 0 ▕ 0▏ 1▏        ▕ 0  ▏ 1  ▏         numbers of microbatches, on nearly all F, B or W of a rank or on none
+    rank 0 ▕ 0▏ 1▏        ▕ 0  ▏ 1  ▏         numbers of microbatches, on nearly all actions of an op or on none
     rank 1    ▕ 0▏ 0  ▏ 1▏ 1  ▏▁▁▁▁▁          below the actions: a sum over the replicas
            └───────┴───────┴───────┴─ ms
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from microp.schedule import Op
-from microp.trace.look import COLOURS, INK, MILLISECONDS, REDUCTION, Scale, named, shade
+from microp.trace.look import COLOURS, INK, MILLISECONDS, NAMES, REDUCTION, Scale, named, shade
 from microp.trace.metrics import bubble_fraction, makespan
 from microp.trace.reductions import Reduction, ends_at
 from microp.trace.spans import Span
@@ -143,8 +143,10 @@ def keys(spans: Sequence[Span], sums: bool = False) -> list[Any]:
     """Return a legend's entries for what `draw` draws: the ops that occur, and reductions if there are `sums`."""
     from matplotlib.patches import Patch
 
-    words = {Op.F: "forward", Op.B: "backward", Op.W: "weight gradient"}
-    entries = [Patch(color=COLOURS[op][0], label=words[op]) for op in COLOURS if any(span.op is op for span in spans)]
+    words: dict[str, list[str]] = defaultdict(list)  # by colour
+    for op in sorted({span.op for span in spans}, key=[*Op].index):
+        words[COLOURS[op][0]].append(NAMES[op])
+    entries = [Patch(color=colour, label=" or ".join(ops)) for colour, ops in words.items()]
     if any(len({span.stage for span in row}) > 1 for row in _by_rank(spans).values()):
         entries.append(Patch(color=COLOURS[Op.B][1], label="other shade: a rank's second stage"))
     if sums:

@@ -2,7 +2,7 @@
 
 ::
 
-                           F             B            W
+                           F             B, I         W
     a rank's first stage   light blue    blue         light orange
     its second stage       middle blue   dark blue    orange           the third as the first, and so on
 
@@ -18,8 +18,10 @@ from typing import NamedTuple
 
 from microp.schedule import Op
 
-COLOURS = {Op.F: ("#9ecae1", "#6baed6"), Op.B: ("#3182bd", "#08519c"), Op.W: ("#fdae6b", "#e6550d")}
-INK = {Op.F: "black", Op.B: "white", Op.W: "black"}  # of a name on these
+NAMES = {Op.F: "forward", Op.B: "backward", Op.I: "input gradient", Op.W: "weight gradient"}
+_BLUE = "#3182bd", "#08519c"
+COLOURS = {Op.F: ("#9ecae1", "#6baed6"), Op.B: _BLUE, Op.I: _BLUE, Op.W: ("#fdae6b", "#e6550d")}
+INK = {Op.F: "black", Op.B: "white", Op.I: "white", Op.W: "black"}  # of a name on these
 REDUCTION = "#636363"
 
 

@@ -62,8 +62,8 @@ def zero_bubble_rate(spans: Iterable[Span]) -> Any:
 
     ::
 
-        rank 0   F0 F1 F2 B0 W0 B1 W1 B2 W2              a step that is a parallelogram has no
-        rank 1      F0 B0 F1 B1 F2 B2 W0 W1 W2           bubble: the next step follows directly
+        rank 0   F0 F1 F2 I0 W0 I1 W1 I2 W2              a step that is a parallelogram has no
+        rank 1      F0 I0 F1 I1 F2 I2 W0 W1 W2           bubble: the next step follows directly
     """
     per_rank = busy(spans := as_spans(spans))
     first, last = _edges(spans)
@@ -73,7 +73,7 @@ def zero_bubble_rate(spans: Iterable[Span]) -> Any:
 def in_flight_peak(spans: Iterable[Span]) -> dict[int, int]:
     """Return rank -> the largest number of (stage, microbatch) pairs forwarded and not yet backwarded."""
     spans = as_spans(spans)
-    changes = np.array([1, -1, 0])[spans.op]
+    changes = np.array([1, -1, -1, 0])[spans.op]  # of F, B, I and W
     in_flight = np.cumsum(changes)  # on top of those that other ranks have left
     before = (in_flight - changes)[spans.first].tolist()
     peaks = spans.per_rank(in_flight, np.maximum)

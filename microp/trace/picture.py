@@ -9,7 +9,7 @@
     rank 0 ▐██▐██▐██       ▐████▐████▐████
     rank 1    ▐███▐██▐██▐████▐████▐████
            0         20        40        60
-           ms; light: F, dark: B, orange: W
+           ms; light: F, dark: B and I, orange: W
 
 It is for W&B, after each run. `drawing.figure` names the actions and takes many times as long.
 """
@@ -65,7 +65,7 @@ def picture(panels: Mapping[str, Sequence[Span]], path: Path, scale: Scale = MIL
         pen.line((at, top, at, top + 4), GREY)
         label = f"{count * step:g}"
         pen.text((min(at, WIDTH - font.getlength(label) / 2 - 1), top + 6), label, "black", font, "ma")
-    pen.text((left, top + LINE), f"{scale.unit}; light: F, dark: B, orange: W", "black", font)
+    pen.text((left, top + LINE), f"{scale.unit}; light: F, dark: B and I, orange: W", "black", font)
     sheet.save(path, "png")
 
 

@@ -29,7 +29,7 @@ from microp.schedule import Action, Op
 
 Column = NDArray[Any]
 _OPS = tuple(Op)  # a column holds an op as its index in this tuple
-F, B, W = range(len(_OPS))
+F, B, I, W = range(len(_OPS))  # noqa: E741 - the letters of Op
 MOMENTS = ("wait_start", "ready", "start", "end")
 
 
@@ -103,13 +103,6 @@ class Actions:
         """Return rank -> `reduce` over its part of a column."""
         ranks = self.rank[self.first].tolist()
         return dict(zip(ranks, reduce.reduceat(values, self.first).tolist(), strict=True))
-
-    def is_split(self) -> Column:
-        """Return, for each action, whether its (stage, microbatch) has a W; its B is then only the input gradient."""
-        split = np.zeros((self.stage.max(initial=0) + 1, self.microbatch.max(initial=0) + 1), dtype=bool)
-        put_off = self.op == W
-        split[self.stage[put_off], self.microbatch[put_off]] = True
-        return np.asarray(split[self.stage, self.microbatch])
 
 
 class Spans(Actions, Sequence[Span]):

@@ -75,7 +75,7 @@ def _book(
 ) -> dict[str, int]:
     """Return the nanoseconds of each of `KINDS` on one rank; `row` is in the order of time."""
     last_forward = max(span.start for span in row if span.op is Op.F)
-    first_backward = min(span.start for span in row if span.op is Op.B)
+    first_backward = min(span.start for span in row if span.op not in (Op.F, Op.W))
     time = dict.fromkeys(KINDS, 0)
     time["compute"] = sum(span.end - span.start for span in row) - clock.recompute
     time["recompute"], time["optimizer"], time["reduction"] = clock.recompute, clock.optimizer, clock.reduction

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from microp.trace.cells import FILL, IDLE, REDUCED, Cells, has_several_stages, merged, row
-from microp.trace.look import MILLISECONDS, Scale, tick_step
+from microp.trace.look import MILLISECONDS, NAMES, Scale, tick_step
 from microp.trace.metrics import bubble_fraction, makespan
 from microp.trace.reductions import Reduction
 from microp.trace.spans import Span, Spans, as_spans
@@ -38,8 +38,6 @@ MEANING = {
     "replayed": "simulated with the step's own median action times",
     "measured": "the last measured step",
 }
-OPS = {"F": "forward", "B": "backward", "W": "weight gradient"}
-SPLIT = {**OPS, "B": "input gradient"}  # in a panel that has W
 
 
 class Panel(NamedTuple):
@@ -170,7 +168,7 @@ def _legend(drawn: Sequence[Line], panels: Sequence[Panel]) -> Iterator[str | Li
     """Yield what the drawn characters mean, those of them that are there, and what the header's figures are."""
     parts = [cells for line in drawn for cells in line if cells.look]
     looks, marks = {cells.look for cells in parts}, set("".join(cells.text for cells in parts))
-    for op, word in (SPLIT if any("W" in look for look in looks) else OPS).items():
+    for op, word in NAMES.items():
         if any(look.startswith(op) for look in looks):
             yield [Cells(op, f"{op}0"), Cells(FILL[op] * 2, f"{op}0-"), Cells(f" {word}")]
     if IDLE in marks:

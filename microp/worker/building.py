@@ -39,7 +39,7 @@ def build_stages(job: Job, rank: int, device: Device, stage_type: type[Stage] = 
             model.loss if stage == job.schedule.stages - 1 else None,
             job.checkpointing,
             job.schedule.chunks,
-            [microbatch for split_stage, microbatch in job.schedule.split if split_stage == stage],
+            [microbatch for divided, microbatch in job.schedule.input_gradients if divided == stage],
             device.mark,
             job.computing,
             device.torch_device,

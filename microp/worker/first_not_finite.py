@@ -130,7 +130,7 @@ class _LookingStage(Stage):
 
     def backward(self, microbatch: int, gradient: Tensor | None) -> Tensor | None:
         input_gradient = super().backward(microbatch, gradient)
-        self._look(Op.B, microbatch, input_gradient)
+        self._look(Op.I if microbatch in self._deferred else Op.B, microbatch, input_gradient)
         return input_gradient
 
     def weight_gradient(self, microbatch: int, _: Tensor | None) -> None:

@@ -24,7 +24,6 @@ from microp.records import StepRow
 from microp.replicas import open_sync
 from microp.schedule import Schedule
 from microp.settings import OwnSettings
-from microp.simulator import kind_of
 from microp.system import MIB
 from microp.trace import Actions, StepTrace, time_reducing
 from microp.worker.building import BatchLoader, build_stages, compile_stages, open_optimizer, open_runner, set_rate
@@ -54,7 +53,8 @@ class Trainer:
         self._at(Place.CONNECTING)
         check_equal_weights(job, self.layers, comms)
         layers = {index: stage.layers for index, stage in self.stages.items()}
-        self.sync = open_sync(job.sync, layers, job.schedule.split_stages, comms, device)
+        divided = {stage for stage, _ in job.schedule.input_gradients}
+        self.sync = open_sync(job.sync, layers, divided, comms, device)
         self._tied = TiedGradients(job, self.layers, comms)
         comms.expect(())  # no mailbox of a job before; microp's engine announces its own
         last = self.sync.wrap_last
@@ -248,10 +248,10 @@ class ActionTimes:
     def __init__(self, schedule: Schedule, actions: Actions) -> None:
         self._marks: dict[str, list[int]] = {}  # stage and kind -> where the marks of such actions begin
         for position, action in enumerate(map(actions.at, range(len(actions)))):
-            self._marks.setdefault(f"{action.stage}{kind_of(schedule, action)}", []).append(3 * position)
+            self._marks.setdefault(f"{action.stage}{action.op}", []).append(3 * position)
 
     def of(self, trace: StepTrace) -> StepRow:
-        """Return the total compute and wait times of a step, and mean times by stage and kind of action (`kind_of`).
+        """Return the total compute and wait times of a step, and mean times by stage and op.
 
         It uses Python's arithmetic: between two steps a few calls of numpy take longer.
         """

@@ -76,8 +76,7 @@ def in_monolith_s_order(schedule) -> bool:
     """Whether every stage adds up its weights' gradients from the first microbatch to the last."""
     adds = {stage: [] for stage in range(schedule.stages)}
     for _, action in schedule:
-        whole = action.op is Op.B and (action.stage, action.microbatch) not in schedule.split
-        if whole or action.op is Op.W:
+        if action.op in (Op.B, Op.W):
             adds[action.stage].append(action.microbatch)
     return all(order == sorted(order) for order in adds.values())
 

@@ -185,7 +185,7 @@ def test_every_reader_refuses_a_newer_attempt(made, tmp_path):
     for path in attempt.glob("*.jsonl"):
         path.write_text('{"schema_version": 99, "all": "new"}\n')
     for read in (read_spans, read_reductions, load_steps, check_attempt, lambda _: Run(attempt).summary):
-        with pytest.raises(RecordError, match="schema_version=99, and this microp reads up to 2: update microp"):
+        with pytest.raises(RecordError, match="schema_version=99, and this microp reads up to 3: update microp"):
             read(attempt)
     with pytest.warns(UserWarning, match="1 attempt is left out: .*schema_version=99"):
         assert load_runs(attempt).empty
@@ -196,6 +196,6 @@ def test_a_plan_of_a_newer_version_is_refused(tmp_path):
     plan = {"name": "mine", "points": [{"run_id": "a", "overrides": WORDS}]}
     write_json(tmp_path / "plan.json", {"schema_version": 2, **plan})
     assert read_plan(tmp_path / "plan.json").name == "mine"
-    write_json(tmp_path / "plan.json", {"schema_version": 3, **plan})
-    with pytest.raises(RecordError, match="schema_version=3"):
+    write_json(tmp_path / "plan.json", {"schema_version": 4, **plan})
+    with pytest.raises(RecordError, match="schema_version=4"):
         read_plan(tmp_path / "plan.json")

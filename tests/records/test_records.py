@@ -33,7 +33,7 @@ from microp.trace import Reduction, Span, Spans
 
 def test_rows_and_spans_round_trip(tmp_path):
     recorder = RankRecorder(tmp_path, 1)
-    rows = [{"schema_version": 2, "step": step, "rank": 1, "loss": 0.5 * step} for step in range(3)]
+    rows = [{"schema_version": 3, "step": step, "rank": 1, "loss": 0.5 * step} for step in range(3)]
     for row in rows:
         recorder.step({key: value for key, value in row.items() if key != "schema_version"})
         assert read_rows(tmp_path, 1)[-1] == row  # on disk at once
@@ -44,8 +44,18 @@ def test_rows_and_spans_round_trip(tmp_path):
     assert isinstance(read_spans(tmp_path), Spans)
     assert list(read_spans(tmp_path)) == spans
     first = json.loads((tmp_path / "spans.rank1.jsonl").read_text().splitlines()[0])
-    assert (first["schema_version"], first["op"], first["step"], first["replica"]) == (2, "F", 2, 0)
+    assert (first["schema_version"], first["op"], first["step"], first["replica"]) == (3, "F", 2, 0)
     assert [first[f"{moment}_ns"] for moment in ("wait_start", "ready", "start", "end")] == [5, 9, 10, 20]
+
+
+def test_records_of_a_time_without_i_are_read_with_it(tmp_path):
+    times = {"0F": 1.0, "0B": 2.0, "0W": 3.0, "0X": 4.0, "1F": 5.0, "1B": 6.0}
+    (tmp_path / "steps.rank0.jsonl").write_text(json.dumps({"schema_version": 2, "action_ms": times}) + "\n")
+    today = {"0F": 1.0, "0I": 2.0, "0W": 3.0, "0B": 4.0, "1F": 5.0, "1B": 6.0}
+    assert read_rows(tmp_path, 0)[0]["action_ms"] == read_some_rows(tmp_path, 1)[0][0]["action_ms"] == today
+    divided = [Span(0, op, 0, 0, *[moment] * 4) for moment, op in enumerate((Op.F, Op.B, Op.W))]
+    RankRecorder(tmp_path, 0).spans(2, [*divided, Span(0, Op.B, 1, 0, 9, 9, 9, 9)])
+    assert [str(span.action) for span in read_spans(tmp_path)] == ["0F0", "0I0", "0W0", "1B0"]
 
 
 @pytest.mark.parametrize("schedule", [zb_v(2, 4), gpipe(3, 2)], ids=["zb_v", "gpipe"])
@@ -60,7 +70,7 @@ def test_the_sums_of_each_replica_round_trip(tmp_path):
     for number, (replica, rank) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
         RankRecorder(tmp_path, number, replica).reductions(3, [Reduction(rank, rank, 10 * number, 10 * number + 5)])
     assert read_reductions(tmp_path, 1) == [Reduction(0, 0, 20, 25), Reduction(1, 1, 30, 35)]
-    assert json.loads((tmp_path / "reductions.rank0.jsonl").read_text())["schema_version"] == 2
+    assert json.loads((tmp_path / "reductions.rank0.jsonl").read_text())["schema_version"] == 3
     RankRecorder(tmp_path, 9).reductions(3, [])
     assert not (tmp_path / "reductions.rank9.jsonl").exists()
 
@@ -144,7 +154,7 @@ def test_of_very_many_steps_pieces_are_read_and_no_file_is_held_in_memory(tmp_pa
 # --- what a sweep has planned ---------------------------------------------------------------------
 
 
-HEAD = {"schema_version": 2, "name": "config", "again": False}
+HEAD = {"schema_version": 3, "name": "config", "again": False}
 POINTS = [
     {"run_id": "gpipe-m2", "overrides": ["chunks=2"], "config": {"chunks": 2}},
     {"overrides": ["chunks=3"], "left_out": "skip=true"},

@@ -55,7 +55,7 @@ def cases(replicas: int, ranks: int, syncs, chunks: int, part: int = 1):
         except ValueError:
             continue  # not defined for so few ranks or chunks
         make, checkpointing, cut = next(turns)
-        if sync.problems(schedule.name, bool(schedule.split), "shm"):
+        if sync.problems(schedule.name, bool(schedule.input_gradients), "shm"):
             continue
         model = make(schedule.stages + 1)
         yield small_job(

@@ -37,7 +37,10 @@ def test_the_dependency_rule():
     assert parents["2F1"] == ["1F1"]
     assert parents["2B1"] == ["2F1"]
     assert parents["1B1"] == ["1F1", "2B1"]
-    assert [str(p) for p in schedule.parents(Action(Op.W, 1, 0))] == ["1B0"]
+    divided = read("0F0 0I0 0W0", "1F0 1I0 1W0", "2F0 2B0")
+    assert [str(p) for p in divided.parents(Action(Op.W, 1, 0))] == ["1I0"]
+    assert [str(p) for p in divided.parents(Action(Op.I, 0, 0))] == ["0F0", "1I0"]
+    assert [str(p) for p in divided.parents(Action(Op.I, 1, 0))] == ["1F0", "2B0"]
     assert str(schedule.source(Action.parse("1B1"))) == "2B1"
     assert schedule.source(Action.parse("2B1")) is None
     assert str(schedule.consumers[Action.parse("0F1")]) == "1F1"
@@ -48,7 +51,7 @@ def test_the_last_in_may_be_the_first_out():
 
 
 def test_w_actions_of_one_stage_that_stand_together_are_one_group():
-    [row] = read("0B0 0W0 0W1 1W0 0B2").ranks
+    [row] = read("0I0 0W0 0W1 1W0 0B2").ranks
     assert weight_groups(row) == {row[1]: (), row[2]: (0, 1)}
 
 

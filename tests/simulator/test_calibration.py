@@ -21,7 +21,6 @@ from microp.simulator import (
     calibrate,
     calibrate_steps,
     for_stages,
-    kind_of,
     replay,
     replay_steps,
     schedule_of,
@@ -72,7 +71,7 @@ def assert_same_costs(schedule: Schedule, costs: Costs) -> None:
     """As far as the spans show them; a backward's time is with its recomputation, an undivided one's with W."""
     spans = simulate(schedule, costs)
     found = calibrate(schedule, spans)
-    kinds = {(span.stage, kind_of(schedule, span.action)) for span in spans}
+    kinds = {(span.stage, span.op) for span in spans}
     for stage in range(schedule.stages):
         again = costs.recompute[stage] if costs.recompute else 0
         is_divided = (stage, "W") in kinds
@@ -81,7 +80,7 @@ def assert_same_costs(schedule: Schedule, costs: Costs) -> None:
         assert found.backward[stage] == expected + again
         if is_divided:
             assert found.weight[stage] == (costs.weight[stage] if costs.weight else 0)
-        if (stage, "X") in kinds:
+        if is_divided and (stage, "B") in kinds:
             assert found.full[stage] == costs.full_backward(stage) + again
     for link in set(shown(schedule, list(spans))):
         assert found.hop(link) == costs.hop(link)
@@ -234,13 +233,9 @@ def test_a_replay_has_the_variation_of_the_traced_step_and_the_length_of_the_ste
     """Ranks wait for whichever is late: with one time per stage the replay would be too short."""
     schedule, random = build(2, 12), Random("variation")
     steps = []
-    weight = 1_000_000 if schedule.split else None
+    weight = 1_000_000 if schedule.input_gradients else None
     even = for_stages(2, forward=1_000_000, backward=2_000_000, weight=weight)
-    takes = {
-        action: even.of(action, bool(schedule.split)) * random.randint(5, 15) // 10
-        for row in schedule.ranks
-        for action in row
-    }
+    takes = {action: even.of(action) * random.randint(5, 15) // 10 for row in schedule.ranks for action in row}
     for factor in (10, 30, 9, 11):  # the third step is the shortest, the second one was disturbed
         traced = simulate(schedule, even, {action: time * factor for action, time in takes.items()})
         steps.append(rows_of(schedule, list(traced)))
@@ -254,7 +249,7 @@ def test_a_replay_has_the_hops_of_the_traced_step():
     """Where ranks share cores, a few messages wait until their receiver gets a core."""
     schedule = one_f_one_b(4, 8)
     costs = for_stages(4, forward=1_000_000, backward=2_000_000, latency=50_000)
-    takes = {action: costs.of(action, False) for row in schedule.ranks for action in row}
+    takes = {action: costs.of(action) for row in schedule.ranks for action in row}
     random = Random("hops")
     late = {action: 5_000_000 for row in schedule.ranks for action in row if random.random() < 0.2}
     traced = simulate(schedule, costs, takes, late)

@@ -75,25 +75,25 @@ def test_the_law_of_memory(builder, segments):
 def bookkeeper(schedule: Schedule, memory: list[StageBytes], spared: tuple[int, ...]) -> dict[int, float]:
     """Peaks from what lies on a rank's shelf, by (stage, microbatch, what for)."""
     peaks = {}
-    split = {(action.stage, action.microbatch) for _, action in schedule if action.op is Op.W}
+    divides = any(action.op is Op.I for _, action in schedule)
     for rank, row in enumerate(schedule.ranks):
         shelf: dict[tuple[int, int, Op], float] = {}
         peak = 0.0
         for op, stage, microbatch in row:
-            own, again, divided = memory[stage], microbatch not in spared, (stage, microbatch) in split
+            own, again = memory[stage], microbatch not in spared
             if op is Op.F:
                 shelf[stage, microbatch, Op.B] = own.kept if again else own.whole
                 peak = max(peak, sum(shelf.values()) + (own.in_forward if again else 0))
-            if op is Op.B:
-                extra = own.in_backward if divided or not split else own.in_full
+            if op in (Op.B, Op.I):
+                extra = own.in_backward if op is Op.I or not divides else own.in_full
                 peak = max(peak, sum(shelf.values()) + extra + (own.rebuilt if again else 0))
                 del shelf[stage, microbatch, Op.B]
-                if divided:
+                if op is Op.I:
                     shelf[stage, microbatch, Op.W] = own.pending
             if op is Op.W:
                 peak = max(peak, sum(shelf.values()) + own.in_weight)
                 del shelf[stage, microbatch, Op.W]
-            if op is Op.W or (op is Op.B and not divided):
+            if op in (Op.B, Op.W):
                 shelf[stage, 0, Op.F] = own.gradients  # the same ones from then on
             peak = max(peak, sum(shelf.values()))
         peaks[rank] = peak

@@ -49,7 +49,7 @@ def test_the_summary_has_what_the_design_names(one_run):
     _, attempt, _ = one_run
     summary = read(attempt / "summary.json")
     expected = {
-        "schema_version": 2,
+        "schema_version": 3,
         "status": "finished",
         "schedule": "gpipe",
         "chunks": 3,
@@ -91,7 +91,7 @@ def test_one_row_a_step_and_rank(one_run):
         assert [row["phase"] for row in rows] == ["warmup", "measured", "measured", "measured", "memory"]
         assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
         for row in rows:
-            assert (row["schema_version"], row["rank"]) == (2, rank)
+            assert (row["schema_version"], row["rank"]) == (3, rank)
             assert row["step_ms"] > row["compute_ms"] > 0
         spans = [json.loads(line) for line in (attempt / f"spans.rank{rank}.jsonl").read_text().splitlines()]
         assert {span["step"] for span in spans} == {3}
@@ -156,7 +156,7 @@ def test_a_sweep(tmp_path):
         ("1f1b", "3"),
     ]
     plan = read(sweep / "plan.json")
-    assert plan["schema_version"] == 2
+    assert plan["schema_version"] == 3
     assert [point["run_id"] for point in plan["points"]] == [row["run_id"] for row in rows]
     assert plan["points"][1]["overrides"] == ["schedule=gpipe", "chunks=3", *SMALL]
     assert not list(tmp_path.glob("*.log"))

@@ -40,7 +40,7 @@ def test_the_second_stage_of_a_rank_has_another_colour(tmp_path):
 
 @pytest.mark.parametrize("schedule", [one_f_one_b(4, 8), interleaved(4, 8), zb_v(4, 8)], ids=lambda each: each.name)
 def test_a_picture_has_the_colour_of_each_action_at_its_time(schedule, tmp_path):
-    weight = 5 if schedule.split else None
+    weight = 5 if schedule.input_gradients else None
     spans = simulate(schedule, for_stages(schedule.stages, forward=5, backward=5, weight=weight))
     picture({"measured": spans}, tmp_path / "a.png")
     found = Image.open(tmp_path / "a.png").convert("RGB")

@@ -17,7 +17,6 @@ from microp.schedule.builders import gpipe, one_f_one_b
 from microp.simulator import simulate
 from microp.trace import (
     MOMENTS,
-    Spans,
     as_spans,
     bubble_fraction,
     busy,
@@ -104,12 +103,6 @@ def test_columns_hold_what_they_are_given_in_any_order():
         assert as_spans(spans) is spans
         for read_off in (makespan, busy, bubble_fraction, in_flight_peak, idle_edges):
             assert read_off(shuffled) == read_off(spans)
-
-
-def test_split_backwards_are_those_with_a_w():
-    spans = as_spans(read_spans("F0 F1 B0 B1 W1"))
-    assert [str(spans.at(i)) for i in np.flatnonzero(spans.is_split())] == ["0F1", "0B1", "0W1"]
-    assert isinstance(spans, Spans)
 
 
 def test_a_column_keeps_numbers_as_they_are():

@@ -142,7 +142,7 @@ def look(schedule: Schedule, spans: list[Span], clocks, rank: int, moment: int) 
                 return "transfer"
             if all(other.op is not Op.F or other.start < span.start for other in own):
                 return "drain"
-            begun = any(other.op is Op.B and other.start < span.start for other in own)
+            begun = any(other.op in (Op.B, Op.I) and other.start < span.start for other in own)
             return "steady" if begun else "warmup"
     return "host"
 
@@ -157,7 +157,7 @@ def observed(random: Random, schedule: Schedule, spans: list[Span]) -> tuple[lis
             wait_start, free = random.randint(free, span.start), span.end
             waiting.append(span._replace(wait_start=wait_start, ready=random.randint(wait_start, span.start)))
         optimizer = random.randint(0, 3)
-        backwards = sum(span.end - span.start for span in own if span.op is Op.B)
+        backwards = sum(span.end - span.start for span in own if span.op in (Op.B, Op.I))
         recompute = random.randint(0, backwards)
         clocks[rank] = StepClock(began, free + random.randint(0, 3) + optimizer, optimizer, recompute)
     return waiting, clocks

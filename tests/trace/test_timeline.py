@@ -31,7 +31,7 @@ from microp.trace import (
 from microp.trace.cells import FILL, IDLE, REDUCED
 from microp.trace.screen import Screen
 
-BOX = re.compile(r"(\d*)(?:(F)(\d*)-*|(B)(\d*)=*|(W)(\d*)~*)|[-=~]|[fbwR·]")
+BOX = re.compile(r"(\d*)(?:(F)(\d*)-*|([BI])(\d*)=*|(W)(\d*)~*)|[-=~]|[fbiwR·]")
 
 
 def drawn(panels, columns: int = 100, **options) -> list[str]:
@@ -145,8 +145,8 @@ def test_what_is_drawn_is_what_the_spans_say(columns):
         for rank, text in enumerate(rows):
             assert len(text) == columns - len("rank 0 ||")
             check_row(text, [s for s in spans if s.rank == rank], len(text) / float(total), schedule)
-            named += len(re.findall(r"[FBW]\d", text))
-            hidden += len(re.findall("[fbw]", text))
+            named += len(re.findall(r"[FBIW]\d", text))
+            hidden += len(re.findall("[fbiw]", text))
     assert hidden > 0
     assert named > 0
 
@@ -161,15 +161,15 @@ def check_row(text: str, spans: list[Span], scale: float, schedule: Schedule) ->
     boxes = list(BOX.finditer(text))
     staged = schedule.stages > len(schedule.ranks)
     longest = max(len(str(span.action) if staged else str(span.action).lstrip("0123456789")) for span in place)
-    carries = {op: [bool(box[3] or box[5] or box[7]) for box in boxes if op in box[0]] for op in "FBW"}
+    carries = {op: [bool(box[3] or box[5] or box[7]) for box in boxes if op in box[0]] for op in "FBIW"}
     assert "".join(box[0] for box in boxes) == text
     for box in boxes:
         first, end = box.span()
         stage, op, number = box[1] or "", box[2] or box[4] or box[6], box[3] or box[5] or box[7]
         if box[0] == IDLE:
             assert not any(left < first < right for left, right in column.values())
-        elif box[0] in "fbw":  # in lower case: the op that takes most of this column
-            shares = dict.fromkeys("FBW", 0.0)
+        elif box[0] in "fbiw":  # in lower case: the op that takes most of this column
+            shares = dict.fromkeys("FBIW", 0.0)
             for span, (left, right) in place.items():
                 shares[span.op] += max(0, min(right, first + 1) - max(left, first))
             assert shares[box[0].upper()] == max(shares.values())
@@ -190,7 +190,7 @@ def check_row(text: str, spans: list[Span], scale: float, schedule: Schedule) ->
     for span, (left, right) in place.items():
         at = min(int((left + right) / 2), len(text) - 1)
         near = text[max(0, at - 1) : at + 2]  # the middle may lie on the edge of a column
-        assert set(near) & {span.op, FILL[span.op], *"fbw"} or re.search(r"\d", near)
+        assert set(near) & {span.op, FILL[span.op], *"fbiw"} or re.search(r"\d", near)
 
 
 def test_every_action_of_a_whole_drawing_is_named():

@@ -3,11 +3,11 @@
 ::
 
     slot       0  1  2  3  4  5  6  7  8  9 10 11        the block of `v_min` on 2 ranks
-    rank 0    F0  .  . F1 B1  .  .  B0                   F0, B0: the rank's first stage
-    rank 1     . F0 F1  .  . B1 B0  .                    F1, B1: its second
+    rank 0    F0  .  . F1 I1  .  .  I0                   F0, I0: the rank's first stage
+    rank 1     . F0 F1  .  . I1 I0  .                    F1, I1: its second
                         F0 of the next microbatch in slot 6, and so on
 
-Every microbatch comes 6 slots after the one before it, which leaves room for F, B and W of two
+Every microbatch comes 6 slots after the one before it, which leaves room for F, I and W of two
 stages. A rank holds activations for the length of the block, which determines the schedule's memory
 (Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362).
 """
@@ -28,12 +28,12 @@ def v_half(ranks: int, chunks: int) -> Schedule:
 
     ::
 
-        rank 0  0F0 0F1   .   .   . 5F0 5B0 0F2 5W0 5F1 5B1 5W1 0B0 0W0   . 5F2 5B2 0B1 5W2 0W1   . 0B2 0W2
-        rank 1    . 1F0 1F1   . 4F0   .   . 4B0 4F1 4W0 1F2 1B0 4B1 1W0 4F2 4W1 1B1 4B2 1W1 4W2 1B2 1W2   .
-        rank 2    .   . 2F0 3F0 2F1 3F1   .   . 3B0 2B0 3W0 2F2 2W0 3F2 3B1 2B1 3W1 2W1 3B2 2B2 3W2 2W2   .
+        rank 0  0F0 0F1   .   .   . 5F0 5I0 0F2 5W0 5F1 5I1 5W1 0I0 0W0   . 5F2 5I2 0I1 5W2 0W1   . 0I2 0W2
+        rank 1    . 1F0 1F1   . 4F0   .   . 4I0 4F1 4W0 1F2 1I0 4I1 1W0 4F2 4W1 1I1 4I2 1W1 4W2 1I2 1W2   .
+        rank 2    .   . 2F0 3F0 2F1 3F1   .   . 3I0 2I0 3W0 2F2 2W0 3F2 3I1 2I1 3W1 2W1 3I2 2I2 3W2 2W2   .
 
     Activations are held to W: K/2 + 1 microbatches on every rank, (K+1)/2 if K is odd. If M >= 2K
-    the bubble is 3K-7 slots, 3K-4 if K is odd (K >= 3, every F, B and W of a stage takes one slot).
+    the bubble is 3K-7 slots, 3K-4 if K is odd (K >= 3, every F, I and W of a stage takes one slot).
     Rank r holds stages r and 2K-1-r (Qi et al., Pipeline Parallelism with Controllable Memory,
     arXiv 2405.15362).
     """
@@ -46,15 +46,15 @@ def v_half(ranks: int, chunks: int) -> Schedule:
 
 
 def v_min(ranks: int, chunks: int) -> Schedule:
-    """Return the shortest building block, repeated: F goes down and up the V, then B does.
+    """Return the shortest building block, repeated: F goes down and up the V, then I does.
 
     ::
 
-        rank 0  0F0   .   . 3F0 3B0 0F1 3W0 0B0 0W0 3F1 3B1 0F2 3W1 0B1 0W1 3F2 3B2 3W2   . 0B2 0W2
-        rank 1    . 1F0 2F0   .   . 2B0 1B0 1F1 2F1 2W0 1W0 2B1 1B1 1F2 2F2 2W1 1W1 2B2 1B2 2W2 1W2
+        rank 0  0F0   .   . 3F0 3I0 0F1 3W0 0I0 0W0 3F1 3I1 0F2 3W1 0I1 0W1 3F2 3I2 3W2   . 0I2 0W2
+        rank 1    . 1F0 2F0   .   . 2I0 1I0 1F1 2F1 2W0 1W0 2I1 1I1 1F2 2F2 2W1 1W1 2I2 1I2 2W2 1W2
 
     Activations are held to W: at most ceil((K-1)/3) + 1 microbatches. If M >= 2K the bubble is
-    4K-5 slots, 4K-7 if 3 divides K (K >= 2, every F, B and W of a stage takes one slot). Rank r
+    4K-5 slots, 4K-7 if 3 divides K (K >= 2, every F, I and W of a stage takes one slot). Rank r
     holds stages r and 2K-1-r (Qi et al., Pipeline Parallelism with Controllable Memory,
     arXiv 2405.15362).
     """
@@ -64,15 +64,15 @@ def v_min(ranks: int, chunks: int) -> Schedule:
 
 
 def repeat(name: str, block: Sequence[tuple[int, int, int, int]], chunks: int) -> Schedule:
-    """Return a schedule with the F and B of all microbatches, in the order of the block's slots.
+    """Return a schedule with the F and I of all microbatches, in the order of the block's slots.
 
     Args:
-        block: for each rank r, the slots of microbatch 0: F of stage r, F and B of stage 2K-1-r, B of stage r.
+        block: for each rank r, the slots of microbatch 0: F of stage r, F and I of stage 2K-1-r, I of stage r.
     """
 
     def row(rank: int, starts: tuple[int, int, int, int]) -> list[Action]:
         first, second = rank, 2 * len(block) - 1 - rank
-        lanes = zip(starts, ((Op.F, first), (Op.F, second), (Op.B, second), (Op.B, first)), strict=True)
+        lanes = zip(starts, ((Op.F, first), (Op.F, second), (Op.I, second), (Op.I, first)), strict=True)
         slots = {
             Action(op, stage, microbatch): start + INTERVAL * microbatch
             for start, (op, stage) in lanes

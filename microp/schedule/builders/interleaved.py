@@ -39,14 +39,14 @@ def interleaved(ranks: int, chunks: int, stages_per_rank: int = 2) -> Schedule:
 
 
 def zb_interleaved(ranks: int, chunks: int, stages_per_rank: int = 2) -> Schedule:
-    """Return ZB1P: interleaved 1F1B with split backwards, half the warmup, and W later by r on rank r.
+    """Return ZB1P: interleaved 1F1B with divided backwards, half the warmup, and W later by r on rank r.
 
     ::
 
-        rank 0  0F0 0F1 2F0 2F1   . 2B0 2W0 0F2 2B1 2W1 0F3 0B0 0W0 2F2 0B1 0W1 2F3 2B2 2W2 2B3 2W3 0B2 0W2 0B3 0W3
-        rank 1    . 1F0 1F1 3F0 3B0 3F1 3B1 3W0 1F2 1B0 3W1 1F3 1B1 1W0 3F2 3B2 1W1 3F3 3B3 3W2 1B2 3W3 1B3 1W2 1W3
+        rank 0  0F0 0F1 2F0 2F1   . 2I0 2W0 0F2 2I1 2W1 0F3 0I0 0W0 2F2 0I1 0W1 2F3 2I2 2W2 2I3 2W3 0I2 0W2 0I3 0W3
+        rank 1    . 1F0 1F1 3F0 3I0 3F1 3I1 3W0 1F2 1I0 3W1 1F3 1I1 1W0 3F2 3I2 1W1 3F3 3I3 3W2 1I2 3W3 1I3 1W2 1W3
 
-    The bubble is (K-1)(F+B-W)/v with v stages per rank. The rounds of G microbatches are those of
+    The bubble is (K-1)(F+I-W)/v with v stages per rank. The rounds of G microbatches are those of
     `interleaved`. Activations are held to W: at most K + (v-1)G of the vM (stage, microbatch) pairs
     on every rank, which is K microbatches where K divides M (the loops of Narayanan et al., arXiv
     2104.04473, with the split of Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241;

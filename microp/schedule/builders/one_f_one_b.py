@@ -42,15 +42,15 @@ def eager_1f1b(ranks: int, chunks: int) -> Schedule:
 
 
 def zb_h1(ranks: int, chunks: int) -> Schedule:
-    """Return 1F1B with split backwards; rank r runs W r microbatches later, in what was the drain's bubble.
+    """Return 1F1B with divided backwards; rank r runs W r microbatches later, in what was the drain's bubble.
 
     ::
 
-        rank 0  F0 F1 F2  .  . B0 W0 F3 B1 W1 B2 W2 B3 W3        W at once
-        rank 1   . F0 F1  . B0 F2 B1 W0 F3 B2 W1 B3 W2 W3        W one B later
-        rank 2   .  . F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3        W two Bs later
+        rank 0  F0 F1 F2  .  . I0 W0 F3 I1 W1 I2 W2 I3 W3        W at once
+        rank 1   . F0 F1  . I0 F2 I1 W0 F3 I2 W1 I3 W2 W3        W one I later
+        rank 2   .  . F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3        W two Is later
 
-    The bubble is (K-1)(F+B-W), a third of 1F1B's if F = B = W. Activations are held to W:
+    The bubble is (K-1)(F+I-W), a third of 1F1B's if F = I = W. Activations are held to W:
     min(K, M) microbatches on every rank, as on the first rank of 1F1B (Qi et al., Zero Bubble
     Pipeline Parallelism, arXiv 2401.10241, section 2).
     """
@@ -66,11 +66,11 @@ def zb_h2(ranks: int, chunks: int) -> Schedule:
 
     ::
 
-        rank 0  F0 F1 F2 F3 F4 B0 W0 B1 W1 B2 W2 B3 W3 B4 W4  .  .
-        rank 1   . F0 F1 F2 B0 F3 B1 F4 B2 W0 B3 W1 B4 W2 W3 W4  .
-        rank 2   .  . F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 W0 W1 W2 W3 W4
+        rank 0  F0 F1 F2 F3 F4 I0 W0 I1 W1 I2 W2 I3 W3 I4 W4  .  .
+        rank 1   . F0 F1 F2 I0 F3 I1 F4 I2 W0 I3 W1 I4 W2 W3 W4  .
+        rank 2   .  . F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 W1 W2 W3 W4
 
-    No rank waits between its first and its last action if F = B = W and M >= 2K-1. The ranks start
+    No rank waits between its first and its last action if F = I = W and M >= 2K-1. The ranks start
     and end at different times, which is a bubble only if steps may not overlap. Activations are
     held to W: min(2K-1, M) microbatches on every rank (Qi et al., Zero Bubble Pipeline
     Parallelism, arXiv 2401.10241, section 2).

@@ -3,8 +3,8 @@
 ::
 
     three_phases    F F F | F B F B F B | B B B        warmup, steady, cooldown
-    defer_weights   B B B W B W B W     W W            a W when more than `lag` wait
-    play            2 x "F0", 3 x "F1 B1 W1", ...      phases as a table
+    defer_weights   I I I W I W I W     W W            a W when more than `lag` wait
+    play            2 x "F0", 3 x "F1 I1 W1", ...      phases as a table
     looped_1f1b     three_phases over several stages of a rank, a round of microbatches at a time
 """
 
@@ -18,7 +18,7 @@ from operator import itemgetter
 from microp.schedule.partition import spread
 from microp.schedule.schedule import Action, Op
 
-_F, _B, _W = Op  # a name of an enumeration takes longer to look up
+_F, _B, _I, _W = Op  # a name of an enumeration takes longer to look up
 
 
 def three_phases(forwards: Sequence[Action], backwards: Sequence[Action], warmup: int) -> Iterator[Action]:
@@ -32,13 +32,13 @@ def three_phases(forwards: Sequence[Action], backwards: Sequence[Action], warmup
 
 
 def defer_weights(row: Iterable[Action], lag: int) -> Iterator[Action]:
-    """Yield the row with a W for every B.
+    """Yield the row with an I and a W for every B.
 
-    A B that leaves more than `lag` of them waiting is followed by the oldest one; the rest come last.
+    An I that leaves more than `lag` W waiting is followed by the oldest one; the rest come last.
     """
     waiting: deque[Action] = deque()
     for action in row:
-        yield action
+        yield action if action.op is _F else action._replace(op=_I)
         if action.op is _B:
             waiting.append(Action(_W, action.stage, action.microbatch))
             if len(waiting) > lag:
@@ -96,17 +96,16 @@ def play(phases: Iterable[tuple[int, str]], stages: Sequence[int], chunks: int) 
 
     ::
 
-        F0  the next forward of stages[0]        B1  the next input gradient of stages[1]
-        W0  the oldest weight gradient that      X1  the next full backward of stages[1],
+        F0  the next forward of stages[0]        I1  the next input gradient of stages[1]
+        W0  the oldest weight gradient that      B1  the next full backward of stages[1],
             waits in stages[0]                       which leaves no weight gradient
         W   the oldest of any stage
 
     Microbatches from `chunks` on are left out, so that a table may be written for more.
     """
-    ops = {"F": _F, "B": _B, "X": _B}
-    seen = {op: dict.fromkeys(stages, 0) for op in (_F, _B)}
-    waiting: dict[int, deque[tuple[int, Action]]] = {stage: deque() for stage in stages}  # with the count of their B
-    split = count()
+    seen = {letter: dict.fromkeys(stages, 0) for letter in "FB"}  # how many; a B may be divided
+    waiting: dict[int, deque[tuple[int, Action]]] = {stage: deque() for stage in stages}  # with the count of their I
+    divided = count()
     for times, text in phases:
         words = [(word[0], [stages[int(digit)] for digit in word[1:]]) for word in text.split()]
         for letter, named in words * times:
@@ -114,11 +113,11 @@ def play(phases: Iterable[tuple[int, str]], stages: Sequence[int], chunks: int) 
                 lane = waiting[named[0]] if named else min(filter(None, waiting.values()), key=itemgetter(0))
                 action = lane.popleft()[1]
             else:
-                op, stage = ops[letter], named[0]
-                microbatch = seen[op][stage]
-                seen[op][stage] += 1
-                action = Action(op, stage, microbatch)
-                if letter == "B":
-                    waiting[stage].append((next(split), Action(_W, stage, microbatch)))
+                (stage,) = named
+                counts = seen["F" if letter == "F" else "B"]
+                action = Action(Op(letter), stage, counts[stage])
+                counts[stage] += 1
+                if letter == "I":
+                    waiting[stage].append((next(divided), action._replace(op=_W)))
             if action.microbatch < chunks:
                 yield action

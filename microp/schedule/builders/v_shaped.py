@@ -13,10 +13,10 @@ def zb_v(ranks: int, chunks: int) -> Schedule:
 
     ::
 
-        rank 0  0F0 0F1 0F2 3F0 3B0 3W0 3F1 3B1 3W1 0B0 0W0 3F2 3B2 3W2 0B1 0W1 0B2 0W2   .
-        rank 1    . 1F0 2F0 1F1 2F1 2B0 2W0 1F2 1B0 1W0 2F2 2B1 2W1 1B1 2B2 1B2 1W1 2W2 1W2
+        rank 0  0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2   .
+        rank 1    . 1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2
 
-    No rank waits between its first and its last action if F = B = W and M >= 2K-1, and every rank
+    No rank waits between its first and its last action if F = I = W and M >= 2K-1, and every rank
     holds K microbatches. Fewer chunks take the same order without the microbatches that do not
     exist (Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 6).
     """
@@ -27,11 +27,11 @@ def zb_v(ranks: int, chunks: int) -> Schedule:
         phases = [
             (2 * below - 1, "F0"),
             (rank, "F1 F0"),
-            (below, "F1 B1 W1"),
-            (most - ranks - below + 1, "F0 B0 W0 F1 B1 W1"),
-            (below - 1, "B0 W0 F1 B1 W1"),
-            (rank, "B0 B1"),
-            (below, "B0 W0"),
+            (below, "F1 I1 W1"),
+            (most - ranks - below + 1, "F0 I0 W0 F1 I1 W1"),
+            (below - 1, "I0 W0 F1 I1 W1"),
+            (rank, "I0 I1"),
+            (below, "I0 W0"),
             (rank, "W1"),
             (rank, "W0"),
         ]
@@ -45,13 +45,13 @@ def dualpipe_v(ranks: int, chunks: int) -> Schedule:
 
     ::
 
-        rank 0  0F0 0F1 0F2 3F0 3B0 3W0 3F1 0F3 3B1   = 3F2 0B0   = 3B2   = 3F3   . 0B1   = 3B3   = 0B2 0W2 0B3 0W3
-        rank 1    . 1F0 2F0 1F1 2F1 1F2 2B0   = 2F2 1B0   = 1F3 2B1   = 2F3 1B1   = 2B2   = 1B2   = 2B3 1B3 2W3 1W3
+        rank 0  0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1   = 3F2 0B0   = 3B2   = 3F3   . 0B1   = 3B3   = 0I2 0W2 0I3 0W3
+        rank 1    . 1F0 2F0 1F1 2F1 1F2 2B0   = 2F2 1B0   = 1F3 2B1   = 2F3 1B1   = 2B2   = 1B2   = 2I3 1I3 2W3 1W3
 
-    A backward without a W is a full one, and two slots long here. The original computes such a pair
+    A B is two slots long here. The original computes such a pair
     of the steady phase as one block, in which the messages of one are hidden by the arithmetic of
     the other. Here the two run one after the other, which keeps the order and leaves a bubble of
-    (K-1)(F+B-W)/2. Every rank holds K + 1/2 microbatches (DeepSeek-V3, arXiv 2412.19437, section
+    (K-1)(F+I-W)/2. Every rank holds K + 1/2 microbatches (DeepSeek-V3, arXiv 2412.19437, section
     3.2.1, where ranks hold both ends of a pipeline; cut in half to a V by
     github.com/deepseek-ai/DualPipe).
 
@@ -69,13 +69,13 @@ def dualpipe_v(ranks: int, chunks: int) -> Schedule:
         phases = [
             (2 * below, "F0"),
             (rank + 1, "F0 F1"),
-            (below, "B1 W F1"),
-            (chunks - 2 * ranks + rank + 1, "F0 X1 F1 X0"),
-            (below, "X1 F1 X0"),
-            (half, "X1 X0"),
-            (odd, "X1 B0"),
+            (below, "I1 W F1"),
+            (chunks - 2 * ranks + rank + 1, "F0 B1 F1 B0"),
+            (below, "B1 F1 B0"),
             (half, "B1 B0"),
-            (below, "W B0"),
+            (odd, "B1 I0"),
+            (half, "I1 I0"),
+            (below, "W I0"),
             (rank + 1, "W"),
         ]
         return play(phases, (rank, 2 * ranks - 1 - rank), chunks)

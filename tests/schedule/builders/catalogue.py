@@ -62,13 +62,12 @@ def lengths(name: str, most: int = 8) -> Iterator[tuple[int, int]]:
 
 
 def held_peak(schedule: Schedule) -> list[int]:
-    """For each rank the most (stage, microbatch) pairs between their F and their W (or whole B)."""
+    """For each rank the most (stage, microbatch) pairs between their F and their B or W."""
     peaks = []
     for row in schedule.ranks:
         now, peak = 0, 0
         for action in row:
-            last = action.op is Op.W or (action.op is Op.B and action[1:] not in schedule.split)
-            now += (action.op is Op.F) - last
+            now += (action.op is Op.F) - (action.op in (Op.B, Op.W))
             peak = max(peak, now)
         peaks.append(peak)
     return peaks
@@ -77,10 +76,10 @@ def held_peak(schedule: Schedule) -> list[int]:
 def grid(schedule: Schedule) -> list[list[str]]:
     """The simulated timeline as the docstrings draw it: a cell a slot, every action one slot long.
 
-    A whole backward among split ones is two slots long, the second a `=`; `.` is a bubble.
+    A full backward beside divided ones is two slots long, the second a `=`; `.` is a bubble.
     """
     ones = (1,) * schedule.stages
-    spans = simulate(schedule, Costs(ones, ones, ones if schedule.split else ()))
+    spans = simulate(schedule, Costs(ones, ones, ones if schedule.input_gradients else ()))
     rows = [["."] * max(span.end for span in spans) for _ in schedule.ranks]
     for span in spans:
         one_stage = schedule.stages == len(schedule.ranks)
@@ -95,6 +94,6 @@ def pictured(doc: str | None) -> list[list[str]]:
     rows = []
     for line in re.findall(r"rank \d+ +(.*)", doc or ""):
         words = line.split()
-        cells = [re.fullmatch(r"\d*[FBW]\d+|\.|=", word) is not None for word in words]
+        cells = [re.fullmatch(r"\d*[FBIW]\d+|\.|=", word) is not None for word in words]
         rows.append(words[: cells.index(False) if False in cells else None])
     return rows

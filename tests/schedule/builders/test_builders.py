@@ -59,7 +59,7 @@ def test_v_shapes_fold_the_stages(name: str) -> None:
 def test_a_docstring_draws_what_the_simulator_does(name: str) -> None:
     build = getattr(schedules, {"1f1b": "one_f_one_b"}.get(name, name))
     picture = pictured(inspect.getdoc(build))
-    chunks = 1 + max(int(re.split("[FBW]", cell)[1]) for row in picture for cell in row if cell not in ".=")
+    chunks = 1 + max(int(re.split("[FBIW]", cell)[1]) for row in picture for cell in row if cell not in ".=")
     drawn = grid(build(len(picture), chunks))
     assert picture == drawn
 

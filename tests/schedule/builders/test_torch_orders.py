@@ -14,7 +14,6 @@ from microp.schedule import Op
 from microp.schedule import builders as schedules
 from microp.schedule.builders import Drain
 
-LETTERS = {"F": Op.F, "I": Op.B, "B": Op.B, "W": Op.W}
 AUTOSPEC = cache(mock.create_autospec)  # torch makes a mock of its stage in each call, which takes nearly all the time
 
 
@@ -29,13 +28,13 @@ def _ops(name: str, ranks: int, chunks: int, stages_per_rank: int | None = None)
 def _listing(
     name: str, ranks: int, chunks: int, stages_per_rank: int | None
 ) -> tuple[tuple[tuple[int, Op, int], ...], ...]:
-    """torch's order in our letters, without idle slots and communication, overlapped pairs one after the other."""
+    """torch's order, without idle slots and communication, overlapped pairs one after the other."""
 
     def row(actions: list) -> Iterator[tuple]:  # type: ignore[type-arg]
         for action in filter(None, actions):
             for one in action.sub_actions or (action,):
-                if one.computation_type.value in LETTERS:
-                    yield LETTERS[one.computation_type.value], one.stage_index, one.microbatch_index
+                if one.computation_type.value in [*Op]:
+                    yield Op(one.computation_type.value), one.stage_index, one.microbatch_index
 
     return tuple(tuple(row(actions)) for actions in _ops(name, ranks, chunks, stages_per_rank))
 
@@ -68,16 +67,3 @@ def test_v_shapes(name: str, build: Builder) -> None:
     for ranks, chunks in lengths(build.__name__, most=6):
         ours = build(ranks, chunks)
         assert ours.ranks == _listing(name, ranks, chunks, None)
-
-
-def test_dualpipe_v_has_whole_backwards_where_torch_has() -> None:
-    for ranks, chunks in lengths("dualpipe_v", most=6):
-        whole = {
-            (one.stage_index, one.microbatch_index)
-            for row in _ops("DualPipeV", ranks, chunks)
-            for action in filter(None, row)
-            for one in action.sub_actions or (action,)
-            if one.computation_type.value == "B"
-        }
-        ours = schedules.dualpipe_v(ranks, chunks)
-        assert {a[1:] for _, a in ours if a.op is Op.B} - ours.split == whole
