@@ -10,15 +10,18 @@ The lab runs two replicas of the model, and draws the hooks and the sums of one 
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
 from microp.comms import Comms
-from microp.config import job_of
 from microp.job import Job
+from microp.labs.typed import ALONE, typed_job
 from microp.system import MIB, run_command
+from microp.terminal import err
 from microp.worker import Trainer, launch_ranks
 
 WIDTH = 72
@@ -42,11 +45,15 @@ def entry(job: Job, comms: Comms, local_rank: int, _attempt: Path) -> dict[str, 
     return {"hooks": fired, "sums": [(r.start, r.end) for r in trainer.reductions], "row": row}
 
 
-def main() -> list[str]:
+def main(arguments: Sequence[str] | None = None) -> list[str]:
     """Draw one step of rank 0, and return the names of the gradients in the order of their completion."""
-    words = ["ranks=1", "chunks=1", "replicas=2", "batch_size=512", "model.dim=512", "sync.bucket_mb=4"]
-    with tempfile.TemporaryDirectory() as folder:
-        seen = launch_ranks(job_of(*words, "sync.all_reduce=library"), Path(folder), 3, entry)[0]
+    words = "replicas=2", "batch_size=512", "model.dim=512", "sync.bucket_mb=4", "sync.all_reduce=library"
+    job = typed_job("ddp", __doc__, arguments, *words, fixed=ALONE)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        err.status(f"{job.replicas} replicas start and run {WARMUP + 1} steps"),
+    ):
+        seen = launch_ranks(job, Path(folder), 3, entry)[0]
     hooks, sums, row = seen["hooks"], seen["sums"], seen["row"]
     backward = row["last_end_ns"]
     begin, end = hooks[0][1], max(backward, *(end for _, end in sums))
@@ -59,11 +66,27 @@ def main() -> list[str]:
             print(f"{label:16} |{'.' * column(moment)}▼")
     for number, (start, stop) in enumerate(sums):
         print(f"bucket {number:<9} |{' ' * column(start)}{'█' * max(1, column(stop) - column(start))}")
-    print(f"{'backward ends':16} |{' ' * column(backward)}│\n")
+    print(f"{'backward ends':16} |{' ' * column(backward)}│")
+    last = f"{(end - begin) / 1e6:.1f} ms┘"
+    print(f"{'time':16} └0{last:>{WIDTH - 2}}")
+    print("▼ a layer's weight gradient is complete: its hook fires   █ a bucket of gradients is summed\n")
     early, mib = sum(start < backward for start, _ in sums), row["reduced_bytes"] / MIB
+    took, waited = row["all_reduce_ms"], row["exposed_ms"]
     print(f"{early} of {len(sums)} sums started before the backward ended; {mib:.1f} MiB in all.")
-    print(f"The sums took {row['all_reduce_ms']:.1f} ms; after the backward rank 0 waited {row['exposed_ms']:.1f} ms.")
+    print(f"The sums took {took:.1f} ms; after the backward rank 0 waited {waited:.1f} ms.")
+    hidden = max(0, 1 - waited / took) if took else 1
+    print(f"So {hidden:.0%} of their time was hidden. {_judged(waited, took, len(sums))}")
     return [label for label, _ in hooks]
+
+
+def _judged(waited: float, took: float, buckets: int) -> str:
+    """Return whether that is good: at best only the last bucket is waited for."""
+    if waited <= 1.5 * took / buckets:
+        return "That is good: at most the last bucket, which is full when the backward ends, should be waited for."
+    cores = (
+        "" if (os.cpu_count() or 1) > 2 else ", and each replica needs a core for its backward while sums take one too"
+    )
+    return f"At best all but the last of {buckets} buckets is: smaller ones (sync.bucket_mb=1) leave earlier{cores}."
 
 
 if __name__ == "__main__":

@@ -10,15 +10,19 @@ The optimizer steps after all M microbatches, so its gradients are those of the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from microp.labs.pipeline import show
 from microp.system import run_command
 
 
-def main() -> dict[str, list[float]]:
+def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
     """Run GPipe on four ranks, draw and measure a step, and return what `show` returns."""
     return show(
         "gpipe",
-        "More microbatches shrink the bubble: with K = 4 it is 3/7 for M = 4 and 3/35 for M = 32.\n"
+        __doc__,
+        arguments,
+        "More microbatches shrink the bubble: with K = 4 it is 3/7 for M = 4 and 3/35 for M = 32 (chunks=32).\n"
         "But a rank keeps the activations of all M microbatches until their backwards.",
     )
 

@@ -9,19 +9,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
-from microp.config import job_of
+from microp.labs.typed import ALONE, typed_job
 from microp.model import build_model, open_data
 from microp.system import MIB, run_command
 from microp.worker import monolith
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Train one step on two copies, and compare their averaged gradients with the monolith's."""
     torch.set_num_threads(1)
-    job = job_of("ranks=1", "chunks=1", "batch_size=64", "model.dim=256", "model.dtype=float64")
+    words = "batch_size=64", "model.dim=256", "model.dtype=float64"
+    job = typed_job("manual_replicas", __doc__, arguments, *words, fixed=ALONE)
     model = build_model(job.model)
     window = open_data(job.data, job.batch_size, job.model.row_bytes, job.seed)(0)
     copies = [[model.layer(index, job.seed) for index in range(job.model.layers)] for _ in range(2)]

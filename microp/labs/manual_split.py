@@ -9,19 +9,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
-from microp.config import job_of
+from microp.labs.typed import ALONE, typed_job
 from microp.model import build_model, open_data
 from microp.system import run_command
 from microp.worker import monolith
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Train one step in two parts, and compare every gradient with the monolith's."""
     torch.set_num_threads(1)
-    job = job_of("ranks=1", "chunks=1", "batch_size=64", "model.dim=256")
+    job = typed_job("manual_split", __doc__, arguments, "batch_size=64", "model.dim=256", fixed=ALONE)
     model = build_model(job.model)
     layers = [model.layer(index, job.seed) for index in range(job.model.layers)]
     half = len(layers) // 2

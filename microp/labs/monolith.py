@@ -9,9 +9,11 @@ The text is the source of Python's own library.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from microp.config import job_of
+from microp.labs.typed import ALONE, typed_job
 from microp.model import build_model
 from microp.system import run_command
 from microp.worker import monolith
@@ -19,10 +21,10 @@ from microp.worker import monolith
 STEPS = 30
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Train, and print the loss as it falls."""
     torch.set_num_threads(1)
-    job = job_of("ranks=1", "chunks=1", "batch_size=128", "model.dim=256")
+    job = typed_job("monolith", __doc__, arguments, "batch_size=128", "model.dim=256", fixed=ALONE)
     model = build_model(job.model)
     layers = [model.layer(index, job.seed) for index in range(job.model.layers)]
     weights = sum(p.numel() for layer in layers for p in layer.parameters())

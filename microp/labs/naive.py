@@ -10,13 +10,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from microp.labs.pipeline import show
 from microp.system import run_command
 
 
-def main() -> dict[str, list[float]]:
+def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
     """Run the naive schedule on four ranks, draw and measure a step, and return what `show` returns."""
-    return show("naive", "More ranks hold a larger model but are not faster: each rank is busy 1/K of the time.")
+    return show(
+        "naive",
+        __doc__,
+        arguments,
+        "More ranks hold a larger model but are not faster: each rank is busy 1/K of the time.",
+    )
 
 
 if __name__ == "__main__":

@@ -10,13 +10,20 @@ Narayanan et al., arXiv 2104.04473.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from microp.labs.pipeline import show
 from microp.system import run_command
 
 
-def main() -> dict[str, list[float]]:
+def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
     """Run 1F1B on four ranks, draw and measure a step, and return what `show` returns."""
-    return show("1f1b", "The idle time is that of GPipe, but the last rank keeps one microbatch instead of M.")
+    return show(
+        "one_f_one_b",
+        __doc__,
+        arguments,
+        "The idle time is that of GPipe, but the last rank keeps one microbatch instead of M.",
+    )
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -23,7 +24,9 @@ import torch
 from microp.comms import Comms, Message, init_process_group
 from microp.config import job_of
 from microp.job import Job
+from microp.labs.typed import parser_of
 from microp.system import MIB, is_joined, run_command
+from microp.terminal import err
 from microp.worker import launch_ranks
 
 SIZES = [2**power for power in range(10, 25, 2)]  # bytes
@@ -62,15 +65,17 @@ def play(_job: Job | None, comms: Comms, _local_rank: int = 0, _attempt: Path | 
     return text if comms.rank == 0 else ""
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Play as a rank of torchrun; without torchrun start two ranks, which play."""
+    parser_of("ping_pong", __doc__).parse_args(arguments)
     if is_joined():
         comms = init_process_group("shm", torch.device("cpu"), 60)
         print(play(None, comms), end="")
         comms.close()
         return
-    with tempfile.TemporaryDirectory() as folder:
-        print(launch_ranks(job_of("ranks=2"), Path(folder), 3, play)[0], end="")
+    with tempfile.TemporaryDirectory() as folder, err.status("two processes start and play"):
+        text = launch_ranks(job_of("ranks=2"), Path(folder), 3, play)[0]
+    print(text, end="")
 
 
 if __name__ == "__main__":

@@ -33,11 +33,40 @@ def test_the_readme_lists_them_in_order():
 
 def test_the_list(capsys):
     assert command.main([]) == 0
-    assert re.findall(r"microp\.labs\.(\w+)", capsys.readouterr().out) == list(LABS)
+    assert re.findall(r"^ ?\d+  (\w+)", capsys.readouterr().out, re.MULTILINE) == list(LABS)
+
+
+def test_a_lab_by_its_number_with_words(capsys):
+    command.main(["1", "batch_size=32", "model.layers=3"])
+    assert capsys.readouterr().out.startswith("3 layers, ")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["77"], "77 is not a lab: use 1 to 10 or monolith, "),
+        (["gpipe", "chunks=0"], "chunks=0 is below 1: use at least 1"),
+        (["3", "ranks=2"], "ranks=2: this lab is about ranks=1, so leave ranks out"),
+        (["gpipe", "schedule=1f1b"], "schedule=1f1b: this lab is about schedule=gpipe, so leave schedule out"),
+    ],
+)
+def test_words_that_a_lab_cannot_take(words, sentence, capsys):
+    with pytest.raises(SystemExit) as end:
+        command.main(words)
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: {sentence}")
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_every_lab_has_help(lab, capsys):
+    with pytest.raises(SystemExit) as end:
+        command.main([lab, "--help"])
+    assert end.value.code == 0
+    assert f"usage: python -m microp.labs.{lab}" in capsys.readouterr().out
 
 
 def test_monolith(capsys):
-    monolith.main()
+    monolith.main([])
     losses = [float(loss) for loss in re.findall(r"loss (\d\.\d+)", capsys.readouterr().out)]
     assert len(losses) > 5
     assert losses[-1] < losses[0] - 1
@@ -54,14 +83,14 @@ def test_memory_wall(capsys):
 
 
 def test_manual_split(capsys):
-    manual_split.main()
+    manual_split.main([])
     text = capsys.readouterr().out
     assert text.index("gradients: False") < text.index("gradients: True", text.index("gradients: False"))
     assert "32 of 32 gradients equal the monolith's bit for bit" in text
 
 
 def test_manual_replicas(capsys):
-    manual_replicas.main()
+    manual_replicas.main([])
     alone, average = map(float, re.findall(r"(\d\.\de-\d+)", capsys.readouterr().out))
     assert average < 1e-12 < 1e-4 < alone
 
@@ -78,22 +107,26 @@ def test_ping_pong_by_torchrun(tmp_path):
     assert all(row[4] >= 0 for row in rows)
 
 
-def test_three_pipelines():
-    found = {lab.__name__.rsplit(".")[-1]: lab.main() for lab in (naive, gpipe, one_f_one_b)}
+def test_three_pipelines(capsys):
+    found = {lab.__name__.rsplit(".")[-1]: lab.main([]) for lab in (naive, gpipe, one_f_one_b)}
     working = {name: sum(each["utilisation"]) for name, each in found.items()}  # ranks at a time; 1, 16/7, 16/7
     assert 0.5 < working["naive"] <= 1.1  # never two at once, but for what a busy machine adds
     assert working["naive"] < min(working["gpipe"], working["one_f_one_b"]) <= 4
     assert found["naive"]["in_flight"] == [1, 1, 1, 1]
     assert found["gpipe"]["in_flight"] == [4, 4, 4, 4]
     assert found["one_f_one_b"]["in_flight"] == [4, 3, 2, 1]
+    assert "The times are set, not measured: on every rank F lasts 5 ms and B 10 ms." in capsys.readouterr().out
 
 
 def test_hooks_fire_from_the_last_layer_to_the_first(capsys):
-    labels = ddp.main()
+    labels = ddp.main([])
     layers = [int(label.split()[1]) for label in labels]
     assert layers == sorted(layers, reverse=True)
     assert len(labels) == 32
-    early, every = map(int, re.search(r"(\d+) of (\d+) sums started before", capsys.readouterr().out).groups())
+    text = capsys.readouterr().out
+    assert re.search(r"^time +└0 +\d+\.\d ms┘$", text, re.MULTILINE)
+    assert re.search(r"So \d+% of their time was hidden\. (That is good|At best)", text)
+    early, every = map(int, re.search(r"(\d+) of (\d+) sums started before", text).groups())
     assert 0 < early <= every
 
 
