@@ -10,9 +10,10 @@ time are the same type, so that a replay and a measurement are compared by one j
 
 In Python::
 
-    run = microp.measure("schedule=1f1b", "chunks=8")   # on real processes: run.summary, run.steps, run.spans
-    price = microp.price("schedule=1f1b", "chunks=8")   # simulated: price.makespan, price.bubble, price.spans
-    runs = microp.load_runs("outputs")                  # a DataFrame with one row per run
+    run = microp.measure(schedule="1f1b", chunks=8)     # on real processes: run.summary, run.steps, run.spans
+    price = microp.price(schedule="1f1b", chunks=8)     # simulated: price.makespan, price.bubble, price.spans
+    runs = microp.sweep(schedule=["gpipe", "1f1b"], chunks=[4, 8])  # a DataFrame with one row per run
+    runs = microp.load_runs("outputs")                  # the same of all runs that are there
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
-    from microp.commands.interface import ConfigError, Price, Run, RunError, load_runs, measure, price
+    from microp.commands.interface import ConfigError, Price, Run, RunError, load_runs, measure, price, sweep
 
-__all__ = ["ConfigError", "Price", "Run", "RunError", "load_runs", "measure", "price"]
+__all__ = ["ConfigError", "Price", "Run", "RunError", "load_runs", "measure", "price", "sweep"]
 
 
 def __getattr__(name: str) -> Any:

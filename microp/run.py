@@ -14,7 +14,7 @@ def main() -> None:
 
 
 def _run() -> None:
-    from microp.sweep import run_app, run_point
+    from microp.points import run_app, run_point
 
     run_app("config", run_point)
 

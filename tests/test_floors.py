@@ -20,13 +20,13 @@ FLOORS = [
     {"planner", "replicas", "records"},
     {"engine", "mirror", "results", "config"},
     {"worker", "terminal"},
-    {"sweep", "labs"},
+    {"points", "labs"},
     {"commands"},
     {"microp"},  # the files at the top, one per command
 ]
 DOORS = {  # outside package -> the packages that may import it; `trace.drawing` is one module of trace
-    "hydra": {"config", "sweep", "commands.pricing"},
-    "omegaconf": {"config", "sweep", "commands"},
+    "hydra": {"config", "points", "commands.pricing"},
+    "omegaconf": {"config", "points", "commands"},
     "torch.distributed": {"comms", "worker", "engine"},
     "wandb": {"mirror"},
     "wandb_workspaces": {"mirror"},
@@ -119,7 +119,7 @@ def test_each_outside_package_has_few_doors():
         assert not used or {package, f"{package}.{path.stem}"} & packages, f"{name(path)} uses {outside}"
 
 
-COMPOSES = {"config", "terminal", "sweep", "commands.pricing"}
+COMPOSES = {"config", "terminal", "points", "commands.pricing"}
 WITH_TORCH = set().union(*FLOORS) - {"microp", "commands"} - WITHOUT_TORCH - COMPOSES
 ALONE = [  # what is imported before, and the modules of microp that are imported after it, each alone
     ("sys", {"run"}),

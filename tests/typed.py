@@ -13,8 +13,8 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from microp.commands import planning, pricing, profiling
-from microp.sweep import PointsCallback, run_app, run_point
-from microp.sweep.sweep import SweepCallback
+from microp.points import PointsCallback, run_app, run_point
+from microp.points.sweep import SweepCallback
 
 SIGNS = {"␤": "\n", "␀": "\0", "␛": "\x1b", "␠": " "}  # so a table shows what cannot be seen
 PROGRAMS = {  # the first word of a command -> what it calls; without one of them it is a run

@@ -2,16 +2,19 @@
 
 ::
 
-    microp.measure("schedule=1f1b", "chunks=8")  ─► Run     runs it on real processes, records it
-    microp.price("schedule=1f1b", "chunks=8")    ─► Price   simulates it
+    microp.measure(schedule="1f1b", chunks=8)                  ─► Run     runs it on real processes, records it
+    microp.sweep(schedule=["gpipe", "1f1b"], chunks=[4, 8])    ─► frame   the same for each combination, a row each
+    microp.price("schedule=1f1b", "chunks=8")                  ─► Price   simulates it
 
-The overrides are those of the command line.
+What is asked is given as keys, or as the words of the command line, or both.
 """
 
 from __future__ import annotations
 
 import warnings
 from functools import cached_property
+from html import escape
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,26 +32,41 @@ from microp.config import (
     nothing_to_resume,
     read_config,
 )
-from microp.records import LockedError, read_json, read_spans, read_summary, read_traced_step
+from microp.points import Planned, board, run_attempt
+from microp.records import LockedError, RecordError, attempts, read_json, read_spans, read_summary, read_traced_step
 from microp.results import load_runs, load_steps, spans_frame
-from microp.sweep import board, run_attempt
-from microp.terminal import console
+from microp.system import flatten, override
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ConfigError", "Price", "Run", "RunError", "load_runs", "measure", "price"]
+__all__ = ["ConfigError", "Price", "Run", "RunError", "load_runs", "measure", "price", "sweep"]
 
 
 class Run:
-    """A finished run, read from the files of its attempt, `outputs/runs/<run>/attempt-<n>`."""
+    """A finished run, read from the files of an attempt.
+
+    Args:
+        folder: the attempt's, `outputs/runs/<run>/attempt-<n>`, or the run's, `outputs/runs/<run>`: its newest attempt.
+
+    Raises:
+        RecordError: there is no attempt.
+    """
 
     def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
+        made = [attempt for attempt in attempts(Path(folder)) if Path(folder) in (attempt, attempt.parent)]
+        if not made:
+            raise RecordError(f"{folder} is no run: give outputs/runs/<run>, or one of its attempts")
+        self.folder = made[-1]
 
     def __repr__(self) -> str:
         step = self.summary["step_ms"]["median"]
         return f"<run {self.summary['run_id']}: step {step:.1f} ms, bubble {self.summary['bubble']['measured']:.3f}>"
+
+    def _repr_html_(self) -> str:
+        step = read_traced_step(self.folder, self.summary)
+        drawing = "" if step is None else trace.svg(step.panels, self.summary["run_id"], sums=step.sums)
+        return f"{escape(repr(self))}<br>{drawing}"
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -84,51 +102,100 @@ class Run:
         return trace.plain(trace.timeline(step.panels, columns, sums=step.sums, predicted=predicted, replicas=replicas))
 
 
-def measure(*overrides: str, folder: Path | str | None = None) -> Run:
+def measure(*overrides: str, folder: Path | str | None = None, **keys: Any) -> Run:
     """Compose, check and run one point on real processes, and return its run.
 
     Args:
-        overrides: as on the command line of a run, e.g. `"schedule=1f1b", "chunks=8"`.
+        overrides: as on the command line of a run, e.g. `"schedule=1f1b", "model.dim=64"`.
         folder: of your own models and schedules, `-cd` on the command line: it has `model/NAME.yaml` for `model=NAME`.
+        keys: the same as keys, e.g. `schedule="1f1b", model={"dim": 64}`.
 
     Raises:
         ConfigError: the configuration is wrong and nothing was started; its `problems` lists all problems.
         RunError: a rank failed, and the message says which one, at which action and step; or another process runs this.
     """
-    point = read_config(compose_config(*overrides, folder=folder))
-    if point.skip:
-        raise ConfigError([NOTHING_LEFT])
-    if point.dry_run:
-        raise ConfigError(["dry_run=true is for the command line: leave it out, or use price for a predicted time"])
-    job = make_job(point)
-    if problems := config_checks.only_in_a_sweep(point) + nothing_to_resume(point, job):
+    words = [*overrides, *map(override, flatten(keys), flatten(keys).values())]
+    asked = _checked(words, folder)
+    if problems := config_checks.only_in_a_sweep(asked.config) + nothing_to_resume(asked.config, asked.job):
         raise ConfigError(problems)
-    for warning in config_checks.warnings(point, job):
-        warnings.warn(warning, stacklevel=2)
-    if console.err.is_terminal:  # a notebook gets no bar
-        board.open([len(list(job.phases()))])
-    try:
-        attempt = run_attempt(point, job, overrides)
-    except LockedError as error:
-        raise RunError(str(error)) from error
-    finally:
-        board.close()
+    attempt = _run([asked])[0]
     status = read_json(attempt / "status.json")
     if status["status"] != "finished":
         raise RunError(f"{status['message']} (see {attempt})")
     return Run(attempt)
 
 
-def price(*overrides: str, folder: Path | str | None = None) -> Price:
+def sweep(*overrides: str, folder: Path | str | None = None, **keys: Any) -> pd.DataFrame:
+    """Check and run every combination of the keys' values, one after the other, and return a row per combination.
+
+    ::
+
+        microp.sweep(schedule=["gpipe", "1f1b"], chunks=[4, 8])     4 rows, with the columns of `load_runs`
+
+    As in a sweep of the command line a run that has finished is not run again (`again=True` does), and a failed one
+    costs its row alone: its `status` is "failed", and its `message` says why.
+
+    Args:
+        overrides: words that are the same for all points, as for `measure`.
+        folder: as for `measure`.
+        keys: as for `measure`; a list has the values that are swept, and a tuple is one value.
+
+    Raises:
+        ConfigError: a point is wrong and nothing was started; its `problems` lists those of all points.
+        RunError: another process runs one of the points.
+    """
+    flat = flatten(keys)
+    values = [value if isinstance(value, list) else [value] for value in flat.values()]
+    points, problems = dict[str, Planned](), dict[str, None]()
+    for combination in product(*values):
+        try:
+            asked = _checked([*overrides, *map(override, flat, combination)], folder)
+            points.setdefault(asked.job.run_id, asked)  # equal points are one run
+        except ConfigError as error:
+            problems |= dict.fromkeys(error.problems)
+    places = {point.config.output_dir for point in points.values()}
+    if problems or len(places) > 1:
+        raise ConfigError([*problems] or ["output_dir: a sweep has one folder for its runs: give one"])
+    _run([point for point in points.values() if not point.finished(point.config.again)])
+    runs = load_runs(places.pop()) if points else load_runs(".").head(0)
+    order = {name: number for number, name in enumerate(points)}
+    return runs[runs["run_id"].isin(order)].sort_values("run_id", key=lambda ids: ids.map(order), ignore_index=True)
+
+
+def _checked(words: list[str], folder: Path | str | None) -> Planned:
+    point = read_config(compose_config(*words, folder=folder))
+    if point.skip:
+        raise ConfigError([NOTHING_LEFT])
+    if point.dry_run:
+        raise ConfigError(["dry_run=true is for the command line: leave it out, or use price for a predicted time"])
+    return Planned.now(words, point, make_job(point))
+
+
+def _run(points: list[Planned]) -> list[Path]:
+    """Run points with their progress, and return their attempts."""
+    for warning in dict.fromkeys(text for point in points for text in config_checks.warnings(point.config, point.job)):
+        warnings.warn(warning, stacklevel=3)
+    board.open([len(list(point.job.phases())) for point in points])
+    try:
+        return [run_attempt(point.config, point.job, point.overrides) for point in points]
+    except LockedError as error:
+        raise RunError(str(error)) from error
+    finally:
+        board.close()
+
+
+def price(*overrides: str, folder: Path | str | None = None, **keys: Any) -> Price:
     """Compose, check and simulate one point, and return its price.
 
     Args:
         overrides: as on the command line of `microp.simulate`, e.g. `"schedule=zb_h1", "costs.forward=2"`.
         folder: of your own models and schedules, as for `measure`.
+        keys: the same as keys, as for `measure`.
 
     Raises:
         ConfigError: the configuration is wrong; its `problems` lists all problems.
     """
-    config = read_config(compose_config(*overrides, name="simulate", folder=folder))
+    words = [*overrides, *map(override, flatten(keys), flatten(keys).values())]
+    config = read_config(compose_config(*words, name="simulate", folder=folder))
     assert isinstance(config, SimulateConfig)
     return Price(make_pricing_job(config))

@@ -34,10 +34,10 @@ from microp.config import (
     with_order,
 )
 from microp.orders import Found, Problem, Solved, named_schedules, pairs, search, with_solver
+from microp.points import Point, PointsCallback, run_app, used_words
 from microp.schedule import Action, Op, Schedule, to_text, validate
 from microp.settings import EstimateSettings, broken_rules, not_writable, quoted
 from microp.simulator import simulate
-from microp.sweep import Point, PointsCallback, run_app, used_words
 from microp.system import override
 from microp.terminal import console, order_table
 from microp.trace import makespan

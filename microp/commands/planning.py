@@ -44,10 +44,10 @@ from microp.planner import (
     search,
     what_binds,
 )
+from microp.points import PointsCallback, run_app, used_words
 from microp.records import write_text
 from microp.schedule import Schedule, uniform
 from microp.settings import EstimateSettings, broken_rules, quoted
-from microp.sweep import PointsCallback, run_app, used_words
 from microp.system import GIB, MIB, size_text
 from microp.terminal import console, plan_table
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from functools import cached_property
+from html import escape
 from numbers import Rational
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,18 +23,17 @@ from omegaconf import DictConfig
 from microp import trace
 from microp.config import Config, PricingJob, SimulateConfig, layer_memory, make_pricing_job, plain, read_config
 from microp.job import run_id
+from microp.points import Point, PointsCallback, run_app
 from microp.profiling import peak_memory_mib
 from microp.results import spans_frame
 from microp.schedule import spread, to_text, to_torch_csv
 from microp.simulator import Simulated, closed_forms, critical_path, simulate
-from microp.sweep import Point, PointsCallback, run_app
 from microp.system import GIB, MIB
 from microp.terminal import console, price_table
 
 if TYPE_CHECKING:
     import pandas as pd
 
-DRAWN = 20_000  # actions; with more, a figure is unreadable and a trace takes hundreds of megabytes
 ROWS = 32  # the most ranks of a timeline in the terminal
 
 
@@ -55,6 +55,10 @@ class Price:
 
     def __repr__(self) -> str:
         return f"<price of {self.schedule.name}: makespan {self.makespan:g}, bubble {self.bubble:.4f}>"
+
+    def _repr_html_(self) -> str:
+        panels, sums = {"simulated": self.timeline}, {"simulated": self.sums}
+        return f"{escape(repr(self))}<br>{trace.svg(panels, self.schedule.name, trace.UNITS, sums)}"
 
     @property
     def makespan(self) -> float:
@@ -175,7 +179,7 @@ def run_price(config: DictConfig) -> dict[str, Any]:
         return figures
     shown = trace.screen()
     figures["text"], figures["folder"] = shown.text(priced.lines(shown.columns)), None
-    if len(priced.timeline) <= DRAWN:
+    if len(priced.timeline) <= trace.DRAWN:
         folder = Path(point.output_dir) / "simulated" / run_id(plain(point), to_text(priced.schedule))
         priced.save(folder)
         figures["folder"] = str(folder)

@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 
 from microp.config import Config, ConfigError, ProfileConfig, Stop, doubt, machine_of, make_job, read_config
 from microp.job import Job
+from microp.points import PointsCallback, run_app
 from microp.profiling import (
     DIVIDED,
     UNDIVIDED,
@@ -39,7 +40,6 @@ from microp.profiling import (
 )
 from microp.records import load_average, write_profile
 from microp.settings import EstimateSettings, ModelSettings, SlurmSettings
-from microp.sweep import PointsCallback, run_app
 from microp.system import MIB
 from microp.terminal import console
 

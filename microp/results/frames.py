@@ -11,7 +11,7 @@
           question             the same name for all launches of one question
           folder               the folder of the attempt
           started, message     when it began, in seconds since 1970; why it failed
-          disturbed            whether its timing was disturbed, in the frames of finished runs; see `disturbances`
+          disturbed            whether a finished run's timing was disturbed; see `disturbances`
 
 If a point was planned again (the same overrides in a newer plan of the experiment), only its newer
 run counts, so that rows of an older sweep are not mixed in.
@@ -38,6 +38,7 @@ from microp.records import (
     read_rows,
     row_files,
 )
+from microp.system import flatten
 from microp.trace import MOMENTS, Span, Spans
 
 if TYPE_CHECKING:  # ranks do not import pandas
@@ -49,14 +50,13 @@ CLOSED_FORM = "bubble.closed_form"  # null in the summaries of orders that have 
 def load_runs(folder: Path | str) -> pd.DataFrame:
     """Return one row per run below `folder`: its newest finished attempt, or else its newest attempt.
 
-    Nested keys are joined by dots, as `step_ms.median` and `config.model.dim`. Runs that cannot be read
-    are left out with a warning; `frame.attrs["unreadable"]` lists why, one sentence each.
+    Nested keys are joined by dots, as `step_ms.median` and `config.model.dim`, and integers stay integers where some
+    are missing. Runs that cannot be read are left out with a warning; `frame.attrs["unreadable"]` lists why, one
+    sentence each.
 
     Raises:
         NotADirectoryError: there is no such folder.
     """
-    import pandas as pd
-
     folder = Path(folder)
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder: give outputs, or the output_dir of the runs")
@@ -65,9 +65,21 @@ def load_runs(folder: Path | str) -> pd.DataFrame:
         number = "1 attempt is" if len(unreadable) == 1 else f"{len(unreadable)} attempts are"
         more = "" if len(unreadable) == 1 else ' (attrs["unreadable"] lists the other reasons)'
         warnings.warn(f"{number} left out: {unreadable[0]}{more}", stacklevel=2)
-    frame = pd.json_normalize(rows)
+    frame = _frame(rows)
+    flat = [flatten(row) for row in rows]
+    for column in map(str, frame.select_dtypes(float)):  # pandas makes floats of integers of which some are missing
+        if all(isinstance(row.get(column), int | None) for row in flat):
+            frame[column] = frame[column].astype("Int64")
     frame.attrs["unreadable"] = unreadable
     return frame
+
+
+def _frame(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.json_normalize(
+        [{**row, "disturbed": row["status"] == "finished" and bool(disturbances(row, row["env"]))} for row in rows]
+    )
 
 
 def finished_runs(folder: Path) -> pd.DataFrame:
@@ -76,10 +88,7 @@ def finished_runs(folder: Path) -> pd.DataFrame:
 
 
 def _finished(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    import pandas as pd
-
-    finished = [row for row in rows if row["status"] == "finished"]
-    frame = pd.json_normalize([{**row, "disturbed": bool(disturbances(row, row["env"]))} for row in finished])
+    frame = _frame([row for row in rows if row["status"] == "finished"])
     if CLOSED_FORM in frame:  # if no run has one, pandas has no reason to take it for a number
         frame[CLOSED_FORM] = frame[CLOSED_FORM].astype(float)
     return frame

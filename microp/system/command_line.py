@@ -60,12 +60,18 @@ def run_command(command: Callable[[], Any]) -> NoReturn:
 
 def override(key: str, value: object) -> str:
     """Return `key=value` as a word of a command, in which Hydra finds the value again; a shell needs `shlex.join`."""
+    return f"{key}={_spelled(value)}"
+
+
+def _spelled(value: object) -> str:
     if value is None or isinstance(value, bool):
-        return f"{key}={'null' if value is None else str(value).lower()}"
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_spelled, value))}]"
     if isinstance(value, str) and not _PLAIN.fullmatch(value):
         escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + found[2].replace("'", "\\'"), value)
-        return f"{key}='{escaped}'"
-    return f"{key}={value}"
+        return f"'{escaped}'"
+    return str(value)
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -49,7 +50,7 @@ class Board:
         self._ended = 0  # points
         self._sweep = self._progress.add_task("all points", done=0, steps=0)
         self._show_sweep()
-        if err.is_terminal:
+        if err.is_terminal or (err.is_jupyter and find_spec("ipywidgets")):  # without them rich warns at each step
             self._progress.start()
 
     def _show_sweep(self, done: int = 0) -> None:

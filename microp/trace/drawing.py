@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from microp.schedule import Op
@@ -27,6 +28,7 @@ logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if the home 
 
 
 WIDTH = 6.4  # inches: the text of a page
+DRAWN = 20_000  # actions; with more, a figure is unreadable and a trace takes hundreds of megabytes
 POINTS = 9.5  # the size of text: 7 CSS pixels where a figure is as wide as a phone
 LETTER = 0.64  # the width of a letter of a name, relative to its size
 TEXT: dict[Any, Any] = {
@@ -70,6 +72,20 @@ def figure(
         handles = keys([span for spans in panels.values() for span in spans], any(sums.values()))
         sheet.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
         return _saved(sheet, path)
+
+
+def svg(
+    panels: Mapping[str, Sequence[Span]],
+    title: str,
+    scale: Scale = MILLISECONDS,
+    sums: Mapping[str, Sequence[Reduction]] | None = None,
+) -> str:
+    """Return the drawing of `figure` as an SVG element, for HTML; empty for more than DRAWN actions."""
+    if sum(map(len, panels.values())) > DRAWN:
+        return ""
+    with TemporaryDirectory() as folder:
+        text = figure(panels, title, Path(folder) / "drawing", scale, sums)[0].read_text()
+    return text[text.index("<svg") :]
 
 
 def curves(lines: Mapping[str, Sequence[float]], axes: tuple[str, str], path: Path) -> list[Path]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from user import ROOT, SMALL, read, start
 import microp
 from microp.config import config_checks
 from microp.model import Stage
+from microp.records import write_json
 from microp.schedule import Op
 
 SCRIPT = """
@@ -82,6 +84,60 @@ def test_a_run_is_drawn_replayed_above_measured(measured, tmp_path):
 def test_a_recorded_run_is_opened_by_its_folder(measured):
     again = microp.Run(str(measured[0].folder))
     assert again.summary == measured[0].summary
+
+
+def test_a_run_s_folder_is_its_newest_attempt(measured, tmp_path):
+    assert microp.Run(measured[0].folder.parent).folder == measured[0].folder
+    with pytest.raises(ValueError, match=f"{tmp_path} is no run: give outputs/runs/<run>, or one of its attempts"):
+        microp.Run(tmp_path)
+
+
+def test_a_run_and_a_price_are_drawn_in_a_notebook(measured):
+    for shown in (measured[1], microp.price("chunks=2", "model.dim=64")):
+        text, drawing = shown._repr_html_().split("<br>")
+        assert text == repr(shown).replace("<", "&lt;").replace(">", "&gt;")
+        assert drawing.startswith("<svg")
+        assert drawing.rstrip().endswith("</svg>")
+
+
+def test_keys_are_the_words_of_the_command_line():
+    words = microp.price("schedule=interleaved", "chunks=8", "costs.forward=[1,2,3,4]", "costs.backward=2", "seed=3")
+    costs = {"forward": (1, 2, 3, 4), "backward": 2}
+    assert microp.price("seed=3", schedule="interleaved", chunks=8, costs=costs).figures == words.figures
+    with pytest.raises(microp.ConfigError, match="chunks=0 is below 1"):
+        microp.measure(chunks=0)
+
+
+def test_a_sweep_is_a_frame_of_its_points_in_order(tmp_path):
+    """A finished run is taken, unless `again`; a failed one costs its row alone; integers stay integers."""
+    outputs = str(tmp_path / "outputs")
+    keys = {"tracking": "disabled", "comms": "threads", "output_dir": outputs}
+    points = {"schedule": ["1f1b", "gpipe"], "chunks": [4, 2]}
+    runs = microp.sweep(*SMALL, **keys, **points)
+    assert list(zip(runs["schedule"], runs["chunks"], strict=True)) == [*product(*points.values())]
+    assert runs["status"].tolist() == ["finished"] * 4
+    assert runs["disturbed"].dtype == bool
+    few = microp.sweep(*SMALL, **keys, schedule="1f1b", chunks=[2, 2])
+    assert few["folder"].tolist() == [runs["folder"][1]]
+    anew = microp.sweep(*SMALL, **keys, schedule="1f1b", chunks=2, again=True)
+    assert [Path(folder).name for folder in anew["folder"]] == ["attempt-2"]
+    shutil.copytree(runs["folder"][0], tmp_path / "outputs" / "runs" / "other" / "attempt-1")
+    write_json(
+        tmp_path / "outputs" / "runs" / "other" / "attempt-1" / "status.json",
+        {"status": "failed", "message": "m", "started": 1.0},
+    )
+    (tmp_path / "outputs" / "runs" / "other" / "attempt-1" / "summary.json").unlink()
+    every = microp.load_runs(outputs)
+    assert every["status"].tolist().count("failed") == 1
+    assert str(every["step_ms.n"].dtype) == "Int64"
+
+
+def test_a_sweep_is_checked_before_its_first_point_starts(tmp_path):
+    with pytest.raises(microp.ConfigError) as refused:
+        microp.sweep(schedule=["gpipe", "gpip"], chunks=[0, 4], output_dir=str(tmp_path / "outputs"))
+    assert any("chunks=0 is below 1" in problem for problem in refused.value.problems)
+    assert any("did you mean gpipe?" in problem for problem in refused.value.problems)
+    assert not (tmp_path / "outputs").exists()
 
 
 def test_load_runs_has_one_row_per_run(measured, outputs):

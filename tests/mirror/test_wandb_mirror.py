@@ -21,9 +21,9 @@ from microp.config import compose_config, read_config
 from microp.config.config import to_yaml
 from microp.mirror import mirror, take_agent
 from microp.mirror import mirroring as wandb_mirror
+from microp.points import attempt as app_attempt
 from microp.records import new_attempt, read_rows, read_spans, summarise, this_process, write_json, write_schedule
 from microp.settings import TrackingSettings
-from microp.sweep import attempt as app_attempt
 from microp.worker.threads import run_threads
 
 OFFLINE = TrackingSettings("offline", "microp", None, None, ["a-tag"], False, False)

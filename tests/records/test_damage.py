@@ -16,10 +16,10 @@ import microp
 from analysis import overview, timeline
 from microp import tracking
 from microp.commands.interface import Run
+from microp.points import planned
 from microp.records import RecordError, check_attempt, read_reductions, read_spans, write_json
 from microp.records.sweep_plan import read_plan
 from microp.results import Store, load_runs, load_steps
-from microp.sweep import planned
 
 WORDS = ["schedule=1f1b", "chunks=3", "replicas=2", "comms=threads", "tracking=disabled", "steps=2", "warmup_steps=1"]
 TINY = ["model.layers=2", "model.dim=8", "batch_size=6"]

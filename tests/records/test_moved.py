@@ -8,8 +8,8 @@ import microp
 from analysis import __main__ as report
 from analysis import timeline
 from microp import runs, tracking
+from microp.points import planned
 from microp.results import Store
-from microp.sweep import planned
 
 WORDS = ["schedule=1f1b", "chunks=3", "comms=threads", "tracking=disabled", "steps=2", "warmup_steps=1"]
 TINY = ["model.layers=2", "model.dim=8", "batch_size=6"]

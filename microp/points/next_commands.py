@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from microp.config import Config, typed_folder, unused
+from microp.points.hydra_callbacks import overrides
 from microp.settings import TrackingSettings
-from microp.sweep.hydra_callbacks import overrides
 from microp.terminal import console, out
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from microp.config import ConfigError, Stop, find_resumed
 from microp.job import Job
+from microp.points.planned import Planned, experiment_of, planned
 from microp.records import (
     KILLED,
     RUNNING,
@@ -36,7 +37,6 @@ from microp.records import (
     write_json,
 )
 from microp.settings import SlurmSettings
-from microp.sweep.planned import Planned, experiment_of, planned
 from microp.terminal import Board, console
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class PointJob:
         """Run one rank, unless another process has finished the point since it was planned."""
         from submitit.helpers import TorchDistributedEnvironment
 
-        from microp.sweep.points import run_attempt
+        from microp.points.run import run_attempt
 
         TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
         point = planned(self.record)
@@ -228,7 +228,7 @@ class SlurmSweep:
 
     def _failed(self, point: Planned, why: str, log: Path) -> Path:
         """Return an attempt that records that a job ended before its ranks began."""
-        from microp.sweep.attempt import Attempt
+        from microp.points.attempt import Attempt
         from microp.worker import RankError  # torch takes a second, and a sweep of jobs seldom needs it
 
         with Attempt(point.config, point.job, experiment_of(self._plan.head["name"]), point.overrides) as folder:

@@ -12,7 +12,7 @@ import pytest
 from user import SMALL, microp, read
 
 from microp.config import compose_config, read_config
-from microp.sweep import attempt as attempt_module
+from microp.points import attempt as attempt_module
 
 TRACKED = ["rank0", "rank1", "summary"]
 WORDS = ["-m", "chunks=2,3", *SMALL, "comms=shm", "tracking=offline"]

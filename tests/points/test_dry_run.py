@@ -14,8 +14,8 @@ from user import SMALL, microp
 from microp.commands.interface import measure
 from microp.config import ConfigError, job_of
 from microp.config.config import compose_config, compose_points, composer, register
+from microp.points.sweep import SweepCallback
 from microp.records import hold, write_json
-from microp.sweep.sweep import SweepCallback
 from microp.terminal import console
 
 TIMES = ["device=emulated", "device.forward_ms=10", "device.backward_ms=20", "tracking=disabled", "comms=threads"]

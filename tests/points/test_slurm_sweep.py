@@ -19,11 +19,11 @@ from microp.config import config_checks
 from microp.config.config import compose_config, read_config
 from microp.config.errors import ConfigError
 from microp.config.job_factory import make_job
+from microp.points import slurm_sweep
+from microp.points.planned import Planned, planned
+from microp.points.run import run_attempt
+from microp.points.slurm_sweep import SlurmSweep
 from microp.records import SweepPlan, hold, read_status
-from microp.sweep import slurm_sweep
-from microp.sweep.planned import Planned, planned
-from microp.sweep.points import run_attempt
-from microp.sweep.slurm_sweep import SlurmSweep
 from microp.terminal import Board
 
 WORDS = ["launch=slurm", "tracking=disabled", "model.layers=4", "model.dim=32", "batch_size=8"]

@@ -23,9 +23,9 @@ from typing import Any
 from microp.config import Config, ConfigError, Stop, plain
 from microp.job import Job
 from microp.model import open_data
+from microp.points.attempt import Attempt
 from microp.records import last_attempt, new_attempt, read_status, unwritable
 from microp.schedule import to_text
-from microp.sweep.attempt import Attempt
 from microp.system import flatten, installed_version
 from microp.worker import HostsError, Joined, RankError, join, run_joined
 

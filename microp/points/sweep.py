@@ -29,6 +29,21 @@ from microp.config import (
     read_config,
 )
 from microp.job import Job
+from microp.points.dry_run import show_dry_run
+from microp.points.hydra_callbacks import (
+    Checked,
+    Point,
+    PointsCallback,
+    is_sweep,
+    launches_in_turn,
+    refuse,
+    speaks,
+    stop_on_error,
+)
+from microp.points.next_commands import print_next_commands
+from microp.points.planned import Planned, experiment_of, planned
+from microp.points.run import SKIPPED, board, equal_points
+from microp.points.slurm_sweep import cancel_jobs
 from microp.records import (
     DIVERGED,
     SCHEMA_VERSION,
@@ -43,21 +58,6 @@ from microp.records import (
 )
 from microp.results import PointRow, read_point, write_table
 from microp.settings import SlurmSettings
-from microp.sweep.dry_run import show_dry_run
-from microp.sweep.hydra_callbacks import (
-    Checked,
-    Point,
-    PointsCallback,
-    is_sweep,
-    launches_in_turn,
-    refuse,
-    speaks,
-    stop_on_error,
-)
-from microp.sweep.next_commands import print_next_commands
-from microp.sweep.planned import Planned, experiment_of, planned
-from microp.sweep.points import SKIPPED, board, equal_points
-from microp.sweep.slurm_sweep import cancel_jobs
 from microp.system import is_joined, override, redact_words
 from microp.terminal import console, show_runs, step_drawing
 

@@ -17,10 +17,10 @@ from namespace import Mounts
 from user import SMALL, microp, start
 
 from microp import run, worker
+from microp.points import attempt as attempt_module
+from microp.points import sweep
 from microp.records import recorder
 from microp.records.files import Lines
-from microp.sweep import attempt as attempt_module
-from microp.sweep import sweep
 
 FEW = [*SMALL, "chunks=2", "tracking=disabled"]
 THREADS = [*FEW, "comms=threads"]

@@ -22,9 +22,7 @@ from omegaconf import DictConfig
 
 from microp.config import Config, RunError, config_checks, make_job, read_config
 from microp.job import Job
-from microp.records import LockedError, SweepPlan, hold, new_attempt, plan_in, read_status, read_summary
-from microp.settings import SlurmSettings
-from microp.sweep.hydra_callbacks import (
+from microp.points.hydra_callbacks import (
     PointsCallback,
     chooses_points,
     config_name,
@@ -32,9 +30,11 @@ from microp.sweep.hydra_callbacks import (
     speaks,
     sweep_folder,
 )
-from microp.sweep.next_commands import print_failure
-from microp.sweep.planned import Planned, experiment_of, planned
-from microp.sweep.slurm_sweep import slurm_sweep
+from microp.points.next_commands import print_failure
+from microp.points.planned import Planned, experiment_of, planned
+from microp.points.slurm_sweep import slurm_sweep
+from microp.records import LockedError, SweepPlan, hold, new_attempt, plan_in, read_status, read_summary
+from microp.settings import SlurmSettings
 from microp.system import is_joined
 from microp.terminal import Board, console
 
@@ -127,8 +127,8 @@ def _run_locked(
     point: Config, job: Job, typed: Sequence[str], experiment: str | None, locked: bool, known: int = 0
 ) -> Path:
     from microp import worker  # torch takes a second, too slow for --help and TAB
-    from microp.sweep.attempt import Attempt
-    from microp.sweep.joined import run_as_rank
+    from microp.points.attempt import Attempt
+    from microp.points.joined import run_as_rank
 
     if not locked:
         _warn_of_no_locks(point.output_dir)

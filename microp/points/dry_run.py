@@ -19,10 +19,10 @@ from typing import NoReturn
 
 from microp.config import config_checks, predicted_seconds
 from microp.job import Job
+from microp.points.hydra_callbacks import Checked, Point, refuse, speaks
+from microp.points.planned import Planned
+from microp.points.run import equal_points
 from microp.records import owner_of, run_seconds
-from microp.sweep.hydra_callbacks import Checked, Point, refuse, speaks
-from microp.sweep.planned import Planned
-from microp.sweep.points import equal_points
 from microp.terminal import TO_RUN, DryPoint, console, show_dry_points
 
 

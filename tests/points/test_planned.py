@@ -12,7 +12,7 @@ from user import ROOT, SMALL, microp, read
 
 from microp.config.config import compose_config, from_plain, plain, read_config
 from microp.config.job_factory import make_job
-from microp.sweep.planned import Planned, planned
+from microp.points.planned import Planned, planned
 
 MEDDLER = '''
 """A launcher that changes every file of the configuration once the points are planned, and forks for each point.

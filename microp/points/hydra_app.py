@@ -32,7 +32,7 @@ from microp.config import (
     tracebacks,
     with_profiles,
 )
-from microp.sweep.hydra_callbacks import PointsCallback, chooses_points, refuse, stop_for
+from microp.points.hydra_callbacks import PointsCallback, chooses_points, refuse, stop_for
 from microp.system import CONF, see_current_folder
 from microp.terminal import console
 

@@ -41,6 +41,7 @@ import torch
 from microp.config import Config, predict, to_yaml, with_advice
 from microp.job import Job
 from microp.mirror import mirror, take_agent
+from microp.points.hydra_callbacks import runs_beside_others
 from microp.records import (
     DIVERGED,
     RUNNING,
@@ -59,7 +60,6 @@ from microp.records import (
     write_schedule,
     write_text,
 )
-from microp.sweep.hydra_callbacks import runs_beside_others
 from microp.system import places, processor, redact_words, server, size_text
 from microp.terminal import console
 from microp.worker import DivergedRunError, RankError
