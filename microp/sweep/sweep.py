@@ -140,7 +140,7 @@ class SweepCallback(PointsCallback):
     def show_finished(self) -> bool:
         board.close()
         if self._is_open:
-            self.show_rows("plan.json")
+            self.show_rows(str(self._plan.folder / "table.csv") if self._plan else "")
         return self._is_open
 
     def close(self) -> None:
@@ -199,8 +199,9 @@ class SweepCallback(PointsCallback):
         rows = self.show_rows(str(self._plan.folder / "table.csv") if self._plan else "summary.json")
         if len(rows) == 1:
             step_drawing.show(rows[0].folder, rows[0].summary)
-        done = [row.folder for row in rows if row.summary["status"] == "finished"]
-        print_next_commands(Path(config.output_dir), self._tracking.reachable(), done[-1] if done else None)
+        done = [row for row in rows if row.summary["status"] == "finished"]
+        sweep = (experiment_of(config.hydra.job.config_name) or "") if self._plan else None
+        print_next_commands(Path(config.output_dir), self._tracking.reachable(), done, sweep)
         texts = (lacks_profile(point.config, point.job) for point in self._points.values() if self._is_first)
         if hint := next(filter(None, texts), None):  # once in an output folder
             console.note(hint)

@@ -3,8 +3,8 @@
 ::
 
     3 of 206 runs in outputs with schedule=1f1b chunks>4, newest first
-    when              run                   batch_size  step ms  p10 - p90    bubble  peak MiB
-    2026-11-22 05:15  1f1b-m16-k2-f9b453f2         256     97.4  83.9 - 103.7  0.118      33.8
+    when         run                   batch_size  step ms  p10 - p90    bubble  peak MiB
+    11-22 05:15  1f1b-m16-k2-f9b453f2         256     97.4  83.9 - 103.7  0.118      33.8
     ...
 """
 
@@ -48,7 +48,6 @@ if TYPE_CHECKING:  # --help does without pandas
 
 _FIRST = ("schedule", "chunks", "ranks", "model", "checkpointing", "partition", "engine", "device", "batch_size")
 _IN_ID = ("schedule", "chunks", "ranks", "replicas")  # the id of a run tells them
-_KEY, _TOLD = 55, 30  # importance of keys, and of those that the id tells
 ROWS = 20  # of a table, unless -n says otherwise
 NAMED = 5  # failures and unreadable runs that are named below a table
 SHOWN = ("step ms", "p10 - p90", "disturbed", "bubble", "peak MiB", "status")  # of the results of a run
@@ -193,13 +192,14 @@ def _point(row: dict[str, Any]) -> PointRow:
 
 def _keys(rows: pd.DataFrame, points: Sequence[PointRow]) -> Iterator[Column]:
     """Yield the columns that tell runs apart: when, which, and the keys that differ."""
-    yield Column("when", [when(started) for started in rows["started"]], "left", 50)
-    yield Column("run", list(rows["run_id"]), "left", 100)
+    yield Column("when", [when(started, "%m-%d %H:%M") for started in rows["started"]], "left", 70)
+    yield Column("run", list(rows["run_id"]), "left", 100, about="run: schedule, m chunks, k ranks, r replicas.")
     if {*rows["attempt"]} != {"attempt-1"}:
         yield Column("attempt", [name.removeprefix("attempt-") for name in rows["attempt"]], "left", 91)
     configs = [{key: value for key, value in point.config.items() if key not in NOT_ASKED} for point in points]
     for key in swept_columns(swept(configs, _FIRST)):
-        yield replace(key, importance=_TOLD if key.name in _IN_ID else _KEY)
+        if key.name not in _IN_ID:
+            yield replace(key, importance=55)
 
 
 def delete(runs: Runs, single: bool, yes: bool) -> int:
