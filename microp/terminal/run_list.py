@@ -17,11 +17,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from microp.job import NOT_ASKED
 from microp.mirror import Belongings, belongings, is_running, remove
-from microp.records import attempts, disturbances
+from microp.records import attempts
 from microp.results import (
     PointRow,
     Runs,
@@ -31,6 +31,7 @@ from microp.results import (
     is_missing,
     nothing_found,
     read_groups,
+    recorded_point,
     shown,
     spelling,
     split_outside_brackets,
@@ -51,7 +52,6 @@ _IN_ID = ("schedule", "chunks", "ranks", "replicas")  # the id of a run tells th
 ROWS = 20  # of a table, unless -n says otherwise
 NAMED = 5  # failures and unreadable runs that are named below a table
 SHOWN = ("step ms", "p10 - p90", "disturbed", "bubble", "peak MiB", "status")  # of the results of a run
-_NOTHING = {**dict.fromkeys(("step_ms", "peak_memory_mib", "loss", "engines", "syncs")), "replicas": 1}
 EPILOG = """\
 A filter is key=value, key=a,b (either), key!=value, 'key>4', 'key>=4',
 'key<4' or 'key<=4'. Without quotes chunks>4 would write a file named 4. A key
@@ -153,7 +153,7 @@ def show_list(runs: Runs, names: Sequence[str], limit: int) -> None:
     Without `names` its columns are time, name, status, the keys that differ, and the main figures.
     """
     rows = runs.rows[: limit or None]
-    points = [_point(runs.nested[folder]) for folder in rows["folder"]]
+    points = [recorded_point(runs.nested[folder]) for folder in rows["folder"]]
     chosen = [_column(name, rows[column_named(name, runs.all)]) for name in names] or [
         *_keys(rows, points),
         *(column for column in results(points) if column.name in SHOWN),
@@ -183,11 +183,6 @@ def _column(name: str, values: pd.Series) -> Column:
     numbers = values.name != "started" and values.dropna().map(lambda value: isinstance(value, int | float)).all()
     texts = [shown(value, str(values.name)) for value in values]
     return Column(name, texts, "right" if numbers else "left", 0, None if numbers else 8)
-
-
-def _point(row: dict[str, Any]) -> PointRow:
-    disturbed = tuple(disturbances(row, row["env"])) if "step_ms" in row else ()
-    return PointRow(row["config"], [], {**_NOTHING, **row}, Path(row["folder"]), row["message"], disturbed, row["env"])
 
 
 def _keys(rows: pd.DataFrame, points: Sequence[PointRow]) -> Iterator[Column]:

@@ -17,7 +17,17 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from microp.results import PointRow, asked, parts_of, same, small_microbatches, swept, verdicts
+from microp.results import (
+    PointRow,
+    are_rows_unknown,
+    asked,
+    one_process,
+    parts_of,
+    same,
+    small_microbatches,
+    swept,
+    verdicts,
+)
 from microp.terminal.columns import Column, extremes, number, paragraph, show
 from microp.terminal.console import error, out
 
@@ -27,10 +37,11 @@ LONG_PART = 4  # rows of a part of a sweep: parts with as many, on average, have
 LISTED_RANKS = 2  # with more ranks, the column of peaks has the smallest and the largest
 
 
-def show_runs(rows: Sequence[PointRow], whole: str) -> None:
+def show_runs(rows: Sequence[PointRow], whole: str, alone: Sequence[PointRow] = ()) -> None:
     """Print what was asked, the table, what its columns mean, and the failures.
 
-    `rows` are the points that have a summary, at least one; the file `whole` has every column.
+    `rows` are the points that have a summary, at least one; the file `whole` has every column. `alone` are recorded
+    runs of one process.
     """
     states = [row.summary["status"] for row in rows]
     counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states), key="finished".__ne__))
@@ -53,7 +64,7 @@ def show_runs(rows: Sequence[PointRow], whole: str) -> None:
             remedy = "more ranks than cores measure the cores: use fewer ranks, or device=emulated"
         kinds = dict.fromkeys(reason.kind for row in disturbed for reason in row.disturbed)
         paragraph(out, f"disturbed: {which} ({', '.join(kinds)}); {remedy}.", style="yellow")
-    for sentence in filter(None, [*verdicts(rows), small_microbatches(rows)]):
+    for sentence in filter(None, [*verdicts(rows), small_microbatches(rows), *one_process(rows, alone)]):
         paragraph(out, sentence, style="")
     for row in rows:
         if row.message and len(rows) > 1:  # a single failure has just been shown
@@ -95,7 +106,10 @@ class Result(NamedTuple):
 
 def results(rows: Sequence[PointRow]) -> Iterator[Column]:
     """Yield the columns in which at least one of the rows has something."""
+    unknown = are_rows_unknown([row.config for row in rows])
     for name, importance, value, about, without in _RESULTS:
+        if name == "samples/s" and unknown:
+            continue
         texts = [value(row) for row in rows]
         if any(text is not None for text in texts):
             column = Column(name, [text or without for text in texts], "right", importance)

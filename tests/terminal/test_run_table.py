@@ -13,7 +13,7 @@ from user import ROOT
 from microp.config import Config
 from microp.config.config import compose_config, plain, read_config
 from microp.records import DISTURBANCES, disturbances
-from microp.results import PointRow, small_microbatches, verdicts, write_table
+from microp.results import PointRow, one_process, small_microbatches, verdicts, write_table
 from microp.results.verdicts import BRACKETS
 from microp.terminal import run_table
 
@@ -239,6 +239,36 @@ def test_more_microbatches_that_made_a_step_slower_are_explained_by_their_size()
     assert small_microbatches([rows[0], of("batch_size=256 chunks=16", 45.0, 0.3)]) is None
     assert small_microbatches([rows[0], of("batch_size=256 chunks=16 schedule=1f1b", 60.0, 0.1)]) is None
     assert small_microbatches([each._replace(summary={**each.summary, "device": "emulated"}) for each in rows]) is None
+
+
+def test_microbatches_of_several_sizes_are_not_ranked_by_times_that_do_not_know_their_rows(lines):
+    def sweep(words):
+        return [row(f"device=emulated {words} chunks={chunks}") for chunks in (4, 8)]
+
+    assert verdicts(sweep("")) == []
+    assert "samples/s" not in " ".join(lines(sweep("")))
+    assert verdicts(sweep("device.per=[row]"))
+    assert "samples/s" in " ".join(lines(sweep("device.per=[row]")))
+    same_rows = [row(f"device=emulated chunks={chunks} batch_size={8 * chunks}") for chunks in (4, 8)]
+    assert "samples/s" in " ".join(lines(same_rows))
+
+
+def test_one_process_is_compared_with_the_fastest_pipeline_of_the_same_model_and_batch():
+    def ran(words, ms):
+        step = {"median": ms, "p10": ms, "p90": ms, "n": 5}
+        name = next((word[9:] for word in words.split() if word.startswith("schedule=")), "gpipe")
+        return row(words, step_ms=step, schedule=name)._replace(folder=Path(words))
+
+    pipelines = [ran("schedule=gpipe", 60.0), ran("schedule=1f1b", 50.0)]
+    [said] = one_process(pipelines, [ran("ranks=1 chunks=1 steps=3", 80.0)])
+    assert said == (
+        "one process takes 80 ms for this step; 1f1b with chunks=4 on 2 ranks, the fastest of these pipelines, takes "
+        "50 ms: 1.60 times as fast"
+    )
+    [slower] = one_process([*pipelines, ran("ranks=1 chunks=1", 40.0)])
+    assert slower.endswith("takes 50 ms: no pipeline here is faster")
+    for other in ("chunks=2", "chunks=1 model.dim=64", "chunks=1 batch_size=64"):
+        assert list(one_process(pipelines, [ran(f"ranks=1 {other}", 80.0)])) == []
 
 
 # --- the whole table -----------------------------------------------------------------------------
