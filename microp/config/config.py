@@ -352,6 +352,22 @@ def from_plain(values: Mapping[str, Any]) -> Config:
     return _with_own_model(Config(**keys))
 
 
+def stored(words: Sequence[str], base: str = "config") -> str:
+    """Return a file for `-cn` that asks for what these overrides ask for; `base` is the configuration they change."""
+    chosen = OverridesParser.create().parse_overrides(list(words))
+    defaults = [
+        base,
+        *({f"override {word.key_or_group}": word.value()} for word in chosen if word.key_or_group in GROUPS),
+    ]
+    node = OmegaConf.create({"defaults": [*defaults, "_self_"]})
+    if folder := _typed_words().config_dir:
+        OmegaConf.update(node, "hydra.searchpath", [f"file://{Path(folder).absolute()}"])
+    for word in chosen:
+        if word.key_or_group not in GROUPS:
+            OmegaConf.update(node, word.key_or_group, word.value())
+    return OmegaConf.to_yaml(node)
+
+
 def to_yaml(config: Config) -> str:
     """Return the resolved configuration as YAML that Hydra can read, without secrets."""
     return OmegaConf.to_yaml(OmegaConf.create(redact_values(plain(config))))

@@ -1,4 +1,4 @@
-"""Prints the plans that a search found: a table, and the command that runs each of them."""
+"""Prints the plans that a search found: a table, and the command that runs one of them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def progress() -> Iterator[Callable[[float], None]]:
         yield lambda share: bar.update(task, completed=share)
 
 
-def show(plans: Sequence[Mapping[str, Any]], unit: str, heading: str) -> None:
-    """Print plans, the fastest first, and their commands."""
+def show(plans: Sequence[Mapping[str, Any]], unit: str, heading: str, run: str) -> None:
+    """Print plans, the fastest first, and the command that runs one, which is `run` and its name, as `plan3`."""
     paragraph(out, heading, style="")
     if not plans:
         return
@@ -44,10 +44,10 @@ def show(plans: Sequence[Mapping[str, Any]], unit: str, heading: str) -> None:
         Column("binds", binds, importance=60, about="binds: what keeps a plan from being faster."),
     ]
     show_columns(out, columns, "outputs/plans")
-    paragraph(out, "No plan is both faster and smaller than another one.")
-    out.print()
-    for number, plan in enumerate(plans, start=1):
-        out.print(f"{number}  {plan['command']}", soft_wrap=True, markup=False)
+    rest = "every other plan is slower than one of these, and no smaller"
+    paragraph(out, f"Each plan is slower and smaller than the one above it; {rest}.")
+    others = f"   (plan2 to plan{len(plans)}: the others)" if len(plans) > 2 else ""
+    out.print(f"\nrun   {run} plan1{others}", soft_wrap=True, markup=False)
 
 
 def _sizes(sizes: Sequence[int]) -> str:

@@ -139,6 +139,8 @@ def _spread(row: PointRow) -> str | None:
 
 
 def _peaks(row: PointRow) -> str | None:
+    if row.config["profile"] and row.summary["device"] == "emulated":
+        return None  # of the small model that stands in for the profile's
     peaks = row.summary["peak_memory_mib"] or ()
     if len(peaks) > LISTED_RANKS:
         return extremes(peaks, ".1f")
