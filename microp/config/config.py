@@ -141,6 +141,11 @@ def word_problems(words: Sequence[str]) -> list[str]:
         group, _, knob = key.partition(".")
         if word.startswith(("+", "~")):
             problems.append(f"{quoted(word)}: no key is added or taken away, write {key}=VALUE with a key of --help")
+        elif group in GROUPS and not knob and word.endswith("]"):
+            values = word.partition("=")[2].strip("[]")
+            problems.append(
+                f"{quoted(word)} is several options, a run has one: use -m {key}={values} for a run of each"
+            )
         elif group in GROUPS and is_fixed(group, knob):
             problems.append(f"{quoted(word)} cannot be set, it says which option was chosen: use {group}=OPTION")
     return problems
