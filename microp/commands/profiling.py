@@ -38,7 +38,7 @@ from microp.profiling import (
     samples_of,
 )
 from microp.records import load_average, write_profile
-from microp.settings import EstimateSettings, ModelSettings, SlurmSettings
+from microp.settings import LOWERED, EstimateSettings, ModelSettings, SlurmSettings
 from microp.sweep import PointsCallback, run_app
 from microp.system import MIB
 from microp.terminal import console
@@ -50,7 +50,7 @@ OTHERS_SHARE = 0.1  # of the time, for one rank alone, for many ranks, for each 
 
 def measure_profile(job: Job, seconds: float) -> Profile:
     """Run the cases of a profile of the job's model, for about `seconds`, and return what they show."""
-    from microp.device import probe_layers  # torch
+    from microp.device import peak_gflops, probe_layers  # torch
 
     plan, load = make_plan(job), load_average()
     kinds = job.model.kinds
@@ -97,6 +97,9 @@ def measure_profile(job: Job, seconds: float) -> Profile:
         computing=job.computing,
         fine_rows=tuple(map(float, fine_rows)),
         row_factors=row_factors(fine_rows, fine_times, fitted.rows),
+        peak_gflops=peak_gflops(
+            job.device.name, LOWERED.get(job.computing.dtype or "", job.model.dtype), job.device.threads
+        ),
     )
     return replace(profile, crowded=crowded_factors(profile, kinds, crowded, job.backend))
 
@@ -195,6 +198,7 @@ def described(profile: Profile, model: ModelSettings) -> list[str]:
     for name, transport in profile.transports.items():
         rate = f"{transport.per_mib:.3f} ms per MiB"
         lines.append(f"{name}: hop {transport.latency * 1e3:.0f} µs + {rate}, engine {transport.overhead * 1e3:.0f} µs")
+    lines.append(f"peak of a rank: {profile.peak_gflops or 0:,.0f} GFLOP/s, in a product of matrices")
     spreads = ", ".join(f"{name} {'unknown' if v is None else f'{v:.1%}'}" for name, v in profile.spread.items())
     lines.append(f"spread over the steps (p90 - p10, of the median): {spreads}")
     return lines

@@ -108,7 +108,7 @@ def results(rows: Sequence[PointRow]) -> Iterator[Column]:
     """Yield the columns in which at least one of the rows has something."""
     unknown = are_rows_unknown([row.config for row in rows])
     for name, importance, value, about, without in _RESULTS:
-        if name == "samples/s" and unknown:
+        if name in ("samples/s", "tokens/s") and unknown:
             continue
         texts = [value(row) for row in rows]
         if any(text is not None for text in texts):
@@ -145,6 +145,16 @@ def _peaks(row: PointRow) -> str | None:
     if len(peaks) > LISTED_RANKS:
         return extremes(peaks, ".1f")
     return " ".join(number(peak, ".1f") for peak in peaks) or None
+
+
+def _of_peak(row: PointRow) -> str | None:
+    at_peak, step = (row.summary.get("predicted") or {}).get("at_peak_ms"), row.summary["step_ms"]
+    return f"{100 * at_peak / step['median']:.0f} %" if at_peak and step else None
+
+
+def _tokens(row: PointRow) -> str | None:
+    context, rate = row.config["model"].get("context"), row.summary["samples_per_s"]
+    return f"{context * rate:,.0f}" if context and rate else None
 
 
 def _loss(row: PointRow) -> str | None:
@@ -190,6 +200,8 @@ _RESULTS = (
     Result("ddp ms", 78, _figure(_milliseconds, "syncs.step_ms.ddp.median"), _SUMS),
     Result("torch_ddp ms", 77, _figure(_milliseconds, "syncs.step_ms.torch_ddp.median"), _SUMS),
     Result("samples/s", 50, _figure("{:,.0f}".format, "samples_per_s")),
+    Result("tokens/s", 49, _tokens),
+    Result("of peak", 48, _of_peak, "of peak: FLOP/s over the ranks' peak."),
     Result("bubble", 80, _figure(_FRACTION, "bubble.measured"), "bubble: idle / total time, median."),
     Result("formula", 60, _figure(_FRACTION, "bubble.closed_form"), "formula: the bubble by the closed form."),
     Result("peak MiB", 80, _peaks, "peak MiB: tensors of each rank."),

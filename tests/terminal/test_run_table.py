@@ -119,9 +119,12 @@ def test_the_page_that_the_footer_names_defines_every_column():
     page = page.partition("## Figures and columns, defined")[2].partition("\n## ")[0]
     syncs = {"ratio": {"ddp/torch_ddp": 0.9}, "step_ms": {"ddp": {"median": 9.0}, "torch_ddp": {"median": 10.0}}}
     wide = {"median": 928.8, "p10": 446.8, "p90": 4635.0, "n": 20}
-    full = row("", engines=ENGINES, syncs=syncs, step_ms=wide, predicted={"step_ms": 1.0})
+    full = row("", engines=ENGINES, syncs=syncs, step_ms=wide, predicted={"step_ms": 1.0, "at_peak_ms": 232.2})
+    full.config["model"]["context"] = 10
     columns = [column.name for column in run_table.results([full, row("", status="failed")])]
-    assert len(columns) == 18
+    assert len(columns) == 20
+    shown = {column.name: column.values[0] for column in run_table.results([full])}
+    assert (shown["tokens/s"], shown["of peak"]) == ("41,809", "25 %")
     assert [name for name in (*columns, *DISTURBANCES) if f"`{name}`" not in page] == []
 
 
