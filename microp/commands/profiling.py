@@ -185,16 +185,6 @@ def described(profile: Profile, model: ModelSettings) -> list[str]:
     lines.append("rows      " + "".join(f"{rows:>9g}" for rows in profile.rows))
     for name in ("forward", "full", "backward", "weight", "recompute"):
         lines.append(f"{name:10}" + "".join(f"{value:9.3f}" for value in inside[name]))
-    for name, known in profile.after.items():
-        for what, (added, factors) in known.items():
-            changes = (f"{factor:.2f} + {more:.3f}" for more, factor in zip(added, factors, strict=True))
-            lines.append(f"{name} after {what}: x " + ", ".join(changes))
-    lines.append("forward that keeps its input: x " + ", ".join(f"{value:.3f}" for value in profile.checkpointed))
-    for name, factors in profile.row_factors.items():
-        least, most = min(factors), max(factors)
-        lines.append(f"{name} at other numbers of rows: x {least:.3f} to {most:.3f} of the line between these")
-    lines.append("computing alone: x " + ", ".join(f"{value:.3f}" for value in profile.alone))
-    lines.append("speed with more ranks than cores: x " + ", ".join(f"{value:.3f}" for value in profile.crowded))
     for name, transport in profile.transports.items():
         rate = f"{transport.per_mib:.3f} ms per MiB"
         lines.append(f"{name}: hop {transport.latency * 1e3:.0f} µs + {rate}, engine {transport.overhead * 1e3:.0f} µs")

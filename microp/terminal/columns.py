@@ -24,11 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from microp.terminal.console import PIPE_WIDTH
-
 GAP = 2  # blanks between two columns
 CUT = "…"
-FOOTER_LINES = 3  # at most, of PIPE_WIDTH characters
 PAGE = "Every column: analysis/README.md."
 _MOST_DIGITS = 6  # after the point
 
@@ -90,15 +87,7 @@ def show(console: Console, columns: Sequence[Column], whole: str, parts: Mapping
         paragraph(console, f"left out, no room: {', '.join(left_out)} (whole in {whole})")
     elif narrow and any(column.shortest for column in kept):
         paragraph(console, f"{CUT} stands for what had no room (whole in {whole})")
-    _explain(console, (column.about for column in kept))
-
-
-def _explain(console: Console, meanings: Iterable[str]) -> None:
-    """Print the footer: the page that defines every column, and all sentences that have room, short ones first."""
-    sentences = list(dict.fromkeys(filter(None, meanings)))
-    while len(textwrap.wrap(" ".join([*sentences, PAGE]), PIPE_WIDTH)) > FOOTER_LINES:
-        sentences.remove(max(sentences, key=len))
-    if sentences:
+    if sentences := dict.fromkeys(column.about for column in kept if column.about):
         paragraph(console, " ".join([*sentences, PAGE]))
 
 

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from microp.terminal.columns import Column, paragraph
 from microp.terminal.columns import show as show_columns
-from microp.terminal.console import err, out
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[float], None]]:
-    """Show a bar, and give the function that is told the share that is done."""
-    columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("searching plans", total=1.0)
-        yield lambda share: bar.update(task, completed=share)
+from microp.terminal.console import out
 
 
 def show(plans: Sequence[Mapping[str, Any]], unit: str, heading: str, run: str) -> None:
@@ -44,10 +32,12 @@ def show(plans: Sequence[Mapping[str, Any]], unit: str, heading: str, run: str) 
         Column("binds", binds, importance=60, about="binds: what keeps a plan from being faster."),
     ]
     show_columns(out, columns, "outputs/plans")
-    rest = "every other plan is slower than one of these, and no smaller"
-    paragraph(out, f"Each plan is slower and smaller than the one above it; {rest}.")
-    others = f"   (plan2 to plan{len(plans)}: the others)" if len(plans) > 2 else ""
-    out.print(f"\nrun   {run} plan1{others}", soft_wrap=True, markup=False)
+    paragraph(
+        out,
+        "Each plan is slower and smaller than the one above it; every other plan is slower than one of these, and no "
+        f"smaller. To run the first (plan1 to plan{len(plans)} are these):",
+    )
+    out.print(f"run   {run} plan1", soft_wrap=True, markup=False)
 
 
 def _sizes(sizes: Sequence[int]) -> str:
