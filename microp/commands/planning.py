@@ -183,21 +183,18 @@ def run_plan(config: DictConfig) -> dict[str, Any]:
         found = search(plan.pricer, plan.space, plan.cap)
     if plan.cap is not None and not found.front:
         raise ConfigError([_too_little(plan, found, plan.cap)])
-    words = [_words(plan, priced) for priced in found.front]
-    base = "simulate" if isinstance(point.device, EstimateSettings) else "config"
-    program = ["python", "-m", "microp.simulate"] if base == "simulate" else ["microp"]
-    rows = [
-        _row(plan, priced, shlex.join([*program, *typed_folder(), *typed]))
-        for priced, typed in zip(found.front, words, strict=True)
-    ]
     name = hashlib.sha256(json.dumps(plain(point), sort_keys=True, default=str).encode()).hexdigest()[:8]
     path = Path(point.output_dir) / "plans" / f"plan-k{point.ranks}-b{point.batch_size}-{name}.json"
     about = {"candidates": found.candidates, "too_large": found.too_large}
     result = {"times": plan.pricer.subject.prices.source, "memory_gib": plan.cap and plan.cap / GIB, **about}
-    folder = path.with_suffix("")
+    base = "simulate" if isinstance(point.device, EstimateSettings) else "config"
+    program = ["python", "-m", "microp.simulate"] if base == "simulate" else ["microp"]
+    folder, rows = path.with_suffix(""), []
     folder.mkdir(parents=True, exist_ok=True)
-    for number, typed in enumerate(words, start=1):
+    for number, priced in enumerate(found.front, start=1):
+        typed = _words(plan, priced)
         write_text(folder / f"plan{number}.yaml", stored(typed, base))
+        rows.append(_row(plan, priced, shlex.join([*program, *typed_folder(), *typed])))
     write_text(path, json.dumps({**result, "plans": rows}, indent=2) + "\n")
     unit = "ms" if plan.pricer.subject.prices.is_known else "units"
     limit = "no limit of memory" if plan.cap is None else f"{size_text(plan.cap)} for each rank"

@@ -74,6 +74,7 @@ def measure_profile(job: Job, seconds: float) -> Profile:
         name: probe_layers(job.model, job.batch_size / 4, split, job.computing)
         for name, split in ((UNDIVIDED, False), (DIVIDED, True))
     }
+    dtype = LOWERED.get(job.computing.dtype or "", job.model.dtype)
     profile = Profile(
         machine=machine_of(job.device.name, job.device.threads),
         model=job.model.identity,
@@ -97,9 +98,7 @@ def measure_profile(job: Job, seconds: float) -> Profile:
         computing=job.computing,
         fine_rows=tuple(map(float, fine_rows)),
         row_factors=row_factors(fine_rows, fine_times, fitted.rows),
-        peak_gflops=peak_gflops(
-            job.device.name, LOWERED.get(job.computing.dtype or "", job.model.dtype), job.device.threads
-        ),
+        peak_gflops=peak_gflops(job.device.name, dtype, job.device.threads),
     )
     return replace(profile, crowded=crowded_factors(profile, kinds, crowded, job.backend))
 

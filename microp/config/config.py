@@ -143,9 +143,7 @@ def word_problems(words: Sequence[str]) -> list[str]:
             problems.append(f"{quoted(word)}: no key is added or taken away, write {key}=VALUE with a key of --help")
         elif group in GROUPS and not knob and word.endswith("]"):
             values = word.partition("=")[2].strip("[]")
-            problems.append(
-                f"{quoted(word)} is several options, a run has one: use -m {key}={values} for a run of each"
-            )
+            problems.append(f"{quoted(word)} is several options: use -m {key}={values} for a run of each")
         elif group in GROUPS and is_fixed(group, knob):
             problems.append(f"{quoted(word)} cannot be set, it says which option was chosen: use {group}=OPTION")
     return problems
@@ -360,11 +358,8 @@ def from_plain(values: Mapping[str, Any]) -> Config:
 def stored(words: Sequence[str], base: str = "config") -> str:
     """Return a file for `-cn` that asks for what these overrides ask for; `base` is the configuration they change."""
     chosen = OverridesParser.create().parse_overrides(list(words))
-    defaults = [
-        base,
-        *({f"override {word.key_or_group}": word.value()} for word in chosen if word.key_or_group in GROUPS),
-    ]
-    node = OmegaConf.create({"defaults": [*defaults, "_self_"]})
+    options = [{f"override {word.key_or_group}": word.value()} for word in chosen if word.key_or_group in GROUPS]
+    node = OmegaConf.create({"defaults": [base, *options, "_self_"]})
     if folder := _typed_words().config_dir:
         OmegaConf.update(node, "hydra.searchpath", [f"file://{Path(folder).absolute()}"])
     for word in chosen:

@@ -71,8 +71,7 @@ def refusal(error: BaseException) -> list[str]:
             texts.insert(0, key)
     near = get_close_matches(key, names, 1)
     text = ": ".join(text.removesuffix(".") for text in texts if text) or type(error).__name__
-    if text.startswith("Ambiguous value"):
-        text += ": several values are a sweep, add -m"
+    text += ": several values are a sweep, add -m" if text.startswith("Ambiguous value") else ""
     if package := _PACKAGES.get(str(getattr(error, "missing_cfg_file", ""))):
         text, near = f"{text}, which is not installed: pip install {package}", []
     return [fitted(f"{text} (did you mean {near[0]}?)" if near else text)]

@@ -70,9 +70,8 @@ def key_page(of: str) -> str:
     for key in sorted(values.keys() - base.keys(), key=lambda key: (isinstance(values[key], dict), key)):
         if of == "plan" and key == "search":  # what is searched is typed as the keys of a run
             for name, helped in lines_of_keys(hints[key]).items():
-                typed = ",".join(map(str, values[key][name] or ()))
-                name = "schedule.stages_per_rank" if name == "stages_per_rank" else name
-                lines += _entry(f"{name}={typed if len(typed) < WIDEST else ''}", helped)
+                typed, before = ",".join(map(str, values[key][name] or ())), "schedule." * (name == "stages_per_rank")
+                lines += _entry(f"{before}{name}={typed if len(typed) < WIDEST else ''}", helped)
         elif isinstance(values[key], dict):
             lines += ["", *_keys(f"{key}.", values[key], lines_of_keys(hints[key]))]
         else:

@@ -38,7 +38,6 @@ from microp.records import (
     read_rows,
     row_files,
 )
-from microp.results.run_rows import PointRow, recorded_point
 from microp.trace import MOMENTS, Span, Spans
 
 if TYPE_CHECKING:  # ranks do not import pandas
@@ -122,12 +121,6 @@ def read_runs(folder: Path, every: bool = False) -> tuple[list[dict[str, Any]], 
         rows += run_rows
         unreadable += reasons
     return rows, unreadable
-
-
-def runs_of_one_process(runs: Path) -> list[PointRow]:
-    """Return the finished runs in a folder of runs that had one rank and one microbatch."""
-    rows = [row for run in sorted(runs.glob("*-m1-k1-*")) for row in read_runs(run)[0]]
-    return [recorded_point(row) for row in rows if row["status"] == "finished"]
 
 
 def _read_run(newest_first: Iterable[Path], every: bool) -> tuple[list[dict[str, Any]], list[str]]:

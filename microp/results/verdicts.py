@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 
 from microp.job import NOT_ASKED
 from microp.results.comparison import compare
-from microp.results.run_rows import PointRow
+from microp.results.frames import read_runs
+from microp.results.run_rows import PointRow, recorded_point
 from microp.results.swept import swept
 from microp.system import flatten
 
@@ -34,11 +35,9 @@ ROWS_UNKNOWN = (
     "the nominal times are per microbatch, whatever its rows, so more chunks of the same batch take longer: compare "
     "points of equal chunks, or give the times of one row with device.per=[row]"
 )
+_LENGTH = ("steps", "warmup_steps", LAUNCH)
 # What a pipeline and one process that answer the same question may differ in.
-_HOW = (
-    *("schedule", "chunks", "ranks", "partition", "checkpointing", "engine", "sync", "comms", "steps", "warmup_steps"),
-    *(LAUNCH, *NOT_ASKED),
-)
+_HOW = (*("schedule", "chunks", "ranks", "partition", "checkpointing", "engine", "sync", "comms"), *NOT_ASKED, *_LENGTH)
 _TURNS = {("torch", "microp"): "engines", ("ddp", "torch_ddp"): "syncs"}  # ran in turn: where the summary has them
 
 
@@ -63,8 +62,8 @@ def small_microbatches(rows: Sequence[PointRow]) -> str | None:
     """Return why steps took longer with more microbatches: the same rows took longer to compute; None if none did.
 
     Runs are compared that differ in nothing but the number of microbatches, by the time that their ranks compute. The
-    pair of numbers is named at which a row's time grew most, with all schedules that show it. Nominal times do not know
-    how well a core is used, and on a machine with other work a row takes longer whatever its microbatch.
+    pair is named at which a row's time grew most. Nominal times do not know how well a core is used, and on a machine
+    with other work a row takes longer whatever its microbatch.
     """
     real = [row for row in rows if row.summary["step_ms"] and row.summary["device"] != "emulated"]
     trusted = [row for row in real if all(reason.kind == "spread" for reason in row.disturbed)]
@@ -78,20 +77,11 @@ def small_microbatches(rows: Sequence[PointRow]) -> str | None:
     ]
     if not slower:
         return None
-    _, first, last = max(slower, key=lambda pair: pair[0])
+    factor, first, last = max(slower, key=lambda pair: pair[0])
     (rows_of_few, chunks), (rows_of_many, more) = map(_microbatch, (first, last))
-    same = [
-        pair
-        for pair in slower
-        if (_microbatch(pair[1]), _microbatch(pair[2])) == (_microbatch(first), _microbatch(last))
-    ]
-    factors = sorted({f"{factor:.1f}" for factor, _, _ in same}, key=float)
-    names = ", ".join(dict.fromkeys(many.summary["schedule"] for _, _, many in same))
-    return (
-        f"{names} took longer with chunks={more} than with {chunks}: a row of a microbatch of {rows_of_many:g} took "
-        f"{' to '.join(dict.fromkeys((factors[0], factors[-1])))} times as long as one of {rows_of_few:g}; the "
-        "microbatches are too small for this model"
-    )
+    longer = f"{last.summary['schedule']} took longer with chunks={more} than with {chunks}: a row of a microbatch of"
+    than_before = f"{rows_of_many:g} took {factor:.1f} times as long as one of {rows_of_few:g}"
+    return f"{longer} {than_before}; the microbatches are too small for this model"
 
 
 def are_rows_unknown(configs: Iterable[Mapping[str, Any]]) -> bool:
@@ -108,29 +98,29 @@ def are_rows_unknown(configs: Iterable[Mapping[str, Any]]) -> bool:
     return len(sizes) > 1
 
 
-def one_process(rows: Sequence[PointRow], recorded: Sequence[PointRow] = ()) -> Iterator[str]:
+def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
     """Yield whether the fastest pipeline among the rows is faster than one process with one microbatch, per question.
 
-    A run of one process is among the rows or the `recorded`; its model, its batch and its device are the same.
+    A run of one process is among the rows or in the folder of their runs; its model, batch and device are the same.
     """
-    known = {row.folder: row for row in (*rows, *recorded) if row.summary["step_ms"]}
-    for runs in _alike(list(known.values()), _HOW):
-        points = _alike(runs, (LAUNCH, "steps", "warmup_steps", *NOT_ASKED))
-        alone = [point for point in points if _processes(point[0]) * point[0].config["chunks"] == 1]
-        pipelines = [point for point in points if point[0].config["ranks"] > 1]
+    recorded = [row for run in rows[0].folder.parents[1].glob("*-m1-k1-*") for row in read_runs(run)[0]]
+    known = {row.folder: row for row in (*rows, *map(recorded_point, recorded))}.values()
+    for runs in _alike((row for row in known if row.summary["status"] == "finished"), _HOW):
+        launches = [(_median_ms(own), own[0]) for own in _alike(runs, (*_LENGTH, *NOT_ASKED))]
+        alone = [each for each in launches if each[1].config["chunks"] == _ranks(each[1]) == 1]
+        pipelines = [each for each in launches if each[1].config["ranks"] > 1]
         if alone and pipelines:
-            one, best = (min(each, key=_median_ms) for each in (alone, pipelines))
-            alone_ms, best_ms = _median_ms(one), _median_ms(best)
-            what = "emulated process" if one[0].summary["device"] == "emulated" else "process"
+            (alone_ms, one), (best_ms, best) = (min(each, key=lambda launch: launch[0]) for each in (alone, pipelines))
+            what = "emulated process" if one.summary["device"] == "emulated" else "process"
             faster = f"{alone_ms / best_ms:.2f} times as fast" if best_ms < alone_ms else "no pipeline here is faster"
             yield (
-                f"one {what} takes {alone_ms:.4g} ms for this step{' (disturbed)' if one[0].disturbed else ''}; "
-                f"{best[0].summary['schedule']} with chunks={best[0].config['chunks']} on {_processes(best[0])} ranks, "
-                f"the fastest of these pipelines, takes {best_ms:.4g} ms: {faster}"
+                f"one {what} takes {alone_ms:.4g} ms for this step{' (disturbed)' if one.disturbed else ''}; "
+                f"{best.summary['schedule']} with chunks={best.config['chunks']} on {_ranks(best)} ranks, the fastest "
+                f"of these pipelines, takes {best_ms:.4g} ms: {faster}"
             )
 
 
-def _processes(row: PointRow) -> int:
+def _ranks(row: PointRow) -> int:
     return int(row.config["ranks"] * row.config["replicas"])
 
 

@@ -20,7 +20,7 @@ from microp.terminal import console, out
 
 
 def print_next_commands(output: Path, tracking: TrackingSettings, rows: Sequence[PointRow], sweep: str | None) -> None:
-    """Print the commands, one per line, for the rows of what was run; `sweep` is the experiment of several.
+    """Print the commands, one per line, for the rows of what has finished; `sweep` is the experiment of several.
 
     Drawn is the run with the smallest bubble of several ranks and microbatches, an undisturbed one if there is one.
     """
@@ -32,9 +32,8 @@ def print_next_commands(output: Path, tracking: TrackingSettings, rows: Sequence
         commands.append(("sync", f"{shlex.join([_program('wandb'), 'sync', str(runs)])}/offline-run-*"))
     analysis = find_spec("analysis")  # only a checkout has it; the current folder may have another one
     folders = [Path(folder) for folder in (analysis and analysis.submodule_search_locations) or []]
-    finished = [row for row in rows if row.summary["status"] == "finished"]
-    if finished and any((folder / "timeline.py").is_file() for folder in folders):
-        python, drawn = [_program("python"), "-m"], min(finished, key=_dullness).folder
+    if rows and any((folder / "timeline.py").is_file() for folder in folders):
+        python, drawn = [_program("python"), "-m"], min(rows, key=_dullness).folder
         if sweep is not None:
             is_stored = sweep in sweep_names() and any((folder / f"{sweep}.py").is_file() for folder in folders)
             place = str(output if is_stored else output / "sweeps")

@@ -41,7 +41,7 @@ from microp.records import (
     plan_in,
     read_env,
 )
-from microp.results import ROWS_UNKNOWN, PointRow, are_rows_unknown, read_point, runs_of_one_process, write_table
+from microp.results import ROWS_UNKNOWN, PointRow, are_rows_unknown, read_point, write_table
 from microp.settings import SlurmSettings
 from microp.sweep.dry_run import show_dry_run
 from microp.sweep.hydra_callbacks import (
@@ -221,7 +221,7 @@ class SweepCallback(PointsCallback):
         """Print the table of the points that have a summary and return its rows; `whole`: the file with all columns."""
         rows = self._rows()
         if rows:  # else every failure has been shown
-            show_runs(rows, whole, runs_of_one_process(rows[0].folder.parents[1]))
+            show_runs(rows, whole)
         if len(rows) > 1:
             for text in changed_between((row.config["data"].get("path"), row.env) for row in rows):
                 console.warn(text)

@@ -65,8 +65,6 @@ def _show_timeline(price: dict[str, Any]) -> None:
     known = price["closed_form"]["in_flight_peak"]
     form = f" (closed form {_listed(known)})" if known else ""
     out.print(f"in flight per rank: {_listed(price['in_flight_peak'])}{form}", soft_wrap=True)
-    if (span := price["closed_form"]["largest_span"]) is not None:
-        out.print(f"largest span of a rank by closed form: {span:g}", soft_wrap=True)
     if price["peak_memory_mib"]:
         out.print(f"peak MiB per rank:  {_listed(price['peak_memory_mib'], '.1f')}", soft_wrap=True)
     if sums := price["reduction"]:

@@ -37,11 +37,10 @@ LONG_PART = 4  # rows of a part of a sweep: parts with as many, on average, have
 LISTED_RANKS = 2  # with more ranks, the column of peaks has the smallest and the largest
 
 
-def show_runs(rows: Sequence[PointRow], whole: str, alone: Sequence[PointRow] = ()) -> None:
+def show_runs(rows: Sequence[PointRow], whole: str) -> None:
     """Print what was asked, the table, what its columns mean, and the failures.
 
-    `rows` are the points that have a summary, at least one; the file `whole` has every column. `alone` are recorded
-    runs of one process.
+    `rows` are the points that have a summary, at least one; the file `whole` has every column.
     """
     states = [row.summary["status"] for row in rows]
     counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states), key="finished".__ne__))
@@ -64,7 +63,7 @@ def show_runs(rows: Sequence[PointRow], whole: str, alone: Sequence[PointRow] = 
             remedy = "more ranks than cores measure the cores: use fewer ranks, or device=emulated"
         kinds = dict.fromkeys(reason.kind for row in disturbed for reason in row.disturbed)
         paragraph(out, f"disturbed: {which} ({', '.join(kinds)}); {remedy}.", style="yellow")
-    for sentence in filter(None, [*verdicts(rows), small_microbatches(rows), *one_process(rows, alone)]):
+    for sentence in filter(None, [*verdicts(rows), small_microbatches(rows), *one_process(rows)]):
         paragraph(out, sentence, style="")
     for row in rows:
         if row.message and len(rows) > 1:  # a single failure has just been shown
@@ -153,7 +152,7 @@ def _of_peak(row: PointRow) -> str | None:
 
 
 def _tokens(row: PointRow) -> str | None:
-    context, rate = row.config["model"].get("context"), row.summary["samples_per_s"]
+    context, rate = row.config["model"].get("context"), row.summary.get("samples_per_s")
     return f"{context * rate:,.0f}" if context and rate else None
 
 

@@ -260,10 +260,10 @@ def test_one_process_is_compared_with_the_fastest_pipeline_of_the_same_model_and
     def ran(words, ms):
         step = {"median": ms, "p10": ms, "p90": ms, "n": 5}
         name = next((word[9:] for word in words.split() if word.startswith("schedule=")), "gpipe")
-        return row(words, step_ms=step, schedule=name)._replace(folder=Path(words))
+        return row(words, step_ms=step, schedule=name)._replace(folder=Path("runs") / words / "attempt-1")
 
     pipelines = [ran("schedule=gpipe", 60.0), ran("schedule=1f1b", 50.0)]
-    [said] = one_process(pipelines, [ran("ranks=1 chunks=1 steps=3", 80.0)])
+    [said] = one_process([*pipelines, ran("ranks=1 chunks=1 steps=3", 80.0)])
     assert said == (
         "one process takes 80 ms for this step; 1f1b with chunks=4 on 2 ranks, the fastest of these pipelines, takes "
         "50 ms: 1.60 times as fast"
@@ -271,7 +271,7 @@ def test_one_process_is_compared_with_the_fastest_pipeline_of_the_same_model_and
     [slower] = one_process([*pipelines, ran("ranks=1 chunks=1", 40.0)])
     assert slower.endswith("takes 50 ms: no pipeline here is faster")
     for other in ("chunks=2", "chunks=1 model.dim=64", "chunks=1 batch_size=64"):
-        assert list(one_process(pipelines, [ran(f"ranks=1 {other}", 80.0)])) == []
+        assert list(one_process([*pipelines, ran(f"ranks=1 {other}", 80.0)])) == []
 
 
 # --- the whole table -----------------------------------------------------------------------------
