@@ -21,7 +21,7 @@ def show(plans: Sequence[Mapping[str, Any]], unit: str, heading: str, run: str) 
     layers = [_sizes(plan["sizes"]) for plan in plans]
     binds = [plan["binds"] for plan in plans]
     columns = [
-        Column("", [str(number) for number in range(1, len(plans) + 1)], "right", 100),
+        Column("", [f"plan{number}" for number in range(1, len(plans) + 1)], "left", 100),
         Column(f"step {unit}", steps, importance=90, about="step: predicted time, as of a run."),
         Column("MiB", peaks, importance=90, about="MiB: predicted peak of the fullest rank."),
         Column("schedule", [plan["schedule"] for plan in plans], importance=80),
@@ -32,12 +32,9 @@ def show(plans: Sequence[Mapping[str, Any]], unit: str, heading: str, run: str) 
         Column("binds", binds, importance=60, about="binds: what keeps a plan from being faster."),
     ]
     show_columns(out, columns, "outputs/plans")
-    paragraph(
-        out,
-        "Each plan is slower and smaller than the one above it; every other plan is slower than one of these, and no "
-        f"smaller. To run the first (plan1 to plan{len(plans)} are these):",
-    )
-    out.print(f"run   {run} plan1", soft_wrap=True, markup=False)
+    rest = "every other plan is slower than one of these, and no smaller"
+    paragraph(out, f"Each plan is slower and smaller than the one above it; {rest}.")
+    out.print(f"\nrun   {run} plan1", soft_wrap=True, markup=False)
 
 
 def _sizes(sizes: Sequence[int]) -> str:
