@@ -27,7 +27,7 @@ from analysis.exhibit import INTERVALS, Exhibit, counted
 from analysis.varied import is_numeric, say, varying
 from analysis.words import BUBBLE, TIME, closing, doubts, least_memory, listed, points, sentences, spread, versus
 from microp.records import LAUNCH, WIDE_FRACTION, Plan, over_launches, read_plans
-from microp.results import Store, finished_runs, records, worst_rank_mib
+from microp.results import ROWS_UNKNOWN, Store, are_rows_unknown, finished_runs, records, worst_rank_mib
 from microp.system import run_command
 
 QUANTITIES = {  # column -> its label, and a width of the interval that is never too wide
@@ -108,6 +108,9 @@ def answer(rows: pd.DataFrame, keys: Sequence[str]) -> str:
         if all(1 < len(own) == own[LAUNCH].nunique() for own in near):  # else runs differ in other keys
             verdict = versus(first["point"], near[0], records(table)[1]["point"], near[1], value)
             told.append(f"the two fastest compared: {verdict}")
+    asked = [{key.removeprefix("config."): value for key, value in row.items()} for row in records(rows)]
+    if are_rows_unknown(asked):
+        told = [ROWS_UNKNOWN]
     known = [ratio for ratio in RATIOS if ratio in rows and rows[ratio].notna().any()]
     if known:
         ratios = points(rows.dropna(subset=known, how="all"), ["point"], known)

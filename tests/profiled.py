@@ -75,6 +75,7 @@ def profile(model: MlpSettings, machine: Machine = MACHINE, **changed: Any) -> P
         "edges": (0.05, 0.05),
         "memory": dict.fromkeys((DIVIDED, UNDIVIDED), memory),
         "spread": {"forward": 0.02},
+        "peak_gflops": 50.0,
     }
     return Profile(**{**given, **changed})
 

@@ -37,7 +37,7 @@ def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     for text in ("wait_start_ms", "action times\nrank 0 |", "measured step\nrank 0 |"):
         assert text in said
-    assert len(names["runs"]) == 1
+    assert len(names["runs"]) == 5
 
 
 def test_a_schedule_is_one_function_and_one_yaml_file(folder):

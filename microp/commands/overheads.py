@@ -32,6 +32,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
+from math import prod
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
@@ -49,7 +50,6 @@ from microp.engine import Boundary, Engine, Runner, TorchEngine
 from microp.job import Job
 from microp.model import Batch, Stage
 from microp.records import read_rows
-from microp.schedule import uniform
 from microp.schedule.builders import gpipe
 from microp.settings import NEVER
 from microp.system import CommandParser
@@ -62,43 +62,31 @@ TURNS = 5  # of each transport in a launch
 STEPS = {1: 8, 16: 3}  # chunks -> the steps of a turn
 START_S = 1.0  # until the neighbours compute, and the ranks have noticed
 NEIGHBOUR = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(10_000))"
-Shape = tuple[int, int]  # rows of a microbatch, numbers per row
+SHAPE = 8, 128  # rows of a microbatch, numbers per row
+POINTS = 5  # of a sweep: the first one loads what all need, the last has no successor
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure stages that do nothing on every transport, and the start and end of a point; print the times."""
 
-    def at_least(least: int) -> Callable[[str], int]:
-        def number(text: str) -> int:
-            if (value := int(text)) < least:
-                raise ArgumentTypeError(f"{value} is below {least}: use at least {least}")
-            return value
-
-        return number
+    def count(text: str) -> int:
+        if (value := int(text)) < 1:
+            raise ArgumentTypeError(f"{value} is below 1: use at least 1")
+        return value
 
     parser = CommandParser(prog="python -m microp.null_stages", description=main.__doc__)
-
-    def option(name: str, default: Any, least: int, about: str, **more: Any) -> None:
-        parser.add_argument(name, type=at_least(least), default=default, help=about, **more)
-
-    option("--rows", 8, 1, "rows of a microbatch (default: 8)")
-    option("--dim", 128, 1, "numbers per row (default: 128)")
-    option("--steps", 100, 1, "measured steps (default: 100)")
-    option("--points", 5, 3, "points of a sweep whose starts are timed (default: 5)")
-    option("--busy", None, 0, "compare shm with gloo beside N processes", nargs="+", metavar="N")
-    option("--ranks", [2], 2, "with --busy (default: 2)", nargs="+", metavar="K")
-    option("--launches", 10, 1, "with --busy (default: 10)")
-    option("--minutes", 12, 1, "with --busy: no launch begins later (default: 12)")
+    parser.add_argument("--steps", type=count, default=100, help="measured steps (default: 100)")
+    parser.add_argument("--busy", type=int, nargs="+", metavar="N", help="compare shm with gloo beside N processes")
+    parser.add_argument("--launches", type=count, default=10, help="with --busy (default: 10)")
     options = parser.parse_args(arguments)
-    shape = options.rows, options.dim
     if options.busy is not None:
-        print("\n".join(beside_neighbours(options.ranks, options.busy, options.launches, shape, options.minutes)))
+        print("\n".join(beside_neighbours(options.busy, options.launches)))
         return 0
     print(f"{'':14}{f'per action, M={MANY}':>20}{'one microbatch there and back':>32}")
-    for row in transports(shape, options.steps):
+    for row in transports(options.steps):
         print(f"{row['transport']:14}{row['per action']:17.1f} µs{row['there and back']:29.0f} µs")
-    print(f"two ranks, GPipe, tensors of {options.rows * options.dim * 4:,} bytes, medians of {options.steps} steps")
-    for name, seconds in starts(options.points).items():
+    print(f"two ranks, GPipe, tensors of {prod(SHAPE) * 4:,} bytes, medians of {options.steps} steps")
+    for name, seconds in starts().items():
         print(f"start and end of a point, {name}: {seconds:.2f} s")
     return 0
 
@@ -106,20 +94,20 @@ def main(arguments: list[str] | None = None) -> int:
 # --- alone ----------------------------------------------------------------------------------------
 
 
-def null_step(engine: str, chunks: int, shape: Shape, comms: Comms) -> Callable[[], float]:
+def null_step(engine: str, chunks: int, comms: Comms) -> Callable[[], float]:
     """Return a function that runs a step over one null stage per rank; it returns this rank's time in microseconds."""
     schedule = gpipe(comms.world_size, chunks)
     loss = (lambda output, _target: output.sum()) if comms.rank == comms.world_size - 1 else None
     stages = {comms.rank: Stage([nn.Identity()], loss, NEVER, chunks)}
-    boundary = Boundary(lambda _rows, _stage: shape, lambda _stage: torch.float32)
+    boundary = Boundary(lambda _rows, _stage: SHAPE, lambda _stage: torch.float32)
     device = open_device(JOB.device, JOB.workload, comms, comms.rank)
-    rows = [shape[0]] * chunks
+    rows = [SHAPE[0]] * chunks
     runner: Runner
     if engine == "torch":
         runner = TorchEngine(schedule, schedule, stages, comms, device, boundary, rows, NEVER)
     else:
         runner = Engine(schedule, stages, comms, device, boundary, rows)
-    tensors = [torch.zeros(shape, requires_grad=True) for _ in range(chunks)]
+    tensors = [torch.zeros(SHAPE, requires_grad=True) for _ in range(chunks)]
     weights = [1.0] * chunks
 
     def step() -> float:
@@ -132,25 +120,25 @@ def null_step(engine: str, chunks: int, shape: Shape, comms: Comms) -> Callable[
     return step
 
 
-def measure(engine: str, chunks: int, shape: Shape, steps: int, comms: Comms) -> float:
+def measure(engine: str, chunks: int, steps: int, comms: Comms) -> float:
     """Return the median time of a step over null stages on this rank, in microseconds."""
-    step = null_step(engine, chunks, shape, comms)
+    step = null_step(engine, chunks, comms)
     return median([step() for _ in range(steps + 5)][5:])
 
 
-def on_a_rank(shape: Shape, steps: int, _job: Job, comms: Comms, _local: int, _at: Path) -> dict[str, Any]:
+def on_a_rank(steps: int, _job: Job, comms: Comms, _local: int, _at: Path) -> dict[str, Any]:
     """Return the step times with one microbatch and with `MANY`, of each engine on this transport; microseconds."""
     engines = ("microp", "torch") if _job.backend == "gloo" else ("microp",)
-    return {engine: [measure(engine, chunks, shape, steps, comms) for chunks in (1, MANY)] for engine in engines}
+    return {engine: [measure(engine, chunks, steps, comms) for chunks in (1, MANY)] for engine in engines}
 
 
-def transports(shape: Shape, steps: int) -> list[dict[str, Any]]:
+def transports(steps: int) -> list[dict[str, Any]]:
     """Return one row per transport and one for torch, with times in microseconds."""
     rows = []
     for backend in ("shm", "tcp", "gloo"):
         job = replace(JOB, schedule=gpipe(2, 2), backend=backend)
         with tempfile.TemporaryDirectory() as folder:
-            ranks = launch_ranks(job, Path(folder), 5, partial(on_a_rank, shape, steps))
+            ranks = launch_ranks(job, Path(folder), 5, partial(on_a_rank, steps))
         for engine in ranks[0]:
             one, many = (max(ranks[rank][engine][which] for rank in ranks) for which in (0, 1))
             name = backend if engine == "microp" else "torch (gloo)"
@@ -158,15 +146,12 @@ def transports(shape: Shape, steps: int) -> list[dict[str, Any]]:
     return rows
 
 
-def starts(points: int) -> dict[str, float]:
-    """Return the seconds that a point takes in addition to its steps, with W&B: in a sweep, and with torchrun.
-
-    A sweep has at least 3 points: the first one loads what all need, the last has no successor.
-    """
+def starts() -> dict[str, float]:
+    """Return the seconds that a point takes in addition to its steps, with W&B: in a sweep, and with torchrun."""
     took = {}
     for ranks in (2, 8):
         with tempfile.TemporaryDirectory() as folder:
-            _run(["-m", "microp.run", "-m", f"repeat=range({points})", f"ranks={ranks}"], folder)
+            _run(["-m", "microp.run", "-m", f"repeat=range({POINTS})", f"ranks={ranks}"], folder)
             timed = sorted(_point(path) for path in Path(folder).glob("runs/*/attempt-1"))
         rest = [after - started - steps for (started, steps), (after, _) in pairwise(timed)]
         took[f"{ranks} ranks, in a sweep"] = median(rest[1:])
@@ -192,35 +177,27 @@ def _point(attempt: Path) -> tuple[float, float]:
 # --- beside neighbours ----------------------------------------------------------------------------
 
 
-def beside_neighbours(
-    ranks: Sequence[int], neighbours: Sequence[int], rounds: int, shape: Shape, minutes: float
-) -> list[str]:
-    """Return the lines of a table: the times of a step for each number of ranks, microbatches and neighbours.
-
-    Each number of ranks is launched `rounds` times; no launch begins after `minutes`.
-    """
-    end = time.monotonic() + 60 * minutes
+def beside_neighbours(neighbours: Sequence[int], launches: int) -> list[str]:
+    """Return the lines of a table: the times of a step of two ranks for each number of microbatches and neighbours."""
     rows = []
-    for number, count in product(range(rounds), ranks):
-        if time.monotonic() > end:
-            break
-        job = replace(JOB, schedule=gpipe(count, 2), partition=uniform(8, count), backend="shm")
+    for number in range(launches):
+        job = replace(JOB, schedule=gpipe(2, 2), backend="shm")
         with tempfile.TemporaryDirectory() as folder:
-            results = launch_ranks(job, Path(folder), 5, partial(_times_of_a_rank, shape, neighbours, number % 2))
+            results = launch_ranks(job, Path(folder), 5, partial(_times_of_a_rank, neighbours, number % 2))
         for busy, chunks in product(neighbours, FEW):
-            row: dict[str, float] = {"ranks": count, "chunks": chunks, "busy": busy}
+            row: dict[str, float] = {"chunks": chunks, "busy": busy}
             for transport, name in enumerate(BOTH):
                 steps = np.max([times[busy, chunks][transport] for times in results.values()], axis=0)
                 row[name], row[f"{name} 90"] = np.percentile(steps, [50, 90])
             rows.append(row)
-    lines = [f"{'ranks':>5}{'M':>4}{'busy':>6}{'n':>4}{'shm µs':>18}{'gloo µs':>18}{'shm / gloo':>22}{'of 90 %':>22}"]
-    for (of_ranks, of_chunks, of_busy), launches in pd.DataFrame(rows).groupby(["ranks", "chunks", "busy"]):
-        line = f"{of_ranks:5}{of_chunks:4}{of_busy:6}{len(launches):4}"
+    lines = [f"{'M':>4}{'busy':>6}{'n':>4}{'shm µs':>18}{'gloo µs':>18}{'shm / gloo':>22}{'of 90 %':>22}"]
+    for (of_chunks, of_busy), own in pd.DataFrame(rows).groupby(["chunks", "busy"]):
+        line = f"{of_chunks:4}{of_busy:6}{len(own):4}"
         for name in BOTH:
-            cell = f"{launches[name].median():.0f} ({launches[f'{name} 90'].median():.0f})"
+            cell = f"{own[name].median():.0f} ({own[f'{name} 90'].median():.0f})"
             line += f"{cell:>18}"
         for which in ("", " 90"):
-            ratios = launches[f"shm{which}"] / launches[f"gloo{which}"]
+            ratios = own[f"shm{which}"] / own[f"gloo{which}"]
             cell = f"{ratios.median():.2f} [{ratios.min():.2f}, {ratios.max():.2f}]"
             line += f"{cell:>22}"
         lines.append(line)
@@ -228,11 +205,11 @@ def beside_neighbours(
 
 
 def _times_of_a_rank(
-    shape: Shape, neighbours: Sequence[int], first: int, _job: Job, comms: Comms, _local: int, _at: Path
+    neighbours: Sequence[int], first: int, _job: Job, comms: Comms, _local: int, _at: Path
 ) -> dict[tuple[int, int], list[list[float]]]:
     """Return (neighbours, chunks) -> the times of the steps on each of `BOTH`, in microseconds."""
     both = (comms, GroupComms(comms.device, comms.timeout_s))
-    steps = {chunks: [null_step("microp", chunks, shape, transport) for transport in both] for chunks in FEW}
+    steps = {chunks: [null_step("microp", chunks, transport) for transport in both] for chunks in FEW}
     times: dict[tuple[int, int], list[list[float]]] = {}
     for busy in neighbours:
         with _neighbours(busy if comms.rank == 0 else 0):

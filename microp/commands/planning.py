@@ -30,7 +30,9 @@ from microp.config import (
     profile_notes,
     profile_problems,
     read_config,
+    stored,
     subject_of,
+    typed_folder,
     used_profile,
 )
 from microp.planner import (
@@ -177,31 +179,38 @@ def run_plan(config: DictConfig) -> dict[str, Any]:
     point = read_config(config)
     assert isinstance(point, PlanConfig)
     plan = PlanCallback.take(point)
-    with plan_table.progress() as tick:
-        found = search(plan.pricer, plan.space, plan.cap, tick)
+    with console.err.status("searching plans"):
+        found = search(plan.pricer, plan.space, plan.cap)
     if plan.cap is not None and not found.front:
         raise ConfigError([_too_little(plan, found, plan.cap)])
-    rows = [_row(plan, priced) for priced in found.front]
     name = hashlib.sha256(json.dumps(plain(point), sort_keys=True, default=str).encode()).hexdigest()[:8]
     path = Path(point.output_dir) / "plans" / f"plan-k{point.ranks}-b{point.batch_size}-{name}.json"
     about = {"candidates": found.candidates, "too_large": found.too_large}
     result = {"times": plan.pricer.subject.prices.source, "memory_gib": plan.cap and plan.cap / GIB, **about}
-    path.parent.mkdir(parents=True, exist_ok=True)
+    base = "simulate" if isinstance(point.device, EstimateSettings) else "config"
+    program = ["python", "-m", "microp.simulate"] if base == "simulate" else ["microp"]
+    folder, rows = path.with_suffix(""), []
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, priced in enumerate(found.front, start=1):
+        typed = _words(plan, priced)
+        write_text(folder / f"plan{number}.yaml", stored(typed, base))
+        rows.append(_row(plan, priced, shlex.join([*program, *typed_folder(), *typed])))
     write_text(path, json.dumps({**result, "plans": rows}, indent=2) + "\n")
     unit = "ms" if plan.pricer.subject.prices.is_known else "units"
     limit = "no limit of memory" if plan.cap is None else f"{size_text(plan.cap)} for each rank"
+    for note in _notes(plan, found):
+        console.note(note)
     plan_table.show(
         rows,
         unit,
         f"{found.candidates:,} candidates, {found.too_large:,} need too much memory; {limit}; times: {result['times']}",
+        shlex.join([*program, "-cd", str(folder), "-cn"]),
     )
-    for note in _notes(plan, found):
-        console.note(note)
     print(f"plans {path}", flush=True)
     return {**result, "plans": rows}
 
 
-def _row(plan: Plan, priced: Priced) -> dict[str, Any]:
+def _row(plan: Plan, priced: Priced, command: str) -> dict[str, Any]:
     """Return a plan as plain values."""
     choice = priced.choice
     return {
@@ -215,12 +224,12 @@ def _row(plan: Plan, priced: Priced) -> dict[str, Any]:
         "sizes": list(priced.sizes),
         "replicas": choice.replicas,
         "binds": what_binds(plan.pricer, priced, plan.cap),
-        "command": _command(plan, priced),
+        "command": command,
     }
 
 
-def _command(plan: Plan, priced: Priced) -> str:
-    """Return the command that runs a plan, or prices it if nothing can run on the device."""
+def _words(plan: Plan, priced: Priced) -> list[str]:
+    """Return the overrides that run a plan, or price it if nothing can run on the device."""
     choice, left_out = priced.choice, list(OWN)
     if plan.config.device.is_emulated and plan.config.profile:
         left_out.append(r"model\.(?!layers)\w+")
@@ -228,8 +237,7 @@ def _command(plan: Plan, priced: Priced) -> str:
     words = [f"ranks={run.ranks}", *choice.words()]
     if choice.partition == "balanced" or not plan.pricer.subject.prices.is_known:  # uniform stages count the same
         words += ["partition=sizes", f"partition.sizes=[{','.join(map(str, priced.sizes))}]"]
-    program = ["python", "-m", "microp.simulate"] if isinstance(run.device, EstimateSettings) else ["microp"]
-    return shlex.join([*program, *used_words(run, left_out), *words])
+    return [*used_words(run, left_out)[len(typed_folder()) :], *words]
 
 
 def _notes(plan: Plan, found: Found) -> list[str]:
@@ -237,7 +245,11 @@ def _notes(plan: Plan, found: Found) -> list[str]:
     notes = []
     prices, cap = plan.pricer.subject.prices, plan.cap
     if not prices.is_known:
-        notes.append(f"no times of the layers are known: {profile_command(plan.config)} measures them")
+        notes.append(
+            "the times of this machine are not known: a row takes as long in a small microbatch as in a large one, and "
+            "actions and hops cost nothing besides, so many small microbatches look faster than they are; "
+            f"{profile_command(plan.config)} measures them"
+        )
     elif plan.config.profile is None and "row" not in getattr(plan.config.device, "per", ["row"]):
         notes.append("the nominal times are per microbatch, whatever its rows: device.per=[layer,row] counts them")
     choices = [priced.choice for priced in found.front]

@@ -39,7 +39,7 @@ from microp.profiling import (
     samples_of,
 )
 from microp.records import load_average, write_profile
-from microp.settings import EstimateSettings, ModelSettings, SlurmSettings
+from microp.settings import LOWERED, EstimateSettings, ModelSettings, SlurmSettings
 from microp.system import MIB
 from microp.terminal import console
 
@@ -50,7 +50,7 @@ OTHERS_SHARE = 0.1  # of the time, for one rank alone, for many ranks, for each 
 
 def measure_profile(job: Job, seconds: float) -> Profile:
     """Run the cases of a profile of the job's model, for about `seconds`, and return what they show."""
-    from microp.device import probe_layers  # torch
+    from microp.device import peak_gflops, probe_layers  # torch
 
     plan, load = make_plan(job), load_average()
     kinds = job.model.kinds
@@ -74,6 +74,7 @@ def measure_profile(job: Job, seconds: float) -> Profile:
         name: probe_layers(job.model, job.batch_size / 4, split, job.computing)
         for name, split in ((UNDIVIDED, False), (DIVIDED, True))
     }
+    dtype = LOWERED.get(job.computing.dtype or "", job.model.dtype)
     profile = Profile(
         machine=machine_of(job.device.name, job.device.threads),
         model=job.model.identity,
@@ -97,6 +98,7 @@ def measure_profile(job: Job, seconds: float) -> Profile:
         computing=job.computing,
         fine_rows=tuple(map(float, fine_rows)),
         row_factors=row_factors(fine_rows, fine_times, fitted.rows),
+        peak_gflops=peak_gflops(job.device.name, dtype, job.device.threads),
     )
     return replace(profile, crowded=crowded_factors(profile, kinds, crowded, job.backend))
 
@@ -182,19 +184,10 @@ def described(profile: Profile, model: ModelSettings) -> list[str]:
     lines.append("rows      " + "".join(f"{rows:>9g}" for rows in profile.rows))
     for name in ("forward", "full", "backward", "weight", "recompute"):
         lines.append(f"{name:10}" + "".join(f"{value:9.3f}" for value in inside[name]))
-    for name, known in profile.after.items():
-        for what, (added, factors) in known.items():
-            changes = (f"{factor:.2f} + {more:.3f}" for more, factor in zip(added, factors, strict=True))
-            lines.append(f"{name} after {what}: x " + ", ".join(changes))
-    lines.append("forward that keeps its input: x " + ", ".join(f"{value:.3f}" for value in profile.checkpointed))
-    for name, factors in profile.row_factors.items():
-        least, most = min(factors), max(factors)
-        lines.append(f"{name} at other numbers of rows: x {least:.3f} to {most:.3f} of the line between these")
-    lines.append("computing alone: x " + ", ".join(f"{value:.3f}" for value in profile.alone))
-    lines.append("speed with more ranks than cores: x " + ", ".join(f"{value:.3f}" for value in profile.crowded))
     for name, transport in profile.transports.items():
         rate = f"{transport.per_mib:.3f} ms per MiB"
         lines.append(f"{name}: hop {transport.latency * 1e3:.0f} µs + {rate}, engine {transport.overhead * 1e3:.0f} µs")
+    lines.append(f"peak of a rank: {profile.peak_gflops or 0:,.0f} GFLOP/s, in a product of matrices")
     spreads = ", ".join(f"{name} {'unknown' if v is None else f'{v:.1%}'}" for name, v in profile.spread.items())
     lines.append(f"spread over the steps (p90 - p10, of the median): {spreads}")
     return lines

@@ -15,6 +15,7 @@ from microp.config.config import (
     read_composed,
     read_config,
     register,
+    stored,
     to_yaml,
     typed_folder,
     typed_overrides,

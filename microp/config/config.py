@@ -141,6 +141,9 @@ def word_problems(words: Sequence[str]) -> list[str]:
         group, _, knob = key.partition(".")
         if word.startswith(("+", "~")):
             problems.append(f"{quoted(word)}: no key is added or taken away, write {key}=VALUE with a key of --help")
+        elif group in GROUPS and not knob and word.endswith("]"):
+            values = word.partition("=")[2].strip("[]")
+            problems.append(f"{quoted(word)} is several options: use -m {key}={values} for a run of each")
         elif group in GROUPS and is_fixed(group, knob):
             problems.append(f"{quoted(word)} cannot be set, it says which option was chosen: use {group}=OPTION")
     return problems
@@ -350,6 +353,19 @@ def from_plain(values: Mapping[str, Any]) -> Config:
     typed = {group: schema_of(group, values[group]) for group in GROUPS if "builder" not in values[group]}
     keys = {key: typed[key](**value) if key in typed else value for key, value in values.items()}
     return _with_own_model(Config(**keys))
+
+
+def stored(words: Sequence[str], base: str = "config") -> str:
+    """Return a file for `-cn` that asks for what these overrides ask for; `base` is the configuration they change."""
+    chosen = OverridesParser.create().parse_overrides(list(words))
+    options = [{f"override {word.key_or_group}": word.value()} for word in chosen if word.key_or_group in GROUPS]
+    node = OmegaConf.create({"defaults": [base, *options, "_self_"]})
+    if folder := _typed_words().config_dir:
+        OmegaConf.update(node, "hydra.searchpath", [f"file://{Path(folder).absolute()}"])
+    for word in chosen:
+        if word.key_or_group not in GROUPS:
+            OmegaConf.update(node, word.key_or_group, word.value())
+    return OmegaConf.to_yaml(node)
 
 
 def to_yaml(config: Config) -> str:

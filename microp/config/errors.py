@@ -17,6 +17,7 @@ from microp.system import sweep_names
 LONGEST = 400  # characters of a line
 # By these Hydra and its libraries refuse what a user typed or wrote into a file; a ConfigError is a ValueError.
 REFUSED = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError)
+_PACKAGES = {"hydra/launcher/joblib": "'microp[joblib]'", "hydra/sweeper/optuna": "hydra-optuna-sweeper"}
 tracebacks = logging.getLogger("microp.tracebacks")  # shown with hydra.verbose=true, and with HYDRA_FULL_ERROR=1
 
 
@@ -70,6 +71,9 @@ def refusal(error: BaseException) -> list[str]:
             texts.insert(0, key)
     near = get_close_matches(key, names, 1)
     text = ": ".join(text.removesuffix(".") for text in texts if text) or type(error).__name__
+    text += ": several values are a sweep, add -m" if text.startswith("Ambiguous value") else ""
+    if package := _PACKAGES.get(str(getattr(error, "missing_cfg_file", ""))):
+        text, near = f"{text}, which is not installed: pip install {package}", []
     return [fitted(f"{text} (did you mean {near[0]}?)" if near else text)]
 
 

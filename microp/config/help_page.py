@@ -17,15 +17,13 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast, get_type_hints
 
 from hydra.utils import get_method
 
 from microp.config.knobs import uses
 from microp.config.schema import (
-    CostsConfig,
-    SearchConfig,
-    SimulateConfig,
+    KINDS,
     default_options,
     default_values,
     is_fixed,
@@ -36,6 +34,15 @@ from microp.config.schema import (
 from microp.system import CONF, SWEEPS, sweep_names
 
 WIDTH = 22  # of the column of keys and options
+WIDEST = 60  # of a list that is shown as a default
+_FILES = {"config": (), "simulate": ("price",), "order": ("order", "price"), "plan": ("plan",), "profile": ("profile",)}
+_ALL = ("batch_size", "dtype", "output_dir", "model", "device", "comms")
+_ORDER = ("ranks", "chunks", "seed", "activation_limit", "partition", "schedule", "checkpointing")
+_COUNT = {  # the keys and groups of a run that count for another command; where none are listed, all do
+    "profile": (*_ALL, "optimizer"),
+    "plan": (*_ALL, "ranks", "profile", "optimizer", "sync"),
+    "order": (*_ALL, *_ORDER, "profile", "optimizer"),
+}
 
 
 @cache
@@ -55,17 +62,25 @@ def lines_of_keys(documented: Any) -> dict[str, str]:
 
 
 def key_page(of: str) -> str:
-    """Return the keys, the groups and their options as text, for a `run`, a `price` or an `order`."""
-    values, texts = values_of("base"), lines_of_keys(SimulateConfig)
-    lines = _keys("", {key: value for key, value in values.items() if key != "defaults"}, texts)
-    for group, option in default_options().items():
-        lines += ["", f"{group}={option}", *_group(group)]
-    if of in ("price", "order"):
-        costs, output = values_of("price")["costs"], values_of("price")["output"]
-        lines += ["", "costs", *_keys("  costs.", costs, lines_of_keys(CostsConfig))]
-        lines += _keys("  ", {"output": output}, texts)
-    if of == "order":
-        lines += ["", "search", *_keys("  search.", values_of("order")["search"], lines_of_keys(SearchConfig))]
+    """Return the keys of a command as text: its own, then those of a run that count for it, with the options."""
+    base, options, kind = values_of("base"), default_options(), cast(Any, KINDS[of])
+    hints, texts, lines = get_type_hints(kind), lines_of_keys(kind), list[str]()
+    values = {key: value for file in _FILES[of] for key, value in values_of(file).items() if key in hints}
+    count = _COUNT.get(of, (*base, *options))
+    for key in sorted(values.keys() - base.keys(), key=lambda key: (isinstance(values[key], dict), key)):
+        if of == "plan" and key == "search":  # what is searched is typed as the keys of a run
+            for name, helped in lines_of_keys(hints[key]).items():
+                typed, before = ",".join(map(str, values[key][name] or ())), "schedule." * (name == "stages_per_rank")
+                lines += _entry(f"{before}{name}={typed if len(typed) < WIDEST else ''}", helped)
+        elif isinstance(values[key], dict):
+            lines += ["", *_keys(f"{key}.", values[key], lines_of_keys(hints[key]))]
+        else:
+            lines += _keys("", {key: values[key]}, texts)
+    lines += [""] if lines else []
+    lines += _keys("", {key: (base | values)[key] for key in base if key in hints and key in count}, texts)
+    for group, option in options.items():
+        if group in count:
+            lines += ["", f"{group}={option}", *_group(group)]
     return "\n".join(lines)
 
 

@@ -267,12 +267,19 @@ def lacks_profile(config: Config, job: Job) -> str | None:
 
 def predict(config: Config, job: Job) -> Forecast:
     """Return what is known of a run before it starts."""
-    forecast = _forecast(config, job)
+    forecast = _forecast(config, job)._replace(at_peak_ms=_at_peak_ms(config, job))
     if job.is_emulated:  # it computes with this model, however small, and not with the profile's
         return forecast._replace(peak_memory_mib=_peaks(job))
     if job.engines[0] == TORCH:  # torch's runtime keeps other tensors
         return forecast._replace(peak_memory_mib=None)
     return forecast if forecast.peak_memory_mib else forecast._replace(peak_memory_mib=_peaks(job))
+
+
+def _at_peak_ms(config: Config, job: Job) -> float | None:
+    """Return what a step's operations take at the peak of all ranks; B and W have as many each as F."""
+    profile, model = None if job.is_emulated else profile_for(config), job.model
+    flops = 3 * job.batch_size * sum(model.work(layer)[0] for layer in range(model.layers))
+    return flops / profile.peak_gflops / job.processes / 1e6 if profile and profile.peak_gflops and flops else None
 
 
 def predicted_seconds(config: Config, job: Job) -> float | None:

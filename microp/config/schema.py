@@ -152,8 +152,8 @@ class OrderConfig(SimulateConfig):
 class SpaceConfig:
     """What a plan chooses from: lists, of which it tries the product."""
 
-    schedule: list[str] = MISSING  # options of group schedule
-    chunks: Annotated[list[int] | None, Range(1, MOST)] = MISSING  # numbers of microbatches; null: powers of two
+    schedule: list[str] = MISSING  # options of group schedule; by default all but naive and file
+    chunks: Annotated[list[int] | None, Range(1, MOST)] = MISSING  # numbers of microbatches, by default powers of two
     partition: Annotated[list[str], OneOf("uniform", "balanced")] = MISSING  # uniform, balanced or both
     checkpointing: list[str] = MISSING  # never, except_last, always, segments=2 and so on
     stages_per_rank: Annotated[list[int], Range(1, 1000)] = MISSING  # of interleaved, breadth_first and zb_interleaved

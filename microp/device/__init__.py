@@ -8,6 +8,7 @@
 
     meters         measure live bytes and stored activations during a step
     memory_probe   measures the memory of a model's layers before a run
+    peak           measures the speed of a product of matrices
 """
 
 import torch
@@ -18,6 +19,7 @@ from microp.device.cuda import Cuda, Utilisation, gpu_of
 from microp.device.emulated import Emulated
 from microp.device.memory_probe import probe_layers
 from microp.device.meters import ActivationMeter, MemoryMeter
+from microp.device.peak import peak_gflops
 from microp.job import Workload
 from microp.settings import DeviceSettings, EmulatedSettings
 

@@ -57,6 +57,8 @@ def run_app(name: str, task: Callable[[DictConfig], Any]) -> None:
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(_guarded(task))()
     except KeyboardInterrupt:
+        if PointsCallback.began is not None:
+            PointsCallback.began.show_finished()
         console.error("interrupted: what has been recorded is in the run's folder; of a sweep the same command goes on")
         raise SystemExit(130) from None
     except BrokenPipeError:

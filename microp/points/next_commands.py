@@ -13,12 +13,17 @@ from typing import Any
 
 from microp.config import Config, typed_folder, unused
 from microp.points.hydra_callbacks import overrides
+from microp.results import PointRow
 from microp.settings import TrackingSettings
+from microp.system import sweep_names
 from microp.terminal import console, out
 
 
-def print_next_commands(output: Path, tracking: TrackingSettings, finished: Path | None) -> None:
-    """Print the commands, one per line; `finished` is the attempt whose step can be drawn, if there is one."""
+def print_next_commands(output: Path, tracking: TrackingSettings, rows: Sequence[PointRow], sweep: str | None) -> None:
+    """Print the commands, one per line, for the rows of what has finished; `sweep` is the experiment of several.
+
+    Drawn is the run with the smallest bubble of several ranks and microbatches, an undisturbed one if there is one.
+    """
     commands = [("files", str(output / "runs"))]
     runs = tracking.folder(output) / "wandb"
     if tracking.mode != "disabled":
@@ -26,12 +31,23 @@ def print_next_commands(output: Path, tracking: TrackingSettings, finished: Path
     if tracking.mode == "offline":
         commands.append(("sync", f"{shlex.join([_program('wandb'), 'sync', str(runs)])}/offline-run-*"))
     analysis = find_spec("analysis")  # only a checkout has it; the current folder may have another one
-    folders = (analysis and analysis.submodule_search_locations) or []
-    if finished and any(Path(folder, "timeline.py").is_file() for folder in folders):
-        commands.append(("draw", shlex.join([_program("python"), "-m", "analysis.timeline", str(finished)])))
+    folders = [Path(folder) for folder in (analysis and analysis.submodule_search_locations) or []]
+    if rows and any((folder / "timeline.py").is_file() for folder in folders):
+        python, drawn = [_program("python"), "-m"], min(rows, key=_dullness).folder
+        if sweep is not None:
+            is_stored = sweep in sweep_names() and any((folder / f"{sweep}.py").is_file() for folder in folders)
+            place = str(output if is_stored else output / "sweeps")
+            asked = [f"analysis.{sweep if is_stored else 'sweep'}", *([] if place == "outputs" else [place])]
+            commands.append(("answer", shlex.join([*python, *asked])))
+        commands.append(("draw", shlex.join([*python, "analysis.timeline", str(drawn)])))
     out.print()
     for what, command in commands:
-        out.print(f"{what:5} {command}", soft_wrap=True, markup=False)
+        out.print(f"{what:6} {command}", soft_wrap=True, markup=False)
+
+
+def _dullness(row: PointRow) -> tuple[bool, bool, float]:
+    is_pipeline = min(row.summary["ranks"], row.summary["chunks"]) > 1
+    return not is_pipeline, bool(row.disturbed), row.summary["bubble"]["measured"]
 
 
 def used_words(config: Config, left_out: Sequence[str]) -> list[str]:

@@ -110,7 +110,7 @@ def _run_here(point: Planned, plan: SweepPlan) -> Path:
 
     with hold(point.run, waiting=tell) as locked:
         if done := point.finished(plan.again):
-            board.skip(len(list(point.job.phases())))
+            board.skip()
             return done
         experiment = experiment_of(plan.head["name"])
         return _run_locked(point.config, point.job, point.overrides, experiment, locked, point.known)

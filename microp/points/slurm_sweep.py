@@ -134,7 +134,7 @@ class SlurmSweep:
             attempt = attempt or self._result(point, job)
             self._ended.setdefault(job.job_id, "COMPLETED")  # it may still mirror its run to W&B
         assert attempt is not None, "a point without a job is waited for until it has finished"
-        board.skip(len(list(point.job.phases())))
+        board.skip()
         return attempt
 
     def running(self) -> list[SlurmJob[None]]:

@@ -56,7 +56,7 @@ from microp.records import (
     plan_in,
     read_env,
 )
-from microp.results import PointRow, read_point, write_table
+from microp.results import ROWS_UNKNOWN, PointRow, are_rows_unknown, read_point, write_table
 from microp.settings import SlurmSettings
 from microp.system import is_joined, override, redact_words
 from microp.terminal import console, show_runs, step_drawing
@@ -140,7 +140,7 @@ class SweepCallback(PointsCallback):
     def show_finished(self) -> bool:
         board.close()
         if self._is_open:
-            self.show_rows("plan.json")
+            self.show_rows(str(self._plan.folder / "table.csv") if self._plan else "")
         return self._is_open
 
     def close(self) -> None:
@@ -174,6 +174,7 @@ class SweepCallback(PointsCallback):
             for warning in dict.fromkeys(texts):
                 console.warn(warning)
             notes = about_resumed([point.job for point in waiting])
+            notes += [ROWS_UNKNOWN] * are_rows_unknown(plain(point.config) for point in self._points.values())
             if len(self._points) < len(points):
                 notes.append(equal_points(len(points), len(self._points)))
             for note in notes:
@@ -199,8 +200,9 @@ class SweepCallback(PointsCallback):
         rows = self.show_rows(str(self._plan.folder / "table.csv") if self._plan else "summary.json")
         if len(rows) == 1:
             step_drawing.show(rows[0].folder, rows[0].summary)
-        done = [row.folder for row in rows if row.summary["status"] == "finished"]
-        print_next_commands(Path(config.output_dir), self._tracking.reachable(), done[-1] if done else None)
+        done = [row for row in rows if row.summary["status"] == "finished"]
+        sweep = (experiment_of(config.hydra.job.config_name) or "") if self._plan else None
+        print_next_commands(Path(config.output_dir), self._tracking.reachable(), done, sweep)
         texts = (lacks_profile(point.config, point.job) for point in self._points.values() if self._is_first)
         if hint := next(filter(None, texts), None):  # once in an output folder
             console.note(hint)

@@ -41,12 +41,14 @@ class Forecast(NamedTuple):
         bubble: idle over total time of the ranks, from the first start to the last end.
         peak_memory_mib: each rank's peak of live tensors; None if it is not known.
         source: where the times come from.
+        at_peak_ms: what the operations of a step would take if each rank reached the profile's peak, without a bubble.
     """
 
     step_ms: float | None
     bubble: float | None
     peak_memory_mib: list[float] | None
     source: str
+    at_peak_ms: float | None = None
 
 
 def stage_costs(profile: Profile, kinds: Sequence[int], workload: Workload, backend: str, replicas: int = 1) -> Costs:

@@ -101,6 +101,7 @@ class Profile:
         fine_rows: numbers of rows, also between those of `rows`.
         row_factors: name of `TIMES` -> at each of these, the factor of a time that is interpolated between `rows`.
         load: the machine's load average before the measurement; None: not known.
+        peak_gflops: what a rank reaches in a product of matrices, in 1e9 operations per second; None: not known.
     """
 
     machine: Machine
@@ -126,6 +127,7 @@ class Profile:
     fine_rows: tuple[float, ...] = ()
     row_factors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     load: float | None = None
+    peak_gflops: float | None = None
 
     def transport(self, name: str) -> Transport:
         """Return a transport's times; the first one's if the profile does not have it."""
@@ -249,7 +251,7 @@ def read_plain(given: Any, path: str) -> Profile:
     try:
         if given["format"] != FORMAT:
             raise ValueError(f"format {given['format']!r} is not {FORMAT}")
-        profile: Profile = _read(Profile, {**given, "path": path})
+        profile: Profile = _read(Profile, {"peak_gflops": None, **given, "path": path})
         _check(profile)
     except KeyError as error:
         raise ValueError(f"it lacks {error}") from error

@@ -149,7 +149,7 @@ def _costs(job: Job) -> Costs:
 def _predicted(path: Path) -> dict[str, Any]:
     """Return what was known of an attempt before it started; None for each number that was not known."""
     known = read_json(path) if path.exists() else {}
-    return {key: known.get(key) for key in ("step_ms", "bubble", "peak_memory_mib")}
+    return {key: known.get(key) for key in ("step_ms", "bubble", "peak_memory_mib", "at_peak_ms")}
 
 
 def _bubble(pipeline: Step) -> float:

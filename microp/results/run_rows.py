@@ -16,6 +16,8 @@ from microp.records import Disturbance, disturbances, read_env, read_status, rea
 from microp.results.swept import differing, text
 from microp.system import flatten, redact_values, redact_words
 
+_NOTHING = {**dict.fromkeys(("step_ms", "peak_memory_mib", "loss", "engines", "syncs")), "replicas": 1}
+
 
 class PointRow(NamedTuple):
     """A point of a command, and the attempt that shows it."""
@@ -46,6 +48,13 @@ def read_point(config: dict[str, Any], overrides: list[str], attempt: Path) -> P
     summary = read_summary(attempt)
     message, env = read_status(attempt).get("message"), read_env(attempt)
     return PointRow(config, overrides, summary, attempt, message, tuple(disturbances(summary, env)), env)
+
+
+def recorded_point(row: Mapping[str, Any]) -> PointRow:
+    """Return the row of a run from its nested row of `read_runs`, which may have no summary."""
+    disturbed = tuple(disturbances(row, row["env"])) if "step_ms" in row else ()
+    summary = {**_NOTHING, **row}
+    return PointRow(row["config"], [], summary, Path(row["folder"]), row["message"], disturbed, row["env"])
 
 
 def write_table(path: Path, points: Mapping[str, tuple[dict[str, Any], list[str]]], rows: Iterable[PointRow]) -> None:

@@ -214,6 +214,7 @@ def find(words: Sequence[str], every: bool = False) -> Runs:
     Raises:
         SelectionError: a word is neither a folder nor a filter, the filter names no column, or there are no runs.
     """
+    words = [word.removeprefix("output_dir=") for word in words]  # as the command that made the runs names the folder
     folders = [Path(word) for word in words if Path(word).is_dir()]
     filters = [condition for word in words if not Path(word).is_dir() for condition in read_filters(word)]
     if len(folders) > 1:

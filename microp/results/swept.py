@@ -10,7 +10,8 @@
             128         gpipe
 
 A group is named by its option: `schedule=gpipe`, not `schedule.name=gpipe`. A key that follows from the
-option, as the builder does, is not told in addition to it.
+option, as the builder does, is not told in addition to it. A *part* of a sweep is an option of a group of its own,
+as `m_sensitivity=k4_batch`: several keys change with it.
 """
 
 from __future__ import annotations
@@ -51,6 +52,27 @@ def swept(configs: Sequence[Mapping[str, Any]], typed: Sequence[str] = ()) -> di
     return {key: columns[key] for key in sorted(columns, key=place.__getitem__)}
 
 
+def asked(configs: Sequence[Mapping[str, Any]], overrides: Sequence[Sequence[str]]) -> dict[str, list[str]]:
+    """Return the columns of `swept` for the points of one command, whose `overrides` say what was typed.
+
+    A key that was not typed follows from those that were. It is left out if it has one value wherever one of them has.
+    """
+    typed = _keys(overrides[0])
+    columns = parts_of(configs, overrides) | swept(configs, overrides[0])
+    chosen = [columns[key] for key in typed if key in columns]
+    return {
+        key: texts for key, texts in columns.items() if key in typed or not any(_follows(texts, by) for by in chosen)
+    }
+
+
+def parts_of(configs: Sequence[Mapping[str, Any]], overrides: Sequence[Sequence[str]]) -> dict[str, list[str]]:
+    """Return the parts of a sweep, if it has several: the key that chooses one -> the part of each point."""
+    words = [dict(word.split("=", 1) for word in point) for point in overrides]
+    keys = [key for key in words[0] if key.split(".")[0] not in configs[0]]
+    parts = {key: [point.get(key, MISSING) for point in words] for key in keys}
+    return {key: names for key, names in parts.items() if len({*names}) > 1}
+
+
 def same(
     configs: Sequence[Mapping[str, Any]], typed: Sequence[str], width: int, matters: Sequence[str] = MATTERS
 ) -> list[str]:
@@ -80,7 +102,12 @@ def _follows_from_option(key: str, texts: Mapping[str, list[str]]) -> bool:
     option = f"{group}.{_OPTION.get(group, 'name')}"
     if not rest or key == option or MISSING in texts.get(option, [MISSING]):
         return False
-    return len({*zip(texts[option], texts[key], strict=True)}) == len({*texts[option]})
+    return _follows(texts[key], texts[option])
+
+
+def _follows(texts: Sequence[str], by: Sequence[str]) -> bool:
+    """Return whether one column has the same value wherever another one has."""
+    return len({*zip(by, texts, strict=True)}) == len({*by})
 
 
 def _keys(typed: Sequence[str]) -> list[str]:

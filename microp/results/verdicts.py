@@ -15,18 +15,29 @@ each is the median over the turns of a launch, so that what slows down both in a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
-from typing import NamedTuple
+from statistics import median
+from typing import Any, NamedTuple
 
+from microp.job import NOT_ASKED
 from microp.results.comparison import compare
-from microp.results.run_rows import PointRow
+from microp.results.frames import read_runs
+from microp.results.run_rows import PointRow, recorded_point
 from microp.results.swept import swept
+from microp.system import flatten
 
 SLOWER, STARVED = 1.03, 1.1  # a step counts as slower, and a row as slower to compute, from these factors on
 LINES = 4  # of comparisons; `python -m microp.runs` compares any two groups
 BRACKETS = "[ ]: 95 % interval of the difference or of the ratio, over launches"
 LAUNCH = "repeat"
+ROWS_UNKNOWN = (
+    "the nominal times are per microbatch, whatever its rows, so more chunks of the same batch take longer: compare "
+    "points of equal chunks, or give the times of one row with device.per=[row]"
+)
+_LENGTH = ("steps", "warmup_steps", LAUNCH)
+# What a pipeline and one process that answer the same question may differ in.
+_HOW = (*("schedule", "chunks", "ranks", "partition", "checkpointing", "engine", "sync", "comms"), *NOT_ASKED, *_LENGTH)
 _TURNS = {("torch", "microp"): "engines", ("ddp", "torch_ddp"): "syncs"}  # ran in turn: where the summary has them
 
 
@@ -41,7 +52,7 @@ def verdicts(rows: Sequence[PointRow]) -> list[str]:
         names = [value if isinstance(row.config.get(key), Mapping) else f"{key}={value}" for key, value in texts]
         points.setdefault(" ".join(names), []).append(row)
     pairs = [pair for name, launches in points.items() for pair in _in_turn(name, launches)]
-    if not pairs and len(keys) == 1:
+    if not pairs and len(keys) == 1 and not are_rows_unknown([row.config for row in rows]):
         (base, first), *others = points.items()
         pairs = [_Pair(name, base, _times(launches), _times(first)) for name, launches in others]
     return _sentences(pairs)
@@ -51,18 +62,14 @@ def small_microbatches(rows: Sequence[PointRow]) -> str | None:
     """Return why steps took longer with more microbatches: the same rows took longer to compute; None if none did.
 
     Runs are compared that differ in nothing but the number of microbatches, by the time that their ranks compute. The
-    pair of numbers is named at which a row's time grew most, with all schedules that show it. Nominal times do not know
-    how well a core is used, and on a machine with other work a row takes longer whatever its microbatch.
+    pair is named at which a row's time grew most. Nominal times do not know how well a core is used, and on a machine
+    with other work a row takes longer whatever its microbatch.
     """
-    alike: dict[str, list[PointRow]] = {}
-    for row in rows:
-        is_alone = all(reason.kind == "spread" for reason in row.disturbed)
-        if row.summary["step_ms"] and row.summary["device"] != "emulated" and is_alone:
-            question = {key: value for key, value in row.config.items() if key not in ("chunks", LAUNCH)}
-            alike.setdefault(json.dumps(question, sort_keys=True, default=str), []).append(row)
+    real = [row for row in rows if row.summary["step_ms"] and row.summary["device"] != "emulated"]
+    trusted = [row for row in real if all(reason.kind == "spread" for reason in row.disturbed)]
     slower = [
         (_busy_ms(many) / _busy_ms(few), few, many)
-        for runs in alike.values()
+        for runs in _alike(trusted, ("chunks", LAUNCH))
         for few, many in permutations(runs, 2)
         if few.config["chunks"] < many.config["chunks"]
         and many.summary["step_ms"]["median"] > SLOWER * few.summary["step_ms"]["median"]
@@ -70,20 +77,64 @@ def small_microbatches(rows: Sequence[PointRow]) -> str | None:
     ]
     if not slower:
         return None
-    _, first, last = max(slower, key=lambda pair: pair[0])
+    factor, first, last = max(slower, key=lambda pair: pair[0])
     (rows_of_few, chunks), (rows_of_many, more) = map(_microbatch, (first, last))
-    same = [
-        pair
-        for pair in slower
-        if (_microbatch(pair[1]), _microbatch(pair[2])) == (_microbatch(first), _microbatch(last))
-    ]
-    factors = sorted({f"{factor:.1f}" for factor, _, _ in same}, key=float)
-    names = ", ".join(dict.fromkeys(many.summary["schedule"] for _, _, many in same))
-    return (
-        f"{names} took longer with chunks={more} than with {chunks}: a row of a microbatch of {rows_of_many:g} took "
-        f"{' to '.join(dict.fromkeys((factors[0], factors[-1])))} times as long as one of {rows_of_few:g}; the "
-        "microbatches are too small for this model"
-    )
+    longer = f"{last.summary['schedule']} took longer with chunks={more} than with {chunks}: a row of a microbatch of"
+    than_before = f"{rows_of_many:g} took {factor:.1f} times as long as one of {rows_of_few:g}"
+    return f"{longer} {than_before}; the microbatches are too small for this model"
+
+
+def are_rows_unknown(configs: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether nominal times that do not count the rows of a microbatch compare microbatches of several sizes.
+
+    `configs` are the configurations of runs, nested or with dotted keys.
+    """
+    sizes = {
+        flat["batch_size"] / flat["replicas"] / flat["chunks"]
+        for flat in map(flatten, configs)
+        if flat.get("device.name") == "emulated" and "row" not in flat["device.per"]
+        if not isinstance(flat.get("profile"), str)  # a profile's times are those of the rows
+    }
+    return len(sizes) > 1
+
+
+def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
+    """Yield whether the fastest pipeline among the rows is faster than one process with one microbatch, per question.
+
+    A run of one process is among the rows or in the folder of their runs; its model, batch and device are the same.
+    """
+    recorded = [row for run in rows[0].folder.parents[1].glob("*-m1-k1-*") for row in read_runs(run)[0]]
+    known = {row.folder: row for row in (*rows, *map(recorded_point, recorded))}.values()
+    for runs in _alike((row for row in known if row.summary["status"] == "finished"), _HOW):
+        launches = [(_median_ms(own), own[0]) for own in _alike(runs, (*_LENGTH, *NOT_ASKED))]
+        alone = [each for each in launches if each[1].config["chunks"] == _ranks(each[1]) == 1]
+        pipelines = [each for each in launches if each[1].config["ranks"] > 1]
+        if alone and pipelines:
+            (alone_ms, one), (best_ms, best) = (min(each, key=lambda launch: launch[0]) for each in (alone, pipelines))
+            what = "emulated process" if one.summary["device"] == "emulated" else "process"
+            faster = f"{alone_ms / best_ms:.2f} times as fast" if best_ms < alone_ms else "no pipeline here is faster"
+            yield (
+                f"one {what} takes {alone_ms:.4g} ms for this step{' (disturbed)' if one.disturbed else ''}; "
+                f"{best.summary['schedule']} with chunks={best.config['chunks']} on {_ranks(best)} ranks, the fastest "
+                f"of these pipelines, takes {best_ms:.4g} ms: {faster}"
+            )
+
+
+def _ranks(row: PointRow) -> int:
+    return int(row.config["ranks"] * row.config["replicas"])
+
+
+def _median_ms(launches: Sequence[PointRow]) -> float:
+    return float(median(row.summary["step_ms"]["median"] for row in launches))
+
+
+def _alike(rows: Iterable[PointRow], free: Sequence[str]) -> list[list[PointRow]]:
+    """Return the rows in groups whose configurations differ in nothing but the keys and groups `free`."""
+    groups: dict[str, list[PointRow]] = {}
+    for row in rows:
+        question = {key: value for key, value in row.config.items() if key not in free}
+        groups.setdefault(json.dumps(question, sort_keys=True, default=str), []).append(row)
+    return list(groups.values())
 
 
 def _busy_ms(row: PointRow) -> float:

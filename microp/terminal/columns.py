@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,11 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from microp.terminal.console import PIPE_WIDTH
-
 GAP = 2  # blanks between two columns
 CUT = "…"
-FOOTER_LINES = 4  # at most, of PIPE_WIDTH characters
 PAGE = "Every column: analysis/README.md."
 _MOST_DIGITS = 6  # after the point
 
@@ -57,10 +54,11 @@ class Column:
         return width if self.shortest is None else min(width, self.shortest)
 
 
-def show(console: Console, columns: Sequence[Column], whole: str) -> None:
+def show(console: Console, columns: Sequence[Column], whole: str, parts: Mapping[int, str] | None = None) -> None:
     """Print a table that fits the console; below it what was left out, and what the columns that are shown mean.
 
-    `whole` says where everything can be found, for example the path of a CSV file.
+    `whole` says where everything can be found, for example the path of a CSV file. `parts` has the headings of the
+    table's parts, each by the number of its first row.
     """
 
     def room(widths: Sequence[int]) -> int:
@@ -73,24 +71,23 @@ def show(console: Console, columns: Sequence[Column], whole: str) -> None:
     table = Table(pad_edge=False, box=None, header_style="bold", padding=(0, GAP, 0, 0), show_edge=False)
     for column in kept:
         fixed = None if column.shortest else column.least if narrow else column.width
-        table.add_column(Text(column.name), justify=column.justify, vertical="bottom", width=fixed, overflow="fold")
+        name = column.name.replace(".", ".\n") if narrow and column.shortest else column.name
+        table.add_column(Text(name), justify=column.justify, vertical="bottom", width=fixed, overflow="fold")
     for row in zip(*(column.values for column in kept), strict=True):
         cells = zip(kept, row, strict=True)
         table.add_row(*(Text(value, column.style, no_wrap=True, overflow="ellipsis") for column, value in cells))
-    console.print(table)
+    with console.capture() as captured:
+        console.print(table)
+    lines = captured.get().splitlines(keepends=True)
+    for number, line in enumerate(lines, start=len(columns[0].values) - len(lines)):  # of the headings it is below 0
+        if heading := (parts or {}).get(number):
+            paragraph(console, heading, "bold")
+        console.file.write(line)
     if left_out := [column.name for column in columns if column not in kept]:
         paragraph(console, f"left out, no room: {', '.join(left_out)} (whole in {whole})")
     elif narrow and any(column.shortest for column in kept):
         paragraph(console, f"{CUT} stands for what had no room (whole in {whole})")
-    _explain(console, (column.about for column in kept))
-
-
-def _explain(console: Console, meanings: Iterable[str]) -> None:
-    """Print the footer: the page that defines every column, and all sentences that have room, short ones first."""
-    sentences = list(dict.fromkeys(filter(None, meanings)))
-    while len(textwrap.wrap(" ".join([*sentences, PAGE]), PIPE_WIDTH)) > FOOTER_LINES:
-        sentences.remove(max(sentences, key=len))
-    if sentences:
+    if sentences := dict.fromkeys(column.about for column in kept if column.about):
         paragraph(console, " ".join([*sentences, PAGE]))
 
 

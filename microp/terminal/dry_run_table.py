@@ -70,13 +70,9 @@ def _total(points: Sequence[DryPoint]) -> str:
 
 
 def _duration(seconds: float | None) -> str:
-    """Return a time in the two units that matter: `0.8 s`, `12 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Return a time in the unit that matters: `0.8 s`, `12 s`, `3.3 min`, `2.1 h`."""
     if seconds is None:
         return "-"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else "{} h {} min".format(*divmod(round(seconds / 60), 60))
+    if seconds < 99.5:
+        return f"{seconds:.{int(seconds < 9.95)}f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

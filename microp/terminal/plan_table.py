@@ -1,29 +1,17 @@
-"""Prints the plans that a search found: a table, and the command that runs each of them."""
+"""Prints the plans that a search found: a table, and the command that runs one of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from microp.terminal.columns import Column, paragraph
 from microp.terminal.columns import show as show_columns
-from microp.terminal.console import err, out
+from microp.terminal.console import out
 
 
-@contextmanager
-def progress() -> Iterator[Callable[[float], None]]:
-    """Show a bar, and give the function that is told the share that is done."""
-    columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("searching plans", total=1.0)
-        yield lambda share: bar.update(task, completed=share)
-
-
-def show(plans: Sequence[Mapping[str, Any]], unit: str, heading: str) -> None:
-    """Print plans, the fastest first, and their commands."""
+def show(plans: Sequence[Mapping[str, Any]], unit: str, heading: str, run: str) -> None:
+    """Print plans, the fastest first, and the command that runs one, which is `run` and its name, as `plan3`."""
     paragraph(out, heading, style="")
     if not plans:
         return
@@ -33,7 +21,7 @@ def show(plans: Sequence[Mapping[str, Any]], unit: str, heading: str) -> None:
     layers = [_sizes(plan["sizes"]) for plan in plans]
     binds = [plan["binds"] for plan in plans]
     columns = [
-        Column("", [str(number) for number in range(1, len(plans) + 1)], "right", 100),
+        Column("", [f"plan{number}" for number in range(1, len(plans) + 1)], "left", 100),
         Column(f"step {unit}", steps, importance=90, about="step: predicted time, as of a run."),
         Column("MiB", peaks, importance=90, about="MiB: predicted peak of the fullest rank."),
         Column("schedule", [plan["schedule"] for plan in plans], importance=80),
@@ -44,10 +32,9 @@ def show(plans: Sequence[Mapping[str, Any]], unit: str, heading: str) -> None:
         Column("binds", binds, importance=60, about="binds: what keeps a plan from being faster."),
     ]
     show_columns(out, columns, "outputs/plans")
-    paragraph(out, "No plan is both faster and smaller than another one.")
-    out.print()
-    for number, plan in enumerate(plans, start=1):
-        out.print(f"{number}  {plan['command']}", soft_wrap=True, markup=False)
+    rest = "every other plan is slower than one of these, and no smaller"
+    paragraph(out, f"Each plan is slower and smaller than the one above it; {rest}.")
+    out.print(f"\nrun   {run} plan1", soft_wrap=True, markup=False)
 
 
 def _sizes(sizes: Sequence[int]) -> str:

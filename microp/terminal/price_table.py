@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from microp.results import same, swept
+from microp.results import asked, same
 from microp.terminal.columns import Column, extremes, paragraph
 from microp.terminal.columns import show as show_columns
 from microp.terminal.console import out
@@ -15,23 +15,13 @@ MATTERS = ("schedule", "ranks", "chunks", "device", "partition", "checkpointing"
 WHOLE = "the objects of output=json"
 FILES = "timeline.svg timeline.png trace.json schedule.txt schedule.csv"
 _RESULTS: tuple[tuple[str, int, Callable[[dict[str, Any]], str], str], ...] = (  # heading, importance, text, meaning
-    (
-        "makespan",
-        90,
-        lambda price: f"{price['makespan']:g}",
-        "from the first start to the last end, in the costs' unit",
-    ),
-    (
-        "closed form",
-        60,
-        lambda price: _known(price["closed_form"]["makespan"]),
-        "the makespan by formula; - without one",
-    ),
-    ("gpipe", 80, lambda price: f"{price['bubble']['gpipe']:.4f}", "the bubble as idle / total time of all ranks"),
-    ("megatron", 40, lambda price: f"{price['bubble']['megatron']:.4f}", "idle / ideal time"),
-    ("zero bubble", 50, lambda price: f"{price['bubble']['zero_bubble']:.4f}", "idle / largest span of a rank"),
-    ("in flight", 70, lambda price: extremes(price["in_flight_peak"], "g"), "peak microbatches of the ranks"),
-    ("MiB", 65, lambda price: extremes(price["peak_memory_mib"], ".1f"), "peak memory of the ranks"),
+    ("makespan", 90, lambda price: f"{price['makespan']:g}", "in the costs' unit"),
+    ("closed form", 60, lambda price: _known(price["closed_form"]["makespan"]), "the makespan by formula"),
+    ("gpipe", 80, lambda price: f"{price['bubble']['gpipe']:.4f}", "the bubble as idle / total time"),
+    ("megatron", 40, lambda price: f"{price['bubble']['megatron']:.4f}", "as idle / ideal time"),
+    ("zero bubble", 50, lambda price: f"{price['bubble']['zero_bubble']:.4f}", "as idle / largest span of a rank"),
+    ("in flight", 70, lambda price: extremes(price["in_flight_peak"], "g"), "peak microbatches of a rank"),
+    ("MiB", 65, lambda price: extremes(price["peak_memory_mib"], ".1f"), ""),
 )
 
 
@@ -50,10 +40,10 @@ def show(points: Sequence[Priced]) -> None:
     paragraph(out, " ".join([heading, *same(configs, typed, out.width - len(heading) - 1, MATTERS)]), style="")
     prices = [point.figures for point in points]
     results = [
-        Column(name, list(map(text, prices)), importance=importance, about=f"{name}: {meaning}.")
+        Column(name, list(map(text, prices)), importance=importance, about=f"{name}: {meaning}." if meaning else "")
         for name, importance, text, meaning in _RESULTS
     ]
-    show_columns(out, [*swept_columns(swept(configs, typed)), *results], WHOLE)
+    show_columns(out, [*swept_columns(asked(configs, [point.overrides for point in points])), *results], WHOLE)
     if len(prices) == 1:
         _show_timeline(prices[0])
     folders = [price["folder"] for price in prices if price["folder"]]
@@ -75,8 +65,6 @@ def _show_timeline(price: dict[str, Any]) -> None:
     known = price["closed_form"]["in_flight_peak"]
     form = f" (closed form {_listed(known)})" if known else ""
     out.print(f"in flight per rank: {_listed(price['in_flight_peak'])}{form}", soft_wrap=True)
-    if (span := price["closed_form"]["largest_span"]) is not None:
-        out.print(f"largest span of a rank by closed form: {span:g}", soft_wrap=True)
     if price["peak_memory_mib"]:
         out.print(f"peak MiB per rank:  {_listed(price['peak_memory_mib'], '.1f')}", soft_wrap=True)
     if sums := price["reduction"]:

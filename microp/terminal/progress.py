@@ -3,7 +3,7 @@
 ::
 
     2/6 1f1b-m8-k2-0c9a4b1e  ━━━━━━━━━╸━━━━  14/26 steps
-    all points               ━━━━╸━━━━━━━━━  40/156 steps  0:00:21
+    all points               ━━━━╸━━━━━━━━━  1/6 points    0:00:21
 
 A point weighs as much of the sweep's bar as it is predicted to take, so that the time that is left follows from what
 the part before has taken. If the time of a point is not known, all weigh as many as they have steps.
@@ -33,7 +33,7 @@ class Board:
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.fields[done]}/{task.fields[steps]} steps"),
+            TextColumn("{task.fields[done]}"),
             TimeRemainingColumn(),
             console=err,
             refresh_per_second=2,
@@ -46,34 +46,25 @@ class Board:
         self.is_open = True
         known = [time for time in seconds if time is not None]
         self._weights = known if len(known) == len(steps) else list(map(float, steps))
-        self._steps = list(steps)
         self._ended = 0  # points
-        self._sweep = self._progress.add_task("all points", done=0, steps=0)
+        self._sweep = self._progress.add_task("all points", done="")
         self._show_sweep()
         if err.is_terminal or (err.is_jupyter and find_spec("ipywidgets")):  # without them rich warns at each step
             self._progress.start()
 
-    def _show_sweep(self, done: int = 0) -> None:
-        """Show the points that have ended, and `done` steps of the one that runs."""
-        weight = sum(self._weights[: self._ended])
-        if done and self._ended < len(self._steps):
-            weight += self._weights[self._ended] * done / self._steps[self._ended]
-        self._progress.update(
-            self._sweep,
-            completed=weight,
-            total=sum(self._weights),
-            done=sum(self._steps[: self._ended]) + done,
-            steps=sum(self._steps),
-            visible=len(self._steps) > 1,
-        )
+    def _show_sweep(self, share: float = 0.0) -> None:
+        """Show the points that have ended, and a share of the one that runs."""
+        number = len(self._weights)
+        done = sum(self._weights[: self._ended]) + share * sum(self._weights[self._ended : self._ended + 1])
+        text, total = f"{self._ended}/{number} points", sum(self._weights)
+        self._progress.update(self._sweep, completed=done, total=total, done=text, visible=number > 1)
 
     def add(self, steps: int) -> None:
         """Add a point that was not known when the bars were started."""
-        self._steps.append(steps)
         self._weights.append(float(steps))
         self._show_sweep()
 
-    def skip(self, _steps: int) -> None:
+    def skip(self) -> None:
         """Count a point of those that were to be run as done, because another process has run it."""
         if self.is_open:
             self._weights[self._ended : self._ended + 1] = [0.0]
@@ -86,8 +77,8 @@ class Board:
         if not self.is_open:  # a Hydra launcher runs this point in another process
             yield
             return
-        label = f"{self._ended + 1}/{len(self._steps)} {name}" if len(self._steps) > 1 else name
-        task = self._progress.add_task(label, total=steps, done=0, steps=steps)
+        label = f"{self._ended + 1}/{len(self._weights)} {name}" if len(self._weights) > 1 else name
+        task = self._progress.add_task(label, total=steps, done="")
         ended = threading.Event()
 
         def follow() -> None:
@@ -97,8 +88,8 @@ class Board:
                     file.seek(place)
                     new = file.read()
                     place, done = place + len(new), done + new.count(b"\n")
-                self._progress.update(task, completed=done, done=done)
-                self._show_sweep(done)
+                self._progress.update(task, completed=done, done=f"{done}/{steps} steps")
+                self._show_sweep(done / steps)
 
         thread = threading.Thread(target=follow, daemon=True)
         thread.start()

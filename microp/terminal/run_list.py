@@ -3,8 +3,8 @@
 ::
 
     3 of 206 runs in outputs with schedule=1f1b chunks>4, newest first
-    when              run                   batch_size  step ms  p10 - p90    bubble  peak MiB
-    2026-11-22 05:15  1f1b-m16-k2-f9b453f2         256     97.4  83.9 - 103.7  0.118      33.8
+    when         run                   batch_size  step ms  p10 - p90    bubble  peak MiB
+    11-22 05:15  1f1b-m16-k2-f9b453f2         256     97.4  83.9 - 103.7  0.118      33.8
     ...
 """
 
@@ -17,11 +17,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from microp.job import NOT_ASKED
 from microp.mirror import Belongings, belongings, is_running, remove
-from microp.records import attempts, disturbances
+from microp.records import attempts
 from microp.results import (
     PointRow,
     Runs,
@@ -31,6 +31,7 @@ from microp.results import (
     is_missing,
     nothing_found,
     read_groups,
+    recorded_point,
     shown,
     spelling,
     split_outside_brackets,
@@ -48,11 +49,9 @@ if TYPE_CHECKING:  # --help does without pandas
 
 _FIRST = ("schedule", "chunks", "ranks", "model", "checkpointing", "partition", "engine", "device", "batch_size")
 _IN_ID = ("schedule", "chunks", "ranks", "replicas")  # the id of a run tells them
-_KEY, _TOLD = 55, 30  # importance of keys, and of those that the id tells
 ROWS = 20  # of a table, unless -n says otherwise
 NAMED = 5  # failures and unreadable runs that are named below a table
 SHOWN = ("step ms", "p10 - p90", "disturbed", "bubble", "peak MiB", "status")  # of the results of a run
-_NOTHING = {**dict.fromkeys(("step_ms", "peak_memory_mib", "loss", "engines", "syncs")), "replicas": 1}
 EPILOG = """\
 A filter is key=value, key=a,b (either), key!=value, 'key>4', 'key>=4',
 'key<4' or 'key<=4'. Without quotes chunks>4 would write a file named 4. A key
@@ -154,7 +153,7 @@ def show_list(runs: Runs, names: Sequence[str], limit: int) -> None:
     Without `names` its columns are time, name, status, the keys that differ, and the main figures.
     """
     rows = runs.rows[: limit or None]
-    points = [_point(runs.nested[folder]) for folder in rows["folder"]]
+    points = [recorded_point(runs.nested[folder]) for folder in rows["folder"]]
     chosen = [_column(name, rows[column_named(name, runs.all)]) for name in names] or [
         *_keys(rows, points),
         *(column for column in results(points) if column.name in SHOWN),
@@ -186,20 +185,16 @@ def _column(name: str, values: pd.Series) -> Column:
     return Column(name, texts, "right" if numbers else "left", 0, None if numbers else 8)
 
 
-def _point(row: dict[str, Any]) -> PointRow:
-    disturbed = tuple(disturbances(row, row["env"])) if "step_ms" in row else ()
-    return PointRow(row["config"], [], {**_NOTHING, **row}, Path(row["folder"]), row["message"], disturbed, row["env"])
-
-
 def _keys(rows: pd.DataFrame, points: Sequence[PointRow]) -> Iterator[Column]:
     """Yield the columns that tell runs apart: when, which, and the keys that differ."""
-    yield Column("when", [when(started) for started in rows["started"]], "left", 50)
-    yield Column("run", list(rows["run_id"]), "left", 100)
+    yield Column("when", [when(started, "%m-%d %H:%M") for started in rows["started"]], "left", 70)
+    yield Column("run", list(rows["run_id"]), "left", 100, about="run: schedule, m chunks, k ranks, r replicas.")
     if {*rows["attempt"]} != {"attempt-1"}:
         yield Column("attempt", [name.removeprefix("attempt-") for name in rows["attempt"]], "left", 91)
     configs = [{key: value for key, value in point.config.items() if key not in NOT_ASKED} for point in points]
     for key in swept_columns(swept(configs, _FIRST)):
-        yield replace(key, importance=_TOLD if key.name in _IN_ID else _KEY)
+        if key.name not in _IN_ID:
+            yield replace(key, importance=55)
 
 
 def delete(runs: Runs, single: bool, yes: bool) -> int:

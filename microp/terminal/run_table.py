@@ -7,23 +7,33 @@
            64       0     12.1   11.9 - 12.4                0.213    0.200
          ...
     step ms: pipeline and optimizer of a step, median. ...                      the columns that are shown
-    disturbed: 1 of 4 runs; run again on an idle machine                        if a run was
+    disturbed: 1 of 4 runs (spread); run again on an idle machine               if a run was
     model.dim=128 takes 2.96 times as long as model.dim=64 [2.91, 3.01], ...    see `verdicts`
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from microp.records import DISTURBANCES
-from microp.results import PointRow, same, small_microbatches, swept, verdicts
+from microp.results import (
+    PointRow,
+    are_rows_unknown,
+    asked,
+    one_process,
+    parts_of,
+    same,
+    small_microbatches,
+    swept,
+    verdicts,
+)
 from microp.terminal.columns import Column, extremes, number, paragraph, show
 from microp.terminal.console import error, out
 
 SWEPT = 79  # importance of the columns of swept keys: step ms, bubble, peak and ratios stay longer
 LONG = 8  # characters to which values of keys may be shortened
+LONG_PART = 4  # rows of a part of a sweep: parts with as many, on average, have headings instead of a column
 LISTED_RANKS = 2  # with more ranks, the column of peaks has the smallest and the largest
 
 
@@ -35,9 +45,16 @@ def show_runs(rows: Sequence[PointRow], whole: str) -> None:
     states = [row.summary["status"] for row in rows]
     counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states), key="finished".__ne__))
     heading = f"{states[0]}:" if len(rows) == 1 else f"{counts}, the same in all:"
-    configs, typed = [row.config for row in rows], rows[0].overrides
-    paragraph(out, " ".join([heading, *same(configs, typed, out.width - len(heading) - 1)]), style="")
-    show(out, [*swept_columns(swept(configs, typed)), *results(rows)], whole)
+    configs, typed = [row.config for row in rows], [row.overrides for row in rows]
+    paragraph(out, " ".join([heading, *same(configs, typed[0], out.width - len(heading) - 1)]), style="")
+    columns, parts = asked(configs, typed), parts_of(configs, typed)
+    names, headings = [" ".join(point) for point in zip(*parts.values(), strict=True)], {}
+    if parts and len(rows) >= LONG_PART * len({*names}):
+        order = sorted(range(len(rows)), key=lambda place: names.index(names[place]))
+        rows, names = [rows[place] for place in order], [names[place] for place in order]
+        columns = {key: [texts[place] for place in order] for key, texts in columns.items() if key not in parts}
+        headings = {names.index(name): f"{name}: {_about_part(name, names, rows, columns)}" for name in names}
+    show(out, [*swept_columns(columns), *results(rows)], whole, headings)
     if disturbed := [row for row in rows if row.disturbed]:
         several = len(rows) > 1
         which = f"{len(disturbed)} of {len(rows)} runs" if several else "this run"
@@ -46,11 +63,18 @@ def show_runs(rows: Sequence[PointRow], whole: str) -> None:
             remedy = "more ranks than cores measure the cores: use fewer ranks, or device=emulated"
         kinds = dict.fromkeys(reason.kind for row in disturbed for reason in row.disturbed)
         paragraph(out, f"disturbed: {which} ({', '.join(kinds)}); {remedy}.", style="yellow")
-    for sentence in filter(None, [*verdicts(rows), small_microbatches(rows)]):
+    for sentence in filter(None, [*verdicts(rows), small_microbatches(rows), *one_process(rows)]):
         paragraph(out, sentence, style="")
     for row in rows:
         if row.message and len(rows) > 1:  # a single failure has just been shown
             error(f"{row.folder}: {row.message}")
+
+
+def _about_part(part: str, parts: Sequence[str], rows: Sequence[PointRow], columns: Container[str]) -> str:
+    """Return what is the same in all rows of a part, but not in the other parts, and has no column."""
+    texts = {key: values for key, values in swept([row.config for row in rows]).items() if key not in columns}
+    own = {key: {value for value, name in zip(texts[key], parts, strict=True) if name == part} for key in texts}
+    return " ".join(f"{key}={min(values)}" for key, values in own.items() if len(values) == 1)
 
 
 def swept_columns(texts: dict[str, list[str]]) -> list[Column]:
@@ -81,7 +105,10 @@ class Result(NamedTuple):
 
 def results(rows: Sequence[PointRow]) -> Iterator[Column]:
     """Yield the columns in which at least one of the rows has something."""
+    unknown = are_rows_unknown([row.config for row in rows])
     for name, importance, value, about, without in _RESULTS:
+        if name in ("samples/s", "tokens/s") and unknown:
+            continue
         texts = [value(row) for row in rows]
         if any(text is not None for text in texts):
             column = Column(name, [text or without for text in texts], "right", importance)
@@ -111,10 +138,22 @@ def _spread(row: PointRow) -> str | None:
 
 
 def _peaks(row: PointRow) -> str | None:
+    if row.config["profile"] and row.summary["device"] == "emulated":
+        return None  # of the small model that stands in for the profile's
     peaks = row.summary["peak_memory_mib"] or ()
     if len(peaks) > LISTED_RANKS:
         return extremes(peaks, ".1f")
     return " ".join(number(peak, ".1f") for peak in peaks) or None
+
+
+def _of_peak(row: PointRow) -> str | None:
+    at_peak, step = (row.summary.get("predicted") or {}).get("at_peak_ms"), row.summary["step_ms"]
+    return f"{100 * at_peak / step['median']:.0f} %" if at_peak and step else None
+
+
+def _tokens(row: PointRow) -> str | None:
+    context, rate = row.config["model"].get("context"), row.summary.get("samples_per_s")
+    return f"{context * rate:,.0f}" if context and rate else None
 
 
 def _loss(row: PointRow) -> str | None:
@@ -128,12 +167,9 @@ def _status(row: PointRow) -> str | None:
 
 
 def _disturbed(row: PointRow) -> str | None:
-    return ", ".join(reason.text for reason in row.disturbed) or None
-
-
-def _about_disturbed(rows: Sequence[PointRow]) -> str:
-    kinds = {reason.kind for row in rows for reason in row.disturbed}
-    return f"disturbed: {'; '.join(f'{kind}: {text}' for kind, text in DISTURBANCES.items() if kind in kinds)}."
+    """Return the first reason, and how many more there are."""
+    more = f" +{len(row.disturbed) - 1}" if len(row.disturbed) > 1 else ""
+    return row.disturbed[0].text.partition(",")[0] + more if row.disturbed else None
 
 
 def _about_torch(rows: Sequence[PointRow]) -> str:
@@ -152,8 +188,8 @@ _RATIO, _FRACTION = "{:.2f}".format, "{:.3f}".format
 _RESULTS = (
     Result("step ms", 90, _figure(_milliseconds, "step_ms.median"), "step ms: pipeline and optimizer, median."),
     Result("p10 - p90", 40, _spread),
-    Result("predicted ms", 45, _figure(_milliseconds, "predicted.step_ms"), "predicted ms: before the run."),
-    Result("disturbed", 85, _disturbed, _about_disturbed, ""),
+    Result("predicted ms", 45, _figure(_milliseconds, "predicted.step_ms")),
+    Result("disturbed", 85, _disturbed, "disturbed: why not to trust its times.", ""),
     Result("torch / microp", 80, _figure(_RATIO, "engines.ratio.torch/microp"), _TURNS),
     Result("microp ms", 78, _figure(_milliseconds, "engines.pipeline_ms.microp.median"), _ENGINES),
     Result("torch ms", 77, _figure(_milliseconds, "engines.pipeline_ms.torch.median"), _about_torch),
@@ -162,14 +198,16 @@ _RESULTS = (
     Result("ddp / torch_ddp", 80, _figure(_RATIO, "syncs.ratio.ddp/torch_ddp"), _TURNS),
     Result("ddp ms", 78, _figure(_milliseconds, "syncs.step_ms.ddp.median"), _SUMS),
     Result("torch_ddp ms", 77, _figure(_milliseconds, "syncs.step_ms.torch_ddp.median"), _SUMS),
-    Result("samples/s", 50, _figure("{:,.0f}".format, "samples_per_s"), "samples/s: batch_size / step ms."),
-    Result("bubble", 80, _figure(_FRACTION, "bubble.measured"), "bubble: idle / total time of all ranks, median."),
+    Result("samples/s", 50, _figure("{:,.0f}".format, "samples_per_s")),
+    Result("tokens/s", 49, _tokens),
+    Result("of peak", 48, _of_peak, "of peak: FLOP/s over the ranks' peak."),
+    Result("bubble", 80, _figure(_FRACTION, "bubble.measured"), "bubble: idle / total time, median."),
     Result("formula", 60, _figure(_FRACTION, "bubble.closed_form"), "formula: the bubble by the closed form."),
     Result("peak MiB", 80, _peaks, "peak MiB: tensors of each rank."),
     Result("loss", 30, _loss),
     Result("status", 95, _status, "", "finished"),
 )
 _LOOKS: dict[str, dict[str, Any]] = {
-    "disturbed": {"justify": "left", "shortest": 12, "style": "yellow"},
+    "disturbed": {"justify": "left", "style": "yellow"},
     "status": {"justify": "left"},
 }

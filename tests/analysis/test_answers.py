@@ -172,6 +172,16 @@ def test_batches_of_different_sizes_are_compared_by_the_row(tmp_path):
     assert f"slowest: 8 with {135 / 16:.2f} ms per row" in said
 
 
+def test_times_that_do_not_know_rows_name_no_fastest_number_of_microbatches(tmp_path):
+    rows = own(tmp_path, (1.0,), **{"config.device.name": "emulated"})
+    rows["config.device.per"] = [[] for _ in rows.index]
+    said = sweep.answer(rows, ["chunks"])
+    assert said.startswith("The nominal times are per microbatch, whatever its rows, so more chunks")
+    assert "astest" not in said
+    rows["config.device.per"] = [["row"] for _ in rows.index]
+    assert sweep.answer(rows, ["chunks"]).startswith("Fastest of 2 points: 8")
+
+
 # --- what is missing -------------------------------------------------------------------------------------
 
 

@@ -125,7 +125,8 @@ def test_every_transport_and_torch_get_a_line(tmp_path, monkeypatch, capsys):
         return microp(*words, *threads, folder=tmp_path, program=program)
 
     monkeypatch.setattr(overheads, "subprocess", SimpleNamespace(run=run))
-    assert null_stages.main(["--steps", "3", "--points", "3"]) == 0
+    monkeypatch.setattr(overheads, "POINTS", 3)
+    assert null_stages.main(["--steps", "3"]) == 0
     said = capsys.readouterr().out
     for name in ("shm", "tcp", "gloo", r"torch \(gloo\)"):
         [(action, there_and_back)] = re.findall(rf"^{name}\s+([\d.]+) µs\s+(\d+) µs$", said, re.MULTILINE)
@@ -136,7 +137,7 @@ def test_every_transport_and_torch_get_a_line(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [("--rows=0", "--rows: 0 is below 1"), ("--busy 1 --ranks 1", "--ranks: 1 is below 2")],
+    [("--steps=0", "--steps: 0 is below 1"), ("--busy 1 --launches 0", "--launches: 0 is below 1")],
 )
 def test_nothing_to_measure_is_refused(words, said, capsys):
     with pytest.raises(SystemExit, match="2"):
@@ -145,8 +146,8 @@ def test_nothing_to_measure_is_refused(words, said, capsys):
 
 
 def test_transports_are_compared_beside_others(tmp_path):
-    words = ["--busy", "0", "1", "--launches", "1", "--ranks", "2"]
+    words = ["--busy", "0", "1", "--launches", "1"]
     done = microp(*words, folder=tmp_path, program="microp.null_stages")
     assert done.returncode == 0, done.stderr
-    rows = re.findall(r"^ +2 +(1|16) +([01]) +1 +\d+ \(\d+\) +\d+ \(\d+\) +[\d.]+ \[", done.stdout, re.MULTILINE)
+    rows = re.findall(r"^ +(1|16) +([01]) +1 +\d+ \(\d+\) +\d+ \(\d+\) +[\d.]+ \[", done.stdout, re.MULTILINE)
     assert rows == [("1", "0"), ("1", "1"), ("16", "0"), ("16", "1")]

@@ -6,11 +6,14 @@ import re
 import shlex
 
 import pytest
+from profiled import profile
 from user import microp, read
 
 from microp.commands.planning import make_plan, search_words
 from microp.config import ConfigError, compose_config
 from microp.config.config import read_composed
+from microp.records import write_profile
+from microp.settings import MlpSettings
 
 WORDS = ["device=emulated", "device.per=[layer,row]", "device.forward_ms=0.1", "device.backward_ms=0.2"]
 SMALL = ["model.layers=4", "model.dim=32", "batch_size=8"]
@@ -27,13 +30,40 @@ def test_a_plan_says_what_to_run(tmp_path):
     steps = [plan["step"] for plan in found["plans"]]
     assert steps == sorted(steps)
     for plan in found["plans"]:
-        assert plan["command"] in done.stdout
         assert plan["chunks"] in (2, 4)
     again = microp(*words, folder=tmp_path, program="microp.plan")
     assert again.stdout == done.stdout
-    command = shlex.split(found["plans"][0]["command"])
-    run = microp(*command[1:], "steps=1", "warmup_steps=0", folder=tmp_path)
+    told = f"run   microp -cd outputs/plans/{path.stem} -cn plan1\n"
+    assert told in done.stdout
+    assert re.findall(r"^plan\d+", done.stdout, re.M) == [f"plan{n}" for n in range(1, len(steps) + 1)]
+    command = shlex.split(told)[2:]
+    run = microp(*command, "steps=1", "warmup_steps=0", folder=tmp_path)
     assert run.returncode == 0, run.stderr
+    [ran] = (tmp_path / "outputs" / "runs").iterdir()
+    whole = shlex.split(found["plans"][0]["command"])[1:]
+    assert ran.name in microp(*whole, "steps=1", "warmup_steps=0", "dry_run=true", folder=tmp_path).stdout
+
+
+def test_what_a_plan_does_not_know_stands_above_it_and_its_file_finds_one_s_own_options(tmp_path):
+    own = tmp_path / "own" / "device"
+    own.mkdir(parents=True)
+    (own / "mine.yaml").write_text("defaults: [cpu]\nthreads: 1\n")
+    words = ["-cd", "own", *SMALL, "device=mine", "ranks=2", "chunks=2,4", "schedule=1f1b"]
+    done = microp(*words, folder=tmp_path, program="microp.plan")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("the times of this machine are not known: a row takes as long in a small microbatch")
+    [folder] = (path for path in (tmp_path / "outputs" / "plans").iterdir() if path.is_dir())
+    run = microp("-cd", str(folder), "-cn", "plan1", "dry_run=true", folder=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "1 to run" in run.stdout
+
+
+def test_a_run_of_a_plan_for_another_machine_shows_no_memory_of_the_small_model_that_stands_in(tmp_path):
+    made = write_profile(tmp_path, profile(MlpSettings("mlp", 4, 256, "float32")))
+    words = [f"device={made}", "model.layers=4", "batch_size=8"]
+    run = microp(*words, "steps=1", "warmup_steps=0", folder=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "MiB" not in run.stdout
 
 
 def test_where_nothing_fits_it_says_by_how_much_and_what_would(tmp_path):

@@ -88,7 +88,7 @@ def test_swept_keys_are_columns_and_every_line_fits(tmp_path):
     done = simulate(*words, folder=tmp_path, COLUMNS="80")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    table = lines[: next(number for number, line in enumerate(lines) if line.startswith("makespan: from"))]
+    table = lines[: next(number for number, line in enumerate(lines) if line.startswith("makespan: in"))]
     assert all(len(line) <= 80 for line in table)
     assert {"costs.", "model.", "makespan"} <= set(" ".join(table[1:3]).replace(".", ". ").split())
     assert [line.split()[:2] for line in table if line.startswith(("[1,2]", "3 "))] == [

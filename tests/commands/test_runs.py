@@ -64,7 +64,7 @@ def test_the_newest_comes_first_with_what_differs(asked):
     code, out, _ = asked("schedule=1f1b,gpipe", "chunks=4", "-n", "0")
     assert code == 0
     heading, *lines = out.splitlines()[1:8]
-    assert heading.split()[:3] == ["when", "run", "schedule"]
+    assert heading.split()[:3] == ["when", "run", "repeat"]  # the id tells the schedule
     assert [line.split()[2].split("-m4")[0] for line in lines[:6]] == ["gpipe"] * 3 + ["1f1b"] * 3
     assert "repeat" in heading
     assert "chunks" not in heading  # all have 4
@@ -83,7 +83,7 @@ def test_status_and_troubles_are_shown(asked):
     assert "config.yaml cannot be read" in " ".join(out.split())
     disturbed = asked("schedule=naive")[1]
     assert "spread 450 %" in disturbed
-    assert "disturbed: spread: from p10 to p90" in disturbed
+    assert "disturbed: why not to trust its times." in " ".join(disturbed.split())
 
 
 def test_chosen_columns(asked):
@@ -217,6 +217,8 @@ def test_a_comparison_as_csv(asked):
         (["chunk>4"], 2, "chunk is no column of these runs: did you mean chunks?"),
         (["schedule=1f1b", "chunks"], 2, "Without quotes the shell takes > or <"),
         (["nowhere/outputs"], 2, "nowhere/outputs is neither a folder nor a filter"),
+        (["output_dir=nowhere"], 2, "nowhere is neither a folder nor a filter"),
+        (["output_dir=outputs", "schedule=zb_h2", "chunks=4"], 1, "meets all filters; each alone: schedule=zb_h2 (1)"),
         (["chunks>64"], 1, "none of the 21 runs in outputs has chunks>64; chunks is 4 (8), 8 (7), 16 (6)"),
         (["schedule=zb_h2", "chunks=4"], 1, "meets all filters; each alone: schedule=zb_h2 (1), chunks=4 (8)"),
         (["--compare", "nothing", "schedule=gpipe"], 2, "nothing is no run in outputs, no folder and no filter"),

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 from configs import config, problems, warnings
+from hydra.errors import MissingConfigException
 
-from microp.config import make_job, plain, profile_command, typed_folder
+from microp.config import make_job, plain, profile_command, refusal, typed_folder
 from microp.job import question_id, run_id
 from microp.schedule import to_text
 from microp.schedule.builders import gpipe
@@ -50,6 +51,11 @@ def test_every_option_composes_and_names_itself(option):
     node = getattr(config(option, *NEEDS.get(option, ["replicas=2"])), group)  # one replica sums nothing
     said = node["name"] if isinstance(node, dict) else getattr(node, "name", None) or node.mode
     assert said == ("offline" if option == "tracking=auto" else name)
+
+
+def test_a_plugin_of_hydra_that_is_not_installed_is_named_with_what_installs_it():
+    error = MissingConfigException("Could not find 'hydra/launcher/joblib'", "hydra/launcher/joblib")
+    assert refusal(error) == [f"{error}, which is not installed: pip install 'microp[joblib]'"]
 
 
 def test_the_name_follows_from_the_question_alone():

@@ -38,7 +38,7 @@ def test_the_command_writes_a_profile_and_says_what_it_found(profiled):
     assert "mlp: one layer of 4, ms per microbatch" in done.stdout
     assert "gloo: hop " in done.stdout
     assert "torch: hop " in done.stdout
-    assert "speed with more ranks than cores: x " in done.stdout
+    assert "peak of a rank: " in done.stdout
     assert all(0 < factor <= 1 for factor in read_profile(path).crowded)
     assert read_profile(path).fine_rows[0] == 1.0
 
@@ -62,6 +62,8 @@ def test_a_run_is_predicted_before_its_ranks_start(profiled):
     assert predicted["source"].startswith("outputs/profiles/mlp-")
     assert predicted["step_ms"] > 0
     assert 0 < predicted["bubble"] < 1
+    assert 0 < predicted["at_peak_ms"] < read(attempt / "summary.json")["step_ms"]["median"]
+    assert "of peak" in done.stdout
     assert len(predicted["peak_memory_mib"]) == 2
     assert read(attempt / "summary.json")["predicted"] == {k: v for k, v in predicted.items() if k != "source"}
     first_step = read_rows(attempt, 0)[0]["began_ns"] / 1e9 + time.time() - time.monotonic()  # as a file's time
@@ -85,6 +87,17 @@ def test_without_a_profile_only_the_memory_is_predicted(tmp_path):
     assert fewer.peak_memory_mib == emulated.peak_memory_mib
     torch, _ = predicted(tmp_path, *MODEL, "engine=torch")
     assert torch.peak_memory_mib is None
+
+
+def test_the_operations_of_a_step_at_the_peak_of_all_ranks(tmp_path):
+    """F, B and W of Linear layers of width 64: two operations per weight and row, each."""
+    typed = ["model.dim=64", "batch_size=32", "ranks=2"]
+    written(tmp_path, *typed, peak_gflops=0.5)
+    work = 3 * 32 * 2 * 64 * (15 * 64 + 256)
+    assert predicted(tmp_path, *typed)[0].at_peak_ms == pytest.approx(work / 2 / 0.5e9 * 1e3)
+    assert predicted(tmp_path, *typed, "device=emulated")[0].at_peak_ms is None
+    written(tmp_path, *typed, peak_gflops=None)  # as one that was made before it was measured
+    assert predicted(tmp_path, *typed)[0].at_peak_ms is None
 
 
 def test_a_profile_of_another_type_of_products_is_not_used(tmp_path):

@@ -64,7 +64,7 @@ def test_a_plan_for_another_machine_runs_on_emulated_ranks_as_it_was_priced(tmp_
     assert "microbatches of" not in done.stdout
     [plans] = (tmp_path / "outputs" / "plans").glob("*.json")
     plan = read(plans)["plans"][0]
-    assert plan["command"] in done.stdout
+    assert f"-cd outputs/plans/{plans.stem} -cn plan1\n" in done.stdout
     command = shlex.split(plan["command"])
     assert command[:3] == ["microp", "device=emulated", "profile=elsewhere.yaml"]
     run = microp(*command[1:], "model.dim=8", "steps=2", "warmup_steps=0", "comms=threads", folder=tmp_path)

@@ -94,8 +94,9 @@ def test_ctrl_c_and_typed_again(tmp_path):
     stopped = begin(*words, folder=tmp_path)
     until(lambda: [p for p in tmp_path.glob("outputs/runs/gpipe-m3-*/*/steps.rank0.jsonl") if p.stat().st_size])
     stopped.send_signal(signal.SIGINT)
-    _, errors = stopped.communicate(timeout=120)
+    table, errors = stopped.communicate(timeout=120)
     assert stopped.returncode == 130
+    assert "1 finished, 1 interrupted, the same in all: schedule=gpipe" in table
     assert "Traceback" not in errors
     assert statuses(tmp_path)[0] == "finished"
     assert statuses(tmp_path)[2] == "planned"

@@ -13,6 +13,11 @@ from pathlib import Path
 import pytest
 from user import BIN, ROOT, SMALL, begin, environment_of, microp, read, torchrun, until
 
+from microp.config.schema import default_settings
+from microp.points.next_commands import print_next_commands
+from microp.points.planned import experiment_of
+from microp.results import PointRow
+
 
 @pytest.fixture(scope="module")
 def one_run(tmp_path_factory):
@@ -161,6 +166,24 @@ def test_a_sweep(tmp_path):
     assert plan["points"][1]["overrides"] == ["schedule=gpipe", "chunks=3", *SMALL]
     assert not list(tmp_path.glob("*.log"))
     assert {path.name for path in tmp_path.iterdir()} <= {"outputs", ".config", ".cache", ".local"}
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [("m_sensitivity_quick", "analysis.m_sensitivity"), ("mine", "analysis.sweep outputs/sweeps")],
+)
+def test_after_a_sweep_come_the_command_that_answers_it_and_the_drawing_of_a_pipeline(name, answer, capsys):
+    """Not of the last point, as naive on one rank; a sweep of one's own may have any name."""
+
+    def ran(words, bubble, **changes):
+        summary = {"ranks": 2, "chunks": 4, "bubble": {"measured": bubble}, **changes}
+        return PointRow({}, [], summary, Path(words))
+
+    rows = [ran("m4", 0.2), ran("m16", 0.1), ran("m1", 0.05, chunks=1), ran("k1", 0.0, ranks=1)]
+    print_next_commands(Path("outputs"), default_settings("tracking", "disabled"), rows, experiment_of(name))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(" -m ")[2] for line in lines[-2:]] == [answer, "analysis.timeline m16"]
+    assert [line.split()[0] for line in lines[1:]] == ["files", "answer", "draw"]
 
 
 def test_a_stored_sweep(tmp_path):

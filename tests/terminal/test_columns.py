@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 
 import pytest
 from rich.cells import cell_len
@@ -48,15 +47,6 @@ def test_rows_are_one_line_and_what_has_no_room_is_named_and_not_explained(width
         assert whole == (column.name not in left_out.split(", "))
     assert (PATHS[1] in text) == (width == 300)
     assert ("… stands for what had no room (whole in outputs/table.csv)" in text) == (width == 100)
-
-
-def test_a_footer_has_at_most_four_lines_and_keeps_the_short_sentences():
-    columns = [replace(column, about=f"{column.name}: {'long ' * 30 * place}") for place, column in enumerate(KEYS)]
-    lines = printed([*columns, *RESULTS], 120)
-    footer = lines[next(at for at, line in enumerate(lines) if line.startswith("schedule: ")) :]
-    assert len(footer) <= 4
-    assert "step ms: a median." in " ".join(footer)
-    assert "data.path: " not in " ".join(footer)
 
 
 def test_a_value_is_printed_as_it_is():

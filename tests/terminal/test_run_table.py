@@ -13,7 +13,7 @@ from user import ROOT
 from microp.config import Config
 from microp.config.config import compose_config, plain, read_config
 from microp.records import DISTURBANCES, disturbances
-from microp.results import PointRow, small_microbatches, verdicts, write_table
+from microp.results import PointRow, one_process, small_microbatches, verdicts, write_table
 from microp.results.verdicts import BRACKETS
 from microp.terminal import run_table
 
@@ -74,12 +74,39 @@ def test_one_line_for_what_is_the_same_then_the_swept_keys_then_the_results(line
     assert alone[1].split()[0] == "step"
 
 
+def test_a_long_sweep_is_divided_by_its_part_and_keys_that_follow_have_no_column(lines):
+    """As `-cn m_sensitivity_quick`: with a part the ranks and the model change, and in one of them the batch with M."""
+    words = {
+        "real_batch": "ranks=2 batch_size=256 model.dim=64 chunks={}",
+        "k4_microbatch": "ranks=4 batch_size={}0 model.dim=32 device=emulated chunks={}",
+    }
+    rows = [
+        row(words[part].format(chunks, chunks) + f" schedule={schedule}")._replace(
+            overrides=["repeat=0", f"part={part}", f"chunks={chunks}", f"schedule={schedule}"]
+        )
+        for chunks in (2, 4)
+        for part in words
+        for schedule in ("gpipe", "1f1b")
+    ]
+    text = lines(rows, 80)
+    first, second = (next(at for at, line in enumerate(text) if line.startswith(f"{part}: ")) for part in words)
+    assert {"chunks", "schedule", "batch_size", "bubble", "MiB"} <= set(" ".join(text[1:first]).split())
+    assert text[first] == "real_batch: ranks=2 model.dim=64 device=cpu"
+    assert text[second] == "k4_microbatch: ranks=4 model.dim=32 device=emulated"
+    assert [line.split()[:4] for line in (text[first + 1], text[second + 4])] == [
+        ["2", "gpipe", "256", "61.2"],
+        ["4", "1f1b", "40", "61.2"],
+    ]
+    few = lines(rows[:4], 80)  # two rows a part: the part is a column, and stands for all that follows from it
+    assert few[1].split()[:4] == ["part", "schedule", "step", "ms"]
+
+
 def test_columns_that_are_shown_are_defined_and_no_other(lines):
     text = " ".join(lines([row("")]))
     for meaning in (
         "step ms: pipeline and optimizer, median.",
         "formula: the bubble",
-        "samples/s: batch_size / step ms.",
+        "bubble: idle / total time, median.",
     ):
         assert meaning in text
     assert text.endswith("Every column: analysis/README.md.")
@@ -92,9 +119,12 @@ def test_the_page_that_the_footer_names_defines_every_column():
     page = page.partition("## Figures and columns, defined")[2].partition("\n## ")[0]
     syncs = {"ratio": {"ddp/torch_ddp": 0.9}, "step_ms": {"ddp": {"median": 9.0}, "torch_ddp": {"median": 10.0}}}
     wide = {"median": 928.8, "p10": 446.8, "p90": 4635.0, "n": 20}
-    full = row("", engines=ENGINES, syncs=syncs, step_ms=wide, predicted={"step_ms": 1.0})
+    full = row("", engines=ENGINES, syncs=syncs, step_ms=wide, predicted={"step_ms": 1.0, "at_peak_ms": 232.2})
+    full.config["model"]["context"] = 10
     columns = [column.name for column in run_table.results([full, row("", status="failed")])]
-    assert len(columns) == 18
+    assert len(columns) == 20
+    shown = {column.name: column.values[0] for column in run_table.results([full])}
+    assert (shown["tokens/s"], shown["of peak"]) == ("41,809", "25 %")
     assert [name for name in (*columns, *DISTURBANCES) if f"`{name}`" not in page] == []
 
 
@@ -107,8 +137,6 @@ def test_disturbed_runs_say_why_in_their_row(lines):
     assert "spread 451 %" in table[1]
     assert "12 overruns" in table[2]
     whole = " ".join(text)
-    assert "disturbed: spread: from p10 to p90 the steps spread over more than 20 %" in whole
-    assert "overruns: actions that took longer than their nominal time" in whole
     assert "disturbed: 2 of 3 runs (spread, overruns); run again with again=true on an idle machine." in whole
     alone = " ".join(lines(rows[1:2]))
     assert "disturbed: this run (spread); run again on an idle machine." in alone
@@ -214,6 +242,36 @@ def test_more_microbatches_that_made_a_step_slower_are_explained_by_their_size()
     assert small_microbatches([rows[0], of("batch_size=256 chunks=16", 45.0, 0.3)]) is None
     assert small_microbatches([rows[0], of("batch_size=256 chunks=16 schedule=1f1b", 60.0, 0.1)]) is None
     assert small_microbatches([each._replace(summary={**each.summary, "device": "emulated"}) for each in rows]) is None
+
+
+def test_microbatches_of_several_sizes_are_not_ranked_by_times_that_do_not_know_their_rows(lines):
+    def sweep(words):
+        return [row(f"device=emulated {words} chunks={chunks}") for chunks in (4, 8)]
+
+    assert verdicts(sweep("")) == []
+    assert "samples/s" not in " ".join(lines(sweep("")))
+    assert verdicts(sweep("device.per=[row]"))
+    assert "samples/s" in " ".join(lines(sweep("device.per=[row]")))
+    same_rows = [row(f"device=emulated chunks={chunks} batch_size={8 * chunks}") for chunks in (4, 8)]
+    assert "samples/s" in " ".join(lines(same_rows))
+
+
+def test_one_process_is_compared_with_the_fastest_pipeline_of_the_same_model_and_batch():
+    def ran(words, ms):
+        step = {"median": ms, "p10": ms, "p90": ms, "n": 5}
+        name = next((word[9:] for word in words.split() if word.startswith("schedule=")), "gpipe")
+        return row(words, step_ms=step, schedule=name)._replace(folder=Path("runs") / words / "attempt-1")
+
+    pipelines = [ran("schedule=gpipe", 60.0), ran("schedule=1f1b", 50.0)]
+    [said] = one_process([*pipelines, ran("ranks=1 chunks=1 steps=3", 80.0)])
+    assert said == (
+        "one process takes 80 ms for this step; 1f1b with chunks=4 on 2 ranks, the fastest of these pipelines, takes "
+        "50 ms: 1.60 times as fast"
+    )
+    [slower] = one_process([*pipelines, ran("ranks=1 chunks=1", 40.0)])
+    assert slower.endswith("takes 50 ms: no pipeline here is faster")
+    for other in ("chunks=2", "chunks=1 model.dim=64", "chunks=1 batch_size=64"):
+        assert list(one_process([*pipelines, ran(f"ranks=1 {other}", 80.0)])) == []
 
 
 # --- the whole table -----------------------------------------------------------------------------

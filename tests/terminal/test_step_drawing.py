@@ -101,8 +101,8 @@ def test_a_point_weighs_its_predicted_time_in_the_bar_of_a_sweep_if_all_are_know
         pass
     [sweep] = board._progress.tasks
     assert sweep.completed / sweep.total == share
-    assert (sweep.fields["done"], sweep.fields["steps"]) == (10, 20)
-    board.skip(10)  # another process ran the second
+    assert sweep.fields["done"] == "1/2 points"
+    board.skip()  # another process ran the second
     assert sweep.completed == sweep.total
     board.add(5)
     assert sweep.completed < sweep.total
