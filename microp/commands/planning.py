@@ -179,8 +179,8 @@ def run_plan(config: DictConfig) -> dict[str, Any]:
     point = read_config(config)
     assert isinstance(point, PlanConfig)
     plan = PlanCallback.take(point)
-    with console.err.status("searching plans"):
-        found = search(plan.pricer, plan.space, plan.cap)
+    with plan_table.progress() as tick:
+        found = search(plan.pricer, plan.space, plan.cap, tick)
     if plan.cap is not None and not found.front:
         raise ConfigError([_too_little(plan, found, plan.cap)])
     name = hashlib.sha256(json.dumps(plain(point), sort_keys=True, default=str).encode()).hexdigest()[:8]

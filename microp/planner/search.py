@@ -13,7 +13,7 @@ predicted to take, which is computed for those whose actions alone are not slowe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -64,16 +64,18 @@ class Found(NamedTuple):
     too_large: int
 
 
-def search(pricer: Pricer, space: Space, cap: float | None) -> Found:
+def search(pricer: Pricer, space: Space, cap: float | None, tick: Callable[[float], object] = float) -> Found:
     """Return the Pareto front of time and memory among all plans within the cap.
 
     Args:
         cap: the bytes of memory of each rank; None: no limit.
+        tick: called with the share of the work that is done.
     """
-    plans = sorted(_priced(pricer, list(space.choices()), cap), key=lambda plan: plan.step)
+    plans = sorted(_priced(pricer, list(space.choices()), cap, tick), key=lambda plan: plan.step)
     over = [plan for plan in plans if cap is not None and plan.peak > cap]
     front: list[Priced] = []
-    for plan in plans:
+    for number, plan in enumerate(plans):
+        tick(0.9 + 0.1 * number / len(plans))
         if plan not in over and not any(each.step <= pricer.least(plan) and each.peak <= plan.peak for each in front):
             front = front_of([*front, pricer.forecast(plan)])
     smallest = min(over, key=lambda plan: plan.peak, default=None)
@@ -81,10 +83,13 @@ def search(pricer: Pricer, space: Space, cap: float | None) -> Found:
     return Found(front, ends, len(plans), len(over))
 
 
-def _priced(pricer: Pricer, choices: Sequence[Choice], cap: float | None) -> list[Priced]:
+def _priced(
+    pricer: Pricer, choices: Sequence[Choice], cap: float | None, tick: Callable[[float], object]
+) -> list[Priced]:
     """Return the choices that exist, with their prices; a balanced partition that is the uniform one does not."""
     plans: dict[Any, Priced] = {}
-    for choice in sorted(choices, key=lambda choice: choice.partition != "uniform"):
+    for number, choice in enumerate(sorted(choices, key=lambda choice: choice.partition != "uniform")):
+        tick(0.9 * number / len(choices))
         if (plan := pricer.price(choice, cap)) is not None:
             plans.setdefault((choice._replace(partition=""), plan.sizes), plan)
     return list(plans.values())

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from microp.terminal.columns import Column, paragraph
 from microp.terminal.columns import show as show_columns
-from microp.terminal.console import out
+from microp.terminal.console import err, out
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[float], None]]:
+    """Show a bar, and give the function that is told the share that is done."""
+    columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("searching plans", total=1.0)
+        yield lambda share: bar.update(task, completed=share)
 
 
 def show(plans: Sequence[Mapping[str, Any]], unit: str, heading: str, run: str) -> None:
