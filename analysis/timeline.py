@@ -1,6 +1,10 @@
-"""Timelines of a run's last measured step, replayed above measured.
+"""Timelines of the last measured step of a run, replayed above measured, or of several runs.
 
     python -m analysis.timeline outputs/runs/<run>/attempt-<n>
+
+Several runs are drawn one above the other on one time axis, as measured:
+
+    python -m analysis.timeline outputs/runs/gpipe-* outputs/runs/1f1b-*
 
 The replay simulates the schedule with the step's own median F and B times of each stage and its
 median hop time; it differs from the measurement by noise and overhead. Of several replicas the
@@ -9,16 +13,19 @@ first is drawn, with the sums over all replicas, replayed and measured.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from analysis.command import absent, command_parser
 from microp.records import (
     RecordError,
+    TracedStep,
     attempts,
     check_attempt,
     clocks_text,
@@ -28,48 +35,102 @@ from microp.records import (
     read_traced_step,
     row_files,
 )
-from microp.system import run_command
-from microp.trace import figure, perfetto, screen, timeline
+from microp.schedule import Schedule
+from microp.system import CommandParser, run_command
+from microp.trace import Line, Reduction, Span, figure, perfetto, screen, timeline
 
 REMEDY = "give a folder below outputs/runs"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draw a run's last measured step, replayed above measured, as text and as a figure."""
+    """Draw the last measured step of a run, replayed above measured, or of several runs, as text and as a figure."""
     parser = command_parser("analysis.timeline", main.__doc__)
-    parser.add_argument("run", type=Path, help="an attempt, or a folder, whose newest attempt is drawn")
+    parser.add_argument(
+        "run",
+        type=Path,
+        nargs="+",
+        help="an attempt, or a folder: its newest attempt; several on one time axis",
+    )
     parser.add_argument(
         "--report", type=Path, default=Path("outputs/report"), help="folder for the files (default: outputs/report)"
     )
     options = parser.parse_args(arguments)
-    if not options.run.is_dir():
-        parser.error(f"{absent(options.run)}: {REMEDY}")
-    traced, damaged = newest_traced(options.run)
-    for reason in damaged if traced else damaged[:-1]:
-        print(f"left out: {reason}", file=sys.stderr)
-    if traced is None:
-        parser.error(damaged[-1] if damaged else f"{options.run} holds no attempt with a trace: {REMEDY}")
-    attempt, summary = traced
-    step = read_traced_step(attempt, summary)
-    if step is None:
-        parser.error(f"{attempt} has an empty trace: run its command again")
-    title = f"{attempt.parent.name}, {attempt.name}: last measured step"
+    runs = [_traced(parser, folder) for folder in options.run]
     shown = screen()
-    replicas, predicted = summary["replicas"], summary.get("predicted")
-    clocks = clocks_text(summary)
-    lines = timeline(step.panels, shown.columns, sums=step.sums, predicted=predicted, replicas=replicas, clocks=clocks)
-    print(f"{title}\n{shown.text(lines)}\n")
-    if summary["time_ms"]:
-        if replicas > 1:
-            print(f"means over the {replicas} replicas:")
-        print(time_table(summary["time_ms"], shown.columns))
+    drawn = _alone(runs[0], shown.columns) if len(runs) == 1 else _together(runs, shown.columns)
+    print(f"{drawn.title}\n{shown.text(drawn.lines)}\n")
+    for name, run in zip(drawn.names, runs, strict=True):
+        if (times := run.summary["time_ms"]) is not None:
+            replicas = run.summary["replicas"]
+            heading = [name] * bool(name) + [f"means over the {replicas} replicas"] * (replicas > 1)
+            print(", ".join(heading) + ":\n" * bool(heading) + time_table(times, shown.columns) + "\n")
+    print(textwrap.fill(WAITS, shown.columns) + "\n")
     options.report.mkdir(parents=True, exist_ok=True)
-    place = options.report / f"timeline-{attempt.parent.name}-{attempt.name}"
-    files = figure(step.panels, f"{title}; {clocks}" if clocks else title, place, sums=step.sums)
-    files.append(perfetto(step.panels, step.schedule, place.with_name(f"{place.name}.trace.json")))
+    path = options.report / drawn.file
+    files = figure(drawn.panels, drawn.title, path, sums=drawn.sums)
+    files.append(perfetto(drawn.panels, drawn.schedules, path.with_name(f"{drawn.file}.trace.json")))
     for file in files:
         print(file)
     return 0
+
+
+class _Run(NamedTuple):
+    """An attempt with its summary and its traced step."""
+
+    attempt: Path
+    summary: dict[str, Any]
+    step: TracedStep
+
+
+class _Drawing(NamedTuple):
+    """What is drawn: panels by their name, and the same as text; `names` are those of the runs, empty for one alone."""
+
+    title: str
+    file: str
+    names: list[str]
+    panels: Mapping[str, Sequence[Span]]
+    sums: Mapping[str, Sequence[Reduction]]
+    schedules: Mapping[str, Schedule]
+    lines: list[Line]
+
+
+def _traced(parser: CommandParser, folder: Path) -> _Run:
+    """Return the newest attempt with a trace in a folder, or end the command with what is wrong."""
+    if not folder.is_dir():
+        parser.error(f"{absent(folder)}: {REMEDY}")
+    traced, damaged = newest_traced(folder)
+    for reason in damaged if traced else damaged[:-1]:
+        print(f"left out: {reason}", file=sys.stderr)
+    if traced is None:
+        parser.error(damaged[-1] if damaged else f"{folder} holds no attempt with a trace: {REMEDY}")
+    step = read_traced_step(*traced)
+    if step is None:
+        parser.error(f"{traced[0]} has an empty trace: run its command again")
+    return _Run(*traced, step)
+
+
+def _alone(run: _Run, columns: int) -> _Drawing:
+    """Return the drawing of a run: its step replayed above measured."""
+    attempt, summary, (schedule, panels, sums) = run
+    clocks = clocks_text(summary)
+    title = f"{attempt.parent.name}, {attempt.name}: last measured step"
+    predicted, replicas = summary.get("predicted"), summary["replicas"]
+    lines = timeline(panels, columns, sums=sums, predicted=predicted, replicas=replicas, clocks=clocks)
+    schedules, file = dict.fromkeys(panels, schedule), f"timeline-{attempt.parent.name}-{attempt.name}"
+    return _Drawing(f"{title}; {clocks}" if clocks else title, file, [""], panels, sums, schedules, lines)
+
+
+def _together(runs: Sequence[_Run], columns: int) -> _Drawing:
+    """Return the drawing of several runs, measured, one above the other on one time axis."""
+    ids = [f"{run.attempt.parent.name}, {run.attempt.name}" for run in runs]
+    short = [name.rpartition("-")[0] for name in (run.attempt.parent.name for run in runs)]  # without the hash
+    names = short if len(set(short)) == len(short) else ids
+    panels = {name: run.step.panels["measured"] for name, run in zip(names, runs, strict=True)}
+    sums = {name: run.step.sums["measured"] for name, run in zip(names, runs, strict=True)}
+    schedules = {name: run.step.schedule for name, run in zip(names, runs, strict=True)}
+    file = f"timelines-{hashlib.sha256(' '.join(ids).encode()).hexdigest()[:8]}"
+    title = f"{len(runs)} runs on one time axis, the last measured step of each"
+    return _Drawing(title, file, names, panels, sums, schedules, timeline(panels, columns, sums=sums))
 
 
 def newest_traced(folder: Path) -> tuple[tuple[Path, dict[str, Any]] | None, list[str]]:
@@ -104,9 +165,9 @@ def time_table(time_ms: dict[str, list[float]], columns: int = 100) -> str:
     The kinds that have no room in this many columns stand below, with the ranks again.
     """
     times = pd.DataFrame(time_ms).rename(index="rank {}".format).rename_axis(columns="ms")
-    times["sum"] = times.sum(axis="columns")
+    times = times.loc[:, (times != 0).any()].assign(sum=times.sum(axis="columns"))
     table = times.to_string(float_format="{:.2f}".format, line_width=columns)
-    return f"{table}\n\n{textwrap.fill(WAITS, columns)}\n"
+    return table.replace("  \\\n", "\n")  # pandas marks a table that goes on below
 
 
 WAITS = (

@@ -96,7 +96,7 @@ class Price:
         folder.mkdir(parents=True, exist_ok=True)
         panels = {"simulated": self.timeline}
         trace.figure(panels, folder.name, folder / "timeline", trace.UNITS)
-        trace.perfetto(panels, self.schedule, folder / "trace.json", trace.UNITS)
+        trace.perfetto(panels, {"simulated": self.schedule}, folder / "trace.json", trace.UNITS)
         (folder / "schedule.txt").write_text(to_text(self.schedule))
         (folder / "schedule.csv").write_text(to_torch_csv(self.schedule))
 

@@ -20,8 +20,10 @@ from microp.trace.look import MILLISECONDS, Scale
 from microp.trace.spans import Span
 
 
-def perfetto(panels: Mapping[str, Sequence[Span]], schedule: Schedule, path: Path, scale: Scale = MILLISECONDS) -> Path:
-    """Write a trace for ui.perfetto.dev, and return its path.
+def perfetto(
+    panels: Mapping[str, Sequence[Span]], schedules: Mapping[str, Schedule], path: Path, scale: Scale = MILLISECONDS
+) -> Path:
+    """Write a trace for ui.perfetto.dev, and return its path; both mappings have the panels' names.
 
     It has one process per panel, one thread per rank, and one arrow per tensor sent to another rank.
     The format is Chrome's trace events (JSON); one microsecond there is a thousandth of the scale's
@@ -35,7 +37,7 @@ def perfetto(panels: Mapping[str, Sequence[Span]], schedule: Schedule, path: Pat
             {"ph": "M", "pid": number, "tid": rank, "name": "thread_name", "args": {"name": f"rank {rank}"}}
             for rank in sorted({span.rank for span in spans})
         ]
-        events += _slices_and_arrows(spans, schedule, number, begin, scale.length / 1000)
+        events += _slices_and_arrows(spans, schedules[name], number, begin, scale.length / 1000)
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
     return path
 

@@ -67,7 +67,7 @@ def timeline(
     """Return timelines as lines of text, one above the other on one scale of time.
 
     Args:
-        panels: name -> the spans of one step; the names are keys of MEANING.
+        panels: name -> the spans of one step; the names are keys of MEANING, or of runs that are compared.
         columns: the width of the lines, in characters; they are never narrower than LEAST columns of time.
         rows: the most ranks to show of a panel; of more ranks, the first and the last are shown.
         in_header: the panels that are not drawn; their time and bubble are in the header.
@@ -83,7 +83,8 @@ def timeline(
     drawn: list[Line] = []
     for panel in shown:
         if len(shown) > 1:
-            drawn += [[]] * bool(drawn) + _wrapped([f"{panel.name}: {MEANING[panel.name]}"], columns)
+            meaning = f": {MEANING[panel.name]}" if panel.name in MEANING else ""
+            drawn += [[]] * bool(drawn) + _wrapped([f"{panel.name}{meaning}"], columns)
         drawn += _rows(panel, room, total, rows, digits)
     axis = Cells(" " * (len("rank  |") + digits) + _axis(float(total) / scale.length, scale.short, room), "idle")
     facts = [f"replica 0 of {replicas}"] * (replicas > 1) + header(panels, sums, predicted, scale)

@@ -73,7 +73,12 @@ def traces(seed: int):
 def test_perfetto_has_a_slice_an_action_and_an_arrow_a_tensor(tmp_path):
     for schedule, costs in traces(11):
         spans = simulate(schedule, costs)
-        path = perfetto({"replayed": spans, "measured": list(spans)}, schedule, tmp_path / "trace.json", UNITS)
+        path = perfetto(
+            {"replayed": spans, "measured": list(spans)},
+            dict.fromkeys(("replayed", "measured"), schedule),
+            tmp_path / "trace.json",
+            UNITS,
+        )
         events = json.loads(path.read_text())["traceEvents"]
         assert {event["ph"] for event in events} <= set("MXsf")
         for panel in (1, 2):
@@ -118,7 +123,7 @@ def test_perfetto_names_its_rows(tmp_path):
         span._replace(start=10**15 + 10**6 * span.start, end=10**15 + 10**6 * span.end, ready=10**15)
         for span in simulate(schedule, equal(2, 1, 2))
     ]
-    path = perfetto({"measured": spans}, schedule, tmp_path / "trace.json", MILLISECONDS)
+    path = perfetto({"measured": spans}, {"measured": schedule}, tmp_path / "trace.json", MILLISECONDS)
     events = json.loads(path.read_text())["traceEvents"]
     names = [(e["name"], e.get("tid"), e["args"]["name"]) for e in events if e["ph"] == "M"]
     assert names == [("process_name", None, "measured, ms"), ("thread_name", 0, "rank 0"), ("thread_name", 1, "rank 1")]
