@@ -19,7 +19,16 @@ from rich.console import Console
 from rich.progress import track
 
 from analysis import page, sweep
-from analysis.command import ANY_RUN, answer_of, command_parser, nothing, print_missing, print_unreadable, save
+from analysis.command import (
+    ANY_RUN,
+    answer_of,
+    command_parser,
+    nothing,
+    open_store,
+    print_missing,
+    print_unreadable,
+    save,
+)
 from analysis.overview import overview, without_result
 from analysis.page import Report, Section
 from microp.records import RecordError
@@ -66,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Write every figure and the report; print their files and the commands of missing points."""
     parser = command_parser("analysis", main.__doc__, takes_outputs=True)
     options = parser.parse_args(arguments)
-    store, folder = Store(options.outputs), options.outputs / "report"
+    store, folder = open_store(options), options.outputs / "report"
     runs = store.runs()
     print_unreadable(store)
     if runs.empty:

@@ -31,7 +31,7 @@ from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, counted, drawn, percent
 from analysis.memory_law import laws
 from analysis.prediction import measured_steps
-from analysis.words import doubts, middle, points, sentences, widest
+from analysis.words import doubts, middle, sentences, widest
 from microp.records import LAUNCH, over_launches, paired, read_spans
 from microp.results import Store, records, worst_rank_mib
 from microp.schedule import Schedule
@@ -63,7 +63,7 @@ def answer(store: Store) -> str:
     compared = runs if runs.empty else compare(runs.drop_duplicates([*POINT, LAUNCH]))
     if compared.empty:
         return ""
-    table = points(compared, POINT, ["ratio", "simulated", "kept"])
+    table = over_launches(compared, POINT, ["ratio", "simulated", "kept"])
     order = [*POLICIES, *sorted(set(table["checkpointing"]) - set(POLICIES))]
     told = [_policy(name, own) for name in order if not (own := table[table["checkpointing"] == name]).empty]
     if (most := table.groupby("checkpointing").size().max()) > 1:

@@ -12,10 +12,12 @@ from __future__ import annotations
 import importlib
 import sys
 import textwrap
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import microp
+from analysis import plot
 from analysis.exhibit import Exhibit
 from microp.records import RecordError, command
 from microp.results import Store
@@ -37,7 +39,7 @@ def main(name: str, exhibits: Exhibits, made_by: str | None = None, arguments: l
     about = "Write the figures and tables of this section into OUTPUTS/report."
     parser = command_parser(f"analysis.{name}", about, takes_outputs=True)
     options = parser.parse_args(arguments)
-    store = Store(options.outputs)
+    store = open_store(options)
     try:
         made = exhibits(store)
     except RecordError as error:
@@ -74,7 +76,20 @@ def command_parser(module: str, about: str | None, takes_outputs: bool = False) 
     if takes_outputs:
         told = "the folder that runs write to (default: outputs)"
         parser.add_argument("outputs", type=Path, nargs="?", default=OUTPUTS, help=told)
+        parser.add_argument("--schedule", type=_names, default=(), help="only runs of these, as gpipe,1f1b")
+        wide = "the width of figures in columns of a paper (default: 2)"
+        parser.add_argument("--columns", type=int, choices=(1, 2), default=2, help=wide)
     return parser
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def open_store(options: Namespace) -> Store:
+    """Return the runs that the options of a command with `takes_outputs` ask for; figures get the width asked for."""
+    plot.use_columns(options.columns)
+    return Store(options.outputs, options.schedule)
 
 
 def save(exhibits: Iterable[Exhibit], folder: Path) -> None:

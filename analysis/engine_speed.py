@@ -20,7 +20,7 @@ import pandas as pd
 from analysis import looks, plot, scales
 from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, counted, drawn, kind_of
-from analysis.words import doubts, listed, middle, points, sentences, widest
+from analysis.words import doubts, listed, middle, sentences, widest
 from microp.records import over_launches
 from microp.results import Store
 from microp.system import run_command
@@ -66,7 +66,7 @@ def answer(store: Store) -> str:
     runs = prepared(store.runs(NAME))
     if runs.empty:
         return ""
-    table = points(runs, POINT, list(RATIOS))
+    table = over_launches(runs, POINT, list(RATIOS))
     told = [_ratios(key, own) for key, own in table.groupby(PANEL, sort=True, dropna=False)]
     told.append("figures are medians over configurations (schedule and M), with their ranges")
     microp, torch, _ = RATIOS

@@ -2,7 +2,7 @@
 
 ::
 
-    Exhibit ── save ──► m-sensitivity-bubble.svg  .png  .csv
+    Exhibit ── save ──► m-sensitivity-bubble.svg  .pdf  .png  .csv
                         the same rows give the same bytes of SVG and CSV
             ── full_caption ──► "Idle time over ... From 72 runs of 24 configurations, 3 launches each ..."
 """
@@ -49,13 +49,14 @@ class Exhibit:
         return f"{self.caption.rstrip()} {self.origin}"
 
     def save(self, folder: Path) -> list[Path]:
-        """Write the figure as SVG and PNG and the table as CSV, and return the paths of the files."""
+        """Write the figure as SVG, PDF and PNG and the table as CSV, and return the paths of the files."""
         folder.mkdir(parents=True, exist_ok=True)
-        vector, pixels, table = (folder / f"{self.stem}.{ending}" for ending in ("svg", "png", "csv"))
+        vector, paper, pixels, table = (folder / f"{self.stem}.{ending}" for ending in ("svg", "pdf", "png", "csv"))
         self.figure.savefig(vector, metadata={"Date": None, "Creator": None})
+        self.figure.savefig(paper, metadata={"CreationDate": None, "Creator": None, "Producer": None})
         self.figure.savefig(pixels)
         self.table.to_csv(table, index=False, float_format=NUMBERS, lineterminator="\n")
-        return [vector, pixels, table]
+        return [vector, paper, pixels, table]
 
 
 def drawn(found: Iterable[Exhibit | None], missing: Sequence[str]) -> list[Exhibit]:

@@ -19,7 +19,7 @@ import pandas as pd
 from analysis import looks, plot, scales
 from analysis.command import main
 from analysis.exhibit import FIT, INTERVALS, Exhibit, distance, drawn, not_fitted
-from analysis.words import TIME, closing, listed, number, points, sentences, spread
+from analysis.words import TIME, closing, listed, number, sentences, spread
 from microp.records import LAUNCH, over_launches, paired
 from microp.results import Store, records
 from microp.system import MIB, run_command
@@ -60,13 +60,13 @@ def answer(store: Store) -> str:
     usual = real[(real[BUCKET].fillna(USUAL_MB) == USUAL_MB) & real["sync"].isin(WAYS)]
     several = usual.groupby(DIM)["sync"].nunique()
     if not (wide := several[several > 1]).empty:
-        table = points(usual[usual[DIM] == wide.index.max()], ["sync"], [TIME])
+        table = over_launches(usual[usual[DIM] == wide.index.max()], ["sync"], [TIME])
         times = {row["sync"]: f"{spread(row, TIME, 'ms')} with {row['sync']}" for row in records(table)}
         seen = listed([times[way] for way in WAYS if way in times])
         told.append(f"with two replicas of a model of width {wide.index.max()}, a step takes {seen}")
     # 2. the two that ran in turn
     if TURNS in runs and not runs[TURNS].isna().all():
-        table = points(runs.dropna(subset=[TURNS]), [DIM], [TURNS])
+        table = over_launches(runs.dropna(subset=[TURNS]), [DIM], [TURNS])
         seen = listed([f"{spread(row, TURNS)} at width {row[DIM]}" for row in records(table)])
         told.append(f"run in turn within one launch, ddp's step time over that of torch_ddp is {seen}")
     # 3. the ring
@@ -83,7 +83,7 @@ def answer(store: Store) -> str:
     _, compared = relative_to_one(runs[runs["device"] == "emulated"])
     if not compared.empty and compared["replicas"].nunique() > 1:
         most = compared["replicas"].max()
-        table = points(compared[compared["replicas"] == most], [DIM], ["ratio"])
+        table = over_launches(compared[compared["replicas"] == most], [DIM], ["ratio"])
         seen = listed([f"{spread(row, 'ratio')} at width {row[DIM]}" for row in records(table)])
         told.append(f"the rows per second of {most} emulated replicas, relative to those of one, are {seen}")
     by = ["device", "replicas", "sync", DIM, BUCKET, "ring"]
@@ -127,7 +127,7 @@ def _in_turn(real: pd.DataFrame) -> str:
     both = real[real["sync"] == "compare"]
     if both.empty:
         return ""
-    table = points(both, [DIM], ["syncs.ratio.ddp/torch_ddp"])
+    table = over_launches(both, [DIM], ["syncs.ratio.ddp/torch_ddp"])
     seen = "; ".join(f"{spread(row, 'syncs.ratio.ddp/torch_ddp')} at width {row[DIM]}" for row in records(table))
     same = (both["syncs.reduced_bytes.ddp"] == both["syncs.reduced_bytes.torch_ddp"]).all()
     moved = "both move the same bytes" if same else "they do not move the same bytes"

@@ -51,7 +51,6 @@ def answer(store: Store) -> str:
     if table.empty:
         return ""
     at = table["latency_ms"].max()
-    table["disturbed"] = table["schedule"].map(runs.groupby("schedule")["disturbed"].any())
     slopes = {row["schedule"]: row for row in records(table[table["latency_ms"] == at])}
     most = max(row["added_ms"] for row in slopes.values())
     seen = [f"{spread(slopes[name], 'added_ms', 'ms', most)} under {name}" for name in looks.in_order(sorted(slopes))]
@@ -138,7 +137,8 @@ def _fits(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
     for (schedule, latency, launch), rows in runs.groupby(["schedule", "latency_ms", LAUNCH]):
         if rows["chunks"].nunique() > 1:
             _, b = least_squares(rows["chunks"], rows["step_ms.median"])
-            yield {"schedule": schedule, "latency_ms": latency, LAUNCH: launch, "b": b}
+            point = {"schedule": schedule, "latency_ms": latency, LAUNCH: launch}
+            yield {**point, "b": b, "disturbed": rows["disturbed"].any()}
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import pandas as pd
 from analysis import looks, nominal, plot
 from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, counted, distance, drawn
-from analysis.words import closing, doubts, listed, points, sentences, spread
+from analysis.words import closing, doubts, listed, sentences, spread
 from microp.records import over_launches, read_reductions, read_spans
 from microp.results import Store, records
 from microp.system import run_command
@@ -44,7 +44,7 @@ def answer(store: Store) -> str:
     runs = summed(prepared(store.runs(NAME)))
     if runs.empty:
         return ""
-    table = points(runs, POINT, [MEASURED, SIMULATED, "reduction.exposed_ms"])
+    table = over_launches(runs, POINT, [MEASURED, SIMULATED, "reduction.exposed_ms"])
     at = table[table["chunks"] == table["chunks"].max()]
     at = at[at["reduce_ms"] == at["reduce_ms"].max()]
     exposed = {row["schedule"]: spread(row, "reduction.exposed_ms", "ms") for row in records(at)}

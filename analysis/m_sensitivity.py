@@ -25,7 +25,7 @@ from matplotlib.ticker import MaxNLocator
 from analysis import looks, nominal, plot, scales
 from analysis.command import main
 from analysis.exhibit import FIT, INTERVALS, Exhibit, drawn, kind_of, not_fitted
-from analysis.words import closing, mib_text, number, points, sentences, spread, versus
+from analysis.words import closing, mib_text, number, sentences, spread, versus
 from microp.records import LAUNCH, WIDE_FRACTION, least_squares, over_launches, paired
 from microp.results import Store, records, worst_rank_mib
 from microp.simulator import closed_forms
@@ -94,7 +94,7 @@ def _ends(part: Part) -> str:
     growing = "step_ms.median" if part.fixed == "batch" else "per microbatch"
     own = part.rows[part.rows["schedule"] == names[0]]
     own = own.assign(**{"per microbatch": own["step_ms.median"] / own["chunks"]})
-    low, *_, high = records(points(own, ["chunks"], ["bubble.measured", "bubble.closed_form"]))
+    low, *_, high = records(over_launches(own, ["chunks"], ["bubble.measured", "bubble.closed_form"]))
     formulas = [point["bubble.closed_form"] for point in (low, high)]
     known = "" if pd.isna(formulas).any() else f" (closed form: {' to '.join(map(number, formulas))})"
     before, after = (own[own["chunks"] == point["chunks"]] for point in (low, high))
@@ -271,7 +271,8 @@ def _fits(part: Part) -> Iterator[dict[str, Any]]:
     """Yield the line of each schedule and launch, NaN if it has too few M; `formula` is the depth by closed form."""
     for (schedule, launch), rows in part.rows.groupby(["schedule", LAUNCH]):
         rows = rows[rows["chunks"] >= part.ranks]  # with fewer microbatches ZB-H1 has another shape
-        line = {"schedule": schedule, LAUNCH: launch, **dict.fromkeys(("a", "b", "depth", "formula"), float("nan"))}
+        about = {"schedule": schedule, LAUNCH: launch, "disturbed": rows["disturbed"].any()}
+        line = {**about, **dict.fromkeys(("a", "b", "depth", "formula"), float("nan"))}
         if rows["chunks"].nunique() >= FIT:
             a, b = least_squares(rows["chunks"], rows["step_ms.median"])
             line |= {"a": a, "b": b, "depth": a / b + 1}

@@ -28,7 +28,7 @@ from analysis import looks, nominal, plot
 from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, distance, drawn, kind_of, percent
 from analysis.prediction import makespan_ms, measured_steps
-from analysis.words import closing, number, points, sentences, spread, versus
+from analysis.words import closing, number, sentences, spread, versus
 from microp.records import LAUNCH, WIDE_FRACTION, over_launches, paired
 from microp.results import Store, records
 from microp.schedule import Schedule
@@ -105,7 +105,7 @@ def _cost(part: Part) -> str:
         return ""
     schedule = looks.in_order(sorted(skewed["schedule"].unique()))[0]
     skewed = skewed[(skewed["schedule"] == schedule) & (skewed["position"] == skewed["position"].max())]
-    [point] = records(points(skewed, POINT, ["ratio"]))
+    [point] = records(over_launches(skewed, POINT, ["ratio"]))
     uniform = nominal.step_ms(part.orders[schedule], part.costs(even["partition"].iloc[0]))
     alone = float(uniform / part.alone_ms(records(skewed)[0])[0])
     times = "nominal times" if part.device == "emulated" else "times measured with the uniform partition"

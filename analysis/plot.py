@@ -60,12 +60,19 @@ STYLE: dict[str, Any] = {
     "ytick.labelsize": fitting.POINTS,
 }
 mpl.rcParams.update(cast(Any, STYLE))
-WIDTH = 6.4  # inches
+WIDTH = 6.4  # inches: two columns of a paper; `use_columns` changes it
+ONE_COLUMN = 3.3  # inches
 HEIGHT = 2.3  # of a panel, with its title and the names of its axes
 SHORT = 0.2  # inches to each side of a single computed point
 BESIDE, ABOVE = 0.8, 0.75  # of a panel's width and height: what its title and the labels of its axes take
 HANDLE = 5.4 * fitting.POINTS / 72  # of a legend's column: what the sample of a line and the space around it take
 CHUNKS = "microbatches M"
+
+
+def use_columns(columns: int) -> None:
+    """Make the figures that are drawn from now on as wide as one column of a paper, or two."""
+    global WIDTH
+    WIDTH = ONE_COLUMN if columns == 1 else 6.4
 
 
 # --- sheets ----------------------------------------------------------------------------------------
@@ -81,8 +88,11 @@ def sheet(rows: int = 1, columns: int = 1, height: float = HEIGHT, **layout: Any
 
 
 def panels(number: int, height: float = HEIGHT, **layout: Any) -> tuple[Figure, list[Axes]]:
-    """Return a figure with two panels per row, and the panels in reading order; a single one has the whole row."""
-    columns = min(number, 2)
+    """Return a figure with two panels per row, and the panels in reading order; a single one has the whole row.
+
+    A figure of one column of a paper has one panel per row.
+    """
+    columns = min(number, 2 if WIDTH > ONE_COLUMN else 1)
     figure, grid = sheet(-(-number // columns), columns, height, **layout)
     for axis in grid.flat[number:]:
         axis.remove()

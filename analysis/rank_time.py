@@ -2,11 +2,10 @@
 
 ::
 
-    gpipe, 42 ms   r0 │████████░░░░░░│   compute, recompute, optimizer, host
-                   r1 │███████████░░░│   wait: transfer, for a tensor that was sent
-    1f1b, 40 ms    r0 │████████░░░░░░│   wait: warm-up, steady phase, drain: for another rank
-                   r1 │███████████░░░│   a bar adds up to the step's wall time
-                      └ share of step
+    gpipe, 42 ms   │██ 62 % ██░░░░░░ 0    compute, recompute, optimizer, host
+                   │███████████░░░░░ 1    wait: transfer, for a tensor that was sent
+    1f1b, 40 ms    │██ 65 % ██░░░░░ 0     wait: warm-up, steady phase, drain: for another rank
+                   │███████████░░░░ 1     a bar adds up to the step's wall time, in ms
 
 A panel is one configuration, in which only the schedule differs. For each device, model and number of ranks the
 figure first shows the configuration that most schedules share; among equals one without recomputation whose number of
@@ -33,7 +32,8 @@ from microp.results import Store, records
 from microp.system import run_command
 from microp.trace import KINDS
 
-PANELS = 6
+PAGE = 8.5  # inches: as many panels are drawn as fit
+MOST_NUMBERED = 4  # ranks of which all bars have their number; else the first and the last
 GAP = 0.08  # inches between the bars of two schedules
 AROUND = 0.7  # inches of a panel above and below its bars, without its title
 SEEN = 0.003  # of a bar: what is shorter cannot be seen, and has no entry in the legend
@@ -42,7 +42,6 @@ SETTING = ["chunks", "batch_size", "checkpointing", "place"]
 IN_EVERY_TITLE = ("chunks", "ranks", "device.name", "model.name", "checkpointing.name")
 LINES = 6  # of a panel's title
 LINE = 0.17  # inches
-ROOM = plot.WIDTH - 2 * scales.ROW - 0.3  # of a title, which begins where the bars do
 NAMED = 6  # of the configurations that are not drawn
 # compute is dark and waits are light; hatching separates neighbours that are alike without colour
 LOOKS: dict[str, tuple[str, str, str]] = {  # colour, hatching, name
@@ -71,29 +70,31 @@ def exhibits(store: Store) -> list[Exhibit]:
     runs = typical(store.runs())
     if runs.empty:
         return []
-    found = _panels(runs)
-    panels = found[:PANELS]
-    titles = [fitting.wrapped(title, ROOM, LINES) for title, _ in panels]
+    found, room = _panels(runs), plot.WIDTH - 2 * scales.ROW - 0.3  # of a title, which begins where the bars do
+    titles = [fitting.wrapped(title, room, LINES) for title, _ in found]
     heights = [
         AROUND + LINE * len(wrapped.splitlines()) + len(own) * (_thickness(own) * own["ranks"].iloc[0] + GAP)
-        for wrapped, (_, own) in zip(titles, panels, strict=True)
+        for wrapped, (_, own) in zip(titles, found, strict=True)
     ]
+    number = max(1, int(np.searchsorted(np.cumsum(heights), PAGE)))
+    panels, titles, heights = found[:number], titles[:number], heights[:number]
     layout = {"gridspec_kw": {"height_ratios": heights}}
     figure, axes = plot.sheet(len(panels), 1, sum(heights) / len(heights), **layout)
     for axis, wrapped, (_, own) in zip(axes[:, 0], titles, panels, strict=True):
         _draw(axis, own)
-        plot.titled(axis, x="share of the step's wall time, %")
+        plot.titled(axis, x="wall time of the step, ms")
         axis.set_title(wrapped)
     most = pd.DataFrame([shares.max(axis=1) for _, own in panels for row in records(own) for shares in [_shares(row)]])
     shown = [kind for kind in LOOKS if most[kind].max() >= SEEN]
     plot.legend(figure, [Patch(**_look(kind), label=LOOKS[kind][2]) for kind in shown])
     text = (
-        "Share of a traced step's wall time by kind, one bar per rank with rank 0 at the top; the time of the whole "
-        "step is beside the name. A panel is one configuration: its bars differ only in what their names say. "
+        "Wall time of a traced step by kind, one bar per rank, whose number is at its end; the time of the whole "
+        "step is beside the name, and the mean share of compute in the bars. A panel is one configuration: its bars "
+        "differ only in what their names say. "
         "Host: what is left, the rank's own time around its actions. Waits in warm-up, steady "
         "phase and drain are for another rank to finish an action; transfer is a wait for a tensor that was already "
         "being sent. Of several launches the one with the median step time is shown; the table has all configurations, "
-        f"and kinds below {percent(SEEN)} of every bar.{_not_drawn(found[PANELS:])}"
+        f"and kinds below {percent(SEEN)} of every bar.{_not_drawn(found[number:])}"
     )
     return [Exhibit("rank-time", "Time of each rank by kind", text, figure, _table(runs), runs)]
 
@@ -187,33 +188,38 @@ def _not_drawn(panels: list[Panel]) -> str:
 
 def _thickness(rows: pd.DataFrame) -> float:
     """Return the thickness of a bar in inches, so that the ranks of a schedule leave room for its name."""
-    return max(0.05, min(0.12, 0.32 / float(rows["ranks"].iloc[0])))
+    return max(0.05, min(0.15, 0.6 / float(rows["ranks"].iloc[0])))
 
 
 def _draw(axis: Axes, rows: pd.DataFrame) -> None:
-    names, gap, order = [], GAP / _thickness(rows), looks.in_order(rows["schedule"])
+    names, gap, order, longest = [], GAP / _thickness(rows), looks.in_order(rows["schedule"]), 0.0
     bars: dict[str, list[Any]] = {kind: [] for kind in LOOKS}
     for place, row in enumerate(sorted(records(rows), key=lambda row: (order.index(row["schedule"]), row["bar"]))):
-        shares = _shares(row)
-        ranks = shares.shape[1]
-        total = np.sum([kind_ms(row, kind) for kind in LOOKS], axis=0)
+        ranks, total = row["ranks"], np.sum([kind_ms(row, kind) for kind in LOOKS], axis=0)
+        longest = max(longest, total.max())
         group = ranks + gap  # the height of a schedule, in bars
         at, left = place + (np.arange(ranks) + 0.5 + gap / 2) / group - 0.5, np.zeros(ranks)
         for kind in LOOKS:
-            share = 100 * shares.loc[kind].to_numpy()
-            if share.any():
+            spent = np.array(kind_ms(row, kind))
+            if spent.any():
                 low, high = at - 0.46 / group, at + 0.46 / group
-                ends = left + share
+                ends = left + spent
                 corners = [(left, low), (ends, low), (ends, high), (left, high)]
                 bars[kind] += np.transpose(corners, (2, 0, 1)).tolist()
                 left = ends
+        compute = kind_ms(row, "compute")
+        share = percent(sum(compute) / total.sum(), 0)
+        behind = {"facecolor": LOOKS["compute"][0], "edgecolor": "none", "pad": 1.5}
+        axis.text(min(compute) / 2, place, share, ha="center", va="center", color="white", zorder=3, bbox=behind)
+        for rank in range(0, ranks, ranks - 1 if ranks > MOST_NUMBERED else 1):
+            axis.text(total[rank], at[rank], f" {rank}", va="center")
         time = f", {total.max():.1f} ms"
         names.append(f"{fitting.shortened(row['bar'], 2 * scales.ROW - fitting.width(time))}{time}")
     for kind, own in bars.items():
         if own:  # one patch for all bars of a kind, because each patch takes the time of a hatch
             axis.add_artist(PathPatch(Path.make_compound_path_from_polys(np.array(own)), **_look(kind)))
     scales.name_rows(axis, names, 2 * scales.ROW + 0.01)
-    axis.set_xlim(0, 100)
+    axis.set_xlim(0, 1.04 * longest)
     axis.grid(visible=False)
     axis.tick_params(axis="y", length=0)
 

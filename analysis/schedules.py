@@ -22,7 +22,7 @@ from matplotlib.ticker import MaxNLocator
 from analysis import looks, nominal, plot, scales
 from analysis.command import main
 from analysis.exhibit import INTERVALS, Exhibit, distance, drawn
-from analysis.words import BUBBLE, TIME, closing, doubts, least_memory, points, sentences, spread, versus
+from analysis.words import BUBBLE, TIME, closing, doubts, least_memory, sentences, spread, versus
 from microp.records import LAUNCH, over_launches
 from microp.results import Store, records, worst_rank_mib
 from microp.simulator import simulate
@@ -67,7 +67,7 @@ def answer(store: Store) -> str:
         return ""
     chunks = several[several == several.max()].index.max()
     runs = runs[runs["chunks"] == chunks].assign(activation_mib=lambda rows: worst_rank_mib(rows))
-    table = points(runs, ["schedule"], [TIME, BUBBLE, "activation_mib"]).sort_values([TIME, "schedule"])
+    table = over_launches(runs, ["schedule"], [TIME, BUBBLE, "activation_mib"]).sort_values([TIME, "schedule"])
     first, second, last = (records(table)[place] for place in (0, 1, -1))
     fastest, next_one = (runs[runs["schedule"] == point["schedule"]] for point in (first, second))
     told = (

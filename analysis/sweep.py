@@ -25,7 +25,7 @@ from analysis.command import OUTPUTS, command_parser, nothing, print_answer, pri
 from analysis.engine_speed import RATIOS, TIMES
 from analysis.exhibit import INTERVALS, Exhibit, counted
 from analysis.varied import is_numeric, say, varying
-from analysis.words import BUBBLE, TIME, closing, doubts, least_memory, listed, points, sentences, spread, versus
+from analysis.words import BUBBLE, TIME, closing, doubts, least_memory, listed, sentences, spread, versus
 from microp.records import LAUNCH, WIDE_FRACTION, Plan, over_launches, read_plans
 from microp.results import ROWS_UNKNOWN, Store, are_rows_unknown, finished_runs, records, worst_rank_mib
 from microp.system import run_command
@@ -68,7 +68,7 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = 
         if quantity not in rows:
             continue
         own = over_launches(rows, points, [quantity], floor)
-        table = table.merge(own.drop(columns="launches") if "launches" in table else own, on=points)
+        table = table.merge(own.drop(columns=["launches", "disturbed"]) if "launches" in table else own, on=points)
     formula = rows[[*points, "bubble.closed_form"]].drop_duplicates(points)
     table = table.merge(formula.rename(columns={"bubble.closed_form": "formula"}), on=points).sort_values(points)
     number = table["line"].nunique()
@@ -95,7 +95,7 @@ def answer(rows: pd.DataFrame, keys: Sequence[str]) -> str:
     rows = rows.assign(point=names, **{"ms per row": rows[TIME] / rows["batch_size"]})
     same = rows["batch_size"].nunique() == 1
     value, unit = (TIME, "ms per step") if same else ("ms per row", "ms per row of the batch")
-    table = points(rows, ["point"], [value, BUBBLE, "activation_mib"]).sort_values([value, "point"])
+    table = over_launches(rows, ["point"], [value, BUBBLE, "activation_mib"]).sort_values([value, "point"])
     first, last = (records(table)[place] for place in (0, -1))
     fastest = f"{spread(first, value, unit)}, with a bubble of {spread(first, BUBBLE)}"
     told = [fastest]
@@ -113,7 +113,7 @@ def answer(rows: pd.DataFrame, keys: Sequence[str]) -> str:
         told = [ROWS_UNKNOWN]
     known = [ratio for ratio in RATIOS if ratio in rows and rows[ratio].notna().any()]
     if known:
-        ratios = points(rows.dropna(subset=known, how="all"), ["point"], known)
+        ratios = over_launches(rows.dropna(subset=known, how="all"), ["point"], known)
         said = listed([f"{RATIOS[ratio]} {words.middle(ratios[ratio])}" for ratio in known])
         told.append(f"step times of engines that take turns, as ratios, medians over points with their ranges: {said}")
     return sentences([*told, *least_memory(table, "point"), closing(rows, ["point"])])

@@ -2,7 +2,7 @@
 
 ::
 
-    the row of a point, from `points` ──► 43.3 ms [42.1, 44.0]      one launch: 43.3 ms
+    the row of a point, of `over_launches` ──► 43.3 ms [42.1, 44.0]      one launch: 43.3 ms
                                           43.3 ms (disturbed)       something disturbed the timing of a launch
     the launches of two points ── compare ──► "1f1b is 4.0 % faster than gpipe [2.1 %, 5.9 %], 3 launches each"
                                               one launch: "1f1b takes 43.3 ms, against 45.1 ms for gpipe"
@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from microp.records import LAUNCH, RANGE_UP_TO, over_launches
+from microp.records import LAUNCH, RANGE_UP_TO
 from microp.results import compare, launch_times
 
 TIME, BUBBLE = "step_ms.median", "bubble.measured"
@@ -47,14 +47,8 @@ def listed(texts: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
 
 
-def points(rows: pd.DataFrame, by: Sequence[str], values: Sequence[str]) -> pd.DataFrame:
-    """Return a table as `over_launches`, with the column `disturbed`: whether the timing of a launch was."""
-    disturbed = rows.groupby(list(by), sort=True, dropna=False)["disturbed"].any()
-    return over_launches(rows, by, values).assign(disturbed=disturbed.to_numpy(dtype=bool))
-
-
 def spread(point: Mapping[str, Any], value: str, unit: str = "", like: float | None = None) -> str:
-    """Return the value of a row of `points` with its interval over launches in brackets, and what is known against it.
+    """Return a value of a row of `over_launches` with its interval in brackets, and what is known against it.
 
     The number has the decimals of `like`, by default of the value itself. A single launch has no interval.
     """
@@ -108,7 +102,7 @@ def closing(rows: pd.DataFrame, by: list[str]) -> str:
 
 
 def widest(table: pd.DataFrame, values: Iterable[str]) -> str:
-    """Return a sentence on the widest interval over launches of these values of a table of `points`."""
+    """Return a sentence on the widest interval over launches of these values of a table of `over_launches`."""
     if table["launches"].max() == 1:
         return "One launch each, so no spread between launches is known: repeat=0,1,2 gives it"
     width = max((table[f"{value}.high"] - table[f"{value}.low"]).max() for value in values)

@@ -87,7 +87,7 @@ class Run:
         """Return the last measured step as text, replayed above measured.
 
         Args:
-            path: if given (without ending), the timelines are also written there as SVG and PNG.
+            path: if given (without ending), the timelines are also written there as SVG, PDF and PNG.
             columns: the width of the text, in characters.
 
         Raises:

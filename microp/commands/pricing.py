@@ -79,7 +79,7 @@ class Price:
         """Return the timeline as text.
 
         Args:
-            path: if given (without ending), the timeline is also written there as SVG and PNG.
+            path: if given (without ending), the timeline is also written there as SVG, PDF and PNG.
             columns: the width of the text, in characters.
         """
         if path is not None:

@@ -14,12 +14,13 @@ compared by launch: repeat 0 with repeat 0, which has the same seed and data and
 same time.
 
 A point is marked as too wide if its interval is wider than a tenth of its value (for fractions:
-than 0.02, if that is more), or if the steps within its launches spread from p10 to p90 over more
-than a fifth of their median.
+than 0.02, if that is more), if the steps within its launches spread from p10 to p90 over more
+than a fifth of their median, or if the timing of a launch was disturbed (see `disturbance`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # ranks do not import pandas
 
 LAUNCH = "config.repeat"
 DRAWS = 2000
+_MEMORY = re.compile("mib|bytes|kept|in_flight")  # columns that do not depend on time
 RANGE_UP_TO = 5  # launches: a bootstrap interval of the median of so few is their range, and not one of 95 %
 WIDE = 0.1  # relative to the value
 WIDE_FRACTION = 0.02  # absolute, for fractions such as bubble and utilisation
@@ -58,8 +60,9 @@ def over_launches(rows: pd.DataFrame, by: Sequence[str], values: Sequence[str], 
     `floor` wide is never too wide (`WIDE_FRACTION` for fractions).
 
     Returns:
-        the columns `by`; `launches`; and for each value its median under its own name, with
-        `<value>.low`, `<value>.high` and `<value>.wide`.
+        the columns `by`; `launches`; `disturbed` if `rows` has it, of any launch; and for each value its median under
+        its own name, with `<value>.low`, `<value>.high` and `<value>.wide`: not to be relied on, because it spreads
+        too widely or was disturbed. Memory is exact, and never is.
     """
     import pandas as pd
 
@@ -68,13 +71,17 @@ def over_launches(rows: pd.DataFrame, by: Sequence[str], values: Sequence[str], 
     for name, launches in rows.groupby(list(by), sort=True, dropna=False):
         spread = step_spread(*(launches[column].astype(float) for column in _STEPS)).median() if has_steps else np.nan
         point = {**dict(zip(by, name, strict=True)), "launches": len(launches)}
+        disturbed = "disturbed" in rows and bool(launches["disturbed"].any())
+        point |= {"disturbed": disturbed} if "disturbed" in rows else {}
         for value in values:
             known = launches[value].astype(float).dropna()
             middle, (low, high) = known.median(), interval(known.tolist())
-            wide = len(known) and (spread > WIDE_STEPS or high - low > max(WIDE * abs(middle), floor))
+            uncertain = disturbed or spread > WIDE_STEPS or high - low > max(WIDE * abs(middle), floor)
+            wide = len(known) and uncertain and not _MEMORY.search(value)
             point |= {value: middle, f"{value}.low": low, f"{value}.high": high, f"{value}.wide": bool(wide)}
         points.append(point)
-    columns = [*by, "launches", *(f"{value}{part}" for value in values for part in ("", ".low", ".high", ".wide"))]
+    about = ["launches", "disturbed"] if "disturbed" in rows else ["launches"]
+    columns = [*by, *about, *(f"{value}{part}" for value in values for part in ("", ".low", ".high", ".wide"))]
     return pd.DataFrame(points, columns=columns)
 
 

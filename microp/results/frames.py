@@ -20,7 +20,7 @@ run counts, so that rows of an older sweep are not mixed in.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,18 +170,21 @@ def _row(attempt: Path) -> dict[str, Any]:
 class Store:
     """The runs and sweeps of an outputs folder, which may be absent.
 
+    Args:
+        schedules: those whose runs count; empty for all.
+
     Attributes:
         rows: the nested rows of all runs that can be read, also of those that did not finish.
         plans: all sweeps that were started, oldest first.
         unreadable: why runs and sweeps are left out, one sentence each.
     """
 
-    def __init__(self, outputs: Path) -> None:
+    def __init__(self, outputs: Path, schedules: Collection[str] = ()) -> None:
         self.outputs = outputs
         self.rows, unreadable_runs = read_runs(outputs / "runs")
         self.plans, unreadable_plans = read_plans(outputs / "sweeps")
         self.unreadable = [*unreadable_runs, *unreadable_plans]
-        self._finished = _finished(self.rows)
+        self._finished = _finished([row for row in self.rows if not schedules or row["schedule"] in schedules])
 
     def runs(self, name: str | None = None) -> pd.DataFrame:
         """Return one row per finished run of the experiment `name`, or of all experiments without a name.

@@ -28,6 +28,7 @@ logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if the home 
 
 
 WIDTH = 6.4  # inches: the text of a page
+ENDINGS = "svg", "pdf", "png"
 DRAWN = 20_000  # actions; with more, a figure is unreadable and a trace takes hundreds of megabytes
 POINTS = 9.5  # the size of text: 7 CSS pixels where a figure is as wide as a phone
 LETTER = 0.64  # the width of a letter of a name, relative to its size
@@ -47,16 +48,18 @@ def figure(
     path: Path,
     scale: Scale = MILLISECONDS,
     sums: Mapping[str, Sequence[Reduction]] | None = None,
+    endings: Sequence[str] = ENDINGS,
 ) -> list[Path]:
     """Draw timelines one above the other on a common time axis, each from its first start.
 
     Args:
         panels: name -> spans, e.g. `predicted` and `measured`.
-        path: the files' path without an ending; an SVG and a PNG are written.
+        path: the files' path without an ending.
         sums: name -> the reductions over the replicas, drawn as thin bars below the actions.
+        endings: the kinds of files that are written.
 
     Returns:
-        The paths of the two files.
+        The paths of the files.
     """
     sums = sums or {}
     ranks = max(len(_by_rank(spans)) for spans in panels.values())
@@ -71,7 +74,7 @@ def figure(
         sheet.suptitle(title, wrap=True)
         handles = keys([span for spans in panels.values() for span in spans], any(sums.values()))
         sheet.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
-        return _saved(sheet, path)
+        return _saved(sheet, path, endings)
 
 
 def svg(
@@ -84,12 +87,12 @@ def svg(
     if sum(map(len, panels.values())) > DRAWN:
         return ""
     with TemporaryDirectory() as folder:
-        text = figure(panels, title, Path(folder) / "drawing", scale, sums)[0].read_text()
+        text = figure(panels, title, Path(folder) / "drawing", scale, sums, ["svg"])[0].read_text()
     return text[text.index("<svg") :]
 
 
 def curves(lines: Mapping[str, Sequence[float]], axes: tuple[str, str], path: Path) -> list[Path]:
-    """Draw numbers over their index, later lines thinner, so that equal ones can be seen; return an SVG and a PNG.
+    """Draw numbers over their index, later lines thinner, so that equal ones can be seen; return the files.
 
     Args:
         axes: what the two axes show, each with its unit.
@@ -115,11 +118,11 @@ def _sheet(height: float) -> Iterator[Any]:
         yield Figure(figsize=(WIDTH, height), layout="constrained")
 
 
-def _saved(sheet: Any, path: Path) -> list[Path]:
-    svg, png = (path.with_name(f"{path.name}.{ending}") for ending in ("svg", "png"))
-    sheet.savefig(svg, metadata={"Date": None})
-    sheet.savefig(png, dpi=200)
-    return [svg, png]
+def _saved(sheet: Any, path: Path, endings: Sequence[str] = ENDINGS) -> list[Path]:
+    files = [path.with_name(f"{path.name}.{ending}") for ending in endings]
+    for file in files:  # without dates, so that the same drawing gives the same bytes
+        sheet.savefig(file, dpi=200, metadata={".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix))
+    return files
 
 
 def draw(axis: Any, spans: Sequence[Span], unit: float, sums: Sequence[Reduction] = (), until: Any = None) -> None:

@@ -73,7 +73,20 @@ def test_a_point_that_is_too_wide_is_drawn_hollow(tmp_path, slowest, hollow):
     lines = [line for line in exhibit.figure.axes[0].get_lines() if line.get_markerfacecolor() == "white"]
     assert [x for line in lines for x in line.get_xdata()] == hollow
     names = [text.get_text() for legend in exhibit.figure.legends for text in legend.get_texts()]
-    assert ("hollow: spread too wide to rely on" in names) == bool(hollow)
+    assert ("hollow: disturbed, or spread too wide" in names) == bool(hollow)
+
+
+def test_a_disturbed_time_is_drawn_hollow_and_memory_is_not(tmp_path):
+    rows = made_up(tmp_path).rows.assign(disturbed=True).to_dict("records")
+    found = by_stem(m_sensitivity.exhibits(Made(rows)))
+    hollow = {
+        stem: [line for axis in each.figure.axes for line in axis.get_lines() if line.get_markerfacecolor() == "white"]
+        for stem, each in found.items()
+        if "depth" in stem or "memory" in stem
+    }
+    assert [stem for stem, lines in hollow.items() if "depth" in stem and lines]
+    assert not [stem for stem, lines in hollow.items() if "memory" in stem and lines]
+    assert all("disturbed" in found[stem].table for stem in hollow)
 
 
 def test_prediction_and_noise(outputs):
@@ -166,10 +179,13 @@ def test_a_schedules_own_keys_are_in_the_names_of_its_bars(tmp_path):
 
 
 def test_what_has_no_room_is_named(tmp_path):
-    panels, exhibit = drawn([made(tmp_path, "gpipe", chunks) for chunks in range(1, 10)])
-    assert len(panels) == rank_time.PANELS
-    assert "Not drawn, but in the table: 3 further configurations (emulated, mlp, K = 2, M = " in exhibit.caption
-    assert exhibit.table["chunks"].nunique() == 9
+    """A figure is at most a page high."""
+    panels, exhibit = drawn([made(tmp_path, "gpipe", chunks) for chunks in range(1, 15)])
+    number, rest = len(panels), 14 - len(panels)
+    assert 4 < number < 10
+    assert f"Not drawn, but in the table: {rest} further configurations (emulated, mlp, K = 2, M = " in exhibit.caption
+    assert exhibit.table["chunks"].nunique() == 14
+    assert exhibit.figure.get_figheight() < 10
 
 
 def test_the_table_of_replays_names_what_runs_differ_in(tmp_path):

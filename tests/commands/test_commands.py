@@ -10,6 +10,8 @@ from types import SimpleNamespace
 import pytest
 from user import SMALL, microp, read
 
+import microp as microp_package
+from analysis import timeline
 from microp import check as command
 from microp import null_stages
 from microp.commands import overheads, self_checks
@@ -32,6 +34,25 @@ def test_replicas_leave_rows_of_their_own(tmp_path):
     drawn = microp(str(attempt), folder=tmp_path, program="analysis.timeline")
     assert drawn.returncode == 0, drawn.stderr
     assert "reduction" in drawn.stdout
+
+
+def test_several_runs_on_one_time_axis(tmp_path, capsys):
+    words = [*SMALL, "chunks=2", "tracking=disabled", "comms=threads", f"output_dir={tmp_path}"]
+    runs = [microp_package.measure(*words, schedule=name) for name in ("gpipe", "1f1b")]
+    assert timeline.main([*(str(run.folder.parent) for run in runs), "--report", str(tmp_path / "report")]) == 0
+    text = capsys.readouterr().out
+    assert [line for line in text.splitlines() if line in ("gpipe-m2-k2", "1f1b-m2-k2")] == [
+        "gpipe-m2-k2",
+        "1f1b-m2-k2",
+    ]
+    assert re.search(r"^gpipe-m2-k2 [\d.]+ ms, bubble 0\.\d+ · 1f1b-m2-k2 [\d.]+ ms \(", text, re.MULTILINE)
+    assert len(re.findall(r"^rank \d \|", text, re.MULTILINE)) == 4
+    assert len(re.findall(r"^ +└0", text, re.MULTILINE)) == 1
+    assert "gpipe-m2-k2:\nms      compute" in text
+    assert len(list((tmp_path / "report").glob("timelines-*"))) == 4
+    [trace] = (tmp_path / "report").glob("*.trace.json")
+    named = [event["args"]["name"] for event in read(trace)["traceEvents"] if event["name"] == "process_name"]
+    assert named == ["gpipe-m2-k2, ms", "1f1b-m2-k2, ms"]
 
 
 def test_check(tmp_path):

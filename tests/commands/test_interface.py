@@ -78,7 +78,7 @@ def test_a_run_is_drawn_replayed_above_measured(measured, tmp_path):
     assert titles == ["replayed:", "measured:"]
     assert max(map(len, lines)) <= 80
     assert [line.split("|")[0] for line in lines if "|" in line] == ["rank 0 ", "rank 1 "] * 2
-    assert {path.name for path in tmp_path.iterdir()} == {"timeline.svg", "timeline.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {"timeline.svg", "timeline.pdf", "timeline.png"}
 
 
 def test_a_recorded_run_is_opened_by_its_folder(measured):
@@ -251,7 +251,7 @@ def test_a_price_is_drawn(tmp_path):
     lines = price.draw(tmp_path / "timeline").splitlines()
     assert [line.split("|")[0] for line in lines if "|" in line] == ["rank 0 ", "rank 1 "]
     assert lines[0] == "simulated 15 units of the costs, bubble 0.200"
-    assert {path.name for path in tmp_path.iterdir()} == {"timeline.svg", "timeline.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {"timeline.svg", "timeline.pdf", "timeline.png"}
 
 
 def test_a_folder_of_one_s_own_options(tmp_path, monkeypatch):

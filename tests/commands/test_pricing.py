@@ -56,7 +56,7 @@ def test_one_schedule_as_text(tmp_path):
     assert "in flight per rank: 4 3 2 1" in done.stdout
     [folder] = (tmp_path / "outputs" / "simulated").iterdir()
     assert folder.name.startswith("zb_h1-m8-k4-")
-    drawings = {"timeline.svg", "timeline.png", "trace.json"}
+    drawings = {"timeline.svg", "timeline.pdf", "timeline.png", "trace.json"}
     assert {path.name for path in folder.iterdir()} == drawings | {"schedule.txt", "schedule.csv"}
     for name in ("schedule.txt", "schedule.csv"):  # what was written is read back, and is the same
         path = f"schedule.path={folder / name}"
