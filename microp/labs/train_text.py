@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     before = sample(job, model, SAMPLE)
     model.load_state_dict(trained)
     text = f"{caption}\n\nbefore training:\n{before}\n\nafter training:\n{sample(job, model, SAMPLE)}"
-    figure, _ = curves(
+    figure, *_ = curves(
         {"2 ranks": pipeline, "one process": alone}, ("step", "loss, nats per byte"), options.folder / "loss"
     )
     (options.folder / "sample.txt").write_text(f"{text}\n")
