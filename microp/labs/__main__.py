@@ -19,9 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     lab, *words = (sys.argv[1:] if arguments is None else arguments) or [""]
     numbers = dict(enumerate(LABS, start=1))
     if lab in ("", "-h", "--help"):
-        print(
-            f"usage: python -m microp.labs [NUMBER or NAME [KEY=VALUE ...]]\n\n{textwrap.fill(str(main.__doc__), WIDTH)}\n"
-        )
+        about = textwrap.fill(str(main.__doc__), WIDTH)
+        print(f"usage: python -m microp.labs [NUMBER or NAME [KEY=VALUE ...]]\n\n{about}\n")
         for number, name in numbers.items():
             start = f"{number:2}  {name:16} "
             print(textwrap.fill(LABS[name], WIDTH, initial_indent=start, subsequent_indent=" " * len(start)))
