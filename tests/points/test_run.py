@@ -119,7 +119,8 @@ def test_the_terminal_says_what_was_found_and_what_to_type_next(one_run):
     drawn = microp(*words, folder=folder, program=program)
     assert drawn.returncode == 0, drawn.stderr
     assert "rank 1 |" in drawn.stdout
-    assert sorted(path.suffix for path in (folder / "outputs" / "report").iterdir()) == [".json", ".png", ".svg"]
+    files = (folder / "outputs" / "report").iterdir()
+    assert sorted(path.suffix for path in files) == [".json", ".pdf", ".png", ".svg"]
     assert str(attempt.relative_to(folder)) in draw
 
 
