@@ -1,4 +1,4 @@
-"""Runs on a GPU what has never run on one: `make gpu`, which takes less than ten minutes.
+"""Runs on a GPU what the CPU cannot show: `make gpu`, which takes less than ten minutes.
 
 ::
 
@@ -355,7 +355,7 @@ def results(card: Card, parts: dict[str, tuple[int, Part]]) -> Iterator[Result]:
 
 def about(card: Card) -> dict[str, Any]:
     """Return what was tried: the GPUs, the versions, the machine."""
-    names = [str(torch.cuda.get_device_properties(i)) for i in range(card.gpus)] if card.device == "cuda" else []
+    names = [torch.cuda.get_device_name(i) for i in range(card.gpus)] if card.device == "cuda" else []
     return {
         "device": card.device,
         "gpus": names,

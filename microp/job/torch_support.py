@@ -7,6 +7,7 @@ runs. In a comparison torch runs the nearest order that it has.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 
 from microp.schedule import Schedule
 from microp.schedule.builders import Drain, breadth_first, gpipe, one_f_one_b
@@ -41,6 +42,10 @@ def torch_problems(schedule: Schedule, checkpointing: Checkpointing, rows: Seque
     elif schedule.name not in TORCH_SCHEDULES:
         names = ", ".join(name.removesuffix("_lifo") for name in TORCH_SCHEDULES)
         problems.append(f"engine=torch has no schedule {schedule.name!r}: use one of {names}")
+    elif schedule.name == "zb_v" and version("torch").startswith("2.11."):
+        problems.append(
+            "engine=torch does not start zb_v on torch 2.11, which sends to its own rank: use torch 2.12 or newer"
+        )
     if ranks < 2:
         problems.append("engine=torch needs a pipeline: use ranks=2 or more")
     if schedule.name == "1f1b" and chunks < schedule.stages:

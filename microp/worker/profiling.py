@@ -228,6 +228,7 @@ class _StageTimer:
 
     def _milliseconds(self, actions: Sequence[tuple[Any, int, torch.Tensor | None]]) -> list[float]:
         """Run actions and return the milliseconds of each."""
+        self._device.prepare_step()
         marks = [self._device.mark()]
         for run, microbatch, tensor in actions:
             run(microbatch, tensor)

@@ -6,12 +6,15 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 from conftest import gpt, mlp, small_job
+from gpu import ACTION_MS, Gpu, World
 from threads import in_threads
 
+from microp.device import Cuda
 from microp.schedule.builders import gpipe
 from microp.worker import record_rows
-from microp.worker.profiling import FEWEST, MOST, WARMUP, Budget
+from microp.worker.profiling import FEWEST, MOST, WARMUP, Budget, _StageTimer
 
 SECONDS, CASES, NEEDED, ROUNDS = 45.0, 41, 6, 3
 
@@ -69,6 +72,17 @@ def test_every_rank_times_each_op(tmp_path, model):
             for op in ("forward", "full", "backward", "weight"):
                 assert file[op].shape == (len(rows),)
                 assert (file[op] > 0).all()
+
+
+def test_a_gpu_s_times_are_read_after_its_last_action():
+    """Of every measurement, not only of the first: its stage is timed many times."""
+    gpu = Gpu(World())
+    device = Cuda(0, 1, gpu)
+    device.torch_device = torch.device("cpu")
+    timer = _StageTimer(small_job(schedule=gpipe(2, 1)), 0, device, divided=True)
+    with gpu:
+        taken = [timer._times(2) for _ in range(2)]
+    assert all(ms >= ACTION_MS for times in taken for ms in times.values())
 
 
 def test_numbers_that_take_too_long_are_left_out(tmp_path):
