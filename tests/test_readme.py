@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from user import SMALL, add_model, add_schedule, microp, read, readme_block
 
+from microp import Run
 from microp.schedule.builders import gpipe
 from microp.simulator import for_stages, simulate
 from microp.trace import plain, timeline
@@ -71,6 +72,23 @@ def test_a_model_is_one_function_and_one_yaml_file(folder):
     other = microp(*command.split(), *small, "dry_run=true", folder=folder)
     assert other.returncode == 0
     assert attempt.parent.name not in other.stdout
+
+
+def test_a_model_brings_its_data_and_goes_on_where_it_was(folder):
+    (folder / "images.py").write_text(readme_block("python", "Stripes"))
+    (folder / "model" / "images.yaml").write_text(readme_block("yaml", "images.convolutions"))
+    words = ("-cd", ".", "model=images", "batch_size=12", "chunks=2", "replicas=2", "ranks=1", "warmup_steps=0")
+    losses, attempt = {}, None
+    for steps, more in ((6, ()), (3, ("snapshot.every=3",)), (6, ("snapshot.path={}", "seed=0"))):
+        runs = folder / "outputs" / f"{steps}{len(more)}"
+        given = [word.format(attempt) for word in more]  # the one before
+        done = microp(*words, f"steps={steps}", *given, f"output_dir={runs}", "tracking=disabled", folder=folder)
+        assert done.returncode == 0, done.stderr
+        [attempt] = runs.glob("runs/*/attempt-1")
+        rows = Run(attempt).steps
+        losses[steps, len(more)] = dict(rows[rows.loss.notna() & (rows.phase == "measured")].groupby("step").loss.sum())
+    assert list(losses[6, 2]) == [3, 4, 5]
+    assert losses[3, 1] | losses[6, 2] == losses[6, 0]
 
 
 def test_a_wrong_model_is_one_line(folder):

@@ -22,6 +22,7 @@ from microp.settings import (
     EstimateSettings,
     OwnSettings,
     SlurmSettings,
+    TextSettings,
     broken_rules,
     no_slurm,
     not_writable,
@@ -75,11 +76,11 @@ def _machine_problems(config: Config) -> list[str]:
 def _memory_problems(config: Config, processes: int) -> list[str]:
     """Return why the run does not fit into this machine's memory; it counts the least that a run needs.
 
-    That is the weights, their gradients and the optimizer's state in every replica, the text on the ranks of the first
-    and of the last stage, one tensor between two stages, of the largest microbatch, and what a rank has besides.
+    That is the weights, their gradients and the optimizer's state in every replica, the batch on the ranks of the
+    first and of the last stage, one tensor between two stages, of the largest microbatch, and what a rank has besides.
     """
     model, rows = config.model, -(-config.batch_size // config.replicas // config.chunks)
-    total = model.batch_bytes(config.batch_size) * min(config.ranks, 2)
+    total = sum(model.batch_bytes(config.batch_size))
     if config.device.name != "cuda":
         numbers = model.weights + (1 + config.optimizer.states) * model.trained  # a frozen weight has no gradient
         total += numbers * config.replicas * model.weight_bytes + PROCESS * processes
@@ -100,7 +101,12 @@ def _problems_together(config: Config) -> list[str]:
     elif not config.tracking.problems() and (problem := config.tracking.folder_problem(output)):
         wrong.append(problem)
     wrong += _gpu_problems(config) + profile_problems(config) + _slurm_problems(config)
-    if not config.model.problems():
+    if isinstance(config.model, OwnSettings) and config.model.facts.rows:
+        if config.data != TextSettings("text", None):
+            wrong.append(
+                f"model={config.model.name} has data of its own: leave out data={config.data.name} and its keys"
+            )
+    elif not config.model.problems():
         wrong += config.data.problems(config.model.row_bytes, config.model.vocabulary)
     return wrong + [text for holds, text in _misfits(config) if holds]
 

@@ -88,9 +88,8 @@ class _Probe:
         split = (0, 1) if self._split else ()
         subject = Stage([self._layer], self._loss, NEVER, 3, split, computing=self._computing)
         subject.divide([self._model.sample(self._index, 2, self._computing)], [self._index])
-        window = torch.randint(0, self._settings.vocabulary, (rows, self._settings.row_bytes))
-        given = [window] * 3
-        subject.load(Batch(0, given if self._first else None, given if self._loss else None, [1 / 3] * 3))
+        inputs, targets = ([each] * 3 for each in self._model.some_rows(rows))
+        subject.load(Batch(0, inputs if self._first else None, targets if self._loss else None, [1 / 3] * 3))
         small = self._small_products(rows) if split else 0
         meter = MemoryMeter(subject.tensors())
         with meter:

@@ -3,13 +3,13 @@
 ::
 
     ModelSettings ─ build_model ─► layers ─► Stage ── forward, backward, weight_gradient
-    DataSettings  ─ open_data ───► batches ──┘
+    DataSettings  ─ open_batches ► batches ──┘
 
 A user's model function imports `Layers` and, for a model that does not embed its tokens, `Bits` from here.
 """
 
 from microp.model.autocast import lowered_types, open_autocast
-from microp.model.data import library_text, open_data
+from microp.model.data import library_text, open_batches, open_data
 from microp.model.inspection import inspect_layers, number_of_weights
 from microp.model.layers import Bits, Model
 from microp.model.own import Layers, build_model, code_of

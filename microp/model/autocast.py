@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from microp.model.own import Layers
+from microp.model.trial import rows_for_trial
 from microp.model.watch import Watch, device_of, layer_text, tensor_text, tried
 from microp.settings import LOWERED, Computing
 
@@ -60,15 +61,15 @@ def lowered_types(made: Layers, computing: Computing, device: str = "cpu") -> tu
     with FakeTensorMode(allow_non_fake_inputs=True) if is_fake else nullcontext(), open_autocast(computing, device):
         if is_fake:
             _to_device(nn.ModuleList(layers), device)
-        x = tokens = torch.zeros((2, made.context), dtype=torch.int64, device=device)
+        x, targets = (torch.zeros_like(tensor, device=device) for tensor in rows_for_trial(made, 2))
         for index, layer in enumerate(layers):
             types.append(str(x.dtype).removeprefix("torch."))
             entered = x.detach().requires_grad_(x.is_floating_point())
             what = f"{layer_text(layers, index)}, which fails with {how} for its input {tensor_text(x)}"
             with Watch(entered):
                 x = tried(partial(layer, entered), what, remedy)
-        given = f"(output {tensor_text(x)}, targets {tensor_text(tokens)})"
-        tried(lambda: made.loss(x, tokens), f"a loss that fails with {how} for {given}", remedy)
+        given = f"(output {tensor_text(x)}, targets {tensor_text(targets)})"
+        tried(lambda: made.loss(x, targets), f"a loss that fails with {how} for {given}", remedy)
     return tuple(types)
 
 

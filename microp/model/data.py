@@ -19,11 +19,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from microp.model.layers import Model
+from microp.model.own import own_rows
 from microp.model.randomness import derive_seed
 from microp.settings import DataSettings, TextSettings, TokenSettings
 
 Windows = Callable[[int], Tensor]
 """step -> (rows, context + 1) int64: the inputs are all columns but the last, the targets all but the first."""
+
+
+def open_batches(
+    settings: DataSettings, model: Model, rows: int, context: int, seed: int
+) -> Callable[[int], tuple[Tensor, Tensor]]:
+    """Return a function that returns the inputs and the targets of a step's batch: the model's own data, or text."""
+    if model.data is not None:
+        return lambda step: own_rows(model.data, step, rows, seed)
+    windows = open_data(settings, rows, context, seed)
+    return lambda step: ((window := windows(step))[:, :-1], window[:, 1:])
 
 
 def open_data(settings: DataSettings, rows: int, context: int, seed: int) -> Windows:

@@ -22,12 +22,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from microp.model.division import choose_division, undivided_text
 from microp.model.loss_check import check_loss
-from microp.model.own import Layers, separated
+from microp.model.own import Layers, is_dataset, separated
 from microp.model.randomness import seeded
 from microp.model.split_backward import SplitBackward
 from microp.model.trial import TYPES, Trial, or_none, weights_of
 from microp.model.watch import layer_text, tensor_text
-from microp.settings import LayerFacts, LayerWork, TiedWeight
+from microp.settings import LayerFacts, LayerWork, RowForm, TiedWeight
 
 _MOST_VOCABULARY = _MOST_CONTEXT = 1_000_000
 
@@ -65,15 +65,15 @@ def _facts(made: Layers, code: str) -> LayerFacts:
                 "let the first size be the rows, and the others not depend on them"
             )
     if few.is_real:
-        few.check_alone(few.most_tokens())
+        few.check_alone(few.many_rows()[0])
         if fresh is not None:
             few.check_first(fresh, more)
     # 3. the loss
     check_loss(made, layers, (few, more))
     # 4. what is known now
     as_one, undivided = _divisions(layers, few) if few.is_real else ([], [])
-    inputs = [few.tokens, *few.outputs[:-1]]
-    entered = [(made.context,), *(tuple(output.shape[1:]) for output in few.outputs[:-1])]
+    inputs = [few.inputs, *few.outputs[:-1]]
+    entered = [tuple(few.inputs.shape[1:]), *(tuple(output.shape[1:]) for output in few.outputs[:-1])]
     weights = weights_of(layers)
     return LayerFacts(
         context=made.context,
@@ -85,6 +85,7 @@ def _facts(made: Layers, code: str) -> LayerFacts:
         trained=sum(weight.numel() for weight in weights if weight.requires_grad),
         as_one=tuple(as_one),
         undivided=tuple(undivided),
+        rows=None if made.data is None else (_row_form(few.inputs), _row_form(few.targets)),
         mixing=tuple(more.mixing() if more.is_real else ()),
         changes_buffers=made.changes_buffers,
         code=code,
@@ -92,6 +93,10 @@ def _facts(made: Layers, code: str) -> LayerFacts:
         vocabulary=made.vocabulary,
         work=layer_work(layers, inputs),
     )
+
+
+def _row_form(tensor: Tensor) -> RowForm:
+    return tuple(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch.")
 
 
 def number_of_weights(made: Layers) -> int:
@@ -103,7 +108,7 @@ def number_of_weights(made: Layers) -> int:
 def _divisions(layers: Sequence[nn.Module], trial: Trial) -> tuple[list[int], list[str]]:
     """Return the layers that can only be divided as one, and why others cannot be divided."""
     as_one, undivided = [], []
-    for index, (layer, x) in enumerate(zip(layers, [trial.tokens, *trial.outputs], strict=False)):
+    for index, (layer, x) in enumerate(zip(layers, [trial.inputs, *trial.outputs], strict=False)):
         split = SplitBackward([layer])
         try:
             if not choose_division(split, layer, x, _seeded_run):
@@ -126,7 +131,9 @@ def _check_form(made: Layers) -> None:
     if not is_list or not len(made.layers):
         got = "an empty list" if is_list else f"a {type(made.layers).__name__}"
         raise ValueError(f"{got} of layers: give a list of at least one nn.Module")
-    if not isinstance(made.context, int) or not 1 <= made.context <= _MOST_CONTEXT:
+    if made.data is not None:
+        _check_data(made)
+    elif not isinstance(made.context, int) or not 1 <= made.context <= _MOST_CONTEXT:
         raise ValueError(
             f"context={made.context!r}, which is not a number of tokens: give 1 to {_MOST_CONTEXT}, for example 16"
         )
@@ -151,6 +158,20 @@ def _check_form(made: Layers) -> None:
         raise ValueError(f"a {type(made.loss).__name__} as its loss: give a function of (output, targets)")
     if isinstance(made.loss, nn.Module) and any(True for _ in made.loss.parameters()):
         raise ValueError("a loss with weights, which belongs to no stage: move them into the last layer")
+
+
+def _check_data(made: Layers) -> None:
+    """Raise ValueError unless the model's own data have a form that is known."""
+    data: Any = made.data
+    if made.context:
+        raise ValueError(f"context={made.context!r} beside data of its own: leave context out")
+    if not is_dataset(data) and not callable(data):
+        raise ValueError(
+            f"a {type(data).__name__} as data: give a map-style Dataset of (input, target), or a function "
+            "(step, rows) -> (inputs, targets)"
+        )
+    if is_dataset(data) and not len(data):
+        raise ValueError("data without an item: give at least one")
 
 
 def _tied(made: Layers) -> tuple[TiedWeight, ...]:

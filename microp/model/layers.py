@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -45,9 +46,20 @@ class Model(ABC):
         """Return an input of layer `index` of random numbers, the same in each call: tokens for the first layer."""
         settings, generator = self._settings, torch.Generator().manual_seed(index)
         if index == 0:
-            return torch.randint(0, settings.vocabulary, (rows, settings.row_bytes), generator=generator)
+            return self.some_rows(rows)[0]
         dtype: torch.dtype = getattr(torch, settings.entering(index, computing))
         return torch.randn(settings.boundary(rows, index), generator=generator).to(dtype)
+
+    def some_rows(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets to try things with: random tokens, the same in each call."""
+        generator, settings = torch.Generator().manual_seed(0), self._settings
+        tokens = torch.randint(0, settings.vocabulary, (rows, settings.row_bytes), generator=generator)
+        return tokens, tokens
+
+    @property
+    def data(self) -> Any:
+        """The model's own data, see `Layers`; None if it is given text or tokens."""
+        return None
 
     @abstractmethod
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:

@@ -18,7 +18,18 @@ from torch import Tensor, nn
 
 from microp.model.own import Layers
 from microp.model.randomness import seeded
-from microp.model.trial import COARSE, MOST, TOLERANCE, Trial, are_equal, leaves_of, or_none, owner_text, size_of
+from microp.model.trial import (
+    COARSE,
+    MOST,
+    TOLERANCE,
+    Trial,
+    are_equal,
+    leaves_of,
+    or_none,
+    owner_text,
+    rows_for_trial,
+    size_of,
+)
 from microp.model.watch import Watch, tensor_text, tried
 
 _KINDS: tuple[Callable[[Tensor], Tensor], ...] = (  # what a loss may ask of its numbers: any, or shares
@@ -30,7 +41,7 @@ _KINDS: tuple[Callable[[Tensor], Tensor], ...] = (  # what a loss may ask of its
 def check_loss(made: Layers, layers: Sequence[nn.Module], trials: Sequence[Trial]) -> None:
     """Raise ValueError if the loss would be another one, or have another gradient, in a pipeline."""
     for trial in trials:
-        _check_call(made, layers, trial.outputs[-1], trial.tokens)
+        _check_call(made, layers, trial.outputs[-1], trial.targets)
     if trials[0].is_real:
         _check_alone(made, trials[0])
     _check_mean(made, trials[0].outputs[-1])
@@ -61,11 +72,11 @@ def _check_call(made: Layers, layers: Sequence[nn.Module], output: Tensor, token
 
 def _check_alone(made: Layers, trial: Trial) -> None:
     """Raise ValueError if the loss depends on what layers keep, which is of their newest input."""
-    tokens = trial.most_tokens()
-    output = trial.replay(tokens)[-1]
-    kept = or_none(_loss_of, made, output, tokens)
-    trial.replay(tokens.flip(0))
-    other = or_none(_loss_of, made, output, tokens)
+    inputs, targets = trial.many_rows()
+    output = trial.replay(inputs)[-1]
+    kept = or_none(_loss_of, made, output, targets)
+    trial.replay(inputs.flip(0))
+    other = or_none(_loss_of, made, output, targets)
     differ = kept and other and not are_equal(kept[1], other[1], size_of(kept[1]))
     if (kept is None) != (other is None) or differ:
         raise ValueError(
@@ -84,6 +95,8 @@ def _check_mean(made: Layers, output: Tensor) -> None:
             wholes = [_loss_of(made, given[group], targets[group]) for group in groups]
             again, _ = _loss_of(made, given[groups[0]], targets[groups[0]])
         except IndexError as error:
+            if made.data is not None:
+                raise ValueError(f"a loss that fails for the targets of the data (IndexError: {error})") from error
             raise ValueError(
                 f"a loss that fails for targets from 0 to {made.vocabulary - 1} (IndexError: {error}): let the last "
                 f"layer make {made.vocabulary} numbers for each token"
@@ -112,15 +125,18 @@ def _rows_that_differ(made: Layers, output: Tensor) -> tuple[Tensor, Tensor, lis
     """
     vocabulary = made.vocabulary
     rows = max(2, min(vocabulary + 16, MOST // max(1, output[0].numel())))
-    blocks = min(made.context, max(8, min(64, -(-vocabulary // rows))))
     generator = torch.Generator().manual_seed(0)
+    normal = torch.randn((rows, *output.shape[1:]), generator=generator, dtype=torch.float32)
+    logits = normal * torch.rand(rows, generator=generator).mul_(4).view(-1, *[1] * (output.dim() - 1))
+    if made.data is not None:  # of which the targets are what they are
+        halves = [slice(0, rows // 2), slice(rows // 2, rows)]
+        return logits.to(output.dtype), rows_for_trial(made, rows)[1], [*halves, slice(0, rows)]
+    blocks = min(made.context, max(8, min(64, -(-vocabulary // rows))))
     ends = torch.tensor([end for token in range(8) for end in (token, vocabulary - 1 - token)]).clamp(0, vocabulary - 1)
     order = torch.cat([ends, torch.randperm(vocabulary, generator=generator)])
     block = torch.arange(made.context) * blocks // made.context
     stride = 1 if rows > vocabulary or output.dim() < 3 else blocks
     targets = order[(stride * torch.arange(rows)[:, None] + blocks - 1 - block) % len(order)]
-    normal = torch.randn((rows, *output.shape[1:]), generator=generator, dtype=torch.float32)
-    logits = normal * torch.rand(rows, generator=generator).mul_(4).view(-1, *[1] * (output.dim() - 1))
     if output.shape[1:] == (made.context, vocabulary):  # some are sure of their tokens, as after training
         logits.scatter_add_(2, targets[..., None], torch.rand((*targets.shape, 1), generator=generator).mul_(12))
     groups = [slice(first, first + blocks + 1) for first in range(0, rows, blocks + 1)]  # the rows that have one token

@@ -14,7 +14,8 @@ import copy
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import nan
 from pathlib import Path
 from pkgutil import resolve_name
@@ -22,9 +23,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset, default_collate
 
 from microp.model.layers import Gpt, Mlp, Model
 from microp.model.randomness import GENERATOR, Reseeded, derive_seed, seeded
+from microp.model.watch import tensor_text
 from microp.settings import GptSettings, ModelSettings, OwnSettings, TiedWeight
 
 
@@ -37,20 +40,24 @@ class Layers:
             given tokens (rows, context), int64, from 0 to vocabulary - 1; `Bits` makes numbers of bytes.
         loss: (output of the last layer, targets) -> the mean over the rows, one number. The targets (rows, context)
             hold the next token of each input token. The loss of a microbatch counts by its share of the batch's rows.
-        context: the number of tokens in a row.
+        context: the number of tokens in a row; not with `data`.
         changes_buffers: declares that a forward changes buffers, as BatchNorm does. They then change from one
             microbatch to the next.
         tied: declares that layers share weights, as `head.weight = embedding.weight` does. Each of these layers gets
             a copy of its own, and the gradients of the copies are summed before the optimizer's step.
         vocabulary: the number of different tokens, 256 for bytes.
+        data: in place of text, (inputs, targets) that the first layer and the loss are given: a map-style `Dataset` of
+            such pairs, each item once per epoch in an order that follows from the seed; or a function (step, rows) ->
+            the inputs and the targets of a batch. What it draws from torch, `random` or numpy follows from the seed.
     """
 
     layers: Sequence[nn.Module] | nn.ModuleList | nn.Sequential
     loss: Callable[[Tensor, Tensor], Tensor]
-    context: int
+    context: int = 0
     changes_buffers: bool = False
     tied: bool = False
     vocabulary: int = 256
+    data: Dataset[Any] | Callable[[int, int], tuple[Tensor, Tensor]] | None = None
 
 
 class OwnModel(Model):
@@ -68,12 +75,12 @@ class OwnModel(Model):
         self._function = resolve_name(settings.builder)
         if code_of(self._function) != settings.facts.code:
             raise ValueError(f"model.builder={settings.builder} has changed since it was checked: start the run again")
-        self._loss: Callable[[Tensor, Tensor], Tensor] | None = None
+        self._made: Layers | None = None
 
     def build(self, indices: Iterable[int], seed: int) -> list[nn.Module]:
         with GENERATOR, seeded(derive_seed(seed, "layers")):
             made: Layers = self._function(**self._settings.keys)
-        self._loss = made.loss
+        self._made = replace(made, layers=())
         layers = separated(made.layers, self._settings.tied_weights)
         held = {index: layers[index] for index in indices}
         _spoil(layers, {weight for layer in held.values() for weight in layer.parameters()})
@@ -86,8 +93,55 @@ class OwnModel(Model):
         return self.build([index], seed)[0]
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        assert self._loss is not None, "the layers are built first"
-        return self._loss(logits, targets)
+        assert self._made is not None, "the layers are built first"
+        return self._made.loss(logits, targets)
+
+    @property
+    def data(self) -> Any:
+        if self._made is None and self._settings.facts.rows:
+            self.build((), 0)
+        return self._made.data if self._made else None
+
+    def some_rows(self, rows: int) -> tuple[Tensor, Tensor]:
+        return super().some_rows(rows) if self.data is None else own_rows(self.data, 0, rows, 0)
+
+
+def own_rows(data: Any, step: int, rows: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the inputs and the targets of a step's batch from a model's own data, see `Layers`.
+
+    Raises:
+        ValueError: they are something else.
+    """
+    with GENERATOR, seeded(derive_seed(seed, "data", step)):
+        if is_dataset(data):
+            made: Any = default_collate([data[index] for index in _places(len(data), step * rows, rows, seed)])
+        else:
+            made = data(step, rows)
+    pair = list(made) if isinstance(made, list | tuple) else []
+    if len(pair) != 2 or not all(isinstance(each, Tensor) and each.shape[:1] == (rows,) for each in pair):
+        kinds = ", ".join(map(_said, pair)) or f"a {type(made).__name__}"
+        raise ValueError(f"not two tensors of {rows} rows, (inputs, targets), but {kinds}")
+    return pair[0], pair[1]
+
+
+def _said(value: Any) -> str:
+    return tensor_text(value) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def is_dataset(data: Any) -> bool:
+    """Return whether data are a map-style `Dataset`, and no function."""
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__")
+
+
+def _places(size: int, first: int, rows: int, seed: int) -> list[int]:
+    """Return the items that come after the first `first` ones, if each epoch has every item once."""
+    return [_epoch(size, place // size, seed)[place % size] for place in range(first, first + rows)]
+
+
+@lru_cache(2)  # a batch may lie in two
+def _epoch(size: int, epoch: int, seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(derive_seed(seed, "epoch", epoch))
+    return torch.randperm(size, generator=generator).tolist()
 
 
 def _spoil(layers: Iterable[nn.Module], held: set[nn.Parameter]) -> None:

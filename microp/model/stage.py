@@ -290,7 +290,8 @@ class Stage:
 
     def _tape(self, microbatch: int, segment: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """Run a segment and record its graph; return the leaf that will hold x's gradient, and the output."""
-        leaf = x.detach().requires_grad_(x.is_floating_point())
+        is_data = self.batch.inputs is not None and x is self.batch.inputs[microbatch]
+        leaf = x.detach().requires_grad_(x.is_floating_point() and not is_data)
         return leaf, self._run(microbatch, segment, leaf)
 
     def _run(self, microbatch: int, segment: int, x: Tensor) -> Tensor:

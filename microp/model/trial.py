@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from microp.model.division import random_gradient
-from microp.model.own import Layers
+from microp.model.own import Layers, own_rows
 from microp.model.randomness import seeded
 from microp.model.split_backward import trained
 from microp.model.watch import Watch, device_of, layer_text, place_of, tensor_text, tried
@@ -40,7 +40,8 @@ class Trial:
 
     Attributes:
         is_real: whether the tensors have numbers.
-        tokens: the input of the first layer.
+        inputs: the input of the first layer.
+        targets: the targets of the loss.
         outputs: what each layer makes.
         random: the layers that draw random numbers.
     """
@@ -51,9 +52,8 @@ class Trial:
         self.is_real = device.type != "meta"
         self.outputs: list[Tensor] = []
         self.random: list[int] = []
-        generator = torch.Generator().manual_seed(rows)
-        self.tokens = torch.randint(0, made.vocabulary, (rows, made.context), generator=generator).to(device)
-        x = self.tokens
+        self.inputs, self.targets = (tensor.to(device) for tensor in rows_for_trial(made, rows))
+        x = self.inputs
         for index in range(len(layers)):
             x = self._run(index, x)
             self.outputs.append(x)
@@ -89,7 +89,8 @@ class Trial:
         self._check_output(index, leaf, y)
         # 4. what it reads
         self._check_reads(index, seen, [tensor for tensor in leaves_of(y) if tensor is not leaf])
-        if seen.vocabulary is not None and seen.vocabulary < (wanted := self._made.vocabulary):
+        wanted = 0 if self._made.data is not None else self._made.vocabulary
+        if seen.vocabulary is not None and seen.vocabulary < wanted:
             raise ValueError(
                 f"{name}, which embeds {seen.vocabulary} different tokens: the data have tokens from 0 to "
                 f"{wanted - 1}, give it {wanted}"
@@ -156,10 +157,10 @@ class Trial:
             if turn and perf_counter() > end:
                 break
 
-    def check_alone(self, tokens: Tensor) -> None:
+    def check_alone(self, inputs: Tensor) -> None:
         """Raise ValueError if a layer makes something else when other layers have been given another input since."""
-        passed = self.replay(tokens)
-        self.replay(tokens.flip(0))
+        passed = self.replay(inputs)
+        self.replay(inputs.flip(0))
         for index in reversed(range(len(self._layers))):
             if self._differ(_again(self._layers[index], passed[index]), passed[index + 1]):
                 raise ValueError(
@@ -171,7 +172,7 @@ class Trial:
         """Raise ValueError if a layer makes something else if its first input, of these copies, is another trial's."""
         for index, (layer, y) in enumerate(zip(fresh, self.outputs, strict=True)):
             for trial in (other, self):
-                again = _again(layer, trial.outputs[index - 1] if index else trial.tokens)
+                again = _again(layer, trial.outputs[index - 1] if index else trial.inputs)
             if again is not None and self._differ(again, y):
                 raise ValueError(
                     f"{layer_text(self._layers, index)}, in which the first input decides what it makes of later ones: "
@@ -191,23 +192,46 @@ class Trial:
                 passed.append(tried(partial(layer, entering(passed[-1])[1]), what, "let it take any number").detach())
         return passed
 
-    def most_tokens(self) -> Tensor:
-        """Return an input with each token of the vocabulary, or with as many as take no long time."""
+    def many_rows(self) -> tuple[Tensor, Tensor]:
+        """Return inputs with each token of the vocabulary, or with as many as take no long time, and their targets."""
         made = self._made
+        if made.data is not None:
+            inputs, targets = rows_for_trial(made, max(2, min(64, MOST // max(1, self.outputs[-1][0].numel()))))
+            return inputs.to(self.inputs.device), targets.to(self.inputs.device)
         rows = max(2, min(-(-made.vocabulary // made.context), MOST // max(1, self.outputs[-1][0].numel())))
         order = torch.randperm(made.vocabulary, generator=torch.Generator().manual_seed(0))
-        return order.repeat(2 * made.context)[: rows * made.context].view(rows, -1).to(self.tokens.device)
+        tokens = order.repeat(2 * made.context)[: rows * made.context].view(rows, -1).to(self.inputs.device)
+        return tokens, tokens
 
     def mixing(self) -> list[int]:
         """Return the layers of which rows, or their gradients, depend on the rows beside them."""
         mixing = []
-        for index, (layer, x) in enumerate(zip(self._layers, [self.tokens, *self.outputs], strict=False)):
+        for index, (layer, x) in enumerate(zip(self._layers, [self.inputs, *self.outputs], strict=False)):
             if index in self.random:
                 continue
             whole, fewer = _both_ways(layer, x), _both_ways(layer, x[:-1])
             if not all(are_equal(some, rows[:-1]) for some, rows in zip(fewer, whole, strict=True)):
                 mixing.append(index)
         return mixing
+
+
+def rows_for_trial(made: Layers, rows: int) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets of some rows: of the model's own data, or random tokens.
+
+    Raises:
+        ValueError: the data make something else, or not the same twice.
+    """
+    if made.data is None:
+        tokens = torch.randint(0, made.vocabulary, (rows, made.context), generator=torch.Generator().manual_seed(rows))
+        return tokens, tokens
+    what, remedy = "data that fail", "let each item be (input, target), or the function return (inputs, targets)"
+    first, again = (tried(partial(own_rows, made.data, 1, rows, 0), what, remedy) for _ in range(2))
+    if not all(map(torch.equal, first, again)):
+        raise ValueError(
+            "data that are others the second time: let them follow from the item or the step, and draw from torch, "
+            "random or numpy.random"
+        )
+    return first
 
 
 def _again(layer: nn.Module, x: Tensor) -> Tensor | None:

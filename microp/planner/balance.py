@@ -50,14 +50,14 @@ class Task:
         prices: the times of actions for any partition.
         memory: the memory of each layer; None if no rank's memory is limited.
         cap: the bytes of memory that each rank has.
-        batch: the bytes of the batch's text on the first and on the last rank.
+        batch: as in `Ranks`.
     """
 
     base: Workload
     prices: Prices
     memory: Sequence[LayerMemory] | None = None
     cap: float | None = None
-    batch: float = 0
+    batch: tuple[float, float] = (0, 0)
 
     def workload(self, sizes: Sequence[int]) -> Workload:
         """Return the workload with these numbers of layers."""

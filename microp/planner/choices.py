@@ -82,7 +82,7 @@ class Subject:
     Attributes:
         devices: the number of devices, all replicas together.
         memory: returns the memory of each layer, for a backward that is divided or not; None: memory does not count.
-        batch_bytes: a number of rows -> the bytes of their text.
+        batch_bytes: a number of rows -> the bytes of their inputs and of their targets.
         states: the tensors of a weight's size that the optimizer keeps for each weight.
         holds: as in `Workload`; the buckets are those of several replicas.
     """
@@ -92,7 +92,7 @@ class Subject:
     batch_size: int
     prices: Prices
     memory: Callable[[bool], Sequence[LayerMemory]] | None = None
-    batch_bytes: Callable[[int], float] = float
+    batch_bytes: Callable[[int], tuple[float, float]] = lambda _: (0, 0)
     states: int = 2
     holds: Holds = HOLDS_NOTHING
 

@@ -80,12 +80,12 @@ class Prices(ABC):
         """Return the least share of the simulated time of its actions that a run's step takes."""
         return 1.0
 
-    def forecast(self, workload: Workload, batch: float = 0, replicas: int = 1) -> Forecast:
+    def forecast(self, workload: Workload, batch: tuple[float, float] = (0, 0), replicas: int = 1) -> Forecast:
         """Return what is known of a run; here its actions and the sums over the replicas, if these have a time.
 
         Args:
             workload: what one replica runs.
-            batch: the bytes of the text of the batch on the ranks of the first and of the last stage.
+            batch: as in `Ranks`.
             replicas: how many run it.
         """
         costs = self.costs(workload)
@@ -124,7 +124,7 @@ class NominalPrices(Prices):
         again = forward if checkpointing.segments else ()
         return replace(costs, forward=forward, backward=backward, weight=weight, recompute=again, spared=spared)
 
-    def forecast(self, workload: Workload, batch: float = 0, replicas: int = 1) -> Forecast:
+    def forecast(self, workload: Workload, batch: tuple[float, float] = (0, 0), replicas: int = 1) -> Forecast:
         if not isinstance(self._device, EmulatedSettings):
             return Forecast(None, None, None, "no profile")
         costs, schedule = self.costs(workload), workload.schedule
@@ -288,7 +288,7 @@ class ProfilePrices(Prices):
         """A rank that computes alone is faster than in the profile."""
         return 1.0 if self._device.is_emulated else min(1.0, self._profile.alone_at(rows))
 
-    def forecast(self, workload: Workload, batch: float = 0, replicas: int = 1) -> Forecast:
+    def forecast(self, workload: Workload, batch: tuple[float, float] = (0, 0), replicas: int = 1) -> Forecast:
         own = self._device if self._device.is_emulated else None
         return forecast(self._profile, self.kinds, workload, self._backend, batch, replicas, own)
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from microp.config import Config, ConfigError, Stop, plain
 from microp.job import Job
-from microp.model import open_data
+from microp.model import build_model, open_batches
 from microp.points.attempt import Attempt
 from microp.records import last_attempt, new_attempt, read_status, unwritable
 from microp.schedule import to_text
@@ -120,7 +120,7 @@ def _facts(config: Config, job: Job) -> dict[str, Any]:
     """Return what has to be equal on all hosts: name -> value."""
     asked = flatten({**plain(config), "model": config.model.identity})  # with the code of a user's own
     keys = {key: value for key, value in asked.items() if not {key, key.partition(".")[0]} & _OF_A_HOST}
-    batch = open_data(job.data, job.batch_size, job.model.row_bytes, job.seed)(0)
+    batch = open_batches(job.data, build_model(job.model), job.batch_size, job.model.row_bytes, job.seed)(0)
     files = sorted(_PACKAGE.rglob("*.py"))
     return {
         "python": platform.python_version(),
@@ -131,7 +131,7 @@ def _facts(config: Config, job: Job) -> dict[str, Any]:
         "the order of the schedule": f"{_checksum([to_text(job.schedule).encode()]):08x}",
         "the partition": list(job.partition.sizes),
         "the first step": job.first_step,
-        "the first batch": f"{_checksum([batch.numpy().tobytes()]):08x}",
+        "the first batch": f"{_checksum(each.numpy().tobytes() for each in batch):08x}",
     }
 
 

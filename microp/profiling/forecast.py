@@ -118,7 +118,7 @@ def forecast(
     kinds: Sequence[int],
     workload: Workload,
     backend: str,
-    batch: float,
+    batch: tuple[float, float],
     replicas: int = 1,
     device: DeviceSettings | None = None,
 ) -> Forecast:
@@ -127,7 +127,7 @@ def forecast(
     Args:
         kinds: the kind of each layer of the model.
         workload: what one replica runs.
-        batch: the bytes of the text of the batch on the ranks of the first and of the last stage.
+        batch: as in `Ranks`.
         replicas: how many run it.
         device: an emulated device if every rank has a device like that of the profile; None: ranks share the cores.
     """
@@ -170,11 +170,11 @@ def last_ends(schedule: Schedule, spans: Spans, costs: Costs) -> dict[int, float
     return ends
 
 
-def peak_memory_mib(workload: Workload, layers: Sequence[LayerMemory], batch: float) -> list[float]:
+def peak_memory_mib(workload: Workload, layers: Sequence[LayerMemory], batch: tuple[float, float]) -> list[float]:
     """Return each rank's peak: weights, the optimizer's state, the batch, gradients, activations and mailboxes.
 
     Args:
-        batch: the bytes of the batch on the ranks of the first and of the last stage.
+        batch: as in `Ranks`.
     """
     return [peak / MIB for peak in Ranks(workload, layers, batch).peaks(workload.layers)]
 

@@ -24,6 +24,7 @@ from microp.settings.model import (
     MlpSettings,
     ModelSettings,
     OwnSettings,
+    RowForm,
     TiedWeight,
     own_settings,
 )

@@ -15,10 +15,12 @@ from microp.system import BYTES, override
 LOWERED = {"bf16": "bfloat16"}  # a value of the key `dtype` -> torch's name of the type
 TiedWeight = tuple[tuple[int, str], ...]
 """The copies of one weight: for each the index of its layer and its name there, in the order of the layers."""
-_INT64 = 8  # bytes of a token
 LayerWork = tuple[float, int]
 """The floating-point operations of a layer's forward per row, and the number of weights that it reads: no embedding."""
 _SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
+_SIZES |= {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
+RowForm = tuple[tuple[int, ...], str]
+"""The shape and the type of a tensor of one row."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,15 @@ class ModelSettings(ABC):
         """Whether a forward draws random numbers."""
         return False
 
-    def batch_bytes(self, rows: int) -> int:
-        """Return the bytes of a batch on the rank of the first or of the last stage; both hold the text as int64."""
-        return rows * (self.row_bytes + 1) * _INT64
+    @property
+    def row_forms(self) -> tuple[RowForm, RowForm]:
+        """The shape and the type of a row's inputs, and those of its targets."""
+        return ((self.row_bytes,), "int64"), ((self.row_bytes,), "int64")
+
+    def batch_bytes(self, rows: int) -> tuple[int, int]:
+        """Return the bytes of a batch's inputs, on the rank of the first stage, and of its targets, on the last's."""
+        inputs, targets = (rows * prod(shape) * _SIZES[dtype] for shape, dtype in self.row_forms)
+        return inputs, targets
 
     def hop_bytes(self, sizes: Sequence[int], computing: Computing) -> float:
         """Return the mean bytes per row of the tensors between stages with these numbers of layers."""
@@ -231,7 +239,7 @@ MODELS: dict[str, type[ModelSettings]] = {"mlp": MlpSettings, "gpt": GptSettings
 class LayerFacts:
     """What is known of the layers that a user's function makes, from a run without numbers."""
 
-    context: int  # the number of tokens in one row of a batch
+    context: int  # the number of tokens in one row of a batch; 0 with data of the model's own
     dtype: str  # the type of the tensors between layers
     # of the tensor that enters each layer, without its rows; that of layer 0 are the tokens
     shapes: tuple[tuple[int, ...], ...]
@@ -249,6 +257,7 @@ class LayerFacts:
     # the layers whose backward can only be divided as one; empty also if that was not tried
     as_one: tuple[int, ...] = ()
     undivided: tuple[str, ...] = ()  # why layers cannot be divided into I and W at all, one sentence each
+    rows: tuple[RowForm, RowForm] | None = None  # inputs and targets of the model's own data; None: it is given text
     mixing: tuple[int, ...] = ()  # the layers whose rows depend on each other; empty also if that was not tried
 
 
@@ -279,6 +288,10 @@ class OwnSettings(ModelSettings):
     @property
     def row_bytes(self) -> int:
         return self.facts.context
+
+    @property
+    def row_forms(self) -> tuple[RowForm, RowForm]:
+        return self.facts.rows or super().row_forms
 
     @property
     def weights(self) -> int:

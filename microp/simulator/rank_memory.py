@@ -57,7 +57,7 @@ class Ranks:
     Args:
         workload: what is run, by a valid order; its own layers do not count.
         layers: the memory of each layer.
-        batch: the bytes of the text of the batch, which the ranks of the first and of the last stage hold.
+        batch: the bytes of the batch's inputs, on the rank of the first stage, and of its targets, on the last's.
         known: the `counts` of other `Ranks` with the same schedule, rows, recomputed microbatches and transport.
 
     Attributes:
@@ -68,7 +68,7 @@ class Ranks:
         self,
         workload: Workload,
         layers: Sequence[LayerMemory],
-        batch: float = 0,
+        batch: tuple[float, float] = (0, 0),
         known: Sequence[Floats] | None = None,
     ) -> None:
         schedule, _, rows, checkpointing, states, holds = workload
@@ -82,8 +82,9 @@ class Ranks:
         numbers = {layer: number for number, layer in enumerate(dict.fromkeys(self._layers))}
         self._kinds = [*(numbers[layer] for layer in self._layers), -1]  # no layer follows the last one
         self._of_kinds: dict[tuple[int, ...], tuple[float, StageBytes]] = {}  # of a stage and of the layer after it
-        ends = {schedule.placement[0], schedule.placement[schedule.stages - 1]}
-        self.batch = [batch if rank in ends else 0 for rank in range(len(schedule.ranks))]
+        self.batch = [0.0] * len(schedule.ranks)
+        for stage, size in zip((0, schedule.stages - 1), batch, strict=True):
+            self.batch[schedule.placement[stage]] += size
 
     def peaks(self, sizes: Sequence[int]) -> list[float]:
         """Return each rank's most bytes: weights, optimizer, buckets, the batch, gradients and activations."""

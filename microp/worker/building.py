@@ -20,15 +20,16 @@ from microp.comms import Comms
 from microp.device import Device, Run
 from microp.engine import Boundary, Engine, Limit, Runner, TorchEngine
 from microp.job import Job
-from microp.model import Stage, build_model, open_data
+from microp.model import Model, Stage, open_batches
 from microp.settings import AdamSettings, OptimizerSettings, SgdSettings
 
 PAUSE_S = 0.2  # between two meetings of ranks that compile
 
 
-def build_stages(job: Job, rank: int, device: Device, stage_type: type[Stage] = Stage) -> dict[int, Stage]:
+def build_stages(
+    job: Job, model: Model, rank: int, device: Device, stage_type: type[Stage] = Stage
+) -> dict[int, Stage]:
     """Build a rank's layers, each from the seed and its index, and return them as stages by their index."""
-    model = build_model(job.model)
     held = {stage: job.partition.layers_of(stage) for stage in job.schedule.stages_of(rank)}
     indices = [index for layers in held.values() for index in layers]
     made = dict(zip(indices, model.build(indices, job.seed), strict=True))
@@ -96,29 +97,27 @@ class BatchLoader:
     """Loads the rows of one replica, by its job (`Job.of`) and index, for a rank that holds some of the stages.
 
     Attributes:
-        inputs: (rows, context) int64 per microbatch, of the step that was loaded last; None without the first stage.
+        inputs: (rows, context) int64 per microbatch, of the step that was loaded last, or what the model's own data
+            have; None without the first stage.
         targets: the same, one token later; None without the last stage.
     """
 
-    def __init__(self, job: Job, replica: int, stages: Collection[int], device: torch.device) -> None:
-        self.inputs: tuple[Tensor, ...] | None = None
-        self.targets: tuple[Tensor, ...] | None = None
-        has_first, has_last = 0 in stages, job.schedule.stages - 1 in stages
-        if not has_first and not has_last:
-            return
-        self._windows = open_data(job.data, job.batch_size, job.model.row_bytes, job.seed)
+    def __init__(self, job: Job, model: Model, replica: int, stages: Collection[int], device: torch.device) -> None:
         before, count = sum(job.shares[:replica]), job.shares[replica]
         self._rows = slice(before, before + count)
-        self._window = torch.empty(count, job.model.row_bytes + 1, dtype=torch.int64, device=device)
-        if has_first:
-            self.inputs = self._window[:, :-1].split(job.rows)
-        if has_last:
-            self.targets = self._window[:, 1:].split(job.rows)
+        self._batches = open_batches(job.data, model, job.batch_size, job.model.row_bytes, job.seed)
+        self._held: list[Tensor | None] = [  # inputs and targets
+            torch.empty(count, *shape, dtype=getattr(torch, dtype), device=device) if end in stages else None
+            for end, (shape, dtype) in zip((0, job.schedule.stages - 1), job.model.row_forms, strict=True)
+        ]
+        self.inputs, self.targets = (None if held is None else held.split(job.rows) for held in self._held)
 
     def load(self, step: int) -> None:
         """Load the batch of a step in place of the last one."""
         if self.inputs or self.targets:
-            self._window.copy_(self._windows(step)[self._rows])
+            for held, drawn in zip(self._held, self._batches(step), strict=True):
+                if held is not None:
+                    held.copy_(drawn[self._rows])
 
 
 # --- compiling -----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from microp.job import Job
-from microp.model import build_model, open_autocast, open_data, random_parts
+from microp.model import build_model, open_autocast, open_batches, random_parts
 from microp.worker.building import open_optimizer, set_rate
 
 
@@ -38,16 +38,17 @@ def steps(job: Job, count: int) -> Iterator[MonolithStep]:
     random = list(random_parts(model))
     autocast = open_autocast(job.computing, "cpu")
     optimizer = open_optimizer(job.optimizer, model.parameters(), job.learning_rate)
-    windows = open_data(job.data, job.batch_size, job.model.row_bytes, job.seed)
+    batches = open_batches(job.data, subject, job.batch_size, job.model.row_bytes, job.seed)
     for step in range(count):
         optimizer.zero_grad()
         total = 0.0
-        for microbatch, window in enumerate(windows(step).split(job.rows)):
+        given = zip(*(tensor.split(job.rows) for tensor in batches(step)), strict=True)
+        for microbatch, (inputs, targets) in enumerate(given):
             for part in random:
                 part.at(step, microbatch)
             weight = job.rows[microbatch] / job.batch_size
             with autocast:
-                loss = subject.loss(model(window[:, :-1]), window[:, 1:]) * weight
+                loss = subject.loss(model(inputs), targets) * weight
             loss.backward()
             total += loss.item()
         for copies in job.model.tied_weights:

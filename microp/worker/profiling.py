@@ -186,9 +186,9 @@ class _StageTimer:
         self._job, self._device, self._divided = job, device, divided
         self._first, self._last = rank == 0, rank == job.schedule.stages - 1
         self._indices = job.partition.layers_of(rank)
-        model, place = build_model(job.model), device.torch_device
-        layers = [layer.to(place) for layer in model.build(self._indices, job.seed)]
-        split, loss = range(CHUNKS) if divided else (), model.loss if self._last else None
+        self._model, place = build_model(job.model), device.torch_device
+        layers = [layer.to(place) for layer in self._model.build(self._indices, job.seed)]
+        split, loss = range(CHUNKS) if divided else (), self._model.loss if self._last else None
         self._stage = Stage(layers, loss, NEVER, CHUNKS, split, device.mark, job.computing, place)
 
     def medians(self, rows: Sequence[int], until: float) -> dict[int, dict[str, float]]:
@@ -211,9 +211,8 @@ class _StageTimer:
     def _times(self, rows: int) -> dict[str, float]:
         """Return the mean milliseconds of each op, each after what it usually follows."""
         stage = self._stage
-        window = torch.randint(0, self._job.model.vocabulary, (rows, self._job.model.row_bytes))
-        given = [window.to(self._device.torch_device)] * CHUNKS
-        stage.load(Batch(0, given if self._first else None, given if self._last else None, [1 / CHUNKS] * CHUNKS))
+        inputs, targets = ([each.to(self._device.torch_device)] * CHUNKS for each in self._model.some_rows(rows))
+        stage.load(Batch(0, inputs if self._first else None, targets if self._last else None, [1 / CHUNKS] * CHUNKS))
         entering = None if self._first else self._random(rows, self._indices[0])
         gradient = None if self._last else self._random(rows, self._indices[-1] + 1)
         forward = [(stage.forward, microbatch, entering) for microbatch in range(CHUNKS)]

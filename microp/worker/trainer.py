@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from microp.comms import Comms, Place
 from microp.device import ActivationMeter, open_device
 from microp.job import Job
-from microp.model import Batch, Stage, generator_states
+from microp.model import Batch, Stage, build_model, generator_states
 from microp.records import StepRow
 from microp.replicas import open_sync
 from microp.schedule import Schedule
@@ -44,10 +44,11 @@ class Trainer:
 
         # 1. build the stages and their optimizer
         self._device = device = open_device(job.device, job.workload, comms, local_rank)
-        self.stages = build_stages(job, comms.rank, device, stage_type)
+        model = build_model(job.model)
+        self.stages = build_stages(job, model, comms.rank, device, stage_type)
         parameters = [p for stage in self.stages.values() for p in stage.layers.parameters()]
         self.optimizer = open_optimizer(job.optimizer, parameters, job.learning_rate)
-        self._loader = BatchLoader(job, comms.replica, self.stages, device.torch_device)
+        self._loader = BatchLoader(job, model, comms.replica, self.stages, device.torch_device)
 
         # 2. connect them with those of other ranks
         self._at(Place.CONNECTING)

@@ -174,7 +174,7 @@ def test_only_ranks_that_share_cores_are_slower():
     assert [speed_of(slow, 8)(ranks) for ranks in (2, 3, 4)] == [1.0, 0.5 * 2 / 3, 0.25]
     two, four = (Workload(one_f_one_b(ranks, 8), (8 // ranks,) * ranks, (8,) * 8, NEVER) for ranks in (2, 4))
     steps = {
-        ranks: [forecast(each, MODEL.kinds, given, "shm", batch=0).step_ms for each in (fast, slow)]
+        ranks: [forecast(each, MODEL.kinds, given, "shm", batch=(0, 0)).step_ms for each in (fast, slow)]
         for ranks, given in ((2, two), (4, four))
     }
     assert steps[2][0] == steps[2][1]

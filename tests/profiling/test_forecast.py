@@ -62,12 +62,12 @@ def test_a_forward_that_keeps_nothing_is_faster():
 
 def test_a_step_is_its_actions_the_engine_s_time_and_the_optimizer():
     given = profile(MODEL, alone=(1.0, 1.0), after={})
-    found = forecast(given, MODEL.kinds, workload(gpipe(2, 1), 20), "shm", batch=0)
+    found = forecast(given, MODEL.kinds, workload(gpipe(2, 1), 20), "shm", batch=(0, 0))
     actions = 5 * 9 + 3 * 9 + 2 * HOP + 0.01  # the engine's own time between rank 1's F and B
     assert found.step_ms == pytest.approx(actions + 0.05 + 0.05 + 0.2 + 0.1 * 5)
     assert found.bubble == pytest.approx(1 - 8 * 9 / (2 * actions))
     faster = forecast(
-        profile(MODEL, alone=(0.5, 0.5), after={}), MODEL.kinds, workload(gpipe(2, 1), 20), "shm", batch=0
+        profile(MODEL, alone=(0.5, 0.5), after={}), MODEL.kinds, workload(gpipe(2, 1), 20), "shm", batch=(0, 0)
     )
     assert faster.step_ms < 0.6 * found.step_ms
 

@@ -167,7 +167,7 @@ def test_parts_add_up_to_the_peaks(schedule, policy, holds):
         layers = some_layers(chance, schedule.stages + 4)
         sizes = list(spread(len(layers), schedule.stages))
         chance.shuffle(sizes)
-        ranks = Ranks(Workload(schedule, (), (7,) * schedule.chunks, policy, holds=holds), layers, batch=50)
+        ranks = Ranks(Workload(schedule, (), (7,) * schedule.chunks, policy, holds=holds), layers, batch=(30, 50))
         for rank, peak in enumerate(ranks.peaks(sizes)):
             assert sum(part.size for part in ranks.parts(sizes, rank)) == pytest.approx(peak)
 

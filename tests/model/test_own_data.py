@@ -1,0 +1,108 @@
+"""Data of a model's own: what is drawn from them, that every schedule trains on the same, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import CHECKPOINTING
+from one_process import assert_equal, by_processes, by_threads
+from own_data import Images, few_images, images, regression, settings_of
+from own_model import own_job
+from torch import nn
+
+from microp.model import Layers, build_model, inspect_layers
+from microp.model.own import own_rows
+from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
+
+MODELS = [images, few_images, regression]
+SCHEDULES = [gpipe(2, 3), one_f_one_b(3, 4), interleaved(2, 4, 2), zb_h1(2, 2), zb_v(2, 3)]
+IMAGES = Images(40)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_every_schedule_trains_on_the_same_rows(model):
+    for schedule in SCHEDULES:
+        if schedule.stages <= settings_of(model).layers:
+            for policy in ("never", "always"):
+                given = {"schedule": schedule, "checkpointing": CHECKPOINTING[policy], "backend": "threads"}
+                job = own_job(settings_of(model), **given)
+                assert_equal(job, by_threads(job))
+
+
+@pytest.mark.parametrize("backend", ["shm", "tcp", "gloo"])
+def test_every_transport_sends_views(backend, tmp_path):
+    jobs = [own_job(settings_of(model), schedule=zb_h1(2, 3), backend=backend) for model in MODELS]
+    for job, trained in zip(jobs, by_processes(jobs, tmp_path), strict=True):
+        assert_equal(job, trained)
+
+
+def test_an_epoch_has_every_item_once_and_a_step_follows_from_its_number():
+    class Numbers(Images):
+        def __getitem__(self, index):
+            return torch.tensor([index]), index
+
+    whole = torch.cat([own_rows(Numbers(10), step, 4, seed=3)[1] for step in range(5)]).tolist()
+    assert sorted(whole[:10]) == sorted(whole[10:]) == list(range(10))
+    assert whole[:10] != whole[10:] != list(range(10))
+    assert own_rows(Numbers(10), 3, 4, seed=3)[1].tolist() == whole[12:16]
+    assert own_rows(Numbers(10), 3, 4, seed=4)[1].tolist() != whole[12:16]
+    assert sorted(own_rows(Numbers(2), 0, 6, seed=0)[1].tolist()) == [0, 0, 0, 1, 1, 1]
+
+
+def test_what_a_rank_holds_of_them_is_counted():
+    settings = settings_of(images)
+    assert settings.row_forms == (((2, 4, 4), "float32"), ((), "int64"))
+    assert settings.batch_bytes(10) == (10 * 32 * 4, 10 * 8)
+    assert [tensor.shape[0] for tensor in build_model(settings).some_rows(5)] == [5, 5]
+
+
+def broken(data, loss=F.cross_entropy, **changes):
+    layers = [nn.Sequential(nn.Flatten(), nn.Linear(32, 8)), nn.Linear(8, 3)]
+    return replace(Layers(layers, loss, data=data), **changes)
+
+
+class Ends(Images):
+    def __getitem__(self, index):
+        return {"image": torch.zeros(2, 4, 4), "label": 0}
+
+
+class Grows(Images):
+    def __getitem__(self, index):
+        return torch.zeros(index, 4, 4), 0
+
+
+class Draws(Images):
+    own = torch.Generator().manual_seed(0)
+
+    def __getitem__(self, index):
+        return torch.randn(2, 4, 4, generator=self.own), 0
+
+
+def of_most(logits, targets):
+    return F.cross_entropy(logits, targets, ignore_index=1)
+
+
+REFUSED = {  # a part of what the message says -> the layers
+    "a int as data: give a map-style Dataset of (input, target), or a function (step, rows)": broken(3),
+    "data without an item: give at least one": broken(Images(0)),
+    "context=4 beside data of its own: leave context out": broken(IMAGES, context=4),
+    "data that fail (ValueError: not two tensors of 2 rows, (inputs, targets), but a dict": broken(Ends(9)),
+    "data that fail (RuntimeError: stack expects each tensor to be equal size": broken(Grows(9)),
+    "data that fail (ValueError: not two tensors of 2 rows": broken(lambda step, rows: torch.zeros(rows, 32)),
+    "data that are others the second time: let them follow from the item or the step": broken(Draws(9)),
+    "a loss that is not the mean over the rows": broken(IMAGES, of_most),
+    "a loss that fails for (output [2, 3] float32, targets [2] int64)": broken(IMAGES, F.mse_loss),
+    "layer 0 (Sequential), which fails for its input [2, 2, 4, 4] float32": broken(
+        IMAGES, layers=[nn.Sequential(nn.Flatten(), nn.Linear(9, 8)), nn.Linear(8, 3)]
+    ),
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_will_not_do_is_refused(said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        inspect_layers(REFUSED[said], "")

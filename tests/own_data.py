@@ -1,0 +1,55 @@
+"""Models with data of their own, for tests; outputs of some of their layers are views, and not in one piece."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from own_model import Calls
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from microp.model import Layers, code_of, inspect_layers
+from microp.settings import OwnSettings, own_settings
+
+
+class Images(Dataset):
+    """Images of one of three kinds, with noise."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.full((2, 4, 4), index % 3 - 1.0) + torch.randn(2, 4, 4), index % 3
+
+
+def images(size: int = 40) -> Layers:
+    inside = [nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()) for _ in range(3)]
+    ends = [nn.Flatten(2), Calls(lambda x: x.transpose(1, 2)), nn.Sequential(nn.Flatten(), nn.Linear(64, 3))]
+    return Layers([nn.Conv2d(2, 4, 3, padding=1), *inside, *ends], F.cross_entropy, data=Images(size))
+
+
+def few_images() -> Layers:
+    return images(4)  # fewer than a batch has
+
+
+def noise(step: int, rows: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(rows, 6) + step, torch.tensor([[random.random()] for _ in range(rows)])
+
+
+def regression() -> Layers:
+    """A function's data, whose targets are numbers."""
+    layers = [nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), Calls(lambda x: x[:, :4]), nn.Linear(4, 1)]
+    return Layers(layers, F.mse_loss, data=noise)
+
+
+@cache
+def settings_of(function: Callable[..., Layers]) -> OwnSettings:
+    name = function.__name__
+    return own_settings(name, f"own_data.{name}", {}, inspect_layers(function(), code_of(function)))
