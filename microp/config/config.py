@@ -48,7 +48,16 @@ from simpleeval import EvalWithCompoundTypes, InvalidExpression
 from microp.config.errors import REFUSED, ConfigError, refusal
 from microp.config.factory import keys_of_builder, own_model, typed
 from microp.config.knobs import Knobs, Unused, without_unused
-from microp.config.schema import GROUPS, KINDS, Config, is_fixed, open_schema, schema_of
+from microp.config.schema import (
+    GROUPS,
+    KINDS,
+    Config,
+    default_values,
+    is_fixed,
+    open_schema,
+    options_of,
+    schema_of,
+)
 from microp.settings import quoted
 from microp.system import CONF, SWEEPS, override, redact_values, see_current_folder
 
@@ -330,10 +339,16 @@ def _lacking(group: str, keys: Mapping[str, Any], known: set[str]) -> dict[str, 
     has = f"its keys are {', '.join(knobs)}" if knobs else "it has no keys"
     lacking = {}
     for key in keys.keys() - known:
-        near = get_close_matches(key, knobs, 1)
-        remedy = f"did you mean {group}.{near[0]}?" if near else has
+        near, other = get_close_matches(key, knobs, 1), _option_with(group, key)
+        of_other = f"; {group}={other} has it (`override {group}: {other}` in a file's defaults list)" if other else ""
+        remedy = f"did you mean {group}.{near[0]}?" if near else has + of_other
         lacking[f"{group}.{key}"] = Unused(by, remedy, quoted(keys[key]))
     return lacking
+
+
+def _option_with(group: str, key: str) -> str | None:
+    """Return the first of microp's options of a group that has a key."""
+    return next((option for option in options_of(group) if key in default_values(group, option)), None)
 
 
 def _with_own_model(config: Config) -> Config:

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from microp.config.schema import all_keys
+from microp.config.schema import GROUPS, all_keys
 from microp.settings import quoted
 from microp.system import sweep_names
 
@@ -51,9 +51,11 @@ def refusal(error: BaseException) -> list[str]:
     """
     if isinstance(error, ConfigError):
         return error.problems
-    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
+    led = error.__cause__ or (error.__context__ if isinstance(error, ConfigCompositionException) else None)
+    cause = led if isinstance(led, OmegaConfBaseException) else None
     texts = [" ".join(str(error).split()) if isinstance(error, YAMLError) else first_line(error)]
-    if cause is not None:
+    if cause is not None and first_line(cause) not in texts[0]:
+        texts[0] = texts[0].removesuffix(f": {type(cause).__name__} raised while composing config:")
         texts.append(first_line(cause))
     if isinstance(error, OverrideParseException):
         if "=~" in error.override:  # a shell leaves it as it is after a word
@@ -72,6 +74,10 @@ def refusal(error: BaseException) -> list[str]:
     near = get_close_matches(key, names, 1)
     text = ": ".join(text.removesuffix(".") for text in texts if text) or type(error).__name__
     text += ": several values are a sweep, add -m" if text.startswith("Ambiguous value") else ""
+    if "of type 'list'" in text or "of type 'ListConfig'" in text:
+        text += ": several values are a sweep, as 4,8 with -m, or in a file's hydra.sweeper.params"
+    elif key in GROUPS and "Cannot assign" in text:
+        text += f": a file chooses an option in its defaults list, by `override {key}: NAME`"
     if package := _PACKAGES.get(str(getattr(error, "missing_cfg_file", ""))):
         text, near = f"{text}, which is not installed: pip install {package}", []
     return [fitted(f"{text} (did you mean {near[0]}?)" if near else text)]

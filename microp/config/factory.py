@@ -33,7 +33,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from hydra.utils import get_method
 from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from microp.config.errors import first_line, log_traceback
 from microp.settings import (
@@ -149,6 +149,11 @@ def typed(group: str, kind: type, keys: dict[str, Any]) -> Any:
     """Return an option's keys as an object of a dataclass, or raise ValueError: a value has the wrong type."""
     try:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), keys))
+    except MissingMandatoryValue as error:  # a file has set the option's name alone
+        raise ValueError(
+            f"{group}.{error.full_key} is missing: {group}=NAME chooses an option with all its keys, and in a file "
+            f"`override {group}: NAME` in its defaults list"
+        ) from None
     except OmegaConfBaseException as error:
         raise ValueError(f"{group}.{error.full_key or 'builder'}: {first_line(error)}") from error
 

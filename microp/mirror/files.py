@@ -2,7 +2,7 @@
 
 ::
 
-    attempt-1/  status.json   uid ──► r0-<uid>  r1-<uid>  summary-<uid> ──► outputs/wandb/*run-<time>-<id>
+    attempt-1/  status.json   uid ──► r0-<run>-<uid>  summary-<run>-<uid> ──► outputs/wandb/*run-<time>-<id>
                 tracked.json  those that are complete
 
 An attempt that runs is never deleted, nor one of which that cannot be told.
@@ -32,6 +32,7 @@ from microp.records import (
 from microp.settings import TrackingSettings
 
 SUMMARY = "summary"
+_ABOUT = 40  # characters of a run's name in the id of a W&B run, which may have 64
 _AGENT = ("WANDB_RUN_ID", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH")  # set by `wandb agent`
 
 
@@ -67,11 +68,17 @@ def wandb_names(attempt: Path) -> list[str]:
 
 
 def wandb_uid(attempt: Path, name: str) -> str:
-    """Return the id of an attempt's W&B run. Its role comes first: `wandb leet` shows the start of an id."""
+    """Return the id of an attempt's W&B run, which its folder has too: `wandb leet` shows the start of an id.
+
+    The role comes first, then the schedule and its numbers, as in `r0-1f1b-m8-k2-<uid>`.
+    """
+    if known := completed(attempt).get(name):
+        return known
     agent = read_env(attempt).get("wandb_agent", {})
     if agent and name == SUMMARY:
         return str(agent["run_id"])
-    return f"{name.replace('rank', 'r')}-{read_status(attempt)['uid']}"
+    about = attempt.parent.name.rpartition("-")[0][:_ABOUT]
+    return "-".join(filter(None, (name.replace("rank", "r"), about, read_status(attempt)["uid"])))
 
 
 class Belongings(NamedTuple):
@@ -91,9 +98,10 @@ def belongings(attempt: Path) -> Belongings:
     """Return what belongs to an attempt; no W&B runs if its records do not tell their ids."""
     try:
         settings = TrackingSettings.recorded(read_config(attempt)["tracking"])
-        names = dict.fromkeys([*wandb_names(attempt), *completed(attempt)])
+        ids = [read_status(attempt)["uid"], *completed(attempt).values(), wandb_uid(attempt, SUMMARY)]
         folder = settings.folder(attempt.absolute().parents[2])
-        return Belongings(attempt, [path for name in names for path in files_of(wandb_uid(attempt, name), folder)])
+        paths = [path for uid in ids for path in files_of(uid, folder)]  # an id may be the end of another
+        return Belongings(attempt, list(dict.fromkeys(paths)))
     except (RecordError, KeyError, TypeError):
         return Belongings(attempt, [])
 

@@ -2,9 +2,9 @@
 
 ::
 
-    attempt-1/steps.rank0.jsonl ──► rank0 1f1b-m8-k2-...     id r0-<uid>    job_type = rank
-              steps.rank1.jsonl ──► rank1 1f1b-m8-k2-...     id r1-<uid>    job_type = rank
-              summary.json      ──► summary 1f1b-m8-k2-...   id summary-<uid>   with the timeline and the tables
+    attempt-1/steps.rank0.jsonl ──► rank0 1f1b-m8-k2-...     id r0-1f1b-m8-k2-<uid>   job_type = rank
+              steps.rank1.jsonl ──► rank1 1f1b-m8-k2-...     id r1-1f1b-m8-k2-<uid>   job_type = rank
+              summary.json      ──► summary 1f1b-m8-k2-...   id summary-1f1b-m8-k2-<uid>   with timeline and tables
               + all rows, spans
               tracked.json      ◄── the W&B runs that are complete
 

@@ -49,8 +49,10 @@ def test_the_nearest_name_is_told_of_one_that_does_not_exist(word, near):
 
 
 NOT_USED = {  # what is typed, and what does not use its last word
-    "partition.share=.8": "partition=uniform: it has no keys",
-    "device.forward_ms=5": "device=cpu: its keys are memory_gib, speed, threads",
+    "partition.share=.8": "partition=uniform: it has no keys; partition=skewed has it (`override "
+    "partition: skewed` in a file's defaults list)",
+    "device.forward_ms=5": "device=cpu: its keys are memory_gib, speed, threads; device=emulated has it "
+    "(`override device: emulated` in a file's defaults list)",
     "checkpointing.segments=3": "checkpointing=never: use checkpointing=segments",
     "device=emulated ranks=1 device.latency_ms=1": "ranks=1: use ranks=2 or more",
     "device=emulated device.recompute_ms=1": "checkpointing=never: use checkpointing=always",

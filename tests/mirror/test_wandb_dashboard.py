@@ -131,6 +131,8 @@ def test_it_can_be_printed_without_a_server(command, experiment):
     code, said = command("hop_latency_quick", f"--outputs={experiment}", "--print", "--entity=team")
     assert code == 0
     assert json.loads(said.out)["report"]["displayName"] == "microp: hop_latency"
+    assert "runs: What was asked: ScatterPlot: step time, ms (median) over chunks" in said.err.splitlines()
+    assert said.err.splitlines()[-1] == "ranks: Ranks, step by step: LinePlot: loss"
     assert about_sweep("hop_latency")[0] in (strings(json.loads(said.out)))
 
 

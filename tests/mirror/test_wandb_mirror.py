@@ -21,6 +21,7 @@ from microp.config import compose_config, read_config
 from microp.config.config import to_yaml
 from microp.mirror import mirror, take_agent
 from microp.mirror import mirroring as wandb_mirror
+from microp.mirror.files import wandb_uid
 from microp.points import attempt as app_attempt
 from microp.records import new_attempt, read_rows, read_spans, summarise, this_process, write_json, write_schedule
 from microp.settings import TrackingSettings
@@ -378,3 +379,14 @@ def test_a_folder_that_is_not_there(tmp_path, capsys):
     assert "is not a folder" in capsys.readouterr().err
     assert tracking.main([str(tmp_path)]) == 0
     assert "holds no run, so there is nothing to mirror" in capsys.readouterr().err
+
+
+def test_the_id_of_a_w_b_run_begins_with_its_role_and_its_run(attempt, tmp_path):
+    folder = tmp_path / "zb_h1-m8-k2-0123cdef" / "attempt-1"
+    folder.mkdir(parents=True)
+    for name in ("status.json", "env.json"):
+        (folder / name).write_text((attempt / name).read_text())
+    assert wandb_uid(folder, "rank1") == "r1-zb_h1-m8-k2-0123abcd"
+    write_json(folder / "tracked.json", {"rank1": "r1-0123abcd"})  # of an earlier version
+    assert wandb_uid(folder, "rank1") == "r1-0123abcd"
+    assert wandb_uid(folder, "summary") == "summary-zb_h1-m8-k2-0123abcd"
