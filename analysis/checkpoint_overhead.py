@@ -28,7 +28,7 @@ from matplotlib.lines import Line2D
 
 from analysis import looks, plot, scales
 from analysis.command import main
-from analysis.exhibit import INTERVALS, Exhibit, counted, drawn, percent
+from analysis.exhibit import Exhibit, counted, drawn, markers, percent
 from analysis.memory_law import laws
 from analysis.prediction import measured_steps
 from analysis.words import doubts, middle, sentences, widest
@@ -153,7 +153,7 @@ def penalty(compared: pd.DataFrame) -> Exhibit | None:
         f"{_misses(table, 'simulated')}. "
         "Simulated with R added to the F and B of the run that keeps everything, which leaves out that a forward "
         "without activations to keep and a backward that finds them in the cache are shorter, it differs by "
-        f"{_misses(table, 'R alone')}. {INTERVALS} Long bars are cut off."
+        f"{_misses(table, 'R alone')}. {markers(compared)}"
     )
     return Exhibit("checkpoint-overhead-penalty", "The cost of recomputation", text, figure, table, compared)
 
@@ -211,11 +211,11 @@ def pareto(runs: pd.DataFrame, compared: pd.DataFrame) -> Exhibit | None:
     table["front"] = table.index.isin([label for labels in best for label in labels])
     models = sorted(table["model"].unique())
     figure, axes = plot.panels(len(models), 3.0)
-    markers = looks.looks(sorted(table["schedule"].unique()))
+    shapes = looks.looks(sorted(table["schedule"].unique()))
     for axis, model in zip(axes, models, strict=True):
         own = table[table["model"] == model]
         for policy, look in _policies(own).items():
-            for schedule, shape in markers.items():
+            for schedule, shape in shapes.items():
                 same = own[(own["checkpointing"] == policy) & (own["schedule"] == schedule)]
                 pair = looks.Look(look.colour, shape.marker, "")
                 plot.points(axis, same, "worst_mib", "step_ms.median", pair, f"{schedule}, {policy}")
@@ -226,7 +226,7 @@ def pareto(runs: pd.DataFrame, compared: pd.DataFrame) -> Exhibit | None:
     plot.legend(figure, [looks.FRONT])
     text = (
         "Step time against peak activations of the rank that holds most, one marker per schedule, policy and M. The "
-        f"line is the Pareto front. {INTERVALS} Long bars are cut off."
+        f"line is the Pareto front. {markers(runs)}"
     )
     if not compared.empty:
         cheapest = compared.groupby("checkpointing")[["ratio", "kept"]].median()
@@ -277,9 +277,9 @@ def _against_chunks(axis: Axes, own: pd.DataFrame, value: str, simulated: str) -
 
 def _against_policy(axis: Axes, own: pd.DataFrame, value: str, simulated: str) -> None:
     policies = [name for name in _policies(own) if name in set(own["checkpointing"])]
-    for number, (schedule, look) in enumerate(markers := looks.looks(sorted(own["schedule"].unique())).items()):
+    for number, (schedule, look) in enumerate(shapes := looks.looks(sorted(own["schedule"].unique())).items()):
         same = own[own["schedule"] == schedule]
-        same = same.assign(at=same["checkpointing"].map(policies.index) + 0.2 * (number - (len(markers) - 1) / 2))
+        same = same.assign(at=same["checkpointing"].map(policies.index) + 0.2 * (number - (len(shapes) - 1) / 2))
         for row in records(same):
             plot.computed(axis, [row["at"] - 0.1, row["at"] + 0.1], [row[simulated]] * 2, look.colour)
         plot.points(axis, same, "at", value, look._replace(line=""), str(schedule))

@@ -19,7 +19,7 @@ import pandas as pd
 
 from analysis import looks, plot, scales
 from analysis.command import main
-from analysis.exhibit import INTERVALS, Exhibit, counted, drawn, kind_of
+from analysis.exhibit import Exhibit, counted, drawn, kind_of, markers
 from analysis.words import doubts, listed, middle, sentences, widest
 from microp.records import over_launches
 from microp.results import Store
@@ -55,7 +55,7 @@ def exhibits(store: Store) -> list[Exhibit]:
         "torch's messages go over gloo (TCP), microp's over the transport that the panel names. W together: "
         "engine.batch_weights=true, one matrix product for W actions that follow each other. A divided backward fills "
         "bubbles that the limit has, so its ratio can be below 1. "
-        f"{INTERVALS}"
+        f"{markers(runs)}"
     )
     made = Exhibit("engine-speed", "microp, torch and the limit", text, figure(table), named(table), runs)
     return drawn([made], store.missing(NAME))

@@ -23,7 +23,6 @@ from microp.results import records
 NUMBERS = "%.6g"  # in a CSV file: more digits than any measurement has
 FIT = 3  # points that a line through them needs: a line through two has no error
 BARS = f"the range of up to {RANGE_UP_TO} launches, of more a 95 % bootstrap interval"
-INTERVALS = f"Markers: medians over launches; bars: {BARS}."
 
 
 @dataclass(frozen=True)
@@ -102,6 +101,13 @@ def provenance(runs: pd.DataFrame) -> str:
         apart = f"{percent(middle)} in the median and {percent(most)} at most"
         text += f"; launches of a configuration differ in step time by {apart}"
     return f"{text}. Commit {commits(runs)}; {machines(runs)}."
+
+
+def markers(runs: pd.DataFrame) -> str:
+    """Return the sentence on a figure's markers, and on its bars if these runs have some: with one launch, none."""
+    if runs.groupby("question").size().max() == 1:
+        return "Markers: one launch each."
+    return f"Markers: medians over launches; bars: {BARS}, cut off where they are long."
 
 
 def commits(runs: pd.DataFrame) -> str:

@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.exhibit import kind_of
+from analysis.exhibit import counted, kind_of
 from microp.results import records
 
 Numbers = NDArray[np.floating[Any]]
@@ -79,7 +79,7 @@ def _of_launches(launches: pd.DataFrame) -> dict[str, Any]:
     size = first.get("config.model.dim")
     model = first["model"] if size is None or np.isnan(size) else f"{first['model']}, dim {size:g}"
     return {
-        "group": f"{model}, {kind_of(first['device'])}, {ranks} ranks",
+        "group": f"{model}, {kind_of(first['device'])}, {counted(ranks, 'rank')}",
         "kind": kind_of(first["device"]),
         "schedule": first["schedule"],
         "chunks": chunks,

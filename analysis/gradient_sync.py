@@ -18,7 +18,7 @@ import pandas as pd
 
 from analysis import looks, plot, scales
 from analysis.command import main
-from analysis.exhibit import FIT, INTERVALS, Exhibit, distance, drawn, not_fitted
+from analysis.exhibit import FIT, Exhibit, distance, drawn, markers, not_fitted
 from analysis.words import TIME, closing, listed, number, sentences, spread
 from microp.records import LAUNCH, over_launches, paired
 from microp.results import Store, records
@@ -117,7 +117,7 @@ def ways(runs: pd.DataFrame, real: pd.DataFrame) -> Exhibit | None:
     text = (
         "Two replicas of the whole model, 32 rows each. Left: time of a step with its optimizer. Right: time that a "
         "rank waits for the sum after its backward (without torch_ddp, which waits within the backward). "
-        f"{INTERVALS} {_in_turn(real)}"
+        f"{markers(runs)} {_in_turn(real)}"
     )
     return Exhibit("gradient-sync-ways", "Ways to sum gradients", text, figure, table, runs)
 
@@ -151,7 +151,7 @@ def buckets(runs: pd.DataFrame) -> Exhibit | None:
     text = (
         "Step time against the bucket size of the gradients (the first bucket of a step has at most 1 MiB), with two "
         "replicas. Small buckets pay the latency of many sums, a large one starts late. If the processes leave no core "
-        f"free for the sums, there is little overlap. {INTERVALS}"
+        f"free for the sums, there is little overlap. {markers(runs)}"
     )
     return Exhibit("gradient-sync-buckets", "Bucket size", text, figure, table, runs)
 
@@ -186,7 +186,7 @@ def ring(runs: pd.DataFrame) -> Exhibit | None:
         )
     if len(fits) < len(named):
         text += f" {not_fitted('sizes')}"
-    text += f" {INTERVALS}"
+    text += f" {markers(runs)}"
     return Exhibit("gradient-sync-ring", "Latency and bandwidth of the ring", text, figure, table, runs)
 
 
@@ -247,7 +247,7 @@ def scaling(runs: pd.DataFrame) -> Exhibit | None:
     text = (
         "Rows per second over those of one replica, paired by launch. Each replica is an emulated device whose step "
         f"takes {step:.0f} ms for 16 rows, so that only the sums, which are real, can add time. Grey: N. On a host "
-        f"with fewer cores than replicas the sums compete for cores. {INTERVALS}"
+        f"with fewer cores than replicas the sums compete for cores. {markers(runs)}"
     )
     return Exhibit("gradient-sync-scaling", "Scaling with replicas", text, figure, table, runs)
 

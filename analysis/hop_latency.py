@@ -21,7 +21,7 @@ import pandas as pd
 
 from analysis import looks, nominal, plot
 from analysis.command import main
-from analysis.exhibit import INTERVALS, Exhibit, distance, drawn
+from analysis.exhibit import Exhibit, distance, drawn, markers
 from analysis.words import closing, listed, number, sentences, spread
 from microp.records import LAUNCH, least_squares, over_launches, paired
 from microp.results import Store, records
@@ -86,7 +86,7 @@ def step_time(runs: pd.DataFrame) -> Exhibit:
     )
     text = (
         f"Step time against the latency of a hop. Dotted: {origin}; the measured step times differ from it by "
-        f"{distance(table['step_ms.median'], table['formula'])}. {INTERVALS}"
+        f"{distance(table['step_ms.median'], table['formula'])}. {markers(runs)}"
     )
     return Exhibit("hop-latency-step-time", "Step time against hop latency", text, figure, table, runs)
 
@@ -128,7 +128,7 @@ def slopes(runs: pd.DataFrame) -> Exhibit | None:
     text = (
         "Time that the latency of a hop adds per microbatch: the slope b of T(M) = a + b M, minus the slope without "
         f"latency, paired by launch. Dotted: closed form, {', '.join(closed)}; K = {ranks}. "
-        f"At c = {at:g} ms: {seen}. {INTERVALS}"
+        f"At c = {at:g} ms: {seen}. {markers(runs)}"
     )
     return Exhibit("hop-latency-slopes", "Cost of hop latency per microbatch", text, figure, table, runs)
 

@@ -17,7 +17,7 @@ import pandas as pd
 
 from analysis import looks, nominal, plot
 from analysis.command import main
-from analysis.exhibit import INTERVALS, Exhibit, counted, distance, drawn
+from analysis.exhibit import Exhibit, counted, distance, drawn, markers
 from analysis.words import closing, doubts, listed, sentences, spread
 from microp.records import over_launches, read_reductions, read_spans
 from microp.results import Store, records
@@ -89,7 +89,7 @@ def steps(runs: pd.DataFrame) -> Exhibit | None:
     text = (
         f"{first['replicas']} replicas of a pipeline of {first['ranks']} emulated ranks. Dotted: simulated together "
         f"with the sums; the measured step times differ from it by {distance(table[MEASURED], table[SIMULATED])}. "
-        f"{INTERVALS}"
+        f"{markers(runs)}"
     )
     return Exhibit("hybrid-step-time", "Step time with gradient sums", text, figure, table, runs)
 

@@ -22,6 +22,7 @@ from matplotlib.lines import Line2D
 SCHEDULES = ("gpipe", "1f1b", "zb_h1", "naive", "eager_1f1b", "interleaved", "zb_h2", "zb_v")
 _COLOURS = [sns.color_palette("colorblind")[index] for index in (0, 1, 2, 3, 4, 5, 7, 9)]
 _MARKERS = "os^DvPX*<>hp"
+DIFFERENT = len(_COLOURS)  # names; of more, some share a colour
 COMPUTED: dict[str, Any] = {"linewidth": 1.1, "linestyle": (0, (1, 1.4))}  # the only dotted lines
 THIN: dict[str, Any] = {"color": "0.6", "linewidth": 0.9}  # of what is known without a run, such as K
 FRONT = Line2D([], [], color="0.45", linewidth=1.0, label="Pareto front: no other marker is left of it and below")

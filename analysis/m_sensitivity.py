@@ -24,7 +24,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis import looks, nominal, plot, scales
 from analysis.command import main
-from analysis.exhibit import FIT, INTERVALS, Exhibit, drawn, kind_of, not_fitted
+from analysis.exhibit import FIT, Exhibit, drawn, kind_of, markers, not_fitted
 from analysis.words import closing, mib_text, number, sentences, spread, versus
 from microp.records import LAUNCH, WIDE_FRACTION, least_squares, over_launches, paired
 from microp.results import Store, records, worst_rank_mib
@@ -154,11 +154,12 @@ def speed_up(found: Sequence[Part], runs: pd.DataFrame) -> Exhibit | None:
     figure = _panels(compared, tables, "speed_up", "speed-up over one rank", legend)
     for axis, part in zip(figure.axes, compared, strict=True):
         plot.level(axis, part.ranks)
+    used = pd.concat([monoliths(runs), *(part.rows for part in compared)])
     text = (
         "Step time of the unpartitioned model (one rank, one microbatch, the same batch) over that of the pipeline, "
-        f"paired by launch. Dotted: closed form, K (1 - bubble) with the bubble {_closed_forms(tables)}. {INTERVALS}"
+        f"paired by launch. Dotted: closed form, K (1 - bubble) with the bubble {_closed_forms(tables)}. "
+        f"{markers(used)}"
     )
-    used = pd.concat([monoliths(runs), *(part.rows for part in compared)])
     return Exhibit("m-sensitivity-speed-up", "Speed-up against M", text, figure, pd.concat(tables), used)
 
 
@@ -190,7 +191,9 @@ def bubble(found: Sequence[Part]) -> Exhibit | None:
     figure = _panels(found, tables, "bubble.measured", "bubble, idle / total", key)
     for axis in figure.axes:
         axis.set_ylim(0, None)
-    text = f"Idle time over total time of all ranks. Dotted: closed form, {_closed_forms(tables)}. {INTERVALS}"
+    text = (
+        f"Idle time over total time of all ranks. Dotted: closed form, {_closed_forms(tables)}. {markers(_rows(found))}"
+    )
     return Exhibit("m-sensitivity-bubble", "Bubble against M", text, figure, pd.concat(tables), _rows(found))
 
 
@@ -230,7 +233,9 @@ def effective_depth(found: Sequence[Part]) -> Exhibit | None:
     if fits["depth"].isna().any():
         text += f" {not_fitted('values of M >= K')}"
     plot.legend(figure, legend)
-    return Exhibit("m-sensitivity-depth", "T(M) = a + b M", f"{text} {INTERVALS}", figure, fits, _rows(growing))
+    return Exhibit(
+        "m-sensitivity-depth", "T(M) = a + b M", f"{text} {markers(_rows(growing))}", figure, fits, _rows(growing)
+    )
 
 
 def _step_times(axis: Axes, part: Part, fits: pd.DataFrame) -> None:

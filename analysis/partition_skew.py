@@ -26,7 +26,7 @@ from matplotlib.patches import Patch
 
 from analysis import looks, nominal, plot
 from analysis.command import main
-from analysis.exhibit import INTERVALS, Exhibit, distance, drawn, kind_of, percent
+from analysis.exhibit import Exhibit, distance, drawn, kind_of, markers, percent
 from analysis.prediction import makespan_ms, measured_steps
 from analysis.words import closing, number, sentences, spread, versus
 from microp.records import LAUNCH, WIDE_FRACTION, over_launches, paired
@@ -182,7 +182,7 @@ def utilisation(found: Sequence[Part]) -> Exhibit:
     text = (
         "Compute time over makespan of the heavy rank, and the median of the other ranks, which have equally many "
         "layers, against the share of layers on the heavy rank (the smallest share is the uniform partition). Dotted: "
-        f"simulated, with equal layers. The table has every rank. {INTERVALS}"
+        f"simulated, with equal layers. The table has every rank. {markers(_rows(found))}"
         + (f" Median utilisation of the other ranks at a share of 80 %: {seen}." if seen else "")
     )
     return Exhibit(
@@ -253,7 +253,7 @@ def throughput(found: Sequence[Part]) -> Exhibit:
         "Throughput against the share of layers on the heavy rank. Grey: the rows per second if a step took only the "
         f"heavy rank's M (F + B). Dotted: {origin}. Both are without optimizer and transfers; time of a layer: "
         f"{'; '.join(f'{part.title}, {part.origin}' for part in found)}. The measured throughput differs from the "
-        f"dotted line by {miss}. {INTERVALS}"
+        f"dotted line by {miss}. {markers(_rows(found))}"
     )
     return Exhibit(
         "partition-skew-throughput", "Throughput under a skewed partition", text, figure, table, _rows(found)
@@ -302,7 +302,7 @@ def positions(found: Sequence[Part]) -> Exhibit | None:
     text = (
         "Step time by the position of the heavy rank, over that of the same launch, schedule and share with the last "
         f"rank heavy; a uniform partition has no heavy rank. Dotted: {origin}. The ratio, computed and measured: "
-        f"{seen}. {INTERVALS}"
+        f"{seen}. {markers(_rows(found))}"
     )
     return Exhibit(
         "partition-skew-position", "Position of the heavy rank", text, figure, pd.concat(tables), _rows(found)

@@ -25,6 +25,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
 from analysis import fitting
@@ -193,6 +194,38 @@ def lines(
         if formula is not None:
             computed(axis, own[x], own[formula], look.colour)
         points(axis, own, x, y, look, label.format(value))
+
+
+def name_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str) -> None:
+    """Write the value of `by` beside each point of a table, where it covers no other name and no point.
+
+    For figures with more names than colours. A point whose name has no room is only in the legend. The axes' scales and
+    limits are final.
+    """
+    figure = cast(Figure, axis.get_figure(root=True))
+    figure.draw_without_rendering()  # only then it is known where things are
+    places = axis.transData.transform(table[[x, y]].to_numpy(dtype=float))
+    high, gap = fitting.LINE * fitting.POINTS / 72 * figure.dpi, 5 / 72 * figure.dpi
+    near = 0.95 * gap
+    taken = [Bbox.from_extents(left - near, low - near, left + near, low + near) for left, low in places]
+    inside = axis.get_window_extent()
+    for (left, low), name in zip(places, table[by].map(str), strict=True):
+        wide = fitting.width(name) * figure.dpi
+        around = (
+            (gap, gap / 2),
+            (gap, -high / 2),
+            (-gap - wide, -high / 2),
+            (-wide / 2, gap),
+            (-wide / 2, -gap - high),
+        )
+        for shift, rise in around:
+            box = Bbox.from_bounds(left + shift, low + rise, wide, high)
+            if inside.xmin <= box.xmin and box.xmax <= inside.xmax and not box.count_overlaps(taken):
+                taken.append(box)
+                x_at, y_at = axis.transData.inverted().transform((box.xmin, box.ymin))
+                behind = {"facecolor": "white", "edgecolor": "none", "pad": 0, "alpha": 0.6}
+                axis.text(x_at, y_at, name, va="bottom", color="0.25", bbox=behind)
+                break
 
 
 def for_each_chunks(table: pd.DataFrame, x: str, y: str, formula: str, names: tuple[str, str], origin: str) -> Figure:

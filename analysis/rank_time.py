@@ -14,7 +14,8 @@ microbatches is nearest to 2K. The table has all questions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,11 +29,13 @@ from analysis.command import ANY_RUN, main
 from analysis.exhibit import Exhibit, counted, kind_of, percent
 from analysis.varied import differing, group_of, known, say, say_all
 from analysis.words import sentences
+from microp.records import read_traced_step
 from microp.results import Store, records
 from microp.system import run_command
-from microp.trace import KINDS
+from microp.trace import DRAWN, KINDS, bubble_fraction, makespan, sheet
 
 PAGE = 8.5  # inches: as many panels are drawn as fit
+MOST_STEPS = 6  # above each other on one time axis
 MOST_NUMBERED = 4  # ranks of which all bars have their number; else the first and the last
 GAP = 0.08  # inches between the bars of two schedules
 AROUND = 0.7  # inches of a panel above and below its bars, without its title
@@ -96,7 +99,38 @@ def exhibits(store: Store) -> list[Exhibit]:
         "being sent. Of several launches the one with the median step time is shown; the table has all configurations, "
         f"and kinds below {percent(SEEN)} of every bar.{_not_drawn(found[number:])}"
     )
-    return [Exhibit("rank-time", "Time of each rank by kind", text, figure, _table(runs), runs)]
+    times = Exhibit("rank-time", "Time of each rank by kind", text, figure, _table(runs), runs)
+    return [times, *_on_one_axis([panel.rows for panel in found])]
+
+
+def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
+    """Return a figure of the steps of the configuration with most schedules, one above the other; none without two."""
+    several = [own for own in configurations if own["schedule"].nunique() > 1]
+    if not several:
+        return []
+    own = max(several, key=lambda rows: min(MOST_STEPS, rows["schedule"].nunique())).drop_duplicates("schedule")
+    order = looks.in_order(own["schedule"])[:MOST_STEPS]
+    rows = {row["schedule"]: {**row, "time_ms": True} for row in records(own)}
+    panels, sums = {}, {}
+    for schedule in order:
+        if (step := read_traced_step(FilePath(rows[schedule]["folder"]), rows[schedule])) is not None:
+            name = fitting.shortened(schedule, plot.WIDTH / 2)
+            panels[name], sums[name] = step.panels["measured"], step.sums["measured"]
+    if len(panels) < 2 or sum(map(len, panels.values())) > DRAWN:
+        return []
+    first, ranks = own.iloc[0], int(own["ranks"].iloc[0])
+    row = max(0.12, min(0.4, (PAGE / len(panels) - 0.7) / ranks))
+    figure, used = sheet(panels, sums=sums, row=row), own[own["schedule"].isin(order)]
+    lines = [
+        {"schedule": name, "ms": float(makespan(spans)) / 1e6, "bubble": float(bubble_fraction(spans))}
+        for name, spans in panels.items()
+    ]
+    text = (
+        f"The last measured step of {len(panels)} schedules, one launch each, one above the other on one time axis: "
+        f"{first['device']}, {first['model']}, K = {ranks}, M = {first['chunks']}. `python -m analysis.timeline RUN "
+        "RUN` draws any runs so."
+    )
+    return [Exhibit("timelines", "Schedules on one time axis", text, figure, pd.DataFrame(lines), used)]
 
 
 def answer(store: Store) -> str:

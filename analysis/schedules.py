@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis import looks, nominal, plot, scales
 from analysis.command import main
-from analysis.exhibit import INTERVALS, Exhibit, distance, drawn
+from analysis.exhibit import Exhibit, distance, drawn, markers
 from analysis.words import BUBBLE, TIME, closing, doubts, least_memory, sentences, spread, versus
 from microp.records import LAUNCH, over_launches
 from microp.results import Store, records, worst_rank_mib
@@ -109,11 +109,12 @@ def compared(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit:
     orders = [(row, nominal.order(row)) for row in records(used.drop_duplicates(POINT))]
     origin = nominal.origin((schedule, nominal.costs(row, schedule)) for row, schedule in orders)
     miss = (own["step_ms.median"] / own["step_ms.formula"] - 1).abs()
+    apart = distance(own["step_ms.median"], own["step_ms.formula"])
     text = (
         "Bubble, peak activations of the rank that holds most, and step time of the schedules at equal M, "
-        f"{'with' if plain.empty else 'without'} recomputation, the slowest at the bottom. {INTERVALS} Strokes: bubble "
-        f"simulated with the nominal times; step time by {origin}. The measured step times differ from the computed by "
-        f"{distance(own['step_ms.median'], own['step_ms.formula'])} ({own['schedule'][miss == miss.max()].iloc[0]})."
+        f"{'with' if plain.empty else 'without'} recomputation, the slowest at the bottom. {markers(used)} Strokes: "
+        f"bubble simulated with the nominal times; step time by {origin}. The measured step times differ from the "
+        f"computed by {apart} ({own['schedule'][miss == miss.max()].iloc[0]})."
     )
     return Exhibit("schedules-compared", "Schedules at equal M", text, figure, own.drop(columns="front"), used)
 
@@ -136,13 +137,16 @@ def pareto(table: pd.DataFrame, runs: pd.DataFrame) -> Exhibit | None:
         scales.logarithmic(axis.xaxis, same[value])
         scales.logarithmic(axis.yaxis, same[time])
     plot.legend(figure, [looks.FRONT])
+    if len(named) > looks.DIFFERENT:
+        for axis, (_, own) in zip(axes, groups, strict=True):
+            plot.name_points(axis, own, value, time, "schedule")
     fronts = "; ".join(
         f"{', '.join(own[own['front']].sort_values(value)['schedule'])} (M = {chunks}, recomputation: {policy})"
         for (chunks, policy), own in groups
     )
     text = (
         "Step time against peak activations of the rank that holds most, one marker per schedule. The line is the "
-        f"Pareto front of its panel; on it are, from the least memory to the shortest step: {fronts}. {INTERVALS}"
+        f"Pareto front of its panel; on it are, from the least memory to the shortest step: {fronts}. {markers(runs)}"
     )
     return Exhibit("schedules-pareto", "Memory against time over schedules", text, figure, table, runs)
 

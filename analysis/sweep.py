@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from analysis import looks, plot, scales, words
 from analysis.command import OUTPUTS, command_parser, nothing, print_answer, print_missing, save
 from analysis.engine_speed import RATIOS, TIMES
-from analysis.exhibit import INTERVALS, Exhibit, counted
+from analysis.exhibit import Exhibit, counted, markers
 from analysis.varied import is_numeric, say, varying
 from analysis.words import BUBBLE, TIME, closing, doubts, least_memory, listed, sentences, spread, versus
 from microp.records import LAUNCH, WIDE_FRACTION, Plan, over_launches, read_plans
@@ -76,7 +76,7 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = 
         "Dotted: closed form of the bubble, for equal layers and free hops or for an emulated device's nominal times."
     )
     text = (
-        f"{counted(len(table), 'point')}; varied: {', '.join(keys) or 'nothing'}. {INTERVALS}"
+        f"{counted(len(table), 'point')}; varied: {', '.join(keys) or 'nothing'}. {markers(runs)}"
         + (f" {closed}" if table["formula"].notna().any() else "")
         + (f" Drawn: the first {MOST_LINES} of {number} lines; the table has all." if number > MOST_LINES else "")
     )

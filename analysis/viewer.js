@@ -45,9 +45,16 @@
     tip.replaceChildren(element("b", name), ` ${words}`, table);
     const bar = { x: drawing.x(step.middle(pointed)), y: drawing.top(pointed.panel, step.actions[pointed.action].rank) + drawing.row / 2 };
     const at = pointer ?? bar, isNarrow = canvas.clientWidth < NARROW;
-    const left = isNarrow ? 0 : Math.max(0, Math.min(at.x + 14, canvas.clientWidth - tip.offsetWidth));
+    const left = isNarrow ? 0 : besideBars(at.x);
     const below = at.y + 18, above = at.y - 12 - tip.offsetHeight, isLow = below + tip.offsetHeight > canvas.clientHeight + BELOW;
     tip.style.transform = `translate(${left}px, ${isNarrow ? canvas.clientHeight + 2 : isLow && above > 0 ? above : below}px)`;
+  }
+
+  function besideBars(x) { // where the tooltip covers the action in no panel, since one compares them; else at the pointer
+    const ends = step.panels.flatMap(({ start, end }) => [drawing.x(start[pointed.action]), drawing.x(end[pointed.action])]);
+    const right = Math.max(...ends, x) + 10, left = Math.min(...ends, x) - 10 - tip.offsetWidth;
+    if (right + tip.offsetWidth <= canvas.clientWidth) return right;
+    return left >= 0 ? left : Math.max(0, Math.min(x + 14, canvas.clientWidth - tip.offsetWidth));
   }
 
   function element(tag, text) {

@@ -86,6 +86,8 @@ def least_memory(table: pd.DataFrame, name: str) -> list[str]:
     if len(known) < 2:
         return []
     least, most = (known.iloc[place] for place in (0, -1))
+    if mib_text(least["activation_mib"]) == mib_text(most["activation_mib"]):
+        return [f"the rank that holds most keeps {mib_text(least['activation_mib'])} of activations in all of them"]
     return [
         f"least memory: {least[name]}, where the rank that holds most keeps {mib_text(least['activation_mib'])} of "
         f"activations; most: {most[name]} with {mib_text(most['activation_mib'])}"

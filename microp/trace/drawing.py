@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -61,20 +61,34 @@ def figure(
     Returns:
         The paths of the files.
     """
+    with _style():
+        return _saved(sheet(panels, title, scale, sums), path, endings)
+
+
+def sheet(
+    panels: Mapping[str, Sequence[Span]],
+    title: str = "",
+    scale: Scale = MILLISECONDS,
+    sums: Mapping[str, Sequence[Reduction]] | None = None,
+    row: float = 0.4,
+) -> Any:
+    """Return the drawing of `figure` as matplotlib's Figure, with rows of so many inches."""
     sums = sums or {}
     ranks = max(len(_by_rank(spans)) for spans in panels.values())
     until = max(_length(spans, sums.get(name, ())) for name, spans in panels.items())
-    with _sheet(len(panels) * (0.5 + 0.4 * ranks) + 1.0) as sheet:
-        axes = sheet.subplots(len(panels), 1, sharex=True, squeeze=False)
+    with _style():
+        drawn = _empty(len(panels) * (0.5 + row * ranks) + 1.0)
+        axes = drawn.subplots(len(panels), 1, sharex=True, squeeze=False)
         for axis, (name, spans) in zip(axes[:, 0], panels.items(), strict=True):
             draw(axis, spans, scale.length, sums.get(name, ()), until)
             time, bubble = float(makespan(spans)) / scale.length, float(bubble_fraction(spans))
             axis.set_title(f"{name}: {time:.1f} {scale.unit}, bubble {bubble:.3f}", loc="left")
         axes[-1, 0].set_xlabel(f"time since the step's first action, {scale.unit}")
-        sheet.suptitle(title, wrap=True)
+        if title:
+            drawn.suptitle(title, wrap=True)
         handles = keys([span for spans in panels.values() for span in spans], any(sums.values()))
-        sheet.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
-        return _saved(sheet, path, endings)
+        drawn.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+    return drawn
 
 
 def svg(
@@ -98,30 +112,35 @@ def curves(lines: Mapping[str, Sequence[float]], axes: tuple[str, str], path: Pa
         axes: what the two axes show, each with its unit.
         path: the files' path without an ending.
     """
-    with _sheet(3.2) as sheet:
-        axis = sheet.subplots()
+    with _style():
+        drawn = _empty(3.2)
+        axis = drawn.subplots()
         pale, dark = COLOURS[Op.F][0], COLOURS[Op.B][0]
         for number, (name, values) in enumerate(lines.items()):
             axis.plot(values, label=name, linewidth=2.5 if number == 0 else 0.6, color=pale if number == 0 else dark)
         axis.set(xlabel=axes[0], ylabel=axes[1])
         axis.legend(frameon=False)
-        return _saved(sheet, path)
+        return _saved(drawn, path)
 
 
-@contextmanager
-def _sheet(height: float) -> Iterator[Any]:
-    """Yield an empty figure of a page's width; the same drawing gives the same bytes."""
+def _style() -> AbstractContextManager[Any]:
+    """Return what a drawing is made and saved in; the same drawing gives the same bytes."""
     from matplotlib import rc_context
+
+    return rc_context({**TEXT, "svg.hashsalt": "microp"})
+
+
+def _empty(height: float) -> Any:
+    """Return an empty figure of a page's width."""
     from matplotlib.figure import Figure
 
-    with rc_context({**TEXT, "svg.hashsalt": "microp"}):
-        yield Figure(figsize=(WIDTH, height), layout="constrained")
+    return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
-def _saved(sheet: Any, path: Path, endings: Sequence[str] = ENDINGS) -> list[Path]:
+def _saved(drawn: Any, path: Path, endings: Sequence[str] = ENDINGS) -> list[Path]:
     files = [path.with_name(f"{path.name}.{ending}") for ending in endings]
     for file in files:  # without dates, so that the same drawing gives the same bytes
-        sheet.savefig(file, dpi=200, metadata={".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix))
+        drawn.savefig(file, dpi=200, metadata={".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix))
     return files
 
 

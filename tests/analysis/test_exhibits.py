@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from analysis import engine_speed, m_sensitivity, prediction, rank_time
+from analysis import engine_speed, m_sensitivity, plot, prediction, rank_time
+from analysis.exhibit import markers
 from analysis.forecasts import errors, forecasts, kendall, regrets, summary
 from analysis.timeline import time_table
+from analysis.words import least_memory
 from microp.records import LAUNCH
-from microp.results import Store
+from microp.results import Store, records
 from tests.made_sweeps import made
 from tests.made_up import Made, by_stem
 
@@ -127,11 +129,15 @@ def test_engine_speed_is_the_median_over_launches_and_says_where_torch_is_not(tm
 
 def test_rank_time_adds_up(outputs):
     """Every rank's times add up to the step's wall time, the same on both ranks."""
-    [exhibit] = rank_time.exhibits(Store(outputs))
+    exhibit, timelines = rank_time.exhibits(Store(outputs))
     times = [column for column in exhibit.table.columns if column.endswith("_ms")]
     sums = exhibit.table.assign(total=exhibit.table[times].sum(axis=1)).groupby("run_id")["total"]
     assert len(sums) == 4
     assert (sums.max() - sums.min()).max() < 1e-6
+    measured = {run["schedule"]: run["time_ms.compute"] for run in records(Store(outputs).runs())}
+    assert set(timelines.table["schedule"]) == set(measured)
+    assert [axis.get_title("left").split(":")[0] for axis in timelines.figure.axes] == list(timelines.table["schedule"])
+    assert (timelines.table["bubble"] > 0).all()
 
 
 # --- a timeline's text -------------------------------------------------------------------------------------
@@ -150,7 +156,7 @@ def drawn(rows: list[dict]) -> tuple[dict[str, list[str]], rank_time.Exhibit]:
     """The names of the bars in each panel, by the panel's title on one line."""
     for number, row in enumerate(rows):
         row.update({"question": str(number), LAUNCH: 0})
-    [exhibit] = rank_time.exhibits(Made(rows))
+    exhibit = rank_time.exhibits(Made(rows))[0]
     panels = {
         axis.get_title(loc="left").replace("\n", " "): [label.get_text() for label in axis.get_yticklabels()]
         for axis in exhibit.figure.axes
@@ -260,3 +266,26 @@ def test_a_run_without_an_end_changes_nothing():
     finished = runs(("gpipe", 4, 110, 100), ("1f1b", 4, 90, 100))
     killed = pd.DataFrame([{"question": "gpipe-8", "schedule": "gpipe", "model": "mlp", "device": "cpu"}])
     assert forecasts(pd.concat([finished, killed])).equals(forecasts(finished))
+
+
+def test_a_caption_has_bars_only_where_launches_repeat():
+    runs = pd.DataFrame({"question": ["a", "a", "b"]})
+    assert markers(runs).startswith("Markers: medians over launches; bars: ")
+    assert markers(runs.iloc[1:]) == "Markers: one launch each."
+
+
+def test_least_and_most_memory_that_are_the_same_are_one(tmp_path):
+    table = pd.DataFrame({"name": ["a", "b"], "activation_mib": [0.125, 0.125]})
+    assert least_memory(table, "name") == ["the rank that holds most keeps 0.125 MiB of activations in all of them"]
+    assert "; most: b with 0.250 MiB" in least_memory(table.assign(activation_mib=[0.125, 0.25]), "name")[0]
+
+
+def test_more_names_than_colours_stand_beside_their_points():
+    figure, [axis] = plot.panels(1)
+    table = pd.DataFrame({"x": [1.0, 2.0, 2.0], "y": [1.0, 2.0, 2.0], "name": ["first", "second", "third"]})
+    axis.plot(table["x"], table["y"], "o")
+    plot.name_points(axis, table, "x", "y", "name")
+    assert [text.get_text() for text in axis.texts] == ["first", "second", "third"]
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in axis.texts]
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))

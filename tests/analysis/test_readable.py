@@ -85,7 +85,7 @@ def test_a_bar_of_rank_time_is_of_its_rank(tmp_path):
         made(tmp_path, name, 4, **{"time_ms.compute": [3.0, 6.0], LAUNCH: 0, "device": "cpu"})
         for name in ("1f1b", "gpipe")
     ]
-    [exhibit] = rank_time.exhibits(Made(rows))
+    exhibit = rank_time.exhibits(Made(rows))[0]
     [axis] = exhibit.figure.axes
     names = [label.get_text().split(",")[0] for label in axis.get_yticklabels()]
     assert names == ["gpipe", "1f1b"]
