@@ -215,8 +215,8 @@ def name_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str) -> Non
             (gap, gap / 2),
             (gap, -high / 2),
             (-gap - wide, -high / 2),
-            (-wide / 2, gap),
-            (-wide / 2, -gap - high),
+            (-wide / 2, 1.4 * gap),
+            (-wide / 2, -1.4 * gap - high),
         )
         for shift, rise in around:
             box = Bbox.from_bounds(left + shift, low + rise, wide, high)
