@@ -220,11 +220,12 @@ def name_points(axis: Axes, table: pd.DataFrame, x: str, y: str, by: str) -> Non
         )
         for shift, rise in around:
             box = Bbox.from_bounds(left + shift, low + rise, wide, high)
-            if inside.xmin <= box.xmin and box.xmax <= inside.xmax and not box.count_overlaps(taken):
+            is_inside = inside.contains(box.xmin, box.ymin) and inside.contains(box.xmax, box.ymax)
+            if is_inside and not box.count_overlaps(taken):
                 taken.append(box)
                 x_at, y_at = axis.transData.inverted().transform((box.xmin, box.ymin))
                 behind = {"facecolor": "white", "edgecolor": "none", "pad": 0, "alpha": 0.6}
-                axis.text(x_at, y_at, name, va="bottom", color="0.25", bbox=behind)
+                axis.text(x_at, y_at, name, va="bottom", color="0.25", bbox=behind, in_layout=False)
                 break
 
 

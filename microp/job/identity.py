@@ -36,6 +36,9 @@ ADDED: dict[str, Any] = {  # `group.key`, or a key or a whole group of the top -
     "device.optimizer_ms": 0.0,
     "device.share": False,
     "data.skip": 0,
+    "schedule.group": None,
+    "schedule.extra_warmup": 0,
+    "schedule.warmup": "double",
     "optimizer": asdict(ADAM),
     **asdict(AS_WRITTEN),
 }

@@ -12,7 +12,7 @@ Makespan of a step (the same for `_lifo`):
 | 1f1b | (M+K-1) t + 2c ((K-1) + floor((M-1)(K-1)/K)) | equal stages |
 | 1f1b, stage j rho >= 1 times as heavy | j t + M rho t + max(0, k(t - rho f)) + max(0, k(t - rho x)) | M >= K, c = 0 |
 | eager_1f1b | (M+K-1) t + 2(K-1) c | 2c <= t |
-| interleaved | M T + (K-1) t; M < K: (v K + M - 1) t | c = 0 |
+| interleaved | M T + (K-1) t; M < K: (v K + M - 1) t | c = 0, no round after the first below K |
 | breadth_first | (v-1) (max(M f, K(f+c)) + max(M x, K(x+c))) + (M+K-1) t + 2(K-1) c | always |
 | zb_h1 | M T + (K-1) (f+b-w) | M >= K, w <= min(f, b), c = 0 |
 | zb_h2 | M T + (K-1) f | M >= 2K-1, f = b = w, c = 0 |
@@ -21,16 +21,18 @@ Makespan of a step (the same for `_lifo`):
 | dualpipe_v | M T + (K-1) (f+b-w) | w <= b <= f <= x, c = 0 |
 | v_half | M T + (3K-7) f, K even; (3K-4) f, K odd | K >= 3, M >= 2K, f = b = w, c = 0 |
 | v_min | M T + (4K-7) f, 3 divides K; else (4K-5) f | K >= 2, M >= 2K, f = b = w, c = 0 |
+| 1f1b_v | M T + (6K-4) f, 3 divides K; (6K-6) f, K = 1 mod 3; else (6K-5) f | K >= 2, M >= 2K, b + w = 2f, c = 0 |
+| gis | M T + (K-1)(f+b) + (v-1)((K-G) f + max(0, K b - G x)) | G divides M, w <= min(f, b), G t >= K max(f, b), c = 0 |
+| two_bp | M T + (K-1) (f+b) | M >= K, c = 0 |
 
 k = K-1-j. From eager_1f1b on: equal stages.
 
 `_LARGEST_SPANS` has the largest span of a rank, from its first start to its last end, where it is not the makespan.
 `_IN_FLIGHT` and `_HELD` have the peaks of rank r in (stage, microbatch) pairs, which depend only on the order: a pair
-is in flight from F to B or I, and held from F to B or W. G: the microbatches of the first round, K
-where K divides M, else ceil(M / max(1, floor(M/K))).
+is in flight from F to B or I, and held from F to B or W. G: the microbatches of the first round.
 
 Sources: arXiv 1811.06965 (GPipe), 2104.04473 (interleaved), 2211.05953 (breadth-first),
-2401.10241 (zero bubble), 2405.15362 (V), 2412.19437 (DualPipe).
+2401.10241 (zero bubble), 2405.15362 (V), 2412.19437 (DualPipe), 2503.01328 (GIS), 2405.18047 (2BP).
 """
 
 from __future__ import annotations
@@ -38,10 +40,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from operator import add
+from itertools import groupby
+from operator import add, itemgetter
 from typing import Any
 
-from microp.schedule import Schedule
+from microp.schedule import Op, Schedule
 from microp.simulator.costs import Costs
 from microp.trace import idle_fraction
 
@@ -52,7 +55,19 @@ class _Shape:
     def __init__(self, schedule: Schedule, rank: int = 0) -> None:
         self.K, self.M, self.r = len(schedule.ranks), schedule.chunks, rank
         self.v = schedule.stages // self.K
-        self.G = -(-self.M // max(1, self.M // self.K))
+        forwards = [action for action in schedule.ranks[0] if action.op is Op.F]
+        self.rounds = [len(list(round_)) for stage, round_ in groupby(forwards, itemgetter(1)) if stage == 0]
+        self.G = self.rounds[0]
+        self._schedule = schedule
+
+    def lead(self, rank: int) -> int:
+        """Return the forwards of a rank before its first backward."""
+        return next(place for place, action in enumerate(self._schedule.ranks[rank]) if action.op is not Op.F)
+
+    @property
+    def full(self) -> bool:
+        """Whether no round after the first has fewer microbatches than there are ranks."""
+        return min(self.rounds[1:], default=self.K) >= self.K
 
 
 class _Case(_Shape):
@@ -126,6 +141,16 @@ def _v_min(s: _Shape) -> int:
     return most - (1 if s.r == 0 else 2)
 
 
+def _interleaved(s: _Shape) -> int:
+    last = s.lead(s.K - 1)  # (v-1) G and what the extra warmup adds
+    each = s.lead(s.K - 2) - last if s.K > 1 else 0  # 2 for each rank after this one, or 1 with a single warmup
+    return min(each * (s.K - 1 - s.r) + last, s.v * s.M)
+
+
+def _gis(s: _Case) -> Any:
+    return s.M * s.T + (s.K - 1) * (s.f + s.b) + (s.v - 1) * ((s.K - s.G) * s.f + max(0, s.K * s.b - s.G * s.x))
+
+
 # --- the tables ------------------------------------------------------------------------------------
 
 
@@ -143,8 +168,8 @@ _MAKESPANS: dict[str, list[_Form]] = {
     ],
     "eager_1f1b": [(lambda s: s.equal and 2 * s.c <= s.t, lambda s: (s.M + s.K - 1) * s.t + 2 * (s.K - 1) * s.c)],
     "interleaved": [
-        (lambda s: s.near and s.M >= s.K, lambda s: s.M * s.T + (s.K - 1) * s.t),
-        (lambda s: s.near, lambda s: (s.v * s.K + s.M - 1) * s.t),
+        (lambda s: s.near and s.M >= s.K and s.full, lambda s: s.M * s.T + (s.K - 1) * s.t),
+        (lambda s: s.near and s.M < s.K, lambda s: (s.v * s.K + s.M - 1) * s.t),
     ],
     "breadth_first": [(lambda s: s.equal, _breadth_first)],
     "zb_h1": [(lambda s: s.short_w and s.M >= s.K, _filled)],
@@ -164,6 +189,14 @@ _MAKESPANS: dict[str, list[_Form]] = {
             lambda s: s.M * s.T + (4 * s.K - (5 if s.K % 3 else 7)) * s.f,
         )
     ],
+    "1f1b_v": [
+        (
+            lambda s: s.near and s.K >= 2 and s.M >= 2 * s.K and s.x == 2 * s.f,
+            lambda s: s.M * s.T + (6 * s.K - (4, 6, 5)[s.K % 3]) * s.f,
+        )
+    ],
+    "gis": [(lambda s: s.short_w and s.M % s.G == 0 and s.v > 1 and s.G * s.t >= s.K * max(s.f, s.b), _gis)],
+    "two_bp": [(lambda s: s.near and s.M >= s.K, lambda s: s.M * s.T + (s.K - 1) * (s.f + s.b))],
 }
 
 _LARGEST_SPANS: dict[str, list[_Form]] = {
@@ -178,7 +211,7 @@ _IN_FLIGHT: dict[str, _Peak] = {
     "gpipe": (lambda _: True, lambda s: s.M),
     "1f1b": (lambda _: True, lambda s: min(s.K - s.r, s.M)),
     "eager_1f1b": (lambda _: True, lambda s: min(2 * (s.K - s.r) - 1, s.M)),
-    "interleaved": (lambda _: True, lambda s: min(2 * (s.K - 1 - s.r) + (s.v - 1) * s.G + 1, s.v * s.M)),
+    "interleaved": (lambda _: True, _interleaved),
     "breadth_first": (lambda _: True, lambda s: s.v * s.M),
     "zb_h1": (lambda _: True, lambda s: min(s.K - s.r, s.M)),
     "zb_h2": (lambda _: True, lambda s: min(2 * (s.K - s.r) - 1, s.M)),
@@ -186,6 +219,8 @@ _IN_FLIGHT: dict[str, _Peak] = {
     "zb_v": (lambda s: s.M >= 2 * s.K - 1, lambda s: 2 * s.K),
     "dualpipe_v": (lambda _: True, lambda s: 2 * s.K + 1),
     "v_half": (lambda s: s.M >= 2 * s.K, lambda s: 2 * (s.K // 2 + 1)),
+    "1f1b_v": (lambda s: s.M >= 2 * s.K, lambda s: 2 * ((2 * s.K + 3) // 3) - (s.r % 3 == (s.K + 1) % 3)),
+    "gis": (lambda s: s.v > 1 and s.M % s.G == 0, lambda s: min(s.G * (s.v - 1) + s.K - s.r, s.v * s.M)),
 }
 
 _HELD: dict[str, _Peak] = _IN_FLIGHT | {
@@ -193,6 +228,7 @@ _HELD: dict[str, _Peak] = _IN_FLIGHT | {
     "zb_h2": (lambda _: True, lambda s: min(2 * s.K - 1, s.M)),
     "zb_interleaved": (lambda _: True, lambda s: min(s.K + (s.v - 1) * s.G, s.v * s.M)),
     "v_min": (lambda s: s.M >= 2 * s.K, _v_min),
+    "two_bp": (lambda _: True, lambda s: s.v * s.M),
 }
 
 # The names of all schedules with a formula; the names with `_lifo` behind them have the same formulas.

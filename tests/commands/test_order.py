@@ -25,7 +25,7 @@ def test_the_found_order_is_written_and_priced_as_it_says(tmp_path):
     schedule = validate(from_text((tmp_path / "order.txt").read_text()), 2)
     assert makespan(simulate(schedule, Costs((1, 3), (2, 2), (1, 1)))) == figures["makespan"]
     assert figures["makespan"] <= min(row["makespan"] for row in figures["orders"])
-    assert figures["refused"] == {"gpipe": 4, "eager_1f1b": 3, "zb_h2": 3}
+    assert figures["refused"] == {"gpipe": 4, "eager_1f1b": 3, "zb_h2": 3, "two_bp": 4}
     refused = microp(*SMALL, folder=tmp_path, program="microp.order")
     assert (refused.returncode, refused.stderr) == (2, "error: search.file=order.txt exists: give another name\n")
     assert from_text((tmp_path / "order.txt").read_text()) == schedule

@@ -63,16 +63,40 @@ def v_min(ranks: int, chunks: int) -> Schedule:
     return squeeze(repeat("v_min", block, chunks), limit=2 * ((ranks + 1) // 3 + 1))
 
 
-def repeat(name: str, block: Sequence[tuple[int, int, int, int]], chunks: int) -> Schedule:
-    """Return a schedule with the F and I of all microbatches, in the order of the block's slots.
+def one_f_one_b_v(ranks: int, chunks: int) -> Schedule:
+    """Return 1F1B-V: a V whose backwards are not divided, with about two thirds of 1F1B's memory.
+
+    ::
+
+        rank 0  0F0   .   . 3F0 3B0 0F1   .   . 3F1 3B1 0F2 0B0   . 3F2 3B2 0B1   . 0B2
+        rank 1    . 1F0 2F0   .   .   . 1F1 2F1 2B0 1B0   . 1F2 2F2 2B1 1B1 2B2 1B2   .
+
+    A block of two forwards and two full backwards (here one slot, in the block two) is repeated every 6 slots, for what
+    cannot divide B: compiled layers, `sync=torch_ddp`. The largest peak is floor((2K+3)/3) microbatches, and with
+    x = 2f and M >= 2K the bubble is 6K - 4, 6K - 6 or 6K - 5 forwards, if K leaves 0, 1 or 2 when divided by 3;
+    that of 1F1B is 6(K-1). Rank r holds stages r and 2K-1-r (Qi et al., Pipeline Parallelism with Controllable
+    Memory, arXiv 2405.15362; the original reorders warmup and cooldown, which makes its bubble smaller).
+    """
+    begin, phase = 2 * ranks + 1 + (0 if ranks % 3 else 3), (3 - (ranks + 2) % 3) % 3
+
+    def backward(place: int) -> int:
+        return begin + 2 * place + 3 * ((phase + place) // 3)
+
+    block = [(rank + 1, 2 * ranks - rank, backward(rank), backward(2 * ranks - 1 - rank)) for rank in range(ranks)]
+    return repeat("1f1b_v", block, chunks, Op.B)
+
+
+def repeat(name: str, block: Sequence[tuple[int, int, int, int]], chunks: int, back: Op = Op.I) -> Schedule:
+    """Return a schedule with the F and I, or B, of all microbatches, in the order of the block's slots.
 
     Args:
         block: for each rank r, the slots of microbatch 0: F of stage r, F and I of stage 2K-1-r, I of stage r.
+        back: I, or B.
     """
 
     def row(rank: int, starts: tuple[int, int, int, int]) -> list[Action]:
         first, second = rank, 2 * len(block) - 1 - rank
-        lanes = zip(starts, ((Op.F, first), (Op.F, second), (Op.I, second), (Op.I, first)), strict=True)
+        lanes = zip(starts, ((Op.F, first), (Op.F, second), (back, second), (back, first)), strict=True)
         slots = {
             Action(op, stage, microbatch): start + INTERVAL * microbatch
             for start, (op, stage) in lanes

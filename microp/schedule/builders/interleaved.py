@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import StrEnum
 
 from microp.schedule.builders.phases import defer_weights, looped_1f1b, looped_stages
-from microp.schedule.schedule import Action, Schedule, rows
+from microp.schedule.schedule import Action, Op, Schedule, rows
 
 
-def interleaved(ranks: int, chunks: int, stages_per_rank: int = 2) -> Schedule:
+class Warmup(StrEnum):
+    """How many forwards a rank starts with for each rank after it."""
+
+    double = "double"  # Megatron's: a hop of up to half a microbatch's time is hidden
+    single = "single"  # fewer activations; every hop delays a round
+
+
+def interleaved(
+    ranks: int,
+    chunks: int,
+    stages_per_rank: int = 2,
+    group: int | None = None,
+    extra_warmup: int = 0,
+    warmup: Warmup = Warmup.double,
+) -> Schedule:
     """Return 1F1B over looped stages: rank r holds stages r, K+r, 2K+r, ...
 
     ::
@@ -22,18 +37,25 @@ def interleaved(ranks: int, chunks: int, stages_per_rank: int = 2) -> Schedule:
     first, and G is the first round's size, K <= G < 2K for M >= K: the bubble is the same. The
     warmup is 2(K-1-r) + (v-1)G forwards, and at most one more of the vM (stage, microbatch) pairs of
     rank r is in flight (Narayanan et al., arXiv 2104.04473, section 2.2, there for chunks divisible
-    by ranks).
+    by ranks). A last round of fewer than K microbatches, which a `group` can leave, makes the step
+    longer, and some such orders deadlock.
 
     Args:
         stages_per_rank: the number of stages that a rank holds.
+        group: G, at least K, the last round having what is left; None: rounds as even as possible.
+        extra_warmup: how many more forwards every rank begins with.
+        warmup: `single`: K-1-r in place of 2(K-1-r) forwards, which holds K microbatches at G = K, as 1F1B does.
 
     Raises:
-        ValueError: `stages_per_rank` is below 1.
+        ValueError: `stages_per_rank` is below 1, `group` below `ranks`, or `extra_warmup` below 0.
     """
+    if extra_warmup < 0:
+        raise ValueError(f"schedule.extra_warmup={extra_warmup} is below 0: use 0 or more")
+    each = 2 if warmup == Warmup.double else 1
 
     def row(rank: int) -> Iterator[Action]:
         stages = looped_stages(rank, ranks, stages_per_rank)
-        return looped_1f1b(stages, ranks, chunks, warmup=2 * (ranks - 1 - rank))
+        return looped_1f1b(stages, ranks, chunks, each * (ranks - 1 - rank) + extra_warmup, group)
 
     return Schedule("interleaved", chunks, rows(row(rank) for rank in range(ranks)))
 
@@ -64,3 +86,44 @@ def zb_interleaved(ranks: int, chunks: int, stages_per_rank: int = 2) -> Schedul
         return defer_weights(looped_1f1b(stages, ranks, chunks, warmup=ranks - 1 - rank), lag=rank)
 
     return Schedule("zb_interleaved", chunks, rows(row(rank) for rank in range(ranks)))
+
+
+def gis(ranks: int, chunks: int, stages_per_rank: int = 2, group: int | None = None) -> Schedule:
+    """Return GIS, interleaved in groups of G microbatches with divided backwards, ceil(K/2) <= G <= K.
+
+    ::
+
+        rank 0  0F0   . 2F0 0F1   . 2I0 2W0 2F1 0I0 0W0 0F2 2I1 2W1 2F2 0I1 0W1   . 2I2 2W2 0I2 0W2
+        rank 1    . 1F0   . 3F0 3I0 3W0 1F1 1I0 1W0 3F1 3I1 3W1 1F2 1I1 1W1 3F2 3I2 3W2 1I2 1W2   .
+
+    It is the order of a block in which F, I and W take one slot each and a group has 3Gv slots: W follows its
+    I. Activations are held to W: G(v-1) + K of the vM (stage, microbatch) pairs, so that a smaller group
+    holds less and has a larger bubble. G = K holds as much as `zb_interleaved`, and is no faster (Wan et al.,
+    PipeOffload, arXiv 2503.01328, there GIS for G = K and GIS-H for G = K/2).
+
+    Args:
+        stages_per_rank: the number of stages that a rank holds.
+        group: G; None: ceil(K/2), the least.
+
+    Raises:
+        ValueError: `stages_per_rank` is below 1, or `group` is not from ceil(K/2) to K.
+    """
+    least = -(-ranks // 2)
+    size = least if group is None else group
+    if not least <= size <= ranks:
+        raise ValueError(f"schedule.group={group} is not from {least} to {ranks}, half of ranks to ranks: use {least}")
+
+    def row(rank: int) -> list[Action]:
+        stages, slots = looped_stages(rank, ranks, stages_per_rank), {}
+        back = 3 * size * (stages_per_rank - 1) + rank + 1 + 3 * (ranks - 1 - rank)
+        for microbatch in range(chunks):
+            turn, place = divmod(microbatch, size)
+            begin = 3 * size * stages_per_rank * turn + 3 * place
+            for loop, stage in enumerate(stages):
+                input_gradient = begin + back + 3 * size * (stages_per_rank - 1 - loop)
+                slots[Action(Op.F, stage, microbatch)] = begin + rank + 3 * size * loop
+                slots[Action(Op.I, stage, microbatch)] = input_gradient
+                slots[Action(Op.W, stage, microbatch)] = input_gradient + 1
+        return sorted(slots, key=slots.__getitem__)
+
+    return Schedule("gis", chunks, rows(row(rank) for rank in range(ranks)))

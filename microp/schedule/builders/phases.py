@@ -57,17 +57,26 @@ def looped_stages(rank: int, ranks: int, stages_per_rank: int) -> range:
     return range(rank, stages_per_rank * ranks, ranks)
 
 
-def rounds_of(ranks: int, chunks: int) -> tuple[int, ...]:
+def rounds_of(ranks: int, chunks: int, group: int | None = None) -> tuple[int, ...]:
     """Return the number of microbatches of each round of a looped 1F1B: K each, where K divides M.
 
     Where it does not, there are as many rounds as full ones would fit, at least one, as even as possible and
     the larger ones first: 4 ranks take 11 microbatches in rounds of 6 and 5. torch has the same rounds, and
-    refuses those that are not all equal.
+    refuses those that are not all equal. With a `group`, each round has so many, and the last one what is left.
+
+    Raises:
+        ValueError: `group` is below `ranks`.
     """
-    return spread(chunks, max(1, chunks // ranks))
+    if group is None:
+        return spread(chunks, max(1, chunks // ranks))
+    if group < ranks:
+        raise ValueError(f"schedule.group={group} is below ranks={ranks}: use {ranks} or more, or null")
+    return tuple(min(group, chunks - begun) for begun in range(0, chunks, group))
 
 
-def looped_1f1b(stages: Sequence[int], ranks: int, chunks: int, warmup: int) -> Iterator[Action]:
+def looped_1f1b(
+    stages: Sequence[int], ranks: int, chunks: int, warmup: int, group: int | None = None
+) -> Iterator[Action]:
     """Return the 1F1B row of a rank with several stages: a round of microbatches on each of them, then the next round.
 
     ::
@@ -79,7 +88,7 @@ def looped_1f1b(stages: Sequence[int], ranks: int, chunks: int, warmup: int) -> 
     Args:
         warmup: the warmup forwards beyond the first round on all stages but the last.
     """
-    rounds = rounds_of(ranks, chunks)
+    rounds = rounds_of(ranks, chunks, group)
     order = [
         (turn, microbatch)
         for end, size in zip(accumulate(rounds), rounds, strict=True)

@@ -10,6 +10,7 @@ import pytest
 
 from microp.schedule import Op, Schedule
 from microp.schedule import builders as schedules
+from microp.schedule.builders.two_bp import UNDIVIDED
 from microp.simulator import Costs, simulate
 
 Builder = Callable[[int, int], Schedule]
@@ -18,6 +19,7 @@ LOOPED = {
     "interleaved": schedules.interleaved,
     "breadth_first": schedules.breadth_first,
     "zb_interleaved": schedules.zb_interleaved,
+    "gis": schedules.gis,
 }
 
 BUILDERS: dict[str, list[Builder]] = {
@@ -32,7 +34,13 @@ BUILDERS: dict[str, list[Builder]] = {
     "dualpipe_v": [schedules.dualpipe_v],
     "v_half": [schedules.v_half],
     "v_min": [schedules.v_min],
+    "1f1b_v": [schedules.one_f_one_b_v],
+    "two_bp": [partial(schedules.two_bp, of=of) for of in UNDIVIDED],
 }
+BUILDERS["interleaved"] += [
+    partial(schedules.interleaved, stages_per_rank=v, warmup=warmup, extra_warmup=extra)
+    for v, warmup, extra in ((2, "single", 0), (3, "single", 1), (2, "double", 2))
+]
 BUILDERS["breadth_first"].append(partial(schedules.breadth_first, drain=schedules.Drain.lifo))
 EVERY = [builder for builders in BUILDERS.values() for builder in builders]
 

@@ -57,7 +57,7 @@ def test_v_shapes_fold_the_stages(name: str) -> None:
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_a_docstring_draws_what_the_simulator_does(name: str) -> None:
-    build = getattr(schedules, {"1f1b": "one_f_one_b"}.get(name, name))
+    build = getattr(schedules, {"1f1b": "one_f_one_b", "1f1b_v": "one_f_one_b_v"}.get(name, name))
     picture = pictured(inspect.getdoc(build))
     chunks = 1 + max(int(re.split("[FBIW]", cell)[1]) for row in picture for cell in row if cell not in ".=")
     drawn = grid(build(len(picture), chunks))
