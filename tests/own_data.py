@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from own_model import Calls
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from microp.model import Layers, code_of, inspect_layers
 from microp.settings import OwnSettings, own_settings
@@ -47,6 +49,12 @@ def regression() -> Layers:
     """A function's data, whose targets are numbers."""
     layers = [nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), Calls(lambda x: x[:, :4]), nn.Linear(4, 1)]
     return Layers(layers, F.mse_loss, data=noise)
+
+
+def drawn_anew() -> Layers:
+    """Each rank would have a data set of its own."""
+    numbers = torch.from_numpy(np.random.default_rng().standard_normal((50, 6), np.float32))
+    return replace(regression(), data=TensorDataset(numbers, numbers.sum(1, keepdim=True)))
 
 
 @cache

@@ -11,7 +11,8 @@ with numbers are also run several times, which shows whether they make the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -25,10 +26,11 @@ from microp.model.loss_check import check_loss
 from microp.model.own import Layers, is_dataset, separated
 from microp.model.randomness import seeded
 from microp.model.split_backward import SplitBackward
-from microp.model.trial import TYPES, Trial, or_none, weights_of
+from microp.model.trial import TYPES, Trial, or_none, rows_for_trial, weights_of
 from microp.model.watch import layer_text, tensor_text
 from microp.settings import LayerFacts, LayerWork, RowForm, TiedWeight
 
+_DIGESTED = 64  # rows of a model's own data
 _MOST_VOCABULARY = _MOST_CONTEXT = 1_000_000
 
 
@@ -85,6 +87,7 @@ def _facts(made: Layers, code: str) -> LayerFacts:
         trained=sum(weight.numel() for weight in weights if weight.requires_grad),
         as_one=tuple(as_one),
         undivided=tuple(undivided),
+        data="" if made.data is None else _digest(rows_for_trial(made, _DIGESTED)),
         rows=None if made.data is None else (_row_form(few.inputs), _row_form(few.targets)),
         mixing=tuple(more.mixing() if more.is_real else ()),
         changes_buffers=made.changes_buffers,
@@ -93,6 +96,11 @@ def _facts(made: Layers, code: str) -> LayerFacts:
         vocabulary=made.vocabulary,
         work=layer_work(layers, inputs),
     )
+
+
+def _digest(tensors: Iterable[Tensor]) -> str:
+    parts = [tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:12]
 
 
 def _row_form(tensor: Tensor) -> RowForm:

@@ -257,6 +257,7 @@ class LayerFacts:
     # the layers whose backward can only be divided as one; empty also if that was not tried
     as_one: tuple[int, ...] = ()
     undivided: tuple[str, ...] = ()  # why layers cannot be divided into I and W at all, one sentence each
+    data: str = ""  # a checksum of some rows of the model's own data; a run with others is another one
     rows: tuple[RowForm, RowForm] | None = None  # inputs and targets of the model's own data; None: it is given text
     mixing: tuple[int, ...] = ()  # the layers whose rows depend on each other; empty also if that was not tried
 
@@ -283,7 +284,8 @@ class OwnSettings(ModelSettings):
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {**self.asked, "code": self.facts.code}
+        data = {"data": self.facts.data} if self.facts.data else {}
+        return {**self.asked, "code": self.facts.code, **data}
 
     @property
     def row_bytes(self) -> int:

@@ -112,12 +112,15 @@ class BatchLoader:
         ]
         self.inputs, self.targets = (None if held is None else held.split(job.rows) for held in self._held)
 
+    def drawn(self, step: int) -> tuple[Tensor, Tensor] | None:
+        """Return the inputs and the targets of a step's whole batch; None on a rank that needs neither."""
+        return self._batches(step) if self.inputs or self.targets else None
+
     def load(self, step: int) -> None:
         """Load the batch of a step in place of the last one."""
-        if self.inputs or self.targets:
-            for held, drawn in zip(self._held, self._batches(step), strict=True):
-                if held is not None:
-                    held.copy_(drawn[self._rows])
+        for held, drawn in zip(self._held, self.drawn(step) or (), strict=False):
+            if held is not None:
+                held.copy_(drawn[self._rows])
 
 
 # --- compiling -----------------------------------------------------------------------------------

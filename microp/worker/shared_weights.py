@@ -57,6 +57,25 @@ def check_equal_weights(job: Job, layers: Mapping[int, nn.Module], comms: Comms)
                 )
 
 
+def check_equal_data(batch: tuple[Tensor, Tensor] | None, comms: Comms) -> None:
+    """Compare the first batch of a model's own data, where this rank draws one, with the other ranks'.
+
+    One rank takes the inputs of a batch and another one its targets: of two data sets they would not belong together.
+
+    Raises:
+        ValueError: they differ; all ranks raise the same.
+    """
+    found = comms.gather_all(None if batch is None else [_checksum(tensor) for tensor in batch])
+    known = {rank: checksums for rank, checksums in enumerate(found) if checksums is not None}
+    first, *others = known
+    for rank in others:
+        if known[rank] != known[first]:
+            raise ValueError(
+                f"rank {rank} began with other data than rank {first}: the model's function must give the same data "
+                "each time, so draw random numbers from torch, random or numpy.random, which are seeded for it"
+            )
+
+
 def _checksum(tensor: Tensor) -> int:
     bits = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return zlib.crc32(bits.numpy().data)

@@ -27,7 +27,7 @@ from microp.settings import OwnSettings
 from microp.system import MIB
 from microp.trace import Actions, StepTrace, time_reducing
 from microp.worker.building import BatchLoader, build_stages, compile_stages, open_optimizer, open_runner, set_rate
-from microp.worker.shared_weights import TiedGradients, check_equal_weights
+from microp.worker.shared_weights import TiedGradients, check_equal_data, check_equal_weights
 
 
 class Trainer:
@@ -53,6 +53,8 @@ class Trainer:
         # 2. connect them with those of other ranks
         self._at(Place.CONNECTING)
         check_equal_weights(job, self.layers, comms)
+        if isinstance(job.model, OwnSettings) and job.model.facts.rows:
+            check_equal_data(self._loader.drawn(job.first_step), comms)
         layers = {index: stage.layers for index, stage in self.stages.items()}
         divided = {stage for stage, _ in job.schedule.input_gradients}
         self.sync = open_sync(job.sync, layers, divided, comms, device)

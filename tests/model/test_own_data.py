@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from conftest import CHECKPOINTING
 from one_process import assert_equal, by_processes, by_threads
-from own_data import Images, few_images, images, regression, settings_of
+from own_data import Images, drawn_anew, few_images, images, regression, settings_of
 from own_model import own_job
 from torch import nn
 
@@ -58,6 +58,19 @@ def test_what_a_rank_holds_of_them_is_counted():
     assert settings.row_forms == (((2, 4, 4), "float32"), ((), "int64"))
     assert settings.batch_bytes(10) == (10 * 32 * 4, 10 * 8)
     assert [tensor.shape[0] for tensor in build_model(settings).some_rows(5)] == [5, 5]
+
+
+def test_ranks_with_other_data_end_before_the_first_step():
+    """Inputs of one data set and targets of another would train, and wrongly."""
+    job = own_job(settings_of(drawn_anew), schedule=gpipe(2, 2), backend="threads")
+    with pytest.raises(ValueError, match="rank 1 began with other data than rank 0: the model's function must give"):
+        by_threads(job)
+
+
+def test_other_data_are_another_model():
+    digests = {inspect_layers(images(size), "").data for size in (40, 40, 41)}
+    assert len(digests) == 2
+    assert settings_of(images).identity["data"] in digests
 
 
 def broken(data, loss=F.cross_entropy, **changes):
