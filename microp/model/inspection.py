@@ -143,7 +143,8 @@ def _check_form(made: Layers) -> None:
         _check_data(made)
     elif not isinstance(made.context, int) or not 1 <= made.context <= _MOST_CONTEXT:
         raise ValueError(
-            f"context={made.context!r}, which is not a number of tokens: give 1 to {_MOST_CONTEXT}, for example 16"
+            f"context={made.context!r}, which is not a number of tokens: give 1 to {_MOST_CONTEXT}, for example 16, "
+            "or data of the model's own (data=...)"
         )
     if not isinstance(made.vocabulary, int) or not 2 <= made.vocabulary <= _MOST_VOCABULARY:
         raise ValueError(

@@ -110,7 +110,8 @@ def _check_mean(made: Layers, output: Tensor) -> None:
             )
         if all(isfinite(whole) for whole, _ in wholes):
             for group, whole in zip(groups, wholes, strict=True):
-                _compare(whole, apart[group], given.dtype)
+                shapes = f"output {tensor_text(given[group])}, targets {tensor_text(targets[group])}"
+                _compare(whole, apart[group], given.dtype, shapes)
             return
     said = "it is not finite" if failed is None else f"{type(failed).__name__}: {failed}"
     raise ValueError(f"a loss that cannot be tried with numbers ({said}): let it take any numbers of the last layer")
@@ -143,13 +144,15 @@ def _rows_that_differ(made: Layers, output: Tensor) -> tuple[Tensor, Tensor, lis
     return logits.to(output.dtype), targets, [*groups, slice(0, rows)]  # a group has only some of the tokens
 
 
-def _compare(whole: tuple[float, Tensor], parts: Sequence[tuple[float, Tensor]], dtype: torch.dtype) -> None:
+def _compare(
+    whole: tuple[float, Tensor], parts: Sequence[tuple[float, Tensor]], dtype: torch.dtype, shapes: str
+) -> None:
     """Raise ValueError if the loss of some rows and its gradient are not the means of the rows' own."""
     (loss, gradient), mean = whole, sum(part for part, _ in parts) / len(parts)
     if not abs(loss - mean) <= TOLERANCE.get(dtype, COARSE) * max(abs(loss), abs(mean)):
         raise ValueError(
             f"a loss that is not the mean over the rows ({loss:.6g} for {len(parts)} rows, {mean:.6g} the "
-            "mean of their own): microbatches would not add up, so divide it by the number of rows, and let "
+            f"mean of their own; {shapes}): microbatches would not add up, so divide it by the number of rows, and let "
             "every row and every token count the same (no ignore_index, no mask, no class weights)"
         )
     if not are_equal(gradient, torch.cat([part for _, part in parts]) / len(parts), size_of(gradient)):

@@ -65,7 +65,8 @@ class Trial:
         version, memory, buffers, numbers = entered._version, _memory(layer), _buffers(layer), _numbers(layer)
         with seeded(0) as draws, Watch(entered) as seen:
             what = f"{name}, which fails for its input {tensor_text(entered)}"
-            y = tried(partial(layer, entered), what, "make them fit")
+            given = " (or the data: let them return what it takes)" if not index and self._made.data is not None else ""
+            y = tried(partial(layer, entered), what, f"make them fit{given}")
         # 2. what it writes
         if entered._version != version:
             raise ValueError(
@@ -224,7 +225,10 @@ def rows_for_trial(made: Layers, rows: int) -> tuple[Tensor, Tensor]:
     if made.data is None:
         tokens = torch.randint(0, made.vocabulary, (rows, made.context), generator=torch.Generator().manual_seed(rows))
         return tokens, tokens
-    what, remedy = "data that fail", "let each item be (input, target), or the function return (inputs, targets)"
+    what, remedy = (
+        "data that fail",
+        "let each item be (input, target), or the function return (inputs, targets) of as many rows as it is asked for",
+    )
     first, again = (tried(partial(own_rows, made.data, 1, rows, 0), what, remedy) for _ in range(2))
     if not all(map(torch.equal, first, again)):
         raise ValueError(
