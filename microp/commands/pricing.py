@@ -114,7 +114,9 @@ class Price:
                 "megatron": trace.megatron_bubble(spans),
                 "zero_bubble": trace.zero_bubble_rate(spans),
             },
-            "in_flight_peak": [Fraction(in_flight[rank], len(schedule.stages_of(rank))) for rank in ranks],
+            "in_flight_peak": [
+                Fraction(in_flight[rank], len(schedule.stages_of(rank)) * schedule.slices) for rank in ranks
+            ],
             "peak_memory_mib": _memory(job),
             "closed_form": {
                 "makespan": closed_forms.makespan(schedule, self._costs),

@@ -143,6 +143,9 @@ def _order_problems(config: Config, schedule: Schedule) -> list[str]:
             f"schedule={config.schedule['name']} divides the backward into I and W, and compile=true makes one "
             "function of both: use a schedule without W, for example 1f1b, or compile=false"
         )
+    problems += config.model.slice_problems(schedule.slices)
+    if config.compile and schedule.slices > 1:
+        problems.append(f"schedule={config.schedule['name']} has slices, which compile=true cannot: use compile=false")
     if isinstance(config.model, OwnSettings) and schedule.input_gradients:
         problems += config.model.facts.undivided
     if config.engine.name == "torch":

@@ -34,7 +34,7 @@ from pathlib import Path
 
 from microp.config.config import typed_folder
 from microp.config.schema import Config, default_batch_size, default_values, is_fixed
-from microp.job import Job, Workload
+from microp.job import Job, Workload, unit_rows
 from microp.planner import EstimatedPrices, NominalPrices, Prices, ProfilePrices
 from microp.profiling import (
     FEWEST,
@@ -71,7 +71,7 @@ _known: dict[str, tuple[LayerMemory, ...]] = {}  # the memory of layers that thi
 def workload_of(config: Config, schedule: Schedule, sizes: Sequence[int] = ()) -> Workload:
     """Return what the first replica runs, which has most rows; `sizes`: the number of layers of each stage."""
     replicas = max(config.replicas, 1)
-    rows = spread(spread(config.batch_size, replicas)[0], schedule.chunks)
+    rows = unit_rows(spread(config.batch_size, replicas)[0], schedule)
     holds = transport_holds(
         config.comms.backend(config.device), config.device, replicas > 1 and config.sync.has_buckets
     )

@@ -22,7 +22,7 @@ from microp.config.schema import SimulateConfig
 from microp.job import Workload
 from microp.schedule import Schedule, uniform, validate
 from microp.settings import EmulatedSettings, EstimateSettings, broken_rules, quoted
-from microp.simulator import LINK_MODELS, PER_STAGE, Costs, for_stages, nominal_costs
+from microp.simulator import LINK_MODELS, PER_STAGE, Costs, even_shares, for_stages, nominal_costs
 
 LARGEST = 1e15  # a cost: sums of more would not be exact
 PROVEN = 500_000  # ranks times chunks; a larger schedule is not validated, only the simulation finds its deadlocks
@@ -122,7 +122,7 @@ def _costs(config: SimulateConfig, schedule: Schedule, workload: Workload | None
     Layers count the same then, or, if they are `weighed`, by what each computes and moves.
     """
     given = {key: _exact(value) for key, value in config.costs.numbers().items()}
-    given["transfer"] = LINK_MODELS[config.costs.transfer]
+    given["transfer"], given["shares"] = LINK_MODELS[config.costs.transfer], even_shares(schedule)
     if not _are_by_hand(config):
         if isinstance(config.device, EmulatedSettings | EstimateSettings):
             return replace(_device_costs(config, schedule, workload), transfer=given["transfer"])
@@ -133,7 +133,7 @@ def _costs(config: SimulateConfig, schedule: Schedule, workload: Workload | None
         given |= {"forward": stages, "backward": stages, "weight": stages}
     if config.checkpointing.segments:
         given["recompute"] = given["forward"] if given["recompute"] is None else given["recompute"]
-        given["spared"] = config.checkpointing.spared(schedule.chunks)
+        given["spared"] = config.checkpointing.spared(schedule.units)
     return for_stages(schedule.stages, **given)
 
 

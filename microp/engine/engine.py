@@ -269,7 +269,7 @@ class Engine:
 
     def _tag(self, action: Action) -> int:
         """Return a number that is unique among the messages of the step."""
-        return 2 * (action.stage * self._schedule.chunks + action.microbatch) + (action.op is not Op.F)
+        return 2 * (action.stage * self._schedule.units + action.microbatch) + (action.op is not Op.F)
 
 
 def _boundary_of(action: Action) -> int:

@@ -35,7 +35,9 @@ class Limit:
         self, schedule: Schedule, stages: Mapping[int, Stage], boundary: Boundary, rows: Sequence[int]
     ) -> None:
         self.after_action: Callable[[], None] | None = None  # required by `Runner`; never called
-        self._stages, self._last, self._chunks = stages, schedule.stages - 1, schedule.chunks
+        self._stages, self._last, self._order = stages, schedule.stages - 1, range(schedule.units)
+        slices = schedule.slices
+        self._backwards = [unit - unit % slices + slices - 1 - unit % slices for unit in self._order]
         self._twins = {index: stage.unsplit() for index, stage in stages.items()}
         shape, dtype, device = boundary
         entering = {inside for index in stages for inside in (index, index + 1)}
@@ -49,8 +51,8 @@ class Limit:
         """Run all forwards, then all backwards. The stages must hold the step's batch."""
         for index, twin in self._twins.items():
             twin.load(self._stages[index].batch)
-            for microbatch in range(self._chunks):
+            for microbatch in self._order:
                 twin.forward(microbatch, None if index == 0 else self._tensors[index][microbatch])
         for index, twin in reversed(self._twins.items()):
-            for microbatch in range(self._chunks):
+            for microbatch in self._backwards:
                 twin.backward(microbatch, None if index == self._last else self._tensors[index + 1][microbatch])

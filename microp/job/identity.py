@@ -39,6 +39,7 @@ ADDED: dict[str, Any] = {  # `group.key`, or a key or a whole group of the top -
     "schedule.group": None,
     "schedule.extra_warmup": 0,
     "schedule.warmup": "double",
+    "schedule.slices": 1,
     "optimizer": asdict(ADAM),
     **asdict(AS_WRITTEN),
 }

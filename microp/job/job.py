@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from microp.job.torch_support import nearest_in_torch, torch_problems
 from microp.schedule import Partition, Schedule, spread
@@ -43,6 +43,11 @@ class Workload(NamedTuple):
     checkpointing: Checkpointing
     states: int = ADAM.states
     holds: Holds = HOLDS_NOTHING
+
+
+def unit_rows(rows: int, schedule: Schedule) -> tuple[int, ...]:
+    """Return the rows of each unit of a step: of each microbatch, or of each of its slices, which have all its rows."""
+    return tuple(count for count in spread(rows, schedule.chunks) for _ in range(schedule.slices))
 
 
 class Snapshot(NamedTuple):
@@ -113,9 +118,20 @@ class Job:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The number of rows of each microbatch, as even as possible, of one replica or of all in order."""
+        """The number of rows of each microbatch, as even as possible, of one replica or of all in order.
+
+        In a schedule with slices, of each unit: the slices of a microbatch have as many rows as it has.
+        """
         shares = self.shares if self.replica is None else (self.shares[self.replica],)
-        return tuple(rows for share in shares for rows in spread(share, self.schedule.chunks))
+        return tuple(rows for share in shares for rows in unit_rows(share, self.schedule))
+
+    def units_of(self, batch: Any) -> list[Any]:
+        """Return the units of a tensor (rows, ...) of one replica's batch: its microbatches, or their slices."""
+        slices = self.schedule.slices
+        microbatches = batch.split(self.rows[::slices])
+        if slices == 1:
+            return list(microbatches)
+        return [unit for microbatch in microbatches for unit in microbatch.chunk(slices, dim=1)]
 
     def of(self, replica: int) -> Job:
         """Return the job of one replica, with only its rows."""

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from microp.model.randomness import Dropout, derive_seed
+from microp.model.slices import Sliced
 from microp.settings import Computing, GptSettings, ModelSettings
 
 
@@ -129,7 +130,7 @@ class Bits(nn.Module):
         return bits.flatten(1).to(self.dtype) * 2 - 1
 
 
-class Embedding(nn.Module):
+class Embedding(Sliced):
     """Maps tokens (rows, context) to vectors (rows, context, dim): the token's vector plus its position's."""
 
     def __init__(self, model: Gpt, generator: torch.Generator, seed: int) -> None:
@@ -138,10 +139,13 @@ class Embedding(nn.Module):
         self.dropout = Dropout(model.dropout, seed)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(F.embedding(x, self.byte) + self.place)
+        tokens = x.shape[1]
+        first = self.unit % self.slices * tokens
+        place = self.place if self.slices == 1 else self.place[first : first + tokens]
+        return self.dropout(F.embedding(x, self.byte) + place)
 
 
-class Block(nn.Module):
+class Block(Sliced):
     """A transformer block: x + attention(norm(x)), then x + mlp(norm(x)); (rows, context, dim) in and out."""
 
     def __init__(self, model: Gpt, generator: torch.Generator, seed: int) -> None:
@@ -165,8 +169,11 @@ class Block(nn.Module):
     def _attention(self, x: Tensor) -> Tensor:
         rows, context, dim = x.shape
         split = self.query_key_value(x).view(rows, context, 3, self.heads, dim // self.heads)
-        query, key, value = split.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        query, key, value = heads = split.permute(2, 0, 3, 1, 4)
+        if self.slices == 1:
+            mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        else:
+            mixed = self.past.attend(self.unit, query, heads[1:])
         return self.project(mixed.transpose(1, 2).reshape(rows, context, dim))
 
 

@@ -30,6 +30,7 @@ from microp.model.autocast import open_autocast
 from microp.model.compiled import compile_segment
 from microp.model.division import choose_division, undivided_text
 from microp.model.randomness import GENERATOR, Reseeded, random_parts
+from microp.model.slices import Sliced
 from microp.model.split_backward import Deferred, SplitBackward, run_backward, run_together
 from microp.settings import AS_WRITTEN, Checkpointing, Computing
 
@@ -74,6 +75,7 @@ class Stage:
         layers: the stage's layers, in order, on their device.
         loss: on the model's last stage, (output, targets) -> mean loss.
         divided: the microbatches whose backward is divided into I and W.
+        slices: the number of units, along the sequence, that a microbatch is; a microbatch is a unit then.
 
     Attributes:
         autocast: what encloses every forward and recomputation.
@@ -92,6 +94,7 @@ class Stage:
         mark: Callable[[], Any] = perf_counter_ns,
         computing: Computing = AS_WRITTEN,
         device: torch.device | str = "cpu",
+        slices: int = 1,
     ) -> None:
         self.layers = nn.ModuleList(layers)
         self.losses: dict[int, Tensor] = {}
@@ -103,6 +106,10 @@ class Stage:
         self._loss, self._checkpointing, self._chunks = loss, checkpointing, chunks
         self._segments = [checkpointing.segments_of(microbatch, chunks) for microbatch in range(chunks)]
         self._random = list(random_parts(self.layers))
+        self._sliced = [part for part in self.layers.modules() if isinstance(part, Sliced)] if slices > 1 else []
+        self._slices = slices
+        for sliced in self._sliced:
+            sliced.divide_rows(slices)
         # Ranks may be threads, which share the generators.
         self._generators: AbstractContextManager[Any] = nullcontext()
         if any(isinstance(part, Reseeded) for part in self._random):
@@ -157,6 +164,8 @@ class Stage:
         """Set the step's batch; discard the losses and the recomputations of the last step."""
         self.batch = batch
         self.losses, self.recomputations = {}, []
+        for sliced in self._sliced:
+            sliced.past.clear()
         if self._split is not None:
             self._split.begin_step()
 
@@ -181,7 +190,15 @@ class Stage:
     def unsplit(self) -> Stage:
         """Return a stage of the same layers that never divides a backward."""
         layers, policy = list(self.layers), self._checkpointing
-        return Stage(layers, self._loss, policy, self._chunks, computing=self._computing, device=self._device)
+        return Stage(
+            layers,
+            self._loss,
+            policy,
+            self._chunks,
+            computing=self._computing,
+            device=self._device,
+            slices=self._slices,
+        )
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield what is there between two steps: the weights, the buffers, the loaded batch, the losses' gradients."""
@@ -287,6 +304,8 @@ class Stage:
         yield from (held.input for kept in self.kept.values() for held in kept)
         for deferred in self._deferred.values():
             yield from deferred.tensors()
+        for sliced in self._sliced:
+            yield from sliced.past.tensors()
 
     def _tape(self, microbatch: int, segment: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """Run a segment and record its graph; return the leaf that will hold x's gradient, and the output."""
@@ -297,6 +316,8 @@ class Stage:
     def _run(self, microbatch: int, segment: int, x: Tensor) -> Tensor:
         for part in self._random:
             part.at(self.batch.step, self.batch.first + microbatch)
+        for sliced in self._sliced:
+            sliced.unit = microbatch
         if self._split is not None:
             self._split.deferred = self._deferred.get(microbatch)
         segments = self._cuts[self._segments[microbatch]]

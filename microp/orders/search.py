@@ -181,5 +181,6 @@ def _with_placement(problem: Problem) -> Iterator[Schedule]:
             schedule = build_named(problem.ranks, problem.chunks, **several)
         except ValueError:  # too few chunks for it
             continue
-        if tuple(schedule.placement[stage] for stage in range(schedule.stages)) == problem.placement:
+        places = tuple(schedule.placement[stage] for stage in range(schedule.stages))
+        if places == problem.placement and schedule.slices == 1:  # slices need more than these orders know
             yield schedule

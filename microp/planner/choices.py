@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from microp.job import Workload
+from microp.job import Workload, unit_rows
 from microp.planner.balance import Task, cut, refined
 from microp.planner.prices import Prices
 from microp.schedule import Schedule, builders, spread, uniform
 from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
 from microp.simulator import LayerMemory, Ranks
 
-ORDERS = {name: build for name, build in builders.ORDERS.items() if name != "naive"}
+ORDERS = {name: build for name, build in builders.ORDERS.items() if name not in ("naive", "seq_1f1b")}
 POLICIES = ("never", "except_last", "always")  # and segments=n
 
 
@@ -153,7 +153,7 @@ class Pricer:
 
     def _workload(self, choice: Choice, schedule: Schedule) -> Workload:
         """Return what one replica runs, for any partition."""
-        rows, holds = spread(self._share(choice), choice.chunks), self.subject.holds
+        rows, holds = unit_rows(self._share(choice), schedule), self.subject.holds
         holds = holds._replace(buckets=holds.buckets and choice.replicas > 1)
         return Workload(schedule, (), rows, policy(choice.checkpointing), self.subject.states, holds)
 

@@ -120,7 +120,7 @@ class NominalPrices(Prices):
         times = (tuple(rows * time for time in each) for each in (costs.forward, costs.backward, costs.weight))
         forward, backward, weight = times
         checkpointing = workload.checkpointing
-        spared = checkpointing.spared(workload.schedule.chunks) if checkpointing.segments else ()
+        spared = checkpointing.spared(workload.schedule.units) if checkpointing.segments else ()
         again = forward if checkpointing.segments else ()
         return replace(costs, forward=forward, backward=backward, weight=weight, recompute=again, spared=spared)
 

@@ -108,7 +108,7 @@ def op_of(schedule: Schedule, checkpointing: Checkpointing, action: Action) -> s
     """Return the name under which a profile has the time of an action."""
     if action.op is Op.W:
         return WEIGHT
-    checkpointed = checkpointing.segments_of(action.microbatch, schedule.chunks)
+    checkpointed = checkpointing.segments_of(action.microbatch, schedule.units)
     if action.op is Op.F:
         return CHECKPOINTED if checkpointed else FORWARD
     if checkpointed:

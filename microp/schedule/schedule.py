@@ -13,6 +13,14 @@
 B is the full backward. It can be divided into I, the gradient of the input, and W, that of the
 weights, which nothing waits for.
 
+::
+
+    slices=2     microbatch 0 is the units 0 and 1, microbatch 1 the units 2 and 3, ...: u = m slices + slice
+    0F0 ─► 0F1       F(s,u) needs F(s,u-1) of the same microbatch: keys and values of the tokens before
+    0B0 ◄─ 0B1       B(s,u) or I(s,u) needs that of u+1: the gradients of these keys and values
+
+A schedule without slices has one unit per microbatch, so that an action's `microbatch` is its unit.
+
 Communication is derived: a parent on another rank is a receive, a child on another rank
 is a send.
 """
@@ -42,7 +50,10 @@ _F, _B, _I, _W = Op  # to look up a name of an enumeration takes longer, and `pa
 
 
 class Action(NamedTuple):
-    """One op on one (stage, microbatch); `str(action)` is `"1F0"`, as torch's CSV spells it."""
+    """One op on one (stage, microbatch); `str(action)` is `"1F0"`, as torch's CSV spells it.
+
+    In a schedule with slices `microbatch` is the unit: microbatch m's slice j has the number m slices + j.
+    """
 
     op: Op
     stage: int
@@ -72,20 +83,29 @@ class Schedule:
         name: its name in tables and run folders.
         chunks: M, the number of microbatches of a step.
         ranks: for each rank, its actions in the order in which it runs them.
+        slices: the number of units along the sequence that a microbatch is divided into.
 
     Raises:
-        ValueError: there is no rank, or `chunks` is below 1.
+        ValueError: there is no rank, or `chunks` or `slices` is below 1.
     """
 
     name: str
     chunks: int
     ranks: tuple[tuple[Action, ...], ...]
+    slices: int = 1
 
     def __post_init__(self) -> None:
         if self.chunks < 1 or not self.ranks:
             raise ValueError(
                 f"schedule {self.name!r} has chunks={self.chunks} and ranks={len(self.ranks)}: both must be at least 1"
             )
+        if self.slices < 1:
+            raise ValueError(f"schedule.slices={self.slices} is below 1: use at least 1")
+
+    @property
+    def units(self) -> int:
+        """The number of units of a step: slices of microbatches, or the microbatches if they are not divided."""
+        return self.chunks * self.slices
 
     def __iter__(self) -> Iterator[tuple[int, Action]]:
         """Iterate over all (rank, action) pairs, rank by rank."""
@@ -113,13 +133,19 @@ class Schedule:
         """Return the actions that must have ended before `action` can start: the one dependency rule."""
         op, stage, microbatch = action
         if op is _F:
-            return (Action(_F, stage - 1, microbatch),) if stage > 0 else ()
+            before = (Action(_F, stage, microbatch - 1),) if microbatch % self.slices else ()
+            return (Action(_F, stage - 1, microbatch), *before) if stage > 0 else before
         if op is _W:
             return (Action(_I, stage, microbatch),)
         forward = Action(_F, stage, microbatch)
+        after = (self.back(stage, microbatch + 1),) if (microbatch + 1) % self.slices else ()
         if stage == self.stages - 1:
-            return (forward,)
-        return (forward, self.input_gradients.get((stage + 1, microbatch)) or Action(_B, stage + 1, microbatch))
+            return (forward, *after)
+        return (forward, self.back(stage + 1, microbatch), *after)
+
+    def back(self, stage: int, microbatch: int) -> Action:
+        """Return the action that makes the gradient of a stage's input: its I, or its B."""
+        return self.input_gradients.get((stage, microbatch)) or Action(_B, stage, microbatch)
 
     def source(self, action: Action) -> Action | None:
         """Return the parent that passes a tensor to `action`: the one on another stage, or None.

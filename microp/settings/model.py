@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from math import prod
 from typing import Annotated, Any
@@ -132,6 +132,20 @@ class ModelSettings(ABC):
         enters = list(accumulate(sizes))[:-1] or [self.layers - 1]
         return sum(prod(self.boundary(1, at)) * _SIZES[self.entering(at, computing)] for at in enters) / len(enters)
 
+    def of_slice(self, slices: int) -> ModelSettings:
+        """Return the settings of one of the `slices` slices of a row, with fewer tokens."""
+        assert slices == 1
+        return self
+
+    def slice_problems(self, slices: int) -> list[str]:
+        """List why a row cannot be divided into so many slices along its tokens, one sentence each."""
+        if slices == 1:
+            return []
+        return [
+            f"schedule.slices={slices} divides the tokens of a row, and the layers of model={self.name} keep no keys "
+            "and values of the slices before: use model=gpt, or a schedule without slices, as 1f1b"
+        ]
+
     @abstractmethod
     def boundary(self, rows: int, layer: int) -> tuple[int, ...]:
         """Return the shape of the tensor that enters a layer, which is not the first one, for `rows` rows."""
@@ -215,6 +229,21 @@ class GptSettings(ModelSettings):
             flops += 2.0 * self.context * self.dim * self.vocabulary
             weights += (self.vocabulary + 2) * self.dim + self.vocabulary
         return flops, weights
+
+    def of_slice(self, slices: int) -> GptSettings:
+        return replace(self, context=self.context // slices)
+
+    def slice_problems(self, slices: int) -> list[str]:
+        problems = []
+        if self.context % slices:
+            most = max(count for count in range(1, slices) if self.context % count == 0)
+            problems.append(f"schedule.slices={slices} does not divide model.context={self.context}: use {most}")
+        if slices > 1 and self.dropout > 0:
+            problems.append(
+                f"model.dropout={self.dropout} draws for a whole row, and schedule.slices={slices} divides it: "
+                "use model.dropout=0"
+            )
+        return problems
 
     def boundary(self, rows: int, layer: int) -> tuple[int, ...]:
         return (rows, self.context, self.dim)

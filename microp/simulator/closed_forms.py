@@ -1,6 +1,6 @@
 """Closed forms of named schedules: makespan, largest span and peaks, without a simulation.
 
-K ranks, M chunks, v stages per rank; f, b, w: the times of a forward, an input gradient and a weight
+K ranks, M chunks, v stages per rank, s slices; f, b, w: the times of a forward, an input gradient and a weight
 gradient of one stage; x = b + w, t = f + x, T = v t; c: one hop (asynchronous latency).
 
 Makespan of a step (the same for `_lifo`):
@@ -24,6 +24,7 @@ Makespan of a step (the same for `_lifo`):
 | 1f1b_v | M T + (6K-4) f, 3 divides K; (6K-6) f, K = 1 mod 3; else (6K-5) f | K >= 2, M >= 2K, b + w = 2f, c = 0 |
 | gis | M T + (K-1)(f+b) + (v-1)((K-G) f + max(0, K b - G x)) | G divides M, w <= min(f, b), G t >= K max(f, b), c = 0 |
 | two_bp | M T + (K-1) (f+b) | M >= K, c = 0 |
+| seq_1f1b | M T + (K-1) t/s + 2c ((K-1) + floor((M-1) s (K-1)/K)) | v = 1; else c = 0 and ceil(K/s) divides M |
 
 k = K-1-j. From eager_1f1b on: equal stages.
 
@@ -45,7 +46,7 @@ from operator import add, itemgetter
 from typing import Any
 
 from microp.schedule import Op, Schedule
-from microp.simulator.costs import Costs
+from microp.simulator.costs import Costs, even_shares
 from microp.trace import idle_fraction
 
 
@@ -54,10 +55,11 @@ class _Shape:
 
     def __init__(self, schedule: Schedule, rank: int = 0) -> None:
         self.K, self.M, self.r = len(schedule.ranks), schedule.chunks, rank
-        self.v = schedule.stages // self.K
+        self.v, self.s = schedule.stages // self.K, schedule.slices
         forwards = [action for action in schedule.ranks[0] if action.op is Op.F]
         self.rounds = [len(list(round_)) for stage, round_ in groupby(forwards, itemgetter(1)) if stage == 0]
         self.G = self.rounds[0]
+        self.a = -(-self.K // self.s)  # microbatches of a round of slices
         self._schedule = schedule
 
     def lead(self, rank: int) -> int:
@@ -78,7 +80,9 @@ class _Case(_Shape):
         weights = costs.weight or (0,) * len(costs.forward)
         self.forwards, self.backwards = costs.forward, tuple(map(add, costs.backward, weights))
         self.total = sum(self.forwards) + sum(self.backwards)
-        self.f, self.b, self.w, self.c = costs.forward[0], costs.backward[0], weights[0], costs.latency
+        unit = costs.share(0)
+        self.f, self.b, self.w = costs.forward[0] * unit, costs.backward[0] * unit, weights[0] * unit
+        self.c = costs.latency
         self.x = self.b + self.w
         self.t = self.f + self.x
         self.T = self.v * self.t
@@ -147,6 +151,11 @@ def _interleaved(s: _Shape) -> int:
     return min(each * (s.K - 1 - s.r) + last, s.v * s.M)
 
 
+def _sliced(s: _Case) -> Any:
+    hops = 2 * s.c * ((s.K - 1) + (s.M - 1) * s.s * (s.K - 1) // s.K)
+    return (s.M * s.s * s.v + s.K - 1) * s.t + hops
+
+
 def _gis(s: _Case) -> Any:
     return s.M * s.T + (s.K - 1) * (s.f + s.b) + (s.v - 1) * ((s.K - s.G) * s.f + max(0, s.K * s.b - s.G * s.x))
 
@@ -196,6 +205,7 @@ _MAKESPANS: dict[str, list[_Form]] = {
         )
     ],
     "gis": [(lambda s: s.short_w and s.M % s.G == 0 and s.v > 1 and s.G * s.t >= s.K * max(s.f, s.b), _gis)],
+    "seq_1f1b": [(lambda s: (s.near and s.M % s.a == 0) or (s.equal and s.v == 1), _sliced)],
     "two_bp": [(lambda s: s.near and s.M >= s.K, lambda s: s.M * s.T + (s.K - 1) * (s.f + s.b))],
 }
 
@@ -220,6 +230,7 @@ _IN_FLIGHT: dict[str, _Peak] = {
     "dualpipe_v": (lambda _: True, lambda s: 2 * s.K + 1),
     "v_half": (lambda s: s.M >= 2 * s.K, lambda s: 2 * (s.K // 2 + 1)),
     "1f1b_v": (lambda s: s.M >= 2 * s.K, lambda s: 2 * ((2 * s.K + 3) // 3) - (s.r % 3 == (s.K + 1) % 3)),
+    "seq_1f1b": (lambda _: True, lambda s: min((s.v - 1) * s.G + s.s + s.K - 1 - s.r, s.M * s.s * s.v)),
     "gis": (lambda s: s.v > 1 and s.M % s.G == 0, lambda s: min(s.G * (s.v - 1) + s.K - s.r, s.v * s.M)),
 }
 
@@ -264,7 +275,7 @@ def largest_span(schedule: Schedule, costs: Costs) -> Any | None:
 def in_flight_peak(schedule: Schedule) -> list[Fraction] | None:
     """Return, for each rank, the most microbatches forwarded and not yet backwarded; None if no form is exact.
 
-    In microbatches of the rank: a microbatch on one of its v stages counts 1/v.
+    In microbatches of the rank: a microbatch on one of its v stages counts 1/v, one of its s slices 1/(v s).
     """
     return _peaks(_IN_FLIGHT, schedule)
 
@@ -278,7 +289,7 @@ def held_peak(schedule: Schedule) -> list[Fraction] | None:
 
 
 def _look_up(table: dict[str, list[_Form]], schedule: Schedule, costs: Costs) -> Any | None:
-    plain = Costs(costs.forward, costs.backward, costs.weight, costs.latency)
+    plain = Costs(costs.forward, costs.backward, costs.weight, costs.latency, shares=even_shares(schedule))
     # The forms know only an asynchronous latency, no recomputation and no bandwidth. Reductions come later.
     if isinstance(costs.latency, tuple) or replace(costs, reduction=()) != plain:
         return None
@@ -290,4 +301,4 @@ def _look_up(table: dict[str, list[_Form]], schedule: Schedule, costs: Costs) ->
 def _peaks(table: dict[str, _Peak], schedule: Schedule) -> list[Fraction] | None:
     shapes = [_Shape(schedule, rank) for rank in range(len(schedule.ranks))]
     exact, pairs = table.get(schedule.name.removesuffix("_lifo"), (lambda _: False, lambda _: 0))
-    return [Fraction(pairs(shape), shape.v) for shape in shapes] if exact(shapes[0]) else None
+    return [Fraction(pairs(shape), shape.v * shape.s) for shape in shapes] if exact(shapes[0]) else None

@@ -36,7 +36,8 @@ PER_STAGE = ("forward", "backward", *OPTIONAL)  # the costs that have a value pe
 class Costs:
     """Times per stage, in any one unit and any number type; integers and Fractions stay exact.
 
-    A tuple has one value per stage; an empty one means 0 on every stage (but `spared` lists microbatches).
+    A tuple has one value per stage; an empty one means 0 on every stage (but `spared` lists microbatches, and
+    `shares` and `sizes` have one factor for each).
 
     Attributes:
         forward: F of one microbatch.
@@ -48,6 +49,8 @@ class Costs:
             stage, for the hop between it and the stage before it.
         recompute: the extra time of a B or I whose activations are recomputed.
         spared: the microbatches that are not recomputed; `(chunks - 1,)` is except_last.
+        shares: for each microbatch, or each unit of a schedule with slices, its part of the times above; empty: 1.
+        sizes: the same of the bytes of `boundary`; empty: as `shares`.
         boundary: bytes of the tensor that enters the stage; its gradient has the same size.
         bandwidth: bytes per unit of time of one hop.
         transfer: the link model: the rule for the times of a hop.
@@ -66,6 +69,8 @@ class Costs:
     latency: Any = 0
     recompute: tuple[Any, ...] = ()
     spared: tuple[int, ...] = ()
+    shares: tuple[Any, ...] = ()
+    sizes: tuple[Any, ...] = ()
     boundary: tuple[Any, ...] = ()
     bandwidth: Any = inf
     transfer: LinkModel = field(default_factory=Asynchronous)
@@ -77,6 +82,9 @@ class Costs:
         for microbatch in self.spared:
             if microbatch < 0:
                 raise ValueError(f"costs.spared has {microbatch}: microbatches go from 0 to chunks - 1")
+        for name in ("shares", "sizes"):
+            for unit, share in enumerate(getattr(self, name)):
+                _check_sign(f"costs.{name}[{unit}]", share)
         if not isinstance(self.latency, tuple):
             _check_sign("costs.latency", self.latency)
         if not self.bandwidth > 0:
@@ -92,12 +100,17 @@ class Costs:
 
     def of(self, action: Action) -> Any:
         """Return how long `action` takes."""
-        stage = action.stage
+        stage, share = action.stage, self.share(action.microbatch)
         if action.op is Op.F:
-            return self.forward[stage]
+            return self.forward[stage] * share
         if action.op is Op.W:
-            return at(self.weight, stage)
-        return self.recomputation(action) + (self.backward[stage] if action.op is Op.I else self.full_backward(stage))
+            return at(self.weight, stage) * share
+        backward = self.backward[stage] if action.op is Op.I else self.full_backward(stage)
+        return self.recomputation(action) + backward * share
+
+    def share(self, microbatch: int) -> Any:
+        """Return the part of the stages' times that a microbatch takes, or a unit of a schedule with slices."""
+        return self.shares[microbatch] if self.shares else 1
 
     def full_backward(self, stage: int) -> Any:
         """Return how long an undivided backward of `stage` takes, without recomputation."""
@@ -105,11 +118,13 @@ class Costs:
 
     def recomputation(self, action: Action) -> Any:
         """Return the time that a backward takes for recomputation."""
-        return 0 if action.microbatch in self.spared else at(self.recompute, action.stage)
+        is_spared = action.microbatch in self.spared
+        return 0 if is_spared else at(self.recompute, action.stage) * self.share(action.microbatch)
 
-    def hop(self, stage: int) -> Any:
-        """Return how long a tensor takes between the ranks of `stage - 1` and `stage`."""
-        size = at(self.boundary, stage)
+    def hop(self, stage: int, microbatch: int = 0) -> Any:
+        """Return how long a microbatch's tensor takes between the ranks of `stage - 1` and `stage`."""
+        sizes = self.sizes or self.shares
+        size = at(self.boundary, stage) * (sizes[microbatch] if sizes else 1)
         latency = self.latency[stage] if isinstance(self.latency, tuple) else self.latency
         return latency + ratio(size, self.bandwidth) if size and self.bandwidth != inf else latency
 
@@ -133,6 +148,11 @@ def for_stages(stages: int, **given: Any) -> Costs:
             known[name] = tuple(value) if isinstance(value, Sequence) else (value,) * stages
     _check_stages(stages, **{name: known[name] for name in PER_STAGE if name in known})
     return Costs(**known)
+
+
+def even_shares(schedule: Schedule) -> tuple[Any, ...]:
+    """Return the `shares` of a schedule whose slices take their microbatch's times evenly; () without slices."""
+    return (Fraction(1, schedule.slices),) * schedule.units if schedule.slices > 1 else ()
 
 
 class LayerTimes(NamedTuple):
@@ -203,7 +223,8 @@ def costs_of(
         weight=tuple(time.weight if stage in divided else 0 for stage, time in enumerate(times)) if divided else (),
         full=tuple(time.full for time in times) if divided else (),
         recompute=tuple(time.recompute for time in times) if checkpointing.segments else (),
-        spared=checkpointing.spared(schedule.chunks) if checkpointing.segments else (),
+        spared=checkpointing.spared(schedule.units) if checkpointing.segments else (),
+        shares=even_shares(schedule),
         latency=latency,
         boundary=tuple(boundary),
         bandwidth=bandwidth,

@@ -13,7 +13,6 @@ All columns follow from `Schedule.parents` and `Costs`. Each is computed for all
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import count
 from typing import Any, NamedTuple, NoReturn
 from weakref import finalize
 
@@ -69,8 +68,11 @@ def lower(schedule: Schedule, costs: Costs) -> Lowered:
     """
     costs.check(schedule.stages)
     order = order_of(schedule)
-    kind = order.kind + np.isin(order.actions.microbatch, costs.spared) if costs.spared else order.kind
-    return Lowered(order.actions, order.source, kind, _kinds(order.lanes, costs))
+    firsts, classes = _classes(schedule.units, costs)
+    kind = order.kind * len(firsts)
+    if len(firsts) > 1:
+        kind += np.array(classes, np.int32)[order.actions.microbatch]
+    return Lowered(order.actions, order.source, kind, _kinds(order.lanes, costs, firsts))
 
 
 def with_times(lowered: Lowered, takes: Mapping[Action, Any], hops: Mapping[Action, Any]) -> Lowered:
@@ -100,7 +102,7 @@ class _Lane(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The part of `Lowered` that does not depend on costs; `kind` is without the difference of spared microbatches."""
+    """The part of `Lowered` that does not depend on costs; `kind` is without the differences of microbatches."""
 
     actions: Actions
     source: Column
@@ -132,25 +134,25 @@ def _read_order(schedule: Schedule) -> Order:
         np.maximum(before, parent, out=before, where=~away)
     if (before >= np.arange(len(actions))).any():
         refuse(schedule)
-    kind = (_lane_column(schedule, actions) * 2 + (actions.op == I)) * 2
+    kind = _lane_column(schedule, actions) * 2 + (actions.op == I)
     return Order(actions, source, kind, _lanes_with_links(schedule))
 
 
 def parent_positions(schedule: Schedule, actions: Actions) -> list[Column]:
-    """Return `Schedule.parents` of all actions: a column of first and one of second parents' positions, or `NONE`.
+    """Return `Schedule.parents` of all actions: columns of the positions of first, second, ... parents, or `NONE`.
 
-    The rule is evaluated once per (op, stage), since a parent has its child's microbatch.
+    The rule is evaluated once per (op, stage, slice), since a parent has its child's microbatch.
 
     Raises:
         ValueError: an action is missing, repeated, out of range or not on its stage's rank.
     """
     least = min(actions.microbatch.min(initial=0), actions.stage.min(initial=0))
-    if least < 0 or actions.microbatch.max(initial=0) >= schedule.chunks:
+    if least < 0 or actions.microbatch.max(initial=0) >= schedule.units:
         refuse(schedule)
-    lanes = _lanes(schedule)
-    parents = [[_lane(schedule, parent) for parent in schedule.parents(lane)] for lane in lanes]
+    lanes, slices = _lanes(schedule), range(schedule.slices)
+    parents = [schedule.parents(lane._replace(microbatch=at)) for at in slices for lane in lanes]
     lane = _lane_column(schedule, actions)
-    position = np.full((len(lanes) + 1, schedule.chunks), NONE, np.int32)  # the last row stands for no parent
+    position = np.full((len(lanes) + 1, schedule.units), NONE, np.int32)  # the last row stands for no parent
     position[lane, actions.microbatch] = np.arange(len(actions))
     forwards_and_backwards, weights = np.split(position[:-1], [2 * schedule.stages])
     divided = np.zeros(weights.shape, bool)
@@ -161,9 +163,15 @@ def parent_positions(schedule: Schedule, actions: Actions) -> list[Column]:
     if (np.array([*schedule.placement.values()])[actions.stage] != actions.rank).any():
         refuse(schedule)
     columns = []
+    rule = actions.microbatch % len(slices) * len(lanes) + lane  # the index in `parents`
+    at_slice = [slice_ for slice_ in slices for _ in lanes]
     for which in range(max(map(len, parents))):
-        wanted = np.array([needs[which] if which < len(needs) else NONE for needs in parents], np.int32)
-        columns.append(position[wanted[lane], actions.microbatch])
+        some = [needs[which] if which < len(needs) else None for needs in parents]
+        wanted = np.array([NONE if need is None else _lane(schedule, need) for need in some], np.int32)
+        later = np.array(
+            [0 if need is None else need.microbatch - own for need, own in zip(some, at_slice, strict=True)], np.int32
+        )
+        columns.append(position[wanted[rule], actions.microbatch + later[rule]])
     return columns
 
 
@@ -207,15 +215,27 @@ def _lanes_with_links(schedule: Schedule) -> list[_Lane]:
     ]
 
 
-def _kinds(lanes: list[_Lane], costs: Costs) -> Kinds:
-    """Return the kinds in the order of the column: by lane, then B or I, then recomputed or spared."""
-    recomputed = next(microbatch for microbatch in count() if microbatch not in costs.spared)
-    both = recomputed, next(iter(costs.spared), recomputed)
-    hops = {link: 0 if link == NONE else costs.hop(link) for link in {lane.hop_in for lane in lanes} | {NONE}}
+def _classes(units: int, costs: Costs) -> tuple[list[int], list[int]]:
+    """Return the first microbatch of each kind, and each one's kind: those that are spared, or have other shares."""
+    if not (costs.spared or costs.shares or costs.sizes):
+        return [0], []
+    spared = frozenset(costs.spared)
+    columns = [[unit in spared for unit in range(units)], costs.shares, costs.sizes]
+    numbers: dict[Any, int] = {}
+    classes = [numbers.setdefault(kind, len(numbers)) for kind in zip(*filter(len, columns), strict=True)]
+    return [classes.index(number) for number in numbers.values()], classes
+
+
+def _kinds(lanes: list[_Lane], costs: Costs, firsts: list[int]) -> Kinds:
+    """Return the kinds in the order of the column: by lane, then B or I, then the kind of microbatch."""
+    hops = {(NONE, first): 0 for first in firsts}
+    hops |= {
+        (link, first): costs.hop(link, first) for link in {lane.hop_in for lane in lanes} - {NONE} for first in firsts
+    }
     table = []
     for action, hop_in, peer, hop_out in lanes:
-        ops = (Op.B, Op.I) if action.op is Op.B else (action.op, action.op)
-        takes = [costs.of(Action(op, action.stage, microbatch)) for op in ops for microbatch in both]
-        others = hops[hop_in], peer, hops[hop_out], at(costs.overhead, action.stage)
-        table += [(time, *others) for time in takes]
+        for op in (Op.B, Op.I) if action.op is Op.B else (action.op, action.op):
+            for first in firsts:
+                takes = costs.of(Action(op, action.stage, first))
+                table.append((takes, hops[hop_in, first], peer, hops[hop_out, first], at(costs.overhead, action.stage)))
     return Kinds(*map(list, zip(*table, strict=True)))

@@ -16,7 +16,7 @@ from typing import Any
 from microp.job import Workload
 from microp.schedule import Schedule
 from microp.settings import DeviceSettings, EmulatedSettings
-from microp.simulator.costs import Costs, for_stages, ratio
+from microp.simulator.costs import Costs, even_shares, for_stages, ratio
 
 
 def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None = None) -> Costs:
@@ -55,7 +55,8 @@ def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None
         weight=weight,
         full=full,
         recompute=recompute if checkpointing.segments else None,
-        spared=checkpointing.spared(workload.schedule.chunks),
+        spared=checkpointing.spared(workload.schedule.units),
+        shares=even_shares(workload.schedule),
         latency=device.latency_ms,
         reduction=times("reduce_ms", device.reduce_ms, of_layers),
         overhead=device.overhead_ms or None,

@@ -76,7 +76,7 @@ class Ranks:
         self._state = 1 + states + holds.buckets  # tensors per weight
         self._schedule, self._layers, self._checkpointing = schedule, list(layers), checkpointing
         if known is None:
-            every = held_counts(schedule, holds, checkpointing.spared(schedule.chunks), rows)
+            every = held_counts(schedule, holds, checkpointing.spared(schedule.units), rows)
             known = list(map(_distinct, every))
         self.counts = known
         numbers = {layer: number for number, layer in enumerate(dict.fromkeys(self._layers))}
@@ -147,7 +147,7 @@ def held_counts(schedule: Schedule, holds: Holds, spared: Collection[int], rows:
     order = order_of(schedule)
     boxes = _Mailboxes(schedule, order.actions, order.source) if holds.mailboxes else None
     shares = np.array(rows, float) * len(rows) / sum(rows)
-    is_spared = np.isin(np.arange(schedule.chunks), list(spared))
+    is_spared = np.isin(np.arange(schedule.units), list(spared))
     for rank in range(len(schedule.ranks)):
         counts = _RankCounts(schedule, rank, order.actions, shares)
         counts.add_activations(is_spared[counts.microbatch])
@@ -224,7 +224,7 @@ class _Mailboxes:
 
     def __init__(self, schedule: Schedule, actions: Actions, source: Column) -> None:
         local = np.arange(len(actions)) - actions.first[actions.rank]  # the index in the rank's row
-        last = np.zeros((schedule.stages, schedule.chunks), np.int64)
+        last = np.zeros((schedule.stages, schedule.units), np.int64)
         last[actions.stage, actions.microbatch] = local  # the last action on a (stage, microbatch) is kept
         self._until, self.first = last[actions.stage, actions.microbatch], np.full(len(actions), NONE)
         takers, ranks = np.flatnonzero(source != NONE), len(schedule.ranks)

@@ -189,7 +189,7 @@ def keys(spans: Sequence[Span], sums: bool = False) -> list[Any]:
         entries.append(Patch(color=COLOURS[Op.B][1], label="other shade: a rank's second stage"))
     if sums:
         entries.append(Patch(color=REDUCTION, label="sum over the replicas"))
-    return [*entries, Patch(color="none", label="3: microbatch 3")]
+    return [*entries, Patch(color="none", label="3: microbatch or slice 3")]
 
 
 def _length(spans: Sequence[Span], sums: Sequence[Reduction]) -> Any:

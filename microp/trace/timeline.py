@@ -12,7 +12,7 @@
     rank 0 |F0--F1--···········B0====B1====|
     rank 1 |····F0---F1--B0====B1====······|
            └0 ms     └20       └40       63┘
-    F0-- forward B0== backward · idle, F3: microbatch 3
+    F0-- forward B0== backward · idle, F3: microbatch or slice 3
 """
 
 from __future__ import annotations
@@ -177,7 +177,11 @@ def _legend(drawn: Sequence[Line], panels: Sequence[Panel]) -> Iterator[str | Li
     if REDUCED in marks:
         yield [Cells(REDUCED, "sum"), Cells(" sum over the replicas")]
     if any(char.isdigit() for char in marks):
-        yield "1F3: stage 1, microbatch 3" if has_several_stages(panels[0].spans) else "F3: microbatch 3"
+        yield (
+            "1F3: stage 1, microbatch or slice 3"
+            if has_several_stages(panels[0].spans)
+            else "F3: microbatch or slice 3"
+        )
     if narrow := [op for op in FILL if op.lower() in marks]:
         yield f"{' '.join(narrow).lower()}: actions narrower than a column, mostly {', '.join(narrow)}"
     yield "time: first action's start to last one's end"

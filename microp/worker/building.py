@@ -39,11 +39,12 @@ def build_stages(
             [made[index].to(device.torch_device) for index in layers],
             model.loss if stage == job.schedule.stages - 1 else None,
             job.checkpointing,
-            job.schedule.chunks,
+            job.schedule.units,
             [microbatch for divided, microbatch in job.schedule.input_gradients if divided == stage],
             device.mark,
             job.computing,
             device.torch_device,
+            job.schedule.slices,
         )
         examples = [model.sample(index, 2, job.computing).to(device.torch_device) for index in layers]
         stages[stage].divide(examples, layers)
@@ -73,8 +74,9 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def boundary_of(job: Job, device: Device) -> Boundary:
     """Return the shapes and the types of the tensors between the job's stages."""
     first = [job.partition.layers_of(stage)[0] for stage in range(job.schedule.stages)]
+    model = job.model.of_slice(job.schedule.slices)
     return Boundary(
-        lambda rows, stage: job.model.boundary(rows, first[stage]),
+        lambda rows, stage: model.boundary(rows, first[stage]),
         lambda stage: getattr(torch, job.model.entering(first[stage], job.computing)),
         device.torch_device,
     )
@@ -110,7 +112,7 @@ class BatchLoader:
             torch.empty(count, *shape, dtype=getattr(torch, dtype), device=device) if end in stages else None
             for end, (shape, dtype) in zip((0, job.schedule.stages - 1), job.model.row_forms, strict=True)
         ]
-        self.inputs, self.targets = (None if held is None else held.split(job.rows) for held in self._held)
+        self.inputs, self.targets = (None if held is None else job.units_of(held) for held in self._held)
 
     def drawn(self, step: int) -> tuple[Tensor, Tensor] | None:
         """Return the inputs and the targets of a step's whole batch; None on a rank that needs neither."""

@@ -42,11 +42,12 @@ def steps(job: Job, count: int) -> Iterator[MonolithStep]:
     for step in range(count):
         optimizer.zero_grad()
         total = 0.0
-        given = zip(*(tensor.split(job.rows) for tensor in batches(step)), strict=True)
+        every = job.rows[:: job.schedule.slices]
+        given = zip(*(tensor.split(every) for tensor in batches(step)), strict=True)
         for microbatch, (inputs, targets) in enumerate(given):
             for part in random:
                 part.at(step, microbatch)
-            weight = job.rows[microbatch] / job.batch_size
+            weight = every[microbatch] / job.batch_size
             with autocast:
                 loss = subject.loss(model(inputs), targets) * weight
             loss.backward()

@@ -97,7 +97,7 @@ class TiedGradients:
         ranks = {
             layer: rank for stage, rank in job.schedule.placement.items() for layer in job.partition.layers_of(stage)
         }
-        tag = 2 * job.schedule.stages * job.schedule.chunks  # the first one above those of the actions
+        tag = 2 * job.schedule.stages * job.schedule.units  # the first one above those of the actions
         self._weights: list[list[_Copy]] = []
         for tied in job.model.tied_weights:
             copies = []

@@ -97,8 +97,10 @@ class Trainer:
     def _load_batch(self, step: int) -> None:
         """Give the stages what they need of a step's batch."""
         self._loader.load(step)
-        weights = [rows / self._job.batch_size * self.sync.loss_scale for rows in self._job.rows]
-        first = self._comms.replica * self._job.schedule.chunks
+        schedule = self._job.schedule
+        whole = self._job.batch_size * schedule.slices
+        weights = [rows / whole * self.sync.loss_scale for rows in self._job.rows]
+        first = self._comms.replica * schedule.units
         for stage in self.stages.values():
             stage.load(Batch(step, self._loader.inputs, self._loader.targets, weights, first))
 
@@ -237,7 +239,7 @@ class Trainer:
         if percent is not None:
             row["smi_percent"] = percent
         row["peak_activation_mib"] = meter.peak_bytes / MIB
-        in_flight = meter.peak_in_flight / len(stages)
+        in_flight = meter.peak_in_flight / (len(stages) * self._job.schedule.slices)
         row["in_flight_peak"] = int(in_flight) if in_flight.is_integer() else in_flight
         return row
 

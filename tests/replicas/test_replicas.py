@@ -39,6 +39,7 @@ MODELS = {  # in float64, with a number of layers
     "mixed": lambda layers: settings_of(mixed, dtype="float64", dropout=0.1, middle=max(0, layers - 7)),
     "tied gpt": lambda layers: replace(gpt("float64"), layers=layers, tied=True),
 }
+SLICED = lambda layers: replace(gpt("float64", dropout=0.0), layers=layers)  # noqa: E731
 TORCH = BucketSettings("torch_ddp", "library", TINY, TINY)
 
 
@@ -57,7 +58,7 @@ def cases(replicas: int, ranks: int, syncs, chunks: int, part: int = 1):
         make, checkpointing, cut = next(turns)
         if sync.problems(schedule.name, bool(schedule.input_gradients), "shm"):
             continue
-        model = make(schedule.stages + 1)
+        model = (SLICED if schedule.slices > 1 else make)(schedule.stages + 1)
         yield small_job(
             schedule=schedule,
             model=model,
@@ -71,7 +72,7 @@ def cases(replicas: int, ranks: int, syncs, chunks: int, part: int = 1):
 
 @cache
 def single_process(name: str, layers: int, chunks: int, replicas: int):
-    model = MODELS[name](layers)
+    model = (MODELS | {"sliced": SLICED})[name](layers)
     job = small_job(schedule=schedules.gpipe(1, chunks), model=model, batch_size=ROWS, replicas=replicas)
     return list(monolith.steps(job, training.STEPS))
 
@@ -83,6 +84,7 @@ def check(job, found: list[training.Left]) -> None:
     assert all(own == bits[0] for own in bits), case
     assert len({pipeline[job.schedule.placement[0]].inputs for pipeline in pipelines}) == job.replicas
     name = "tied gpt" if job.model.name == "gpt" and job.model.tied else job.model.name
+    name = "sliced" if job.schedule.slices > 1 else name
     want = single_process(name, job.model.layers, job.schedule.chunks, job.replicas)
     got = {index: gradients for left in pipelines[0] for index, gradients in left.gradients.items()}
     for index, gradients in enumerate(want[-1].gradients):

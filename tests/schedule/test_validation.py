@@ -202,7 +202,8 @@ SMALL = [
     (builder, ranks, chunks)
     for builder in EVERY
     for ranks, chunks in ((2, 3), (3, 4))
-    if build(builder, ranks, chunks).stages <= 6  # the model's layers
+    if (order := build(builder, ranks, chunks)).stages <= 6  # the model's layers
+    and order.slices == 1  # it has no sequence; tests/engine/test_slices.py
 ]
 
 
@@ -227,7 +228,7 @@ def test_a_mutant_is_refused_or_runs_correctly(builder, ranks, chunks, whole):
 def test_every_builder_runs_over_links_without_tags(builder):
     for ranks, chunks in product((2, 3, 4), (3, 5)):
         schedule = build(builder, ranks, chunks)
-        if schedule.stages <= 6:
+        if schedule.stages <= 6 and schedule.slices == 1:
             assert differs(schedule, run(schedule, tagless)) <= 1e-12
 
 

@@ -13,7 +13,7 @@ from catalogue import BUILDERS, held_peak, lengths
 
 from microp.schedule import Schedule, validate
 from microp.schedule import builders as schedules
-from microp.simulator import Costs, closed_forms, simulate
+from microp.simulator import Costs, closed_forms, even_shares, simulate
 from microp.trace import Span, bubble_fraction, in_flight_peak, makespan
 
 TRIALS = 250
@@ -31,11 +31,12 @@ def _random_schedule(name: str, rng: random.Random) -> Schedule:
     return rng.choice(BUILDERS[name])(ranks, max(chunks, 2 * ranks) if name == "dualpipe_v" else chunks)
 
 
-def _random_costs(stages: int, rng: random.Random) -> Costs:
+def _random_costs(schedule: Schedule, rng: random.Random) -> Costs:
     """Equal stages; often with F = B = W, often with hops that cost nothing."""
     f, b, w = (rng.randint(1, 9) for _ in range(3))
     f, b, w = rng.choice([(f, b, w), (f, f, f), tuple(sorted((f, b, w), reverse=True)), (f, b, 0)])
-    return Costs((f,) * stages, (b,) * stages, (w,) * stages, latency=rng.choice([0, 0, rng.randint(1, 9)]))
+    hop, stages = rng.choice([0, 0, rng.randint(1, 9)]), schedule.stages
+    return Costs((f,) * stages, (b,) * stages, (w,) * stages, latency=hop, shares=even_shares(schedule))
 
 
 @pytest.mark.parametrize("name", BUILDERS)
@@ -44,7 +45,7 @@ def test_makespan_and_bubble(name: str) -> None:
     known = 0
     for _ in range(TRIALS):
         schedule = _random_schedule(name, rng)
-        costs = _random_costs(schedule.stages, rng)
+        costs = _random_costs(schedule, rng)
         spans = simulate(schedule, costs)
         expected = closed_forms.makespan(schedule, costs)
         if expected is not None:
@@ -60,7 +61,7 @@ def test_largest_span(name: str) -> None:
     known = 0
     for _ in range(TRIALS):
         schedule = _random_schedule(name, rng)
-        costs = _random_costs(schedule.stages, rng)
+        costs = _random_costs(schedule, rng)
         expected = closed_forms.largest_span(schedule, costs)
         if expected is not None:
             known += 1
@@ -98,7 +99,7 @@ def test_in_flight_and_held_peaks(name: str) -> None:
         for ranks, chunks in lengths(name, most=6):
             schedule = build(ranks, chunks)
             ones = (1,) * schedule.stages
-            loops = schedule.stages // ranks
+            loops = schedule.stages // ranks * schedule.slices
             in_flight = closed_forms.in_flight_peak(schedule)
             if in_flight is not None:
                 known["in flight"] += 1

@@ -56,7 +56,7 @@ def test_a_timeline():
         "        └0        └10       └20     30┘",
         "simulated: with the given costs",
         "F-- forward   B== backward   · idle",
-        "F3: microbatch 3",
+        "F3: microbatch or slice 3",
         "time: first action's start to last",
         "one's end",
         "bubble: idle / (ranks x time)",
@@ -87,7 +87,7 @@ def test_a_stage_is_named_where_a_rank_holds_several():
     spans = simulate(interleaved(2, 2), equal(4, 4, 8))
     rows = rank_rows(drawn(spans, columns=9 + 60))
     assert rows[0].startswith("0F0-0F1-2F0-2F1-")
-    assert "1F3: stage 1, microbatch 3" in "\n".join(drawn(spans))
+    assert "1F3: stage 1, microbatch or slice 3" in "\n".join(drawn(spans))
 
 
 def test_only_the_header_tells_of_a_panel_that_is_not_drawn():
@@ -124,7 +124,7 @@ def every_kind() -> Iterator[tuple[Schedule, Costs]]:
     random = Random(12)
     for builders in BUILDERS.values():
         for build in builders:
-            schedule = build(3, 12)
+            schedule = build(3, 12 // build(3, 12).slices)
             times = (tuple(random.randint(1, 9) for _ in range(schedule.stages)) for _ in range(3))
             yield schedule, Costs(*times, latency=random.choice((0, Fraction(1, 3), 2)))
     for _ in range(60):

@@ -12,6 +12,7 @@ from microp.schedule.builders.file import from_file
 from microp.schedule.builders.gpipe import Drain, breadth_first, gpipe, naive
 from microp.schedule.builders.interleaved import Warmup, gis, interleaved, zb_interleaved
 from microp.schedule.builders.one_f_one_b import eager_1f1b, one_f_one_b, zb_h1, zb_h2
+from microp.schedule.builders.sliced import seq_1f1b
 from microp.schedule.builders.two_bp import two_bp
 from microp.schedule.builders.v_shaped import dualpipe_v, zb_v
 from microp.schedule.schedule import Schedule
@@ -33,6 +34,7 @@ ORDERS: Mapping[str, Callable[..., Schedule]] = {  # an option of group schedule
     "1f1b_v": one_f_one_b_v,
     "gis": gis,
     "two_bp": two_bp,
+    "seq_1f1b": seq_1f1b,
 }
 LOOPED = ("interleaved", "breadth_first", "zb_interleaved", "gis")  # with a number of stages per rank to choose
 V_SHAPED = ("zb_v", "v_half", "v_min", "dualpipe_v", "1f1b_v")  # with two stages per rank

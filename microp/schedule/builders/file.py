@@ -10,7 +10,7 @@ from microp.schedule.schedule import Schedule
 from microp.schedule.text import from_text, from_torch_csv
 
 
-def from_file(ranks: int, chunks: int, path: str) -> Schedule:
+def from_file(ranks: int, chunks: int, path: str, slices: int = 1) -> Schedule:
     """Return the schedule in a text file, in microp's form (it starts with the header) or as torch's CSV.
 
     ::
@@ -24,6 +24,7 @@ def from_file(ranks: int, chunks: int, path: str) -> Schedule:
 
     Args:
         path: the file; its ranks and chunks must equal those of the configuration.
+        slices: of a CSV, which does not tell: the number of slices of each microbatch.
 
     Raises:
         ValueError: the file cannot be read, a word is not an action (with line and column), or the
@@ -36,7 +37,9 @@ def from_file(ranks: int, chunks: int, path: str) -> Schedule:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ValueError(f"path={path} cannot be read: {reason}: give a text file") from error
     try:
-        schedule = from_text(text) if text.lstrip("\ufeff\"' ").startswith("#") else from_torch_csv(text, "file")
+        schedule = (
+            from_text(text) if text.lstrip("\ufeff\"' ").startswith("#") else from_torch_csv(text, "file", slices)
+        )
     except ValueError as error:
         raise ValueError(f"path={path}: {error}") from error
     if (len(schedule.ranks), schedule.chunks) != (ranks, chunks):

@@ -37,6 +37,9 @@ BUILDERS: dict[str, list[Builder]] = {
     "1f1b_v": [schedules.one_f_one_b_v],
     "two_bp": [partial(schedules.two_bp, of=of) for of in UNDIVIDED],
 }
+BUILDERS["seq_1f1b"] = [
+    partial(schedules.seq_1f1b, slices=s, stages_per_rank=v) for s, v in ((1, 1), (2, 1), (4, 1), (3, 2), (2, 3))
+]
 BUILDERS["interleaved"] += [
     partial(schedules.interleaved, stages_per_rank=v, warmup=warmup, extra_warmup=extra)
     for v, warmup, extra in ((2, "single", 0), (3, "single", 1), (2, "double", 2))

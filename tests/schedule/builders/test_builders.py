@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def test_every_schedule_runs_to_its_end_and_is_written_as_text(name: str, build:
         assert (len(schedule.ranks), schedule.chunks) == (ranks, chunks)
         assert schedule.name.removesuffix("_lifo") == name
         assert from_text(to_text(schedule)) == schedule
-        assert from_torch_csv(to_torch_csv(schedule), schedule.name) == schedule
+        assert from_torch_csv(to_torch_csv(schedule), schedule.name, schedule.slices) == schedule
 
 
 @pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
@@ -60,7 +61,8 @@ def test_a_docstring_draws_what_the_simulator_does(name: str) -> None:
     build = getattr(schedules, {"1f1b": "one_f_one_b", "1f1b_v": "one_f_one_b_v"}.get(name, name))
     picture = pictured(inspect.getdoc(build))
     chunks = 1 + max(int(re.split("[FBIW]", cell)[1]) for row in picture for cell in row if cell not in ".=")
-    drawn = grid(build(len(picture), chunks))
+    slices = inspect.signature(build).parameters.get("slices")
+    drawn = grid(build(len(picture), chunks // slices.default if slices else chunks))
     assert picture == drawn
 
 
@@ -74,6 +76,22 @@ def test_with_one_stage_a_rank_the_looped_orders_are_the_plain_ones() -> None:
     assert schedules.interleaved(4, 8, stages_per_rank=1).ranks == schedules.eager_1f1b(4, 8).ranks
     assert schedules.breadth_first(4, 8, stages_per_rank=1).ranks == schedules.gpipe(4, 8).ranks
     assert schedules.zb_interleaved(4, 8, stages_per_rank=1).ranks == schedules.zb_h1(4, 8).ranks
+
+
+def test_with_one_slice_the_sliced_orders_are_the_plain_ones() -> None:
+    assert schedules.seq_1f1b(4, 8, slices=1).ranks == schedules.one_f_one_b(4, 8).ranks
+    single = schedules.interleaved(4, 8, stages_per_rank=3, warmup=schedules.Warmup.single)
+    assert schedules.seq_1f1b(4, 8, slices=1, stages_per_rank=3).ranks == single.ranks
+
+
+def test_backwards_that_go_along_the_sequence_deadlock() -> None:
+    sliced = schedules.seq_1f1b(2, 2)
+    swapped = tuple(
+        tuple(action._replace(microbatch=action.microbatch ^ 1) if action.op is Op.B else action for action in row)
+        for row in sliced.ranks
+    )
+    with pytest.raises(ValueError, match="it deadlocks: 1B0 waits for 1B1, which comes after 1B0 on rank 1"):
+        validate(replace(sliced, ranks=swapped))
 
 
 # --- what is refused -------------------------------------------------------------------------------
