@@ -92,8 +92,8 @@ def answer(rows: pd.DataFrame, keys: Sequence[str]) -> str:
     `rows` has one row per run and the column `activation_mib`; `keys` name a point, in words that a reader understands.
     """
     names = [", ".join(str(row[key]) for key in keys) for row in records(rows)]
-    rows = rows.assign(point=names, **{"ms per row": rows[TIME] / rows["batch_size"]})
-    same = rows["batch_size"].nunique() == 1
+    rows = rows.assign(point=names, **{"ms per row": rows[TIME] / rows["config.batch_size"]})
+    same = rows["config.batch_size"].nunique() == 1
     value, unit = (TIME, "ms per step") if same else ("ms per row", "ms per row of the batch")
     table = over_launches(rows, ["point"], [value, BUBBLE, "activation_mib"]).sort_values([value, "point"])
     first, last = (records(table)[place] for place in (0, -1))

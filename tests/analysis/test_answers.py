@@ -166,10 +166,11 @@ def test_disturbed_and_wide_points_are_never_fastest_without_a_word(tmp_path):
 
 def test_batches_of_different_sizes_are_compared_by_the_row(tmp_path):
     rows = own(tmp_path, (1.0,))
-    rows.loc[rows["chunks"] == 2, "batch_size"] = 64
+    rows.loc[rows["chunks"] == 2, ["batch_size", "config.batch_size"]] = 64
     said = sweep.answer(rows, ["chunks"])
     assert f"Fastest of 2 points: 2 with {180 / 64:.2f} ms per row of the batch" in said
     assert f"slowest: 8 with {135 / 16:.2f} ms per row" in said
+    assert "ms per row of the batch" in sweep.exhibit(rows, "own", "Own").answer  # the batch size is a key as well
 
 
 def test_times_that_do_not_know_rows_name_no_fastest_number_of_microbatches(tmp_path):
