@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,19 +81,20 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = 
         + (f" Drawn: the first {MOST_LINES} of {number} lines; the table has all." if number > MOST_LINES else "")
     )
     figure = _draw(table, axes)
-    named = rows.assign(**{key: [say(key, value) for value in rows[key]] for key in keys})
-    said = answer(named, keys)
+    said = answer(rows, keys, say)
     return Exhibit(stem, title, text, figure, table.drop(columns=points), runs, list(missing), said)
 
 
-def answer(rows: pd.DataFrame, keys: Sequence[str]) -> str:
+def answer(
+    rows: pd.DataFrame, keys: Sequence[str], named: Callable[[str, Any], str] = lambda _, value: str(value)
+) -> str:
     """Return which point of a sweep is fastest and by how much, how engines compare, and which needs least memory.
 
-    `rows` has one row per run and the column `activation_mib`; `keys` name a point, in words that a reader understands.
+    `rows` has one row per run and the column `activation_mib`; `keys` name a point, `named` says a key's value.
     """
-    names = [", ".join(str(row[key]) for key in keys) for row in records(rows)]
-    rows = rows.assign(point=names, **{"ms per row": rows[TIME] / rows["config.batch_size"]})
-    same = rows["config.batch_size"].nunique() == 1
+    names = [", ".join(named(key, row[key]) for key in keys) for row in records(rows)]
+    rows = rows.assign(point=names, **{"ms per row": rows[TIME] / rows["batch_size"]})
+    same = rows["batch_size"].nunique() == 1
     value, unit = (TIME, "ms per step") if same else ("ms per row", "ms per row of the batch")
     table = over_launches(rows, ["point"], [value, BUBBLE, "activation_mib"]).sort_values([value, "point"])
     first, last = (records(table)[place] for place in (0, -1))

@@ -170,7 +170,15 @@ def test_batches_of_different_sizes_are_compared_by_the_row(tmp_path):
     said = sweep.answer(rows, ["chunks"])
     assert f"Fastest of 2 points: 2 with {180 / 64:.2f} ms per row of the batch" in said
     assert f"slowest: 8 with {135 / 16:.2f} ms per row" in said
-    assert "ms per row of the batch" in sweep.exhibit(rows, "own", "Own").answer  # the batch size is a key as well
+
+
+def test_a_sweep_over_batch_sizes_is_compared_by_the_row(tmp_path):
+    """The exhibit names the values of a key, and counts with them too."""
+    rows = [
+        made(tmp_path, "gpipe", chunks, **{"batch_size": size, "config.batch_size": size})
+        for size, chunks in product((16, 32), (4, 8))
+    ]
+    assert "batch_size=16, chunks=8" in sweep.exhibit(Made(rows).runs(), "own", "Own").answer
 
 
 def test_times_that_do_not_know_rows_name_no_fastest_number_of_microbatches(tmp_path):
