@@ -28,6 +28,7 @@ from microp.results.swept import swept
 from microp.system import flatten
 
 SLOWER, STARVED = 1.03, 1.1  # a step counts as slower, and a row as slower to compute, from these factors on
+NOISY = 1.15  # a ratio of disturbed times is one from here on
 LINES = 4  # of comparisons; `python -m microp.runs` compares any two groups
 BRACKETS = "[ ]: 95 % interval of the difference or of the ratio, over launches"
 LAUNCH = "repeat"
@@ -101,8 +102,10 @@ def are_rows_unknown(configs: Iterable[Mapping[str, Any]]) -> bool:
 def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
     """Yield whether the fastest pipeline among the rows is faster than one process with one microbatch, per question.
 
-    A run of one process is among the rows or in the folder of their runs; its model, batch and device are the same.
+    A run of one process is among the rows, or else in the folder of their runs; its model, batch and device are the
+    same. Where either was disturbed, a small difference is none.
     """
+    here = {row.folder for row in rows}
     recorded = [row for run in rows[0].folder.parents[1].glob("*-m1-k1-*") for row in read_runs(run)[0]]
     known = {row.folder: row for row in (*rows, *map(recorded_point, recorded))}.values()
     for runs in _alike((row for row in known if row.summary["status"] == "finished"), _HOW):
@@ -110,14 +113,24 @@ def one_process(rows: Sequence[PointRow]) -> Iterator[str]:
         alone = [each for each in launches if each[1].config["chunks"] == _ranks(each[1]) == 1]
         pipelines = [each for each in launches if each[1].config["ranks"] > 1]
         if alone and pipelines:
+            alone = [each for each in alone if each[1].folder in here] or alone
             (alone_ms, one), (best_ms, best) = (min(each, key=lambda launch: launch[0]) for each in (alone, pipelines))
             what = "emulated process" if one.summary["device"] == "emulated" else "process"
             faster = f"{alone_ms / best_ms:.2f} times as fast" if best_ms < alone_ms else "no pipeline here is faster"
+            if (one.disturbed or best.disturbed) and 1 / NOISY < alone_ms / best_ms < NOISY:
+                faster = "too noisy to say which is faster"
+            policy = best.config["checkpointing"]["name"]
+            recomputes = f", checkpointing={policy}," if policy != one.config["checkpointing"]["name"] else ""
             yield (
-                f"one {what} takes {alone_ms:.4g} ms for this step{' (disturbed)' if one.disturbed else ''}; "
-                f"{best.summary['schedule']} with chunks={best.config['chunks']} on {_ranks(best)} ranks, the fastest "
-                f"of these pipelines, takes {best_ms:.4g} ms: {faster}"
+                f"one {what} takes {alone_ms:.4g} ms for this step{_mark(one)}; {best.summary['schedule']} with "
+                f"chunks={best.config['chunks']}{recomputes} on {_ranks(best)} ranks"
+                f"{', the fastest of these pipelines,' if len(pipelines) > 1 else ''} takes {best_ms:.4g} ms"
+                f"{_mark(best)}: {faster}"
             )
+
+
+def _mark(row: PointRow) -> str:
+    return " (disturbed)" if row.disturbed else ""
 
 
 def _ranks(row: PointRow) -> int:

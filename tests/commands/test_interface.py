@@ -115,6 +115,7 @@ def test_a_sweep_is_a_frame_of_its_points_in_order(tmp_path):
     points = {"schedule": ["1f1b", "gpipe"], "chunks": [4, 2]}
     runs = microp.sweep(*SMALL, **keys, **points)
     assert list(zip(runs["schedule"], runs["chunks"], strict=True)) == [*product(*points.values())]
+    assert list(runs)[:5] == ["schedule", "chunks", "status", "step_ms.median", "bubble.measured"]
     assert runs["status"].tolist() == ["finished"] * 4
     assert runs["disturbed"].dtype == bool
     few = microp.sweep(*SMALL, **keys, schedule="1f1b", chunks=[2, 2])

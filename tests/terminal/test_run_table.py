@@ -13,6 +13,7 @@ from user import ROOT
 from microp.config import Config
 from microp.config.config import compose_config, plain, read_config
 from microp.records import DISTURBANCES, disturbances
+from microp.records.disturbance import Disturbance
 from microp.results import PointRow, one_process, small_microbatches, verdicts, write_table
 from microp.results.verdicts import BRACKETS
 from microp.terminal import run_table
@@ -270,6 +271,12 @@ def test_one_process_is_compared_with_the_fastest_pipeline_of_the_same_model_and
     )
     [slower] = one_process([*pipelines, ran("ranks=1 chunks=1", 40.0)])
     assert slower.endswith("takes 50 ms: no pipeline here is faster")
+    noisy = ran("ranks=1 chunks=1", 55.0)._replace(disturbed=(Disturbance("load", "load 30 on 2 cores"),))
+    [unknown] = one_process([ran("schedule=1f1b checkpointing=always", 50.0), noisy])
+    assert unknown == (
+        "one process takes 55 ms for this step (disturbed); 1f1b with chunks=4, checkpointing=always, on 2 ranks takes "
+        "50 ms: too noisy to say which is faster"
+    )
     for other in ("chunks=2", "chunks=1 model.dim=64", "chunks=1 batch_size=64"):
         assert list(one_process([*pipelines, ran(f"ranks=1 {other}", 80.0)])) == []
 
