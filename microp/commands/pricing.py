@@ -132,12 +132,14 @@ class Price:
 
 def _memory(job: PricingJob) -> list[float] | None:
     """Return each rank's peak in MiB; None if the model cannot be built."""
-    if job.workload is None:
-        return None
     config = job.config
+    if job.workload is None or config.model.slice_problems(job.schedule.slices):
+        return None
     try:
         rows = sum(job.workload.rows) / len(job.workload.rows)
-        layers = layer_memory(config.model, rows, bool(job.schedule.input_gradients), config.computing)
+        layers = layer_memory(
+            config.model, rows, bool(job.schedule.input_gradients), config.computing, job.schedule.slices
+        )
     except ValueError as error:
         console.warn(str(error))
         return None

@@ -219,7 +219,11 @@ def _task_of(config: Config, schedule: Schedule) -> Task:
     workload, cap = workload_of(config, schedule), memory_cap(config)
     rows = sum(workload.rows)
     mean = rows / len(workload.rows)
-    memory = None if cap is None else layer_memory(config.model, mean, bool(schedule.input_gradients), config.computing)
+    memory = (
+        None
+        if cap is None
+        else layer_memory(config.model, mean, bool(schedule.input_gradients), config.computing, schedule.slices)
+    )
     return Task(workload, prices_of(config), memory, cap, config.model.batch_bytes(rows))
 
 

@@ -69,10 +69,10 @@ def subject_of(config: Config, rows: float, devices: int) -> Subject:
     """Return what is planned for a configuration; its layers' memory is measured at this number of rows."""
     profile = None if profile_problems(config) else used_profile(config)
 
-    def memory(split: bool) -> Sequence[LayerMemory]:
-        if profile is not None:
+    def memory(split: bool, slices: int = 1) -> Sequence[LayerMemory]:
+        if profile is not None and slices == 1:
             return profile.layer_memory(config.model.kinds, split)
-        return layer_memory(config.model, rows, split, config.computing)
+        return layer_memory(config.model, rows, split, config.computing, slices)
 
     return Subject(
         layers=config.model.layers,

@@ -31,6 +31,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from microp.config.config import typed_folder
 from microp.config.schema import Config, default_batch_size, default_values, is_fixed
@@ -300,26 +301,30 @@ def _forecast(config: Config, job: Job) -> Forecast:
 def _peaks(job: Job) -> list[float] | None:
     """Return each rank's peak in MiB, as the order gives it; None if the model is too large to be built here."""
     try:
-        layers = layer_memory(job.model, job.mean_rows, bool(job.schedule.input_gradients), job.computing)
+        layers = layer_memory(
+            job.model, job.mean_rows, bool(job.schedule.input_gradients), job.computing, job.schedule.slices
+        )
     except ValueError:
         return None
     return peak_memory_mib(job.workload, layers, job.model.batch_bytes(job.shares[0]))
 
 
-def layer_memory(model: ModelSettings, rows: float, split: bool, computing: Computing) -> tuple[LayerMemory, ...]:
+def layer_memory(
+    model: ModelSettings, rows: float, split: bool, computing: Computing, slices: int = 1
+) -> tuple[LayerMemory, ...]:
     """Return the memory of every layer for microbatches of `rows` rows; `split`: with a backward divided into I and W.
 
     ValueError: the model is too large to be built and measured, or a layer fails.
     """
     rows = min(rows, MOST_ROWS)
-    question = repr((model, rows, split, computing))
+    question = repr((model, rows, split, computing, *([slices] if slices > 1 else [])))
     if question not in _known:
         is_ours = not isinstance(model, OwnSettings)  # a user's function may use other files than its own
         kinds = _read_kept(question) if is_ours else None
         if kinds is None:
             from microp.device import probe_layers  # torch, which nothing else here needs
 
-            layers = probe_layers(model, rows, split, computing)
+            layers = probe_layers(model, rows, split, computing, slices)
             kinds = {kind: layers[kind] for kind in model.kinds}
             if is_ours:
                 with suppress(OSError, RuntimeError, WriteError):  # a home that is not there or cannot be written
@@ -348,6 +353,10 @@ def _read_kept(question: str) -> dict[int, LayerMemory] | None:
         kept = json.loads(_path(question).read_text())
     except (OSError, RuntimeError, ValueError):
         return None
-    return {
-        int(kind): LayerMemory(weights, *(Size(*size) for size in sizes)) for kind, (weights, *sizes) in kept.items()
-    }
+    return {int(kind): _as_memory(*values) for kind, values in kept.items()}
+
+
+def _as_memory(weights: int, *values: Any) -> LayerMemory:
+    *sizes, later, common = values
+    slices = tuple(_as_memory(*each) for each in later)
+    return LayerMemory._make([weights, *(Size(*size) for size in sizes), slices, common])

@@ -11,6 +11,7 @@
 
 Each layer is measured at two numbers of rows, because its memory is a linear function of them, but for the small
 products of W: which of them are added in one call depends on the rows. A large model is measured with fewer rows.
+With slices of the sequence the units of a microbatch are measured one by one: a later one holds more keys and values.
 """
 
 from __future__ import annotations
@@ -20,22 +21,23 @@ from math import ceil, prod
 import torch
 
 from microp.device.meters import MemoryMeter
-from microp.model import SMALL, Batch, Model, Stage, adds_in_product, build_model
+from microp.model import SMALL, Batch, Model, Sliced, Stage, adds_in_product, build_model
 from microp.settings import AS_WRITTEN, NEVER, Computing, ModelSettings
-from microp.simulator import MOST_ROWS, LayerBytes, LayerMemory, Size
+from microp.simulator import MOST_ROWS, NOTHING, LayerBytes, LayerMemory, Size
 
 LARGEST = 200_000_000  # weights; a larger model is not built for a measurement
 WORK = 1_000_000_000  # multiplications per microbatch; a larger microbatch is measured with fewer rows
 
 
 def probe_layers(
-    settings: ModelSettings, rows: float, split: bool, computing: Computing = AS_WRITTEN
+    settings: ModelSettings, rows: float, split: bool, computing: Computing = AS_WRITTEN, slices: int = 1
 ) -> list[LayerMemory]:
     """Return the memory of every layer; layers that are equal are measured once.
 
     Args:
         rows: the rows of a microbatch at which the sizes are exact.
         split: whether the backward is divided into I and W.
+        slices: the number of slices of a row; the memory is that of the first, whose `later` has the others.
 
     Raises:
         ValueError: the model has more than `LARGEST` weights, or a layer of a user's own fails.
@@ -48,7 +50,7 @@ def probe_layers(
     try:
         for kind in settings.kinds:
             if kind not in measured:
-                measured[kind] = _Probe(settings, model, kind, split, computing).measure(rows)
+                measured[kind] = _Probe(settings, model, kind, split, computing, slices).measure(rows)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a layer may be the user's own, and exit
@@ -61,8 +63,11 @@ def probe_layers(
 class _Probe:
     """One layer, built as a stage of its own to run microbatches under a memory meter."""
 
-    def __init__(self, settings: ModelSettings, model: Model, index: int, split: bool, computing: Computing) -> None:
-        self._settings, self._computing, self._model, self._split = settings, computing, model, split
+    def __init__(
+        self, settings: ModelSettings, model: Model, index: int, split: bool, computing: Computing, slices: int
+    ) -> None:
+        self._settings, self._computing, self._model, self._split = settings.of_slice(slices), computing, model, split
+        self._slices = slices
         [self._layer] = model.build([index], 0)
         self._first, self._index = index == 0, index
         self._loss = model.loss if index == settings.layers - 1 else None
@@ -71,58 +76,78 @@ class _Probe:
         self._frozen = sum(p.nbytes for p in parameters) - self._weights
         linears = [module for module in self._layer.modules() if isinstance(module, torch.nn.Linear)]
         self._linear_weights = [p for linear in linears for p in linear.parameters() if p.requires_grad]
-        self._places = prod(settings.boundary(1, max(1, index))[1:-1]) if settings.layers > 1 else 1
+        self._places = prod(self._settings.boundary(1, max(1, index))[1:-1]) if settings.layers > 1 else 1
         self._work = sum(p.numel() for p in parameters) * self._places
 
     def measure(self, rows: float) -> LayerMemory:
         """Return the layer's memory, linear between two numbers of rows, the larger of them `rows` if it is small."""
         more = max(2, min(ceil(rows), MOST_ROWS, WORK // max(1, self._work)))
         fewer = more // 2
-        at_more = self._send(more)
-        slopes = [(low, (high - low) / (more - fewer)) for low, high in zip(self._send(fewer), at_more, strict=True)]
-        sizes = [Size(low - slope * fewer, slope) for low, slope in slopes]
-        return LayerMemory(self._weights, *sizes[1:])._replace(products=Size(at_more.products))
+        slices = []
+        for less, much in zip(self._send(fewer), self._send(more), strict=True):
+            slopes = [(low, (high - low) / (more - fewer)) for low, high in zip(less, much, strict=True)]
+            sizes = [Size(low - slope * fewer, slope) for low, slope in slopes]
+            memory = LayerMemory._make([self._weights, *sizes[1:], (), 0])
+            slices.append(memory._replace(products=Size(much.products)))
+        masks = [part.past.mask for part in self._layer.modules() if isinstance(part, Sliced) and self._slices > 1]
+        common = max((mask.nbytes for mask in masks if mask is not None), default=0)
+        return slices[0]._replace(later=tuple(slices[1:]), common=common)
 
-    def _send(self, rows: int) -> LayerBytes:
-        """Run microbatches of `rows` rows and return the memory of one that adds to existing gradients."""
-        split = (0, 1) if self._split else ()
-        subject = Stage([self._layer], self._loss, NEVER, 3, split, computing=self._computing)
+    def _send(self, rows: int) -> list[LayerBytes]:
+        """Run microbatches of `rows` rows and return the memory of one, slice by slice, that adds to gradients."""
+        count = self._slices
+        split = range(2 * count) if self._split else ()
+        subject = Stage([self._layer], self._loss, NEVER, 3 * count, split, computing=self._computing, slices=count)
         subject.divide([self._model.sample(self._index, 2, self._computing)], [self._index])
-        inputs, targets = ([each] * 3 for each in self._model.some_rows(rows))
-        subject.load(Batch(0, inputs if self._first else None, targets if self._loss else None, [1 / 3] * 3))
+        inputs, targets = (
+            [*(each.chunk(count, 1) if count > 1 else [each])] * 3 for each in self._model.some_rows(rows)
+        )
+        weights = [1 / (3 * count)] * 3 * count
+        subject.load(Batch(0, inputs if self._first else None, targets if self._loss else None, weights))
         small = self._small_products(rows) if split else 0
         meter = MemoryMeter(subject.tensors())
+        found: dict[int, LayerBytes] = {}
         with meter:
-            for microbatch in (0, 1):
-                before = meter.bytes
-                output = subject.forward(microbatch, self._input(rows))
-                sent, with_output = output.nbytes, meter.bytes
-                del output
-                activation, meter.peak_bytes = meter.bytes - before, meter.bytes
-                shared = 0 if self._loss else sent - (with_output - meter.bytes)
-                subject.backward(microbatch, None if self._loss else self._entering(rows, self._index + 1))
-                pending, in_backward = meter.bytes - before, meter.peak_bytes - before - activation
-                meter.peak_bytes = meter.bytes
-                if split:
-                    subject.weight_gradient(microbatch, None)
-                in_weight = meter.peak_bytes - before - pending
-            in_forward, in_full = self._send_undivided(subject, meter, rows)
+            for first in (0, count):
+                for unit in range(first, first + count):
+                    before = meter.peak_bytes = meter.bytes
+                    output = subject.forward(unit, self._input(rows))
+                    sent, with_output = output.nbytes, meter.bytes
+                    del output
+                    shared = 0 if self._loss else sent - (with_output - meter.bytes)
+                    found[unit - first] = NOTHING._replace(activation=meter.bytes - before, shared=shared)
+                for unit in reversed(range(first, first + count)):
+                    own = found[unit - first]
+                    before = meter.peak_bytes = meter.bytes
+                    subject.backward(unit, None if self._loss else self._entering(rows, self._index + 1))
+                    in_backward, left = meter.peak_bytes - before, meter.bytes - before + own.activation
+                    meter.peak_bytes = with_pending = meter.bytes
+                    if split:
+                        subject.weight_gradient(unit, None)
+                    in_weight, pending = meter.peak_bytes - with_pending, with_pending - meter.bytes if split else 0
+                    products = min(in_weight, small)
+                    found[unit - first] = own._replace(
+                        pending=pending,
+                        returned=left - pending,
+                        in_backward=in_backward,
+                        in_weight=in_weight - products,
+                        products=products,
+                    )
+            undivided = self._send_undivided(subject, meter, rows)
         subject.layers.zero_grad()
         subject.undo_division()
-        products = min(in_weight, small)
-        return LayerBytes(
-            weights=self._weights,
-            activation=activation,
-            boundary=0 if self._first else self._entering(rows, self._index).nbytes,
-            shared=shared,
-            pending=pending if split else 0,
-            in_backward=in_backward,
-            in_weight=in_weight - products,
-            products=products,
-            in_forward=in_forward,
-            in_full=in_full,
-            frozen=self._frozen,
-        )
+        boundary = 0 if self._first else self._entering(rows, self._index).nbytes
+        return [
+            found[at]._replace(
+                weights=self._weights,
+                boundary=boundary,
+                in_forward=forward,
+                past=past,
+                in_full=full,
+                frozen=self._frozen,
+            )
+            for at, (forward, past, full) in enumerate(undivided)
+        ]
 
     def _small_products(self, rows: int) -> int:
         """Return the bytes of the Linears' small products that W adds in one call, apart from the product."""
@@ -132,23 +157,29 @@ class _Probe:
             small = [p for p in small if p.dim() < 2 or not adds_in_product(rows, *p.shape, p.dtype, p.device, threads)]
         return sum(p.nbytes for p in small)
 
-    def _send_undivided(self, subject: Stage, meter: MemoryMeter, rows: int) -> tuple[int, int]:
-        """Run a forward that keeps nothing, and a microbatch whose backward is not divided.
+    def _send_undivided(self, subject: Stage, meter: MemoryMeter, rows: int) -> list[tuple[int, int, int]]:
+        """Run forwards that keep nothing, and a microbatch whose backward is not divided.
 
         Returns:
-            What the forward needs beside its input, and the backward beside what its forward kept.
+            For each slice what the forward needs beside its input, what it keeps even so, and what the backward needs
+            beside what its forward kept.
         """
-        x = self._input(rows)
-        before = meter.peak_bytes = meter.bytes
-        with torch.no_grad(), subject.autocast:
-            subject.layers[0](subject.batch.inputs[0] if x is None else x)  # type: ignore[index]
-        in_forward = meter.peak_bytes - before
-        del x
-        before = meter.bytes
-        subject.forward(2, self._input(rows))
-        held = meter.peak_bytes = meter.bytes
-        subject.backward(2, None if self._loss else self._entering(rows, self._index + 1))
-        return in_forward, meter.peak_bytes - held
+        units, forwards, backwards = range(2 * self._slices, 3 * self._slices), [], []
+        for unit in units:
+            x = self._input(rows)
+            before = meter.peak_bytes = meter.bytes
+            subject.try_forward(unit, x)
+            past = meter.bytes - before
+            forwards.append((meter.peak_bytes - before - past, past))
+            del x
+        subject.load(subject.batch)
+        for unit in units:
+            subject.forward(unit, self._input(rows))
+        for unit in reversed(units):
+            held = meter.peak_bytes = meter.bytes
+            subject.backward(unit, None if self._loss else self._entering(rows, self._index + 1))
+            backwards.append(meter.peak_bytes - held)
+        return [(*forward, full) for forward, full in zip(forwards, reversed(backwards), strict=True)]
 
     def _input(self, rows: int) -> torch.Tensor | None:
         return None if self._first else self._entering(rows, self._index)

@@ -14,5 +14,6 @@ from microp.model.inspection import inspect_layers, number_of_weights
 from microp.model.layers import Bits, Model
 from microp.model.own import Layers, build_model, code_of
 from microp.model.randomness import Dropout, generator_states, random_parts, seeded
+from microp.model.slices import Sliced
 from microp.model.stage import Batch, Stage
 from microp.model.weight_gradients import SMALL, adds_in_product

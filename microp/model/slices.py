@@ -34,6 +34,7 @@ class Past:
 
     def __init__(self, slices: int) -> None:
         self._slices = slices
+        self.mask: Tensor | None = None  # of all slices, made when the first one is there that needs it
         self._kept: dict[int, list[Tensor]] = {}  # microbatch -> the keys and values of its slices so far
         self._gradients: dict[int, Tensor] = {}  # unit -> the sum of what later slices have given back
 
@@ -49,8 +50,8 @@ class Past:
         tokens, end = query.shape[-2], key.shape[-2]
         if tokens == end:
             return F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        mask = causal_mask(self._slices * tokens, query.dtype, query.device)
-        return F.scaled_dot_product_attention(query, key, value, mask[end - tokens : end, :end])
+        self.mask = causal_mask(self._slices * tokens, query.dtype, query.device)
+        return F.scaled_dot_product_attention(query, key, value, self.mask[end - tokens : end, :end])
 
     def join(self, unit: int, key_value: Tensor) -> Tensor:
         """Keep the keys and values of a slice; return those of the slices up to it, along the tokens."""

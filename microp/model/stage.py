@@ -205,6 +205,7 @@ class Stage:
         yield from self.layers.parameters()
         yield from self.layers.buffers()
         yield from (*(self.batch.inputs or ()), *(self.batch.targets or ()), *self._loss_gradients.values())
+        yield from (sliced.past.mask for sliced in self._sliced if sliced.past.mask is not None)
 
     def forward(self, microbatch: int, x: Tensor | None) -> Tensor:
         """Run the layers on one microbatch.
@@ -234,6 +235,15 @@ class Stage:
         if self._loss is not None:
             self.losses[microbatch] = x
         return x
+
+    def try_forward(self, microbatch: int, x: Tensor | None) -> None:
+        """Run the layers, without the loss, on one microbatch, and keep nothing but what slices keep."""
+        for sliced in self._sliced:
+            sliced.unit = microbatch
+        with torch.no_grad(), self.autocast:
+            x = self.batch.inputs[microbatch] if x is None else x  # type: ignore[index]
+            for layer in self.layers:
+                x = layer(x)
 
     def backward(self, microbatch: int, gradient: Tensor | None) -> Tensor | None:
         """Run the full backward, or only the input's gradient if the microbatch's backward is divided.

@@ -81,7 +81,8 @@ class Subject:
 
     Attributes:
         devices: the number of devices, all replicas together.
-        memory: returns the memory of each layer, for a backward that is divided or not; None: memory does not count.
+        memory: returns the memory of each layer, for a backward that is divided or not and a number of slices; None:
+            memory does not count.
         batch_bytes: a number of rows -> the bytes of their inputs and of their targets.
         states: the tensors of a weight's size that the optimizer keeps for each weight.
         holds: as in `Workload`; the buckets are those of several replicas.
@@ -91,7 +92,7 @@ class Subject:
     devices: int
     batch_size: int
     prices: Prices
-    memory: Callable[[bool], Sequence[LayerMemory]] | None = None
+    memory: Callable[[bool, int], Sequence[LayerMemory]] | None = None
     batch_bytes: Callable[[int], tuple[float, float]] = lambda _: (0, 0)
     states: int = 2
     holds: Holds = HOLDS_NOTHING
@@ -124,7 +125,7 @@ class Pricer:
         """Measure the memory of the layers now; raises ValueError if the model is too large for that."""
         if self.subject.memory is not None:
             for split in (False, True):
-                self.subject.memory(split)
+                self.subject.memory(split, 1)
 
     def schedule(self, choice: Choice) -> Schedule | None:
         """Return the schedule of a choice, or None if there is none for its numbers."""
@@ -166,7 +167,7 @@ class Pricer:
         order = choice.schedule, len(schedule.ranks), choice.chunks, choice.stages_per_rank
         key = order, workload.checkpointing.spared(choice.chunks), uneven
         memory, batch = (
-            self.subject.memory(bool(schedule.input_gradients)),
+            self.subject.memory(bool(schedule.input_gradients), schedule.slices),
             self.subject.batch_bytes(self._share(choice)),
         )
         ranks = Ranks(workload, memory, batch, self._counts.get(key))

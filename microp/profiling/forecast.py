@@ -22,6 +22,7 @@ from microp.settings import NEVER, DeviceSettings
 from microp.simulator import (
     Costs,
     LayerMemory,
+    LayerTimes,
     Ranks,
     costs_of,
     simulate,
@@ -67,14 +68,16 @@ def stage_costs(profile: Profile, kinds: Sequence[int], workload: Workload, back
     layers = list(zip(kinds, stage_of, strict=True))
     times = {(kind, stage): profile.layer_times(kind, rows, shares[stage], keeps) for kind, stage in set(layers)}
     transport = profile.transport(backend)
-    boundary_mib = profile.boundary_bytes(rows) / MIB
+    boundary_mib = profile.boundary_bytes(rows) / MIB / schedule.slices
     overhead = transport.overhead + transport.overhead_per_mib * boundary_mib
     return costs_of(
         [times[layer] for layer in layers],
         sizes,
         schedule,
         workload.checkpointing,
-        fixed=[profile.fixed_times(rows, own, keeps) for own in shares],
+        fixed=[  # every slice takes it whole
+            LayerTimes(*(schedule.slices * time for time in profile.fixed_times(rows, own, keeps))) for own in shares
+        ],
         latency=transport.latency + transport.per_mib * boundary_mib,
         overhead=(overhead,) * schedule.stages,
         reduction=sum_times(profile, kinds, workload, transport, replicas) if replicas > 1 else (),
@@ -142,7 +145,7 @@ def forecast(
     return Forecast(
         step_ms=sum(profile.edges) + last_optimizer(workload.schedule, ends, optimizer),
         bubble=float(bubble_fraction(spans)),
-        peak_memory_mib=peak_memory_mib(workload, layers, batch),
+        peak_memory_mib=peak_memory_mib(workload, layers, batch) if workload.schedule.slices == 1 else None,
         source=profile.path,
     )
 

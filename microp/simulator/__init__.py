@@ -29,6 +29,7 @@ from microp.simulator.shared_cores import simulate_on_cores
 from microp.simulator.simulation import Simulated, critical_path, simulate, step_times
 from microp.simulator.stage_memory import (
     MOST_ROWS,
+    NOTHING,
     LayerBytes,
     LayerMemory,
     Size,

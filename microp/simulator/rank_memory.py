@@ -8,6 +8,8 @@
     counts of a rank        by (moment, stage, field of `StageBytes`)  ─┐
     layers of its stages    bytes by (stage, field)                    ─┴─► peak = max over the moments of their product
 
+With slices of the sequence each slice has its own fields, one slice's behind the other's.
+
 A rank runs its row in order, so what it holds at each moment does not depend on any time. Beside activations, the
 transport holds memory: a mailbox keeps its place when a received tensor has left it, a place is taken from when a
 receive is posted, and a tensor that was sent stays until its receiver has used it; see `Holds`.
@@ -16,7 +18,7 @@ receive is posted, and a tensor that was sent stays until its receiver has used 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,8 +35,9 @@ Floats = NDArray[np.float64]
 FIELDS = StageBytes._fields
 KEPT, WHOLE, PENDING, GRADIENTS, REBUILT, IN_FORWARD, IN_BACKWARD, IN_FULL, IN_WEIGHT = range(9)
 COMING_INPUT, COMING_GRADIENT, SENT_OUTPUT, SENT_GRADIENT, OWN_SEND, FIRST_BACKWARD, FIRST_WEIGHT = range(
-    9, len(FIELDS)
+    9, len(FIELDS) - 1
 )
+RETURNED = FIELDS.index("returned")
 _IN_A_BACKWARD = [REBUILT, IN_BACKWARD, IN_FULL, IN_WEIGHT, OWN_SEND, FIRST_BACKWARD, FIRST_WEIGHT]
 
 
@@ -61,7 +64,7 @@ class Ranks:
         known: the `counts` of other `Ranks` with the same schedule, rows, recomputed microbatches and transport.
 
     Attributes:
-        counts: for each rank the counts by (moment, stage of the rank, field of `StageBytes`), each moment once.
+        counts: for each rank the counts by (moment, stage of the rank, slice and field), each moment once.
     """
 
     def __init__(
@@ -75,13 +78,16 @@ class Ranks:
         self._states, self._holds, self._rows = states, holds, sum(rows) / len(rows)
         self._state = 1 + states + holds.buckets  # tensors per weight
         self._schedule, self._layers, self._checkpointing = schedule, list(layers), checkpointing
+        self._slices = schedule.slices
         if known is None:
             every = held_counts(schedule, holds, checkpointing.spared(schedule.units), rows)
             known = list(map(_distinct, every))
         self.counts = known
         numbers = {layer: number for number, layer in enumerate(dict.fromkeys(self._layers))}
         self._kinds = [*(numbers[layer] for layer in self._layers), -1]  # no layer follows the last one
-        self._of_kinds: dict[tuple[int, ...], tuple[float, StageBytes]] = {}  # of a stage and of the layer after it
+        self._of_kinds: dict[
+            tuple[int, ...], tuple[float, tuple[float, ...]]
+        ] = {}  # of a stage and of the layer after it
         self.batch = [0.0] * len(schedule.ranks)
         for stage, size in zip((0, schedule.stages - 1), batch, strict=True):
             self.batch[schedule.placement[stage]] += size
@@ -93,7 +99,7 @@ class Ranks:
         for rank, counts in enumerate(self.counts):
             stages = list(self._schedule.stages_of(rank))
             held = float((counts * table[stages]).sum(axis=(1, 2)).max())
-            peaks.append(held + sum(state[stage] for stage in stages) + self.batch[rank])
+            peaks.append(held + sum(state[stage] for stage in stages) + self.batch[rank] + self._common(sizes, stages))
         return peaks
 
     def parts(self, sizes: Sequence[int], rank: int) -> list[Part]:
@@ -102,7 +108,9 @@ class Ranks:
         stages = list(self._schedule.stages_of(rank))
         held = self.counts[rank] * table[stages]
         worst = int(held.sum(axis=(1, 2)).argmax())
-        counts, sums = self.counts[rank][worst].sum(axis=0), held[worst].sum(axis=0)
+        counts, sums = (
+            each[worst].sum(axis=0).reshape(-1, len(FIELDS)).sum(axis=0) for each in (self.counts[rank], held)
+        )
         ends = list(accumulate(sizes))
         layers = [layer for stage in stages for layer in self._layers[ends[stage] - sizes[stage] : ends[stage]]]
         weights = sum(layer.weights for layer in layers)
@@ -113,6 +121,7 @@ class Ranks:
             Part("buckets of gradients", self._holds.buckets * weights),
             Part("activations", sums[KEPT] + sums[WHOLE], round(counts[KEPT] + counts[WHOLE])),
             Part("kept for W", sums[PENDING], round(counts[PENDING])),
+            *([Part("kept for slices", sums[RETURNED] + self._common(sizes, stages))] if self._slices > 1 else []),
             Part("in a backward", sums[_IN_A_BACKWARD].sum()),
             Part("in a forward", sums[IN_FORWARD]),
             Part("places for received tensors", sums[COMING_INPUT] + sums[COMING_GRADIENT]),
@@ -126,15 +135,24 @@ class Ranks:
         stages = [self._of_stage(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
         return [state for state, _ in stages], np.array([columns for _, columns in stages])
 
-    def _of_stage(self, first: int, end: int) -> tuple[float, StageBytes]:
-        """Return the state of a stage with the layers from `first` to `end` - 1, and its bytes."""
+    def _common(self, sizes: Sequence[int], stages: Sequence[int]) -> float:
+        """Return the bytes that the layers of some stages have in common."""
+        ends = list(accumulate(sizes))
+        layers = (layer for stage in stages for layer in self._layers[ends[stage] - sizes[stage] : ends[stage]])
+        return max((layer.common for layer in layers), default=0)
+
+    def _of_stage(self, first: int, end: int) -> tuple[float, tuple[float, ...]]:
+        """Return the state of a stage with the layers from `first` to `end` - 1, and its bytes, slice by slice."""
         kinds = tuple(self._kinds[first : end + 1])  # with the layer that its output enters
         if kinds not in self._of_kinds:
             layers, divides = self._layers[first:end], bool(self._schedule.input_gradients)
             leaving = self._layers[end].boundary.at(self._rows) if end < len(self._layers) else 0.0
-            memory = stage_bytes(layers, self._rows, self._checkpointing, leaving, self._holds, divides)
+            slices = [layers, *([layer.later[at] for layer in layers] for at in range(self._slices - 1))]
+            every = [
+                stage_bytes(each, self._rows, self._checkpointing, leaving, self._holds, divides) for each in slices
+            ]
             frozen = sum(layer.frozen.fixed for layer in layers)
-            self._of_kinds[kinds] = self._state * memory.gradients + frozen, memory
+            self._of_kinds[kinds] = self._state * every[0].gradients + frozen, tuple(chain.from_iterable(every))
         return self._of_kinds[kinds]
 
 
@@ -185,11 +203,13 @@ class _RankCounts:
         )
         stages = schedule.stages_of(rank)
         self._place, self._share = np.searchsorted(stages, self.stage), shares[self.microbatch]
-        self.changes, self.needs = (np.zeros((len(self.row), len(stages), len(FIELDS))) for _ in range(2))
+        self._fields = self.microbatch % schedule.slices * len(FIELDS)  # where those of the action's slice begin
+        shape = len(self.row), len(stages), schedule.slices * len(FIELDS)
+        self.changes, self.needs = np.zeros(shape), np.zeros(shape)
 
     def add(self, to: Floats, at: Column, of: Column, field: Any, sign: int = 1) -> None:
         """Add to `changes` or `needs` at some actions, for the stages and microbatches `of` some, by their indices."""
-        np.add.at(to, (at, self._place[of], field), sign * self._share[of])
+        np.add.at(to, (at, self._place[of], self._fields[of] + field), sign * self._share[of])
 
     def add_activations(self, is_spared: Column) -> None:
         """Add what actions keep, release and need."""
@@ -203,6 +223,8 @@ class _RankCounts:
         self.add(needs, keeps_little, keeps_little, IN_FORWARD)
         self.add(changes, backward, backward, kept[backward], -1)
         self.add(changes, divided, divided, PENDING)
+        if self.schedule.slices > 1:
+            self.add(changes, backward, backward, RETURNED)
         self.add(needs, recomputed, recomputed, REBUILT)
         extra = np.where((self.op[backward] == I) | (not self.schedule.input_gradients), IN_BACKWARD, IN_FULL)
         self.add(needs, backward, backward, extra)
@@ -210,9 +232,10 @@ class _RankCounts:
         self.add(needs, weight, weight, IN_WEIGHT)
         makes = np.flatnonzero((self.op == W) | (self.op == B))
         self.firsts = makes[np.unique(self.stage[makes], return_index=True)[1]]
-        changes[self.firsts, self._place[self.firsts], GRADIENTS] = 1
+        slices = self._fields[self.firsts]
+        changes[self.firsts, self._place[self.firsts], slices + GRADIENTS] = 1
         fields = np.where(self.op[self.firsts] == W, FIRST_WEIGHT, FIRST_BACKWARD)
-        needs[self.firsts, self._place[self.firsts], fields] = 1
+        needs[self.firsts, self._place[self.firsts], slices + fields] = 1
 
 
 class _Mailboxes:

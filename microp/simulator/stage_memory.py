@@ -60,6 +60,10 @@ class LayerMemory(NamedTuple):
         in_full: as `in_backward`, while an undivided B runs; measured where the schedule divides others.
         products: made by W and held until the W of the whole stage ends: small gradients, which are added in one call.
         frozen: the bytes of its weights that are not trained.
+        past: kept by F for the later slices and for B even if all else is recomputed: keys and values.
+        returned: what a slice's B changes of the gradients that wait for the B of the slices before it.
+        later: the memory of the slices after the first, which this one is of; empty without slices.
+        common: bytes that all layers of a rank have in common, in one place.
     """
 
     weights: int
@@ -73,10 +77,14 @@ class LayerMemory(NamedTuple):
     in_forward: Size = Size()
     in_full: Size = Size()
     frozen: Size = Size()
+    past: Size = Size()
+    returned: Size = Size()
+    later: tuple[LayerMemory, ...] = ()
+    common: int = 0
 
     def at(self, rows: float) -> LayerBytes:
         """Return the bytes for a microbatch of `rows` rows."""
-        return LayerBytes(self.weights, *(size.at(rows) for size in self[1:]))
+        return LayerBytes(self.weights, *(size.at(rows) for size in self[1:-2]))
 
 
 class LayerBytes(NamedTuple):
@@ -93,6 +101,11 @@ class LayerBytes(NamedTuple):
     in_forward: float
     in_full: float
     frozen: float
+    past: float
+    returned: float
+
+
+NOTHING = LayerBytes(*[0.0] * len(LayerBytes._fields))
 
 
 class StageBytes(NamedTuple):
@@ -113,6 +126,7 @@ class StageBytes(NamedTuple):
         own_send: in addition while a B runs, if its own forward's output is still being sent.
         first_backward: in addition while the first undivided backward runs, which makes the gradients of the weights.
         first_weight: the same of the first W.
+        returned: what a slice's B changes of the gradients that wait for the slices before it.
     """
 
     kept: float = 0
@@ -131,6 +145,7 @@ class StageBytes(NamedTuple):
     own_send: float = 0
     first_backward: float = 0
     first_weight: float = 0
+    returned: float = 0
 
 
 def stage_bytes(
@@ -153,13 +168,14 @@ def stage_bytes(
     stage = [layer.at(rows) for layer in layers]
     segments = [stage[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
     activation = _activation(stage)
-    rebuilt = activation / count if count else 0.0
+    past = sum(layer.past for layer in stage)
+    rebuilt = (activation - past) / count if count else 0.0  # what was kept of a slice is free when it is there again
     shared = 0.0 if count else stage[-1].shared  # the part of the output that the last layer keeps too
     stays = leaving if holds.mailboxes else 0.0
     backward = partial(_backward, segments, count, stays)
     sending = shared if holds.messages else 0.0
     return StageBytes(
-        kept=sum(segment[0].boundary for segment in segments) if count else activation,
+        kept=sum(segment[0].boundary for segment in segments) + past if count else activation,
         whole=activation,
         pending=sum(layer.pending for layer in stage),
         gradients=sum(layer.weights for layer in stage),
@@ -175,6 +191,7 @@ def stage_bytes(
         own_send=backward(False, sent=sending) - backward(False),
         first_backward=backward(split, sent=sending, is_first=True) - backward(split),
         first_weight=_in_weight(stage, is_first=True) - _in_weight(stage),
+        returned=sum(layer.returned for layer in stage),
     )
 
 
@@ -228,11 +245,11 @@ def _backward(
     peak, freed = 0.0, 0.0
     for segment in reversed(segments):
         if recomputed:
-            freed -= _activation(segment) - segment[0].boundary
+            freed -= _activation(segment) - segment[0].boundary - sum(layer.past for layer in segment)
         for index in reversed(range(len(segment))):
             layer, kept_by = segment[index], segment[index - 1].shared if index else 0
             peak = max(peak, (layer.in_full if whole else layer.in_backward) - freed)
-            freed += layer.activation - kept_by - (0 if whole else layer.pending)
+            freed += layer.activation - kept_by - (0 if whole else layer.pending) - layer.returned
             freed -= sent + (layer.weights if is_first else 0)
             sent = 0
         if segment is segments[-1]:

@@ -9,6 +9,7 @@ import pytest
 from conftest import CHECKPOINTING, gpt, small_job
 from one_process import assert_near, by_one_process, by_processes, by_threads
 
+import microp
 from microp.schedule import Schedule, rows, skewed, uniform
 from microp.schedule.builders import seq_1f1b
 from microp.schedule.builders.phases import defer_weights
@@ -66,3 +67,13 @@ def test_on_processes(tmp_path):
         )
     for job, trained in zip(jobs, by_processes(jobs, tmp_path), strict=True):
         assert_near(trained, by_one_process(job))
+
+
+@pytest.mark.parametrize("checkpointing", ["never", "always", "segments"])
+def test_the_memory_of_slices_is_predicted(checkpointing, tmp_path):
+    """Keys and values that are kept, their gradients on the way back, and the mask; another slice holds more."""
+    words = ["model=gpt", "model.layers=6", "model.context=32", "schedule=seq_1f1b", "schedule.slices=4", "chunks=3"]
+    words += [f"checkpointing={checkpointing}", "batch_size=12", "comms=threads", "steps=2", "tracking=disabled"]
+    summary = microp.measure(*words, f"output_dir={tmp_path}").summary
+    assert summary["predicted"]["peak_memory_mib"] == pytest.approx(summary["peak_memory_mib"], rel=0.005)
+    assert summary["in_flight_peak"] == [1.25, 1.0]

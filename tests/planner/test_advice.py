@@ -14,7 +14,7 @@ NOW = Choice("gpipe", 8)
 
 
 def some_pricer() -> Pricer:
-    return Pricer(Subject(8, 4, 64, NominalPrices(DEVICE), lambda split: LAYERS, lambda rows: (0, 0)))
+    return Pricer(Subject(8, 4, 64, NominalPrices(DEVICE), lambda split, slices: LAYERS, lambda rows: (0, 0)))
 
 
 def test_every_change_fits_and_is_priced():
@@ -66,7 +66,7 @@ def test_an_order_with_another_number_of_stages_is_advised_with_the_partition_th
 
 
 def test_an_order_with_fewer_stages_per_rank_than_now_is_advised_with_their_number():
-    pricer = Pricer(Subject(8, 2, 64, NominalPrices(DEVICE), lambda split: LAYERS, lambda rows: (0, 0)))
+    pricer = Pricer(Subject(8, 2, 64, NominalPrices(DEVICE), lambda split, slices: LAYERS, lambda rows: (0, 0)))
     now = pricer.add(Choice("breadth_first", 4, stages_per_rank=4), builders.breadth_first(2, 4, 4), (1,) * 8)
     looped = [words for words, plan in changes(pricer, now, 0.99 * now.peak) if plan.choice.stages_per_rank == 2]
     assert looped

@@ -21,7 +21,7 @@ SPACE = Space(chunks=(2, 4, 8), checkpointing=("never", "always", "except_last")
 
 def some_pricer(prices=None) -> Pricer:
     prices = NominalPrices(DEVICE) if prices is None else prices
-    return Pricer(Subject(8, 4, 32, prices, lambda split: LAYERS, lambda rows: (0, 0)))
+    return Pricer(Subject(8, 4, 32, prices, lambda split, slices: LAYERS, lambda rows: (0, 0)))
 
 
 def all_sizes(layers: int, stages: int) -> list[tuple[int, ...]]:
@@ -37,7 +37,7 @@ def test_of_a_small_space_no_plan_and_no_partition_is_better(seed):
     times = [LayerTimes(*(chance.choice([1, 2, 4]) for _ in range(5))) for _ in range(layers)]
     device = replace(DEVICE, latency_ms=chance.choice([0.0, 1.0, 9.0]), reduce_ms=2.0)
     prices = chance.choice([NominalPrices(device), LayerPrices("made up", times, latency=chance.choice([0, 3]))])
-    pricer = Pricer(Subject(layers, ranks, 16, prices, lambda split: LAYERS[:layers], lambda rows: (0, 0)))
+    pricer = Pricer(Subject(layers, ranks, 16, prices, lambda split, slices: LAYERS[:layers], lambda rows: (0, 0)))
     names = chance.sample(["gpipe", "1f1b", "zb_h1", "zb_v", "interleaved", "zb_interleaved", "breadth_first"], 3)
     replicas = (1, 2) if isinstance(prices, NominalPrices) else (1,)
     space = Space(names, (2, 4, 8), ("never", "always"), replicas=replicas)
