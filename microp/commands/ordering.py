@@ -64,6 +64,10 @@ class OrderCallback(PointsCallback):
             )
         placement = tuple(schedule.placement[stage] for stage in range(schedule.stages))
         costs = with_order(config, _divided(schedule)).costs
+        if costs.shares:
+            raise ConfigError(
+                ["an order is searched for microbatches that are alike: leave per_microbatch, per_slice and slices out"]
+            )
         try:
             return Problem(placement, schedule.chunks, costs, pairs(schedule.stages, config.activation_limit))
         except ValueError as error:

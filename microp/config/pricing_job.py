@@ -22,8 +22,9 @@ from microp.config.schema import SimulateConfig
 from microp.job import Workload
 from microp.schedule import Schedule, uniform, validate
 from microp.settings import EmulatedSettings, EstimateSettings, broken_rules, quoted
-from microp.simulator import LINK_MODELS, PER_STAGE, Costs, even_shares, for_stages, nominal_costs
+from microp.simulator import LINK_MODELS, PER_STAGE, Costs, for_stages, nominal_costs, unit_shares
 
+UNITS = ("per_microbatch", "per_slice")
 LARGEST = 1e15  # a cost: sums of more would not be exact
 PROVEN = 500_000  # ranks times chunks; a larger schedule is not validated, only the simulation finds its deadlocks
 
@@ -57,7 +58,7 @@ def make_pricing_job(config: SimulateConfig) -> PricingJob:
         job = with_order(config, schedule)
     except ValueError as error:
         raise ConfigError([str(error)]) from error
-    if not any((*job.costs.forward, *job.costs.backward, *job.costs.weight)):
+    if not any((*job.costs.forward, *job.costs.backward, *job.costs.weight)) or not any(job.costs.shares or [1]):
         raise ConfigError(["no action takes any time: give one of costs.forward, costs.backward a value above 0"])
     return job
 
@@ -96,9 +97,11 @@ def _cost_problems(numbers: dict[str, Any]) -> list[str]:
     problems = []
     for key, value in numbers.items():
         most = inf if key == "bandwidth" else LARGEST  # `Costs` refuses what is negative
-        values = value if isinstance(value, list) and key in PER_STAGE else [value]
-        if value is not None and not all(type(number) in (int, float) and number <= most for number in values):
+        values = value if isinstance(value, list) and key in (*PER_STAGE, *UNITS) else [value]
+        is_wrong = not all(type(number) in (int, float) and number <= most for number in values)
+        if value is not None and (is_wrong or (key in UNITS and values is not value)):
             form = "a number, or a list with one per stage" if key in PER_STAGE else "a number"
+            form = "a list of numbers" if key in UNITS else form
             problems.append(f"costs.{key}={quoted(value)} is not {form}: give {form} up to {LARGEST:g}")
     return problems
 
@@ -122,7 +125,8 @@ def _costs(config: SimulateConfig, schedule: Schedule, workload: Workload | None
     Layers count the same then, or, if they are `weighed`, by what each computes and moves.
     """
     given = {key: _exact(value) for key, value in config.costs.numbers().items()}
-    given["transfer"], given["shares"] = LINK_MODELS[config.costs.transfer], even_shares(schedule)
+    microbatches, slices = (given.pop(key) or [] for key in UNITS)
+    given |= {"transfer": LINK_MODELS[config.costs.transfer], **unit_shares(schedule, microbatches, slices)}
     if not _are_by_hand(config):
         if isinstance(config.device, EmulatedSettings | EstimateSettings):
             return replace(_device_costs(config, schedule, workload), transfer=given["transfer"])
@@ -140,7 +144,7 @@ def _costs(config: SimulateConfig, schedule: Schedule, workload: Workload | None
 def _device_costs(config: SimulateConfig, schedule: Schedule, workload: Workload | None) -> Costs:
     """Return the costs of an emulated or an estimated device, which has its own times."""
     device = config.device
-    for key in ("recompute", "latency", "boundary", "bandwidth", "reduction"):
+    for key in ("recompute", "latency", "boundary", "bandwidth", "reduction", *UNITS):
         if getattr(config.costs, key):
             raise ValueError(
                 f"costs.{key} is not for device={device.name}, which has its own times: set the keys of device"

@@ -107,6 +107,8 @@ class CostsConfig:
     boundary: Any = MISSING  # bytes of the tensor that enters a stage
     bandwidth: Any = MISSING  # bytes per unit of time; null: infinite
     reduction: Any = MISSING  # the sum of a stage's gradients over the replicas, after its last gradient
+    per_microbatch: Any = MISSING  # for each microbatch the factor of its times and bytes; null: 1
+    per_slice: Any = MISSING  # for each slice its part of its microbatch's times, in any unit; null: all alike
     transfer: str = MISSING  # how a hop is charged: asynchronous, sender_busy, serial_link or rendezvous
 
     def numbers(self) -> dict[str, Any]:

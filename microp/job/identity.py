@@ -35,6 +35,8 @@ ADDED: dict[str, Any] = {  # `group.key`, or a key or a whole group of the top -
     "device.overhead_ms": 0.0,
     "device.optimizer_ms": 0.0,
     "device.share": False,
+    "device.per_microbatch": [],
+    "device.per_slice": [],
     "data.skip": 0,
     "schedule.group": None,
     "schedule.extra_warmup": 0,

@@ -194,9 +194,9 @@ class LayerPrices(Prices):
     def loads(self, workload: Workload) -> Loads:
         """A schedule that divides some of its backwards counts with their share on every stage."""
         schedule, again = workload.schedule, 0.0
-        divided = len(schedule.input_gradients) / (schedule.stages * schedule.chunks)
+        divided = len(schedule.input_gradients) / (schedule.stages * schedule.units)
         if workload.checkpointing.segments:
-            again = 1 - len(workload.checkpointing.spared(schedule.chunks)) / schedule.chunks
+            again = 1 - len(workload.checkpointing.spared(schedule.units)) / schedule.units
 
         def step(times: LayerTimes) -> float:
             backward = (1 - divided) * times.full + divided * (times.backward + times.weight)
@@ -307,17 +307,19 @@ def stage_loads(workload: Workload, costs: Costs) -> list[float]:
     for stage, _ in schedule.input_gradients:
         divided[stage] += 1
     loads = []
+    mean = float(sum(costs.shares)) / schedule.units if costs.shares else 1.0  # as if all units took as long
     for stage in range(schedule.stages):
-        whole = schedule.chunks - divided[stage]
+        whole = schedule.units - divided[stage]
         weight = costs.weight[stage] if costs.weight else 0
         again = costs.recompute[stage] if costs.recompute else 0
-        spared = sum(microbatch < schedule.chunks for microbatch in costs.spared)
+        spared = sum(microbatch < schedule.units for microbatch in costs.spared)
         loads.append(
-            float(
-                schedule.chunks * costs.forward[stage]
+            mean
+            * float(
+                schedule.units * costs.forward[stage]
                 + whole * costs.full_backward(stage)
                 + divided[stage] * (costs.backward[stage] + weight)
-                + (schedule.chunks - spared) * again
+                + (schedule.units - spared) * again
             )
         )
     return loads

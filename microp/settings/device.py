@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, Any
 
 from microp.settings.rules import OneOf, Positive, Range, broken_rules, quoted
@@ -113,6 +113,10 @@ class EmulatedSettings(DeviceSettings):
     overhead_ms: float = 0.0
     # the least time of the optimizer's step on a stage's weights (`per` applies only with `layer`)
     optimizer_ms: Any = 0.0
+    # for each microbatch the factor of its times, as rows of other lengths have one; []: 1
+    per_microbatch: list[Any] = field(default_factory=list)
+    # for each slice its part of its microbatch's times, in any unit, as later slices attend to more; []: all alike
+    per_slice: list[Any] = field(default_factory=list)
 
     @property
     def is_emulated(self) -> bool:
@@ -134,6 +138,9 @@ class EmulatedSettings(DeviceSettings):
                 f"device.forward_ms={quoted(self.forward_ms)} and device.backward_ms={quoted(self.backward_ms)}: no "
                 "action takes any time: give one of them a value above 0"
             )
+        for key, values in (("per_microbatch", self.per_microbatch), ("per_slice", self.per_slice)):
+            if not all(_is_time(value) and value > 0 for value in values):
+                problems.append(f"device.{key}={quoted(values)} is not a list of factors: give numbers above 0")
         if sorted(self.per) not in ([], ["layer"], ["row"], ["layer", "row"]):
             problems.append(f"device.per={quoted(self.per)}: use layer, row, both or neither, e.g. [layer,row]")
         return problems

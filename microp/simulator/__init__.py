@@ -21,7 +21,17 @@ from microp.simulator.calibration import (
     replay_steps,
     schedule_of,
 )
-from microp.simulator.costs import NO_TIMES, PER_STAGE, Costs, LayerTimes, costs_of, even_shares, for_stages, ratio
+from microp.simulator.costs import (
+    NO_TIMES,
+    PER_STAGE,
+    Costs,
+    LayerTimes,
+    costs_of,
+    even_shares,
+    for_stages,
+    ratio,
+    unit_shares,
+)
 from microp.simulator.link_model import LINK_MODELS, LinkModel
 from microp.simulator.nominal import nominal_costs, nominal_optimizer, slowed
 from microp.simulator.rank_memory import Part, Ranks

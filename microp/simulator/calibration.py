@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from statistics import mean, median_low
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ from microp.schedule import Action, Op, Schedule, remote_source
 from microp.simulator.costs import Costs, ratio
 from microp.simulator.simulation import Simulated, simulate
 from microp.trace import Reduction, Span, after_last_gradient, as_spans, reductions
+
+OTHER = 1.5
 
 
 def schedule_of(spans: Iterable[Span], name: str) -> Schedule:
@@ -56,8 +59,20 @@ def calibrate_steps(schedule: Schedule, steps: Sequence[Sequence[Mapping[str, An
 
 
 def replay(schedule: Schedule, spans: Iterable[Span]) -> Simulated:
-    """Return simulated spans of the schedule with the median times of `spans`, in any unit of time."""
-    return simulate(schedule, calibrate(schedule, spans))
+    """Return simulated spans of the schedule with the median times of `spans`, in any unit of time.
+
+    A microbatch that takes `OTHER` times as long as most, or less by that factor, is one of another length, and keeps
+    its times: on most stages and in most ops it takes the same multiple of the median.
+    """
+    spans, costs = as_spans(spans), calibrate(schedule, spans)
+    ratios: dict[int, list[Any]] = defaultdict(list)
+    for span in spans:
+        if usual := costs.of(span.action):
+            ratios[span.microbatch].append(ratio(span.end - span.start, usual))
+    shares = tuple(_median(ratios[unit]) if ratios[unit] else 1 for unit in range(schedule.units))
+    if all(1 / OTHER < share < OTHER for share in shares):
+        return simulate(schedule, costs)
+    return simulate(schedule, replace(costs, shares=shares))
 
 
 def replay_reductions(schedule: Schedule, spans: Iterable[Span], taken: Sequence[Reduction]) -> list[Reduction]:

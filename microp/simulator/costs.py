@@ -152,7 +152,42 @@ def for_stages(stages: int, **given: Any) -> Costs:
 
 def even_shares(schedule: Schedule) -> tuple[Any, ...]:
     """Return the `shares` of a schedule whose slices take their microbatch's times evenly; () without slices."""
-    return (Fraction(1, schedule.slices),) * schedule.units if schedule.slices > 1 else ()
+    return unit_shares(schedule)["shares"]
+
+
+def unit_shares(
+    schedule: Schedule, per_microbatch: Sequence[Any] = (), per_slice: Sequence[Any] = (), keys: str = "costs"
+) -> dict[str, tuple[Any, ...]]:
+    """Return the `shares` and `sizes` of units that differ: microbatches of other lengths, slices that attend to more.
+
+    ::
+
+        per_microbatch=[1, 3]  per_slice=[1, 2]     shares 1/3 2/3 | 1 2      sizes 1/2 1/2 | 3/2 3/2
+
+    Args:
+        per_microbatch: for each microbatch the factor of its times and bytes; empty: 1.
+        per_slice: for each slice of a microbatch its part of the microbatch's times, in any unit; empty: all alike.
+        keys: the group of the two keys, for messages.
+
+    Raises:
+        ValueError: there is not one number for each microbatch, or not one for each slice.
+    """
+    for key, values, count, what in (
+        ("per_microbatch", per_microbatch, schedule.chunks, "microbatches"),
+        ("per_slice", per_slice, schedule.slices, "slices of a microbatch"),
+    ):
+        if values and len(values) != count:
+            raise ValueError(f"{keys}.{key} has {len(values)} values for {count} {what}: give one for each, or []")
+        for place, value in enumerate(values):
+            _check_sign(f"{keys}.{key}[{place}]", value)
+    if not per_microbatch and not per_slice and schedule.slices == 1:
+        return {"shares": (), "sizes": ()}
+    factors, parts = per_microbatch or (1,) * schedule.chunks, per_slice or (1,) * schedule.slices
+    total = sum(parts) or 1
+    return {
+        "shares": tuple(ratio(factor * part, total) for factor in factors for part in parts),
+        "sizes": tuple(ratio(factor, len(parts)) for factor in factors for _ in parts) if per_slice else (),
+    }
 
 
 class LayerTimes(NamedTuple):

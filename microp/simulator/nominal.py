@@ -16,7 +16,7 @@ from typing import Any
 from microp.job import Workload
 from microp.schedule import Schedule
 from microp.settings import DeviceSettings, EmulatedSettings
-from microp.simulator.costs import Costs, even_shares, for_stages, ratio
+from microp.simulator.costs import Costs, for_stages, ratio, unit_shares
 
 
 def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None = None) -> Costs:
@@ -56,7 +56,7 @@ def nominal_costs(device: DeviceSettings, workload: Workload, rows: float | None
         full=full,
         recompute=recompute if checkpointing.segments else None,
         spared=checkpointing.spared(workload.schedule.units),
-        shares=even_shares(workload.schedule),
+        **unit_shares(workload.schedule, device.per_microbatch, device.per_slice, "device"),
         latency=device.latency_ms,
         reduction=times("reduce_ms", device.reduce_ms, of_layers),
         overhead=device.overhead_ms or None,
