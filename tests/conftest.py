@@ -53,7 +53,7 @@ def small_job(**changes) -> Job:
     job = Job(
         run_id="test",
         schedule=schedule,
-        partition=changes.pop("partition", uniform(model.layers, schedule.stages)),
+        partition=changes.pop("partition", uniform(model.layers, schedule.depth)),
         model=model,
         checkpointing=CHECKPOINTING["never"],
         data=TextSettings("text", str(Path(torch.__file__).parent / "serialization.py")),

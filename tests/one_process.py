@@ -41,7 +41,8 @@ def by_processes(jobs: Sequence[Job], folder: Path) -> list[Trained]:
 
 def _joined(job: Job, ranks: Sequence[tuple[list[float], dict[int, list[Tensor]]]]) -> Trained:
     layers = {index: gradients for _, held in ranks for index, gradients in held.items()}
-    losses = ranks[job.schedule.placement[job.schedule.stages - 1]][0]
+    ends = [ranks[job.schedule.placement[stage]][0] for stage in job.schedule.ends[1]]  # one for each copy
+    losses = [sum(shares) for shares in zip(*ends, strict=True)]
     return losses, [layers[index] for index in range(job.model.layers)]
 
 

@@ -64,9 +64,12 @@ class OrderCallback(PointsCallback):
             )
         placement = tuple(schedule.placement[stage] for stage in range(schedule.stages))
         costs = with_order(config, _divided(schedule)).costs
-        if costs.shares:
+        if costs.shares or schedule.copies > 1:
             raise ConfigError(
-                ["an order is searched for microbatches that are alike: leave per_microbatch, per_slice and slices out"]
+                [
+                    "an order is searched for microbatches that are alike, of one model: leave per_microbatch, "
+                    "per_slice, slices and schedules with copies out"
+                ]
             )
         try:
             return Problem(placement, schedule.chunks, costs, pairs(schedule.stages, config.activation_limit))

@@ -115,7 +115,8 @@ class Price:
                 "zero_bubble": trace.zero_bubble_rate(spans),
             },
             "in_flight_peak": [
-                Fraction(in_flight[rank], len(schedule.stages_of(rank)) * schedule.slices) for rank in ranks
+                Fraction(in_flight[rank] * schedule.copies, len(schedule.stages_of(rank)) * schedule.slices)
+                for rank in ranks
             ],
             "peak_memory_mib": _memory(job),
             "closed_form": {

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from microp.config import config_checks
 from microp.config.config import compose_config, plain, read_config
 from microp.config.errors import ConfigError
-from microp.config.factory import build
+from microp.config.factory import asks_for, build
 from microp.config.memory_advice import memory_cap, memory_problem
 from microp.config.prediction import layer_memory, prices_of, profile_command, times_of, workload_of
 from microp.config.schema import Config
@@ -66,7 +66,7 @@ def make_job(config: Config) -> Job:
                 config = replace(config, device=times_of(config, schedule, sizes))
             if isinstance(config.device, EmulatedSettings) and not config.device.problems():
                 nominal_costs(config.device, workload_of(config, schedule, sizes), rows=1)
-                nominal_optimizer(config.device, sizes)
+                nominal_optimizer(config.device, sizes * schedule.copies)
     except ValueError as error:
         problems.append(str(error))
     # 3. the sums over replicas
@@ -144,6 +144,23 @@ def _order_problems(config: Config, schedule: Schedule) -> list[str]:
             "function of both: use a schedule without W, for example 1f1b, or compile=false"
         )
     problems += config.model.slice_problems(schedule.slices)
+    if schedule.copies > 1 and config.model.tied_weights:
+        problems.append(
+            f"schedule={config.schedule['name']} has copies of the model, and model={config.model.name} ties weights, "
+            "whose gradients are summed otherwise: use weights that are not tied, or a schedule without copies"
+        )
+    if schedule.copies > 1 and asks_for("partition", config.partition, "task"):
+        problems.append(
+            f"partition={config.partition['name']} weighs the stages of one model, and schedule="
+            f"{config.schedule['name']} has copies of it: use partition=uniform, skewed or sizes"
+        )
+    if schedule.copies > 1 and config.engine.name == "compare":
+        problems.append(
+            f"engine=compare has neither torch nor a limit beside schedule={config.schedule['name']}, which has copies "
+            "of the model: use engine=microp"
+        )
+    if config.compile and schedule.copies > 1:
+        problems.append(f"schedule={config.schedule['name']} has copies, which compile=true cannot: use compile=false")
     if config.compile and schedule.slices > 1:
         problems.append(f"schedule={config.schedule['name']} has slices, which compile=true cannot: use compile=false")
     if isinstance(config.model, OwnSettings) and schedule.input_gradients:
@@ -192,7 +209,7 @@ def choose_partition(config: Config, schedule: Schedule | None) -> Chosen | None
         tasks.append(_task_of(config, schedule))
         return tasks[-1]
 
-    stages = config.ranks if schedule is None else schedule.stages
+    stages = config.ranks if schedule is None else schedule.depth
     numbers = {"layers": config.model.layers, "stages": stages}
     try:
         partition = build("partition", config.partition, Partition, {"task": task}, **numbers)

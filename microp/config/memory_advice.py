@@ -94,7 +94,7 @@ def _priced(config: Config, job: Job) -> tuple[Pricer, Priced]:
     uniform = config.partition["name"] == "uniform"
     several = config.schedule.get("stages_per_rank", 0) if name in LOOPED else 0
     choice = Choice(name, config.chunks, kept, "uniform" if uniform else "given", several, config.replicas)
-    return pricer, pricer.add(choice, job.schedule, job.partition.sizes)
+    return pricer, pricer.add(choice, job.schedule, job.workload.layers)
 
 
 def _needs(pricer: Pricer, job: Job, now: Priced) -> str:

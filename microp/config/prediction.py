@@ -76,7 +76,9 @@ def workload_of(config: Config, schedule: Schedule, sizes: Sequence[int] = ()) -
     holds = transport_holds(
         config.comms.backend(config.device), config.device, replicas > 1 and config.sync.has_buckets
     )
-    return Workload(schedule, tuple(sizes), rows, config.checkpointing, config.optimizer.states, holds)
+    return Workload(
+        schedule, tuple(sizes) * schedule.copies, rows, config.checkpointing, config.optimizer.states, holds
+    )
 
 
 # --- profiles ---------------------------------------------------------------------------------------

@@ -65,8 +65,8 @@ def make_pricing_job(config: SimulateConfig) -> PricingJob:
 
 def with_order(config: SimulateConfig, schedule: Schedule) -> PricingJob:
     """Return the pricing job with this order instead of its own, or raise ValueError: the costs do not fit it."""
-    if config.model.layers < schedule.stages:  # one layer per stage is priced, of no model
-        workload, chosen = None, Chosen(uniform(schedule.stages, schedule.stages))
+    if config.model.layers < schedule.depth:  # one layer per stage is priced, of no model
+        workload, chosen = None, Chosen(uniform(schedule.depth, schedule.depth))
     else:
         choice = choose_partition(config, schedule)
         assert choice is not None, "there is a schedule"
@@ -133,7 +133,7 @@ def _costs(config: SimulateConfig, schedule: Schedule, workload: Workload | None
         sizes: Sequence[Any] = workload.layers if workload else (1,) * schedule.stages
         if workload is not None and weighed:
             sizes = list(map(Fraction, prices_of(config).costs(workload).forward))
-        stages = [_exact(Fraction(size * config.ranks, sum(sizes))) for size in sizes]
+        stages = [_exact(Fraction(size * config.ranks * schedule.copies, sum(sizes))) for size in sizes]
         given |= {"forward": stages, "backward": stages, "weight": stages}
     if config.checkpointing.segments:
         given["recompute"] = given["forward"] if given["recompute"] is None else given["recompute"]
@@ -160,7 +160,7 @@ def _device_costs(config: SimulateConfig, schedule: Schedule, workload: Workload
             f"{what} needs at least one layer per stage: "
             f"model.layers={config.model.layers}, and the schedule has {schedule.stages} stages"
         )
-    return nominal_costs(device, workload_of(config, schedule, (1,) * schedule.stages))
+    return nominal_costs(device, workload_of(config, schedule, (1,) * schedule.depth))
 
 
 def _exact(value: Any) -> Any:

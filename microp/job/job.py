@@ -95,11 +95,15 @@ class Job:
     notes: tuple[str, ...] = ()  # what the user should know about how the partition was chosen
 
     def __post_init__(self) -> None:
-        if len(self.partition.sizes) != self.schedule.stages or self.partition.layers != self.model.layers:
+        if len(self.partition.sizes) != self.schedule.depth or self.partition.layers != self.model.layers:
             raise ValueError(
                 f"partition {self.partition.sizes} does not cut {self.model.layers} layers "
-                f"into the schedule's {self.schedule.stages} stages"
+                f"into the schedule's {self.schedule.depth} stages"
             )
+
+    def layers_of(self, stage: int) -> range:
+        """Return the indices of a stage's layers in the model, which a stage of another copy has too."""
+        return self.partition.layers_of(stage % self.schedule.depth)
 
     @property
     def ranks(self) -> int:
@@ -142,7 +146,8 @@ class Job:
         """The workload of one replica: if it is not given, of the first one, which has most rows."""
         rows = self.of(self.replica or 0).rows
         holds = transport_holds(self.backend, self.device, self.replicas > 1 and self.sync.has_buckets)
-        return Workload(self.schedule, self.partition.sizes, rows, self.checkpointing, self.optimizer.states, holds)
+        sizes = self.partition.sizes * self.schedule.copies
+        return Workload(self.schedule, sizes, rows, self.checkpointing, self.optimizer.states, holds)
 
     @property
     def mean_rows(self) -> float:
@@ -168,7 +173,8 @@ class Job:
         """The engines that run steps in turn; the run is about the first one."""
         if self.engine.name != "compare":
             return (self.engine.name,)
-        limit = () if self.is_emulated else ("limit",)  # the limit of an emulated step is its closed form
+        # The limit of an emulated step is its closed form; that of two copies is not known.
+        limit = () if self.is_emulated or self.schedule.copies > 1 else ("limit",)
         torch = () if torch_problems(self.torch_schedule, self.checkpointing, self.rows) else ("torch",)
         return ("microp", *limit, *torch)
 

@@ -182,5 +182,5 @@ def _with_placement(problem: Problem) -> Iterator[Schedule]:
         except ValueError:  # too few chunks for it
             continue
         places = tuple(schedule.placement[stage] for stage in range(schedule.stages))
-        if places == problem.placement and schedule.slices == 1:  # slices need more than these orders know
+        if places == problem.placement and schedule.slices == schedule.copies == 1:  # else it needs more
             yield schedule

@@ -21,7 +21,9 @@ from microp.schedule import Schedule, builders, spread, uniform
 from microp.settings import HOLDS_NOTHING, Checkpointing, Holds
 from microp.simulator import LayerMemory, Ranks
 
-ORDERS = {name: build for name, build in builders.ORDERS.items() if name not in ("naive", "seq_1f1b")}
+ORDERS = {
+    name: build for name, build in builders.ORDERS.items() if name not in ("naive", "seq_1f1b", "dualpipe", "chimera")
+}
 POLICIES = ("never", "except_last", "always")  # and segments=n
 
 
@@ -182,7 +184,7 @@ class Pricer:
         """
         if choice.partition == "given":
             return self._given if len(self._given) == task.base.schedule.stages else None
-        even = uniform(self.subject.layers, task.base.schedule.stages).sizes
+        even = uniform(self.subject.layers, task.base.schedule.depth).sizes * task.base.schedule.copies
         if choice.partition == "uniform":
             return even
         begin = [even, cut(task.prices.loads(task.workload(even)))]

@@ -180,7 +180,7 @@ class LayerPrices(Prices):
 
     def costs(self, workload: Workload) -> Costs:
         costs = costs_of(
-            self._layers,
+            [*self._layers] * workload.schedule.copies,
             workload.layers,
             workload.schedule,
             workload.checkpointing,
@@ -303,23 +303,24 @@ class ProfilePrices(Prices):
 def stage_loads(workload: Workload, costs: Costs) -> list[float]:
     """Return how long each stage computes in a step."""
     schedule = workload.schedule
+    units = schedule.units // schedule.copies  # of a stage
     divided = [0] * schedule.stages
     for stage, _ in schedule.input_gradients:
         divided[stage] += 1
     loads = []
     mean = float(sum(costs.shares)) / schedule.units if costs.shares else 1.0  # as if all units took as long
     for stage in range(schedule.stages):
-        whole = schedule.units - divided[stage]
+        whole = units - divided[stage]
         weight = costs.weight[stage] if costs.weight else 0
         again = costs.recompute[stage] if costs.recompute else 0
         spared = sum(microbatch < schedule.units for microbatch in costs.spared)
         loads.append(
             mean
             * float(
-                schedule.units * costs.forward[stage]
+                units * costs.forward[stage]
                 + whole * costs.full_backward(stage)
                 + divided[stage] * (costs.backward[stage] + weight)
-                + (schedule.units - spared) * again
+                + (units - spared) * again
             )
         )
     return loads

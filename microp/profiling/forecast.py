@@ -65,7 +65,7 @@ def stage_costs(profile: Profile, kinds: Sequence[int], workload: Workload, back
     shares = _shares_after(workload)
     stage_of = [stage for stage, size in enumerate(sizes) for _ in range(size)]
     keeps = not workload.checkpointing.segments
-    layers = list(zip(kinds, stage_of, strict=True))
+    layers = list(zip([*kinds] * schedule.copies, stage_of, strict=True))
     times = {(kind, stage): profile.layer_times(kind, rows, shares[stage], keeps) for kind, stage in set(layers)}
     transport = profile.transport(backend)
     boundary_mib = profile.boundary_bytes(rows) / MIB / schedule.slices

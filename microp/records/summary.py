@@ -159,9 +159,9 @@ def _bubble(pipeline: Step) -> float:
 
 
 def _losses(job: Job, steps: list[Step]) -> list[float | None]:
-    """Return the loss of the whole batch in each step, the sum over the replicas' last ranks; None if not finite."""
-    last_rank = job.schedule.placement[job.schedule.stages - 1]
-    parts = [[row["loss"] for row in step if row["rank"] == last_rank] for step in steps]
+    """Return the loss of the whole batch in each step, the sum over replicas and copies; None if not finite."""
+    last_ranks = {job.schedule.placement[stage] for stage in job.schedule.ends[1]}
+    parts = [[row["loss"] for row in step if row["rank"] in last_ranks] for step in steps]
     return [None if None in losses else sum(losses) for losses in parts]
 
 
@@ -194,7 +194,7 @@ def _nominal(job: Job, steps: list[Step]) -> dict[str, float] | None:
     """
     if not (isinstance(job.device, EmulatedSettings) and steps and job.engines[0] == "microp"):
         return None
-    spans, optimizer = simulate(job.schedule, _costs(job)), nominal_optimizer(job.device, job.partition.sizes)
+    spans, optimizer = simulate(job.schedule, _costs(job)), nominal_optimizer(job.device, job.workload.layers)
     last = spans.per_rank(spans.end, np.maximum)
     nominal = float(max(end + sum(optimizer[s] for s in job.schedule.stages_of(rank)) for rank, end in last.items()))
     taken = median(max(row["step_ms"] - row["exposed_ms"] for row in step) for step in steps)

@@ -21,6 +21,12 @@ weights, which nothing waits for.
 
 A schedule without slices has one unit per microbatch, so that an action's `microbatch` is its unit.
 
+::
+
+    copies=2     stages 0 1 | 2 3 of 4: the stages 2 and 3 have the layers of 0 and 1, and run the other microbatches
+    0F0 ─► 1F0       0F0 and 2F1 take the batch's inputs, the rules hold within a copy
+    2F1 ─► 3F1       the copies' gradients are summed after the last action
+
 Communication is derived: a parent on another rank is a receive, a child on another rank
 is a send.
 """
@@ -84,15 +90,17 @@ class Schedule:
         chunks: M, the number of microbatches of a step.
         ranks: for each rank, its actions in the order in which it runs them.
         slices: the number of units along the sequence that a microbatch is divided into.
+        copies: how often the model is there; the first of its copies runs the first microbatches, and so on.
 
     Raises:
-        ValueError: there is no rank, or `chunks` or `slices` is below 1.
+        ValueError: there is no rank, `chunks`, `slices` or `copies` is below 1, or `copies` does not divide `chunks`.
     """
 
     name: str
     chunks: int
     ranks: tuple[tuple[Action, ...], ...]
     slices: int = 1
+    copies: int = 1
 
     def __post_init__(self) -> None:
         if self.chunks < 1 or not self.ranks:
@@ -101,6 +109,11 @@ class Schedule:
             )
         if self.slices < 1:
             raise ValueError(f"schedule.slices={self.slices} is below 1: use at least 1")
+        if self.copies < 1 or self.chunks % self.copies:
+            raise ValueError(
+                f"schedule {self.name!r} has {self.copies} copies of the model, which chunks={self.chunks} are not "
+                f"divided by: use a multiple of {max(self.copies, 1)}"
+            )
 
     @property
     def units(self) -> int:
@@ -125,6 +138,21 @@ class Schedule:
         """The number of stages, the highest index plus one."""
         return max(self.placement, default=-1) + 1
 
+    @cached_property
+    def depth(self) -> int:
+        """The number of stages of one copy of the model."""
+        return max(1, self.stages // self.copies)
+
+    @cached_property
+    def ends(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The stages that take the batch's inputs, and those that make losses: one of each per copy."""
+        firsts = tuple(range(0, self.stages, self.depth))
+        return firsts, tuple(first + self.depth - 1 for first in firsts)
+
+    def copy_of(self, microbatch: int) -> int:
+        """Return the copy that runs a microbatch, or a unit."""
+        return microbatch * self.copies // self.units
+
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the stages that `rank` holds, in the model's order."""
         return tuple(stage for stage, place in self.placement.items() if place == rank)
@@ -134,12 +162,12 @@ class Schedule:
         op, stage, microbatch = action
         if op is _F:
             before = (Action(_F, stage, microbatch - 1),) if microbatch % self.slices else ()
-            return (Action(_F, stage - 1, microbatch), *before) if stage > 0 else before
+            return (Action(_F, stage - 1, microbatch), *before) if stage % self.depth else before
         if op is _W:
             return (Action(_I, stage, microbatch),)
         forward = Action(_F, stage, microbatch)
         after = (self.back(stage, microbatch + 1),) if (microbatch + 1) % self.slices else ()
-        if stage == self.stages - 1:
+        if (stage + 1) % self.depth == 0:
             return (forward, *after)
         return (forward, self.back(stage + 1, microbatch), *after)
 

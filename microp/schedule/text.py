@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 _HEADER = re.compile(
     r"# microp schedule (?P<name>\S.*) chunks=(?P<chunks>\d{1,9}) ranks=(?P<ranks>\d{1,9})"
-    r"(?: slices=(?P<slices>\d{1,9}))?"
+    r"(?: slices=(?P<slices>\d{1,9}))?(?: copies=(?P<copies>\d{1,9}))?"
 )
 _BOUNDS = str.maketrans(dict.fromkeys("\ufeff,;()\"'", " "))  # between words; each is one character, as columns count
 # torch's communication actions, which follow from the order, and its mark for two actions that overlap
@@ -48,6 +48,7 @@ def to_text(schedule: Schedule) -> str:
         1F0 1F1 1B0 1B1
     """
     slices = f" slices={schedule.slices}" if schedule.slices > 1 else ""
+    slices += f" copies={schedule.copies}" if schedule.copies > 1 else ""
     header = f"# microp schedule {schedule.name} chunks={schedule.chunks} ranks={len(schedule.ranks)}{slices}"
     lines = (" ".join(str(action) for action in row) for row in schedule.ranks)
     return "\n".join((header, *lines)) + "\n"
@@ -66,7 +67,13 @@ def from_text(text: str) -> Schedule:
     ranks = rows((_parsed(*word) for word in row) for row in _words(text)[1:])
     if len(ranks) != int(header["ranks"]):
         raise ValueError(f"line 1, column 1: ranks={header['ranks']}, but {len(ranks)} rows of actions follow")
-    return Schedule(header["name"], int(header["chunks"]), with_input_gradients(ranks), int(header["slices"] or 1))
+    return Schedule(
+        header["name"],
+        int(header["chunks"]),
+        with_input_gradients(ranks),
+        int(header["slices"] or 1),
+        int(header["copies"] or 1),
+    )
 
 
 def with_input_gradients(ranks: Iterable[Iterable[T]]) -> tuple[tuple[T, ...], ...]:
@@ -105,7 +112,7 @@ def to_torch_csv(schedule: Schedule) -> str:
     return "".join(",".join(map(str, row)) + "\n" for row in schedule.ranks)
 
 
-def from_torch_csv(text: str, name: str, slices: int = 1) -> Schedule:
+def from_torch_csv(text: str, name: str, slices: int = 1, copies: int = 1) -> Schedule:
     """Return the schedule in a CSV of torch's; it is not validated.
 
     Idle slots and communication are skipped. An overlapped pair such as
@@ -115,6 +122,7 @@ def from_torch_csv(text: str, name: str, slices: int = 1) -> Schedule:
         name: the schedule's name. The CSV has neither a name nor `chunks`, which is read as the
             highest microbatch plus one.
         slices: the number of slices of each microbatch, whose numbers are those of units then.
+        copies: the number of copies of the model.
 
     Raises:
         ValueError: the text is not a schedule; the message gives line and column (both from 1).
@@ -123,4 +131,4 @@ def from_torch_csv(text: str, name: str, slices: int = 1) -> Schedule:
     microbatches = [action.microbatch for row in table for action in row]
     if not microbatches:
         raise ValueError("line 1, column 1: found no action: write one row per rank, such as 0F0,0F1,0B0,0B1")
-    return Schedule(name, -(-(max(microbatches) + 1) // max(slices, 1)), table, slices)
+    return Schedule(name, -(-(max(microbatches) + 1) // max(slices, 1)), table, slices, copies)

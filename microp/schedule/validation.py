@@ -83,8 +83,12 @@ def _miscounted(schedule: Schedule) -> Iterator[_Problem]:
     """Yield a problem unless each (stage, microbatch) has one F, and one B or one I and one W, all in range."""
     seen: set[Action] = set()
     strange, repeated = [], []
+    copy_of = schedule.copy_of
+    if schedule.stages % schedule.copies:
+        yield _Problem(f"{schedule.stages} stages are not {schedule.copies} copies of a model", [])
+        return
     for _, action in schedule:
-        if action.stage < 0 or not 0 <= action.microbatch < schedule.units:
+        if not 0 <= action.microbatch < schedule.units or action.stage // schedule.depth != copy_of(action.microbatch):
             strange.append(action)
         elif action in seen:
             repeated.append(action)
@@ -92,7 +96,8 @@ def _miscounted(schedule: Schedule) -> Iterator[_Problem]:
             seen.add(action)
     if strange:
         kind = "microbatches" if schedule.slices == 1 else f"units, {schedule.slices} of each microbatch,"
-        ranges = f"stages go from 0, {kind} from 0 to {schedule.units - 1}"
+        stages = f"stages go from 0, {schedule.depth} in each copy" if schedule.copies > 1 else "stages go from 0"
+        ranges = f"{stages}, {kind} from 0 to {schedule.units - 1}"
         yield _Problem(f"{_are(strange)} out of range ({ranges})", strange[:NAMED])
     if repeated:
         yield _Problem(f"{_are(repeated)} listed more than once", repeated[:NAMED])
@@ -113,10 +118,15 @@ def _missing(schedule: Schedule, seen: Collection[Action]) -> Iterator[_Problem]
         whole, part = (Action(op, stage, microbatch) for op in (Op.B, Op.I if (stage, microbatch) in inputs else Op.W))
         remedy = f"write {whole._replace(op=Op.I)} for {whole}, or leave {part} out"
         yield _Problem(f"{whole} is the full backward, but there is {part} too: {remedy}", [whole, part])
-    count = 2 * schedule.stages * schedule.units - len(forwards) - len(full | divided) + len((inputs ^ weights) - full)
+    count = 2 * schedule.depth * schedule.units - len(forwards) - len(full | divided) + len((inputs ^ weights) - full)
     if count == 0:
         return
-    pairs = ((stage, microbatch) for stage in range(schedule.stages) for microbatch in range(schedule.units))
+    pairs = (
+        (stage, microbatch)
+        for stage in range(schedule.stages)
+        for microbatch in range(schedule.units)
+        if stage // schedule.depth == schedule.copy_of(microbatch)
+    )
     due = (Action(op, *pair) for pair in pairs for op in (Op.F, *((Op.I, Op.W) if pair in halves else (Op.B,))))
     # Stops after the first few: a typo such as chunks=2000000000 must not make this slow.
     lost = list(islice((action for action in due if action not in seen), NAMED))

@@ -28,12 +28,17 @@ OTHER = 1.5
 
 
 def schedule_of(spans: Iterable[Span], name: str) -> Schedule:
-    """Return the schedule that was run: each rank's actions in the order of their starts."""
+    """Return the schedule that was run: each rank's actions in the order of their starts; slices count as microbatches.
+
+    If stage 0 ran a part of the microbatches only, copies of the model ran the others.
+    """
     spans = as_spans(spans)
     rows: list[list[Action]] = [[] for _ in range(int(spans.rank.max()) + 1)]
     for span in spans:
         rows[span.rank].append(span.action)
-    return Schedule(name, int(spans.microbatch.max()) + 1, tuple(map(tuple, rows)))
+    units = int(spans.microbatch.max()) + 1
+    copies, rest = divmod(units, len(set(spans.microbatch[spans.stage == 0].tolist())) or units)
+    return Schedule(name, units, tuple(map(tuple, rows)), copies=1 if rest else copies)
 
 
 def calibrate(schedule: Schedule, spans: Iterable[Span]) -> Costs:

@@ -24,6 +24,8 @@ Makespan of a step (the same for `_lifo`):
 | 1f1b_v | M T + (6K-4) f, 3 divides K; (6K-6) f, K = 1 mod 3; else (6K-5) f | K >= 2, M >= 2K, b + w = 2f, c = 0 |
 | gis | M T + (K-1)(f+b) + (v-1)((K-G) f + max(0, K b - G x)) | G divides M, w <= min(f, b), G t >= K max(f, b), c = 0 |
 | two_bp | M T + (K-1) (f+b) | M >= K, c = 0 |
+| dualpipe | M t + (K/2-1) (f+b-w) | w <= b <= f <= x, c = 0 |
+| chimera | M t + (K-2) f | f = x, K divides M, c = 0 |
 | seq_1f1b | M T + (K-1) t/s + 2c ((K-1) + floor((M-1) s (K-1)/K)) | v = 1; else c = 0 and ceil(K/s) divides M |
 
 k = K-1-j. From eager_1f1b on: equal stages.
@@ -55,7 +57,7 @@ class _Shape:
 
     def __init__(self, schedule: Schedule, rank: int = 0) -> None:
         self.K, self.M, self.r = len(schedule.ranks), schedule.chunks, rank
-        self.v, self.s = schedule.stages // self.K, schedule.slices
+        self.v, self.s = schedule.depth // self.K, schedule.slices
         forwards = [action for action in schedule.ranks[0] if action.op is Op.F]
         self.rounds = [len(list(round_)) for stage, round_ in groupby(forwards, itemgetter(1)) if stage == 0]
         self.G = self.rounds[0]
@@ -206,6 +208,13 @@ _MAKESPANS: dict[str, list[_Form]] = {
     ],
     "gis": [(lambda s: s.short_w and s.M % s.G == 0 and s.v > 1 and s.G * s.t >= s.K * max(s.f, s.b), _gis)],
     "seq_1f1b": [(lambda s: (s.near and s.M % s.a == 0) or (s.equal and s.v == 1), _sliced)],
+    "dualpipe": [
+        (
+            lambda s: s.near and s.w <= s.b <= s.f <= s.x,
+            lambda s: s.M * s.t + (s.K // 2 - 1) * (s.f + s.b - s.w),
+        )
+    ],
+    "chimera": [(lambda s: s.near and s.f == s.x and s.M % s.K == 0, lambda s: s.M * s.t + (s.K - 2) * s.f)],
     "two_bp": [(lambda s: s.near and s.M >= s.K, lambda s: s.M * s.T + (s.K - 1) * (s.f + s.b))],
 }
 
@@ -230,6 +239,7 @@ _IN_FLIGHT: dict[str, _Peak] = {
     "dualpipe_v": (lambda _: True, lambda s: 2 * s.K + 1),
     "v_half": (lambda s: s.M >= 2 * s.K, lambda s: 2 * (s.K // 2 + 1)),
     "1f1b_v": (lambda s: s.M >= 2 * s.K, lambda s: 2 * ((2 * s.K + 3) // 3) - (s.r % 3 == (s.K + 1) % 3)),
+    "chimera": (lambda s: s.M >= 2 * s.K, lambda s: s.K),
     "seq_1f1b": (lambda _: True, lambda s: min((s.v - 1) * s.G + s.s + s.K - 1 - s.r, s.M * s.s * s.v)),
     "gis": (lambda s: s.v > 1 and s.M % s.G == 0, lambda s: min(s.G * (s.v - 1) + s.K - s.r, s.v * s.M)),
 }
@@ -240,6 +250,7 @@ _HELD: dict[str, _Peak] = _IN_FLIGHT | {
     "zb_interleaved": (lambda _: True, lambda s: min(s.K + (s.v - 1) * s.G, s.v * s.M)),
     "v_min": (lambda s: s.M >= 2 * s.K, _v_min),
     "two_bp": (lambda _: True, lambda s: s.v * s.M),
+    "dualpipe": (lambda _: True, lambda s: s.K + 1),
 }
 
 # The names of all schedules with a formula; the names with `_lifo` behind them have the same formulas.
@@ -259,7 +270,8 @@ def bubble(schedule: Schedule, costs: Costs) -> Any | None:
     total = makespan(schedule, costs)
     if not total:
         return None
-    work = [schedule.chunks * (costs.forward[stage] + costs.full_backward(stage)) for stage in range(schedule.stages)]
+    own = schedule.chunks // schedule.copies  # microbatches of a stage
+    work = [own * (costs.forward[stage] + costs.full_backward(stage)) for stage in range(schedule.stages)]
     busy = [sum(work[stage] for stage in schedule.stages_of(rank)) for rank in range(len(schedule.ranks))]
     return idle_fraction(busy, total)
 

@@ -230,7 +230,7 @@ def costs_of(
         forward   [2] [1    1    1    1] [3]  ── sizes (2, 4) ──► forward = 3, 6    + a fixed time per action
 
     Args:
-        layers: the times of every layer of the model, in order.
+        layers: the times of every layer of the model, in order, once for each of the schedule's copies of it.
         schedule: the order; a stage without divided backwards takes `full` for its B.
         fixed: the part of an action's time that does not depend on its layers; one for all stages, or one for each.
         latency: the part of a hop that does not depend on the tensor's size, as in `Costs`.

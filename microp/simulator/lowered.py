@@ -157,7 +157,11 @@ def parent_positions(schedule: Schedule, actions: Actions) -> list[Column]:
     forwards_and_backwards, weights = np.split(position[:-1], [2 * schedule.stages])
     divided = np.zeros(weights.shape, bool)
     divided[actions.stage[actions.op == I], actions.microbatch[actions.op == I]] = True
-    is_lacking = (forwards_and_backwards == NONE).any() or ((weights != NONE) != divided).any()
+    copies = np.arange(schedule.units) * schedule.copies // schedule.units
+    due = np.arange(schedule.stages)[:, None] // schedule.depth == copies
+    is_lacking = ((forwards_and_backwards != NONE) != np.tile(due, (2, 1))).any() or (
+        (weights != NONE) != divided
+    ).any()
     if is_lacking or len(actions) > np.count_nonzero(position != NONE):
         refuse(schedule)
     if (np.array([*schedule.placement.values()])[actions.stage] != actions.rank).any():

@@ -77,7 +77,8 @@ class Ranks:
         schedule, _, rows, checkpointing, states, holds = workload
         self._states, self._holds, self._rows = states, holds, sum(rows) / len(rows)
         self._state = 1 + states + holds.buckets  # tensors per weight
-        self._schedule, self._layers, self._checkpointing = schedule, list(layers), checkpointing
+        self._schedule, self._layers, self._checkpointing = schedule, [*layers] * schedule.copies, checkpointing
+        self._depth = len(layers)  # of a copy
         self._slices = schedule.slices
         if known is None:
             every = held_counts(schedule, holds, checkpointing.spared(schedule.units), rows)
@@ -89,8 +90,9 @@ class Ranks:
             tuple[int, ...], tuple[float, tuple[float, ...]]
         ] = {}  # of a stage and of the layer after it
         self.batch = [0.0] * len(schedule.ranks)
-        for stage, size in zip((0, schedule.stages - 1), batch, strict=True):
-            self.batch[schedule.placement[stage]] += size
+        for stages, size in zip(schedule.ends, batch, strict=True):
+            for stage in stages:
+                self.batch[schedule.placement[stage]] += size
 
     def peaks(self, sizes: Sequence[int]) -> list[float]:
         """Return each rank's most bytes: weights, optimizer, buckets, the batch, gradients and activations."""
@@ -143,10 +145,11 @@ class Ranks:
 
     def _of_stage(self, first: int, end: int) -> tuple[float, tuple[float, ...]]:
         """Return the state of a stage with the layers from `first` to `end` - 1, and its bytes, slice by slice."""
-        kinds = tuple(self._kinds[first : end + 1])  # with the layer that its output enters
+        leaves = end % self._depth != 0
+        kinds = *self._kinds[first:end], self._kinds[end] if leaves else -1  # with the layer that its output enters
         if kinds not in self._of_kinds:
             layers, divides = self._layers[first:end], bool(self._schedule.input_gradients)
-            leaving = self._layers[end].boundary.at(self._rows) if end < len(self._layers) else 0.0
+            leaving = self._layers[end].boundary.at(self._rows) if leaves else 0.0
             slices = [layers, *([layer.later[at] for layer in layers] for at in range(self._slices - 1))]
             every = [
                 stage_bytes(each, self._rows, self._checkpointing, leaving, self._holds, divides) for each in slices

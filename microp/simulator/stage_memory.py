@@ -196,8 +196,8 @@ def stage_bytes(
 
 
 def weight_bytes(layers: Sequence[LayerMemory], sizes: Sequence[int]) -> list[int]:
-    """Return the bytes of each stage's weights that are trained."""
-    ends = list(accumulate(sizes))
+    """Return the bytes of each stage's weights that are trained; `layers` are of one copy of the model."""
+    ends, layers = list(accumulate(sizes)), [*layers] * (sum(sizes) // len(layers))
     return [sum(layer.weights for layer in layers[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
 
 

@@ -30,14 +30,14 @@ def build_stages(
     job: Job, model: Model, rank: int, device: Device, stage_type: type[Stage] = Stage
 ) -> dict[int, Stage]:
     """Build a rank's layers, each from the seed and its index, and return them as stages by their index."""
-    held = {stage: job.partition.layers_of(stage) for stage in job.schedule.stages_of(rank)}
+    held = {stage: job.layers_of(stage) for stage in job.schedule.stages_of(rank)}
     indices = [index for layers in held.values() for index in layers]
     made = dict(zip(indices, model.build(indices, job.seed), strict=True))
     stages = {}
     for stage, layers in held.items():
         stages[stage] = stage_type(
             [made[index].to(device.torch_device) for index in layers],
-            model.loss if stage == job.schedule.stages - 1 else None,
+            model.loss if stage in job.schedule.ends[1] else None,
             job.checkpointing,
             job.schedule.units,
             [microbatch for divided, microbatch in job.schedule.input_gradients if divided == stage],
@@ -73,7 +73,7 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 def boundary_of(job: Job, device: Device) -> Boundary:
     """Return the shapes and the types of the tensors between the job's stages."""
-    first = [job.partition.layers_of(stage)[0] for stage in range(job.schedule.stages)]
+    first = [job.layers_of(stage)[0] for stage in range(job.schedule.stages)]
     model = job.model.of_slice(job.schedule.slices)
     return Boundary(
         lambda rows, stage: model.boundary(rows, first[stage]),
@@ -109,8 +109,10 @@ class BatchLoader:
         self._rows = slice(before, before + count)
         self._batches = open_batches(job.data, model, job.batch_size, job.model.row_bytes, job.seed)
         self._held: list[Tensor | None] = [  # inputs and targets
-            torch.empty(count, *shape, dtype=getattr(torch, dtype), device=device) if end in stages else None
-            for end, (shape, dtype) in zip((0, job.schedule.stages - 1), job.model.row_forms, strict=True)
+            torch.empty(count, *shape, dtype=getattr(torch, dtype), device=device)
+            if any(end in stages for end in ends)
+            else None
+            for ends, (shape, dtype) in zip(job.schedule.ends, job.model.row_forms, strict=True)
         ]
         self.inputs, self.targets = (None if held is None else job.units_of(held) for held in self._held)
 

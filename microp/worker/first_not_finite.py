@@ -104,7 +104,7 @@ def look(job: Job, comms: Comms, local_rank: int, attempt: Path, last: int) -> F
         for index, stage in trainer.stages.items():
             if isinstance(stage, _LookingStage) and stage.seen:
                 when, op, microbatch, layer, what = stage.seen
-                place = "" if layer is None else f" in layer {job.partition.layers_of(index)[layer]}"
+                place = "" if layer is None else f" in layer {job.layers_of(index)[layer]}"
                 action = Action(op, index, microbatch)
                 seen.append((when, step, f"{what}{place}, by {action} in step {step} on rank {comms.world_rank}"))
         if every := [Finding(*finding) for rank in comms.gather_all(seen) for finding in rank]:

@@ -14,6 +14,9 @@ other weights; each replica would train a model of its own, and their gradients 
 
 Each layer has a copy of a tied weight. All copies get the same sum of gradients, added up in the order of the layers:
 they stay equal bit for bit, and the sum does not depend on the partition. (`microp.replicas` sums over replicas.)
+
+A schedule with copies of the model has every layer on several ranks. Their gradients are summed in the same way, in the
+order of the copies and one message per layer.
 """
 
 from __future__ import annotations
@@ -89,14 +92,20 @@ class _Copy(NamedTuple):
     weight: nn.Parameter | None  # the copy itself; None on other ranks
 
 
+class _Layer(NamedTuple):
+    """A layer of this rank, of which other ranks have copies."""
+
+    weights: list[nn.Parameter]  # those that are trained
+    ranks: list[int]  # of all copies
+    tag: int  # of the messages with its gradients
+
+
 class TiedGradients:
     """The sums of the tied weights of one rank's layers; copies on one rank need no message."""
 
     def __init__(self, job: Job, layers: Mapping[int, nn.Module], comms: Comms) -> None:
         self._comms = comms
-        ranks = {
-            layer: rank for stage, rank in job.schedule.placement.items() for layer in job.partition.layers_of(stage)
-        }
+        ranks = {layer: rank for stage, rank in job.schedule.placement.items() for layer in job.layers_of(stage)}
         tag = 2 * job.schedule.stages * job.schedule.units  # the first one above those of the actions
         self._weights: list[list[_Copy]] = []
         for tied in job.model.tied_weights:
@@ -106,11 +115,40 @@ class TiedGradients:
                 tag += 1
             if any(copy.weight is not None and copy.weight.requires_grad for copy in copies):
                 self._weights.append(copies)
+        holders: dict[int, list[int]] = {}  # layer -> the ranks of its copies, in their order
+        for stage, rank in job.schedule.placement.items():
+            for layer in job.layers_of(stage):
+                holders.setdefault(layer, []).append(rank)
+        self._layers = [
+            _Layer([weight for weight in layers[index].parameters() if weight.requires_grad], ranks, tag + index)
+            for index, ranks in sorted(holders.items())
+            if job.schedule.copies > 1 and index in layers
+        ]
 
     def sum(self) -> None:
         """Replace the gradient of each copy by the sum over all copies. Raises like `Pending.wait`."""
         for copies in self._weights:
             self._sum(copies)
+        for layer in self._layers:
+            self._sum_layer(layer)
+
+    def _sum_layer(self, layer: _Layer) -> None:
+        """Replace the gradients of a layer by their sums over the copies of the model."""
+        if not layer.weights:
+            return
+        mine = torch.cat([(torch.zeros_like(w) if w.grad is None else w.grad).flatten() for w in layer.weights])
+        others = [rank for rank in layer.ranks if rank != self._comms.rank]
+        leaving = [self._comms.isend_tensor(mine, other, layer.tag) for other in others]
+        coming = {rank: self._comms.irecv_tensor(mine.shape, rank, layer.tag, mine.dtype) for rank in others}
+        every = [mine if rank == self._comms.rank else coming[rank].wait() for rank in layer.ranks]
+        total = functools.reduce(torch.add, every)
+        for sent in leaving:
+            sent.wait()
+        parts = total.split([weight.numel() for weight in layer.weights])
+        for weight, part in zip(layer.weights, parts, strict=True):
+            weight.grad = (
+                part.view_as(weight).clone() if weight.grad is None else weight.grad.copy_(part.view_as(weight))
+            )
 
     def _sum(self, copies: list[_Copy]) -> None:
         weights = {copy.tag: copy.weight for copy in copies if copy.weight is not None}

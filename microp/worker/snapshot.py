@@ -134,9 +134,15 @@ class Snapshots:
     def _write_layers(self, folder: Path, step: int, *, with_optimizer: bool) -> None:
         """Write this rank's layers, of which other replicas have the same, and wait for the other ranks."""
         self._at(Place.SAVING, step)
+        depth = self._job.schedule.depth
         if self._comms.replica == 0:
             folder.mkdir(parents=True, exist_ok=True)
+            of_copies = {
+                index for stage in self._trainer.stages if stage >= depth for index in self._job.layers_of(stage)
+            }
             for index, layer in self._trainer.layers.items():
+                if index in of_copies:  # the rank of the first copy writes it
+                    continue
                 state = {"optimizer": self._optimizer_of(layer)} if with_optimizer else {}
                 weights = {name: _copy(tensor) for name, tensor in layer.state_dict().items()}
                 _write(snapshots.layer_file(folder, index), {"weights": weights, **state})

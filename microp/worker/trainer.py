@@ -81,7 +81,7 @@ class Trainer:
         return {
             index: layer
             for number, stage in self.stages.items()
-            for index, layer in zip(self._job.partition.layers_of(number), stage.layers, strict=True)
+            for index, layer in zip(self._job.layers_of(number), stage.layers, strict=True)
         }
 
     def load(self, step: int) -> None:
@@ -183,7 +183,7 @@ class Trainer:
         moments = self._device.read([mark for stage in self.stages.values() for mark in stage.recomputations])
         recompute = sum(moments[1::2]) - sum(moments[::2])
         recompute = self._device.recompute_ns(self._job.schedule.ranks[self._comms.rank], recompute)
-        has_loss = trace is not None and self._job.schedule.stages - 1 in self.stages
+        has_loss = trace is not None and not self.stages.keys().isdisjoint(self._job.schedule.ends[1])
         overruns, work_ns = counted
         row: StepRow = {
             "step": step,
@@ -239,7 +239,8 @@ class Trainer:
         if percent is not None:
             row["smi_percent"] = percent
         row["peak_activation_mib"] = meter.peak_bytes / MIB
-        in_flight = meter.peak_in_flight / (len(stages) * self._job.schedule.slices)
+        schedule = self._job.schedule
+        in_flight = meter.peak_in_flight * schedule.copies / (len(stages) * schedule.slices)
         row["in_flight_peak"] = int(in_flight) if in_flight.is_integer() else in_flight
         return row
 

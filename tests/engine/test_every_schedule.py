@@ -19,7 +19,9 @@ from microp.schedule import builders, skewed, uniform
 from microp.settings import AS_WRITTEN, Computing, EngineSettings
 
 BF16 = Computing("bf16")
-BUILDERS = [build.__name__ for name, build in builders.ORDERS.items() if name != "seq_1f1b"]
+BUILDERS = [
+    build.__name__ for name, build in builders.ORDERS.items() if name not in ("seq_1f1b", "dualpipe", "chimera")
+]
 MODELS = {  # at least 7 layers; layers of `mixed` send float32 and bf16, tied ones sum weights across stages
     "mixed": (lambda: settings_of(mixed, dropout=0.1), AS_WRITTEN),
     "tied gpt": (lambda: replace(gpt(dropout=0.0), layers=7, tied=True), AS_WRITTEN),

@@ -18,8 +18,8 @@ from microp.profiling import forecast, read_plain, row_factors, stage_costs, to_
 from microp.profiling.fit import numbers_of_rows
 from microp.profiling.profile import interpolate
 from microp.records import ProfileError, find_profile, read_profile, write_profile
-from microp.schedule import builders, spread
-from microp.schedule.builders import gpipe, one_f_one_b
+from microp.schedule import Action, Op, builders, spread
+from microp.schedule.builders import chimera, gpipe, one_f_one_b, seq_1f1b
 from microp.settings import (
     NEVER,
     Checkpointing,
@@ -43,6 +43,16 @@ def test_stages_take_what_their_layers_take():
     assert costs.backward == pytest.approx((5 * 6, 3 * 6))
     assert costs.latency == pytest.approx(HOP)
     assert costs.overhead == (0.01, 0.01)
+
+
+def test_slices_take_their_part_of_a_microbatch_and_copies_take_as_long_as_the_model():
+    made = profile(MODEL, after={})
+    whole = stage_costs(made, MODEL.kinds, workload(one_f_one_b(2, 4), 20), "shm")
+    sliced = stage_costs(made, MODEL.kinds, workload(seq_1f1b(2, 2, 2), 20), "shm")
+    assert [sliced.of(Action(Op.F, stage, 0)) * 2 for stage in (0, 1)] == pytest.approx(whole.forward)
+    order = chimera(2, 4)
+    both = stage_costs(made, MODEL.kinds, workload(order, 20)._replace(layers=workload(order, 20).layers * 2), "shm")
+    assert both.forward == pytest.approx((15, 9, 15, 9))
 
 
 def test_what_follows_another_op_takes_longer():

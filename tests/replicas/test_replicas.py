@@ -58,11 +58,11 @@ def cases(replicas: int, ranks: int, syncs, chunks: int, part: int = 1):
         make, checkpointing, cut = next(turns)
         if sync.problems(schedule.name, bool(schedule.input_gradients), "shm"):
             continue
-        model = (SLICED if schedule.slices > 1 else make)(schedule.stages + 1)
+        model = (SLICED if schedule.slices * schedule.copies > 1 else make)(schedule.stages + 1)
         yield small_job(
             schedule=schedule,
             model=model,
-            partition=cut(model.layers, schedule.stages),
+            partition=cut(model.layers, schedule.depth),
             checkpointing=checkpointing,
             batch_size=ROWS,
             replicas=replicas,
@@ -84,14 +84,15 @@ def check(job, found: list[training.Left]) -> None:
     assert all(own == bits[0] for own in bits), case
     assert len({pipeline[job.schedule.placement[0]].inputs for pipeline in pipelines}) == job.replicas
     name = "tied gpt" if job.model.name == "gpt" and job.model.tied else job.model.name
-    name = "sliced" if job.schedule.slices > 1 else name
+    name = "sliced" if job.schedule.slices * job.schedule.copies > 1 else name
     want = single_process(name, job.model.layers, job.schedule.chunks, job.replicas)
     got = {index: gradients for left in pipelines[0] for index, gradients in left.gradients.items()}
     for index, gradients in enumerate(want[-1].gradients):
         for mine, theirs in zip(got[index], gradients, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12, msg=lambda text: f"{case}: {text}")
-    last = job.schedule.placement[job.schedule.stages - 1]
-    losses = [sum(shares) for shares in zip(*(pipeline[last].losses for pipeline in pipelines), strict=True)]
+    lasts = {job.schedule.placement[stage] for stage in job.schedule.ends[1]}
+    ends = [pipeline[last].losses for pipeline in pipelines for last in lasts]
+    losses = [sum(shares) for shares in zip(*ends, strict=True)]
     assert losses == pytest.approx([step.loss for step in want], abs=1e-12), case
 
 

@@ -90,7 +90,7 @@ def sizes(schedule: Schedule) -> dict[tuple[int, int], int]:
 @pytest.mark.parametrize("build", ORDERS.values(), ids=ORDERS)
 def test_nothing_is_overwritten_that_is_still_in_use(build):
     tried = list(every_schedule(build))
-    assert len(tried) >= 10
+    assert len(tried) >= 5
     for schedule in tried:
         slots = assign_slots(schedule)
         assert slots.keys() == remote_links(schedule).keys()

@@ -19,7 +19,7 @@ def test_torch_reads_and_accepts_what_is_written(builder: Builder) -> None:
     rows = csv.reader(to_torch_csv(schedule).splitlines())
     actions = {rank: [torch_schedules._Action.from_str(cell) for cell in row] for rank, row in enumerate(rows)}
     ranks = len(schedule.ranks)
-    placement = torch_schedules._validate_schedule(actions, ranks, schedule.stages, schedule.units)
+    placement = torch_schedules._validate_schedule(actions, ranks, schedule.stages, schedule.units // schedule.copies)
     assert placement == schedule.placement
 
 

@@ -12,6 +12,8 @@ from microp.schedule import builders as schedules
 from microp.simulator import Costs, replay, simulate, unit_shares
 from microp.trace import makespan
 
+BASE = {Op.F: 12, Op.B: 36, Op.I: 24, Op.W: 12}
+
 
 def costs_of(schedule, latency=0, **shares) -> Costs:
     of = [(n,) * schedule.stages for n in (12, 24, 12)]
@@ -37,8 +39,7 @@ def test_a_long_microbatch_is_priced(build):
     for ranks, lengths in product((1, 2, 3), ([1, 1, 4, 1], [3, 1, 1, 2, 1])):
         schedule = build(ranks, len(lengths))
         costs = costs_of(schedule, per_microbatch=lengths)
-        base = {Op.F: 12, Op.B: 36, Op.I: 24, Op.W: 12}
-        expected = by_hand(schedule, lambda action, lengths=lengths: base[action.op] * lengths[action.microbatch])
+        expected = by_hand(schedule, lambda a, lengths=lengths: BASE[a.op] * lengths[a.microbatch])
         assert makespan(spans := simulate(schedule, costs)) == expected
         if lengths == [1, 1, 4, 1]:  # most are alike, so the others are told from them
             assert makespan(replay(schedule, spans)) == expected

@@ -7,6 +7,7 @@ names its stage.
 
 from collections.abc import Callable, Mapping
 
+from microp.schedule.builders.bidirectional import chimera, dualpipe
 from microp.schedule.builders.building_block import one_f_one_b_v, v_half, v_min
 from microp.schedule.builders.file import from_file
 from microp.schedule.builders.gpipe import Drain, breadth_first, gpipe, naive
@@ -35,6 +36,8 @@ ORDERS: Mapping[str, Callable[..., Schedule]] = {  # an option of group schedule
     "gis": gis,
     "two_bp": two_bp,
     "seq_1f1b": seq_1f1b,
+    "dualpipe": dualpipe,
+    "chimera": chimera,
 }
 LOOPED = ("interleaved", "breadth_first", "zb_interleaved", "gis")  # with a number of stages per rank to choose
 V_SHAPED = ("zb_v", "v_half", "v_min", "dualpipe_v", "1f1b_v")  # with two stages per rank

@@ -10,7 +10,7 @@ from microp.schedule.schedule import Schedule
 from microp.schedule.text import from_text, from_torch_csv
 
 
-def from_file(ranks: int, chunks: int, path: str, slices: int = 1) -> Schedule:
+def from_file(ranks: int, chunks: int, path: str, slices: int = 1, copies: int = 1) -> Schedule:
     """Return the schedule in a text file, in microp's form (it starts with the header) or as torch's CSV.
 
     ::
@@ -25,6 +25,7 @@ def from_file(ranks: int, chunks: int, path: str, slices: int = 1) -> Schedule:
     Args:
         path: the file; its ranks and chunks must equal those of the configuration.
         slices: of a CSV, which does not tell: the number of slices of each microbatch.
+        copies: the same of the copies of the model.
 
     Raises:
         ValueError: the file cannot be read, a word is not an action (with line and column), or the
@@ -38,7 +39,9 @@ def from_file(ranks: int, chunks: int, path: str, slices: int = 1) -> Schedule:
         raise ValueError(f"path={path} cannot be read: {reason}: give a text file") from error
     try:
         schedule = (
-            from_text(text) if text.lstrip("\ufeff\"' ").startswith("#") else from_torch_csv(text, "file", slices)
+            from_text(text)
+            if text.lstrip("\ufeff\"' ").startswith("#")
+            else from_torch_csv(text, "file", slices, copies)
         )
     except ValueError as error:
         raise ValueError(f"path={path}: {error}") from error

@@ -35,6 +35,8 @@ BUILDERS: dict[str, list[Builder]] = {
     "v_half": [schedules.v_half],
     "v_min": [schedules.v_min],
     "1f1b_v": [schedules.one_f_one_b_v],
+    "dualpipe": [schedules.dualpipe],
+    "chimera": [schedules.chimera],
     "two_bp": [partial(schedules.two_bp, of=of) for of in UNDIVIDED],
 }
 BUILDERS["seq_1f1b"] = [
@@ -59,17 +61,21 @@ each_builder = pytest.mark.parametrize("builder", EVERY, ids=label)
 
 def build(builder: Builder, ranks: int, chunks: int) -> Schedule:
     """With more chunks where the builder asks for them."""
-    try:
-        return builder(ranks, chunks)
-    except ValueError:
-        return builder(ranks, 2 * ranks)
+    for numbers in ((ranks, chunks), (ranks, 2 * ranks), (ranks + ranks % 2, 2 * (ranks + ranks % 2))):
+        try:
+            return builder(*numbers)
+        except ValueError:
+            continue
+    raise AssertionError(builder)
 
 
 def lengths(name: str, most: int = 8) -> Iterator[tuple[int, int]]:
     """(ranks, chunks) on which the builder is defined: K in 1 .. 6 and 8, M in 1 .. 3K+2."""
+    both_ends = name in ("dualpipe", "chimera")
     for ranks in (k for k in (1, 2, 3, 4, 5, 6, 8) if k <= most):
-        for chunks in range(2 * ranks if name == "dualpipe_v" else 1, 3 * ranks + 3):
-            yield ranks, chunks
+        for chunks in range(2 * ranks if name.startswith("dualpipe") else 1, 3 * ranks + 3):
+            if not both_ends or ranks % 2 == chunks % 2 == 0:
+                yield ranks, chunks
 
 
 def held_peak(schedule: Schedule) -> list[int]:

@@ -27,7 +27,7 @@ def test_every_schedule_runs_to_its_end_and_is_written_as_text(name: str, build:
         assert (len(schedule.ranks), schedule.chunks) == (ranks, chunks)
         assert schedule.name.removesuffix("_lifo") == name
         assert from_text(to_text(schedule)) == schedule
-        assert from_torch_csv(to_torch_csv(schedule), schedule.name, schedule.slices) == schedule
+        assert from_torch_csv(to_torch_csv(schedule), schedule.name, schedule.slices, schedule.copies) == schedule
 
 
 @pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)

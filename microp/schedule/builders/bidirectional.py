@@ -1,0 +1,131 @@
+"""Two copies of the model on the same ranks, whose microbatches run in opposite directions."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from microp.schedule.schedule import Action, Op, Schedule, rows
+
+
+def _needs(name: str, ranks: int, chunks: int, least: int) -> None:
+    """Raise ValueError unless two copies can run on these ranks."""
+    Schedule(name, chunks, ((),) * ranks)  # refuses numbers that are none
+    if ranks % 2 or chunks % 2 or chunks < least:
+        few = f", at least {least} chunks," if least > 2 else ""
+        raise ValueError(
+            f"schedule {name!r} needs an even number of ranks and of chunks{few} and has chunks={chunks}, "
+            f"ranks={ranks}: use chunks={max(least, chunks + chunks % 2)}, ranks={ranks + ranks % 2}"
+        )
+
+
+def dualpipe(ranks: int, chunks: int) -> Schedule:
+    """Return DualPipe: half of the microbatches enter at each end, and a rank runs a forward and a backward in turn.
+
+    ::
+
+        rank 0  0F0 0F1 0F2 7F4 7I4 7W4 7F5 0F3 7B5   = 7F6 0B0   = 7B6   = 7F7   . 0B1   = 7B7   = 0I2 0W2 0I3 0W3
+        rank 1    . 1F0 6F4 1F1 6F5 1F2 6B4   = 6F6 1B0   = 1F3 6B5   = 6F7 1B1   = 6B6   = 1B2   = 6I7 1I3 6W7 1W3
+        rank 2    . 5F4 2F0 5F5 2F1 5F6 2B0   = 2F2 5B4   = 5F7 2B1   = 2F3 5B5   = 2B2   = 5B6   = 2I3 5I7 2W3 5W7
+        rank 3  4F4 4F5 4F6 3F0 3I0 3W0 3F1 4F7 3B1   = 3F2 4B4   = 3B2   = 3F3   . 4B5   = 3B3   = 4I6 4W6 4I7 4W7
+
+    Rank r holds stage r of the first copy and stage K-1-r of the second, whose number is 2K-1-r. The bubble is
+    (K/2-1)(F+I-W), and K+1 microbatches are held on every rank, twice the weights as well (DeepSeek-V3, arXiv
+    2412.19437, section 3.2.1; the phases of deepseek-ai/DualPipe). There F and B of a pair overlap; here the B follows
+    its F.
+
+    Raises:
+        ValueError: `ranks` or `chunks` is odd, or there are fewer than 2K chunks.
+    """
+    _needs("dualpipe", ranks, chunks, 2 * ranks)
+    return Schedule("dualpipe", chunks, rows(_dualpipe_row(rank, ranks, chunks) for rank in range(ranks)), copies=2)
+
+
+def _dualpipe_row(rank: int, ranks: int, chunks: int) -> Iterator[Action]:
+    half, near = ranks // 2, min(rank, ranks - 1 - rank)
+    own = (0, rank, 0), (1, 2 * ranks - 1 - rank, chunks // 2)  # the copy, its stage here, its first microbatch
+    first, second = own if rank < half else reversed(own)  # phase 0 enters at the nearer end
+    places = [first[1:], second[1:]]
+    count = {(op, phase): 0 for op in "FB" for phase in (0, 1)}
+    waiting: deque[Action] = deque()
+
+    def run(op: str, phase: int) -> Action:
+        stage, begin = places[phase]
+        kind = "F" if op == "F" else "B"
+        action = Action(Op(op), stage, begin + count[kind, phase])
+        count[kind, phase] += 1
+        if op == "I":
+            waiting.append(action._replace(op=Op.W))
+        return action
+
+    for _ in range(2 * (half - near - 1)):
+        yield run("F", 0)
+    for _ in range(near + 1):
+        yield run("F", 0)
+        yield run("F", 1)
+    for _ in range(half - near - 1):
+        yield run("I", 1)
+        yield waiting.popleft()
+        yield run("F", 1)
+    for _ in range(chunks // 2 - ranks + near + 1):
+        yield from (run("F", 0), run("B", 1), run("F", 1), run("B", 0))
+    for _ in range(half - near - 1):
+        yield from (run("B", 1), run("F", 1), run("B", 0))
+    for turn in range(near + 1):
+        yield run("I" if turn > (near - near % 2) // 2 else "B", 1)
+        yield run("I" if turn >= (near + 1) // 2 else "B", 0)
+    for _ in range(half - near - 1):
+        yield waiting.popleft()
+        yield run("I", 0)
+    while waiting:
+        yield waiting.popleft()
+
+
+def chimera(ranks: int, chunks: int) -> Schedule:
+    """Return Chimera: two 1F1B pipelines in opposite directions, merged so that each fills the other's bubbles.
+
+    ::
+
+        rank 0  0F0 0F1   . 7F2 7B2 7F3 7B3 0B0   . 0B1
+        rank 1    . 1F0 6F2 1F1 6F3 6B2 1B0 6B3 1B1   .
+        rank 2    . 5F2 2F0 5F3 2F1 2B0 5B2 2B1 5B3   .
+        rank 3  4F2 4F3   . 3F0 3B0 3F1 3B1 4B2   . 4B3
+
+    Rank r holds stage r of the first copy and stage K-1-r of the second, whose number is 2K-1-r. In each slot a rank
+    that is free takes a backward that is ready, else the forward of the lowest microbatch, and holds at most K. With
+    F = B and K dividing M the bubble is K-2 slots, half of 1F1B's; with B = 2F it grows with M and is smaller than
+    1F1B's up to about 4K microbatches (Li and Hoefler, Chimera, arXiv 2107.06925, section 3; there as list of slots).
+
+    Raises:
+        ValueError: `ranks` or `chunks` is odd.
+    """
+    _needs("chimera", ranks, chunks, 2)
+    half = chunks // 2
+    empty = Schedule("chimera", chunks, ((Action(Op.F, 2 * ranks - 1, half),),) * ranks, copies=2)
+    waiting = [
+        [
+            Action(op, stage, begin + microbatch)
+            for microbatch in range(half)
+            for stage, begin in ((rank, 0), (2 * ranks - 1 - rank, half))
+            for op in (Op.B, Op.F)
+        ]
+        for rank in range(ranks)
+    ]
+    done: set[Action] = set()
+    order: list[list[Action]] = [[] for _ in range(ranks)]
+    held = [0] * ranks
+    while any(waiting):
+        started = []
+        for rank, todo in enumerate(waiting):
+            ready = (
+                action
+                for action in sorted(todo, key=lambda action: (action.op is Op.F, action.microbatch % half))
+                if done.issuperset(empty.parents(action)) and (action.op is Op.B or held[rank] < ranks)
+            )
+            if (action := next(ready, None)) is not None:
+                todo.remove(action)
+                held[rank] += 1 if action.op is Op.F else -1
+                order[rank].append(action)
+                started.append(action)
+        done.update(started)
+    return Schedule("chimera", chunks, rows(order), copies=2)
