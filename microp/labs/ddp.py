@@ -10,7 +10,6 @@ The lab runs two replicas of the model, and draws the hooks and the sums of one 
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,8 +48,7 @@ def entry(job: Job, comms: Comms, local_rank: int, _attempt: Path) -> dict[str, 
 def main(arguments: Sequence[str] | None = None) -> list[str]:
     """Draw one step of rank 0, and return the names of the gradients in the order of their completion."""
     words = "replicas=2", "batch_size=512", "model.dim=512", "sync.bucket_mb=4", "sync.all_reduce=library"
-    takes = "replicas", *ON_RANKS
-    job = typed_job("ddp", __doc__, arguments, *words, fixed=[*ALONE, "sync=ddp"], takes=takes)
+    job = typed_job("ddp", __doc__, arguments, *words, fixed=[*ALONE, "sync=ddp"], takes=["replicas", *ON_RANKS])
     with (
         tempfile.TemporaryDirectory() as folder,
         err.status(f"{job.replicas} replicas start and run {WARMUP + 1} steps"),
@@ -89,10 +87,10 @@ def _judged(waited: float, took: float, buckets: int) -> str:
     """Return whether that is good: at best only the last bucket is waited for."""
     if waited <= 1.5 * took / buckets:
         return "That is good: at most the last bucket, which is full when the backward ends, should be waited for."
-    cores = (
-        "" if (os.cpu_count() or 1) > 2 else ", and each replica needs a core for its backward while sums take one too"
+    return (
+        f"At best all but the last of {buckets} buckets is: smaller ones (sync.bucket_mb=1) leave earlier. Sums also "
+        "need cores beside those of the backwards."
     )
-    return f"At best all but the last of {buckets} buckets is: smaller ones (sync.bucket_mb=1) leave earlier{cores}."
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@
     rank 0  F0 F1 F2 F3 .. .. .. .. .. .. B0 B1 B2 B3     idle:
     rank 1  .. F0 F1 F2 F3 .. .. .. .. B0 B1 B2 B3 ..     (K-1) / (M+K-1)
 
-Huang et al., arXiv 1811.06965. The optimizer steps after all M microbatches, so its gradients are those of the whole
-batch.
+Huang et al., arXiv 1811.06965. The optimizer steps after all M microbatches, with the whole batch's gradients.
 """
 
 from __future__ import annotations

@@ -57,18 +57,15 @@ def main(arguments: list[str] | None = None) -> None:
     }
     say(f"{options.parameters:,.0f} parameters: {options.layers} layers, each {dim:,.0f} wide\n")
     total, card = sum(kept.values()), options.card * GB
-    shown = {**kept, "in all": total, "a card": card}
-    for name, size in shown.items():
-        start = f"{size / GB:8.2f} GB  {name:24} "
-        print((start + bar(size, max(total, card), len(start))).rstrip())
+    for name, size in {**kept, "in all": total, "a card": card}.items():
+        print(bar(f"{size / GB:8.2f} GB  {name:24} ", size, max(total, card)))
     verdict = "do not fit" if weights > card else "fit"
     say(f"\nThe parameters alone are {weights / GB:g} GB: they {verdict} on a card of {options.card:g} GB.")
     layer = total / options.layers
     if layer > card:
         say(f"Training one layer needs {layer / GB:.1f} GB, more than a card: no cut between layers is enough.")
         return
-    at_most = int(card / layer)
-    cards = math.ceil(options.layers / at_most)
+    cards = math.ceil(options.layers / (card // layer))
     most = math.ceil(options.layers / cards)
     count = f"{most} layer{'s' * (most > 1)} and {most * layer / GB:.1f} GB"
     say(f"Cut into stages of whole layers, training needs {cards} card{'s' * (cards > 1)}: at most {count} on each.")

@@ -25,8 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Train, and print the loss as it falls."""
     torch.set_num_threads(1)
     words = "steps=30", "batch_size=128", "model.dim=256", "warmup_steps=0"
-    takes = "steps", *TRAINS
-    job = typed_job("monolith", __doc__, arguments, *words, fixed=ALONE, takes=takes)
+    job = typed_job("monolith", __doc__, arguments, *words, fixed=ALONE, takes=["steps", *TRAINS])
     model = build_model(job.model)
     layers = [model.layer(index, job.seed) for index in range(job.model.layers)]
     weights = sum(p.numel() for layer in layers for p in layer.parameters())
@@ -35,10 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for number, step in enumerate(monolith.steps(job, job.steps)):
         losses.append(step.loss)
         if number % max(1, job.steps // 10) == 0 or number == job.steps - 1:
-            start = f"step {number:2}  loss {step.loss:.3f}  "
-            print(start + bar(step.loss, MOST, len(start)))
-    fell = "fell" if losses[-1] < losses[0] else "went"
-    say(f"\nThe loss {fell} from {losses[0]:.2f} to {losses[-1]:.2f} nats per byte; a guess among 256 bytes has 5.55.")
+            print(bar(f"step {number:2}  loss {step.loss:.3f}  ", step.loss, MOST))
+    say(f"\nThe loss went from {losses[0]:.2f} to {losses[-1]:.2f} nats per byte; a guess among 256 bytes has 5.55.")
     say("Forward, backward and optimizer run in one process. Next: what if its memory is too small?")
 
 

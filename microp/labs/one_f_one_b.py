@@ -24,7 +24,6 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
         arguments,
         "GPipe is idle as long, but keeps all M microbatches on every rank (python -m microp.labs 7 chunks=8). Here "
         "rank r keeps at most K - r: more microbatches shrink the bubble and the memory.",
-        chunks=8,
     )
 
 

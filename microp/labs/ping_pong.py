@@ -4,11 +4,10 @@
 
 ::
 
-    rank 0   send ──────► │               │ ──► recv    there and back, 20 times
-    rank 1          recv ─┘ ──► send ─────┘
+    rank 0   send ──────► │               │ ──► recv    one way:
+    rank 1          recv ─┘ ──► send ─────┘     latency + bytes / bandwidth
 
 torchrun starts separate processes and gives each its RANK and the WORLD_SIZE; `init_process_group` connects them.
-The time of a message is its latency plus its bytes / bandwidth.
 """
 
 from __future__ import annotations

@@ -28,18 +28,15 @@ EMULATED = ["device=emulated", "device.per=[row]", "device.forward_ms=0.3125", "
 EMULATED += ["model.dim=64", "batch_size=64"]  # F lasts 5 ms for the 16 rows of one of 4 microbatches
 TAKES = ("ranks", "chunks", "steps", "warmup_steps", *ON_RANKS, "engine", "partition", "replicas", "activation_limit")
 
-SCHEDULES = {"naive": "naive", "gpipe": "gpipe", "one_f_one_b": "1f1b"}  # lab -> what it is about
+SCHEDULES = {"naive": ("naive", 4), "gpipe": ("gpipe", 4), "one_f_one_b": ("1f1b", 8)}  # lab -> schedule, chunks
 
 
-def show(
-    lab: str, text: str | None, arguments: Sequence[str] | None, lesson: str, chunks: int = 4
-) -> dict[str, list[float]]:
+def show(lab: str, text: str | None, arguments: Sequence[str] | None, lesson: str) -> dict[str, list[float]]:
     """Run some steps, draw the last one and print what its ranks did.
 
     Args:
         text, arguments: as of `typed_job`.
         lesson: what to see, the last line.
-        chunks: the number of microbatches, unless another is typed.
 
     Returns:
         two lists over the ranks: `utilisation`, the share of the step in which the rank computed, and
@@ -47,8 +44,9 @@ def show(
     """
     gpus = torch.cuda.device_count() >= RANKS
     words = ["device=cuda", "model.dim=2048", "batch_size=4096"] if gpus else EMULATED
+    schedule, chunks = SCHEDULES[lab]
     given = f"ranks={RANKS}", f"chunks={chunks}", "steps=5", "warmup_steps=1", *words
-    job = typed_job(lab, text, arguments, *given, fixed=[f"schedule={SCHEDULES[lab]}"], takes=TAKES)
+    job = typed_job(lab, text, arguments, *given, fixed=[f"schedule={schedule}"], takes=TAKES)
     name, count = job.schedule.name, job.training_steps + 1
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -56,8 +54,7 @@ def show(
     ):
         launch_ranks(job, Path(folder), 3)
         spans, summary = read_spans(Path(folder)), summarise(job, Path(folder), "finished")
-    number = job.schedule.chunks
-    of = f"{number} microbatch{'es' * (number > 1)} of {job.mean_rows:g} rows"
+    of = f"{job.schedule.chunks} microbatch{'es' * (job.schedule.chunks > 1)} of {job.mean_rows:g} rows"
     say(f"{name}, {job.ranks} ranks, {of}: {summary['step_ms']['median']:.0f} ms per step with its optimizer")
     if isinstance(job.device, EmulatedSettings):
         say(_about_times(job, job.device))
@@ -68,10 +65,9 @@ def show(
     shares = [time / total for time in busy(spans).values()]
     held, peaks = summary["in_flight_peak"], summary["peak_activation_mib"]
     kept = [f"{number} in flight, {size_text(peak * MIB)} kept" for number, peak in zip(held, peaks, strict=True)]
-    digits = len(str(job.ranks - 1))
-    beside = len("rank   busy 100%   ") + digits + max(map(len, kept))
-    for rank, (share, text) in enumerate(zip(shares, kept, strict=True)):
-        print(f"rank {rank:{digits}}  busy {share:4.0%} {bar(share, 1, beside):{len(bar(1, 1, beside))}}  {text}")
+    for rank, (share, end) in enumerate(zip(shares, kept, strict=True)):
+        start = f"rank {rank:{len(str(job.ranks - 1))}}  busy {share:4.0%} "
+        print(bar(start, share, 1, f"  {end:{max(map(len, kept))}}"))
     form = summary["bubble"]["closed_form"]
     formula = "" if form is None else f", {form:.1%} by the formula"
     driver = summary["utilisation"]
@@ -83,10 +79,8 @@ def show(
 def _about_times(job: Job, device: EmulatedSettings) -> str:
     """Return how long the actions of an emulated device last."""
     costs = nominal_costs(device, job.workload)
-    full = map(sum, zip(costs.backward, costs.weight, strict=True)) if costs.weight else costs.backward
-    forward, backward = (
-        " or ".join(f"{round(time, 3):g}" for time in sorted(set(times))) for times in (costs.forward, full)
-    )
+    full = [sum(parts) for parts in zip(costs.backward, costs.weight or [0] * job.ranks, strict=True)]
+    forward, backward = (" or ".join(f"{time:.4g}" for time in sorted({*times})) for times in (costs.forward, full))
     rows = f"of {job.mean_rows:g} rows, and half of that for half the rows" if "row" in device.per else "of any size"
     return (
         f"The times are set, not measured: F lasts {forward} ms and B {backward} ms for a microbatch {rows}. An action "

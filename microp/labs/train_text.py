@@ -83,9 +83,7 @@ def sample(job: Job, model: nn.Module, count: int) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Train twice, compare the losses, draw them, and print what the model writes."""
     parser = CommandParser(prog="python -m microp.labs.train_text", description=main.__doc__)
-    parser.add_argument(
-        "--steps", type=int, default=2000, help="training steps (default: 2000, ten minutes on two cores)"
-    )
+    parser.add_argument("--steps", type=int, default=2000, help="steps (default: 2000, ten minutes on two cores)")
     parser.add_argument("--folder", type=Path, default=Path("outputs/train_text"), help="for the curve and the text")
     options = flags_of(parser, arguments)
     try:
@@ -97,8 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
         pipeline, alone = train(job, Path(attempt)), train_alone(job, Path(attempt) / "alone")
         trained = torch.load(Path(attempt) / "weights.pt", weights_only=True)
     for step in sorted({*range(0, job.steps, max(1, job.steps // 20)), job.steps - 1}):
-        start = f"step {step:5}  loss {pipeline[step]:.3f}  "
-        print(start + bar(pipeline[step], max(pipeline), len(start)))
+        print(bar(f"step {step:5}  loss {pipeline[step]:.3f}  ", pipeline[step], max(pipeline)))
     same = sum(one == other for one, other in zip(pipeline, alone, strict=True))
     caption = (
         f"Loss of each step of a gpt with {job.model.weights:,} weights, on 2 ranks with 1F1B and 4 microbatches, and "

@@ -78,8 +78,7 @@ def flags_of(parser: CommandParser, arguments: Sequence[str] | None) -> Namespac
     flags = [f"--{word}" if "=" in word and not word.startswith("-") else word for word in words]
     options, rest = parser.parse_known_args(flags)
     if rest:
-        word = rest[0] if rest[0] in words else rest[0].removeprefix("--")
-        parser.error(f"{word}: this lab takes {', '.join(vars(options)) or 'no words'}")
+        parser.error(f"{rest[0].removeprefix('--')}: this lab takes {', '.join(vars(options)) or 'no words'}")
     return options
 
 
@@ -89,10 +88,11 @@ def say(text: str) -> None:
         print(_fitted(line, screen().columns))
 
 
-def bar(value: float, most: float, beside: int) -> str:
-    """Return a bar of a length that is `value`'s share of `most`, on a line with `beside` other characters."""
-    room = max(1, min(LONGEST_BAR, screen().columns - beside))
-    return "█" * round(room * min(1, value / most)) if math.isfinite(value) else ""
+def bar(start: str, value: float, most: float, end: str = "") -> str:
+    """Return a line with a bar, whose length is `value`'s share of `most`, between other text."""
+    room = max(1, min(LONGEST_BAR, screen().columns - len(start + end)))
+    length = round(room * min(1, value / most)) if math.isfinite(value) else 0
+    return f"{start}{'█' * length:{room}}{end}".rstrip()
 
 
 def _fitted(text: str, columns: int) -> str:
