@@ -2,15 +2,14 @@
 
 ::
 
-    backward   layer 15 ◄─ 14 ◄─ 13 ◄─ ... ◄─ 0        a hook fires when a gradient is complete
-    buckets        └─full─┘  └──full──┘                a full bucket is summed during the backward
+    backward   layer 15 ◄─ 14 ◄─ 13 ◄─ ... ◄─ 0   each gradient fires a hook
+    buckets        └─full─┘  └──full──┘           a full one is summed
 
 The lab runs two replicas of the model, and draws the hooks and the sums of one step.
 """
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,12 +18,13 @@ from typing import Any
 
 from microp.comms import Comms
 from microp.job import Job
-from microp.labs.typed import ALONE, typed_job
+from microp.labs.typed import ALONE, ON_RANKS, say, typed_job
+from microp.settings import BucketSettings
 from microp.system import MIB, run_command
 from microp.terminal import err
+from microp.trace import screen
 from microp.worker import Trainer, launch_ranks
 
-WIDTH = 72
 WARMUP = 3
 
 
@@ -48,7 +48,7 @@ def entry(job: Job, comms: Comms, local_rank: int, _attempt: Path) -> dict[str, 
 def main(arguments: Sequence[str] | None = None) -> list[str]:
     """Draw one step of rank 0, and return the names of the gradients in the order of their completion."""
     words = "replicas=2", "batch_size=512", "model.dim=512", "sync.bucket_mb=4", "sync.all_reduce=library"
-    job = typed_job("ddp", __doc__, arguments, *words, fixed=ALONE)
+    job = typed_job("ddp", __doc__, arguments, *words, fixed=[*ALONE, "sync=ddp"], takes=["replicas", *ON_RANKS])
     with (
         tempfile.TemporaryDirectory() as folder,
         err.status(f"{job.replicas} replicas start and run {WARMUP + 1} steps"),
@@ -57,9 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> list[str]:
     hooks, sums, row = seen["hooks"], seen["sums"], seen["row"]
     backward = row["last_end_ns"]
     begin, end = hooks[0][1], max(backward, *(end for _, end in sums))
+    width = max(20, screen().columns - len(f"{'':16} |"))
 
     def column(moment: int) -> int:
-        return int((moment - begin) / (end - begin) * (WIDTH - 1))
+        return int((moment - begin) / (end - begin) * (width - 1))
 
     for label, moment in hooks:
         if label.endswith("weight"):
@@ -68,14 +69,17 @@ def main(arguments: Sequence[str] | None = None) -> list[str]:
         print(f"bucket {number:<9} |{' ' * column(start)}{'█' * max(1, column(stop) - column(start))}")
     print(f"{'backward ends':16} |{' ' * column(backward)}│")
     last = f"{(end - begin) / 1e6:.1f} ms┘"
-    print(f"{'time':16} └0{last:>{WIDTH - 2}}")
-    print("▼ a layer's weight gradient is complete: its hook fires   █ a bucket of gradients is summed\n")
+    print(f"{'time':16} └0{last:>{width - 2}}")
+    say("▼ a layer's weight gradient is complete: its hook fires   █ a bucket of gradients is summed\n")
     early, mib = sum(start < backward for start, _ in sums), row["reduced_bytes"] / MIB
     took, waited = row["all_reduce_ms"], row["exposed_ms"]
-    print(f"{early} of {len(sums)} sums started before the backward ended; {mib:.1f} MiB in all.")
-    print(f"The sums took {took:.1f} ms; after the backward rank 0 waited {waited:.1f} ms.")
+    say(f"{early} of {len(sums)} sums started before the backward ended; {mib:.1f} MiB in all.")
+    assert isinstance(job.sync, BucketSettings)
+    first, other = job.sync.first_bucket_mb, job.sync.bucket_mb
+    say(f"Bucket 0 is full at {first:g} MiB (sync.first_bucket_mb), so that sums start early; others at {other:g} MiB.")
+    say(f"The sums took {took:.1f} ms; after the backward rank 0 waited {waited:.1f} ms.")
     hidden = max(0, 1 - waited / took) if took else 1
-    print(f"So {hidden:.0%} of their time was hidden. {_judged(waited, took, len(sums))}")
+    say(f"So {hidden:.0%} of their time was hidden. {_judged(waited, took, len(sums))}")
     return [label for label, _ in hooks]
 
 
@@ -83,10 +87,10 @@ def _judged(waited: float, took: float, buckets: int) -> str:
     """Return whether that is good: at best only the last bucket is waited for."""
     if waited <= 1.5 * took / buckets:
         return "That is good: at most the last bucket, which is full when the backward ends, should be waited for."
-    cores = (
-        "" if (os.cpu_count() or 1) > 2 else ", and each replica needs a core for its backward while sums take one too"
+    return (
+        f"At best all but the last of {buckets} buckets is: smaller ones (sync.bucket_mb=1) leave earlier. Sums also "
+        "need cores beside those of the backwards."
     )
-    return f"At best all but the last of {buckets} buckets is: smaller ones (sync.bucket_mb=1) leave earlier{cores}."
 
 
 if __name__ == "__main__":

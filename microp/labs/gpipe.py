@@ -2,10 +2,10 @@
 
 ::
 
-    rank 0  F0 F1 F2 F3 .. .. .. .. .. .. B0 B1 B2 B3        idle: (K-1) / (M+K-1)
-    rank 1  .. F0 F1 F2 F3 .. .. .. .. B0 B1 B2 B3 ..        Huang et al., arXiv 1811.06965
+    rank 0  F0 F1 F2 F3 .. .. .. .. .. .. B0 B1 B2 B3     idle:
+    rank 1  .. F0 F1 F2 F3 .. .. .. .. B0 B1 B2 B3 ..     (K-1) / (M+K-1)
 
-The optimizer steps after all M microbatches, so its gradients are those of the whole batch.
+Huang et al., arXiv 1811.06965. The optimizer steps after all M microbatches, with the whole batch's gradients.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
         "gpipe",
         __doc__,
         arguments,
-        "More microbatches shrink the bubble: with K = 4 it is 3/7 for M = 4 and 3/35 for M = 32 (chunks=32).\n"
-        "But a rank keeps the activations of all M microbatches until their backwards.",
+        "More and smaller microbatches shrink the bubble: with K = 4 it is 3/7 for M = 4 and 3/35 for M = 32 "
+        "(chunks=32).\nBut a rank keeps the activations of all M microbatches, which is the whole batch for any M.",
     )
 
 

@@ -3,7 +3,7 @@
 ::
 
     rows 0-31   ─► copy 0 ─► g₀ ─┐
-                                 ├─► (g₀ + g₁) / 2 ─► both copies ─► the same step
+                                 ├─► (g₀ + g₁) / 2 ─► both ─► the same step
     rows 32-63  ─► copy 1 ─► g₁ ─┘
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from microp.labs.typed import ALONE, typed_job
+from microp.labs.typed import ALONE, parser_of, say, typed_job
 from microp.model import build_model, open_data
 from microp.system import MIB, run_command
 from microp.worker import monolith
@@ -25,6 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     words = "batch_size=64", "model.dim=256", "model.dtype=float64"
     job = typed_job("manual_replicas", __doc__, arguments, *words, fixed=ALONE)
+    if job.batch_size % 2:
+        wrong = f"batch_size={job.batch_size} is odd, and each copy takes half of the rows"
+        parser_of("manual_replicas", __doc__).error(f"{wrong}: use {job.batch_size + 1}")
     model = build_model(job.model)
     window = open_data(job.data, job.batch_size, job.model.row_bytes, job.seed)(0)
     copies = [[model.layer(index, job.seed) for index in range(job.model.layers)] for _ in range(2)]
@@ -38,11 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     expected = [gradient for layer in whole.gradients for gradient in layer]
     average = [(a + b) / 2 for a, b in zip(first, second, strict=True)]
     print(f"whole batch: loss {whole.loss:.4f}, the mean of both\n")
-    print(f"largest difference from the whole batch's gradient: only copy 0   {_farthest(first, expected):.1e}")
-    print(f"                                                     the average  {_farthest(average, expected):.1e}")
+    print("largest difference from the whole batch's gradient:")
+    print(f"  only copy 0   {_farthest(first, expected):.1e}\n  the average   {_farthest(average, expected):.1e}")
     moved = sum(gradient.nbytes for gradient in first) / MIB
-    print(f"\nIn every step the copies exchange all gradients, {moved:.1f} MiB, for any number of rows.")
-    print("Equal weights and equal gradients give equal weights after the step, so the copies stay equal.")
+    say(f"\nIn every step the copies exchange all gradients, {moved:.1f} MiB, for any number of rows.")
+    say("Equal weights and equal gradients give equal weights after the step, so the copies stay equal.")
 
 
 def _farthest(some: list[Tensor], others: list[Tensor]) -> float:

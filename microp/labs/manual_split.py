@@ -2,9 +2,9 @@
 
 ::
 
-    part 1  x ─[8 layers]─ y ┈┈ detach ┈┈► y'                   the activation goes forward
+    part 1  x ─[8 layers]─ y ┈┈ detach ┈┈► y'            the activation goes on
     part 2                                 y' ─[8 layers]─ loss
-    part 1  ◄─ y.backward(y'.grad) ┈┈┈┈┈┈┈ y'.grad              its gradient comes back
+    part 1  ◄─ y.backward(y'.grad) ┈┈┈┈┈┈┈ y'.grad       its gradient comes back
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from microp.labs.typed import ALONE, typed_job
+from microp.labs.typed import ALONE, parser_of, say, typed_job
 from microp.model import build_model, open_data
 from microp.system import run_command
 from microp.worker import monolith
@@ -27,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = build_model(job.model)
     layers = [model.layer(index, job.seed) for index in range(job.model.layers)]
     half = len(layers) // 2
+    if not half:
+        parser_of("manual_split", __doc__).error("model.layers=1 has no halves: use at least 2")
     part1, part2 = nn.Sequential(*layers[:half]), nn.Sequential(*layers[half:])
     window = open_data(job.data, job.batch_size, job.model.row_bytes, job.seed)(0)
     x, target = window[:, :-1], window[:, 1:]
@@ -45,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     theirs = [gradient for layer in whole.gradients for gradient in layer]
     equal = [torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)]
     size = y.nbytes / 1024
-    print(f"sent forward: the activation, {tuple(y.shape)}, {size:.0f} KiB; sent back: its gradient, of the same size")
-    print(f"monolith: loss {whole.loss:.4f}; {sum(equal)} of {len(equal)} gradients equal the monolith's bit for bit")
+    say(f"sent forward: the activation, {tuple(y.shape)}, {size:.0f} KiB; sent back: its gradient, of the same size")
+    say(f"monolith: loss {whole.loss:.4f}; {sum(equal)} of {len(equal)} gradients equal the monolith's bit for bit")
 
 
 def _has_gradients(part: nn.Module) -> bool:

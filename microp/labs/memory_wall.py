@@ -2,19 +2,22 @@
 
 ::
 
-    40 GB  ████████████████████  parameters                  a card of 24 GB
-    40 GB  ████████████████████  their gradients             ████████████│
-    80 GB  ████████████████████████████████████████  Adam's two moments
+     40 GB  ██████████  parameters
+     40 GB  ██████████  their gradients
+     80 GB  ████████████████████  Adam's two moments
+    160 GB  ████████████████████████████████████████  in all, and activations
+     24 GB  ██████  a card
 
-A number in float32 takes 4 bytes. GB are 10^9 bytes, as in the specification of a card.
+A number in float32 takes 4 bytes. GB are 10^9 bytes, as in the specification of a card. A stage has whole layers.
 """
 
 from __future__ import annotations
 
 import math
 
-from microp.config import job_of
+from microp.config import ConfigError, job_of
 from microp.device import probe_layers
+from microp.labs.typed import bar, flags_of, say
 from microp.simulator import stage_bytes
 from microp.system import CommandParser, run_command
 
@@ -36,24 +39,36 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, default=16, help="layers of the model (default: 16)")
     parser.add_argument("--rows", type=int, default=256, help="rows of a batch (default: 256)")
     parser.add_argument("--card", type=float, default=24, help="memory of a card in GB (default: 24, an RTX 4090)")
-    options = parser.parse_args(arguments)
+    options = flags_of(parser, arguments)
+    for key, value in vars(options).items():
+        if not 0 < value < math.inf:
+            parser.error(f"{key}={value:g}: use a number above 0")
     dim = math.sqrt(options.parameters / options.layers)
     weights = 4 * options.parameters
+    try:
+        activations = activation_bytes(options.rows, options.layers, dim)
+    except ConfigError as error:
+        parser.error(str(error))
     kept = {
         "parameters, float32": weights,
         "gradients": weights,
         "Adam's two moments": 2 * weights,
-        f"activations of {options.rows} rows": activation_bytes(options.rows, options.layers, dim),
+        f"activations of {options.rows} rows": activations,
     }
-    print(f"{options.parameters:,.0f} parameters: {options.layers} layers, each {dim:,.0f} wide\n")
-    for name, size in kept.items():
-        print(f"{size / GB:8.2f} GB  {name:24} {'█' * min(60, round(size / GB / 2))}")
-    total = sum(kept.values())
-    print(f"{total / GB:8.2f} GB  in all; a card has {options.card:g} GB: {'█' * round(options.card / 2)}\n")
-    verdict = "do not fit" if weights > options.card * GB else "fit"
-    print(f"The parameters alone are {weights / GB:g} GB: they {verdict} on a card of {options.card:g} GB.")
-    cards = math.ceil(total / GB / options.card)
-    print(f"Cut into equal stages, training needs {cards} cards and {total / cards / GB:.1f} GB on each.")
+    say(f"{options.parameters:,.0f} parameters: {options.layers} layers, each {dim:,.0f} wide\n")
+    total, card = sum(kept.values()), options.card * GB
+    for name, size in {**kept, "in all": total, "a card": card}.items():
+        print(bar(f"{size / GB:8.2f} GB  {name:24} ", size, max(total, card)))
+    verdict = "do not fit" if weights > card else "fit"
+    say(f"\nThe parameters alone are {weights / GB:g} GB: they {verdict} on a card of {options.card:g} GB.")
+    layer = total / options.layers
+    if layer > card:
+        say(f"Training one layer needs {layer / GB:.1f} GB, more than a card: no cut between layers is enough.")
+        return
+    cards = math.ceil(options.layers / (card // layer))
+    most = math.ceil(options.layers / cards)
+    count = f"{most} layer{'s' * (most > 1)} and {most * layer / GB:.1f} GB"
+    say(f"Cut into stages of whole layers, training needs {cards} card{'s' * (cards > 1)}: at most {count} on each.")
 
 
 if __name__ == "__main__":

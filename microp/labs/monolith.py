@@ -2,7 +2,7 @@
 
 ::
 
-    bytes ─[Linear ReLU]─[Linear ReLU]─ ... 16 of them ... ─[Linear]─ the next byte?     loss ↓
+    bytes ─[Linear ReLU]─[Linear ReLU]─ ... 16 ... ─[Linear]─ the next byte?
 
 The text is the source of Python's own library.
 """
@@ -13,29 +13,30 @@ from collections.abc import Sequence
 
 import torch
 
-from microp.labs.typed import ALONE, typed_job
+from microp.labs.typed import ALONE, TRAINS, bar, say, typed_job
 from microp.model import build_model
 from microp.system import run_command
 from microp.worker import monolith
 
-STEPS = 30
+MOST = 8  # nats: the loss of the longest bar
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, and print the loss as it falls."""
     torch.set_num_threads(1)
-    job = typed_job("monolith", __doc__, arguments, "batch_size=128", "model.dim=256", fixed=ALONE)
+    words = "steps=30", "batch_size=128", "model.dim=256", "warmup_steps=0"
+    job = typed_job("monolith", __doc__, arguments, *words, fixed=ALONE, takes=["steps", *TRAINS])
     model = build_model(job.model)
     layers = [model.layer(index, job.seed) for index in range(job.model.layers)]
     weights = sum(p.numel() for layer in layers for p in layer.parameters())
-    print(f"{job.model.layers} layers, {weights:,} parameters, {job.batch_size} rows per batch, one process\n")
+    say(f"{job.model.layers} layers, {weights:,} parameters, {job.batch_size} rows per batch, one process\n")
     losses = []
-    for number, step in enumerate(monolith.steps(job, STEPS)):
+    for number, step in enumerate(monolith.steps(job, job.steps)):
         losses.append(step.loss)
-        if number % 3 == 0 or number == STEPS - 1:
-            print(f"step {number:2}  loss {step.loss:.3f}  {'█' * round(8 * step.loss)}")
-    print(f"\nThe loss fell from {losses[0]:.2f} to {losses[-1]:.2f} nats per byte; a guess among 256 bytes has 5.55.")
-    print("Forward, backward and optimizer run in one process. Next: what if its memory is too small?")
+        if number % max(1, job.steps // 10) == 0 or number == job.steps - 1:
+            print(bar(f"step {number:2}  loss {step.loss:.3f}  ", step.loss, MOST))
+    say(f"\nThe loss went from {losses[0]:.2f} to {losses[-1]:.2f} nats per byte; a guess among 256 bytes has 5.55.")
+    say("Forward, backward and optimizer run in one process. Next: what if its memory is too small?")
 
 
 if __name__ == "__main__":

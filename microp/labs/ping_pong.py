@@ -1,11 +1,11 @@
 """Lab 5: ranks, the world, and the time of a message.
 
-    torchrun --nproc_per_node=2 -m microp.labs.ping_pong
+    OMP_NUM_THREADS=1 torchrun --nproc_per_node=2 -m microp.labs.ping_pong
 
 ::
 
-    rank 0   send ──────► │               │ ──► recv       there and back, 20 times:
-    rank 1          recv ─┘ ──► send ─────┘                time = latency + bytes / bandwidth
+    rank 0   send ──────► │               │ ──► recv    one way:
+    rank 1          recv ─┘ ──► send ─────┘     latency + bytes / bandwidth
 
 torchrun starts separate processes and gives each its RANK and the WORLD_SIZE; `init_process_group` connects them.
 """
@@ -24,7 +24,7 @@ import torch
 from microp.comms import Comms, Message, init_process_group
 from microp.config import job_of
 from microp.job import Job
-from microp.labs.typed import parser_of
+from microp.labs.typed import flags_of, parser_of, say
 from microp.system import MIB, is_joined, run_command
 from microp.terminal import err
 from microp.worker import launch_ranks
@@ -61,21 +61,22 @@ def play(_job: Job | None, comms: Comms, _local_rank: int = 0, _attempt: Path | 
     for nbytes, slow, fast in zip(SIZES, tcp, shm, strict=True):
         mib = nbytes / MIB
         text += f"{nbytes / 1024:9.0f}{slow * 1e6:10.0f}{mib / slow:9.0f}{fast * 1e6:20.0f}{mib / fast:9.0f}\n"
-    text += "\nOne way, medians of 20 turns. Latency limits small messages, bandwidth large ones.\n"
+    text += "\nOne way, medians of 20 turns. Latency limits small messages, bandwidth large ones."
     return text if comms.rank == 0 else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Play as a rank of torchrun; without torchrun start two ranks, which play."""
-    parser_of("ping_pong", __doc__).parse_args(arguments)
+    flags_of(parser_of("ping_pong", __doc__), arguments)
     if is_joined():
         comms = init_process_group("shm", torch.device("cpu"), 60)
-        print(play(None, comms), end="")
+        text = play(None, comms)
         comms.close()
-        return
-    with tempfile.TemporaryDirectory() as folder, err.status("two processes start and play"):
-        text = launch_ranks(job_of("ranks=2"), Path(folder), 3, play)[0]
-    print(text, end="")
+    else:
+        with tempfile.TemporaryDirectory() as folder, err.status("two processes start and play"):
+            text = launch_ranks(job_of("ranks=2"), Path(folder), 3, play)[0]
+    if text:
+        say(text)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Runs a schedule on four ranks, and draws and measures one step, for labs 6 to 8.
 
 With one GPU per rank the actions take their real time. Otherwise each rank is an emulated device: an
-action does its real work and then lasts until its nominal time has passed.
+action does its real work and then lasts until its nominal time has passed, which is proportional to its rows.
 """
 
 from __future__ import annotations
@@ -13,18 +13,22 @@ from statistics import mean
 
 import torch
 
-from microp.labs.typed import typed_job
+from microp.job import Job
+from microp.labs.typed import ON_RANKS, bar, say, typed_job
 from microp.records import read_spans, summarise
 from microp.settings import EmulatedSettings
+from microp.simulator import nominal_costs
+from microp.system import MIB, size_text
 from microp.terminal import err
 from microp.trace import bubble_fraction, busy, makespan, screen, timeline
 from microp.worker import launch_ranks
 
 RANKS = 4
-EMULATED = ["device=emulated", "device.forward_ms=5", "device.backward_ms=10", "model.dim=64", "batch_size=64"]
+EMULATED = ["device=emulated", "device.per=[row]", "device.forward_ms=0.3125", "device.backward_ms=0.625"]
+EMULATED += ["model.dim=64", "batch_size=64"]  # F lasts 5 ms for the 16 rows of one of 4 microbatches
+TAKES = ("ranks", "chunks", "steps", "warmup_steps", *ON_RANKS, "engine", "partition", "replicas", "activation_limit")
 
-
-SCHEDULES = {"naive": "naive", "gpipe": "gpipe", "one_f_one_b": "1f1b"}  # lab -> what it is about
+SCHEDULES = {"naive": ("naive", 4), "gpipe": ("gpipe", 4), "one_f_one_b": ("1f1b", 8)}  # lab -> schedule, chunks
 
 
 def show(lab: str, text: str | None, arguments: Sequence[str] | None, lesson: str) -> dict[str, list[float]]:
@@ -40,8 +44,9 @@ def show(lab: str, text: str | None, arguments: Sequence[str] | None, lesson: st
     """
     gpus = torch.cuda.device_count() >= RANKS
     words = ["device=cuda", "model.dim=2048", "batch_size=4096"] if gpus else EMULATED
-    given = f"ranks={RANKS}", "chunks=4", "steps=5", "warmup_steps=1", *words
-    job = typed_job(lab, text, arguments, *given, fixed=[f"schedule={SCHEDULES[lab]}"])
+    schedule, chunks = SCHEDULES[lab]
+    given = f"ranks={RANKS}", f"chunks={chunks}", "steps=5", "warmup_steps=1", *words
+    job = typed_job(lab, text, arguments, *given, fixed=[f"schedule={schedule}"], takes=TAKES)
     name, count = job.schedule.name, job.training_steps + 1
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -49,25 +54,35 @@ def show(lab: str, text: str | None, arguments: Sequence[str] | None, lesson: st
     ):
         launch_ranks(job, Path(folder), 3)
         spans, summary = read_spans(Path(folder)), summarise(job, Path(folder), "finished")
-    chunks = f"{job.schedule.chunks} microbatch{'es' * (job.schedule.chunks > 1)}"
-    print(f"{name}: {job.ranks} ranks, {chunks}, one step of {summary['step_ms']['median']:.0f} ms")
+    of = f"{job.schedule.chunks} microbatch{'es' * (job.schedule.chunks > 1)} of {job.mean_rows:g} rows"
+    say(f"{name}, {job.ranks} ranks, {of}: {summary['step_ms']['median']:.0f} ms per step with its optimizer")
     if isinstance(job.device, EmulatedSettings):
-        print(
-            f"The times are set, not measured: on every rank F lasts {job.device.forward_ms} ms and B "
-            f"{job.device.backward_ms} ms.\nAn action does real but short work, then waits until that time has passed, "
-            "so that few cores can show many ranks."
-        )
+        say(_about_times(job, job.device))
     print()
     shown = screen()
     print(f"{shown.text(timeline({'measured': spans}, shown.columns))}\n")
     total = makespan(spans)
     shares = [time / total for time in busy(spans).values()]
     held, peaks = summary["in_flight_peak"], summary["peak_activation_mib"]
-    for rank, (share, number, peak) in enumerate(zip(shares, held, peaks, strict=True)):
-        print(f"rank {rank}  busy {share:4.0%} {'█' * round(40 * share):40}  {number} in flight, {peak:.2f} MiB kept")
+    kept = [f"{number} in flight, {size_text(peak * MIB)} kept" for number, peak in zip(held, peaks, strict=True)]
+    for rank, (share, end) in enumerate(zip(shares, kept, strict=True)):
+        start = f"rank {rank:{len(str(job.ranks - 1))}}  busy {share:4.0%} "
+        print(bar(start, share, 1, f"  {end:{max(map(len, kept))}}"))
     form = summary["bubble"]["closed_form"]
     formula = "" if form is None else f", {form:.1%} by the formula"
     driver = summary["utilisation"]
     said = f"; utilisation by nvidia-smi: {mean(driver['nvidia_smi']):.0f} %" if driver else ""
-    print(f"\nidle: {bubble_fraction(spans):.1%} measured{formula}{said}\n{lesson}")
+    say(f"\nidle: {bubble_fraction(spans):.1%} measured{formula}{said}\n{lesson}")
     return {"utilisation": shares, "in_flight": held}
+
+
+def _about_times(job: Job, device: EmulatedSettings) -> str:
+    """Return how long the actions of an emulated device last."""
+    costs = nominal_costs(device, job.workload)
+    full = [sum(parts) for parts in zip(costs.backward, costs.weight or [0] * job.ranks, strict=True)]
+    forward, backward = (" or ".join(f"{time:.4g}" for time in sorted({*times})) for times in (costs.forward, full))
+    rows = f"of {job.mean_rows:g} rows, and half of that for half the rows" if "row" in device.per else "of any size"
+    return (
+        f"The times are set, not measured: F lasts {forward} ms and B {backward} ms for a microbatch {rows}. An action "
+        "does real but short work, then waits until its time has passed, so that few cores can show many ranks."
+    )

@@ -22,6 +22,7 @@ from torch import nn
 
 from microp.config import ConfigError, job_of
 from microp.job import Job
+from microp.labs.typed import bar, flags_of, say
 from microp.model import build_model, open_data
 from microp.records import read_rows
 from microp.system import CommandParser, run_command
@@ -82,9 +83,9 @@ def sample(job: Job, model: nn.Module, count: int) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Train twice, compare the losses, draw them, and print what the model writes."""
     parser = CommandParser(prog="python -m microp.labs.train_text", description=main.__doc__)
-    parser.add_argument("--steps", type=int, default=2000, help="training steps (default: 2000, some minutes)")
+    parser.add_argument("--steps", type=int, default=2000, help="steps (default: 2000, ten minutes on two cores)")
     parser.add_argument("--folder", type=Path, default=Path("outputs/train_text"), help="for the curve and the text")
-    options = parser.parse_args(arguments)
+    options = flags_of(parser, arguments)
     try:
         job = job_of(*WORDS, f"steps={options.steps}", f"optimizer.warmup_steps={max(0, options.steps // 20)}")
         options.folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
         pipeline, alone = train(job, Path(attempt)), train_alone(job, Path(attempt) / "alone")
         trained = torch.load(Path(attempt) / "weights.pt", weights_only=True)
     for step in sorted({*range(0, job.steps, max(1, job.steps // 20)), job.steps - 1}):
-        print(f"step {step:5}  loss {pipeline[step]:.3f}  {'█' * round(8 * pipeline[step])}")
+        print(bar(f"step {step:5}  loss {pipeline[step]:.3f}  ", pipeline[step], max(pipeline)))
     same = sum(one == other for one, other in zip(pipeline, alone, strict=True))
     caption = (
         f"Loss of each step of a gpt with {job.model.weights:,} weights, on 2 ranks with 1F1B and 4 microbatches, and "
@@ -104,14 +105,15 @@ def main(arguments: list[str] | None = None) -> int:
     model = nn.Sequential(*build_model(job.model).build(range(job.model.layers), job.seed))
     before = sample(job, model, SAMPLE)
     model.load_state_dict(trained)
-    text = f"{caption}\n\nbefore training:\n{before}\n\nafter training:\n{sample(job, model, SAMPLE)}"
+    text = f"\nbefore training:\n{before}\n\nafter training:\n{sample(job, model, SAMPLE)}\n"
     figure, *_ = curves(
         {"2 ranks": pipeline, "one process": alone}, ("step", "loss, nats per byte"), options.folder / "loss"
     )
-    (options.folder / "sample.txt").write_text(f"{text}\n")
+    (options.folder / "sample.txt").write_text(f"{caption}\n{text}")
     rows = [f"{step},{one!r},{other!r}" for step, (one, other) in enumerate(zip(pipeline, alone, strict=True))]
     (options.folder / "loss.csv").write_text("\n".join(["step,pipeline,one_process", *rows, ""]))
-    print(f"\n{text}\n\n{figure}")
+    say(f"\n{caption}")
+    print(f"{text}\n{figure}")
     return 0
 
 

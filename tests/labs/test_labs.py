@@ -18,11 +18,25 @@ from microp.labs import (
     monolith,
     naive,
     one_f_one_b,
+    pipeline,
     train_text,
+    typed,
 )
 from microp.labs import __main__ as command
 
 FOLDER = Path(__file__).parents[2] / "microp" / "labs"
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    """What a lab printed, none of whose lines a terminal of 80 columns breaks."""
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    return text
 
 
 def test_the_readme_lists_them_in_order():
@@ -48,6 +62,17 @@ def test_a_lab_by_its_number_with_words(capsys):
         (["gpipe", "chunks=0"], "chunks=0 is below 1: use at least 1"),
         (["3", "ranks=2"], "ranks=2: this lab is about ranks=1, so leave ranks out"),
         (["gpipe", "schedule=1f1b"], "schedule=1f1b: this lab is about schedule=gpipe, so leave schedule out"),
+        (["gpipe", "dry_run=true"], "dry_run=true: this lab takes ranks, chunks, "),
+        (["gpipe", "chunks=4,8"], "chunks=4,8: a lab runs one value, so type one of them"),
+        (["1", "tracking=offline"], "tracking=offline: this lab takes steps, batch_size, "),
+        (["2", "cards=2"], "cards=2: this lab takes parameters, layers, rows, card"),
+        (["2", "card=0"], "card=0: use a number above 0"),
+        (["2", "layers=1000000"], "model.layers=1000000 is above "),
+        (["3", "model.layers=1"], "model.layers=1 has no halves: use at least 2"),
+        (["4", "batch_size=63"], "batch_size=63 is odd, and each copy takes half of the rows: use 64"),
+        (["5", "chunks=2"], "chunks=2: this lab takes no words"),
+        (["9", "steps=3"], "steps=3: this lab takes replicas, "),
+        (["10", "chunks=2"], "chunks=2: this lab takes steps, folder"),
     ],
 )
 def test_words_that_a_lab_cannot_take(words, sentence, capsys):
@@ -62,36 +87,52 @@ def test_every_lab_has_help(lab, capsys):
     with pytest.raises(SystemExit) as end:
         command.main([lab, "--help"])
     assert end.value.code == 0
-    assert f"usage: python -m microp.labs.{lab}" in capsys.readouterr().out
+    assert f"usage: python -m microp.labs.{lab}" in said(capsys)
+
+
+def test_another_option_of_a_group_takes_none_of_the_keys_that_the_lab_gives(capsys):
+    assert typed.typed_job("gpipe", "", ["device=cpu"], *pipeline.EMULATED, takes=["device"]).device.name == "cpu"
+    kept = typed.typed_job("gpipe", "", ["device=emulated"], *pipeline.EMULATED, takes=["device"]).device
+    assert (kept.forward_ms, kept.per) == (0.3125, ["row"])
 
 
 def test_monolith(capsys):
     monolith.main([])
-    losses = [float(loss) for loss in re.findall(r"loss (\d\.\d+)", capsys.readouterr().out)]
+    losses = [float(loss) for loss in re.findall(r"loss (\d\.\d+)", said(capsys))]
     assert len(losses) > 5
     assert losses[-1] < losses[0] - 1
+    monolith.main(["steps=2", "learning_rate=1000"])
+    assert re.findall(r"^step  \d  loss (\S+)", said(capsys), re.MULTILINE) == ["5.875", "nan"]
 
 
 def test_memory_wall(capsys):
     memory_wall.main([])
-    text = capsys.readouterr().out
+    text = said(capsys)
+    assert "needs 8 cards: at most 2 layers and\n20.1 GB on each." in text
+    bars = dict(re.findall(r"GB  (\S.*?) +(█+)$", text, re.MULTILINE))
+    assert len(bars["in all"]) == pytest.approx(4 * len(bars["gradients"]), abs=3)
+    assert len(bars["in all"]) == pytest.approx(160 / 24 * len(bars["a card"]), abs=4)
     assert "   40.00 GB  parameters" in text
     assert "   80.00 GB  Adam's two moments" in text
     assert "The parameters alone are 40 GB: they do not fit on a card of 24 GB." in text
     memory_wall.main(["--parameters", "1e9"])
-    assert "they fit on a card of 24 GB" in capsys.readouterr().out
+    assert "they fit on a card of 24 GB" in said(capsys)
+    memory_wall.main(["layers=4"])
+    assert "Training one layer needs 40.1 GB, more than a card: no cut between layers is" in said(capsys)
+    memory_wall.main(["card=1000"])
+    assert "needs 1 card: at most 16 layers" in said(capsys)
 
 
 def test_manual_split(capsys):
     manual_split.main([])
-    text = capsys.readouterr().out
+    text = said(capsys)
     assert text.index("gradients: False") < text.index("gradients: True", text.index("gradients: False"))
     assert "32 of 32 gradients equal the monolith's bit for bit" in text
 
 
 def test_manual_replicas(capsys):
     manual_replicas.main([])
-    alone, average = map(float, re.findall(r"(\d\.\de-\d+)", capsys.readouterr().out))
+    alone, average = map(float, re.findall(r"(\d\.\de-\d+)", said(capsys)))
     assert average < 1e-12 < 1e-4 < alone
 
 
@@ -115,7 +156,19 @@ def test_three_pipelines(capsys):
     assert found["naive"]["in_flight"] == [1, 1, 1, 1]
     assert found["gpipe"]["in_flight"] == [4, 4, 4, 4]
     assert found["one_f_one_b"]["in_flight"] == [4, 3, 2, 1]
-    assert "The times are set, not measured: on every rank F lasts 5 ms and B 10 ms." in capsys.readouterr().out
+    text = said(capsys)
+    assert "The times are set, not measured: F lasts 5 ms and B 10 ms for a microbatch of 16\nrows" in text
+    assert "F lasts 2.5 ms and B 5 ms for a microbatch of 8\nrows" in text
+    kept = [re.findall(r"4 in flight, (\d+) KiB kept", part)[0] for part in re.split("gpipe, |1f1b, ", text)[1:]]
+    assert kept == ["80", "40"]  # rank 0 of GPipe keeps the whole batch, that of 1F1B four of its eight microbatches
+
+
+def test_more_microbatches_make_a_step_shorter(capsys):
+    found = [gpipe.main([f"chunks={chunks}", "steps=2"]) for chunks in (2, 8)]
+    few, many = (sum(each["utilisation"]) for each in found)  # 8/5 ranks at a time, 32/11
+    assert few < many
+    slow, fast = map(float, re.findall(r"(\d+) ms per step", said(capsys)))
+    assert slow > fast  # 150 ms and 82.5 ms
 
 
 def test_hooks_fire_from_the_last_layer_to_the_first(capsys):
@@ -123,7 +176,8 @@ def test_hooks_fire_from_the_last_layer_to_the_first(capsys):
     layers = [int(label.split()[1]) for label in labels]
     assert layers == sorted(layers, reverse=True)
     assert len(labels) == 32
-    text = capsys.readouterr().out
+    text = said(capsys)
+    assert "Bucket 0 is full at 1 MiB (sync.first_bucket_mb)" in text
     assert re.search(r"^time +└0 +\d+\.\d ms┘$", text, re.MULTILINE)
     assert re.search(r"So \d+% of their time was hidden\. (That is good|At best)", text)
     early, every = map(int, re.search(r"(\d+) of (\d+) sums started before", text).groups())
@@ -131,9 +185,10 @@ def test_hooks_fire_from_the_last_layer_to_the_first(capsys):
 
 
 def test_a_gpt_learns_in_the_pipeline_as_in_one_process(tmp_path, capsys):
-    assert train_text.main(["--steps", "12", "--folder", str(tmp_path)]) == 0
+    assert train_text.main(["steps=12", "--folder", str(tmp_path)]) == 0
     text = capsys.readouterr().out
-    assert "12 of 12 losses are the same bit for bit" in text
+    assert max(map(len, text.partition("before training:")[0].splitlines())) <= 80
+    assert "12 of 12 losses are the same bit for bit" in " ".join(text.split())
     rows = [line.split(",") for line in (tmp_path / "loss.csv").read_text().splitlines()[1:]]
     assert [row[1] for row in rows] == [row[2] for row in rows]
     assert float(rows[-1][1]) < float(rows[0][1]) - 1
