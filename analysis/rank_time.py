@@ -130,7 +130,7 @@ def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
         f"{first['device']}, {first['model']}, K = {ranks}, M = {first['chunks']}. `python -m analysis.timeline RUN "
         "RUN` draws any runs so."
     )
-    return [Exhibit("timelines", "Schedules on one time axis", text, figure, pd.DataFrame(lines), used)]
+    return [Exhibit("schedule-timelines", "Schedules on one time axis", text, figure, pd.DataFrame(lines), used)]
 
 
 def answer(store: Store) -> str:

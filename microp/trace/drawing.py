@@ -30,7 +30,7 @@ logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if the home 
 WIDTH = 6.4  # inches: the text of a page
 ENDINGS = "svg", "pdf", "png"
 DRAWN = 20_000  # actions; with more, a figure is unreadable and a trace takes hundreds of megabytes
-POINTS = 9.5  # the size of text: 7 CSS pixels where a figure is as wide as a phone
+POINTS = 9.5  # the size of text: that of the figures in analysis
 LETTER = 0.64  # the width of a letter of a name, relative to its size
 TEXT: dict[Any, Any] = {
     "text.parse_math": False,  # a title names a folder, which may have a $
