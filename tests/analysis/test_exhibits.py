@@ -184,12 +184,21 @@ def test_a_schedules_own_keys_are_in_the_names_of_its_bars(tmp_path):
     assert panels == {"emulated, mlp, K = 2, M = 8": ["gpipe", "mine, group=2", "mine, group=4"]}
 
 
-def test_what_has_no_room_is_named(tmp_path):
+def test_a_panels_title_has_only_what_tells_it_from_the_others(tmp_path):
+    """The batch grows with M, as the number of steps does, and of one bar the times are disturbed."""
+    rows = [made(tmp_path, "gpipe", chunks, **{"config.steps": chunks}, disturbed=chunks == 8) for chunks in (4, 8)]
+    exhibit = drawn([{**row, "config.batch_size": row["batch_size"]} for row in rows])[1]
+    shown = {axis.get_title(loc="left"): axis.get_yticklabels()[0].get_text() for axis in exhibit.figure.axes}
+    assert sorted(shown) == ["emulated, mlp, K = 2, M = 4", "emulated, mlp, K = 2, M = 8"]
+    assert ["disturbed" in name for _, name in sorted(shown.items())] == [False, True]
+
+
+def test_of_more_configurations_than_have_room_the_caption_says_so(tmp_path):
     """A figure is at most a page high."""
     panels, exhibit = drawn([made(tmp_path, "gpipe", chunks) for chunks in range(1, 15)])
-    number, rest = len(panels), 14 - len(panels)
+    number = len(panels)
     assert 4 < number < 10
-    assert f"Not drawn, but in the table: {rest} further configurations (emulated, mlp, K = 2, M = " in exhibit.caption
+    assert f"Drawn: {number} of 14 configurations; the table has all" in exhibit.caption
     assert exhibit.table["chunks"].nunique() == 14
     assert exhibit.figure.get_figheight() < 10
 
