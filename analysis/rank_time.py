@@ -160,7 +160,7 @@ def typical(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _panels(runs: pd.DataFrame) -> list[pd.DataFrame]:
-    """Return the rows of each configuration in the order in which they are drawn: first the best one of each device, model and K.
+    """Return each configuration's rows, in the order of the panels: first the best one of each device, model and K.
 
     The best one is that of most schedules; among equals one without recomputation, and then the one nearest to M = 2K.
     """

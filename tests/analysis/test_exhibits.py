@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import engine_speed, m_sensitivity, plot, prediction, rank_time
+from analysis import engine_speed, m_sensitivity, plot, prediction, rank_time, sweep
 from analysis.exhibit import markers
 from analysis.forecasts import errors, forecasts, kendall, regrets, summary
 from analysis.timeline import time_table
@@ -89,6 +89,29 @@ def test_a_disturbed_time_is_drawn_hollow_and_memory_is_not(tmp_path):
     assert [stem for stem, lines in hollow.items() if "depth" in stem and lines]
     assert not [stem for stem, lines in hollow.items() if "memory" in stem and lines]
     assert all("disturbed" in found[stem].table for stem in hollow)
+
+
+def test_the_ticks_of_step_times_are_the_numbers_of_microbatches(tmp_path):
+    every = made_up(tmp_path).rows
+    exhibit = by_stem(m_sensitivity.exhibits(Made(every[every["chunks"].isin((1, 4, 16))])))["m-sensitivity-depth"]
+    axis = exhibit.figure.axes[0]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["1", "4", "16"]
+    assert exhibit.title == "Step time against M"
+    assert "No line is fitted" in exhibit.caption
+
+
+def test_a_prediction_of_a_disturbed_run_is_drawn_hollow(tmp_path):
+    table = forecasts(runs(("gpipe", 4, 110, 100), ("1f1b", 4, 90, 100)).assign(disturbed=[True, False]))
+    assert table.set_index("schedule")["measured.wide"].to_dict() == {"gpipe": True, "1f1b": False}
+    _, [axis] = plot.panels(1)
+    prediction.scatter(axis, table, "predicted")
+    assert [line.get_xdata().tolist() for line in axis.get_lines() if line.get_markerfacecolor() == "white"] == [[100]]
+
+
+def test_a_sweep_says_what_is_the_same_in_all_its_runs(tmp_path):
+    exhibit = sweep.exhibit(made_up(tmp_path).rows, "sweep", "Sweep")
+    assert exhibit.caption.startswith("6 points; varied: chunks; the same in all: gpipe, mlp, emulated, K = 4. ")
+    assert [text.get_text() for text in exhibit.figure.legends[0].get_texts()] == ["gpipe"]
 
 
 def test_prediction_and_noise(outputs):
@@ -286,6 +309,8 @@ def test_a_caption_has_bars_only_where_launches_repeat():
 def test_least_and_most_memory_that_are_the_same_are_one(tmp_path):
     table = pd.DataFrame({"name": ["a", "b"], "activation_mib": [0.125, 0.125]})
     assert least_memory(table, "name") == ["the rank that holds most keeps 0.125 MiB of activations in all of them"]
+    about = ["the rank that holds most keeps about 48.0 KiB of activations in all of them"]
+    assert least_memory(table.assign(activation_mib=[48.0 / 1024, 48.1 / 1024]), "name") == about
     assert "; most: b with 0.250 MiB" in least_memory(table.assign(activation_mib=[0.125, 0.25]), "name")[0]
 
 
