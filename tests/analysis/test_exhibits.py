@@ -172,6 +172,13 @@ def test_the_table_of_times_adds_up_each_rank():
     assert [line.split()[2:] for line in lines[1:3]] == [["1.00", "0.50", "1.50"], ["2.00", "0.25", "2.25"]]
 
 
+def test_the_table_of_times_fits_a_terminal_and_has_what_is_not_zero():
+    kinds = ("compute", "optimizer", "transfer", "warmup", "steady", "drain", "host", "reduction")
+    table = time_table({**dict.fromkeys(kinds, [500.0] * 4), "recompute": [0.001] * 4}, 80)
+    assert [len(line) <= 80 for line in table.splitlines()] == [True] * 5
+    assert table.split("\n")[0].split() == ["ms", *kinds, "sum"]
+
+
 # --- bars that lie side by side -------------------------------------------------------------------
 
 

@@ -294,6 +294,13 @@ def test_a_folder_that_does_not_exist_is_said(program, tmp_path, capsys, monkeyp
 # --- a timeline -----------------------------------------------------------------------------------
 
 
+def test_a_run_is_found_by_its_id(outputs, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(timeline, "OUTPUTS", outputs)
+    [run, *_] = sorted(path.name for path in (outputs / "runs").iterdir())
+    assert timeline.main([run, "--report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith(f"{run}, attempt-1: last measured step")
+
+
 def test_a_folder_without_a_trace(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         timeline.main([str(tmp_path)])
