@@ -17,7 +17,7 @@ from functools import cache
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
-POINTS = 9.5  # the size of all text in figures: 7 CSS pixels where a figure is as wide as a phone
+POINTS = 9.5  # the size of all text in figures: 11 CSS pixels on a phone, where a figure is scrolled
 LINE = 1.3  # of a font's size: the height of a line of text
 WORDS = re.compile(r"[^\s_/,]*[_/,]?\s*")  # a line may end after each
 GAP = 0.07  # between two texts on one line

@@ -27,6 +27,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.exhibit import counted, kind_of
+from microp.records import over_launches
 from microp.results import records
 
 Numbers = NDArray[np.floating[Any]]
@@ -34,6 +35,7 @@ PREDICTED, REPLAYED = "predicted", "replayed"
 BASELINES = ("closed bubble", "FLOPs", "mean")
 FORECASTS = (REPLAYED, PREDICTED, *BASELINES)
 TIMES = ("step_ms.median", "predicted.step_ms", "replayed.step_ms")
+SPREAD = ("step_ms.p10", "step_ms.p90", "disturbed")
 QUESTION = (
     *("question", "model", "config.model.dim", "device", "schedule", "chunks", "ranks", "batch_size", "partition"),
     "checkpointing",
@@ -44,12 +46,12 @@ LEAST_NOISE = 0.02  # two configurations that differ by less are alike, if there
 def forecasts(runs: pd.DataFrame) -> pd.DataFrame:
     """Return one row per configuration of one replica: its measured step time and all forecasts of it, in ms.
 
-    `measured` is the median over the launches, `noise` half of their range over it (NaN for one launch); a `group` has
-    the configurations of one model on one device.
+    `measured` is the median over the launches, `measured.wide` whether it is not to be relied on, and `noise` half of
+    their range over it (NaN for one launch); a `group` has the configurations of one model on one device.
     """
     if not {*TIMES} <= {*runs.columns}:
         return pd.DataFrame()
-    needed = [column for column in (*TIMES, *QUESTION) if column in runs]  # groups of all columns take long
+    needed = [column for column in (*TIMES, *SPREAD, *QUESTION) if column in runs]  # groups of all columns take long
     known = runs[needed][runs["replicas"] == 1].dropna(subset=["step_ms.median", "predicted.step_ms"])
     rows = [_of_launches(own) for _, own in known.groupby("question", sort=True)]
     table = pd.DataFrame(rows)
@@ -87,6 +89,7 @@ def _of_launches(launches: pd.DataFrame) -> dict[str, Any]:
         "checkpointing": first["checkpointing"],
         "launches": len(launches),
         "measured": float(times.median()),
+        "measured.wide": over_launches(launches, ["question"], [str(times.name)])[f"{times.name}.wide"].iloc[0],
         "noise": float((times.max() - times.min()) / 2 / times.median()) if len(times) > 1 else np.nan,
         PREDICTED: float(launches["predicted.step_ms"].median()),
         REPLAYED: float(launches["replayed.step_ms"].median()),

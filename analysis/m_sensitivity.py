@@ -221,9 +221,10 @@ def effective_depth(found: Sequence[Part]) -> Exhibit | None:
         if any(known):
             _depths(row[1], part, fits)
     fits = pd.concat(map(_named, growing, tables))
-    legend, text = [], "Step time against M."
+    legend, title, text = [], "Step time against M", ""
     if any(known):
         legend = [looks.dotted("least-squares line T = a + b M"), looks.thin("K, the number of ranks")]
+        title = "T(M) = a + b M"
         text = (
             "Left: step time and its least-squares line T = a + b M over M >= K, by relative errors (naive exceeds the "
             "panel). Right: a/b + 1 of each line, an estimate of the number of ranks from step times alone."
@@ -233,9 +234,8 @@ def effective_depth(found: Sequence[Part]) -> Exhibit | None:
     if fits["depth"].isna().any():
         text += f" {not_fitted('values of M >= K')}"
     plot.legend(figure, legend)
-    return Exhibit(
-        "m-sensitivity-depth", "T(M) = a + b M", f"{text} {markers(_rows(growing))}", figure, fits, _rows(growing)
-    )
+    caption = f"{text} {markers(_rows(growing))}".strip()
+    return Exhibit("m-sensitivity-depth", title, caption, figure, fits, _rows(growing))
 
 
 def _step_times(axis: Axes, part: Part, fits: pd.DataFrame) -> None:
@@ -249,8 +249,9 @@ def _step_times(axis: Axes, part: Part, fits: pd.DataFrame) -> None:
             plot.computed(axis, ends, [line["a"] + line["b"] * m for m in ends], look.colour)
     pipelined = times[times["schedule"] != "naive"] if set(times["schedule"]) != {"naive"} else times
     plot.titled(axis, part.title, plot.CHUNKS, "step time, ms")
-    axis.set(xlim=(0, None), ylim=(0, 1.2 * pipelined["step_ms.median"].max()))
-    axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axis.set_ylim(0, 1.2 * pipelined["step_ms.median"].max())
+    scales.evenly(axis, times["chunks"])
+    axis.set_xlim(0, None)
 
 
 def _depths(axis: Axes, part: Part, fits: pd.DataFrame) -> None:

@@ -115,7 +115,7 @@ def titled(axis: Axes, title: str = "", x: str = "", y: str = "", own: bool = Fa
     if place is None:
         return
     height = cast(Figure, axis.get_figure(root=True)).get_figheight() / place.get_gridspec().nrows - ABOVE
-    axis.set_title(fitting.wrapped(title, room(axis)))
+    axis.set_title(fitting.wrapped(title, room(axis) + 0.15))  # it may end above the space between panels
     axis.set_xlabel(fitting.wrapped(x, room(axis)))
     if own or place.is_first_col():
         axis.set_ylabel(fitting.wrapped(y, height))
@@ -144,10 +144,7 @@ def points(axis: Axes, table: pd.DataFrame, x: str, y: str, look: Look, label: s
     # seaborn's pointplot would aggregate the launches again; the figure's table has the same medians and intervals.
     _bars(axis, look, "_", at, low, high)
     axis.plot(at, middle, color=look.colour, marker=look.marker, linestyle=look.line, label=label)
-    wide = table[f"{y}.wide"].to_numpy(dtype=bool)[order]
-    if wide.any():
-        hollow: Any = {"marker": look.marker, "markerfacecolor": "white", "linestyle": ""}
-        axis.plot(at[wide], middle[wide], color=look.colour, **hollow)
+    hollow(axis, at, middle, table[f"{y}.wide"].to_numpy(dtype=bool)[order], look)
 
 
 def across(axis: Axes, table: pd.DataFrame, value: str, at: Any, look: Look, label: str) -> None:
@@ -156,8 +153,20 @@ def across(axis: Axes, table: pd.DataFrame, value: str, at: Any, look: Look, lab
     at = np.asarray(at, dtype=float)
     _bars(axis, look, "|", at, low, high)
     axis.plot(middle, at, color=look.colour, marker=look.marker, linestyle="", label=label)
-    wide = table[f"{value}.wide"].to_numpy(dtype=bool)
-    axis.plot(middle[wide], at[wide], color=look.colour, marker=look.marker, markerfacecolor="white", linestyle="")
+    hollow(axis, middle, at, table[f"{value}.wide"].to_numpy(dtype=bool), look)
+
+
+def scatter(axis: Axes, table: pd.DataFrame, x: str, y: str, wide: str, look: Look, label: str) -> None:
+    """Draw small markers without a line, hollow where the column `wide` says so."""
+    across, up = (table[name].to_numpy(dtype=float) for name in (x, y))
+    axis.plot(across, up, look.marker, color=look.colour, label=label, markersize=4)
+    hollow(axis, across, up, table[wide].to_numpy(dtype=bool), look, markersize=4)
+
+
+def hollow(axis: Axes, x: Numbers, y: Numbers, wide: NDArray[np.bool_], look: Look, **size: Any) -> None:
+    """Draw hollow markers over those that are not to be relied on: disturbed, or with too wide a spread."""
+    if wide.any():
+        axis.plot(x[wide], y[wide], look.marker, color=look.colour, markerfacecolor="white", **size)
 
 
 def _bars(axis: Axes, look: Look, cap: str, at: Numbers, low: Numbers, high: Numbers) -> None:

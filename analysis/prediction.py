@@ -85,9 +85,14 @@ def _predicted(store: Store) -> list[Exhibit]:
     text = (
         "Step times that were known before the run, from a profile or from nominal times, against the measured ones; "
         "a marker per configuration, the median of its launches. Right: median error of the prediction, of the replay, "
-        "and of three baselines, each with one number that is fitted to the other configurations of the model. "
-        f"{'; '.join(best)}."
+        "and of three baselines, each with one number that is fitted to the other configurations of the model: the "
+        "busiest rank's operations (FLOPs), these over 1 - (K-1)/(M+K-1) (closed bubble), and the mean step time. "
+        f"{'; '.join(best)}. Bias: the median error with its sign."
     )
+    if known["tau"].notna().any():
+        text += " Kendall's tau: 1 if the prediction ranks configurations as measured, -1 if in reverse."
+    if known["regret"].notna().any():
+        text += " Regret: how much longer the configuration of least predicted time took than the fastest one."
     figure, axes = plot.panels(2, 3.2)
     scatter(axes[0], table, "predicted")
     known = known.assign(shown=100 * known["median"].clip(lower=SMALLEST))
@@ -117,8 +122,7 @@ def judged(row: dict[str, Any]) -> str:
 def scatter(axis: Axes, table: pd.DataFrame, name: str) -> None:
     """Draw a forecast over the measured time, both in ms, a look per model and device."""
     for group, look in looks.looks(sorted(table["group"].unique())).items():
-        own = table[table["group"] == group]
-        axis.plot(own["measured"], own[name], look.marker, color=look.colour, label=group, markersize=4)
+        plot.scatter(axis, table[table["group"] == group], "measured", name, "measured.wide", look, str(group))
     times = [*table["measured"], *table[name]]
     scales.logarithmic(axis.xaxis, times)
     scales.logarithmic(axis.yaxis, times)
@@ -155,7 +159,7 @@ def _compare(row: dict[str, Any]) -> Iterator[Row]:
     yield {
         **{key: row[key] for key in ("run_id", "question")},
         "kind": kind_of(row["device"]),
-        **{key: row[key] for key in ("schedule", "ranks", "chunks")},
+        **{key: row[key] for key in ("schedule", "ranks", "chunks", "disturbed")},
         "replayed_ms": float(replayed),
         "measured_ms": median(map(makespan_ms, steps)),
     }
@@ -208,9 +212,7 @@ def _draw(table: pd.DataFrame) -> Any:
 
 def _makespans(axis: Axes, table: pd.DataFrame, named: dict[Any, looks.Look]) -> None:
     for kind, look in named.items():
-        own = table[table["kind"] == kind]
-        hollow: dict[str, Any] = {"markerfacecolor": "none", "markersize": 4, "markeredgewidth": 0.8}
-        axis.plot(own["measured_ms"], own["replayed_ms"], look.marker, color=look.colour, label=kind, **hollow)
+        plot.scatter(axis, table[table["kind"] == kind], "measured_ms", "replayed_ms", "disturbed", look, str(kind))
     times = [*table["measured_ms"], *table["replayed_ms"]]
     plot.titled(axis, x="measured makespan, ms", y="replayed makespan, ms", own=True)
     for scale in (axis.xaxis, axis.yaxis):
@@ -222,8 +224,7 @@ def _errors(axis: Axes, table: pd.DataFrame, named: dict[Any, looks.Look]) -> No
     for kind, look in named.items():
         own = table[table["kind"] == kind]
         _shares(axis, own["error"], color=look.colour, marker=look.marker, markersize=4)
-        dashes: dict[str, Any] = {"linestyle": NOISE, "linewidth": 1, "markerfacecolor": "none", "markersize": 4}
-        _shares(axis, own["noise"].dropna(), color=look.colour, marker=look.marker, **dashes)
+        _shares(axis, own["noise"].dropna(), color=look.colour, linestyle=NOISE, linewidth=1)
     for distance in (1, 5):
         axis.axvline(distance, **looks.THIN)
     plot.titled(axis, x="distance, %", y="share of runs", own=True)

@@ -14,9 +14,9 @@ microbatches is nearest to 2K. The table has all questions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path as FilePath
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,7 +27,7 @@ from matplotlib.path import Path
 from analysis import fitting, looks, plot, scales
 from analysis.command import ANY_RUN, main
 from analysis.exhibit import Exhibit, counted, kind_of, percent
-from analysis.varied import differing, group_of, known, say, say_all
+from analysis.varied import differing, group_of, known, say, say_all, varying
 from analysis.words import sentences
 from microp.records import read_traced_step
 from microp.results import Store, records
@@ -43,9 +43,9 @@ SEEN = 0.003  # of a bar: what is shorter cannot be seen, and has no entry in th
 WHERE = ["device", "model", "ranks"]
 SETTING = ["chunks", "batch_size", "checkpointing", "place"]
 IN_EVERY_TITLE = ("chunks", "ranks", "device.name", "model.name", "checkpointing.name")
+HOW_LONG = ("config.steps", "config.warmup_steps")  # a configuration was measured
 LINES = 6  # of a panel's title
 LINE = 0.17  # inches
-NAMED = 6  # of the configurations that are not drawn
 # compute is dark and waits are light; hatching separates neighbours that are alike without colour
 LOOKS: dict[str, tuple[str, str, str]] = {  # colour, hatching, name
     "compute": ("#0072b2", "", "compute"),
@@ -61,46 +61,37 @@ LOOKS: dict[str, tuple[str, str, str]] = {  # colour, hatching, name
 assert set(LOOKS) == set(KINDS), "each kind of time has a look"
 
 
-class Panel(NamedTuple):
-    """One configuration: its title, which names all in which it differs from others, and a row per schedule."""
-
-    title: str
-    rows: pd.DataFrame
-
-
 def exhibits(store: Store) -> list[Exhibit]:
     """Return one figure with one panel per configuration."""
     runs = typical(store.runs())
     if runs.empty:
         return []
     found, room = _panels(runs), plot.WIDTH - 2 * scales.ROW - 0.3  # of a title, which begins where the bars do
-    titles = [fitting.wrapped(title, room, LINES) for title, _ in found]
-    heights = [
-        AROUND + LINE * len(wrapped.splitlines()) + len(own) * (_thickness(own) * own["ranks"].iloc[0] + GAP)
-        for wrapped, (_, own) in zip(titles, found, strict=True)
-    ]
-    number = max(1, int(np.searchsorted(np.cumsum(heights), PAGE)))
-    panels, titles, heights = found[:number], titles[:number], heights[:number]
+    heights = [AROUND + LINE + len(own) * (_thickness(own) * own["ranks"].iloc[0] + GAP) for own in found]
+    panels = found[: max(1, int(np.searchsorted(np.cumsum(heights), PAGE)))]
+    titles = [fitting.wrapped(title, room, LINES) for title in _titles(panels)]
+    heights = [height + LINE * title.count("\n") for height, title in zip(heights, titles, strict=False)]
     layout = {"gridspec_kw": {"height_ratios": heights}}
     figure, axes = plot.sheet(len(panels), 1, sum(heights) / len(heights), **layout)
-    for axis, wrapped, (_, own) in zip(axes[:, 0], titles, panels, strict=True):
+    for axis, wrapped, own in zip(axes[:, 0], titles, panels, strict=True):
         _draw(axis, own)
         plot.titled(axis, x="wall time of the step, ms")
         axis.set_title(wrapped)
-    most = pd.DataFrame([shares.max(axis=1) for _, own in panels for row in records(own) for shares in [_shares(row)]])
+    most = pd.DataFrame([shares.max(axis=1) for own in panels for row in records(own) for shares in [_shares(row)]])
     shown = [kind for kind in LOOKS if most[kind].max() >= SEEN]
     plot.legend(figure, [Patch(**_look(kind), label=LOOKS[kind][2]) for kind in shown])
     text = (
         "Wall time of a traced step by kind, one bar per rank, whose number is at its end; the time of the whole "
-        "step is beside the name, and the mean share of compute in the bars. A panel is one configuration: its bars "
-        "differ only in what their names say. "
+        "step is beside the name, and the mean share of compute in the bars. A panel is one configuration: its title "
+        "has what tells it from the other panels, and its bars differ only in what their names say. "
         "Host: what is left, the rank's own time around its actions. Waits in warm-up, steady "
         "phase and drain are for another rank to finish an action; transfer is a wait for a tensor that was already "
-        "being sent. Of several launches the one with the median step time is shown; the table has all configurations, "
-        f"and kinds below {percent(SEEN)} of every bar.{_not_drawn(found[number:])}"
+        "being sent. Of several launches the one with the median step time is shown. Drawn: "
+        f"{len(panels)} of {counted(len(found), 'configuration')}; the table has all, and kinds below {percent(SEEN)} "
+        "of every bar."
     )
     times = Exhibit("rank-time", "Time of each rank by kind", text, figure, _table(runs), runs)
-    return [times, *_on_one_axis([panel.rows for panel in found])]
+    return [times, *_on_one_axis(found)]
 
 
 def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
@@ -125,12 +116,13 @@ def _on_one_axis(configurations: Sequence[pd.DataFrame]) -> list[Exhibit]:
         {"schedule": name, "ms": float(makespan(spans)) / 1e6, "bubble": float(bubble_fraction(spans))}
         for name, spans in panels.items()
     ]
+    noisy = ", ".join(schedule for schedule in order if rows[schedule]["disturbed"])
     text = (
         f"The last measured step of {len(panels)} schedules, one launch each, one above the other on one time axis: "
         f"{first['device']}, {first['model']}, K = {ranks}, M = {first['chunks']}. `python -m analysis.timeline RUN "
-        "RUN` draws any runs so."
+        f"RUN` draws any runs so.{noisy and f' Disturbed: {noisy}.'}"
     )
-    return [Exhibit("timelines", "Schedules on one time axis", text, figure, pd.DataFrame(lines), used)]
+    return [Exhibit("schedule-timelines", "Schedules on one time axis", text, figure, pd.DataFrame(lines), used)]
 
 
 def answer(store: Store) -> str:
@@ -167,8 +159,8 @@ def typical(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.loc[[own.index[(len(own) - 1) // 2] for own in ordered]]
 
 
-def _panels(runs: pd.DataFrame) -> list[Panel]:
-    """Return the configurations in the order in which they are drawn: first the best one of each device, model and K.
+def _panels(runs: pd.DataFrame) -> list[pd.DataFrame]:
+    """Return each configuration's rows, in the order of the panels: first the best one of each device, model and K.
 
     The best one is that of most schedules; among equals one without recomputation, and then the one nearest to M = 2K.
     """
@@ -176,13 +168,12 @@ def _panels(runs: pd.DataFrame) -> list[Panel]:
     others = [key for key in keys if group_of(key) != "schedule"]
     own_keys = [key for key in keys if group_of(key) == "schedule" and key != "schedule.name"]
     by = list(dict.fromkeys([*WHERE, *SETTING, *(f"config.{key}" for key in others)]))
-    names = {key: say_all(key, runs[f"config.{key}"], plot.WIDTH / 3) for key in others if key not in IN_EVERY_TITLE}
     placed, seen = [], dict.fromkeys(runs[WHERE].itertuples(index=False, name=None), 0)
     found = [own for _, own in runs.groupby([runs[column].map(str) for column in by], sort=True)]
     for own in sorted(found, key=_order):
         first = own.iloc[0]
         where = tuple(first[WHERE])
-        placed.append((seen[where], Panel(_title(first, names), own.assign(bar=_bars(own, own_keys)))))
+        placed.append((seen[where], own.assign(bar=_bars(own, own_keys))))
         seen[where] += 1
     return [panel for _, panel in sorted(placed, key=lambda each: each[0])]
 
@@ -193,13 +184,19 @@ def _order(rows: pd.DataFrame) -> tuple[int, bool, float]:
     return -rows["schedule"].nunique(), first["checkpointing"] != "never", far
 
 
-def _title(row: Any, names: Mapping[str, Mapping[str, str]]) -> str:
-    """Return the name of a configuration: the usual figures, and its value of each key in which runs differ."""
-    again = "" if row["checkpointing"] == "never" else f", recomputation: {row['checkpointing']}"
-    named = [own[str(row[f"config.{key}"])] for key, own in names.items() if known(row[f"config.{key}"])]
-    named += [] if row["place"] == "equal" else [f"layers {row['place']}"]
-    more = "".join(f", {name}" for name in named)
-    return f"{row['device']}, {row['model']}, K = {row['ranks']}, M = {row['chunks']}{again}{more}"
+def _titles(panels: Sequence[pd.DataFrame]) -> list[str]:
+    """Return the name of each configuration: the usual figures, and what else tells it from the others."""
+    rows = pd.DataFrame([own.iloc[0] for own in panels]).drop(columns=[*HOW_LONG], errors="ignore")
+    keys = varying(rows.drop(columns=[column for column in rows if str(column).startswith("config.schedule")]))
+    names = {key: say_all(key, rows[f"config.{key}"], plot.WIDTH / 3) for key in keys if key not in IN_EVERY_TITLE}
+    titles = []
+    for row in records(rows):
+        again = "" if row["checkpointing"] == "never" else f", recomputation: {row['checkpointing']}"
+        named = [own[str(row[f"config.{key}"])] for key, own in names.items() if known(row[f"config.{key}"])]
+        named += [] if row["place"] == "equal" else [f"layers {row['place']}"]
+        more = "".join(f", {name}" for name in named)
+        titles.append(f"{row['device']}, {row['model']}, K = {row['ranks']}, M = {row['chunks']}{again}{more}")
+    return titles
 
 
 def _bars(rows: pd.DataFrame, keys: list[str]) -> list[str]:
@@ -209,15 +206,6 @@ def _bars(rows: pd.DataFrame, keys: list[str]) -> list[str]:
     found = [{key.removeprefix("schedule."): row[f"config.{key}"] for key in several} for row in records(named)]
     told = [[say(key, value) for key, value in own.items() if known(value)] for own in found]
     return [", ".join([schedule, *own]) for schedule, own in zip(rows["schedule"], told, strict=True)]
-
-
-def _not_drawn(panels: list[Panel]) -> str:
-    """Return a sentence that names the configurations that are only in the table; empty if there are none."""
-    if not panels:
-        return ""
-    more = f"; and {len(panels) - NAMED} more" if len(panels) > NAMED else ""
-    names = "; ".join(panel.title for panel in panels[:NAMED])
-    return f" Not drawn, but in the table: {counted(len(panels), 'further configuration')} ({names}{more})."
 
 
 def _thickness(rows: pd.DataFrame) -> float:
@@ -247,7 +235,7 @@ def _draw(axis: Axes, rows: pd.DataFrame) -> None:
         axis.text(min(compute) / 2, place, share, ha="center", va="center", color="white", zorder=3, bbox=behind)
         for rank in range(0, ranks, ranks - 1 if ranks > MOST_NUMBERED else 1):
             axis.text(total[rank], at[rank], f" {rank}", va="center")
-        time = f", {total.max():.1f} ms"
+        time = f", {total.max():.1f} ms{' (disturbed)' if row['disturbed'] else ''}"
         names.append(f"{fitting.shortened(row['bar'], 2 * scales.ROW - fitting.width(time))}{time}")
     for kind, own in bars.items():
         if own:  # one patch for all bars of a kind, because each patch takes the time of a hatch

@@ -22,7 +22,7 @@ from matplotlib.ticker import MaxNLocator
 from analysis import looks, nominal, plot, scales
 from analysis.command import main
 from analysis.exhibit import Exhibit, distance, drawn, markers
-from analysis.words import BUBBLE, TIME, closing, doubts, least_memory, sentences, spread, versus
+from analysis.words import BUBBLE, TIME, closing, doubts, least_memory, not_ranked, sentences, spread, versus
 from microp.records import LAUNCH, over_launches
 from microp.results import Store, records, worst_rank_mib
 from microp.simulator import simulate
@@ -70,12 +70,16 @@ def answer(store: Store) -> str:
     table = over_launches(runs, ["schedule"], [TIME, BUBBLE, "activation_mib"]).sort_values([TIME, "schedule"])
     first, second, last = (records(table)[place] for place in (0, 1, -1))
     fastest, next_one = (runs[runs["schedule"] == point["schedule"]] for point in (first, second))
-    told = (
-        f"of {len(table)} schedules with M = {chunks} on {runs['ranks'].iloc[0]} emulated ranks{doubts(table, TIME)}, "
-        f"{first['schedule']} has the shortest step: {spread(first, TIME, 'ms')}, with a bubble of "
-        f"{spread(first, BUBBLE)}; {last['schedule']} has the longest, {spread(last, TIME, 'ms')}; against the next "
-        f"one, {versus(first['schedule'], fastest, second['schedule'], next_one)}"
-    )
+    where = f"of {len(table)} schedules with M = {chunks} on {runs['ranks'].iloc[0]} emulated ranks"
+    if noisy := not_ranked(table, TIME, "ms"):
+        told = f"{where}, {noisy}"
+    else:
+        told = (
+            f"{where}{doubts(table, TIME)}, {first['schedule']} has the shortest step: {spread(first, TIME, 'ms')}, "
+            f"with a bubble of {spread(first, BUBBLE)}; {last['schedule']} has the longest, "
+            f"{spread(last, TIME, 'ms')}; against the next one, "
+            f"{versus(first['schedule'], fastest, second['schedule'], next_one)}"
+        )
     return sentences([told, *least_memory(table, "schedule"), closing(runs, POINT)])
 
 

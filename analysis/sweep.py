@@ -25,7 +25,7 @@ from analysis.command import OUTPUTS, command_parser, nothing, print_answer, pri
 from analysis.engine_speed import RATIOS, TIMES
 from analysis.exhibit import Exhibit, counted, markers
 from analysis.varied import is_numeric, say, varying
-from analysis.words import BUBBLE, TIME, closing, doubts, least_memory, listed, sentences, spread, versus
+from analysis.words import BUBBLE, TIME, closing, doubts, least_memory, listed, not_ranked, sentences, spread, versus
 from microp.records import LAUNCH, WIDE_FRACTION, Plan, over_launches, read_plans
 from microp.results import ROWS_UNKNOWN, Store, are_rows_unknown, finished_runs, records, worst_rank_mib
 from microp.system import run_command
@@ -58,7 +58,8 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = 
         rows["engine.name"] = rows["engine.name"].replace("compare", COMPARED)
     axes = assign(rows)
     keys = [*axes.lines, *filter(None, [axes.column, axes.x])]
-    rows["line"] = [", ".join(say(key, row[key]) for key in axes.lines) or "measured" for _, row in rows.iterrows()]
+    alone = rows["schedule"].iloc[0] if rows["schedule"].nunique() == 1 else "measured"
+    rows["line"] = [", ".join(say(key, row[key]) for key in axes.lines) or alone for _, row in rows.iterrows()]
     rows["column"] = [say(axes.column, value) for value in rows[axes.column]] if axes.column else ""
     rows["x"] = rows[axes.x] if axes.x else ""
     points = ["column", "line", "x"]
@@ -76,13 +77,20 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = 
         "Dotted: closed form of the bubble, for equal layers and free hops or for an emulated device's nominal times."
     )
     text = (
-        f"{counted(len(table), 'point')}; varied: {', '.join(keys) or 'nothing'}. {markers(runs)}"
+        f"{counted(len(table), 'point')}; varied: {', '.join(keys) or 'nothing'}; {_same(runs)}. {markers(runs)}"
         + (f" {closed}" if table["formula"].notna().any() else "")
         + (f" Drawn: the first {MOST_LINES} of {number} lines; the table has all." if number > MOST_LINES else "")
     )
     figure = _draw(table, axes)
     said = answer(rows, keys, say)
     return Exhibit(stem, title, text, figure, table.drop(columns=points), runs, list(missing), said)
+
+
+def _same(runs: pd.DataFrame) -> str:
+    """Return the usual figures that are the same in all runs, as text."""
+    usual = {"schedule": "", "model": "", "device": "", "ranks": "K = ", "chunks": "M = "}
+    same = [f"{name}{runs[key].iloc[0]}" for key, name in usual.items() if runs[key].nunique() == 1]
+    return f"the same in all: {', '.join(same) or 'nothing of these'}"
 
 
 def answer(
@@ -100,7 +108,9 @@ def answer(
     first, last = (records(table)[place] for place in (0, -1))
     fastest = f"{spread(first, value, unit)}, with a bubble of {spread(first, BUBBLE)}"
     told = [fastest]
-    if len(table) > 1:
+    if len(table) > 1 and (noisy := not_ranked(table, value, unit)):
+        told = [noisy]
+    elif len(table) > 1:
         told = [
             f"fastest of {len(table)} points{doubts(table, value)}: {first['point']} with {fastest}; slowest: "
             f"{last['point']} with {spread(last, value, unit)}"

@@ -1,6 +1,6 @@
 """Timelines of the last measured step of a run, replayed above measured, or of several runs.
 
-    python -m analysis.timeline outputs/runs/<run>/attempt-<n>
+    python -m analysis.timeline RUN         its id, or outputs/runs/<run>/attempt-<n>
 
 Several runs are drawn one above the other on one time axis, as measured:
 
@@ -16,20 +16,22 @@ from __future__ import annotations
 import hashlib
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.command import absent, command_parser
+from analysis.command import OUTPUTS, absent, command_parser
 from microp.records import (
     RecordError,
     TracedStep,
     attempts,
     check_attempt,
     clocks_text,
+    disturbances,
     read_config,
+    read_env,
     read_status,
     read_summary,
     read_traced_step,
@@ -39,7 +41,7 @@ from microp.schedule import Schedule
 from microp.system import CommandParser, run_command
 from microp.trace import Line, Reduction, Span, figure, perfetto, screen, timeline
 
-REMEDY = "give a folder below outputs/runs"
+REMEDY = "give a run's id, or a folder below outputs/runs"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         "run",
         type=Path,
         nargs="+",
-        help="an attempt, or a folder: its newest attempt; several on one time axis",
+        help="a run's id, an attempt, or a folder: its newest attempt; several on one time axis",
     )
     parser.add_argument(
         "--report", type=Path, default=Path("outputs/report"), help="folder for the files (default: outputs/report)"
@@ -64,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
             replicas = run.summary["replicas"]
             heading = [name] * bool(name) + [f"means over the {replicas} replicas"] * (replicas > 1)
             print(", ".join(heading) + ":\n" * bool(heading) + time_table(times, shown.columns) + "\n")
-    print(textwrap.fill(WAITS, shown.columns) + "\n")
+    print(textwrap.fill(_meanings([run.summary["time_ms"] or {} for run in runs]), shown.columns) + "\n")
     options.report.mkdir(parents=True, exist_ok=True)
     path = options.report / drawn.file
     files = figure(drawn.panels, drawn.title, path, sums=drawn.sums)
@@ -81,6 +83,11 @@ class _Run(NamedTuple):
     summary: dict[str, Any]
     step: TracedStep
 
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether its times are not to be trusted; of a run without a summary it is not known."""
+        return "status" in self.summary and bool(disturbances(self.summary, read_env(self.attempt)))
+
 
 class _Drawing(NamedTuple):
     """What is drawn: panels by their name, and the same as text; `names` are those of the runs, empty for one alone."""
@@ -95,7 +102,9 @@ class _Drawing(NamedTuple):
 
 
 def _traced(parser: CommandParser, folder: Path) -> _Run:
-    """Return the newest attempt with a trace in a folder, or end the command with what is wrong."""
+    """Return the newest attempt with a trace in a folder or of a run's id, or end the command with what is wrong."""
+    if not folder.exists() and (OUTPUTS / "runs" / folder).is_dir():
+        folder = OUTPUTS / "runs" / folder
     if not folder.is_dir():
         parser.error(f"{absent(folder)}: {REMEDY}")
     traced, damaged = newest_traced(folder)
@@ -112,8 +121,9 @@ def _traced(parser: CommandParser, folder: Path) -> _Run:
 def _alone(run: _Run, columns: int) -> _Drawing:
     """Return the drawing of a run: its step replayed above measured."""
     attempt, summary, (schedule, panels, sums) = run
+    noisy = " (disturbed)" if run.is_disturbed else ""
     clocks = clocks_text(summary)
-    title = f"{attempt.parent.name}, {attempt.name}: last measured step"
+    title = f"{attempt.parent.name}, {attempt.name}: last measured step{noisy}"
     predicted, replicas = summary.get("predicted"), summary["replicas"]
     lines = timeline(panels, columns, sums=sums, predicted=predicted, replicas=replicas, clocks=clocks)
     schedules, file = dict.fromkeys(panels, schedule), f"timeline-{attempt.parent.name}-{attempt.name}"
@@ -129,7 +139,8 @@ def _together(runs: Sequence[_Run], columns: int) -> _Drawing:
     sums = {name: run.step.sums["measured"] for name, run in zip(names, runs, strict=True)}
     schedules = {name: run.step.schedule for name, run in zip(names, runs, strict=True)}
     file = f"timelines-{hashlib.sha256(' '.join(ids).encode()).hexdigest()[:8]}"
-    title = f"{len(runs)} runs on one time axis, the last measured step of each"
+    noisy = ", ".join(name for name, run in zip(names, runs, strict=True) if run.is_disturbed)
+    title = f"{len(runs)} runs on one time axis, the last measured step of each{noisy and f'; disturbed: {noisy}'}"
     return _Drawing(title, file, names, panels, sums, schedules, timeline(panels, columns, sums=sums))
 
 
@@ -162,19 +173,44 @@ def _summary(attempt: Path) -> dict[str, Any]:
 def time_table(time_ms: dict[str, list[float]], columns: int = 100) -> str:
     """Return a text table of the step's time in ms, kind -> its time on each rank: a line per rank, a column per kind.
 
-    The kinds that have no room in this many columns stand below, with the ranks again.
+    Columns lie closer together if that makes them fit. Kinds that have no room even then stand below, with the ranks
+    again.
     """
     times = pd.DataFrame(time_ms).rename(index="rank {}".format).rename_axis(columns="ms")
-    times = times.loc[:, (times != 0).any()].assign(sum=times.sum(axis="columns"))
+    times = times.loc[:, [kind for kind in times if _is_shown(times[kind])]].assign(sum=times.sum(axis="columns"))
+    rows = [
+        ("ms".ljust(len(times.index[-1])), *times),
+        *((name, *map("{:.2f}".format, own)) for name, *own in times.itertuples()),
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for gap in ("  ", " "):
+        if sum(widths) + len(gap) * (len(widths) - 1) <= columns:
+            return "\n".join(gap.join(map(str.rjust, row, widths)) for row in rows)
     table = times.to_string(float_format="{:.2f}".format, line_width=columns)
     return table.replace("  \\\n", "\n")  # pandas marks a table that goes on below
 
 
-WAITS = (
-    "host: the rest, in which Python runs; transfer: waits for a tensor that is being sent; warmup, steady, drain: for "
-    "another rank; reduction: for the sum over the replicas; sum: the whole step, also what is before the first action "
-    "and after the last one. Every column: analysis/README.md."
-)
+def _is_shown(times: Iterable[float]) -> bool:
+    """Return whether a kind of time has a column: it is 0.01 ms or more on some rank."""
+    return max(times) >= 0.005
+
+
+def _meanings(every: Sequence[dict[str, list[float]]]) -> str:
+    """Return what the columns of these tables mean, of those that need a word."""
+    shown = {kind for times in every for kind, own in times.items() if _is_shown(own)}
+    told = [
+        f"{', '.join(k for k in kinds if k in shown)}: {text}" for kinds, text in MEANINGS.items() if {*kinds} & shown
+    ]
+    whole = "sum: the whole step, also what is before the first action and after the last one"
+    return f"{'; '.join([*told, whole])}. Every column: analysis/README.md."
+
+
+MEANINGS = {
+    ("host",): "the rest, in which Python runs",
+    ("transfer",): "waits for a tensor that is being sent",
+    ("warmup", "steady", "drain"): "waits for another rank",
+    ("reduction",): "waits for the sum over the replicas",
+}
 
 
 if __name__ == "__main__":

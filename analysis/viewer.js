@@ -8,7 +8,7 @@
 "use strict";
 (() => {
   const root = document.getElementById("viewer");
-  const { runs, palette, reduction } = JSON.parse(document.getElementById("timelines").textContent);
+  const { runs, palette, reduction, first } = JSON.parse(document.getElementById("timelines").textContent);
   const [canvas, tip, told, facts, key] = ["canvas", "tip", "told", "facts", "key"].map((name) => root.querySelector(`[data-part=${name}]`));
   const drawing = new TimelineCanvas(canvas, reduction);
   const steps = new Map(), selections = new Map(); // of a run: its step; the place that is selected in it
@@ -190,7 +190,6 @@
 
   new ResizeObserver(refresh).observe(canvas.parentElement);
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", refresh);
-  const first = Math.max(0, runs.findIndex((run) => run.ranks > 1));
   show(runs[first]);
   runFinder(root, runs, first, show);
 })();

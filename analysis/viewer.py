@@ -4,6 +4,7 @@
 
     {"palette": [{"letter": "F", "name": "forward", "fill": [first stage, second stage], "ink": ...}, ...],
      "reduction": the colour of a sum over the replicas,
+     "first": the run that is shown first: the newest one, of several ranks if there is one
      "runs": [{"name": "gpipe, M=4, K=2 ...", "id": ..., "sweep": ..., "ranks": 2,
                "shades": [0, 0],                         of each stage: which of the two fills it has
                "actions": [0, 0, 0, 0, ...],             four numbers each: rank, op, stage, microbatch
@@ -60,7 +61,7 @@ def timelines(runs: pd.DataFrame) -> tuple[dict[str, Any], int]:
     """
     first = runs.sort_values(["question", "config.repeat"]).drop_duplicates("question").reset_index(drop=True)
     names = _names(first)
-    shown: list[tuple[Any, dict[str, Any]]] = []
+    shown: list[tuple[Any, Any, dict[str, Any]]] = []
     room, left_out = MOST_SPANS, 0
     numbered = enumerate(records(first))
     for number, row in sorted(numbered, key=lambda each: (each[1]["ranks"] * each[1]["chunks"], each[1]["run_id"])):
@@ -75,9 +76,11 @@ def timelines(runs: pd.DataFrame) -> tuple[dict[str, Any], int]:
             left_out += 1
             continue
         place = (row["device"], row["model"], row["ranks"], row["schedule"], row["chunks"], names[number])
-        shown.append((place, _timeline(row, names[number], step)))
-    ordered = [timeline for _, timeline in sorted(shown, key=lambda each: each[0])]
-    return {"palette": PALETTE, "reduction": REDUCTION, "runs": ordered}, left_out
+        shown.append((place, (row["ranks"] > 1, row.get("started", 0)), _timeline(row, names[number], step)))
+    shown.sort(key=lambda each: each[0])
+    ordered = [timeline for *_, timeline in shown]
+    newest = max(range(len(shown)), key=lambda place: shown[place][1], default=0)
+    return {"palette": PALETTE, "reduction": REDUCTION, "first": newest, "runs": ordered}, left_out
 
 
 def _names(runs: pd.DataFrame) -> list[str]:

@@ -21,6 +21,7 @@ from microp.results import compare, launch_times
 
 TIME, BUBBLE = "step_ms.median", "bubble.measured"
 KIB_BELOW = 0.1  # MiB
+ALIKE = 1.01  # the ratio of two memories of which neither is called the smaller one
 
 
 def number(value: float, like: float | None = None) -> str:
@@ -67,6 +68,14 @@ def doubts(table: pd.DataFrame, value: str) -> str:
     return f" ({told})" if told else ""
 
 
+def not_ranked(table: pd.DataFrame, value: str, unit: str) -> str:
+    """Return a sentence on points that are all disturbed, with the range of their times; empty if one is not."""
+    if not table["disturbed"].all():
+        return ""
+    low, high = (number(each) for each in (table[value].min(), table[value].max()))
+    return f"all {len(table)} points are disturbed, so their times are too noisy to rank: {low} to {high} {unit}"
+
+
 def versus(name: str, rows: pd.DataFrame, other: str, others: pd.DataFrame, value: str = TIME) -> str:
     """Return which of two points takes less time, in words: with one launch only both times, without a verdict.
 
@@ -86,8 +95,10 @@ def least_memory(table: pd.DataFrame, name: str) -> list[str]:
     if len(known) < 2:
         return []
     least, most = (known.iloc[place] for place in (0, -1))
-    if mib_text(least["activation_mib"]) == mib_text(most["activation_mib"]):
-        return [f"the rank that holds most keeps {mib_text(least['activation_mib'])} of activations in all of them"]
+    if most["activation_mib"] < ALIKE * least["activation_mib"]:
+        low, high = mib_text(least["activation_mib"]), mib_text(most["activation_mib"])
+        about = "" if low == high else "about "
+        return [f"the rank that holds most keeps {about}{low} of activations in all of them"]
     return [
         f"least memory: {least[name]}, where the rank that holds most keeps {mib_text(least['activation_mib'])} of "
         f"activations; most: {most[name]} with {mib_text(most['activation_mib'])}"

@@ -18,8 +18,8 @@ from matplotlib.transforms import Bbox
 
 NEAR = 1.0  # points: texts on one line that are nearer than this read as one
 SLACK = 0.5  # points: what a box may lie on another without any ink being touched
-CARD = 348  # CSS pixels: the width of a figure on a phone that is 390 wide
-SMALLEST = 7.0  # CSS pixels: the height of a font there that can still be read
+CARD = 544  # CSS pixels: the least width of a figure on a page (`min-width` in report.css)
+SMALLEST = 10.0  # CSS pixels: the height of a font there that can still be read
 WIDEST = 7.0  # inches: the text of a page of a paper
 
 

@@ -60,9 +60,9 @@ def over_launches(rows: pd.DataFrame, by: Sequence[str], values: Sequence[str], 
     `floor` wide is never too wide (`WIDE_FRACTION` for fractions).
 
     Returns:
-        the columns `by`; `launches`; `disturbed` if `rows` has it, of any launch; and for each value its median under
-        its own name, with `<value>.low`, `<value>.high` and `<value>.wide`: not to be relied on, because it spreads
-        too widely or was disturbed. Memory is exact, and never is.
+        the columns `by`; for each value its median under its own name, with `<value>.low`, `<value>.high` and
+        `<value>.wide`: not to be relied on, because it spreads too widely or was disturbed (memory is exact, and never
+        is); `launches`; and `disturbed` if `rows` has it, of any launch.
     """
     import pandas as pd
 
@@ -81,7 +81,7 @@ def over_launches(rows: pd.DataFrame, by: Sequence[str], values: Sequence[str], 
             point |= {value: middle, f"{value}.low": low, f"{value}.high": high, f"{value}.wide": bool(wide)}
         points.append(point)
     about = ["launches", "disturbed"] if "disturbed" in rows else ["launches"]
-    columns = [*by, *about, *(f"{value}{part}" for value in values for part in ("", ".low", ".high", ".wide"))]
+    columns = [*by, *(f"{value}{part}" for value in values for part in ("", ".low", ".high", ".wide")), *about]
     return pd.DataFrame(points, columns=columns)
 
 

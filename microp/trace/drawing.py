@@ -30,7 +30,7 @@ logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if the home 
 WIDTH = 6.4  # inches: the text of a page
 ENDINGS = "svg", "pdf", "png"
 DRAWN = 20_000  # actions; with more, a figure is unreadable and a trace takes hundreds of megabytes
-POINTS = 9.5  # the size of text: 7 CSS pixels where a figure is as wide as a phone
+POINTS = 9.5  # the size of text: that of the figures in analysis
 LETTER = 0.64  # the width of a letter of a name, relative to its size
 TEXT: dict[Any, Any] = {
     "text.parse_math": False,  # a title names a folder, which may have a $
@@ -86,7 +86,8 @@ def sheet(
         axes[-1, 0].set_xlabel(f"time since the step's first action, {scale.unit}")
         if title:
             drawn.suptitle(title, wrap=True)
-        handles = keys([span for spans in panels.values() for span in spans], any(sums.values()))
+        numbers = any(axis.texts for axis in axes[:, 0])
+        handles = keys([span for spans in panels.values() for span in spans], any(sums.values()), numbers)
         drawn.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
     return drawn
 
@@ -164,21 +165,20 @@ def draw(axis: Any, spans: Sequence[Span], unit: float, sums: Sequence[Reduction
         bars = [(float(span.start - begin) / unit, float(span.end - span.start) / unit) for span in row]
         colours = [COLOURS[span.op][shade(span.stage, stages)] for span in row]
         axis.broken_barh(bars, (rank - 0.4, 0.8), facecolors=colours, edgecolor="white")
-        needed = len(str(max(span.microbatch for span in row))) + 0.25
-        has_room = [length * unit / float(until) * letters >= needed for _, length in bars]
-        numbered = named([span.op for span in row], has_room)
-        for span, (start, length), is_numbered in zip(row, bars, numbered, strict=True):
-            if is_numbered:
-                look = {"ha": "center", "va": "center", "fontsize": POINTS, "color": INK[span.op]}
-                axis.text(start + length / 2, rank, str(span.microbatch), **look)
+    needed = len(str(max(span.microbatch for span in spans))) + 0.25
+    has_room = [float(span.end - span.start) / float(until) * letters >= needed for span in spans]
+    for span, is_numbered in zip(spans, named([span.op for span in spans], has_room), strict=True):
+        if is_numbered:
+            look = {"ha": "center", "va": "center", "fontsize": POINTS, "color": INK[span.op]}
+            axis.text(float(span.start + span.end - 2 * begin) / 2 / unit, span.rank, str(span.microbatch), **look)
     ranks = sorted(by_rank)
     axis.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
     axis.set(xlim=(0, float(until) / unit), ylim=(ranks[-1] + 0.6, ranks[0] - 0.6))
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def keys(spans: Sequence[Span], sums: bool = False) -> list[Any]:
-    """Return a legend's entries for what `draw` draws: the ops that occur, and reductions if there are `sums`."""
+def keys(spans: Sequence[Span], sums: bool = False, numbers: bool = True) -> list[Any]:
+    """Return a legend's entries for what `draw` draws: the ops that occur, and `sums` and `numbers` where there are."""
     from matplotlib.patches import Patch
 
     words: dict[str, list[str]] = defaultdict(list)  # by colour
@@ -189,7 +189,7 @@ def keys(spans: Sequence[Span], sums: bool = False) -> list[Any]:
         entries.append(Patch(color=COLOURS[Op.B][1], label="other shade: a rank's second stage"))
     if sums:
         entries.append(Patch(color=REDUCTION, label="sum over the replicas"))
-    return [*entries, Patch(color="none", label="3: microbatch or slice 3")]
+    return [*entries, *[Patch(color="none", label="3: microbatch or slice 3")] * numbers]
 
 
 def _length(spans: Sequence[Span], sums: Sequence[Reduction]) -> Any:

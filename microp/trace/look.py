@@ -54,7 +54,7 @@ def tick_step(least: float) -> float:
 
 
 def named(ops: Sequence[str], has_room: Sequence[bool]) -> list[bool]:
-    """Return which actions of a row carry their names: those with room, of an op of which nine in ten have room.
+    """Return which actions carry their names: those with room, of an op of which nine in ten of these have room.
 
     So neither noise nor rounding makes named and nameless actions of an op alternate.
     """

@@ -158,8 +158,10 @@ def test_a_sweep_names_the_fastest_point_and_compares_it(tmp_path):
 def test_disturbed_and_wide_points_are_never_fastest_without_a_word(tmp_path):
     rows = own(tmp_path, (1.0,), disturbed=True)
     said = sweep.answer(rows, ["chunks"])
-    assert said.startswith("Fastest of 2 points (disturbed: 2 of 2): 8 with 135 ms per step (disturbed), ")
+    assert said.startswith("All 2 points are disturbed, so their times are too noisy to rank: 135 to 180 ms per step. ")
     assert said.endswith(ONE)
+    said = sweep.answer(rows.assign(disturbed=rows["chunks"] == 8), ["chunks"])
+    assert said.startswith("Fastest of 2 points (disturbed: 1 of 2): 8 with 135 ms per step (disturbed), ")
     said = sweep.answer(own(tmp_path, (0.9, 1.0, 1.1)), ["chunks"])
     assert "(spread too wide: 2 of 2): 8 with 135 ms per step [122, 148] (its spread is too wide), with" in said
 

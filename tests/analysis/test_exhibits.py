@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import engine_speed, m_sensitivity, plot, prediction, rank_time
+from analysis import engine_speed, m_sensitivity, plot, prediction, rank_time, sweep
 from analysis.exhibit import markers
 from analysis.forecasts import errors, forecasts, kendall, regrets, summary
 from analysis.timeline import time_table
@@ -91,6 +91,29 @@ def test_a_disturbed_time_is_drawn_hollow_and_memory_is_not(tmp_path):
     assert all("disturbed" in found[stem].table for stem in hollow)
 
 
+def test_the_ticks_of_step_times_are_the_numbers_of_microbatches(tmp_path):
+    every = made_up(tmp_path).rows
+    exhibit = by_stem(m_sensitivity.exhibits(Made(every[every["chunks"].isin((1, 4, 16))])))["m-sensitivity-depth"]
+    axis = exhibit.figure.axes[0]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["1", "4", "16"]
+    assert exhibit.title == "Step time against M"
+    assert "No line is fitted" in exhibit.caption
+
+
+def test_a_prediction_of_a_disturbed_run_is_drawn_hollow(tmp_path):
+    table = forecasts(runs(("gpipe", 4, 110, 100), ("1f1b", 4, 90, 100)).assign(disturbed=[True, False]))
+    assert table.set_index("schedule")["measured.wide"].to_dict() == {"gpipe": True, "1f1b": False}
+    _, [axis] = plot.panels(1)
+    prediction.scatter(axis, table, "predicted")
+    assert [line.get_xdata().tolist() for line in axis.get_lines() if line.get_markerfacecolor() == "white"] == [[100]]
+
+
+def test_a_sweep_says_what_is_the_same_in_all_its_runs(tmp_path):
+    exhibit = sweep.exhibit(made_up(tmp_path).rows, "sweep", "Sweep")
+    assert exhibit.caption.startswith("6 points; varied: chunks; the same in all: gpipe, mlp, emulated, K = 4. ")
+    assert [text.get_text() for text in exhibit.figure.legends[0].get_texts()] == ["gpipe"]
+
+
 def test_prediction_and_noise(outputs):
     [exhibit] = prediction.exhibits(Store(outputs))
     table = exhibit.table
@@ -149,6 +172,13 @@ def test_the_table_of_times_adds_up_each_rank():
     assert [line.split()[2:] for line in lines[1:3]] == [["1.00", "0.50", "1.50"], ["2.00", "0.25", "2.25"]]
 
 
+def test_the_table_of_times_fits_a_terminal_and_has_what_is_not_zero():
+    kinds = ("compute", "optimizer", "transfer", "warmup", "steady", "drain", "host", "reduction")
+    table = time_table({**dict.fromkeys(kinds, [500.0] * 4), "recompute": [0.001] * 4}, 80)
+    assert [len(line) <= 80 for line in table.splitlines()] == [True] * 5
+    assert table.split("\n")[0].split() == ["ms", *kinds, "sum"]
+
+
 # --- bars that lie side by side -------------------------------------------------------------------
 
 
@@ -184,12 +214,21 @@ def test_a_schedules_own_keys_are_in_the_names_of_its_bars(tmp_path):
     assert panels == {"emulated, mlp, K = 2, M = 8": ["gpipe", "mine, group=2", "mine, group=4"]}
 
 
-def test_what_has_no_room_is_named(tmp_path):
+def test_a_panels_title_has_only_what_tells_it_from_the_others(tmp_path):
+    """The batch grows with M, as the number of steps does, and of one bar the times are disturbed."""
+    rows = [made(tmp_path, "gpipe", chunks, **{"config.steps": chunks}, disturbed=chunks == 8) for chunks in (4, 8)]
+    exhibit = drawn([{**row, "config.batch_size": row["batch_size"]} for row in rows])[1]
+    shown = {axis.get_title(loc="left"): axis.get_yticklabels()[0].get_text() for axis in exhibit.figure.axes}
+    assert sorted(shown) == ["emulated, mlp, K = 2, M = 4", "emulated, mlp, K = 2, M = 8"]
+    assert ["disturbed" in name for _, name in sorted(shown.items())] == [False, True]
+
+
+def test_of_more_configurations_than_have_room_the_caption_says_so(tmp_path):
     """A figure is at most a page high."""
     panels, exhibit = drawn([made(tmp_path, "gpipe", chunks) for chunks in range(1, 15)])
-    number, rest = len(panels), 14 - len(panels)
+    number = len(panels)
     assert 4 < number < 10
-    assert f"Not drawn, but in the table: {rest} further configurations (emulated, mlp, K = 2, M = " in exhibit.caption
+    assert f"Drawn: {number} of 14 configurations; the table has all" in exhibit.caption
     assert exhibit.table["chunks"].nunique() == 14
     assert exhibit.figure.get_figheight() < 10
 
@@ -277,6 +316,8 @@ def test_a_caption_has_bars_only_where_launches_repeat():
 def test_least_and_most_memory_that_are_the_same_are_one(tmp_path):
     table = pd.DataFrame({"name": ["a", "b"], "activation_mib": [0.125, 0.125]})
     assert least_memory(table, "name") == ["the rank that holds most keeps 0.125 MiB of activations in all of them"]
+    about = ["the rank that holds most keeps about 48.0 KiB of activations in all of them"]
+    assert least_memory(table.assign(activation_mib=[48.0 / 1024, 48.1 / 1024]), "name") == about
     assert "; most: b with 0.250 MiB" in least_memory(table.assign(activation_mib=[0.125, 0.25]), "name")[0]
 
 

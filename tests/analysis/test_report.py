@@ -129,7 +129,7 @@ def test_the_page_begins_with_what_there_is(outputs, made):
     overview = re.search(r"</h1>\n<p>(.*)</p>", page)[1]
     assert overview.startswith("8 finished runs of 4 configurations, started ")
     assert f"{os.cpu_count()} core" in overview
-    own = page.index("Fastest of 4 points")
+    own = re.search("(Fastest of|All) 4 points", page).start()
     assert page.index('id="own-sweeps"') < own < page.index('id="timelines-title"')
     assert "from M = 2 to 4 the bubble of gpipe goes from" in page
     headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
@@ -292,6 +292,13 @@ def test_a_folder_that_does_not_exist_is_said(program, tmp_path, capsys, monkeyp
 
 
 # --- a timeline -----------------------------------------------------------------------------------
+
+
+def test_a_run_is_found_by_its_id(outputs, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(timeline, "OUTPUTS", outputs)
+    [run, *_] = sorted(path.name for path in (outputs / "runs").iterdir())
+    assert timeline.main([run, "--report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith(f"{run}, attempt-1: last measured step")
 
 
 def test_a_folder_without_a_trace(tmp_path, capsys):

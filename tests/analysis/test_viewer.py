@@ -63,6 +63,13 @@ def test_sums_over_the_replicas_are_replayed_and_measured(tmp_path):
     assert shown["facts"][1] == "measured 15 ms (+0.0 %), bubble 0.000; 20 with the sums"
 
 
+def test_the_newest_run_of_several_ranks_is_shown_first(tmp_path):
+    made = ((2, 5), (4, 7), (1, 9))  # ranks, and when it was started
+    runs = [run(tmp_path, gpipe(ranks, 2), equal(ranks, 5, 10), started=began) for ranks, began in made]
+    data, _ = timelines(*runs)
+    assert data["runs"][data["first"]]["ranks"] == 4
+
+
 def test_a_page_that_is_full_leaves_the_longest_out(outputs, monkeypatch):
     monkeypatch.setattr(viewer, "MOST_SPANS", 30)  # a timeline of M = 2 has 8 actions, one of M = 4 has 16
     data, left_out = viewer.timelines(Store(outputs).runs())

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from boxes import CARD
 from browser import Viewer, chromium
 from costs_helper import equal
 from made_up import run
@@ -104,7 +105,7 @@ def test_replayed_is_above_measured_on_one_axis(viewer):
         assert viewer.state("pointed") == f"{name} 0B3"
 
 
-def test_the_tooltip_is_at_the_pointer_and_has_both_times_and_their_difference(viewer):
+def test_the_tooltip_is_beside_the_action_and_has_both_times_and_their_difference(viewer):
     viewer.hover(1, "0B3")
     assert viewer.tip.locator("tr").all_inner_texts() == [
         "ms\treplayed\tmeasured\tdifference",
@@ -114,10 +115,10 @@ def test_the_tooltip_is_at_the_pointer_and_has_both_times_and_their_difference(v
         "wait before\t0.000\t2.000\t+2.000",
     ]
     assert viewer.tip.inner_text().startswith("0B3 backward of stage 0, microbatch 3, rank 0\n")
-    (x, y), box = viewer.place(1, "0B3"), viewer.tip.bounding_box()
+    (x, y), (earlier, _), box = viewer.place(1, "0B3"), viewer.place(0, "0B3"), viewer.tip.bounding_box()
+    half = (x - earlier) / 2.5 * 4  # of the replayed action, in pixels: their middles are 2.5 ms apart
     assert 0 < box["y"] - y < 30
-    assert box["x"] - 20 < x < box["x"] + box["width"] + 20
-    assert box["x"] + box["width"] <= 1280
+    assert box["x"] + box["width"] == pytest.approx(earlier - half - 10, abs=1)  # right of both is no room
     viewer.page.mouse.move(5, 5)
     assert viewer.tip.is_hidden()
 
@@ -301,3 +302,6 @@ def test_the_whole_page_fits_a_phone(opened, outputs, scheme, capsys):
         details.evaluate("summary => { summary.parentElement.open = true; }")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert page.locator("#viewer canvas").is_visible()
+    assert min(picture.bounding_box()["width"] for picture in page.locator(".card img").all()) >= CARD
+    time = page.locator("#own-sweeps ~ figure th", has_text="step_ms.median").first.bounding_box()
+    assert time["x"] + time["width"] < 390  # the first result of a sweep is seen without scrolling

@@ -34,8 +34,8 @@ def test_of_many_launches_the_interval_is_narrower_and_their_order_does_not_matt
 def test_a_point_is_the_median_over_its_launches():
     rows = pd.concat([launches("gpipe", [40.0, 44.0, 42.0]), launches("1f1b", [50.0])])
     points = over_launches(rows, ["schedule"], ["step_ms.median"]).set_index("schedule")
-    assert points.loc["gpipe"].tolist() == [3, 42.0, 40.0, 44.0, False]
-    assert points.loc["1f1b"].tolist() == [1, 50.0, 50.0, 50.0, False]
+    assert points.loc["gpipe"].tolist() == [42.0, 40.0, 44.0, False, 3]
+    assert points.loc["1f1b"].tolist() == [50.0, 50.0, 50.0, False, 1]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from random_schedules import random_schedule
 from microp.schedule import remote_links
 from microp.schedule.builders import gpipe, interleaved, one_f_one_b, zb_h1, zb_v
 from microp.simulator import Costs, for_stages, simulate
-from microp.trace import COLOURS, MILLISECONDS, UNITS, figure, makespan, perfetto, picture
+from microp.trace import COLOURS, MILLISECONDS, UNITS, figure, makespan, perfetto, picture, sheet
 
 
 def test_the_same_spans_give_the_same_bytes(tmp_path):
@@ -36,6 +36,16 @@ def test_the_second_stage_of_a_rank_has_another_colour(tmp_path):
         *(True, False, True, False),
         *(True, True, True, True),
     ]
+
+
+@pytest.mark.parametrize(("chunks", "slowest", "numbered"), [(4, 1, 8), (4, 6, 4), (40, 1, 0)])
+def test_an_op_has_numbers_on_all_ranks_or_on_none(chunks, slowest, numbered):
+    """Rank 0 has longer forwards; numbers are explained if there are some."""
+    drawn = sheet({"measured": simulate(gpipe(2, chunks), Costs((slowest, 1), (6 * slowest,) * 2))}, scale=UNITS)
+    [axis], [legend] = drawn.axes, drawn.legends
+    texts = [(round(text.get_position()[1]), text.get_text()) for text in axis.texts]
+    assert [sum(rank == each for rank, _ in texts) for each in (0, 1)] == [numbered] * 2
+    assert any("microbatch" in text.get_text() for text in legend.get_texts()) == bool(numbered)
 
 
 @pytest.mark.parametrize("schedule", [one_f_one_b(4, 8), interleaved(4, 8), zb_v(4, 8)], ids=lambda each: each.name)
