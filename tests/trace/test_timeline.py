@@ -10,7 +10,7 @@ from math import ceil
 from random import Random
 
 import pytest
-from catalogue import BUILDERS
+from catalogue import BUILDERS, build
 from costs_helper import equal
 from random_schedules import random_costs, random_schedule
 from rich.console import Console
@@ -123,8 +123,8 @@ def every_kind() -> Iterator[tuple[Schedule, Costs]]:
     """All builders, and schedules and costs that nobody would draw."""
     random = Random(12)
     for builders in BUILDERS.values():
-        for build in builders:
-            schedule = build(3, 12 // build(3, 12).slices)
+        for builder in builders:
+            schedule = build(builder, 3, 12 // build(builder, 3, 12).slices)
             times = (tuple(random.randint(1, 9) for _ in range(schedule.stages)) for _ in range(3))
             yield schedule, Costs(*times, latency=random.choice((0, Fraction(1, 3), 2)))
     for _ in range(60):
