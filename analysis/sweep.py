@@ -71,7 +71,8 @@ def exhibit(runs: pd.DataFrame, stem: str, title: str, missing: Iterable[str] = 
         own = over_launches(rows, points, [quantity], floor)
         table = table.merge(own.drop(columns=["launches", "disturbed"]) if "launches" in table else own, on=points)
     formula = rows[[*points, "bubble.closed_form"]].drop_duplicates(points)
-    table = table.merge(formula.rename(columns={"bubble.closed_form": "formula"}), on=points).sort_values(points)
+    table = table.merge(formula.rename(columns={"bubble.closed_form": "formula"}), on=points)
+    table = table.sort_values([*filter(None, [axes.column]), *axes.lines, "x"])  # numbers by their size
     number = table["line"].nunique()
     closed = (
         "Dotted: closed form of the bubble, for equal layers and free hops or for an emulated device's nominal times."
