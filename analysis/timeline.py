@@ -173,15 +173,12 @@ def _summary(attempt: Path) -> dict[str, Any]:
 def time_table(time_ms: dict[str, list[float]], columns: int = 100) -> str:
     """Return a text table of the step's time in ms, kind -> its time on each rank: a line per rank, a column per kind.
 
-    Columns lie closer together if that makes them fit. Kinds that have no room even then stand below, with the ranks
-    again.
+    Columns lie close together if only that fits; kinds that have no room even then stand below, with the ranks again.
     """
     times = pd.DataFrame(time_ms).rename(index="rank {}".format).rename_axis(columns="ms")
     times = times.loc[:, [kind for kind in times if _is_shown(times[kind])]].assign(sum=times.sum(axis="columns"))
-    rows = [
-        ("ms".ljust(len(times.index[-1])), *times),
-        *((name, *map("{:.2f}".format, own)) for name, *own in times.itertuples()),
-    ]
+    rows = [(name, *map("{:.2f}".format, own)) for name, *own in times.itertuples()]
+    rows.insert(0, ("ms".ljust(len(rows[-1][0])), *times))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for gap in ("  ", " "):
         if sum(widths) + len(gap) * (len(widths) - 1) <= columns:
@@ -198,18 +195,16 @@ def _is_shown(times: Iterable[float]) -> bool:
 def _meanings(every: Sequence[dict[str, list[float]]]) -> str:
     """Return what the columns of these tables mean, of those that need a word."""
     shown = {kind for times in every for kind, own in times.items() if _is_shown(own)}
-    told = [
-        f"{', '.join(k for k in kinds if k in shown)}: {text}" for kinds, text in MEANINGS.items() if {*kinds} & shown
-    ]
+    told = [f"{kinds}: {text}" for kinds, text in MEANINGS.items() if shown & {*kinds.split(", ")}]
     whole = "sum: the whole step, also what is before the first action and after the last one"
     return f"{'; '.join([*told, whole])}. Every column: analysis/README.md."
 
 
 MEANINGS = {
-    ("host",): "the rest, in which Python runs",
-    ("transfer",): "waits for a tensor that is being sent",
-    ("warmup", "steady", "drain"): "waits for another rank",
-    ("reduction",): "waits for the sum over the replicas",
+    "host": "the rest, in which Python runs",
+    "transfer": "waits for a tensor that is being sent",
+    "warmup, steady, drain": "waits for another rank",
+    "reduction": "waits for the sum over the replicas",
 }
 
 

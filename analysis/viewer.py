@@ -128,7 +128,7 @@ def _timeline(row: dict[str, Any], name: str, step: TracedStep) -> dict[str, Any
         "shades": [shade(stage, holds[rank]) for stage, rank in schedule.placement.items()],
         "actions": list(chain(*actions)),
         "parents": [[places[parent] for parent in schedule.parents(action)] for _, action in schedule],
-        "facts": header(step.panels, step.sums, _predicted(row)),
+        "facts": header(step.panels, step.sums, _predicted(row)) + ["disturbed"] * bool(row["disturbed"]),
         "panels": [_panel(schedule, kind, spans, step.sums[kind]) for kind, spans in step.panels.items()],
     }
 

@@ -77,13 +77,14 @@ def not_ranked(table: pd.DataFrame, value: str, unit: str) -> str:
 
 
 def versus(name: str, rows: pd.DataFrame, other: str, others: pd.DataFrame, value: str = TIME) -> str:
-    """Return which of two points takes less time, in words: with one launch only both times, without a verdict.
+    """Return which of two points takes less time, in words: of one launch, or if both are disturbed, both times alone.
 
     `rows` and `others` have one row per launch; `value` is the column of the time in ms.
     """
     result = compare(launch_times(rows, value), launch_times(others, value))
-    told = " (disturbed)" if rows["disturbed"].any() or others["disturbed"].any() else ""
-    if min(result.launches) > 1:
+    noisy = [bool(side["disturbed"].any()) for side in (rows, others)]
+    told = " (disturbed)" if any(noisy) else ""
+    if min(result.launches) > 1 and not all(noisy):
         return f"{result.sentence(name, other)}{told}"
     first, second = (number(side[value].median()) for side in (rows, others))
     return f"{name} takes {first} ms, against {second} ms for {other}{told}"
@@ -95,10 +96,9 @@ def least_memory(table: pd.DataFrame, name: str) -> list[str]:
     if len(known) < 2:
         return []
     least, most = (known.iloc[place] for place in (0, -1))
-    if most["activation_mib"] < ALIKE * least["activation_mib"]:
-        low, high = mib_text(least["activation_mib"]), mib_text(most["activation_mib"])
-        about = "" if low == high else "about "
-        return [f"the rank that holds most keeps {about}{low} of activations in all of them"]
+    if most["activation_mib"] <= ALIKE * least["activation_mib"]:
+        low, high = (mib_text(row["activation_mib"]) for row in (least, most))
+        return [f"the rank that holds most keeps {'about ' * (low != high)}{low} of activations in all of them"]
     return [
         f"least memory: {least[name]}, where the rank that holds most keeps {mib_text(least['activation_mib'])} of "
         f"activations; most: {most[name]} with {mib_text(most['activation_mib'])}"

@@ -10,6 +10,7 @@ from costs_helper import equal
 from analysis import sweep
 from analysis.__main__ import EXPERIMENTS, OVER_ALL_RUNS
 from analysis.command import answer_of
+from analysis.words import versus
 from microp.records import LAUNCH
 from microp.schedule.builders import gpipe, one_f_one_b
 from microp.simulator import simulate
@@ -164,6 +165,13 @@ def test_disturbed_and_wide_points_are_never_fastest_without_a_word(tmp_path):
     assert said.startswith("Fastest of 2 points (disturbed: 1 of 2): 8 with 135 ms per step (disturbed), ")
     said = sweep.answer(own(tmp_path, (0.9, 1.0, 1.1)), ["chunks"])
     assert "(spread too wide: 2 of 2): 8 with 135 ms per step [122, 148] (its spread is too wide), with" in said
+
+
+def test_of_two_disturbed_points_none_is_called_the_faster_one(tmp_path):
+    rows = own(tmp_path, (0.99, 1.0, 1.01), disturbed=True)
+    two, eight = (rows[rows["chunks"] == chunks] for chunks in (2, 8))
+    assert versus("8", eight, "2", two) == "8 takes 135 ms, against 180 ms for 2 (disturbed)"
+    assert versus("8", eight, "2", two.assign(disturbed=False)).startswith("8 is 25.0 % faster than 2")
 
 
 def test_batches_of_different_sizes_are_compared_by_the_row(tmp_path):

@@ -66,8 +66,9 @@ def test_sums_over_the_replicas_are_replayed_and_measured(tmp_path):
 def test_the_newest_run_of_several_ranks_is_shown_first(tmp_path):
     made = ((2, 5), (4, 7), (1, 9))  # ranks, and when it was started
     runs = [run(tmp_path, gpipe(ranks, 2), equal(ranks, 5, 10), started=began) for ranks, began in made]
-    data, _ = timelines(*runs)
+    data, _ = timelines(*runs[:2], runs[2] | {"disturbed": True})
     assert data["runs"][data["first"]]["ranks"] == 4
+    assert {each["ranks"]: "disturbed" in each["facts"] for each in data["runs"]} == {1: True, 2: False, 4: False}
 
 
 def test_a_page_that_is_full_leaves_the_longest_out(outputs, monkeypatch):
