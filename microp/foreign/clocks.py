@@ -2,13 +2,13 @@
 
 ::
 
-    rank 0's clock   ··F0▐···········B0        o(1) - o(0) is at least      a: F0 of rank 1 starts after F0 of rank 0
-    rank 1's clock   ····▐F0···B0▐···          and at most                  b: B0 of rank 0 starts after B0 of rank 1
+    rank 0's clock   ··F0▐···········B0        o(1) - o(0) is at least as large that F0 of rank 1 starts after rank 0's,
+    rank 1's clock   ····▐F0···B0▐···          and at most so large that B0 of rank 0 starts after rank 1's
 
-All bounds of a step are closed under addition (the longest paths between each two clocks), which also shows whether
-they contradict each other. If no correction meets them, the clocks are left as they are; else each is put in the middle
-of its bounds, which meets them all, because the bounds themselves do. The residual is the most by which a clock may
-still be off: half the distance of its bounds. Each step is aligned by itself, so that drift does not add up.
+The bounds of a step are closed under addition (longest paths between the clocks), which also shows contradictions. If
+the clocks meet them as they are, they are left so; else each is put in the middle of its bounds, which meets them all,
+because the lower and the upper ones do. The residual is the most by which a clock may still be off. Each step is
+aligned by itself, so that drift does not add up.
 """
 
 from __future__ import annotations
@@ -17,31 +17,30 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from microp.foreign.names import TraceError
 from microp.foreign.steps import RankStep, Steps
 from microp.schedule import Schedule, remote_source
-from microp.trace import Span
+from microp.trace import Column, Span
 
-MOST = 0.005  # of a step: the error of a bubble that is not told apart
+MOST = 0.005  # of a step: a contradiction that is noise
 
 
 class Aligned(NamedTuple):
     """The steps of a trace on one clock.
 
     Attributes:
+        schedule: as in `Steps`.
         spans: number of the step -> the spans of all ranks, rank by rank, in nanoseconds.
         ranks: the same with what else the ranks' steps tell.
-        residual: nanoseconds by which a clock may be off, the most over the steps.
-        corrected: the largest correction, in nanoseconds.
+        clocks: how well the clocks agree, as a sentence.
         notes: what was changed, and what can still be wrong.
     """
 
+    schedule: Schedule
     spans: dict[int, list[Span]]
     ranks: dict[int, list[RankStep]]
-    residual: int
-    corrected: int
+    clocks: str
     notes: list[str]
 
 
@@ -51,104 +50,84 @@ def align(found: Steps) -> Aligned:
     Raises:
         TraceError: in no step the bounds can be met.
     """
-    clocks = {clock: number for number, clock in enumerate(dict.fromkeys(lane.clock for lane in found.lanes))}
-    of_rank = [clocks[lane.clock] for lane in found.lanes]
-    spans, ranks, notes = {}, {}, list[str]()
-    residual = corrected = moved = 0
-    refused: dict[int, str] = {}
+    numbers = {file: number for number, file in enumerate(dict.fromkeys(lane.file for lane in found.lanes))}
+    clocks = [numbers[lane.file] for lane in found.lanes]
+    spans, ranks, moved, residual, corrected = {}, {}, 0, 0.0, 0.0
+    refused: list[str] = []
     for step, rows in found.steps.items():
-        bounds = _bounds(found.schedule, rows, of_rank, len(clocks))
-        length = max(row.ended for row in rows) - max(row.began for row in rows)
-        if bounds.contradiction > MOST * length:  # the ranges may contain waits: only their ends are certain
-            loose = _bounds(found.schedule, rows, of_rank, len(clocks), by_end=True)
-            if loose.contradiction > MOST * length:
-                refused[step] = (
-                    f"step {step}: {bounds.action} begins {bounds.contradiction / 1e6:.3g} ms before its input was "
-                    "made, whatever the clocks"
-                )
+        length = max(row.ended for row in rows) - min(row.began for row in rows)
+        least, where = _bounds(found.schedule, rows, clocks, by_end=False)
+        if (off := least.diagonal().max()) > MOST * length:  # ranges may contain waits: only their ends are certain
+            refusal = f"step {step}: {where} begins {off / 1e6:.3g} ms before its input was made, whatever the clocks"
+            least, _ = _bounds(found.schedule, rows, clocks, by_end=True)
+            if least.diagonal().max() > MOST * length:
+                refused.append(refusal)
                 continue
-            bounds = loose
-        offsets, free = bounds.offsets()
-        residual, corrected = max(residual, free), max(corrected, int(np.abs(offsets).max()))
-        shifted = [_shifted(row, int(offsets[clock])) for row, clock in zip(rows, of_rank, strict=True)]
-        shifted, count = _after_inputs(found.schedule, shifted)
-        moved += count
-        ranks[step], spans[step] = shifted, _spans(found.schedule, shifted)
+        offsets, free = _offsets(least)
+        residual, corrected = max(residual, free), max(corrected, float(np.abs(offsets).max()))
+        ranks[step], count = _shifted(found.schedule, rows, [int(offsets[clock]) for clock in clocks], length)
+        spans[step], moved = _spans(found.schedule, ranks[step]), moved + count
     if not spans:
-        raise TraceError(f"the trace contradicts itself: {next(iter(refused.values()))}; give each rank's own file")
-    notes += [f"left out: {text}" for text in refused.values()]
+        raise TraceError(f"the trace contradicts itself: {refused[0]}; give each rank's own trace")
+    notes = [f"left out: {text}" for text in refused]
     if moved:
         notes.append(
-            f"{moved} actions begin before their input was made, so their ranges contain a wait: it is taken off up to "
-            "there, and what is left may still contain a transfer"
+            f"{moved} actions begin before their input was made: their ranges contain a wait, which is taken off up to "
+            "there; a transfer may be left in them"
         )
-    return Aligned(spans, ranks, residual, corrected, notes)
+    how = f"corrected by up to {corrected / 1e6:.4g} ms" if corrected else "left as they are"
+    text = f"clocks {how}: no receive ends before its send began; they agree within {residual / 1e6:.3g} ms"
+    return Aligned(found.schedule, spans, ranks, text if len(numbers) > 1 else "one clock", notes)
 
 
-class _Bounds(NamedTuple):
-    """What must hold of the clocks' offsets o: `least[a, b]` <= o(b) - o(a); -inf where nothing is known."""
+def _bounds(schedule: Schedule, rows: Sequence[RankStep], clocks: Sequence[int], by_end: bool) -> tuple[Column, str]:
+    """Return [a, b], the least o(b) - o(a), for all pairs of clocks, and an action that shows a contradiction.
 
-    least: NDArray[np.float64]
-    contradiction: float  # by how much no offsets can meet them
-    action: str  # where one clock alone shows that most
-
-    def offsets(self) -> tuple[NDArray[np.int64], int]:
-        """Return the offset of each clock, and by how much one may be off."""
-        slack = max(0.0, self.contradiction)
-        low, high = self.least[0] - slack, -self.least[:, 0] + slack
-        low[0] = high[0] = 0
-        known = np.isfinite(low) & np.isfinite(high)
-        low, high = np.where(known, low, 0), np.where(known, high, 0)
-        if (self.least <= slack).all():
-            return np.zeros(len(low), np.int64), round(float(np.maximum(-low, high).max())) if len(low) > 1 else 0
-        return np.round((low + high) / 2).astype(np.int64), round(float((high - low).max() / 2))
-
-
-def _bounds(
-    schedule: Schedule, rows: Sequence[RankStep], of_rank: Sequence[int], count: int, by_end: bool = False
-) -> _Bounds:
-    """Return the bounds of one step; `by_end`: an action whose receive was not seen is only known to end after it."""
+    `by_end`: an action whose receive was not seen is only known to end after its input was made.
+    """
     zero = min(row.began for row in rows)
     ends = {each.action: each.end - zero for row in rows for each in row.actions}
-    least = np.full((count, count), -np.inf)
-    worst: tuple[float, str] = (0.0, "an action")
+    least = np.full((max(clocks) + 1,) * 2, -np.inf)
+    needs = []
     for rank, row in enumerate(rows):
         for each in row.actions:
-            source = remote_source(schedule, rank, each.action)
-            if source is None:
-                continue
-            sender, mine = of_rank[schedule.placement[source.stage]], of_rank[rank]
-            need = ends[source] - ((each.end if by_end and not each.received else each.start) - zero)
-            worst = max(worst, (float(need), str(each.action)))
-            least[sender, mine] = max(least[sender, mine], need)
-    for middle in range(count):
+            if (source := remote_source(schedule, rank, each.action)) is not None:
+                need = ends[source] - ((each.end if by_end and not each.received else each.start) - zero)
+                pair = clocks[schedule.placement[source.stage]], clocks[rank]
+                least[pair] = max(least[pair], need)
+                needs.append((need, str(each.action)))
+    np.fill_diagonal(least, np.maximum(least.diagonal(), 0))
+    for middle in range(len(least)):
         least = np.maximum(least, least[:, middle, None] + least[None, middle, :])
-    return _Bounds(least, float(max(0.0, least.diagonal().max())), worst[1])
+    return least, max(needs, default=(0, "an action"))[1]
 
 
-def _shifted(row: RankStep, offset: int) -> RankStep:
-    actions = [
-        each._replace(opened=each.opened + offset, start=each.start + offset, end=each.end + offset)
-        for each in row.actions
-    ]
-    return row._replace(actions=actions, began=row.began + offset, ended=row.ended + offset)
+def _offsets(least: Column) -> tuple[Column, float]:
+    """Return the offset of each clock, and by how much one may be off."""
+    least = least - max(0.0, float(least.diagonal().max()))  # noise is shared out
+    low, high = least[0].copy(), -least[:, 0]
+    low[0] = high[0] = 0.0
+    if (least <= 0).all():
+        return np.zeros(len(low)), float(np.maximum(-low, high).max())
+    return (low + high) / 2, float((high - low).max() / 2)
 
 
-def _after_inputs(schedule: Schedule, rows: Sequence[RankStep]) -> tuple[list[RankStep], int]:
-    """Return the step with no action before its input, and how many of those whose receive was not seen were moved."""
-    ends = {each.action: each.end for row in rows for each in row.actions}
-    length = max(row.ended for row in rows) - min(row.began for row in rows)
-    moved, fixed = 0, []
-    for rank, row in enumerate(rows):
+def _shifted(
+    schedule: Schedule, rows: Sequence[RankStep], offsets: Sequence[int], length: int
+) -> tuple[list[RankStep], int]:
+    """Return the step on one clock, no action before its input, and how many were moved whose receive was not seen."""
+    ends = {each.action: each.end + offset for row, offset in zip(rows, offsets, strict=True) for each in row.actions}
+    moved, shifted = 0, []
+    for rank, (row, offset) in enumerate(zip(rows, offsets, strict=True)):
         actions = []
-        for each in row.actions:
-            source = remote_source(schedule, rank, each.action)
-            if source is not None and each.start < ends[source]:
-                moved += not each.received and ends[source] - each.start > 1e-4 * length
-                each = each._replace(start=min(ends[source], each.end))
-            actions.append(each)
-        fixed.append(row._replace(actions=actions))
-    return fixed, moved
+        for action, opened, start, end, received in row.actions:
+            source = remote_source(schedule, rank, action)
+            made = ends[source] if source is not None else start + offset
+            moved += not received and made - start - offset > 1e-4 * length
+            start = min(max(start + offset, made), end + offset)
+            actions.append(type(row.actions[0])(action, opened + offset, start, end + offset, received))
+        shifted.append(RankStep(actions, row.began + offset, row.ended + offset, row.optimizer))
+    return shifted, moved
 
 
 def _spans(schedule: Schedule, rows: Sequence[RankStep]) -> list[Span]:
@@ -160,11 +139,11 @@ def _spans(schedule: Schedule, rows: Sequence[RankStep]) -> list[Span]:
     spans = []
     for rank, row in enumerate(rows):
         free = row.began
-        for timed in row.actions:
-            op, stage, microbatch = timed.action
-            start = max(timed.start, free)
-            from_here = remote_source(schedule, rank, timed.action) is None
-            waits = start if from_here else min(start, max(free, timed.opened)) if timed.received else free
-            spans.append(Span(rank, op, stage, microbatch, waits, start, start, max(timed.end, start)))
+        for each in row.actions:
+            start = max(each.start, free)
+            waits = min(start, max(free, each.opened)) if each.received else free
+            if remote_source(schedule, rank, each.action) is None:
+                waits = start
+            spans.append(Span(rank, *each.action, waits, start, start, max(each.end, start)))
             free = spans[-1].end
     return spans

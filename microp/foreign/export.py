@@ -8,9 +8,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -30,109 +29,66 @@ from microp.profiling import (
     samples_of,
     stage_costs,
 )
-from microp.schedule import Schedule
 from microp.settings import NEVER, MlpSettings
-from microp.simulator import LayerMemory
-from microp.trace import MOMENTS
+from microp.simulator import Costs, LayerMemory
 
 LAYERS = 8  # of a stage, if that is not known
 
 
 def profile_of(
-    schedule: Schedule, aligned: Aligned, lanes: Sequence[Lane], layers: Sequence[int], rows: float
+    aligned: Aligned, lanes: Sequence[Lane], costs: Costs, layers: Sequence[int], rows: int
 ) -> tuple[Profile, list[str]]:
     """Return the profile, and what had to be assumed.
 
     Args:
+        costs: those of the trace, in milliseconds.
         layers: the number of layers of each stage; empty: LAYERS each.
         rows: the rows of a microbatch.
     """
-    sizes = tuple(layers) or (LAYERS,) * schedule.stages
+    schedule, sizes = aligned.schedule, tuple(layers) or (LAYERS,) * aligned.schedule.stages
     model = MlpSettings("mlp", sum(sizes), 64, "float32")
-    case = _case(schedule, aligned, sizes, rows)
-    kinds, gaps = model.kinds, between(case)
-    fitted = fit_times(samples_of(case, kinds), [], kinds)
-    memory = {kind: LayerMemory(0) for kind in sorted(set(kinds))}
-    device = "cuda" if any(len(lane.kernels) for lane in lanes) else "cpu"
+    case = _case(aligned, sizes, rows, 1)
+    samples = [each for one in (case, _case(aligned, sizes, rows, 2)) for each in samples_of(one, model.kinds)]
+    fitted, gaps = fit_times(samples, [], model.kinds), between(case)
+    memory = {kind: LayerMemory(0) for kind in sorted(set(model.kinds))}
     profile = Profile(
-        machine=Machine(device, "the machine of a trace", len(lanes), "", 1),
+        machine=Machine("cuda" if len(lanes[0].kernels) else "cpu", "the machine of a trace", len(lanes), "", 1),
         model=model.identity,
         date=datetime.now().astimezone().isoformat(timespec="seconds"),
-        batch_size=round(rows * schedule.chunks),
+        batch_size=rows * schedule.chunks,
         ranks=len(schedule.ranks),
-        rows=fitted.rows,
-        layers=fitted.layers,
-        fixed=fitted.fixed,
-        after=fitted.after,
-        checkpointed=fitted.checkpointed,
-        alone=fitted.alone,
-        crowded=(1.0,) * len(fitted.rows),
+        **vars(fitted),
+        crowded=(1.0, 1.0),
         transports={"shm": fit_transport([gaps])},
         optimizer=line([(0.0, ms) for _, ms in gaps.optimizer]),
         edges=(gaps.head, gaps.tail),
         memory={DIVIDED: memory, UNDIVIDED: memory},
-        spread=fitted.spread,
     )
-    costs = stage_costs(profile, kinds, Workload(schedule, sizes, (round(rows),) * schedule.chunks, NEVER), "shm")
-    notes = [
-        f"a stage has {LAYERS} layers (--layers 10,12 tells how many)" if not layers else "",
-        "a layer's time is proportional to the rows of a microbatch",
-        "memory is not in a trace and counts as 0",
-        ""
-        if schedule.input_gradients
-        else "no backward was divided: I and W take half of a B each, as their FLOPs are equal",
-        f"equal layers fit the forwards of the stages to {100 * _misfit(aligned, costs.forward):.0f} %",
+    priced = stage_costs(profile, model.kinds, Workload(schedule, sizes, (rows,) * schedule.chunks, NEVER), "shm")
+    off = max(abs(mine / (own or 1) - 1) for mine, own in zip(priced.forward, costs.forward, strict=True))
+    notes = [f"each stage has {LAYERS} layers, as --layers is not given"] * (not layers)
+    notes += [
+        f"its layers are alike but for the first and the last: the forwards of the stages fit within {100 * off:.0f} %",
+        "a layer's time is proportional to the rows of a microbatch, and its memory, which a trace does not tell, is 0",
     ]
-    return replace(profile, **_at_two(profile)), [note for note in notes if note]
+    return profile, notes + ["I and W take half of a B each"] * (not schedule.input_gradients)
 
 
-def _case(schedule: Schedule, aligned: Aligned, sizes: tuple[int, ...], rows: float) -> Case:
-    """Return the steps that ran the schedule's order as the case of a profile."""
-    times, steps = [], []
+def _case(aligned: Aligned, sizes: tuple[int, ...], rows: int, factor: int) -> Case:
+    """Return the steps that ran the schedule's order as a case, with `factor` times the rows, and so the times."""
+    schedule, times, steps = aligned.schedule, [], []
     alike = [
         step
         for step, ranks in aligned.ranks.items()
-        if tuple(tuple(each.action for each in rank.actions) for rank in ranks) == schedule.ranks
+        if all(
+            row == tuple(each.action for each in rank.actions) for row, rank in zip(schedule.ranks, ranks, strict=True)
+        )
     ]
     cuts = [0, *accumulate(map(len, schedule.ranks))]
-    for rank in range(len(schedule.ranks)):
-        part = slice(cuts[rank], cuts[rank + 1])
-        spans = [aligned.spans[step][part] for step in alike]
-        of_rank = [aligned.ranks[step][rank] for step in alike]
-        moments = [[[getattr(s, m) for m in (MOMENTS[0], *MOMENTS[2:])] for s in row] for row in spans]
-        times.append(np.array(moments, np.int64))
-        ends = [row[-1].end for row in spans]
-        each = zip(of_rank, ends, strict=True)
-        steps.append(np.array([[row.began, end, row.ended - row.optimizer, row.ended] for row, end in each], np.int64))
-    return Case(schedule, sizes, rows, NEVER, times, steps, [0] * len(schedule.ranks), 0.0)
-
-
-def _misfit(aligned: Aligned, forward: Sequence[float]) -> float:
-    """Return by how much the forward of a stage differs from its mean in the trace, the most over the stages."""
-    taken: list[list[float]] = [[] for _ in forward]
-    for spans in aligned.spans.values():
-        for span in spans:
-            if span.op == "F":
-                taken[span.stage].append((span.end - span.start) / 1e6)
-    return max(abs(cost / (float(np.median(own)) or 1) - 1) for cost, own in zip(forward, taken, strict=True))
-
-
-def _at_two(profile: Profile) -> dict[str, object]:
-    """Return the columns of a profile for twice the rows too: times twice as long, factors the same."""
-
-    def doubled(times: dict[str, tuple[float, ...]], factor: float = 2.0) -> dict[str, tuple[float, ...]]:
-        return {name: (value, factor * value) for name, (value,) in times.items()}
-
-    return {
-        "rows": (profile.rows[0], 2 * profile.rows[0]),
-        "layers": {kind: doubled(dict(times)) for kind, times in profile.layers.items()},
-        "fixed": doubled(dict(profile.fixed)),
-        "after": {
-            name: {
-                what: after._replace(added=(after.added[0], 2 * after.added[0]), factor=after.factor * 2)
-                for what, after in own.items()
-            }
-            for name, own in profile.after.items()
-        },
-        **{name: getattr(profile, name) * 2 for name in ("checkpointed", "alone", "crowded")},
-    }
+    for rank, (first, last) in enumerate(pairwise(cuts)):
+        spans = [aligned.spans[step][first:last] for step in alike]
+        moments = np.array([[(each.wait_start, each.start, each.end) for each in row] for row in spans], np.int64)
+        ends = [(aligned.ranks[step][rank], row[-1].end) for step, row in zip(alike, spans, strict=True)]
+        times.append(moments * factor)
+        steps.append(np.array([[row.began, end, row.ended - row.optimizer, row.ended] for row, end in ends], np.int64))
+    return Case(schedule, sizes, rows * factor, NEVER, times, steps, [0] * len(schedule.ranks), 0.0)

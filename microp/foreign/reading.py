@@ -2,11 +2,11 @@
 
 ::
 
-    rank0.json  rank1.json.gz       torch.profiler: a file per rank          ┐
-    trace.json                      Chrome JSON with a lane per rank         ├─► Lane: the ranges of one rank,
-    spans.csv                       rank, op, stage, microbatch, start, end  ┘   in nanoseconds of its clock
+    rank0.json  rank1.json.gz   torch.profiler: a file per rank              ┐
+    trace.json                  Chrome JSON with a lane per rank             ├─► Lane: the ranges of one rank,
+    spans.csv                   rank, op, stage, microbatch, start, end      ┘   in nanoseconds of its clock
 
-A JSON file is read event by event, so that some hundred megabytes need little more memory than their text. A file that
+A JSON file is read event by event, so that hundreds of megabytes need little more memory than their text. A file that
 was cut is read up to there.
 """
 
@@ -15,12 +15,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import re
 import zlib
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,21 +34,25 @@ _BEGIN = re.compile(r'\s*\[|.*?"traceEvents"\s*:\s*\[', re.DOTALL)
 _BASE = re.compile(r'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
 _DISTRIBUTED = re.compile(r'"distributedInfo"\s*:\s*\{[^}]*?"rank"\s*:\s*(\d{1,9})\s*,\s*"world_size"\s*:\s*(\d{1,9})')
 _RANK = re.compile(r"rank[ _:#-]*(\d{1,6})", re.IGNORECASE)
-_NO_RANGES = {"fwdbwd", "ac2g", "gpu_user_annotation", "gpu_memcpy", "gpu_memset", "cpu_instant_event"}
-_BACKWARD = "autograd::engine::"
-_MESSAGES = ("c10d::", "record_param_comms")
-_LAUNCHES = {"cuda_runtime", "cuda_driver"}
+_LAUNCHES = ("cuda_runtime", "cuda_driver")
+_IGNORED = ("fwdbwd", "ac2g", "gpu_user_annotation", "gpu_memcpy", "gpu_memset")
+_MESSAGES = ("c10d::", "record_param_comms")  # operators
 _UNITS = {"_ns": 1, "_us": 1e3, "_ms": 1e6, "_s": 1e9, "": 1e6}
-_COLUMNS = ("rank", "op", "stage", "microbatch")
+_LONGEST = 1e16  # microseconds
+Where = tuple[Any, Any]  # process and thread
 
 
 class Range(NamedTuple):
-    """One range, in nanoseconds."""
+    """One range, in nanoseconds; its step, where the file says it."""
 
     start: int
     end: int
     mark: Mark
-    step: int | None = None  # where the file says it
+    step: int | None = None
+
+
+def _none() -> Column:
+    return np.zeros((0, 3), np.int64)
 
 
 @dataclass
@@ -58,28 +61,30 @@ class Lane:
 
     Attributes:
         rank: its number in the file, or in the file's name.
-        world: the number of ranks of the launch; None: the file does not tell.
-        clock: what its times are of; lanes with the same one need no alignment.
+        world: the number of ranks of the launch; 0: the file does not tell.
         since_1970: whether its times count from 1970.
         cut: whether its file ends in the middle.
-        kernels: of a GPU, sorted by launch: launched, begin, end; no rows if there are none.
-        operators: of torch's operators other than messages the begins, the ends, and the begins of those of backwards,
-            each sorted by itself.
+        kernels: of a GPU, sorted by launch: launched, begin, end.
+        operators: of torch, without messages: the begins, the ends, and the begins in backwards, each sorted by itself.
     """
 
     file: Path
     rank: int
     ranges: list[Range]
-    world: int | None = None
-    clock: str = ""
+    world: int = 0
     since_1970: bool = False
     cut: bool = False
-    kernels: Column = field(default_factory=lambda: np.zeros((0, 3), np.int64))
-    operators: tuple[Column, Column, Column] = field(default_factory=lambda: (np.zeros(0, np.int64),) * 3)
+    kernels: Column = field(default_factory=_none)
+    operators: list[Column] = field(default_factory=lambda: [_none()[:, 0]] * 3)
 
     def of(self, kind: str) -> list[Range]:
         """Return the ranges of a kind in the order of their starts, of equal starts the longest first."""
         return sorted((each for each in self.ranges if each.mark.kind == kind), key=lambda each: (each[0], -each[1]))
+
+    @property
+    def name(self) -> str:
+        """The rank and its file, for messages."""
+        return f"{self.file}, rank {self.rank}"
 
 
 def read_lanes(paths: Sequence[Path], names: Names) -> tuple[list[Lane], list[str]]:
@@ -92,54 +97,57 @@ def read_lanes(paths: Sequence[Path], names: Names) -> tuple[list[Lane], list[st
     notes = []
     for path in paths:
         text, cut = _text(path)
-        is_json = text.lstrip()[:1] in ("{", "[")
-        read, said = _json_lanes(path, text, names) if is_json else (_csv_lanes(path, text), [])
+        read, said = _json_lanes(path, text, names) if text.lstrip()[:1] in ("{", "[") else (_csv_lanes(path, text), [])
         cut = cut or any(lane.cut for lane in read)
         notes += said + [f"{path} was cut: it is read up to there"] * cut
         if not any(lane.of("action") for lane in read):
             raise TraceError(
-                f"{path} has no range that is an action{' in what is left of it' if cut else ''}: put "
-                "`with microp.marked(schedule):` around the profiled steps, or give the names with --names FILE"
+                f"{path} has no range that is an action{' in what is left of it' if cut else ''}: profile within "
+                "`with microp.marked(schedule):`, or give the names with --names FILE"
             )
         for lane in read:
-            if lane.rank in lanes:
+            if (other := lanes.setdefault(lane.rank, lane)) is not lane:
                 raise TraceError(
-                    f"rank {lane.rank} is in {lanes[lane.rank].file} and in {path}: give each rank of one pipeline once"
+                    f"rank {lane.rank} is in {other.file} and in {path}: give each rank of one pipeline once"
                 )
-            lanes[lane.rank] = lane
     return [lanes[rank] for rank in sorted(lanes)], notes
 
 
 def _text(path: Path) -> tuple[str, bool]:
-    """Return a file's text, and whether it was cut in compressed form; each byte is a character."""
+    """Return a file's text, each byte a character, and whether it was cut in compressed form."""
     try:
         data = path.read_bytes()
         if data[:2] != b"\x1f\x8b":
             return data.decode("latin-1"), False
         inflate = zlib.decompressobj(31)
         return inflate.decompress(data).decode("latin-1"), not inflate.eof
-    except OSError as error:
-        raise TraceError(f"{path} cannot be read ({error.strerror}): give the files of a trace") from error
-    except zlib.error as error:
-        raise TraceError(f"{path} is damaged ({error}): copy it again") from error
+    except (OSError, zlib.error) as error:
+        raise TraceError(
+            f"{path} cannot be read ({getattr(error, 'strerror', None) or error}): give a trace"
+        ) from error
 
 
 # --- JSON ----------------------------------------------------------------------------------------------
 
 
-class _Events:
-    """The events of a JSON file; afterwards `cut` says whether it ended early, and `outside` has the text around."""
+class _File:
+    """What the events of one file say, by process and thread."""
 
-    def __init__(self, path: Path, text: str) -> None:
-        self._path, self._text, self.cut = path, text, False
-        begin = _BEGIN.match(text)
-        if begin is None:
-            raise TraceError(f"{path} has no traceEvents: give a trace of torch.profiler, Chrome JSON, or CSV")
-        self._at, self.outside = begin.end(), text[: begin.end()]
+    def __init__(self, path: Path, names: Names) -> None:
+        self.path, self._names = path, names
+        self.ranges: dict[Where, list[Range]] = defaultdict(list)
+        self.called: dict[Where, str] = {}  # a process has no thread: None
+        self.launched: dict[str, int] = {}
+        self.kernels: dict[str, tuple[int, int]] = {}
+        self.operators = array("q"), array("q"), array("q")
+        self._open: dict[Where, list[dict[str, Any]]] = defaultdict(list)
+        self.cut, self.outside = False, ""
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        text, at, between = self._text, self._at, _BETWEEN.match
-        decode = json.JSONDecoder().raw_decode
+    def read(self, text: str) -> None:
+        """Take the events of a text; afterwards `outside` has what stands around them."""
+        if (begin := _BEGIN.match(text)) is None:
+            raise TraceError(f"{self.path} has no traceEvents: give a trace of torch.profiler, Chrome JSON, or CSV")
+        at, decode, between = begin.end(), json.JSONDecoder().raw_decode, _BETWEEN.match
         while True:
             at = between(text, at).end()  # type: ignore[union-attr]
             if text[at : at + 1] != "{":
@@ -148,63 +156,43 @@ class _Events:
                 event, at = decode(text, at)
             except (ValueError, RecursionError):
                 break
-            yield event
+            self._add(event, str(event.get("name")), (str(event.get("pid")), str(event.get("tid"))))
         self.cut = text[at : at + 1] != "]"
-        self.outside += text[at : at + 100_000]
+        self.outside = text[: begin.end()] + text[at : at + 100_000]
 
-
-class _File:
-    """What the events of one file say, by process and thread."""
-
-    def __init__(self, path: Path, names: Names) -> None:
-        self.path, self._names = path, names
-        self.ranges: dict[tuple[Any, Any], list[Range]] = defaultdict(list)
-        self.called: dict[tuple[Any, Any], str] = {}  # (process, thread) -> its name; thread None: the process
-        self.launched: dict[Any, int] = {}
-        self.kernels: dict[Any, tuple[int, int]] = {}
-        self.operators = array("q"), array("q"), array("q")
-        self._open: dict[tuple[Any, Any], list[dict[str, Any]]] = defaultdict(list)
-
-    def add(self, event: dict[str, Any]) -> None:
-        phase, kind = event.get("ph"), event.get("cat")
-        where = (event.get("pid"), event.get("tid"))
-        if phase == "X" and kind not in _NO_RANGES:
-            if kind == "cpu_op":
-                self._operator(event)
-            elif kind == "kernel":
-                if "nccl" not in str(event.get("name")):
-                    self.kernels[_correlation(event)] = self._times(event)
-            elif kind in _LAUNCHES:
-                self.launched[_correlation(event)] = self._times(event)[0]
-            else:
-                self._range(event, where)
+    def _add(self, event: dict[str, Any], name: str, where: Where) -> None:
+        phase, args = event.get("ph"), event.get("args")
+        args = args if isinstance(args, dict) else {}
+        if phase == "X":
+            self._add_slice(event, name, where, args)
         elif phase == "B":
             self._open[where].append(event)
         elif phase == "E" and self._open[where]:
             begun = self._open[where].pop()
-            if self._names[str(begun.get("name"))]:
-                length = self._number(event, "ts") - self._number(begun, "ts")
-                self._range({**begun, "dur": length}, where)
-        elif phase == "M" and event.get("name") in ("thread_name", "process_name"):
-            is_thread = event["name"] == "thread_name"
-            self.called[where[0], where[1] if is_thread else None] = str((event.get("args") or {}).get("name"))
+            if self._names[name := str(begun.get("name"))]:
+                begun["dur"] = self._number(event, "ts") - self._number(begun, "ts")
+                self._add_slice(begun, name, where, args)
+        elif phase == "M" and name in ("thread_name", "process_name"):
+            self.called[where[0], where[1] if name == "thread_name" else None] = str(args.get("name"))
 
-    def _operator(self, event: dict[str, Any]) -> None:
-        name = str(event.get("name"))
-        if not name.startswith(_MESSAGES):
-            begin, end = self._times(event)
-            self.operators[0].append(begin)
-            self.operators[1].append(end)
-            if name.startswith(_BACKWARD):
-                self.operators[2].append(begin)
-
-    def _range(self, event: dict[str, Any], where: tuple[Any, Any]) -> None:
-        mark = self._names[str(event.get("name"))]
-        if mark is None:
-            return
-        if mark.stage is None and isinstance(args := event.get("args"), dict) and isinstance(args.get("stage"), int):
-            mark = mark._replace(stage=args["stage"])
-        self.ranges[where].append(Range(*self._times(event), mark))
+    def _add_slice(self, event: dict[str, Any], name: str, where: Where, args: dict[str, Any]) -> None:
+        kind = event.get("cat")
+        if kind == "cpu_op":
+            if not name.startswith(_MESSAGES):
+                begin, end = self._times(event)
+                self.operators[0].append(begin)
+                self.operators[1].append(end)
+                if name.startswith("autograd::engine::"):
+                    self.operators[2].append(begin)
+        elif kind == "kernel":
+            if "nccl" not in name:
+                self.kernels[str(args.get("correlation"))] = self._times(event)
+        elif kind in _LAUNCHES:
+            self.launched[str(args.get("correlation"))] = self._times(event)[0]
+        elif kind not in _IGNORED and (mark := self._names[name]):
+            if mark.stage is None and isinstance(args.get("stage"), int):
+                mark = mark._replace(stage=args["stage"])
+            self.ranges[where].append(Range(*self._times(event), mark))
 
     def _times(self, event: dict[str, Any]) -> tuple[int, int]:
         start, length = self._number(event, "ts"), self._number(event, "dur")
@@ -214,76 +202,57 @@ class _File:
 
     def _number(self, event: dict[str, Any], key: str) -> float:
         value = event.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e16:
+        if not isinstance(value, int | float) or not abs(value) < _LONGEST:
             raise TraceError(
                 f"{self.path}: {str(event.get('name'))[:40]} has {key}={str(value)[:40]}, which is no time"
             )
         return value
 
 
-def _correlation(event: dict[str, Any]) -> Any:
-    args = event.get("args")
-    return str(args.get("correlation")) if isinstance(args, dict) else None
-
-
 def _json_lanes(path: Path, text: str, names: Names) -> tuple[list[Lane], list[str]]:
-    events, file = _Events(path, text), _File(path, names)
-    for event in events:
-        if isinstance(event, dict):
-            file.add(event)
-    base, distributed = _BASE.search(events.outside), _DISTRIBUTED.search(events.outside)
-    offset = int(base[1]) if base else 0
-    acting = [where for where, ranges in file.ranges.items() if any(each.mark.kind == "action" for each in ranges)]
-    notes: list[str] = []
+    file = _File(path, names)
+    file.read(text)
+    base, distributed = _BASE.search(file.outside), _DISTRIBUTED.search(file.outside)
+    offset, notes = int(base[1]) if base else 0, list[str]()
     # 1. the processes and threads of each rank
-    parts: dict[int, list[tuple[Any, Any]]] = {}
-    if distributed or len({process for process, _ in acting}) == len(acting) == 1:
-        number = int(distributed[1]) if distributed else _number_in(path)
-        parts[number] = list(file.ranges)
+    acting = [where for where, own in file.ranges.items() if any(each.mark.kind == "action" for each in own)]
+    processes = list(dict.fromkeys(process for process, _ in acting))
+    parts: dict[int, list[Where]] = {}
+    if distributed or len(acting) == 1:
+        parts[int(distributed[1]) if distributed else _number_in(path, file.called)] = list(file.ranges)
     else:
-        acting, notes = _one_timeline(path, file, acting)
-        alone = len({process for process, _ in acting}) == len(acting)  # a process per rank
-        for order, where in enumerate(sorted(acting, key=str)):
-            called = file.called.get(where, "") + " " + file.called.get((where[0], None), "")
-            match = _RANK.search(called)
-            number = int(match[1]) if match else order
+        if 1 < len(processes) < len(acting):  # microp's export has a process per timeline, each with all ranks
+            titles = {process: file.called.get((process, None), process) for process in processes}
+            chosen = next((each for each in processes if titles[each].startswith("measured")), processes[0])
+            notes.append(f"{path} has {len(processes)} timelines: the one called {titles[chosen]!r} is read")
+            acting = [where for where in acting if where[0] == chosen]
+        for order, where in enumerate(sorted(acting)):
+            called = f"{file.called.get(where, '')} {file.called.get((where[0], None), '')}"
+            number = int(match[1]) if (match := _RANK.search(called)) else order
             if number in parts:
                 raise TraceError(f"{path} has two lanes of rank {number}: keep one")
+            alone = len(processes) == len(acting)  # a process per rank
             parts[number] = [each for each in file.ranges if each[0] == where[0]] if alone else [where]
     # 2. their ranges
-    pairs = sorted((file.launched[key], *times) for key, times in file.kernels.items() if key in file.launched)
-    kernels = np.array(pairs, np.int64).reshape(-1, 3) + offset
-    begins, ends, backwards = (np.sort(np.array(column, np.int64)) + offset for column in file.operators)
     lanes = []
     for number, places in parts.items():
-        ranges = [each for where in places for each in file.ranges[where]]
-        moved = [each._replace(start=each.start + offset, end=each.end + offset) for each in ranges]
-        world = int(distributed[2]) if distributed else None
-        lane = Lane(path, number, moved, world, str(path), bool(base), events.cut)
-        if len(parts) == 1:  # of several ranks it is not known whose they are
-            lane.kernels = kernels
-            lane.operators = begins, ends, backwards
+        ranges = [
+            each._replace(start=each.start + offset, end=each.end + offset)
+            for where in places
+            for each in file.ranges[where]
+        ]
+        lane = Lane(path, number, ranges, int(distributed[2]) if distributed else 0, bool(base), file.cut)
+        if len(parts) == 1:  # else it is not known whose they are
+            pairs = sorted((file.launched[key], *times) for key, times in file.kernels.items() if key in file.launched)
+            lane.kernels = np.array(pairs, np.int64).reshape(-1, 3) + offset
+            lane.operators = [np.sort(np.array(column, np.int64)) + offset for column in file.operators]
         lanes.append(lane)
     return lanes, notes
 
 
-def _one_timeline(
-    path: Path, file: _File, acting: Sequence[tuple[Any, Any]]
-) -> tuple[list[tuple[Any, Any]], list[str]]:
-    """Return the lanes of one timeline: microp's export has a process per timeline, each with all ranks."""
-    processes = list(dict.fromkeys(process for process, _ in acting))
-    if len(processes) < 2 or len(acting) == len(processes):
-        return list(acting), []
-    titles = {process: file.called.get((process, None), str(process)) for process in processes}
-    chosen = next((process for process in processes if titles[process].startswith("measured")), processes[0])
-    others = ", ".join(titles[process] for process in processes if process != chosen)
-    note = f"{path} has several timelines: {titles[chosen]!r} is read, and not {others}"
-    return [where for where in acting if where[0] == chosen], [note]
-
-
-def _number_in(path: Path) -> int:
-    """Return the rank that a file's name tells, 0 if it has no number."""
-    match = _RANK.search(path.name)
+def _number_in(path: Path, called: dict[Where, str]) -> int:
+    """Return the rank that the file's name tells, or the name of its lane; 0 if neither does."""
+    match = _RANK.search(path.name) or next(filter(None, map(_RANK.search, called.values())), None)
     numbers = [match[1]] if match else re.findall(r"\d{1,6}", path.name)
     return int(numbers[-1]) if numbers else 0
 
@@ -292,42 +261,33 @@ def _number_in(path: Path) -> int:
 
 
 def _csv_lanes(path: Path, text: str) -> list[Lane]:
-    """Return the lanes of a table; its `start` and `end` are in milliseconds unless they are called `start_us` etc."""
-    table = csv.DictReader(io.StringIO(text.removeprefix("ï»¿")), strict=True)
-    try:
-        columns = [name.strip() for name in table.fieldnames or ()]
-        table.fieldnames = columns
-        unit = next((unit for unit in _UNITS if {f"start{unit}", f"end{unit}"} <= set(columns)), None)
-        if unit is None or not set(_COLUMNS) <= set(columns):
-            raise TraceError(
-                f"{path} is neither JSON nor a CSV with the columns {', '.join(_COLUMNS)}, start, end "
-                "(milliseconds; or start_us, end_us and the like)"
-            )
-        lanes: dict[int, Lane] = {}
-        for row in table:
-            rank, each = _row(path, table.line_num, row, unit)
-            lanes.setdefault(rank, Lane(path, rank, [], clock=str(path))).ranges.append(each)
-    except csv.Error as error:
-        raise TraceError(f"{path}: line {table.line_num} is no row of a CSV ({error})") from error
+    """Return the lanes of a table, whose times are milliseconds unless they are called `start_us` and the like."""
+    lanes: dict[int, Lane] = {}
+    for line, row, unit in _rows(path, text):
+        try:
+            rank, stage, microbatch = (int(row[key]) for key in ("rank", "stage", "microbatch"))
+            start, end = (round(float(row[f"{key}{unit}"]) * _UNITS[unit]) for key in ("start", "end"))
+            op, step = str(row["op"]).strip(), int(row["step"]) if row.get("step") else None
+            if op not in OPS or min(rank, stage, microbatch) < 0 or start > end or max(-start, end) > 1e3 * _LONGEST:
+                raise ValueError("it takes F, B, I or W, numbers from 0, and an end that is not before the start")
+        except (TypeError, ValueError, OverflowError) as error:
+            raise TraceError(f"{path}: line {line} is no row of spans: {str(error)[:120]}") from error
+        lane = lanes.setdefault(rank, Lane(path, rank, []))
+        lane.ranges.append(Range(start, end, Mark("action", op, stage, microbatch), step))
     return list(lanes.values())
 
 
-def _row(path: Path, line: int, row: dict[str, Any], unit: str) -> tuple[int, Range]:
+def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any], str]]:
+    """Yield line, cells by column, and the unit of the times."""
+    table = csv.DictReader(io.StringIO(text.removeprefix("\xef\xbb\xbf")))
     try:
-        rank, stage, microbatch = (int(row[key]) for key in ("rank", "stage", "microbatch"))
-        start, end = (float(row[f"{key}{unit}"]) * _UNITS[unit] for key in ("start", "end"))
-        op, step = str(row["op"]).strip(), int(row["step"]) if row.get("step") else None
-    except (TypeError, ValueError) as error:
-        raise TraceError(f"{path}: line {line} is no row of numbers ({error})") from error
-    if op not in OPS or min(rank, stage, microbatch) < 0 or not math.isfinite(start) or not start <= end < math.inf:
-        raise TraceError(
-            f"{path}: line {line} has op={op}, rank={rank}, stage={stage}, microbatch={microbatch}, from {start:g} to "
-            f"{end:g} ns: write F, B, I or W, numbers from 0, and an end that is not before the start"
-        )
-    return rank, Range(round(start), round(end), Mark("action", op, stage, microbatch), step)
-
-
-def listed(files: Iterable[Path]) -> str:
-    """Return files as a message names them."""
-    each = list(dict.fromkeys(map(str, files)))
-    return ", ".join(each[:3]) + (f" and {len(each) - 3} more" if len(each) > 3 else "")
+        columns = table.fieldnames = [name.strip() for name in table.fieldnames or ()]
+        unit = next((unit for unit in _UNITS if {f"start{unit}", f"end{unit}"} <= set(columns)), None)
+        if unit is None or not {"rank", "op", "stage", "microbatch"} <= set(columns):
+            raise TraceError(
+                f"{path} is neither JSON nor a CSV with the columns rank, op, stage, microbatch, start, end (in "
+                "milliseconds; or start_us, end_us and the like)"
+            )
+        yield from ((table.line_num, row, unit) for row in table)
+    except csv.Error as error:
+        raise TraceError(f"{path}: line {table.line_num} is no row of a CSV ({error})") from error

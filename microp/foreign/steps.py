@@ -1,4 +1,4 @@
-"""Makes spans of what ranks did: steps told apart, waits taken off, each action once.
+"""Makes steps of what ranks did: steps told apart, waits taken off, each action once.
 
 ::
 
@@ -12,18 +12,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from statistics import median
 from typing import NamedTuple
 
 from microp.foreign.names import Mark, TraceError
-from microp.foreign.reading import Lane, Range, listed
+from microp.foreign.reading import Lane, Range
 from microp.schedule import Action, Op, Schedule, remote_source, validate
+from microp.schedule.builders import LOOPED, ORDERS, Drain
 
+UNKNOWN = "foreign"  # the name of an order that microp does not build
 SLACK = 1_000  # nanoseconds by which ranges may overlap: files round to a microsecond
 NAMED = 3  # actions that a message names
-Key = tuple[str, int | None, int | None]
 
 
 class Timed(NamedTuple):
@@ -56,7 +57,7 @@ class Steps(NamedTuple):
     """The whole steps of a trace.
 
     Attributes:
-        schedule: the order of the last step, without a name of its own.
+        schedule: the order of the last step, with its name if it is one that microp builds.
         steps: number of the step -> what each rank did.
         lanes: of each rank.
         notes: what was left out, and what the times are.
@@ -85,13 +86,13 @@ def make_steps(lanes: Sequence[Lane]) -> Steps:
         notes.append(f"{said}: the {len(common)} that all ranks have are read")
     # 2. those of them that are whole
     faults: dict[int, str] = {}
-    for rank, lane in enumerate(lanes):
-        every = dict.fromkeys(each.action for step in common for each in ranks[rank][step].actions)
+    for rank, (lane, steps) in enumerate(zip(lanes, ranks, strict=True)):
+        every = dict.fromkeys(each.action for step in common for each in steps[step].actions)
         for step in common:
-            seen = Counter(each.action for each in ranks[rank][step].actions)
+            seen = Counter(each.action for each in steps[step].actions)
             if odd := [action for action in every if seen[action] != 1]:
-                what = "lacks" if not seen[odd[0]] else "has twice"
                 names = ", ".join(map(str, odd[:NAMED])) + (f" and {len(odd) - NAMED} more" if odd[NAMED:] else "")
+                what = "has twice" if seen[odd[0]] else "lacks"
                 faults.setdefault(step, f"step {step}: {lane.file}, rank {rank}, {what} {names}")
     whole = [step for step in common if step not in faults]
     if not whole:
@@ -99,25 +100,25 @@ def make_steps(lanes: Sequence[Lane]) -> Steps:
     notes += [f"left out: {fault}" for fault in faults.values()]
     # 3. their order
     orders = [tuple(tuple(each.action for each in steps[step].actions) for steps in ranks) for step in whole]
-    schedule = Schedule("foreign", 1 + max(action.microbatch for row in orders[-1] for action in row), orders[-1])
-    _check(schedule, lanes)
     if len(set(orders)) > 1:
         notes.append(f"the {len(orders)} steps ran {len(set(orders))} orders: the last one is drawn and replayed")
+    chunks = 1 + max(action.microbatch for row in orders[-1] for action in row)
+    schedule = _named(Schedule(UNKNOWN, chunks, orders[-1]), lanes)
     made = {step: [steps[step] for steps in ranks] for step in whole}
-    return Steps(schedule, made, list(lanes), [*notes, *_about_receives(schedule, made, lanes)])
+    return Steps(schedule, made, list(lanes), [*notes, *_about_times(schedule, made, lanes)])
 
 
 def _in_order(lanes: Sequence[Lane]) -> tuple[list[Lane], list[str]]:
     """Return the lanes in the pipeline's order, with a stage for each action; refuse them if ranks may be missing."""
     if all(each.mark.stage is not None for lane in lanes for each in lane.of("action")):
         return sorted(lanes, key=lambda lane: min(each.mark.stage or 0 for each in lane.of("action"))), []
-    ranks, world, notes = [lane.rank for lane in lanes], max(lane.world or 0 for lane in lanes), []
+    ranks, world, notes = [lane.rank for lane in lanes], max(lane.world for lane in lanes), list[str]()
     apart = {after - before for before, after in pairwise(ranks)} or {1}
     if apart != {1} or ranks[0] or world not in (0, len(lanes)):
         given = f"ranks {', '.join(map(str, ranks[:8]))}{f' of {world}' if world else ''}"
         if len(apart) > 1 or len(lanes) == 1 or not world or world % len(lanes):
             raise TraceError(
-                f"{given} are in {listed(lane.file for lane in lanes)}, and the actions' names have no stage: give the "
+                f"{given} are in {lanes[0].file} to {lanes[-1].file}, and the actions' names have no stage: give the "
                 "traces of all ranks of one pipeline"
             )
         notes.append(f"{given} are read as the stages of one pipeline, because the actions' names have no stage")
@@ -129,55 +130,54 @@ def _in_order(lanes: Sequence[Lane]) -> tuple[list[Lane], list[str]]:
     return list(lanes), notes
 
 
-def _check(schedule: Schedule, lanes: Sequence[Lane]) -> None:
-    """Refuse an order that is not one of a whole pipeline, with the file of the rank that it is about."""
+def _named(schedule: Schedule, lanes: Sequence[Lane]) -> Schedule:
+    """Return a valid order with its name, if microp builds it.
+
+    Raises:
+        TraceError: the order is not one of a whole pipeline.
+    """
     try:
         validate(schedule)
     except ValueError as error:
         problem = str(error).partition("\n")[0].partition(": ")[2]
-        named = next(
-            (word for word in problem.replace(",", "").split() if word[0].isdigit() and word[-1].isdigit()), ""
-        )
-        stage = int(named[0]) if named[:1].isdigit() and not named.isdigit() else None
-        rank = schedule.placement.get(stage) if stage is not None else None
-        where = f"{lanes[rank].file}, rank {rank}" if rank is not None else listed(lane.file for lane in lanes)
-        raise TraceError(f"{where}: {problem}; give the whole traces of all ranks of one pipeline") from error
+        stage = int(problem.split("F")[0]) if problem.split("F")[0].isdecimal() else None
+        lane = lanes[schedule.placement[stage]] if stage in schedule.placement else lanes[0]
+        raise TraceError(f"{problem} ({lane.name}): give the whole traces of all ranks of one pipeline") from error
+    size = len(schedule.ranks)
+    for name, build in ORDERS.items():
+        looped = {"stages_per_rank": schedule.stages // size} if name in LOOPED else {}
+        for own in ({}, {"drain": Drain.lifo}) if name in ("gpipe", "breadth_first") else ({},):
+            try:
+                if (built := build(size, schedule.chunks, **looped, **own)).ranks == schedule.ranks:
+                    return replace(built, ranks=schedule.ranks)
+            except ValueError:  # it is not for these ranks and chunks
+                continue
+    return schedule
 
 
-def _about_receives(
-    schedule: Schedule, steps: Mapping[int, Sequence[RankStep]], lanes: Sequence[Lane]
-) -> Iterable[str]:
+def _about_times(schedule: Schedule, steps: Mapping[int, Sequence[RankStep]], lanes: Sequence[Lane]) -> Iterator[str]:
     """Say what the times of the actions are, and where a wait may be in them."""
-    if any(len(lane.kernels) for lane in lanes):
-        yield "the time of an action is that of its GPU kernels, from the first one's begin to the last one's end"
     for rank, lane in enumerate(lanes):
-        needed = [
-            each.received
-            for ranks in steps.values()
-            for each in ranks[rank].actions
-            if remote_source(schedule, rank, each.action) is not None
-        ]
-        if any(needed) and not all(needed):
-            yield (
-                f"{lane.file}, rank {rank}: {len(needed) - sum(needed)} of {len(needed)} receives were not found: the "
-                "actions that needed them may contain a wait"
-            )
+        actions = [each for ranks in steps.values() for each in ranks[rank].actions]
+        seen = [each.received for each in actions if remote_source(schedule, rank, each.action) is not None]
+        if any(seen) and not all(seen):
+            yield f"{lane.name}: {seen.count(False)} of {len(seen)} receives are missing: waits may count as work"
+    if any(len(lane.kernels) for lane in lanes):
+        yield "an action lasts from the begin of its first GPU kernel to the end of its last one"
 
 
 # --- one rank ------------------------------------------------------------------------------------------
 
 
 def _steps_of(lane: Lane) -> dict[int, RankStep]:
-    """Return what a rank did by step: within the profiler's steps, or else from one optimizer or repetition on."""
-    numbered = sorted(_timed(lane), key=lambda item: item[2].opened)
+    """Return what a rank did by step: the profiler's, the file's, or from one optimizer or repetition to the next."""
     windows, optimizers = lane.of("step"), lane.of("optimizer")
     begins, updates = [each.start for each in windows], [each.start for each in optimizers]
     found: dict[int, list[Timed]] = defaultdict(list)
-    counts: dict[tuple[int, str, int], int] = Counter()
-    seen: set[tuple[int, Action]] = set()
-    repeated = 0
-    for step, mark, timed in numbered:
-        number = step
+    counts, seen, repeated = Counter[tuple[int, str, int]](), set[tuple[int, Action]](), 0
+    for step, mark, timed in _timed(lane):
+        # 1. the step of the action, and its microbatch where its name has none
+        number, action = step, timed.action
         if windows:
             at = bisect_right(begins, timed.opened) - 1
             if at < 0 or timed.opened >= windows[at].end:
@@ -185,38 +185,33 @@ def _steps_of(lane: Lane) -> dict[int, RankStep]:
             number = windows[at].mark.microbatch
         elif number is None and updates:
             number = bisect_right(updates, timed.opened)
-        action = timed.action
         if mark.microbatch is None:
             kind = (number or 0, mark.op, action.stage)
             action = action._replace(microbatch=counts[kind])
             counts[kind] += 1
         if number is None:
             repeated += (repeated, action) in seen
-            number = repeated
-            seen.add((number, action))
-        found[number].append(timed._replace(action=action))
+            seen.add((repeated, action))
+        found[repeated if number is None else number].append(timed._replace(action=action))
+    # 2. when the steps began and ended
     steps, order = {}, sorted(found)
-    for place, number in enumerate(order):
-        actions = found[number]
-        window = next((each for each in windows if each.mark.microbatch == number), None)
+    for number, later in zip(order, [*order[1:], None], strict=True):
+        actions, window = found[number], next((each for each in windows if each.mark.microbatch == number), None)
         last = max(each.end for each in actions)
-        after = found[order[place + 1]][0].opened if place + 1 < len(order) else None
-        until = window.end if window else after
+        until = window.end if window else found[later][0].opened if later is not None else None
         own = [each for each in optimizers if last - SLACK <= each.start and (until is None or each.start < until)]
-        began = window.start if window else actions[0].opened
-        ended = max([last, *(each.end for each in own)])
+        began, ended = window.start if window else actions[0].opened, max([last, *(each.end for each in own)])
         steps[number] = RankStep(actions, began, ended, sum(each.end - each.start for each in own))
     return steps
 
 
 def _timed(lane: Lane) -> list[tuple[int | None, Mark, Timed]]:
     """Return the step, if the file tells it, the mark and the times of each action, without its waits."""
-    ranges = _alone(lane)
-    posts, sends = lane.of("post"), [each.start for each in lane.of("send")]
+    ranges, posts, sends = _alone(lane), lane.of("post"), [each.start for each in lane.of("send")]
     begins, posted = [each.start for each in ranges], [each.start for each in posts]
     # 1. the receives of each range: those that began in it, or in a range that posts them for its action
     inside: dict[int, int] = {}  # index of a range -> the end of its receive
-    waited: dict[Key, deque[int]] = defaultdict(deque)
+    waited: dict[tuple[str, int | None, int | None], deque[int]] = defaultdict(deque)
     for receive in lane.of("receive"):
         at = bisect_right(posted, receive.start) - 1
         if at >= 0 and receive.start <= posts[at].end:
@@ -232,30 +227,41 @@ def _timed(lane: Lane) -> list[tuple[int | None, Mark, Timed]]:
         return last
 
     # 2. what is left of each range
-    found, shares = list[tuple[int | None, Mark, Timed]](), _shares(ranges)
+    found = list[tuple[int | None, Mark, Timed]]()
     for at, (opened, end, mark, step) in enumerate(ranges):
         came = max(arrived(mark, end), inside.get(at, 0))
-        received = 0 < came <= end
-        start = max(opened, came) if received else opened
+        start, received = max(opened, came if came <= end else 0), 0 < came <= end
         if (after := bisect_right(sends, start)) < len(sends) and sends[after] < end:
             end = _between(lane, start, sends[after])[1]
         if start > opened:
             start = _between(lane, start, end)[0]
         start, end = _of_kernels(lane, ranges[at]) or (start, end)
         pieces = [(mark, start, end, received)]
-        if mark.second is not None:  # two actions: the backward begins with its first operator, or after a usual share
+        if mark.second is not None:
+            middle, later = _middle(lane, start, end)
             other = arrived(mark.second, end)
-            share = shares[mark.op, mark.stage, mark.second.op, mark.second.stage]
-            middle = start + round(share * (end - start))
-            backwards = lane.operators[2]
-            if (first := int(backwards.searchsorted(start))) < len(backwards) and backwards[first] < end:
-                other = int(backwards[first])
-                middle = _between(lane, start, other)[1]
-            pieces = [(mark, start, middle, received), (mark.second, max(middle, other), end, other > 0)]
+            pieces = [(mark, start, middle, received), (mark.second, max(later, other), end, other > 0)]
         for one, start, end, received in pieces:
             action = Action(Op(one.op), one.stage or 0, one.microbatch or 0)
             found.append((step, one, Timed(action, opened, start, end, received)))
     return found
+
+
+def _of_kernels(lane: Lane, each: Range) -> tuple[int, int] | None:
+    """Return the first begin and the last end of the kernels that a range launched; None if it launched none."""
+    first, last = lane.kernels[:, 0].searchsorted((each.start, each.end))
+    part = lane.kernels[first:last]
+    return (int(part[:, 1].min()), int(part[:, 2].max())) if len(part) else None
+
+
+def _middle(lane: Lane, start: int, end: int) -> tuple[int, int]:
+    """Return when a forward ended and the backward in the same range began: with its first operator, or a third on."""
+    backwards = lane.operators[2]
+    place = int(backwards.searchsorted(start))
+    if place == len(backwards) or backwards[place] >= end:
+        return (start + (end - start) // 3,) * 2
+    later = int(backwards[place])
+    return _between(lane, start, later)[1], later
 
 
 def _alone(lane: Lane) -> list[Range]:
@@ -265,9 +271,10 @@ def _alone(lane: Lane) -> list[Range]:
         if kept and each.start < kept[-1].end - SLACK:
             outer = kept.pop()
             if each.end > outer.end + SLACK or each.mark not in (outer.mark._replace(second=None), outer.mark.second):
+                action, other = ("{1}{0}{2}".format(*one.mark[1:4]).replace("None", "") for one in (each, outer))
                 raise TraceError(
-                    f"{lane.file}, rank {lane.rank}: {each.mark.text} begins before {outer.mark.text} has ended, and a "
-                    "rank runs one action at a time: give one lane per rank, with a range per action"
+                    f"{lane.name}: {action} begins before {other} has ended, but a rank runs one action at a time: "
+                    "give one lane per rank, with a range per action"
                 )
         kept.append(each)
     return kept
@@ -276,39 +283,10 @@ def _alone(lane: Lane) -> list[Range]:
 def _between(lane: Lane, start: int, end: int) -> tuple[int, int]:
     """Return the first begin and the last end of the operators between two times, or these if there are none.
 
-    Where a message cuts a range, its record can be late: a busy machine wakes the rank only later.
+    Where a message cuts a range, its record can be late: on a busy machine the rank is woken only later.
     """
     begins, ends, _ = lane.operators
     first, last = int(begins.searchsorted(start)), int(ends.searchsorted(end, "right")) - 1
     if first >= len(begins) or last < 0 or not start <= begins[first] <= ends[last] <= end:
         return start, end
     return int(begins[first]), int(ends[last])
-
-
-class _Shares(dict[tuple[str, int | None, str, int | None], float]):
-    """The part of a pair's time that its first action takes, by the lengths of both where they are alone."""
-
-    def __init__(self, lengths: Mapping[tuple[str, int | None], list[int]]) -> None:
-        super().__init__()
-        self._lengths = lengths
-
-    def __missing__(self, key: tuple[str, int | None, str, int | None]) -> float:
-        first, second = self._lengths.get(key[:2]), self._lengths.get(key[2:])
-        # a forward takes about half as long as a full backward
-        self[key] = median(first) / (median(first) + median(second)) if first and second and any(first) else 1 / 3
-        return self[key]
-
-
-def _shares(ranges: Sequence[Range]) -> _Shares:
-    lengths: dict[tuple[str, int | None], list[int]] = defaultdict(list)
-    for each in ranges:
-        if each.mark.second is None:
-            lengths[each.mark.op, each.mark.stage].append(each.end - each.start)
-    return _Shares(lengths)
-
-
-def _of_kernels(lane: Lane, each: Range) -> tuple[int, int] | None:
-    """Return the first begin and the last end of the kernels that a range launched; None if it launched none."""
-    first, last = lane.kernels[:, 0].searchsorted((each.start, each.end))
-    part = lane.kernels[first:last]
-    return (int(part[:, 1].min()), int(part[:, 2].max())) if len(part) else None
