@@ -107,7 +107,7 @@ def record(
     )
     data = SyntheticSettings("synthetic")
     job = Job(attempt.parent.name, schedule, partition, model, NEVER, data, device, "gloo", 0.0, *others)
-    unknown = {group: {"name": FOREIGN} for group in ("partition", "checkpointing", "engine", "comms")}
+    unknown = {group: {"name": FOREIGN} for group in ("partition", "checkpointing", "engine", "comms", "data")}
     config = {
         **{
             "ranks": job.ranks,
@@ -119,7 +119,7 @@ def record(
         },
         **{"schedule": {"name": schedule.name}, "model": {"name": FOREIGN, "layers": schedule.stages}, **unknown},
         "device": {"name": job.device.name, "threads": 1},
-        "tracking": asdict(TrackingSettings(None, None, None, None, [], None, False)),
+        "tracking": asdict(TrackingSettings(None, None, None, None, [], None, False).resolved()),
     }
     status = {"uid": digest[:12], **this_process(), "started": rows[0][0]["ended"], "ended": rows[-1][0]["ended"]}
     machine: dict[str, Any] = {"cores": None, "commit": None, "processor": "", "packages": {}, "gpus": []}

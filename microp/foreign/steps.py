@@ -110,18 +110,18 @@ def make_steps(lanes: Sequence[Lane]) -> Steps:
 
 def _in_order(lanes: Sequence[Lane]) -> tuple[list[Lane], list[str]]:
     """Return the lanes in the pipeline's order, with a stage for each action; refuse them if ranks may be missing."""
-    if all(each.mark.stage is not None for lane in lanes for each in lane.of("action")):
-        return sorted(lanes, key=lambda lane: min(each.mark.stage or 0 for each in lane.of("action"))), []
     ranks, world, notes = [lane.rank for lane in lanes], max(lane.world for lane in lanes), list[str]()
+    given = f"ranks {', '.join(map(str, ranks[:8]))}{f' of {world}' if world else ''}"
+    if world not in (0, len(lanes)):
+        notes.append(f"{given} are read as one whole pipeline")
+    if all(each.mark.stage is not None for lane in lanes for each in lane.of("action")):
+        return sorted(lanes, key=lambda lane: min(each.mark.stage or 0 for each in lane.of("action"))), notes
     apart = {after - before for before, after in pairwise(ranks)} or {1}
-    if apart != {1} or ranks[0] or world not in (0, len(lanes)):
-        given = f"ranks {', '.join(map(str, ranks[:8]))}{f' of {world}' if world else ''}"
-        if len(apart) > 1 or len(lanes) == 1 or not world or world % len(lanes):
-            raise TraceError(
-                f"{given} are in {lanes[0].file} to {lanes[-1].file}, and the actions' names have no stage: give the "
-                "traces of all ranks of one pipeline"
-            )
-        notes.append(f"{given} are read as the stages of one pipeline, because the actions' names have no stage")
+    if (notes or apart != {1} or ranks[0]) and (len(apart) > 1 or len(lanes) == 1 or not world or world % len(lanes)):
+        raise TraceError(
+            f"{given} are in {lanes[0].file} to {lanes[-1].file}, and the actions' names have no stage: give the traces "
+            "of all ranks of one pipeline"
+        )
     for stage, lane in enumerate(lanes):
         lane.ranges = [
             each._replace(mark=each.mark._replace(stage=stage)) if each.mark.stage is None else each

@@ -19,6 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from microp.engine.torch_engine import _timed_stage
 from microp.foreign import marked
+from microp.schedule import to_torch_csv
+from microp.schedule.builders import zb_h1
 
 SCHEDULES = {  # torch's class -> what microp calls its order
     "ScheduleGPipe": "gpipe",
@@ -31,6 +33,7 @@ SCHEDULES = {  # torch's class -> what microp calls its order
 }
 SINGLE = ("ScheduleGPipe", "Schedule1F1B")
 V_SHAPED = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
+RUNTIME = "_PipelineScheduleRuntime"  # runs an order from a file
 STEPS = 3
 TIMES = {"forward": 0.012, "input": 0.012, "weight": 0.010}  # seconds that the parts of a stage sleep
 ROWS, DIM = 2, 8
@@ -68,17 +71,15 @@ class Layer(nn.Module):
 
 
 def stages_of(name: str, rank: int, ranks: int) -> list[int]:
-    if name in SINGLE:
+    if name in (*SINGLE, RUNTIME):
         return [rank]
     return [rank, 2 * ranks - 1 - rank] if name in V_SHAPED else [rank, rank + ranks]
 
 
-def trace_schedule(name: str, rank: int, ranks: int, chunks: int, folder: Path, csv: str | None = None) -> None:
+def trace_schedule(name: str, rank: int, ranks: int, chunks: int, folder: Path) -> None:
     """Run some steps of one of torch's schedules under the profiler, and write the rank's trace and what it timed."""
-    ids, taken, kind = stages_of(name, rank, ranks), [], getattr(pipelining, name, None)
-    count = ranks if name in SINGLE else 2 * ranks
-    if kind is None:
-        kind = getattr(pipelining.schedules, name)
+    ids, taken, kind = stages_of(name, rank, ranks), [], getattr(pipelining.schedules, name)
+    count = ranks * len(ids)
 
     def timed(stage: int, op: str, microbatch: int, call: Any) -> Any:
         began = time.time_ns()
@@ -98,8 +99,8 @@ def trace_schedule(name: str, rank: int, ranks: int, chunks: int, folder: Path, 
     ]
     optimizer = torch.optim.SGD([weight for layer in layers for weight in layer.parameters()], lr=1e-3)
     schedule = kind(stages[0] if name in SINGLE else stages, chunks, loss_fn=lambda y, t: ((y - t) ** 2).mean())
-    if csv is not None:
-        schedule._load_csv(csv)
+    if name == RUNTIME:
+        schedule._load_csv(str(folder.parent / "order.csv"))
     batch, target = torch.randn(ROWS * chunks, DIM), torch.randn(ROWS * chunks, DIM)
     steps: list[list[Any]] = []
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
@@ -123,13 +124,14 @@ def _run(rank: int, ranks: int, folder: Path) -> None:
     store = distributed.FileStore(str(folder / "store"), ranks)
     distributed.init_process_group("gloo", rank=rank, world_size=ranks, store=store)
     chunks = 2 * ranks
-    for name in SCHEDULES:
+    for name in (*SCHEDULES, RUNTIME):
         trace_schedule(name, rank, ranks, chunks, folder / name)
     distributed.destroy_process_group()
 
 
 def make_traces(ranks: int, folder: Path) -> Path:
-    """Trace all of torch's schedules on this many gloo processes, below a folder."""
+    """Trace all of torch's schedules on this many gloo processes, below a folder, and an order that torch lacks."""
+    (folder / "order.csv").write_text(to_torch_csv(zb_h1(ranks, 2 * ranks)))
     mp.start_processes(_run, (ranks, folder), nprocs=ranks, start_method="spawn")
     return folder
 
